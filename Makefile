@@ -1,0 +1,45 @@
+# Thin names for one command each; .ci/run calls `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+# Pinned: a plain `torch` fetches the newest build with gigabytes of CUDA libraries.
+TORCH  ?= torch==2.13.0
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test check live bench install clean
+
+demo: install
+	$(BIN)/clusterctl demo
+
+install: $(VENV)/.installed
+
+test: $(VENV)/.developing
+	bash .ci/packages
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: $(VENV)/.developing
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_rules.py
+
+live: $(VENV)/.developing
+	bash .ci/packages
+	$(BIN)/python -m pytest -q tests/live
+
+bench: $(VENV)/.developing
+	$(BIN)/python bench/native.py
+	$(BIN)/python bench/start.py
+
+# torch first: deepspeed looks for it while it is installed.
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) '$(TORCH)'
+	$(PIP) -e '.[train]'
+	touch $@
+
+$(VENV)/.developing: $(VENV)/.installed
+	$(PIP) -e '.[train,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

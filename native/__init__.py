@@ -1,0 +1,32 @@
+"""Fused ops: a few functions on tensors, each with backends held to one plain reference.
+
+    ops = native.choose("cpu")    # or choose("cpu", "reference"), choose("cpu", {"attention": "reference"})
+    loss = ops.cross_entropy(logits, targets)
+    ops.report()                  # what was chosen and why, to print once at the start
+
+Importing this package loads neither torch nor a library; `choose` does.
+"""
+
+from __future__ import annotations
+
+from native.registry import (
+    BackendUnavailable,
+    BadRequest,
+    Choice,
+    Chosen,
+    NativeError,
+    Status,
+    choose,
+    survey,
+)
+
+__all__ = [
+    "BackendUnavailable",
+    "BadRequest",
+    "Choice",
+    "Chosen",
+    "NativeError",
+    "Status",
+    "choose",
+    "survey",
+]

@@ -1,0 +1,77 @@
+"""`python -m native`: which backend each op would take here, and why; `build` compiles the CPU library."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from importlib import metadata
+
+from native.cpu.build import BuildFailed, build
+from native.registry import OPS, Status, survey
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 done; 1 the build failed; 2 the command line is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m native", description=__doc__)
+    parser.add_argument("command", nargs="?", choices=["report", "build"], default="report")
+    parser.add_argument("--device", default="cpu", help="device type: cpu, cuda, npu (default: cpu)")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--compiler", default="", help="for build: the C++ compiler's command")
+    options = parser.parse_args(arguments)
+    if options.command == "build":
+        return _build(options.compiler)
+    report = as_data(options.device, survey(options.device))
+    print(json.dumps(report, indent=2) if options.json else as_table(report))
+    return 0
+
+
+def as_data(device_type: str, statuses: list[Status]) -> dict[str, object]:
+    """The schema of `--json`: `chosen` is null where nothing can run."""
+    ops = []
+    for op in OPS:
+        own = [status for status in statuses if status.op == op]
+        ops.append(
+            {
+                "op": op,
+                "chosen": next((status.backend for status in own if status.available), None),
+                "backends": [
+                    {"backend": one.backend, "available": one.available, "reason": one.reason} for one in own
+                ],
+            }
+        )
+    return {"device": device_type, "torch": _torch_version(), "ops": ops}
+
+
+def as_table(report: dict[str, object]) -> str:
+    """A line for every backend of every op; `*` marks the one that `auto` takes."""
+    rows = [("op", "backend", "why")]
+    for op in report["ops"]:  # type: ignore[attr-defined]
+        for one in op["backends"]:
+            mark = "* " if one["backend"] == op["chosen"] else "  "
+            absent = "" if one["available"] else "not here: "
+            rows.append((op["op"], mark + one["backend"], absent + one["reason"]))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    head = f"device {report['device']}, torch {report['torch'] or 'not installed'}"
+    return "\n".join([head, *(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)])
+
+
+def _torch_version() -> str | None:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _build(compiler: str) -> int:
+    try:
+        path = build(compiler=compiler)
+    except (BuildFailed, OSError) as error:
+        print(f"not built: {error}", file=sys.stderr)
+        return 1
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

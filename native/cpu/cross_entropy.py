@@ -1,0 +1,143 @@
+"""Cross-entropy on a CPU: loss and gradient in one pass, the gradient in place of the logits.
+
+Eager torch keeps the logits, their fp32 copy, the log-probabilities and the gradient; this keeps one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from native.cpu.library import load, why_not
+
+__all__ = ["cross_entropy", "merit", "why_not"]
+
+NAMESPACE = "clusterctl_native"
+_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+class _Arguments(ctypes.Structure):
+    """As `struct Arguments` in cross_entropy.cpp."""
+
+    _fields_ = (
+        ("targets", ctypes.c_void_p),
+        ("losses", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+        ("tokens", ctypes.c_int64),
+        ("vocabulary", ctypes.c_int64),
+        ("ignore_index", ctypes.c_int64),
+        ("gradient", ctypes.c_int),
+        ("threads", ctypes.c_int),
+        ("level", ctypes.c_int),
+    )
+
+
+def merit() -> str:
+    """What a report says of this backend."""
+    return f"gradient in place of the logits ({load().describe()})"
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
+    """As the reference, for fp32 and bf16; logits that need a gradient are destroyed, unless a leaf."""
+    _register()
+    _check(logits, targets)
+    targets = targets.to(torch.int64).contiguous()
+    if not (logits.requires_grad and torch.is_grad_enabled()):
+        return _call(logits.detach().contiguous(), targets, ignore_index, False)
+    # A leaf is somebody's parameter: torch refuses to change one in place, and so do we.
+    own = logits.clone() if logits.is_leaf else logits
+    loss: Tensor = _InPlace.apply(own, targets, ignore_index)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _InPlace(torch.autograd.Function):
+    """The gradient is ready when forward returns; backward hands it over."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+        gradient = logits.contiguous()
+        loss = _call(gradient, targets, ignore_index, True)
+        # So that autograd refuses, in words, a graph in which another op saved the logits that are now gone.
+        torch.autograd.graph.increment_version(logits)
+        ctx.gradient = gradient
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        gradient, ctx.gradient = ctx.gradient, None
+        if gradient is None:
+            raise RuntimeError("the gradient of cross_entropy was in place of the logits, and is spent")
+        # Without gradient accumulation the factor is 1, and a pass over tokens x vocabulary is saved.
+        return (gradient if upstream.item() == 1.0 else gradient.mul_(upstream)), None, None
+
+
+def _check(logits: Tensor, targets: Tensor) -> None:
+    if logits.dtype not in _SUFFIX or logits.device.type != "cpu":
+        raise TypeError(
+            f"cross_entropy on the cpu backend takes float32 or bfloat16 logits on a CPU, "
+            f"not {logits.dtype} on {logits.device}; the reference takes any"
+        )
+    if logits.dim() != 2 or targets.shape != logits.shape[:1]:
+        raise ValueError(
+            f"cross_entropy takes logits (tokens, vocabulary) and targets (tokens,), "
+            f"not {tuple(logits.shape)} and {tuple(targets.shape)}"
+        )
+
+
+def _call(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool) -> Tensor:
+    loss: Tensor = torch.ops.clusterctl_native.cross_entropy_(logits, targets, ignore_index, gradient)
+    return loss
+
+
+@functools.cache
+def _register() -> torch.library.Library:
+    """Make the op known to torch, so that profilers name it; the library must outlive its calls."""
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    library.define(
+        "cross_entropy_(Tensor(a!) logits, Tensor targets, int ignore_index, bool gradient) -> Tensor"
+    )
+    library.impl("cross_entropy_", _on_cpu, "CPU")
+    library.impl("cross_entropy_", _on_meta, "Meta")
+    return library
+
+
+def _on_meta(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool) -> Tensor:
+    return logits.new_empty((), dtype=torch.float32)
+
+
+def _on_cpu(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool) -> Tensor:
+    return run(logits, targets, ignore_index, gradient, load().level)
+
+
+def run(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool, level: int) -> Tensor:
+    """The kernel at one level of instructions: contiguous logits, int64 targets; the mean loss."""
+    tokens, vocabulary = logits.shape
+    threads = max(1, torch.get_num_threads())
+    losses = torch.empty(tokens, dtype=torch.float32)
+    scratch = torch.empty(threads if logits.dtype == torch.bfloat16 else 0, vocabulary, dtype=torch.float32)
+    arguments = _Arguments(
+        targets.data_ptr(),
+        losses.data_ptr(),
+        scratch.data_ptr(),
+        tokens,
+        vocabulary,
+        ignore_index,
+        gradient,
+        threads,
+        level,
+    )
+    kernel = load().functions[f"native_cross_entropy_{_SUFFIX[logits.dtype]}"]
+    kernel.restype = ctypes.c_int64
+    count: int = kernel(ctypes.c_void_p(logits.data_ptr()), ctypes.byref(arguments))
+    if count < 0:
+        row = -1 - count
+        what = f"target {int(targets[row])} of token {row}"
+        raise IndexError(f"{what} is outside the vocabulary [0,{vocabulary})")
+    # In fp64, so that the order of the sum does not show.
+    return (losses.sum(dtype=torch.float64) / count if count else losses.new_tensor(float("nan"))).float()

@@ -1,0 +1,106 @@
+"""Finds the compiled library, sees that it is whole, this source's and for this processor, and loads it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+STEM = "_ops"
+OPS = ("cross_entropy",)  # each a file of C++
+SOURCES = ("native.h", *(f"{op}.cpp" for op in OPS))
+BUILD_HINT = "build it with `python -m native build`"
+LEVELS = ("baseline", "AVX2", "AVX-512")
+
+# ELF's numbers for the processors that nodes have.
+_MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64"}
+
+
+class LibraryMissing(Exception):
+    """No compiled library can be used here; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded library: `level` is the instruction set that its kernels will use here."""
+
+    path: Path
+    functions: ctypes.CDLL
+    level: int
+    openmp: bool
+
+    def describe(self) -> str:
+        """The instruction set and the threading, in words."""
+        processor = LEVELS[self.level] if platform.machine() == "x86_64" else platform.machine()
+        return f"C++, {processor}, {'OpenMP' if self.openmp else 'one thread'}"
+
+
+@functools.cache
+def load() -> Library:
+    """The library of this folder. LibraryMissing names every file that was refused, with the reason."""
+    return load_from(FOLDER)
+
+
+def why_not() -> str:
+    """Why there is no library, or nothing."""
+    try:
+        load()
+    except LibraryMissing as reason:
+        return str(reason)
+    return ""
+
+
+def load_from(folder: Path) -> Library:
+    """As `load`, from another folder; the sources beside the library say what it must be made of."""
+    paths = sorted(folder.glob(f"{STEM}*.so"))
+    if not paths:
+        raise LibraryMissing(f"it was not compiled here (no {folder / STEM}*.so); {BUILD_HINT}")
+    refused = []
+    for path in paths:
+        try:
+            return _open(path, folder)
+        except LibraryMissing as reason:
+            refused.append(f"{path.name} {reason}")
+    raise LibraryMissing(f"{'; '.join(refused)} (in {folder}); {BUILD_HINT}")
+
+
+def _open(path: Path, folder: Path) -> Library:
+    # Judged as a file, before it is mapped: dlopen of a truncated one can end the process with SIGBUS, and
+    # a stale one that was once mapped is what dlopen gives for its path ever after, rebuilt or not.
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LibraryMissing(f"cannot be read: {error}") from error
+    fault = elf_fault(data) or next(filter(None, (_stale(data, folder / name) for name in SOURCES)), "")
+    if fault:
+        raise LibraryMissing(fault)
+    try:
+        functions = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LibraryMissing(f"cannot be loaded: {error}") from error
+    return Library(path, functions, functions.native_level(), bool(functions.native_openmp()))
+
+
+def elf_fault(data: bytes) -> str:
+    """What is wrong with the bytes of a shared library for this processor, or nothing."""
+    if len(data) < 64 or data[:4] != b"\x7fELF":
+        return "is not a shared library"
+    machine = _MACHINES.get(struct.unpack_from("<H", data, 18)[0], "another processor")
+    if machine != platform.machine():
+        return f"is built for {machine}, and this node is {platform.machine()}"
+    sections, size, count = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HH", data, 58)
+    # The table of sections is the last thing in the file.
+    return "is cut short" if sections + size * count > len(data) else ""
+
+
+def _stale(data: bytes, source: Path) -> str:
+    """The library holds the text that it was compiled from; why it is not this text, or nothing."""
+    try:
+        text = source.read_bytes()
+    except OSError as error:
+        return f"cannot be compared with its source: {error}"
+    return "" if text + b"\0" in data else f"is stale: {source.name} is not the one that it was built from"

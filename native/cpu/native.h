@@ -1,0 +1,122 @@
+// What every CPU op needs: bf16, an exp that vectorises, several instruction sets in one library, and the
+// source's own text inside the library, so that a stale one is recognised without anyone keeping a version.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#define NATIVE_INLINE static inline __attribute__((always_inline))
+#define NATIVE_EXPORT extern "C" __attribute__((visibility("default")))
+
+// The library may be pushed to a node with an older processor, so nothing is built for the builder's own: each
+// kernel is compiled three times and picked when it runs. Plain attributes, not target_clones: those need an
+// ifunc (glibc alone) and know x86-64-v4 only from GCC 12 on. Other processors (aarch64 has NEON always) need one.
+#if defined(__x86_64__) && defined(__GNUC__)
+#define NATIVE_X86 1
+#define NATIVE_AVX2 __attribute__((target("avx2,fma")))
+#ifdef __clang__
+#define NATIVE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#else
+#define NATIVE_AVX512 \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")))
+#endif
+#endif
+
+// 0 the compiler's default, 1 AVX2 with FMA, 2 AVX-512.
+static inline int best_level() {
+#ifdef NATIVE_X86
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return avx2 ? (avx512 ? 2 : 1) : 0;
+#else
+    return 0;
+#endif
+}
+
+// Library text: `.incbin` puts the file as it was compiled into the read-only data, with a zero after it.
+#ifdef __ELF__
+#define NATIVE_TEXT(label)                                                                        \
+    __asm__(".pushsection .rodata\n" #label ":\n.incbin \"" __FILE__ "\"\n.byte 0\n.popsection"); \
+    extern "C" __attribute__((visibility("hidden"))) const char label[];
+#else
+#define NATIVE_TEXT(label) static const char label[] = "";
+#endif
+
+NATIVE_TEXT(native_text_of_header)
+
+NATIVE_INLINE float to_float(float x) { return x; }
+
+NATIVE_INLINE float to_float(uint16_t bf16) {
+    const uint32_t bits = static_cast<uint32_t>(bf16) << 16;
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+NATIVE_INLINE void store(float* at, float x) { *at = x; }
+
+// Round to nearest, ties to even, as torch does; a NaN stays one.
+NATIVE_INLINE void store(uint16_t* at, float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    *at = static_cast<uint16_t>(x == x ? rounded : 0x7fc0u);
+}
+
+// exp(x) for x <= 0, within 1.5 units in the last place; 0 below -87.7, where n is -127 and 2^n has no bits left.
+// x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to an integer without a call that blocks vectors.
+NATIVE_INLINE float exp_nonpositive(float x) {
+    const float magic = 12582912.0f;
+    const float clamped = x < -88.0f ? -88.0f : x;  // a NaN passes
+    const float shifted = clamped * 1.44269504f + magic;
+    const float n = shifted - magic;
+    const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    uint32_t bits;  // unsigned: a NaN's wrap around, where signed ones may not
+    std::memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits - 0x4b400000u + 127u) << 23;  // 2^n
+    float scale;
+    std::memcpy(&scale, &bits, sizeof scale);
+    return p * scale;
+}
+
+// Sums and maxima over 16 lanes, whatever the registers' width: every processor adds in the same order, and the
+// compiler may use vectors without being allowed to reorder (nor does an `omp simd reduction` do here: GCC 12
+// fixes its width before inlining, by the compiler's default, and gave AVX2 four lanes).
+constexpr int LANES = 16;
+
+NATIVE_INLINE float sum_of(const float* x, int64_t n) {
+    float lane[LANES] = {};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; ++j) lane[j] += x[i + j];
+    for (int j = 0; i + j < n; ++j) lane[j] += x[i + j];
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
+    return lane[0];
+}
+
+// -infinity of nothing; NaNs are passed over.
+NATIVE_INLINE float max_of(const float* x, int64_t n) {
+    float lane[LANES];
+    for (int j = 0; j < LANES; ++j) lane[j] = -__builtin_inff();
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; ++j) lane[j] = x[i + j] > lane[j] ? x[i + j] : lane[j];
+    for (int j = 0; i + j < n; ++j) lane[j] = x[i + j] > lane[j] ? x[i + j] : lane[j];
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int j = 0; j < half; ++j) lane[j] = lane[j + half] > lane[j] ? lane[j + half] : lane[j];
+    return lane[0];
+}

@@ -1,0 +1,1 @@
+"""CUDA: torch's fused attention; the other ops are single kernels of torch's already."""

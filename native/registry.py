@@ -1,0 +1,207 @@
+"""Which backends an op has, which of them can run here, and the choice of one for each op.
+
+A backend of an op is a module with a function of the op's name and two words about itself:
+`why_not()`, empty when it can run on this node, and `merit()`, what it is better at.
+Nothing falls back in silence: `auto` says why it passed a backend over, and a backend asked for by name that
+cannot run is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+AUTO = "auto"
+REFERENCE = "reference"
+OPS = ("layer_norm", "gelu", "cross_entropy", "attention")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A family of kernels: the device type it serves (None: any) and the module of each op that it has."""
+
+    name: str
+    device_type: str | None
+    modules: Mapping[str, str]
+
+
+# In the order in which `auto` tries them; the reference is last and serves every device that torch does.
+BACKENDS = (
+    Backend("cpu", "cpu", {"cross_entropy": "native.cpu.cross_entropy", "attention": "native.cpu.attention"}),
+    Backend("cuda", "cuda", {"attention": "native.cuda.attention"}),
+    Backend(REFERENCE, None, dict.fromkeys(OPS, "native.reference")),
+)
+
+
+class NativeError(Exception):
+    """A choice of backends that cannot be had; the message says which and what to do."""
+
+
+class BadRequest(NativeError):
+    """A request that names an op or a backend that does not exist; all such faults at once."""
+
+
+class BackendUnavailable(NativeError):
+    """A backend that was asked for by name cannot run this op here."""
+
+    def __init__(self, op: str, backend: str, reason: str) -> None:
+        super().__init__(f"{op}: backend {backend!r} is not available: {reason}")
+        self.op = op
+        self.backend = backend
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Status:
+    """One backend of one op on one device type: `reason` says why it cannot run, or what it is good for."""
+
+    op: str
+    backend: str
+    available: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The backend that runs an op, and why this one."""
+
+    op: str
+    backend: str
+    reason: str
+
+
+class Choice:
+    """The ops, each bound to the backend chosen for it."""
+
+    def __init__(self, chosen: Sequence[Chosen], functions: Mapping[str, Callable[..., Tensor]]) -> None:
+        self._chosen = tuple(chosen)
+        self._layer_norm = functions["layer_norm"]
+        self._gelu = functions["gelu"]
+        self._cross_entropy = functions["cross_entropy"]
+        self._attention = functions["attention"]
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
+        """Normalise over the last dimension, in fp32 whatever the type of `x`; the result has `x`'s type."""
+        return self._layer_norm(x, weight, bias, eps)
+
+    def gelu(self, x: Tensor, approximate: str = "none") -> Tensor:
+        """GELU: exact (`none`) or by tanh (`tanh`)."""
+        return self._gelu(x, approximate)
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
+        """Mean over the tokens whose target is not `ignore_index`, as an fp32 scalar; NaN when none counts.
+
+        logits: (tokens, vocabulary); targets: (tokens,).
+        A backend may destroy `logits` when they need a gradient: the gradient is written in their place.
+        """
+        return self._cross_entropy(logits, targets, ignore_index)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
+        """Softmax(q k^T / sqrt(dim)) v over (batch, heads, sequence, dim).
+
+        Causal means that the last query sees every key, the one before it all but the last, and so on,
+        so that fewer queries than keys (generation from a cache) mean what one expects.
+        """
+        return self._attention(q, k, v, causal)
+
+    def report(self) -> list[Chosen]:
+        """What was chosen for each op and why, in the order of `OPS`."""
+        return list(self._chosen)
+
+
+def choose(device_type: str, requested: str | Mapping[str, str] = AUTO) -> Choice:
+    """A backend for every op on `device_type` (`cpu`, `cuda`, `npu`).
+
+    requested: `auto`; or a backend's name, taken for every op that this backend has, the reference for the
+    rest (the report says so); or op -> name, `auto` for the ops left out.
+    """
+    wanted = _wanted(requested)
+    statuses = survey(device_type)
+    chosen = [_choose_one(op, wanted[op], device_type, statuses) for op in OPS]
+    if isinstance(requested, str) and requested != AUTO:
+        chosen = [_told_apart(one, requested) for one in chosen]
+    functions = {one.op: getattr(_module(one.backend, one.op), one.op) for one in chosen}
+    return Choice(chosen, functions)
+
+
+def survey(device_type: str) -> list[Status]:
+    """Every backend of every op that could serve `device_type`, best first; works without torch."""
+    torch_fault = _torch_fault()
+    return [
+        _status(backend, op, torch_fault)
+        for op in OPS
+        for backend in BACKENDS
+        if op in backend.modules and backend.device_type in (None, device_type)
+    ]
+
+
+def _status(backend: Backend, op: str, torch_fault: str) -> Status:
+    if torch_fault:
+        return Status(op, backend.name, False, torch_fault)
+    module = _module(backend.name, op)
+    fault = module.why_not()
+    return Status(op, backend.name, not fault, fault or module.merit())
+
+
+def _torch_fault() -> str:
+    # RuntimeError and OSError are what a torch_npu without CANN and a torch without its libraries raise.
+    try:
+        importlib.import_module("torch")
+    except (ImportError, RuntimeError, OSError) as error:
+        return f"torch cannot be imported: {(str(error) or type(error).__name__).splitlines()[0]}"
+    return ""
+
+
+def _wanted(requested: str | Mapping[str, str]) -> dict[str, str]:
+    """Op -> backend name or `auto`, every name known."""
+    names = [AUTO, *(backend.name for backend in BACKENDS)]
+    asked = {"": requested} if isinstance(requested, str) else dict(requested)
+    faults = [_unknown("op", op, OPS) for op in asked if op and op not in OPS]
+    faults += [_unknown("backend", name, names) for name in asked.values() if name not in names]
+    if faults:
+        raise BadRequest("; ".join(faults))
+    if not isinstance(requested, str):
+        return {op: asked.get(op, AUTO) for op in OPS}
+    has = {op for backend in BACKENDS if backend.name == requested for op in backend.modules}
+    return {op: requested if requested == AUTO or op in has else REFERENCE for op in OPS}
+
+
+def _unknown(what: str, name: object, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(name), known, n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"there is no {what} {name!r}; {remedy}"
+
+
+def _choose_one(op: str, wanted: str, device_type: str, statuses: Sequence[Status]) -> Chosen:
+    own = [status for status in statuses if status.op == op]
+    if wanted != AUTO:
+        found = next((status for status in own if status.backend == wanted), None)
+        if found is None:
+            raise BackendUnavailable(op, wanted, f"it has no {op} for {device_type}")
+        if not found.available:
+            raise BackendUnavailable(op, wanted, found.reason)
+        return Chosen(op, wanted, f"asked for: {found.reason}")
+    taken = next((status for status in own if status.available), None)
+    passed = "; ".join(f"not {status.backend}: {status.reason}" for status in own if not status.available)
+    if taken is None:
+        raise BackendUnavailable(op, AUTO, passed)
+    return Chosen(op, taken.backend, "; ".join(filter(None, [taken.reason, passed])))
+
+
+def _told_apart(chosen: Chosen, requested: str) -> Chosen:
+    """Where the backend asked for has no such op: the reference, and the report says so."""
+    if chosen.backend == requested:
+        return chosen
+    return Chosen(chosen.op, chosen.backend, f"{requested} has no {chosen.op}")
+
+
+def _module(backend_name: str, op: str) -> ModuleType | Any:
+    backend = next(backend for backend in BACKENDS if backend.name == backend_name)
+    return importlib.import_module(backend.modules[op])

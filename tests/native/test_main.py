@@ -1,0 +1,49 @@
+"""`python -m native`, as a user and as `clusterctl doctor` call it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from native import registry
+from native.__main__ import main
+from native.registry import OPS
+
+
+def test_the_json_report_has_every_op_and_a_reason_for_each_backend(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["device"], [op["op"] for op in report["ops"]]) == ("cpu", list(OPS))
+    assert report["torch"].startswith("2.")
+    assert all(one["reason"] for op in report["ops"] for one in op["backends"])
+
+
+def test_the_table_marks_what_auto_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("* " in line for line in lines) == len(OPS)
+
+
+def test_without_torch_it_still_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "_torch_fault", lambda: "torch cannot be imported: No module named 'torch'")
+    assert main(["--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert all(op["chosen"] is None for op in report["ops"])
+    assert "No module named 'torch'" in report["ops"][0]["backends"][0]["reason"]
+
+
+def test_a_failed_build_ends_with_1_and_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["build", "--compiler", "/nonexistent"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "not built: /nonexistent cannot be run" in err
+
+
+def test_an_unknown_word_ends_with_2() -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["bild"])
+    assert caught.value.code == 2
