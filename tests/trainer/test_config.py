@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainer.config import read_config, split_fractions, try_config
+from trainer.errors import ConfigFaults
+
+Make = Callable[..., dict[str, Any]]
+
+
+def faults_of(raw: object, world: int = 1) -> dict[str, str]:
+    return {fault.key: str(fault) for fault in try_config(raw, world)[1]}
+
+
+def test_a_good_config_is_read_with_its_defaults_filled_in(raw_config: Make) -> None:
+    raw = raw_config()
+    del raw["global_batch"]
+    config = read_config(raw, world_size=4)
+    assert config.global_batch == 8
+    assert config.optimizer.betas == (0.9, 0.95)
+    assert config.model.padded_vocab == 128
+
+
+def test_every_fault_is_told_at_once(raw_config: Make) -> None:
+    raw = raw_config(
+        stepss=3,
+        micro_batch=3,
+        precision="bf61",
+        engine="torhc",
+        zero=3,
+        seed=True,
+        deterministic="yes",
+        optimizer={"lr": "1e-3", "min_lr": -1, "betas": [0.9], "warmup_steps": 9},
+        model={"name": "gpt-tiny", "heads": 3, "sequense": 5},
+        data={"split": "a,b"},
+    )
+    found = faults_of(raw)
+    assert set(found) == {
+        "train.stepss",
+        "train.global_batch",
+        "train.precision",
+        "train.engine",
+        "train.zero",
+        "train.seed",
+        "train.deterministic",
+        "train.optimizer.lr",
+        "train.optimizer.min_lr",
+        "train.optimizer.betas",
+        "train.optimizer.warmup_steps",
+        "train.model.heads",
+        "train.model.sequense",
+        "train.data.prefix",
+        "train.data.split",
+    }
+    assert "did you mean 'steps'?" in found["train.stepss"]
+    assert "did you mean 'sequence'?" in found["train.model.sequense"]
+    assert "without quotes" in found["train.optimizer.lr"]
+    assert "did you mean 'torch'?" in found["train.engine"]
+
+
+def test_a_batch_that_does_not_divide_names_the_nearest_that_do(raw_config: Make) -> None:
+    found = faults_of(raw_config(micro_batch=4, global_batch=30), world=2)
+    assert "use 24 or 32" in found["train.global_batch"]
+
+
+def test_fp16_is_refused_with_what_to_use(raw_config: Make) -> None:
+    assert "bf16" in faults_of(raw_config(precision="fp16", engine="deepspeed"))["train.precision"]
+
+
+@pytest.mark.parametrize("raw", [None, [], "gpt-tiny", 3])
+def test_what_is_no_mapping_is_refused(raw: object) -> None:
+    assert "a mapping is needed" in faults_of(raw)["train"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, None, [1], -0.1])
+def test_a_rate_that_is_no_positive_number_is_refused(raw_config: Make, value: object) -> None:
+    assert "train.optimizer.lr" in faults_of(raw_config(optimizer={"lr": value}))
+
+
+def test_an_unknown_model_names_a_near_one(raw_config: Make) -> None:
+    assert "gpt2-124M" in faults_of(raw_config(model="gpt2-124m"))["train.model"]
+
+
+def test_a_whole_number_written_as_a_float_says_how_to_write_it(raw_config: Make) -> None:
+    assert "write 8" in faults_of(raw_config(steps=8.0))["train.steps"]
+
+
+def test_reading_raises_all_faults_in_one_error(raw_config: Make) -> None:
+    with pytest.raises(ConfigFaults) as caught:
+        read_config(raw_config(a=1, b=2))
+    assert len(caught.value.faults) == 2 and caught.value.exit_code == 2
+
+
+def test_a_config_survives_its_own_json(raw_config: Make) -> None:
+    config = read_config(raw_config(native={"attention": "reference"}))
+    assert read_config(config.as_json()) == config
+
+
+def test_a_split_is_normalised_and_padded() -> None:
+    assert split_fractions("3,1") == [0.75, 0.25, 0.0]
+    with pytest.raises(ValueError, match="not all zero"):
+        split_fractions("0,0")

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from trainer.env import Drill, Env
+from trainer.errors import InputError
+from trainer.events import Ended, Evaluated, Saved, StepBegan, StepDone
+from trainer.observers import Console, DrillObserver, Heartbeat, Metrics
+
+
+def step(number: int, loss: float = 2.0) -> StepDone:
+    return StepDone(number, 10, loss, 1e-3, 0.5, number * 100, 1000.0, 0.1, skipped=False)
+
+
+def test_metrics_are_whole_lines_of_json_that_go_on_after_a_resume(tmp_path: Path) -> None:
+    for _ in range(2):
+        watch = Metrics(tmp_path / "run" / "metrics.jsonl", {"world": 2})
+        for event in (
+            StepBegan(1),
+            step(1, float("nan")),
+            Evaluated(1, 1.0, 0.1),
+            Saved(1, Path("x"), 5, 0.1),
+        ):
+            watch(event)
+        watch(Ended(1, False, 2.0, 1.0, 3.0))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["start", "step", "eval", "checkpoint", "end"] * 2
+    assert lines[1]["loss"] is None and lines[1]["lr"] == 1e-3
+    assert lines[2]["perplexity"] == pytest.approx(2.71828, rel=1e-4)
+    assert all(line["time"] > 1e9 for line in lines)
+
+
+def test_a_stop_is_told_apart_from_an_end(tmp_path: Path) -> None:
+    Metrics(tmp_path / "m", {})(Ended(4, True, 2.0, None, 3.0))
+    assert json.loads((tmp_path / "m").read_text().splitlines()[-1])["event"] == "stopped"
+
+
+def test_the_heartbeat_holds_the_last_finished_step(tmp_path: Path) -> None:
+    beat = Heartbeat(tmp_path / "heartbeat" / "rank-3", 7)
+    assert (tmp_path / "heartbeat" / "rank-3").read_text() == "7\n"
+    for number in (9, 10, 11):
+        beat(StepBegan(number))
+        beat(step(number))
+    assert (tmp_path / "heartbeat" / "rank-3").read_text() == "11\n"
+
+
+def test_the_console_shows_every_so_many_steps_and_the_last() -> None:
+    stream = io.StringIO()
+    console = Console(4, stream)
+    for number in range(1, 11):
+        console(step(number))
+    assert [line.split("|")[0].split()[1] for line in stream.getvalue().splitlines()] == [
+        "4/10",
+        "8/10",
+        "10/10",
+    ]
+
+
+def test_a_drill_ends_its_step_and_no_other() -> None:
+    drill = DrillObserver(Drill(rank=0, step=3, how="raise", number=0))
+    drill(StepBegan(2))
+    drill(step(3))
+    with pytest.raises(RuntimeError, match="arranged at step 3"):
+        drill(StepBegan(3))
+
+
+def test_the_environment_is_read_into_one_value() -> None:
+    told = {
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+        "CLUSTERCTL_FAULT": "rank1:step3:kill9",
+        "CLUSTERCTL_RUN_DIR": "/r",
+    }
+    env = Env.read(told)
+    assert (env.rank, env.world_size, env.master_port, env.run_dir) == (1, 4, 29500, Path("/r"))
+    assert env.drill == Drill(1, 3, "kill", 9)
+    assert Env.read({}) == Env()
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"RANK": "x"}, "RANK is 'x'"),
+        (
+            {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+            "RANK is 2 but WORLD_SIZE is 2",
+        ),
+        ({"WORLD_SIZE": "2"}, "MASTER_ADDR or MASTER_PORT is not set"),
+        ({"CLUSTERCTL_FAULT": "rank1"}, "rank1:step3:exit7"),
+        ({"CLUSTERCTL_DEVICE_KIND": "tpu"}, "use cpu, cuda or npu"),
+        ({"WORLD_SIZE": "0"}, "at least 1"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_refused(told: dict[str, str], says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Env.read(told)
+    assert says in f"{caught.value.message} {caught.value.hint}"

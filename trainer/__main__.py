@@ -1,0 +1,182 @@
+"""`python -m trainer VERB`: results as JSON on stdout, a user's mistake in a line on stderr, exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.env import Env
+from trainer.errors import InputError, TrainerError
+
+
+def _check(_: argparse.Namespace) -> int:
+    from trainer.plan import check
+
+    try:
+        document = json.load(sys.stdin)
+    except ValueError as error:
+        raise InputError(f"stdin: not JSON: {error}") from None
+    answer = check(document)
+    _show(answer)
+    return 0 if answer["ok"] else 1
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from trainer.config import read_config
+    from trainer.device import keep_freed_memory, prepare_import
+
+    environment = Env.read()
+    config = read_config(_read_json(arguments.config), environment.world_size)
+    run_dir = arguments.run_dir or environment.run_dir or arguments.config.resolve().parent
+    keep_freed_memory()
+    prepare_import()
+    from trainer.assemble import StopOnSigterm, run_training
+    from trainer.group import leave
+
+    _, group = run_training(config, environment, run_dir, StopOnSigterm())
+    leave(group, 0)
+    return 0
+
+
+def _tokenizer_train(arguments: argparse.Namespace) -> int:
+    from trainer.corpus import read_texts
+    from trainer.tokenizer import train_tokenizer
+
+    _show(train_tokenizer(read_texts(arguments.input, arguments.key), arguments.vocab_size, arguments.output))
+    return 0
+
+
+def _data_build(arguments: argparse.Namespace) -> int:
+    from trainer.corpus import build_corpus, read_texts
+    from trainer.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(arguments.tokenizer)
+    texts = read_texts(arguments.input, arguments.key)
+    _show(build_corpus(texts, tokenizer, arguments.output, arguments.append_eod))
+    return 0
+
+
+def _data_info(arguments: argparse.Namespace) -> int:
+    from trainer.corpus import describe
+
+    _show(describe(arguments.prefix))
+    return 0
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from trainer.device import prepare_import
+
+    prepare_import()
+    from trainer.generate import Sampling, generate
+
+    sampling = Sampling(arguments.max_tokens, arguments.temperature, arguments.top_k, arguments.seed)
+    made = generate(arguments.checkpoint, arguments.tokenizer, arguments.prompt, sampling)
+    if arguments.json:
+        _show(made)
+    else:
+        sys.stdout.write(f"{made['text']}\n")
+    return 0
+
+
+def _checkpoint_verify(arguments: argparse.Namespace) -> int:
+    from trainer.device import prepare_import
+
+    prepare_import()
+    from trainer.checkpoint import verify
+
+    found = verify(arguments.folder)
+    _show(
+        {
+            "ok": True,
+            "path": str(found.path),
+            "step": found.step,
+            "bytes": found.bytes,
+            "files": list(found.manifest["files"]),
+        }
+    )
+    return 0
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+
+
+def _show(answer: object) -> None:
+    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+
+
+def _parser(called: str) -> argparse.ArgumentParser:
+    """`called` is what the user typed to come here, where that was not this program."""
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="The embedded trainer.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, does: Any, text: str) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=text, description=text, prog=called or None)
+        added.set_defaults(does=does)
+        return added
+
+    verb("check", _check, "check a config: JSON on stdin, all faults and a summary on stdout")
+    train = verb("train", _train, "train with the launcher's environment, or alone")
+    train.add_argument("config", type=Path, metavar="CONFIG.json")
+    train.add_argument(
+        "--run-dir", type=Path, help="where metrics and checkpoints go (default: beside the config)"
+    )
+    words = verb("tokenizer-train", _tokenizer_train, "learn a byte-level BPE vocabulary from texts")
+    words.add_argument("--vocab-size", type=int, required=True)
+    build = verb("data-build", _data_build, "texts to Megatron .bin/.idx")
+    build.add_argument("--tokenizer", type=Path, required=True)
+    build.add_argument(
+        "--append-eod", action="store_true", help="end each document by the end-of-document id"
+    )
+    for each in (words, build):
+        each.add_argument(
+            "--input", type=Path, nargs="+", required=True, metavar="FILE", help=".jsonl, or text"
+        )
+        each.add_argument("--output", type=Path, required=True)
+        each.add_argument("--key", default="text", help="key of the text in JSON lines (default: text)")
+    verb("data-info", _data_info, "what a .bin/.idx pair holds").add_argument("prefix", type=Path)
+    _add_generate(verb("generate", _generate, "text from a checkpoint"))
+    verb("checkpoint-verify", _checkpoint_verify, "compare a checkpoint with its manifest").add_argument(
+        "folder", type=Path
+    )
+    return parser
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--tokenizer", type=Path, help="default: the one in the checkpoint")
+    parser.add_argument("--prompt", default="")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--top-k", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--json", action="store_true")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; the exit code. A bug's traceback goes to stderr, into the rank's log."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    called = words[1] if words[:1] == ["--called"] and len(words) > 1 else ""
+    arguments = _parser(called).parse_args(words[2:] if called else words)
+    try:
+        return int(arguments.does(arguments))
+    except TrainerError as error:
+        sys.stderr.write("".join(f"error: {line}\n" for line in error.message.splitlines()))
+        if error.hint:
+            sys.stderr.write(f"  try: {error.hint}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

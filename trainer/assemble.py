@@ -1,0 +1,186 @@
+"""Config + Env -> every part of a training, put together and run."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import native
+from trainer.config import TrainConfig
+from trainer.corpus import Corpus, open_corpus
+from trainer.dataset import Batches, Samples, Share, open_split
+from trainer.device import Device, open_device
+from trainer.engine import Engine, TorchEngine
+from trainer.env import CHECKPOINT_DIR, HEARTBEAT_DIR, METRICS_FILE, Env
+from trainer.errors import DataError, InputError
+from trainer.events import Ended, Observer
+from trainer.gpt import GPT
+from trainer.group import Group
+from trainer.keeper import Keeper
+from trainer.layout import Layout
+from trainer.loop import Training, train
+from trainer.observers import Console, DrillObserver, Heartbeat, Metrics, tell
+from trainer.tokenizer import Tokenizer
+
+# Corpora of at most so many tokens are searched for ids that the model does not have (30 ms).
+SEARCHED_TOKENS = 1 << 26
+
+
+class StopOnSigterm:
+    """Notes SIGTERM; the loop asks after each step."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, *_: object) -> None:
+        self._asked = True
+
+    def __call__(self) -> bool:
+        return self._asked
+
+
+def run_training(
+    config: TrainConfig, environment: Env, run_dir: Path, stop: Callable[[], bool]
+) -> tuple[Ended, Group]:
+    """Train as this rank of a run; files go below `run_dir`. The caller leaves the group."""
+    device = open_device(
+        environment.device_kind,
+        environment.local_rank,
+        environment.local_world_size,
+        environment.threads,
+        config.deterministic,
+    )
+    corpus = _open_data(config)
+    ops = _choose_ops(config, device)
+    group = Group.join(environment, device, always=config.engine == "deepspeed")
+    engine = _engine(config, group, device, ops)
+    keeper = Keeper(config, engine, group, run_dir / CHECKPOINT_DIR, corpus)
+    step = keeper.resume()
+    start = _start_facts(config, environment, group, device, ops, keeper, step)
+    observers = _observers(config, environment, run_dir, start)
+    run = Training(
+        config,
+        engine,
+        train=_batches(config, corpus, "train", config.steps, group),
+        valid=_batches(config, corpus, "valid", config.eval.batches, group) if config.eval.batches else None,
+        save=keeper.save,
+        tell=partial(tell, observers),
+        stop_asked=stop,
+        rank=group.rank,
+    )
+    return train(run, step), group
+
+
+def _open_data(config: TrainConfig) -> Corpus:
+    """The corpus; what cannot be read or has no part to read is refused before other ranks are awaited."""
+    corpus = open_corpus(Path(config.data.prefix))
+    known = config.model.vocab
+    if config.data.tokenizer:
+        vocab = Tokenizer.load(Path(config.data.tokenizer)).vocab
+        if vocab > known:
+            remedy = f"use vocab: {vocab}"
+            raise InputError(f"train.model.vocab is {known}, but the tokenizer has {vocab} ids", remedy)
+    largest = int(corpus.tokens.max()) if 0 < len(corpus.tokens) <= SEARCHED_TOKENS else 0
+    if largest >= known:
+        what = f"{corpus.prefix}.bin: has token id {largest}, but train.model.vocab is {known}"
+        raise DataError(what, f"use vocab: {largest + 1}, or the tokenizer that made the data")
+    _samples(config, corpus, "train", 1)
+    if config.eval.batches:
+        _samples(config, corpus, "valid", 1)
+    return corpus
+
+
+def _samples(config: TrainConfig, corpus: Corpus, which: str, count: int) -> Samples:
+    data = config.data
+    return open_split(corpus, data.split, which, count, config.model.sequence, data.seed)
+
+
+def _batches(config: TrainConfig, corpus: Corpus, which: str, batches: int, group: Group) -> Batches:
+    """This rank's share of so many global batches."""
+    assert config.global_batch is not None
+    layout = Layout.of(group.world)
+    _, data_rank, _ = layout.place(group.rank)
+    share = Share(config.micro_batch, config.global_batch, data_rank, layout.data)
+    return Batches(_samples(config, corpus, which, batches * config.global_batch), share)
+
+
+def _choose_ops(config: TrainConfig, device: Device) -> native.Choice:
+    try:
+        return native.choose(device.kind, config.native)
+    except native.NativeError as error:
+        raise InputError(f"train.native: {error}", "use native: auto") from None
+
+
+def _engine(config: TrainConfig, group: Group, device: Device, ops: native.Choice) -> Engine:
+    model = GPT(config.model, ops, config.seed).to(device.name)
+    if config.engine == "deepspeed":
+        from trainer.engine_deepspeed import DeepSpeedEngine
+
+        return DeepSpeedEngine(model, config, group, device)
+    return TorchEngine(model, config, group, device)
+
+
+def _observers(
+    config: TrainConfig, environment: Env, run_dir: Path, start: Mapping[str, Any]
+) -> list[Observer]:
+    rank = environment.rank
+    watching: list[Observer] = []
+    if environment.drill is not None and environment.drill.rank == rank:
+        watching.append(DrillObserver(environment.drill))
+    watching.append(Heartbeat(run_dir / HEARTBEAT_DIR / f"rank-{rank}", start["step"]))
+    if rank == 0:
+        sys.stdout.write(start_lines(start))
+        sys.stdout.flush()
+        watching += [Metrics(run_dir / METRICS_FILE, start), Console(config.log_every, sys.stdout)]
+    return watching
+
+
+def _start_facts(
+    config: TrainConfig,
+    environment: Env,
+    group: Group,
+    device: Device,
+    ops: native.Choice,
+    keeper: Keeper,
+    step: int,
+) -> dict[str, Any]:
+    return {
+        "step": step,
+        "steps": config.steps,
+        "run": environment.run_id,
+        "attempt": environment.attempt,
+        "world": group.world,
+        "layout": Layout.of(group.world).as_json(),
+        "parameters": config.model.parameters(),
+        "engine": config.engine,
+        "zero": config.zero,
+        "precision": config.precision,
+        "native": [{"op": one.op, "backend": one.backend, "reason": one.reason} for one in ops.report()],
+        "device": device.kind,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "resumed_from": keeper.resumed_from or None,
+        "notes": keeper.notes,
+        "config": config.as_json(),
+    }
+
+
+def start_lines(start: Mapping[str, Any]) -> str:
+    """What rank 0's log begins with: what runs, on what, and which backend serves each op."""
+    lines = [
+        f"{start['parameters']:,} parameters | {start['world']} ranks x {start['threads']} threads | "
+        f"{start['device']} | {start['precision']} | {start['engine']} engine, zero {start['zero']} | "
+        f"torch {start['torch']}",
+    ]
+    lines += [f"native {one['op']}: {one['backend']} ({one['reason']})" for one in start["native"]]
+    lines += start["notes"]
+    if start["resumed_from"]:
+        lines.append(f"resumed from {start['resumed_from']} at step {start['step']}")
+    return "\n".join(lines) + "\n"

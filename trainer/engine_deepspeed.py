@@ -1,0 +1,173 @@
+"""DeepSpeed as an engine: ZeRO 0 and 1. The only module that knows it.
+
+Three of its habits are turned off: it compiles a communication op on every CPU node when it starts (needs
+ninja and a compiler there), compiles its own AdamW for 41 s, and logs dozens of lines a rank.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer import env
+from trainer.config import TrainConfig
+from trainer.device import Device
+from trainer.engine import (
+    Batch,
+    StepResult,
+    TrainState,
+    load_parameters,
+    logical_state,
+    mean_loss,
+    model_loss,
+    padded_moments,
+)
+from trainer.errors import InputError
+from trainer.gpt import GPT
+from trainer.group import Group
+from trainer.optim import MOMENTS, adamw
+
+
+def _import_deepspeed(device: Device) -> Any:
+    env.preset("DS_ACCELERATOR", device.kind)
+    env.preset(env.LOCAL_RANK, "0")  # a rank alone has none, and DeepSpeed insists
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    try:
+        import deepspeed
+        import deepspeed.ops
+        from deepspeed.utils import logger
+    except ImportError as error:
+        raise InputError(
+            f"train.engine is deepspeed, but it cannot be imported: {error}",
+            "pip install deepspeed, or use engine: torch",
+        ) from error
+    logger.setLevel(logging.ERROR)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def _settings(config: TrainConfig, accumulation: int) -> dict[str, Any]:
+    return {
+        "train_batch_size": config.global_batch,
+        "train_micro_batch_size_per_gpu": config.micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": config.optimizer.clip,
+        "zero_optimization": {"stage": config.zero},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**12,
+    }
+
+
+class DeepSpeedEngine:
+    """DeepSpeed in fp32; bf16 is autocast around the model, so that both engines mean the same by it."""
+
+    def __init__(self, model: GPT, config: TrainConfig, group: Group, device: Device) -> None:
+        self.config, self.group, self.device = config, group, device
+        deepspeed = _import_deepspeed(device)
+        self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
+        accumulation = (config.global_batch or 0) // (config.micro_batch * group.world)
+        self.engine, self.zero, _, _ = deepspeed.initialize(
+            model=model,
+            optimizer=adamw(self.parameters, config.optimizer),
+            config=_settings(config, accumulation),
+            dist_init_required=False,
+        )
+        self.adamw: torch.optim.Optimizer = self.zero.optimizer if config.zero else self.zero
+
+    def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
+        torch.manual_seed(seed)
+        total = torch.zeros((), device=self.device.name)
+        for micro in batch:
+            loss = model_loss(self.engine, micro, self.device, self.config.precision)
+            self.engine.backward(loss)
+            total += loss.detach() / len(batch)
+            if micro is not batch[-1]:
+                self.engine.step()
+        for settings in self.adamw.param_groups:
+            settings["lr"] = rate
+        norm = None if self.config.zero else self._norm()
+        self.engine.step()
+        norm = float(self.engine.get_global_grad_norm() if norm is None else norm)
+        tokens = sum(micro.shape[0] * (micro.shape[1] - 1) for micro in batch) * self.group.world
+        return StepResult(self.group.total(float(total.item())) / self.group.world, norm, tokens)
+
+    def _norm(self) -> float:
+        """Without ZeRO, DeepSpeed keeps no norm in fp32; the gradients are already averaged here."""
+        norms = [p.grad.norm() for p in self.parameters.values() if p.grad is not None]
+        return float(torch.stack(norms).norm().item())
+
+    def evaluate(self, batches: Iterable[Batch]) -> float:
+        return mean_loss(self.engine.module, batches, self.device, self.config.precision, self.group)
+
+    def any(self, flag: bool) -> bool:
+        return self.group.any(flag)
+
+    def state(self) -> TrainState:
+        moments, taken = self._partitioned_state() if self.config.zero else self._whole_state()
+        return logical_state(self.config, self.parameters, moments, taken)
+
+    def load(self, state: TrainState) -> None:
+        load_parameters(self.config, self.parameters, state.model)
+        moments = padded_moments(self.config, state.optimizer)
+        if self.config.zero:
+            self.zero.refresh_fp32_params()
+            self._load_partitions(moments, state.optimizer_steps)
+        elif state.optimizer_steps:
+            for name, parameter in self.parameters.items():
+                self.adamw.state[parameter] = self._adam_state(
+                    {moment: moments[f"{moment}.{name}"] for moment in MOMENTS}, state.optimizer_steps
+                )
+
+    def _whole_state(self) -> tuple[dict[str, Tensor], int]:
+        moments, taken = {}, 0
+        for name, parameter in self.parameters.items():
+            own = self.adamw.state.get(parameter, {})
+            taken = int(own["step"].item()) if own else 0
+            for moment in MOMENTS:
+                moments[f"{moment}.{name}"] = own[moment] if own else torch.zeros_like(parameter)
+        return moments, taken
+
+    def _partitioned_state(self) -> tuple[dict[str, Tensor], int]:
+        """Put together what stage 1 cut: a group's parameters in a row, padded, one equal slice a rank."""
+        moments, taken = {}, 0
+        for group_index, partition in enumerate(self.zero.single_partition_of_fp32_groups):
+            own = self.adamw.state.get(partition, {})
+            taken = int(own["step"].item()) if own else 0
+            for moment in MOMENTS:
+                flat = self.group.gather_flat(own[moment] if own else torch.zeros_like(partition))
+                start = 0
+                for name, parameter in self._in_group(group_index):
+                    end = start + parameter.numel()
+                    moments[f"{moment}.{name}"] = flat[start:end].view_as(parameter)
+                    start = end
+        return moments, taken
+
+    def _load_partitions(self, moments: dict[str, Tensor], taken: int) -> None:
+        for group_index, partition in enumerate(self.zero.single_partition_of_fp32_groups):
+            if not taken:
+                continue
+            begin = partition.numel() * self.group.rank
+            slices = {}
+            for moment in MOMENTS:
+                parts = [moments[f"{moment}.{name}"].flatten() for name, _ in self._in_group(group_index)]
+                whole = torch.cat([*parts, parts[0].new_zeros(partition.numel() * self.group.world)])
+                slices[moment] = whole[begin : begin + partition.numel()]
+            self.adamw.state[partition] = self._adam_state(slices, taken)
+
+    def _in_group(self, group_index: int) -> list[tuple[str, Tensor]]:
+        names = {parameter: name for name, parameter in self.parameters.items()}
+        return [
+            (names[parameter], parameter) for parameter in self.zero.round_robin_bit16_groups[group_index]
+        ]
+
+    def _adam_state(self, moments: dict[str, Tensor], taken: int) -> dict[str, Tensor]:
+        step = torch.tensor(float(taken), dtype=torch.float32, device=self.device.name)
+        return {
+            "step": step,
+            **{moment: tensor.clone().to(self.device.name) for moment, tensor in moments.items()},
+        }

@@ -1,0 +1,141 @@
+"""The one reader of the environment. The launcher spells the same names in its contract."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.errors import InputError
+
+RANK = "RANK"
+LOCAL_RANK = "LOCAL_RANK"
+WORLD_SIZE = "WORLD_SIZE"
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
+MASTER_ADDR = "MASTER_ADDR"
+MASTER_PORT = "MASTER_PORT"
+RUN_ID = "CLUSTERCTL_RUN_ID"
+RUN_DIR = "CLUSTERCTL_RUN_DIR"
+ATTEMPT = "CLUSTERCTL_ATTEMPT"
+NODE = "CLUSTERCTL_NODE"
+DEVICE_KIND = "CLUSTERCTL_DEVICE_KIND"
+
+METRICS_FILE = "metrics.jsonl"
+CHECKPOINT_DIR = "checkpoints"
+HEARTBEAT_DIR = "heartbeat"
+TRAIN_CONFIG_FILE = "train.json"
+
+MALLOC_TUNING = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_TOP_PAD_": str(256 << 20),
+}
+
+FAULT = "CLUSTERCTL_FAULT"
+"""For drills and tests: `rank1:step3:exit7`, `rank1:step3:kill9` or `rank0:step5:raise` makes that rank
+end in that way when it begins that step."""
+THREADS = "OMP_NUM_THREADS"
+
+
+@dataclass(frozen=True)
+class Drill:
+    """A rank's arranged death: `how` is exit, kill or raise; `number` the exit code or the signal."""
+
+    rank: int
+    step: int
+    how: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Env:
+    """What a rank was told by the one who started it; the defaults are those of a process alone."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    master_addr: str = ""
+    master_port: int = 0
+    run_id: str = ""
+    run_dir: Path | None = None
+    attempt: int = 1
+    node: str = ""
+    device_kind: str = ""  # "" leaves the choice to device.py
+    drill: Drill | None = None
+    threads: int | None = None  # None: not told, share the cores among the node's ranks
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> Env:
+        given = os.environ if environ is None else environ
+        world_size = _integer(given, WORLD_SIZE, 1, least=1)
+        env = cls(
+            rank=_integer(given, RANK, 0),
+            local_rank=_integer(given, LOCAL_RANK, 0),
+            world_size=world_size,
+            local_world_size=_integer(given, LOCAL_WORLD_SIZE, world_size, least=1),
+            master_addr=given.get(MASTER_ADDR, ""),
+            master_port=_integer(given, MASTER_PORT, 0),
+            run_id=given.get(RUN_ID, ""),
+            run_dir=Path(given[RUN_DIR]) if given.get(RUN_DIR) else None,
+            attempt=_integer(given, ATTEMPT, 1, least=1),
+            node=given.get(NODE, ""),
+            device_kind=given.get(DEVICE_KIND, ""),
+            drill=_drill(given.get(FAULT, "")),
+            threads=_integer(given, THREADS, 1, least=1) if given.get(THREADS) else None,
+        )
+        env._check()
+        return env
+
+    def _check(self) -> None:
+        if self.rank >= self.world_size:
+            raise InputError(
+                f"{RANK} is {self.rank} but {WORLD_SIZE} is {self.world_size}",
+                f"ranks count from 0 to {self.world_size - 1}",
+            )
+        if self.world_size > 1 and not (self.master_addr and self.master_port):
+            raise InputError(
+                f"{WORLD_SIZE} is {self.world_size} but {MASTER_ADDR} or {MASTER_PORT} is not set",
+                "start the ranks with `clusterctl launch`, or set both",
+            )
+        if self.device_kind not in ("", "cpu", "cuda", "npu"):
+            raise InputError(f"{DEVICE_KIND} is {self.device_kind!r}", "use cpu, cuda or npu")
+
+
+def preset(name: str, value: str) -> None:
+    """Set a variable for libraries loaded later, unless the user already set it."""
+    os.environ.setdefault(name, value)
+
+
+def glibc_is_tuned() -> bool:
+    """Whether the starter already set the allocator's variables, which glibc reads before main()."""
+    return "MALLOC_TRIM_THRESHOLD_" in os.environ
+
+
+def _integer(given: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
+    text = given.get(name, "")
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise InputError(
+            f"{name} is {text!r}, not a whole number", f"unset {name} or give it a number"
+        ) from None
+    if value < least:
+        raise InputError(f"{name} is {value}; at least {least} is needed")
+    return value
+
+
+def _drill(text: str) -> Drill | None:
+    if not text:
+        return None
+    match = re.fullmatch(r"rank(\d+):step(\d+):(?:(exit|kill)(\d+)|(raise))", text)
+    if match is None:
+        raise InputError(
+            f"{FAULT} is {text!r}", "write it like rank1:step3:exit7, rank1:step3:kill9 or rank0:step5:raise"
+        )
+    rank, step, how, number, raises = match.groups()
+    return Drill(int(rank), int(step), how or raises, int(number or 0))

@@ -1,0 +1,57 @@
+"""What the loop tells: values, for whoever observes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class StepBegan:
+    step: int
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """`tokens` counts from the beginning of the training; the rate is of this step."""
+
+    step: int
+    steps: int
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens: int
+    tokens_per_second: float
+    step_seconds: float
+    skipped: bool
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    step: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Saved:
+    step: int
+    path: Path
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """`stopped`: asked to end before the last step; `loss` and `eval_loss` are the last ones known."""
+
+    step: int
+    stopped: bool
+    loss: float | None
+    eval_loss: float | None
+    seconds: float
+
+
+Event = StepBegan | StepDone | Evaluated | Saved | Ended
+Observer = Callable[[Event], None]

@@ -1,0 +1,137 @@
+"""A training's checkpoints: rank 0 writes and reads, every rank gives and takes. No disk need be shared."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer import checkpoint as checkpoints
+from trainer.checkpoint import Checkpoint
+from trainer.config import TrainConfig
+from trainer.corpus import Corpus
+from trainer.engine import Engine, TrainState, logical_state
+from trainer.errors import CheckpointError
+from trainer.events import Saved
+from trainer.group import Group
+from trainer.optim import MOMENTS
+
+
+class Keeper:
+    """Saves and resumes one training below `folder`. Every method is for all ranks together."""
+
+    def __init__(
+        self, config: TrainConfig, engine: Engine, group: Group, folder: Path, corpus: Corpus
+    ) -> None:
+        self.config, self.engine, self.group, self.folder = config, engine, group, folder
+        self.data = {"idx_sha256": corpus.identity()}
+        self.notes: list[str] = []  # what a user should know of the resume; on rank 0
+        self.resumed_from = ""  # on rank 0
+
+    def save(self, step: int) -> Saved | None:
+        """Rank 0 writes and answers; the others wait, so that none runs into a time-out of its own."""
+        began = time.monotonic()
+        state = self.engine.state()
+        saved = None
+        if self.group.rank == 0:
+            tensors = {checkpoints.MODEL: state.model, checkpoints.OPTIMIZER: state.optimizer}
+            tokenizer = Path(self.config.data.tokenizer) if self.config.data.tokenizer else None
+            written = checkpoints.save(self.folder, step, tensors, self._facts(state, step), tokenizer)
+            checkpoints.prune(self.folder, self.config.save.keep)
+            saved = Saved(step, written.path, written.bytes, time.monotonic() - began)
+        self.group.barrier()
+        return saved
+
+    def _facts(self, state: TrainState, step: int) -> dict[str, Any]:
+        return {
+            "optimizer_steps": state.optimizer_steps,
+            "consumed_samples": step * (self.config.global_batch or 0),
+            "world": self.group.world,
+            "config": self.config.as_json(),
+            "data": self.data,
+            "random": "dropout: (seed, step, rank); data: (data.seed, consumed_samples)",
+            "torch": torch.__version__,
+            "time": time.time(),
+        }
+
+    def resume(self) -> int:
+        """Load what the config says into the engine; the steps that it has finished, 0 for a beginning."""
+        found, fault = None, ""
+        if self.group.rank == 0:
+            try:
+                found = self._find()
+            except CheckpointError as error:
+                fault = error.message
+        fault, step = self.group.share((fault, found.step if found else 0))
+        if fault:
+            raise CheckpointError(fault, "correct the config, or use resume: never to begin anew")
+        if step:
+            self.engine.load(self._receive(found))
+        return step
+
+    def _find(self) -> Checkpoint | None:
+        if self.config.resume == "never":
+            return None
+        if self.config.resume == "auto":
+            found, skipped = checkpoints.latest(self.folder)
+            self.notes += [f"passed over a checkpoint: {why}" for why in skipped]
+        else:
+            found = checkpoints.verify(Path(self.config.resume))
+        if found:
+            self.notes += self._compare(found)
+            self.resumed_from = str(found.path)
+        return found
+
+    def _compare(self, found: Checkpoint) -> list[str]:
+        """Refuse another model or other data; note what changes the course without making it wrong."""
+        then, now = found.manifest["config"], self.config.as_json()
+        faults = [
+            f"model.{key} was {then['model'].get(key)!r} and is {value!r}"
+            for key, value in now["model"].items()
+            if then["model"].get(key) != value and key != "dropout"
+        ]
+        if found.manifest["data"] != self.data:
+            faults.append(f"data: {self.config.data.prefix}.idx is not the index that it was trained on")
+        if found.manifest["consumed_samples"] != found.step * (self.config.global_batch or 0):
+            faults.append(f"global_batch was {then['global_batch']} and is {self.config.global_batch}")
+        if found.step > self.config.steps:
+            faults.append(f"it is at step {found.step}, and train.steps is {self.config.steps}")
+        if faults:
+            raise CheckpointError(f"{found.path}: does not fit this config: " + "; ".join(faults))
+        return [
+            f"note: {key} was {then[key]!r} at the checkpoint and is {now[key]!r}: not the course of one run"
+            for key in ("steps", "optimizer", "seed")
+            if then[key] != now[key]
+        ]
+
+    def _receive(self, found: Checkpoint | None) -> TrainState:
+        """The state on every rank; names and shapes are the model's own, so only bytes travel."""
+        blank = self._blank()
+        taken = self.group.share(found.manifest["optimizer_steps"] if found else 0)
+        if found is not None:
+            self._fill(blank, found)
+        self.group.broadcast([*blank.model.values(), *blank.optimizer.values()])
+        return replace(blank, optimizer_steps=taken)
+
+    def _fill(self, blank: TrainState, found: Checkpoint) -> None:
+        for name, wanted in ((checkpoints.MODEL, blank.model), (checkpoints.OPTIMIZER, blank.optimizer)):
+            given = found.tensors(name)
+            for key, tensor in wanted.items():
+                tensor.copy_(given[key])
+
+    def _blank(self) -> TrainState:
+        parameters = self.engine.parameters
+        zeros = {
+            f"{moment}.{name}": torch.zeros_like(parameter)
+            for name, parameter in parameters.items()
+            for moment in MOMENTS
+        }
+        state = logical_state(self.config, parameters, zeros, 0)
+        return TrainState(
+            {name: tensor.clone() for name, tensor in state.model.items()},
+            {name: tensor.contiguous() for name, tensor in state.optimizer.items()},
+            optimizer_steps=0,
+        )

@@ -1,0 +1,47 @@
+"""World size -> pipeline x data x tensor, and a rank's place in it. Arithmetic alone: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the ranks divide the work; tensor parallel ranks are neighbours, pipeline stages farthest apart.
+
+    rank = tensor_place + tensor * (data_place + data * pipeline_place), the order of Megatron and DeepSpeed.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+
+    @property
+    def world(self) -> int:
+        return self.data * self.tensor * self.pipeline
+
+    @classmethod
+    def of(cls, world: int, tensor: int = 1, pipeline: int = 1) -> Layout:
+        """The layout whose data parallel size takes all ranks that tensor and pipeline leave."""
+        if world % (tensor * pipeline):
+            raise ValueError(f"{world} ranks do not divide by tensor {tensor} x pipeline {pipeline}")
+        return cls(world // (tensor * pipeline), tensor, pipeline)
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """A rank's (pipeline, data, tensor) place."""
+        return rank // (self.tensor * self.data), rank // self.tensor % self.data, rank % self.tensor
+
+    def as_json(self) -> dict[str, int]:
+        return {"data": self.data, "tensor": self.tensor, "pipeline": self.pipeline}
+
+
+def accumulation(global_batch: int, micro_batch: int, data: int) -> int:
+    """Micro-batches that each rank adds up before a step; the division is exact in a checked config."""
+    return global_batch // (micro_batch * data)
+
+
+def nearest_batches(global_batch: int, micro_batch: int, data: int) -> tuple[int, int]:
+    """The nearest global batches, below and above, that divide by micro batch x data parallel."""
+    unit = micro_batch * data
+    below = max(unit, global_batch // unit * unit)
+    return below, max(unit, -(-global_batch // unit) * unit)

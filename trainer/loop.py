@@ -1,0 +1,112 @@
+"""The loop: steps, evaluations, checkpoints in their order. It knows no device, logging or parallelism."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from trainer.config import TrainConfig
+from trainer.dataset import Batches
+from trainer.engine import Batch, Engine, StepResult
+from trainer.errors import TrainingFailed
+from trainer.events import Ended, Evaluated, Event, Saved, StepBegan, StepDone
+from trainer.optim import learning_rate
+
+# Steps in a row without a finite gradient after which going on only wastes the devices.
+MOST_SKIPPED = 10
+
+
+@dataclass
+class Training:
+    """What the loop runs on."""
+
+    config: TrainConfig
+    engine: Engine
+    train: Batches
+    valid: Batches | None
+    save: Callable[[int], Saved | None]
+    tell: Callable[[Event], None]
+    stop_asked: Callable[[], bool]
+    rank: int = 0
+
+
+def train(run: Training, step: int = 0) -> Ended:
+    """Train from `step` finished steps to the config's last, or until asked to stop; a stop saves first."""
+    config, began = run.config, time.monotonic()
+    assert config.global_batch is not None
+    eval_loss = _evaluate(run, 0) if step == 0 else None
+    loss, saved_at, skipped, stopping = None, step, 0, False
+    while step < config.steps and not stopping:
+        run.tell(StepBegan(step + 1))
+        done = _step(run, step)
+        step, loss = step + 1, done.loss
+        run.tell(done)
+        skipped = skipped + 1 if done.skipped or not math.isfinite(done.loss) else 0
+        if skipped >= MOST_SKIPPED:
+            raise TrainingFailed(
+                f"no finite loss or gradient in {skipped} steps up to step {step}",
+                "lower train.optimizer.lr, or raise warmup_steps",
+            )
+        stopping = run.engine.any(run.stop_asked())
+        if step == config.steps or _due(step, config.eval.every):
+            eval_loss = _evaluate(run, step)
+        if step == config.steps or stopping or _due(step, config.save.every):
+            saved_at = _save(run, step)
+    if saved_at != step:
+        _save(run, step)
+    ended = Ended(step, step < config.steps, loss, eval_loss, time.monotonic() - began)
+    run.tell(ended)
+    return ended
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _step(run: Training, finished: int) -> StepDone:
+    config, began = run.config, time.monotonic()
+    assert config.global_batch is not None
+    batch = _tensors(run.train.at(finished * config.global_batch))
+    rate = learning_rate(config.optimizer, finished + 1, config.steps)
+    result: StepResult = run.engine.step(batch, rate, dropout_seed(config.seed, finished + 1, run.rank))
+    seconds = time.monotonic() - began
+    return StepDone(
+        finished + 1,
+        config.steps,
+        result.loss,
+        rate,
+        result.grad_norm,
+        tokens=result.tokens * (finished + 1),
+        tokens_per_second=result.tokens / seconds,
+        step_seconds=seconds,
+        skipped=result.skipped,
+    )
+
+
+def dropout_seed(seed: int, step: int, rank: int) -> int:
+    """A seed of its own for every step and rank, so that a resume needs no saved generator."""
+    return (seed * 1_000_003 + step) * 65_537 + rank
+
+
+def _evaluate(run: Training, step: int) -> float | None:
+    if run.valid is None:
+        return None
+    began = time.monotonic()
+    loss = run.engine.evaluate(_tensors(batch) for batch in run.valid.first(run.config.eval.batches))
+    run.tell(Evaluated(step, loss, time.monotonic() - began))
+    return loss
+
+
+def _save(run: Training, step: int) -> int:
+    saved = run.save(step)
+    if saved is not None:
+        run.tell(saved)
+    return step
+
+
+def _tensors(arrays: list) -> Batch:  # type: ignore[type-arg]
+    return [torch.from_numpy(array) for array in arrays]

@@ -1,0 +1,130 @@
+"""Who watches a training: metrics.jsonl (the truth), the console, the heartbeat, a drill's end."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from trainer.env import Drill
+from trainer.events import Ended, Evaluated, Event, Observer, Saved, StepBegan, StepDone
+
+
+class Metrics:
+    """metrics.jsonl: one object a line, whole lines only, each given to the system at once."""
+
+    def __init__(self, path: Path, start: Mapping[str, Any]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._write("start", start)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            self._write("step", asdict(event))
+        elif isinstance(event, Evaluated):
+            self._write("eval", {**asdict(event), "perplexity": perplexity(event.loss)})
+        elif isinstance(event, Saved):
+            self._write("checkpoint", {**asdict(event), "path": str(event.path)})
+        elif isinstance(event, Ended):
+            self._write("stopped" if event.stopped else "end", asdict(event))
+
+    def _write(self, name: str, values: Mapping[str, Any]) -> None:
+        line = {"event": name, **{key: _plain(value) for key, value in values.items()}, "time": time.time()}
+        os.write(self._handle, json.dumps(line).encode() + b"\n")
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity; they become null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def perplexity(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else float("inf")
+
+
+class Console:
+    """One line an event, on rank 0's log."""
+
+    def __init__(self, every: int, stream: TextIO) -> None:
+        self._every, self._stream = every, stream
+
+    def __call__(self, event: Event) -> None:
+        line = self._line(event)
+        if line:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+
+    def _line(self, event: Event) -> str:
+        if isinstance(event, StepDone):
+            return step_line(event) if event.step % self._every == 0 or event.step == event.steps else ""
+        if isinstance(event, Evaluated):
+            return (
+                f"eval at step {event.step} | loss {event.loss:.4f} | perplexity {perplexity(event.loss):.2f}"
+            )
+        if isinstance(event, Saved):
+            return f"saved {event.path} | {event.bytes / 1e6:.1f} MB | {event.seconds:.2f} s"
+        if isinstance(event, Ended):
+            return (
+                f"{'stopped' if event.stopped else 'finished'} at step {event.step} | {event.seconds:.1f} s"
+            )
+        return ""
+
+
+def step_line(event: StepDone) -> str:
+    width = len(str(event.steps))
+    parts = [
+        f"step {event.step:>{width}}/{event.steps}",
+        f"loss {event.loss:.4f}",
+        f"lr {event.lr:.2e}",
+        f"grad norm {event.grad_norm:.3f}",
+        f"{event.tokens_per_second:,.0f} tokens/s",
+        f"{event.step_seconds * 1000:.0f} ms",
+    ]
+    return " | ".join(parts + ["skipped: the gradient is not finite"] * event.skipped)
+
+
+class Heartbeat:
+    """A file a rank that holds its last finished step; the supervisor reads its age and its number."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._beat(step)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            self._beat(event.step)
+
+    def _beat(self, step: int) -> None:
+        # One short write at the start: steps only grow within an attempt, so a reader sees a whole number.
+        os.pwrite(self._handle, f"{step}\n".encode(), 0)
+
+
+class DrillObserver:
+    """Ends this rank as a drill arranged, when it begins the drill's step."""
+
+    def __init__(self, drill: Drill) -> None:
+        self._drill = drill
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, StepBegan) or event.step != self._drill.step:
+            return
+        sys.stderr.write(f"drill: rank {self._drill.rank} ends at step {event.step} by {self._drill.how}\n")
+        sys.stderr.flush()
+        if self._drill.how == "exit":
+            os._exit(self._drill.number)
+        if self._drill.how == "kill":
+            os.kill(os.getpid(), signal.Signals(self._drill.number))
+        raise RuntimeError(f"drill: arranged at step {event.step}")
+
+
+def tell(observers: Sequence[Observer], event: Event) -> None:
+    for observer in observers:
+        observer(event)

@@ -1,0 +1,151 @@
+"""Mappings -> frozen dataclasses: one reader that names every fault, and the near miss where there is one."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import field, fields, is_dataclass
+from typing import Any, TypeVar
+
+from trainer.errors import Fault
+
+T = TypeVar("T")
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+class _Bad:
+    """Stands for a value whose fault is already noted."""
+
+
+BAD = _Bad()
+
+
+def setting(
+    default: Any,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: Sequence[object] = (),
+    required: bool = False,
+) -> Any:
+    """A dataclass field with the bounds that its value must keep."""
+    bounds = {"least": least, "above": above, "below": below, "choices": tuple(choices), "required": required}
+    return field(default=default, metadata=bounds)
+
+
+def near(word: str, known: Sequence[str]) -> str:
+    """`did you mean 'steps'?`, or the known words where none is near."""
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean {match[0]!r}?" if match else "known: " + ", ".join(known)
+
+
+def read_section(kind: type[T], raw: object, key: str, faults: list[Fault], start: T | None = None) -> T:
+    """Build `kind` from a mapping; what is not given comes from `start`, or from the defaults.
+
+    Faults are added to `faults`; the value is then only good for finding more of them.
+    """
+    begin = kind() if start is None else start
+    if not isinstance(raw, Mapping):
+        faults.append(Fault(key, f"is {_shown(raw)}; a mapping is needed"))
+        return begin
+    hints = typing.get_type_hints(kind)
+    known = [item.name for item in fields(kind)]  # type: ignore[arg-type]
+    faults += [
+        Fault(f"{key}.{name}", "unknown key", near(str(name), known)) for name in raw if name not in known
+    ]
+    values = {}
+    for item in fields(kind):  # type: ignore[arg-type]
+        where = f"{key}.{item.name}"
+        if item.name in raw:
+            value = read_value(hints[item.name], raw[item.name], where, faults)
+            if value is not BAD and _within(item.metadata, value, where, faults):
+                values[item.name] = value
+        elif item.metadata.get("required") and start is None:
+            faults.append(Fault(where, "missing", f"add `{item.name}:`"))
+    return kind(**{**{name: getattr(begin, name) for name in known}, **values})
+
+
+def read_value(kind: Any, raw: object, key: str, faults: list[Fault]) -> Any:
+    """One value of a field's type, or BAD with the fault noted."""
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _read_union(typing.get_args(kind), raw, key, faults)
+    if origin is tuple:
+        return _read_tuple(typing.get_args(kind), raw, key, faults)
+    if origin is dict:
+        return _read_names(raw, key, faults)
+    if is_dataclass(kind):
+        return read_section(typing.cast("type[Any]", kind), raw, key, faults)
+    return _read_plain(kind, raw, key, faults)
+
+
+def _read_plain(kind: type, raw: object, key: str, faults: list[Fault]) -> Any:
+    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
+        return float(raw)
+    right = isinstance(raw, kind) and (kind is bool or not isinstance(raw, bool))
+    if right and not (isinstance(raw, float) and not math.isfinite(raw)):
+        return raw
+    remedy = ""
+    if kind in (int, float) and isinstance(raw, str):
+        remedy = "write it as a number, without quotes"
+    elif kind is int and isinstance(raw, float) and raw == int(raw if math.isfinite(raw) else 0):
+        remedy = f"write {int(raw)}"
+    faults.append(Fault(key, f"is {_shown(raw)}; {_WORDS[kind]} is needed", remedy))
+    return BAD
+
+
+def _read_union(kinds: Sequence[Any], raw: object, key: str, faults: list[Fault]) -> Any:
+    if raw is None and type(None) in kinds:
+        return None
+    wanted = [kind for kind in kinds if kind is not type(None)]
+    if len(wanted) > 1 and isinstance(raw, Mapping):
+        wanted = [kind for kind in wanted if typing.get_origin(kind) is dict]
+    return read_value(wanted[0], raw, key, faults)
+
+
+def _read_tuple(kinds: Sequence[Any], raw: object, key: str, faults: list[Fault]) -> Any:
+    if not isinstance(raw, (list, tuple)) or len(raw) != len(kinds):
+        faults.append(Fault(key, f"is {_shown(raw)}; a list of {len(kinds)} is needed"))
+        return BAD
+    paired = enumerate(zip(kinds, raw, strict=True))
+    values = tuple(read_value(kind, each, f"{key}[{i}]", faults) for i, (kind, each) in paired)
+    return BAD if BAD in values else values
+
+
+def _read_names(raw: object, key: str, faults: list[Fault]) -> Any:
+    if isinstance(raw, Mapping) and all(isinstance(k, str) and isinstance(v, str) for k, v in raw.items()):
+        return dict(raw)
+    faults.append(Fault(key, f"is {_shown(raw)}; a name, or a mapping of names to names is needed"))
+    return BAD
+
+
+def _within(bounds: Mapping[str, Any], value: object, key: str, faults: list[Fault]) -> bool:
+    """Whether a value (or each part of a tuple) keeps its field's bounds."""
+    choices = bounds.get("choices", ())
+    if choices and value not in choices:
+        listed = ", ".join(str(choice) for choice in choices)
+        remedy = near(value, [str(c) for c in choices]) if isinstance(value, str) else f"one of {listed}"
+        faults.append(Fault(key, f"is {_shown(value)}; one of {listed} is needed", remedy))
+        return False
+    wrong = ""
+    for part in value if isinstance(value, tuple) else (value,):
+        if not isinstance(part, (int, float)) or isinstance(part, bool):
+            continue
+        if bounds.get("least") is not None and part < bounds["least"]:
+            wrong = f"at least {bounds['least']}"
+        elif bounds.get("above") is not None and part <= bounds["above"]:
+            wrong = f"more than {bounds['above']}"
+        elif bounds.get("below") is not None and part >= bounds["below"]:
+            wrong = f"less than {bounds['below']}"
+    if wrong:
+        faults.append(Fault(key, f"is {_shown(value)}; {wrong} is needed"))
+    return not wrong
+
+
+def _shown(value: object) -> str:
+    text = repr(list(value)) if isinstance(value, tuple) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
