@@ -1,0 +1,278 @@
+"""A yaml or json file read strictly, with the line of every key kept for messages.
+
+What differs from PyYAML's own reading, and why (each was seen to bite): `1e-4` is a number; `no`, `22:22`, `0010` and
+`1_0` stay text; a key given twice is a fault; aliases, depth and size are bounded; no tag builds an object.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
+
+MAX_BYTES = 4 << 20  # the largest hand-written inventory seen is 100 KB
+MAX_DEPTH = 40
+MAX_NODES = 300_000
+
+Key = tuple[str | int, ...]
+T = TypeVar("T")
+
+# yaml's scanner looks a thousand characters ahead at every level: these would take it a second.
+_OPENINGS = re.compile(r"[\[{](?:\s*[\[{]){99}")
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_CONSTANTS = {
+    "": None,
+    "~": None,
+    "null": None,
+    "Null": None,
+    "true": True,
+    "True": True,
+    "false": False,
+    "False": False,
+}
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed file: `value`, and where each key stands."""
+
+    source: str
+    value: Any
+    lines: dict[Key, int] = field(repr=False)
+
+    def where(self, path: Key) -> str:
+        """`job.yaml:12 train.lr`; the nearest enclosing key's line when the key itself is absent."""
+        line = next((self.lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.lines), 1)
+        name = ".".join(str(part) for part in path)
+        return f"{self.source}:{line}" + (f" {name}" if name else "")
+
+    def fault(self, path: Key, what: str, remedy: str = "") -> Fault:
+        return Fault(self.where(path), what, remedy)
+
+
+def load_document(path: Path) -> Document:
+    """Read a file; every way that it can fail is an InputFaults or UsageError that names it."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MB", "is this the right file?")
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path}: no such file", "check the name, or write one with `clusterctl init`"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text (byte {error.start})", "save the file as UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}", "check the name and its permissions") from None
+    return parse_document(text, str(path))
+
+
+def parse_document(text: str, source: str) -> Document:
+    """Parse text that came from `source`."""
+    import yaml
+
+    if _OPENINGS.search(text):
+        raise InputFaults([Fault(source, f"nested deeper than {MAX_DEPTH} levels")])
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        column = error.problem_mark.column + 1 if error.problem_mark else 1
+        fault = Fault(
+            f"{source}:{line}:{column}",
+            f"not valid yaml: {error.problem}",
+            "tabs can't indent; check quotes and colons",
+        )
+        raise InputFaults([fault]) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputFaults([Fault(source, f"not valid yaml: {str(error).splitlines()[0]}")]) from None
+    except RecursionError:
+        raise InputFaults([Fault(source, f"nested deeper than {MAX_DEPTH} levels")]) from None
+    builder = _Builder(source)
+    value = builder.build(root, ()) if root is not None else None
+    if builder.faults:
+        raise InputFaults(builder.faults)
+    return Document(source, value, builder.lines)
+
+
+class _Builder:
+    """Plain values out of yaml's node tree, with the line of each."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.lines: dict[Key, int] = {}
+        self.faults: list[Fault] = []
+        self.count = 0
+        self.open: list[Any] = []
+
+    def build(self, node: Any, path: Key) -> Any:
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        self.count += 1
+        if len(path) > MAX_DEPTH or self.count > MAX_NODES:
+            if not self.faults:
+                self.refuse(node, "too large or too deep once its aliases are followed")
+            return None
+        if node.id == "scalar":
+            return self.scalar(node)
+        if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
+            return self.refuse(node, f"the tag {node.tag} is not allowed here")
+        if any(node is one for one in self.open):
+            return self.refuse(node, "an alias stands inside of what it names", "write the value out")
+        self.open.append(node)
+        value = self.collection(node, path)
+        self.open.pop()
+        return value
+
+    def collection(self, node: Any, path: Key) -> Any:
+        if node.id == "sequence":
+            return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
+        return self.mapping(node, path)
+
+    def mapping(self, node: Any, path: Key) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.id != "scalar":
+                self.refuse(key_node, "a key must be a word")
+                continue
+            key = str(key_node.value)
+            if key in result:
+                self.refuse(key_node, f"the key {key!r} is given twice", "keep one of them")
+            place: Key = (*path, key)
+            self.lines[place] = key_node.start_mark.line + 1
+            result[key] = self.build(value_node, place)
+        return result
+
+    def scalar(self, node: Any) -> Any:
+        text = node.value
+        if node.style in ("'", '"', "|", ">") or (
+            node.tag == "tag:yaml.org,2002:str" and not _looks_plain(text)
+        ):
+            return text
+        if node.tag.startswith("!") or node.tag.startswith("tag:yaml.org,2002:python"):
+            return self.refuse(node, f"the tag {node.tag} is not allowed here", "write a plain value")
+        if text in _CONSTANTS:
+            return _CONSTANTS[text]
+        if _INT.match(text) and len(text) < 20:
+            return int(text)
+        if _FLOAT.match(text) and len(text) < 40:
+            return float(text)
+        return text
+
+    def refuse(self, node: Any, what: str, remedy: str = "") -> None:
+        self.faults.append(Fault(f"{self.source}:{node.start_mark.line + 1}", what, remedy))
+
+
+def _looks_plain(text: str) -> bool:
+    return text in _CONSTANTS or bool(_INT.match(text) or _FLOAT.match(text))
+
+
+_KIND_WORDS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "a mapping",
+}
+
+
+_EXAMPLES: dict[type, str] = {
+    str: "put it in quotes",
+    int: "as in 8",
+    float: "as in 0.5 or 1e-4",
+    bool: "true or false",
+    list: "as in [a, b]",
+    dict: "as in {key: value}",
+}
+
+
+class Section:
+    """A mapping being read: each `take` gives a checked value, or notes a fault and gives the default."""
+
+    def __init__(self, document: Document, path: Key = (), faults: list[Fault] | None = None) -> None:
+        self.document, self.path = document, path
+        self.faults: list[Fault] = faults if faults is not None else []
+        self.taken: list[str] = []
+        value = document.value
+        for part in path:
+            value = value[part]
+        if value is not None and not isinstance(value, dict):
+            self.fault("", f"must be a mapping, not {_describe(value)}")
+            value = {}
+        self.value: dict[str, Any] = value or {}
+
+    def fault(self, key: str, what: str, remedy: str = "") -> None:
+        self.faults.append(self.document.fault((*self.path, key) if key else self.path, what, remedy))
+
+    def take(self, key: str, kind: type[T], default: T | None = None, *, required: bool = False) -> T | None:
+        """The value under `key`, which must be of `kind`; an int serves for a float, a number never for a bool."""
+        self.taken.append(key)
+        value = self.value.get(key)
+        if value is None:
+            if required:
+                self.fault(key, f"{key!r} is missing", f"give {_KIND_WORDS.get(kind, kind.__name__)}")
+            return default
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return cast(T, float(value))
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            self.fault(
+                key,
+                f"must be {_KIND_WORDS.get(kind, kind.__name__)}, not {_describe(value)}",
+                _EXAMPLES.get(kind, ""),
+            )
+            return default
+        return value
+
+    def take_text(self, key: str, default: str = "") -> str:
+        """Text; a bare number is taken as it was meant (`port: 22` in an environment is "22")."""
+        self.taken.append(key)
+        value = self.value.get(key)
+        if value is None:
+            return default
+        if isinstance(value, (dict, list)):
+            self.fault(key, f"must be text, not {_describe(value)}")
+            return default
+        return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+    def take_env(self, key: str) -> dict[str, str]:
+        """A mapping of names to texts."""
+        self.taken.append(key)
+        if self.value.get(key) is None:
+            return {}
+        inner = Section(self.document, (*self.path, key), self.faults)
+        for name in inner.value:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                inner.fault(
+                    name, f"{name!r} can't name an environment variable", "letters, digits and _ only"
+                )
+        return {name: inner.take_text(name) for name in inner.value}
+
+    def section(self, key: str) -> Section:
+        self.taken.append(key)
+        if self.value.get(key) is None:
+            return Section(Document(self.document.source, {}, {(): 1}), (), self.faults)
+        return Section(self.document, (*self.path, key), self.faults)
+
+    def done(self, also: Iterable[str] = ()) -> None:
+        """Every key that was not taken is unknown; say so with the near miss."""
+        known = [*self.taken, *also]
+        for key in self.value:
+            if key not in known:
+                near = did_you_mean(key, known)
+                self.fault(
+                    key, f"unknown key {key!r}", near or f"known here: {', '.join(dict.fromkeys(known))}"
+                )
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    shown = repr(value)
+    return shown if len(shown) < 60 else shown[:57] + "..."

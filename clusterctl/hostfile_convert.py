@@ -1,0 +1,249 @@
+"""Nodes written as another launcher wants them; what its format can't hold is said before anything is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from clusterctl import hostfile, hostfile_any, hostfile_slurm
+from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
+from clusterctl.hostfile import Entry
+from clusterctl.hostfile_any import Source
+from clusterctl.hostfile_filter import chosen
+from clusterctl.inventory import Cluster, Node
+
+TARGETS = (*hostfile.FORMATS, "slurm", "torchrun", "cluster")
+VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+MASTER_PORT = 29500  # torchrun's own default
+
+_PLAIN = re.compile(r"[A-Za-z~/][A-Za-z0-9._/~-]*\Z|[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+\Z")
+
+
+@dataclass(frozen=True)
+class Loss(Fault):
+    """One thing that a format can't hold."""
+
+    droppable: bool = True
+    """False where the node without it would be another one, or none."""
+
+
+@dataclass(frozen=True)
+class TorchrunNode:
+    """What to type on one node."""
+
+    node: str
+    node_rank: int
+    nproc_per_node: int
+    command: str
+
+
+def narrowed(source: Source, include: str | None, exclude: str | None) -> Source:
+    """The source with the slots that DeepSpeed's filters leave; a slot is a device's number."""
+    if not include and not exclude:
+        return source
+    there = {key: _devices(entry) for key, entry in zip(source.keys, source.entries, strict=True)}
+    left = chosen(there, include, exclude)
+    kept = [(key, entry) for key, entry in zip(source.keys, source.entries, strict=True) if key in left]
+    entries = tuple(_with_devices(entry, left[key]) for key, entry in kept)
+    cluster = source.cluster
+    if cluster is not None:
+        nodes = tuple(_node_with(node, left[node.name]) for node in cluster.nodes if node.name in left)
+        cluster = replace(cluster, nodes=nodes, groups={})
+    return replace(source, entries=entries, cluster=cluster)
+
+
+def _devices(entry: Entry) -> tuple[int, ...]:
+    return entry.devices if entry.devices is not None else tuple(range(entry.slots or 1))
+
+
+def _with_devices(entry: Entry, devices: tuple[int, ...]) -> Entry:
+    if devices == _devices(entry):
+        return entry
+    first = devices == tuple(range(len(devices)))
+    return replace(entry, slots=len(devices), devices=None if first else devices)
+
+
+def _node_with(node: Node, devices: tuple[int, ...]) -> Node:
+    told = dict(zip(node.devices, node.device_ips, strict=False))
+    ips = tuple(told[one] for one in devices) if node.device_ips else ()
+    return replace(node, devices=devices, device_ips=ips)
+
+
+def with_slots(source: Source, slots: int | None) -> Source:
+    """The source with a count where its file says none."""
+    if slots is None or source.cluster is not None:
+        return source
+    entries = tuple(
+        entry if entry.slots is not None else replace(entry, slots=slots) for entry in source.entries
+    )
+    return replace(source, entries=entries)
+
+
+def losses(source: Source, target: str) -> list[Loss]:
+    """Everything that would make the other launcher start something else than the source says."""
+    if target not in TARGETS:
+        near = did_you_mean(target, TARGETS)
+        raise UsageError(f"unknown format {target!r}", near or f"one of {', '.join(TARGETS)}")
+    found = [
+        fault for number in range(len(source.entries)) for fault in _entry_losses(source, number, target)
+    ]
+    if source.scattered:
+        what = "its ranks don't run node by node, and no other format has places for ranks"
+        found.append(Loss(source.path, what, "keep the rank table"))
+    return found
+
+
+def _entry_losses(source: Source, number: int, target: str) -> Iterator[Loss]:
+    entry = source.entries[number]
+    where = f"{source.path}:{entry.line}" if entry.line else f"{source.path} {source.keys[number]}"
+    for what, remedy, droppable in _lost(source, number, target):
+        yield Loss(where, f"{target} can't hold {what}", remedy, droppable)
+
+
+def _lost(source: Source, number: int, target: str) -> Iterator[tuple[str, str, bool]]:
+    entry = source.entries[number]
+    if entry.user and target in ("deepspeed", "slurm"):
+        yield f"the user {entry.user}", f"name the user of {entry.address} in ~/.ssh/config", True
+    if entry.max_slots is not None and target != "openmpi":
+        yield f"max_slots={entry.max_slots}", "only OpenMPI has such a limit", True
+    if entry.devices is not None and target != "cluster" and not _chooses(source, target):
+        yield f"which devices: {','.join(map(str, entry.devices))}", "it takes the first ones", True
+    if ":" in entry.address and target in ("mpich", "slurm"):
+        yield f"the address {entry.address}", "it splits at the colons; give the node a name", False
+    unsaid = target in ("deepspeed", "torchrun") or (target == "mpich" and source.dialect == "openmpi")
+    if entry.slots is None and unsaid:
+        yield "a node without a count of slots", "--slots N gives one", False
+    if source.cluster is not None and target not in ("cluster", "torchrun"):
+        node = source.cluster.nodes[number]
+        if node.port != 22:
+            yield f"the port {node.port}", f"name the port of {entry.address} in ~/.ssh/config", True
+        if node.gateway:
+            yield f"the gateway {node.gateway}", "name it as ProxyJump in ~/.ssh/config", True
+
+
+def left_out(source: Source, target: str) -> list[str]:
+    """What else the source says and the format has no place for: it changes no rank, so it is only told."""
+    if source.cluster is None or target == "cluster":
+        return []
+    names = ["node names"] if any(node.name != node.address for node in source.cluster.nodes) else []
+    usual = Node("", "", "")
+    told = ("key", "python", "workdir", "device_ips", "interface", "env")
+    return names + [
+        name.replace("_", " ")
+        for name in told
+        if any(getattr(node, name) != getattr(usual, name) for node in source.cluster.nodes)
+    ]
+
+
+def _chooses(source: Source, target: str) -> bool:
+    """torchrun's commands can choose devices where their kind is known."""
+    return target == "torchrun" and source.cluster is not None and _kinds(source.cluster) <= set(VISIBLE)
+
+
+def _kinds(cluster: Cluster) -> set[str]:
+    return {node.kind for node in cluster.nodes}
+
+
+def render(source: Source, target: str, *, lossy: bool = False, kind: str = "cpu") -> str:
+    """The nodes in another format, as a text; refused where something would be lost, unless `lossy`."""
+    _refuse(losses(source, target), lossy)
+    if target == "cluster":
+        return cluster_text(hostfile_any.cluster_of(source, kind))
+    if target == "slurm":
+        text = hostfile_slurm.render(source.entries)
+        faults = hostfile_slurm.inspect_text(text, "the list")[1]
+        if faults:
+            raise InputFaults(faults)
+        return text
+    if target == "torchrun":
+        return "".join(f"{row.command}\n" for row in torchrun(source, lossy=lossy))
+    return hostfile.render_entries(source.entries, target)
+
+
+def _refuse(losses: Sequence[Loss], lossy: bool) -> None:
+    if any(not loss.droppable for loss in losses):
+        raise InputFaults(losses)
+    if losses and not lossy:
+        raise InputFaults(losses, "--lossy writes it without what it can't hold")
+
+
+def torchrun(
+    source: Source, *, lossy: bool = False, port: int = MASTER_PORT, script: str = "train.py"
+) -> list[TorchrunNode]:
+    """What to type on each node, the first one being the master."""
+    _refuse(losses(source, "torchrun"), lossy)
+    rows = []
+    for number, entry in enumerate(source.entries):
+        words = [
+            "torchrun",
+            f"--nnodes={len(source.entries)}",
+            f"--nproc-per-node={entry.slots or 1}",
+            f"--node-rank={number}",
+            f"--master-addr={source.entries[0].address}",
+            f"--master-port={port}",
+            script,
+        ]
+        visible = _visible(source, number)
+        rows.append(TorchrunNode(entry.address, number, entry.slots or 1, " ".join(visible + words)))
+    return rows
+
+
+def _visible(source: Source, number: int) -> list[str]:
+    devices = source.entries[number].devices
+    if devices is None or source.cluster is None or source.cluster.nodes[number].kind not in VISIBLE:
+        return []
+    return [f"{VISIBLE[source.cluster.nodes[number].kind]}={','.join(map(str, devices))}"]
+
+
+# -- cluster.yaml
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """A cluster.yaml that reads back as the same nodes."""
+    lines = ["nodes:"]
+    lines += [f"  {_yaml(node.name)}: {_flow(_said(node))}" for node in cluster.nodes]
+    if cluster.groups:
+        lines.append("groups:")
+        lines += [f"  {_yaml(name)}: {_yaml(','.join(names))}" for name, names in cluster.groups.items()]
+    if cluster.known_hosts:
+        lines.append(f"known_hosts: {_yaml(cluster.known_hosts)}")
+    return "\n".join([f"name: {_yaml(cluster.name)}", *lines]) + "\n"
+
+
+def _said(node: Node) -> dict[str, Any]:
+    """What a node's line must say; the rest follows from its name and the defaults."""
+    usual = Node(node.name, node.name, node.host, server_id=node.address)
+    said = {
+        item.name: getattr(node, item.name)
+        for item in fields(Node)
+        if getattr(node, item.name) != getattr(usual, item.name) and item.name != "devices"
+    }
+    count = len(node.devices)
+    if node.devices == tuple(range(count)):
+        return {**said, "devices": count} if count != 1 or node.kind != "cpu" else said
+    return {**said, "devices": list(node.devices)}
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_flow(one) for one in value) + "]"
+    return _yaml(value) if isinstance(value, str) else str(value)
+
+
+def _yaml(text: str) -> str:
+    plain = _PLAIN.match(text) and text.lower() not in (
+        "null",
+        "true",
+        "false",
+        "~",
+        "yes",
+        "no",
+        "on",
+        "off",
+    )
+    return text if plain else json.dumps(text)

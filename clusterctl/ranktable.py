@@ -1,0 +1,48 @@
+"""RankTable: which device of which server is which rank, as HCCL and torch_npu read it from RANK_TABLE_FILE.
+
+A RankTable is well formed: whoever holds one holds ranks 0 to N-1 in order. `load` takes what
+`ranktable_check` passes and refuses the rest with every fault at its JSON pointer; `render` writes the
+vendors' own layout, in which every scalar of versions 1.0 and 1.2 is a string, and those of 2.0 are numbers.
+This is the door; the rooms behind it are ranktable_model, _read, _make, _check, _rules, _edit and _plan.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clusterctl.errors import UsageError
+from clusterctl.ranktable_check import check
+from clusterctl.ranktable_findings import Finding
+from clusterctl.ranktable_make import build, buildable, checked, complete, in_order, merge, server_places
+from clusterctl.ranktable_model import Device, RankTable, Server, SuperPod, in_rank_order, renumbered
+from clusterctl.ranktable_read import load, load_all, parse
+
+__all__ = [
+    "Device", "Finding", "RankTable", "Server", "SuperPod",
+    "build", "buildable", "check", "checked", "complete", "file_name", "in_order", "in_rank_order", "load",
+    "load_all", "merge", "parse", "renumbered", "save", "server_places",
+]  # fmt: skip
+
+
+def save(table: RankTable, path: Path, force: bool = False) -> bool:
+    """Write a table whole; False when the file held it already. Another table there is kept unless forced."""
+    from clusterctl.rundir import save_new
+
+    if path.suffix != ".json":
+        raise UsageError(
+            f"{path}: HCCL takes a rank table only from a name that ends in .json", f"{path}.json"
+        )
+    text = table.render()
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder", "name a file")
+    return save_new(path, text, force)
+
+
+def file_name(table: RankTable) -> str:
+    """The vendors' own names: `hccl_8p_01234567_10.0.0.1.json` for one server, else `hccl_4s_32p.json`."""
+    if len(table.servers) > 1:
+        return f"hccl_{len(table.servers)}s_{table.ranks}p.json"
+    server = table.servers[0]
+    ids = "".join(str(device.device_id) for device in server.devices)
+    place = "".join(char if char.isalnum() or char in "._-:" else "_" for char in server.server_id)
+    return f"hccl_{len(server.devices)}p_{ids}_{place}.json"

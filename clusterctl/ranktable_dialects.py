@@ -1,0 +1,111 @@
+"""The forms of a rank table that Kubernetes operators and services write, turned into the one that HCCL reads.
+
+`global-ranktable` wraps several lists of servers into `server_group_list`; a prefill/decode table lists devices
+flat in `prefill_device_list` and `decode_device_list`. HCCL reads neither. (A third operator only adds keys,
+`container_ip`, `host_ip` and `hardware_type`, which HCCL does not look at: such a table is taken as it is.)
+What is of another shape than expected is left as it is, so that the rules name it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+FLAT = ("prefill_device_list", "decode_device_list")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A table in HCCL's form, and where each of its parts stood in the file."""
+
+    name: str
+    value: dict[str, Any]
+    places: dict[str, str] = field(default_factory=dict)
+
+    def pointer(self, pointer: str) -> str:
+        """The pointer into the file, for one into the value."""
+        head, tail = pointer, ""
+        while head:
+            if head in self.places:
+                return self.places[head] + tail
+            head, _, step = head.rpartition("/")
+            tail = f"/{step}{tail}"
+        return pointer
+
+
+def recognized(value: dict[str, Any]) -> Dialect | None:
+    """The table that one in a dialect stands for; None when HCCL's own readers are meant."""
+    if "server_list" in value:
+        return None
+    if isinstance(value.get("server_group_list"), list):
+        return _grouped(value)
+    if any(isinstance(value.get(key), list) for key in FLAT):
+        return _flat(value)
+    return None
+
+
+def _grouped(value: dict[str, Any]) -> Dialect:
+    """Servers group after group; groups without devices (a coordinator, a controller) hold no ranks."""
+    servers: list[Any] = []
+    places: dict[str, str] = {"/server_list": "/server_group_list"}
+    sizes = []
+    for number, group in enumerate(value["server_group_list"]):
+        listed = group.get("server_list") if isinstance(group, dict) else None
+        before = len(servers)
+        for place, server in enumerate(listed if isinstance(listed, list) else ()):
+            if isinstance(server, dict) and "device" not in server:
+                continue
+            places[f"/server_list/{len(servers)}"] = f"/server_group_list/{number}/server_list/{place}"
+            servers.append(server)
+        sizes.append(servers[before:])
+    if len([one for one in sizes if one]) > 1 and all(_begins_anew(group) for group in sizes):
+        servers = _numbered(servers)
+    rest = {key: inner for key, inner in value.items() if key not in ("server_group_list", "server_count")}
+    return Dialect("global-ranktable", {**rest, "server_list": servers}, places)
+
+
+def _begins_anew(servers: list[Any]) -> bool:
+    """Whether a group's ranks are 0 to N-1, so that each group is a job of its own."""
+    if not all(isinstance(server, dict) and isinstance(server["device"], list) for server in servers):
+        return False
+    devices = [device for server in servers for device in server["device"]]
+    ranks = [device.get("rank_id") if isinstance(device, dict) else None for device in devices]
+    texts = {rank for rank in ranks if isinstance(rank, str)}
+    return len(texts) == len(ranks) and texts == {str(rank) for rank in range(len(ranks))}
+
+
+def _numbered(servers: list[Any]) -> list[Any]:
+    """The same servers with ranks in their order; the groups' own numbers begin at 0 again."""
+    result, rank = [], 0
+    for server in servers:
+        devices = []
+        for device in server["device"]:
+            devices.append({**device, "rank_id": str(rank)})
+            rank += 1
+        result.append({**server, "device": devices})
+    return result
+
+
+def _flat(value: dict[str, Any]) -> Dialect:
+    """Devices one after another, prefill before decode: ranks in this order where they say none."""
+    servers: dict[str, dict[str, Any]] = {}
+    numbers: dict[str, int] = {}
+    places: dict[str, str] = {"/server_list": ""}
+    rank = 0
+    for key in FLAT:
+        listed = value.get(key)
+        for place, device in enumerate(listed if isinstance(listed, list) else ()):
+            entry = device if isinstance(device, dict) else {"device_id": device}
+            name = entry.get("server_id")
+            known = name if isinstance(name, str) else f"{key} {place}"
+            number = numbers.setdefault(known, len(numbers))
+            head = {} if name is None else {"server_id": name}
+            server = servers.setdefault(known, {**head, "device": []})
+            places.setdefault(f"/server_list/{number}", f"/{key}/{place}")
+            places[f"/server_list/{number}/device/{len(server['device'])}"] = f"/{key}/{place}"
+            own = {inner: what for inner, what in entry.items() if inner != "server_id"}
+            server["device"].append({"rank_id": str(rank), **own})
+            rank += 1
+    dropped = {*FLAT, "server_count"}
+    rest = {key: inner for key, inner in value.items() if key not in dropped}
+    return Dialect("prefill/decode", {**rest, "server_list": list(servers.values())}, places)

@@ -1,0 +1,122 @@
+"""Rank tables read: a file or a text into a RankTable, or every fault of it with its JSON pointer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import Fault, InputFaults
+from clusterctl.ranktable_check import Report, check_file, inspect
+from clusterctl.ranktable_findings import Finding
+from clusterctl.ranktable_model import Device, RankTable, Server, SuperPod, counted, many_objects
+
+_TOP_KEYS = {"version", "server_count", "server_list", "super_pod_list", "status"}
+_SERVER_KEYS = {"server_id", "device", "host_nic_ip"}
+_DEVICE_KEYS = {"device_id", "device_ip", "rank_id", "super_device_id"}
+_V2_TOP_KEYS = {"version", "rank_count", "rank_list", "status"}
+_V2_RANK_KEYS = {"rank_id", "local_id", "device_id", "level_list"}
+_FORGIVEN = ("dialect",)  # HCCL does not take these forms; a reader who turns them into its own does
+
+
+@many_objects()
+def load(path: Path, hardware: str | None = None) -> RankTable:
+    """Read a table from a file; everything that HCCL would refuse is refused here, all at once.
+
+    The file's name and a symbolic link matter to a run and not to a reader, so they pass; so does a table in
+    one of the Kubernetes forms, which is read as the table that it stands for.
+    """
+    report = check_file(path, hardware)
+    unread = [one for one in report.findings if one.code in ("file-unreadable", "file-kind")]
+    inner = [one for one in report.findings if not one.code.startswith("file-")]
+    return _from_report(report, unread + inner, str(path))
+
+
+@many_objects()
+def load_all(paths: Sequence[Path], hardware: str | None = None) -> list[tuple[str, RankTable]]:
+    """Tables with their files' names; the faults of all of them at once."""
+    tables: list[tuple[str, RankTable]] = []
+    faults: list[Fault] = []
+    for path in paths:
+        try:
+            tables.append((str(path), load(path, hardware)))
+        except InputFaults as error:
+            faults += error.faults
+    if faults:
+        raise InputFaults(faults)
+    return tables
+
+
+@many_objects()
+def parse(text: str | bytes, source: str = "rank table") -> RankTable:
+    """Read a table from its text; `source` names it in messages."""
+    report = inspect(text)
+    return _from_report(report, list(report.findings), source)
+
+
+def _from_report(report: Report, findings: Sequence[Finding], source: str) -> RankTable:
+    faults = [
+        Fault(f"{source} {one.pointer}".rstrip(), one.what, one.remedy)
+        for one in findings
+        if one.code not in _FORGIVEN
+    ]
+    if faults:
+        raise InputFaults(faults)
+    if report.version == "2.0":
+        return _from_ranks(report.value)
+    return _from_lab(report.value) if report.version == "" else _from_concise(report.value)
+
+
+def _rest(value: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    return {} if value.keys() <= known else {key: inner for key, inner in value.items() if key not in known}
+
+
+def _from_concise(value: dict[str, Any]) -> RankTable:
+    if value["version"] == "1.0":  # HCCL does not look at what only 1.2 has, and neither was it checked
+        value = {key: inner for key, inner in value.items() if key != "super_pod_list"}
+    servers = []
+    for server in value["server_list"]:
+        devices = tuple([_device(device, int(device["rank_id"])) for device in server["device"]])
+        nic, extras = server.get("host_nic_ip"), _rest(server, _SERVER_KEYS)
+        if nic is not None and not isinstance(nic, str):  # nobody reads it, so it may be anything
+            nic, extras = None, {"host_nic_ip": nic, **extras}
+        servers.append(Server(server["server_id"], devices, nic, extras))
+    pods = tuple(
+        SuperPod(pod["super_pod_id"], tuple(one["server_id"] for one in pod["server_list"]))
+        for pod in value.get("super_pod_list", ())
+    )
+    return RankTable(tuple(servers), value["version"], pods, value["status"], _rest(value, _TOP_KEYS))
+
+
+def _from_lab(value: dict[str, Any]) -> RankTable:
+    """The old form as a 1.0 table; its keys about network planes have no place there and are dropped."""
+    by_server: dict[str, list[Device]] = {}
+    for group in value["group_list"]:
+        for entry in group["instance_list"]:
+            devices = by_server.setdefault(entry["server_id"], [])
+            devices.extend(_device(device, int(entry["rank_id"])) for device in entry["devices"])
+    return RankTable(tuple(Server(name, tuple(devices)) for name, devices in by_server.items()))
+
+
+def _from_ranks(value: dict[str, Any]) -> RankTable:
+    """Version 2.0: ranks in a row, of which the servers are counted."""
+    devices = [
+        Device(
+            entry["device_id"], "", entry["rank_id"], None,
+            _rest(entry, _V2_RANK_KEYS), entry["local_id"], tuple(entry["level_list"]),
+        )
+        for entry in sorted(value["rank_list"], key=lambda entry: int(entry["rank_id"]))
+    ]  # fmt: skip
+    return RankTable(counted(devices), "2.0", (), value["status"], _rest(value, _V2_TOP_KEYS))
+
+
+def _device(value: dict[str, Any], rank: int) -> Device:
+    extras = {} if value.keys() <= _DEVICE_KEYS else _rest(value, _DEVICE_KEYS)
+    super_id = value.get("super_device_id")
+    return Device(
+        int(value["device_id"]),
+        value.get("device_ip", ""),
+        rank,
+        super_id if isinstance(super_id, str) else None,
+        extras,
+    )

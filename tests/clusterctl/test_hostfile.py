@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusterctl.errors import InputFaults, UsageError
+from clusterctl.hostfile import Entry, deepspeed, inspect, load, mpich, openmpi, parse, render
+from clusterctl.inventory import Cluster, Node
+from clusterctl.rundir import save_new
+
+
+def cluster(*devices: int) -> Cluster:
+    nodes = [
+        Node(f"node{place}", host="ssh.example", address=f"10.0.0.{place}", devices=tuple(range(count)))
+        for place, count in enumerate(devices, 1)
+    ]
+    return Cluster("test", tuple(nodes))
+
+
+def test_a_cluster_is_written_with_the_address_that_ranks_use() -> None:
+    assert deepspeed(cluster(8, 4)) == "10.0.0.1 slots=8\n10.0.0.2 slots=4\n"
+    assert openmpi(cluster(8)) == "10.0.0.1 slots=8\n"
+    assert mpich(cluster(8, 4)) == "10.0.0.1:8\n10.0.0.2:4\n"
+
+
+def test_slots_are_the_jobs_where_it_says_them() -> None:
+    assert deepspeed(cluster(8, 8), {"node1": 2}) == "10.0.0.1 slots=2\n10.0.0.2 slots=8\n"
+
+
+def test_a_node_without_ranks_has_no_line_and_one_without_devices_has_one_slot() -> None:
+    assert deepspeed(cluster(8, 8), {"node1": 0}) == "10.0.0.2 slots=8\n"
+    assert deepspeed(cluster(0)) == "10.0.0.1 slots=1\n"
+
+
+def test_two_nodes_at_one_address_make_no_hostfile() -> None:
+    twins = Cluster(
+        "test", (Node("a", host="h", address="10.0.0.1"), Node("b", host="h", address="10.0.0.1"))
+    )
+    with pytest.raises(InputFaults, match="stands on line 1 too"):
+        deepspeed(twins)
+
+
+def test_an_unknown_format_names_the_near_miss() -> None:
+    with pytest.raises(UsageError) as caught:
+        render(cluster(1), "deepsped")
+    assert "deepspeed" in caught.value.hint
+
+
+def test_every_format_is_read() -> None:
+    text = "# ours\r\n\r\n10.0.0.1\tslots=8 max_slots=9 # first\r\nroot@node2 slots=4\r\nnode3\r\nfe80::1\r\n"
+    assert parse(text) == [
+        Entry("10.0.0.1", 8, None, 3, max_slots=9, form="slots"),
+        Entry("node2", 4, "root", 4, form="slots"),
+        Entry("node3", None, None, 5),
+        Entry("fe80::1", None, None, 6),
+    ]
+    assert parse("node3:2\nnode4:8 user=root # MPICH\nnode5\n") == [
+        Entry("node3", 2, None, 1, form="colon"),
+        Entry("node4", 8, "root", 2, form="colon"),
+        Entry("node5", None, None, 3),
+    ]
+
+
+def test_slots_in_two_ways_are_no_launchers_file() -> None:
+    with pytest.raises(InputFaults, match="no launcher takes both"):
+        parse("a slots=8\nb:8\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("-oProxyCommand=reboot slots=8", "can't begin with '-'"),
+        ("node1;reboot slots=8", "no name"),
+        ("$(reboot) slots=8", "no name"),
+        ("`id` slots=8", "no name"),
+        ("node1 slots=0", "slots=0"),
+        ("node1 slots=x", "no number"),
+        ("node1 slots=٣", "no number"),
+        ("node1 slots=08x", "no number"),
+        ("node1 slots=99999", "slots=99999"),
+        ("node1 slots = 4", "unexpected 'slots'"),
+        ("node1 slts=4", "unexpected 'slts=4'"),
+        ("node1:0", "slots=0"),
+        ("node1:8 slots=8", "twice"),
+        ("node[0-3] slots=8", "one name to DeepSpeed"),
+        ("node\x1b1 slots=8", "no name"),
+    ],
+)
+def test_a_line_that_is_no_node_is_refused_with_its_number(line: str, word: str) -> None:
+    with pytest.raises(InputFaults) as caught:
+        parse(f"good slots=8\n{line}\n", "hosts")
+    (fault,) = caught.value.faults
+    assert fault.where == "hosts:2" and word in fault.what and fault.remedy
+
+
+def test_all_faults_come_at_once_and_duplicates_name_both_lines() -> None:
+    with pytest.raises(InputFaults) as caught:
+        parse("a slots=0\nb slots=2\nb slots=2\n", "hosts")
+    assert [fault.where for fault in caught.value.faults] == ["hosts:1", "hosts:3"]
+    assert "line 2" in caught.value.faults[1].what
+
+
+def test_an_empty_hostfile_is_a_fault() -> None:
+    with pytest.raises(InputFaults, match="names no nodes"):
+        parse("# nobody\n")
+
+
+def test_files_are_read_with_their_name_in_every_message(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(deepspeed(cluster(8, 4)))
+    assert [entry.address for entry in load(path)] == ["10.0.0.1", "10.0.0.2"]
+    path.write_bytes(b"node\xff slots=8\n")
+    assert "UTF-8" in inspect(path)[1][0].what
+    with pytest.raises(UsageError, match="No such file"):
+        load(tmp_path / "none")
+    with pytest.raises(UsageError):
+        load(tmp_path)
+
+
+def test_another_hostfile_is_kept_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    assert save_new(path, "a slots=1\n") and not save_new(path, "a slots=1\n")
+    with pytest.raises(UsageError, match="another file"):
+        save_new(path, "b slots=1\n")
+    assert save_new(path, "b slots=1\n", force=True) and path.read_text() == "b slots=1\n"
+
+
+@given(
+    st.lists(st.integers(1, 4096), min_size=1, max_size=20),
+    st.sampled_from(["deepspeed", "openmpi", "mpich"]),
+)
+@settings(max_examples=50, deadline=None)
+def test_what_is_written_is_read_back(slots: list[int], form: str) -> None:
+    nodes = cluster(*[1] * len(slots))
+    text = render(nodes, form, dict(zip(nodes.names, slots, strict=True)))
+    assert [(entry.address, entry.slots) for entry in parse(text)] == [
+        (node.address, count) for node, count in zip(nodes.nodes, slots, strict=True)
+    ]
+
+
+@given(st.text(alphabet="ab1 \t\r\n#=:.-@slotx[]٣\x00", max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_read_or_refused_in_words(text: str) -> None:
+    try:
+        parse(text)
+    except InputFaults as error:
+        assert error.faults

@@ -1,0 +1,119 @@
+"""Any file that names nodes, and a Slurm allocation, as an inventory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from clusterctl import hostfile_any
+from clusterctl.cli import nodes
+from clusterctl.errors import ClusterctlError, InputFaults, UsageError
+
+EXAMPLES = Path(__file__).parents[2] / "rank_tables"
+
+program = typer.Typer()
+program.add_typer(nodes.app, name="nodes")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_TASKS_PER_NODE", "CLUSTERCTL_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(program, words)
+
+
+def devices(*words: str) -> dict[str, int]:
+    result = typed("nodes", "--json", *words)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    return {one["name"]: len(one["devices"]) for one in json.loads(result.stdout)["nodes"]}
+
+
+DIALECTS = {
+    "deepspeed": ("a slots=8\nb slots=4\n", "deepspeed"),
+    "openmpi": ("root@a slots=8 max_slots=9\nb slots=4\n", "openmpi"),
+    "mpich": ("a:8\nb:4 user=root\n", "mpich"),
+    "slurm": ("SLURM_JOB_NODELIST=a,b\nSLURM_TASKS_PER_NODE=8,4\n", "slurm"),
+    "yaml": ("nodes:\n  a: {devices: 8}\n  b: {devices: 4}\n", "cluster"),
+    "json": ('{"nodes": {"a": {"devices": 8}, "b": {"devices": 4}}}', "cluster"),
+}
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_every_dialect_is_told_by_its_content_and_serves_as_an_inventory(folder: Path, name: str) -> None:
+    text, dialect = DIALECTS[name]
+    (folder / "nodes.txt").write_text(text)
+    assert hostfile_any.read(folder / "nodes.txt").dialect == dialect
+    assert devices("-c", "nodes.txt") == devices("--hostfile", "nodes.txt") == {"a": 8, "b": 4}
+
+
+def test_bare_names_are_a_rank_each_and_a_list_is_opened(folder: Path) -> None:
+    (folder / "names").write_text("a\nb # second\n")
+    (folder / "list").write_text("n[08-10]\n")
+    assert devices("-c", "names") == {"a": 1, "b": 1}
+    assert list(devices("-c", "list")) == ["n08", "n09", "n10"]
+
+
+def test_a_rank_table_gives_nodes_with_their_devices_addresses() -> None:
+    cluster = hostfile_any.load(EXAMPLES / "hccl_4s_32p.json")
+    first = cluster.nodes[0]
+    assert len(cluster.nodes) == 4 and (first.kind, first.devices) == ("npu", tuple(range(8)))
+    assert first.address == first.server_id == "10.155.111.140" and len(first.device_ips) == 8
+
+
+def test_a_hostfiles_user_and_the_settings_kind_reach_the_nodes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "hosts").write_text("root@a slots=8\n")
+    monkeypatch.setenv("CLUSTERCTL_KIND", "npu")
+    node = json.loads(typed("nodes", "--json", "-c", "hosts").stdout)["nodes"][0]
+    assert (node["user"], node["kind"], node["host"], node["server_id"]) == ("root", "npu", "a", "a")
+    monkeypatch.setenv("CLUSTERCTL_KIND", "gpu")
+    assert isinstance(typed("nodes", "-c", "hosts").exception, UsageError)
+
+
+def test_the_allocation_serves_where_there_is_no_cluster_yaml(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[01-03]")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "8(x2),4")
+    assert devices() == {"n01": 8, "n02": 8, "n03": 4}
+    (folder / "hosts").write_text("a slots=1\n")
+    assert devices("-c", "hosts") == {"a": 1}
+    (folder / "cluster.yaml").write_text("nodes: {mine: {}}\n")
+    assert devices() == {"mine": 1}
+
+
+def test_a_named_inventory_that_is_not_there_is_not_replaced_by_the_allocation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[01-03]")
+    monkeypatch.setenv("CLUSTERCTL_CLUSTER", "mine.yaml")
+    error = typed("nodes").exception
+    assert isinstance(error, UsageError) and "mine.yaml: no such file" in error.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["-oX slots=8\n", "a slots=0\n", "a slots=1\na slots=2\n", "a;b slots=1\n", "a slots=65\n", "", "nodes: {\n",
+     '{"server_list": 1}', "n[1-2],-x\n", "\x00\n", "a slots=1\nb:2\n"],
+)  # fmt: skip
+def test_a_bad_file_is_refused_in_words_with_its_place(folder: Path, text: str) -> None:
+    (folder / "bad").write_text(text)
+    error = typed("nodes", "-c", "bad").exception
+    assert isinstance(error, InputFaults) and error.faults[0].where.startswith("bad")
+
+
+def test_no_such_file_and_a_folder_are_the_command_lines_fault(folder: Path) -> None:
+    for name in ("none", "none.yaml", "."):
+        error = typed("nodes", "-c", name).exception
+        assert isinstance(error, ClusterctlError) and error.exit_code == 2
