@@ -1,0 +1,5 @@
+"""`python -m clusterctl`."""
+
+from clusterctl.cli.door import main
+
+main()

@@ -1,0 +1,174 @@
+"""One command on a node: argv as a list, never through a shell; output as it comes; ended for sure when
+nobody waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import threading
+import time
+import uuid
+from typing import Any, Dict, List
+
+from clusterctl.agent.frames import CHUNK, StreamEnded
+from clusterctl.agent.processes import end_all
+from clusterctl.agent.request import Refused, Request
+
+MARKER = "CLUSTERCTL_EXEC"
+POLITE = 2.0  # seconds between the request to end and the kill
+AFTERMATH = 0.5  # seconds for the last output when the command left something behind that holds its pipes
+NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells say it
+
+
+def raw(text: str) -> bytes:
+    """The bytes that the launcher's side had, whatever the node's locale is."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def command(argv: List[str]) -> List[bytes]:
+    """An argv as the kernel takes it; `~/` is the login's home in the program's own name, and in no
+    argument."""
+    program = os.path.expanduser(argv[0]) if argv[0].startswith("~/") else argv[0]
+    return [raw(one) for one in [program, *argv[1:]]]
+
+
+def environment(extra: Dict[str, Any]) -> Dict[bytes, bytes]:
+    """The login's environment without the traces of SSH, and what the request adds."""
+    inherited = {name: value for name, value in os.environb.items() if not name.startswith(b"SSH_")}
+    inherited.update({raw(str(name)): raw(str(value)) for name, value in extra.items()})
+    return inherited
+
+
+def run(request: Request) -> Dict[str, Any]:
+    """Run `argv` to its end; its output goes back as it comes, then its exit code or signal."""
+    argv = request.need("argv", list)
+    if not argv or not all(isinstance(one, str) and "\0" not in one for one in argv):
+        raise Refused("usage", "run: argv must be a list of texts without null bytes")
+    cwd = os.path.expanduser(request.params.get("cwd") or "~")
+    if not os.path.isdir(cwd):
+        raise Refused("not-found", f"no folder {cwd} to run in")
+    marker = {MARKER: uuid.uuid4().hex}
+    env = environment({**(request.params.get("env") or {}), **marker})
+    try:
+        process = subprocess.Popen(
+            command(argv),
+            stdin=subprocess.PIPE if request.params.get("stdin") else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except (FileNotFoundError, PermissionError, OSError, ValueError) as problem:
+        request.send(
+            f"{argv[0]}: {getattr(problem, 'strerror', None) or problem}\n".encode(errors="replace"),
+            stream="stderr",
+        )
+        return {
+            "exit_code": NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_RUNNABLE,
+            "signal": None,
+        }
+    return _Child(request, process, marker).finish()
+
+
+class _Child:
+    """A started command and the threads around it."""
+
+    def __init__(self, request: Request, process: subprocess.Popen[bytes], marker: Dict[str, str]) -> None:
+        self.request = request
+        self.process = process
+        self.marker = marker
+        self.timed_out = False
+        self.exited, self._exit_note = os.pipe()
+        self._ending = threading.Lock()
+        request.on_cancel.append(self.end)
+        if request.cancelled.is_set():
+            self.end()
+
+    def end(self) -> None:
+        """End the command and all that it started, also what left its process group."""
+        with self._ending:
+            end_all([self.process.pid], self.marker, POLITE)
+
+    def finish(self) -> Dict[str, Any]:
+        timeout = self.request.params.get("timeout")
+        timer = threading.Timer(float(timeout), self._time_out) if timeout else None
+        helpers = [threading.Thread(target=self._wait, daemon=True)]
+        if self.process.stdin:
+            helpers.append(threading.Thread(target=self._feed, daemon=True))
+        for thread in helpers:
+            thread.start()
+        if timer:
+            timer.daemon = True
+            timer.start()
+        try:
+            self._pump()
+        except StreamEnded:
+            self.end()  # nobody reads any more
+            raise
+        finally:
+            helpers[0].join()
+            if timer:
+                timer.cancel()
+            self._close()
+        if self.timed_out:
+            with self._ending:  # its detached children are gone too before the launcher hears of it
+                pass
+        code = self.process.returncode
+        killed_by = -code if code < 0 else None
+        return {"exit_code": None if killed_by else code, "signal": killed_by, "timed_out": self.timed_out}
+
+    def _time_out(self) -> None:
+        self.timed_out = True
+        self.end()
+
+    def _wait(self) -> None:
+        self.process.wait()
+        os.write(self._exit_note, b".")
+
+    def _feed(self) -> None:
+        stdin = self.process.stdin
+        assert stdin is not None
+        try:
+            while True:
+                frame = self.request.inbox.get()
+                if frame is None:
+                    break
+                stdin.write(frame.payload)
+                stdin.flush()
+        except (BrokenPipeError, StreamEnded, ValueError):
+            pass  # the command reads no more, or ended
+        finally:
+            with contextlib.suppress(BrokenPipeError, ValueError):
+                stdin.close()
+
+    def _pump(self) -> None:
+        """Send what comes on both streams until both end, or until shortly after the command itself ended."""
+        assert self.process.stdout is not None and self.process.stderr is not None
+        names = {self.process.stdout.fileno(): "stdout", self.process.stderr.fileno(): "stderr"}
+        watched: List[int] = [*names, self.exited]
+        deadline = None
+        while any(fd in watched for fd in names):
+            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = select.select(watched, [], [], wait)[0]
+            if not ready:
+                break
+            for fd in ready:
+                if fd == self.exited:
+                    watched.remove(fd)
+                    deadline = time.monotonic() + AFTERMATH
+                    continue
+                chunk = os.read(fd, CHUNK)
+                if chunk:
+                    self.request.send(chunk, stream=names[fd])
+                else:
+                    watched.remove(fd)
+
+    def _close(self) -> None:
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream:
+                stream.close()
+        os.close(self.exited)
+        os.close(self._exit_note)

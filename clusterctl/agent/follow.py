@@ -1,0 +1,97 @@
+"""Files as they grow: from a cursor each, many at once, until the attempt that writes them has ended."""
+
+from __future__ import annotations
+
+import glob
+import os
+import time
+from io import FileIO
+from typing import Any, Dict
+
+from clusterctl.agent.frames import CHUNK
+from clusterctl.agent.request import Refused, Request
+from clusterctl.agent.supervisor import FINAL, read_state
+
+LOOK = 0.05  # seconds between two looks at files that did not grow
+GLOB_LOOK = 0.5  # seconds between two looks for new files and at the attempt's state
+
+
+class _Files:
+    """The files that are followed, each with the offset that was sent up to."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.patterns = [os.path.expanduser(one) for one in request.params.get("globs") or []]
+        self.offsets: Dict[str, int] = {}
+        self.open: Dict[str, FileIO] = {}
+        for one in request.params.get("files") or []:
+            if not isinstance(one, dict) or not isinstance(one.get("path"), str):
+                raise Refused("usage", f"follow: a file is {{path, offset}}, not {one!r:.80}")
+            self.offsets[os.path.expanduser(one["path"])] = int(one.get("offset", 0))
+
+    def find(self) -> None:
+        """Take up files that have appeared; those of the patterns begin at 0 unless a cursor was given."""
+        for pattern in self.patterns:
+            for path in sorted(glob.glob(pattern)):
+                self.offsets.setdefault(path, 0)
+        for path, offset in self.offsets.items():
+            if path not in self.open and os.path.isfile(path):
+                file = FileIO(path)  # it stays open while it grows
+                file.seek(offset)
+                self.open[path] = file
+
+    def send_new(self) -> int:
+        """One piece of each file, so that a long one does not hold up the others; how many bytes in all."""
+        sent = 0
+        for path, file in self.open.items():
+            chunk = file.read(CHUNK)
+            if chunk:
+                self.request.send(chunk, path=path, offset=self.offsets[path])
+                self.offsets[path] += len(chunk)
+                sent += len(chunk)
+        return sent
+
+    def close(self) -> None:
+        for file in self.open.values():
+            file.close()
+
+
+def follow(request: Request) -> Dict[str, Any]:
+    """Send what files hold from their cursors on, and what is added, until `until` says that it is enough.
+
+    `until` is "now" (what is there), or {run_dir, attempt} (until that attempt ended and all its bytes were
+    sent); without one it goes on until the launcher cancels.
+    """
+    files = _Files(request)
+    try:
+        state = _follow(request, files)
+    finally:
+        files.close()
+    return {"offsets": files.offsets, "state": state}
+
+
+def _follow(request: Request, files: _Files) -> Any:
+    until = request.params.get("until")
+    looked, ended, state = 0.0, False, None
+    while not request.cancelled.is_set():
+        if time.monotonic() - looked >= GLOB_LOOK:
+            looked = time.monotonic()
+            state = _ended(until)
+            ended = state is not None  # asked before the last look at the files, so that nothing is missed
+            files.find()
+        if not files.send_new():
+            if ended:
+                return state
+            request.cancelled.wait(LOOK)
+    return None
+
+
+def _ended(until: Any) -> Any:
+    """How the watched attempt ended; None while it goes on."""
+    if until == "now":
+        return "now"
+    if isinstance(until, dict):
+        node = read_state(os.path.expanduser(str(until["run_dir"])), int(until["attempt"]))["node"]
+        if node and (node["state"] in FINAL or node["state"] == "lost"):
+            return node["state"]
+    return None

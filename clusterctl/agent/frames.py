@@ -1,0 +1,201 @@
+"""The language between launcher and agent: frames over one byte stream, many requests at once.
+
+A frame is `C`, version 1, the header's length (4 bytes), the payload's length (4 bytes), the header as JSON,
+the payload. Lengths are capped before anything is read, so that a hostile or confused peer can neither hang
+nor swell its reader. Runs on nodes too: standard library only, Python 3.8 and newer.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from typing import Any, Callable, Dict, NamedTuple, Optional
+
+PREFIX = struct.Struct(">BBII")
+MAGIC, VERSION = 0x43, 1
+MAX_HEADER = 64 << 10  # an id, a kind, a stream name or a path
+MAX_PAYLOAD = (
+    16 << 20
+)  # the parameters of one request: argv and environment together stay under 2 MB on Linux
+CHUNK = (
+    128 << 10
+)  # one piece of a stream: big enough for 1 GB/s, small enough that no request waits for another
+WINDOW = 1 << 20  # bytes of one stream under way before its reader has to say that it took them
+BEAT = 2.0  # seconds of silence after which a side says that it is alive
+SILENCE = 10.0  # seconds without a byte after which the launcher gives a node up
+AGENT_SILENCE = 30.0  # the agent is more patient: a suspended launcher may come back
+
+
+class BadFrame(Exception):
+    """What came is no frame; the stream can't be used any more."""
+
+
+class StreamEnded(Exception):
+    """The peer closed the stream, or the link is gone."""
+
+
+class Frame(NamedTuple):
+    id: int
+    """Which request; 0 speaks of the link itself."""
+    kind: str
+    """open, data, eof, cancel, credit, end, fail or beat."""
+    fields: Dict[str, Any]
+    payload: bytes = b""
+
+
+def encode(frame: Frame) -> bytes:
+    """The bytes of one frame."""
+    header = json.dumps([frame.id, frame.kind, frame.fields], separators=(",", ":")).encode()
+    if len(header) > MAX_HEADER or len(frame.payload) > MAX_PAYLOAD:
+        raise BadFrame(f"a frame of {len(header)} + {len(frame.payload)} bytes is too large")
+    return PREFIX.pack(MAGIC, VERSION, len(header), len(frame.payload)) + header + frame.payload
+
+
+def read_frame(read: Callable[[int], bytes]) -> Optional[Frame]:
+    """The next frame, or None at the clean end; `read(n)` gives exactly n bytes, or fewer at the end."""
+    prefix = read(PREFIX.size)
+    if not prefix:
+        return None
+    if len(prefix) < PREFIX.size:
+        raise BadFrame("the stream ended inside a frame")
+    magic, version, header_size, payload_size = PREFIX.unpack(prefix)
+    if magic != MAGIC or version != VERSION:
+        raise BadFrame(f"{prefix[:8]!r} begins no frame")
+    if header_size > MAX_HEADER or payload_size > MAX_PAYLOAD:
+        raise BadFrame(f"a frame of {header_size} + {payload_size} bytes is too large")
+    body = read(header_size + payload_size)
+    if len(body) < header_size + payload_size:
+        raise BadFrame("the stream ended inside a frame")
+    return _parse(body[:header_size], body[header_size:])
+
+
+def _parse(header: bytes, payload: bytes) -> Frame:
+    try:
+        number, kind, fields = json.loads(header)
+    except (ValueError, TypeError, RecursionError) as problem:
+        raise BadFrame("a frame's header is not what it must be") from problem
+    if not isinstance(number, int) or not isinstance(kind, str) or not isinstance(fields, dict):
+        raise BadFrame("a frame's header is not what it must be")
+    return Frame(number, kind, fields, payload)
+
+
+def parse_payload(payload: bytes) -> Dict[str, Any]:
+    """A payload that must be one JSON object."""
+    try:
+        value = json.loads(payload)
+    except (ValueError, RecursionError) as problem:
+        raise BadFrame("a payload is not JSON") from problem
+    if not isinstance(value, dict):
+        raise BadFrame("a payload is not a JSON object")
+    return value
+
+
+def to_payload(value: Dict[str, Any]) -> bytes:
+    """JSON in ASCII: a name that is no UTF-8 survives as lone surrogates."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+class Window:
+    """How many bytes of one stream may still be sent; the reader's credit opens it again."""
+
+    def __init__(self, size: int = WINDOW) -> None:
+        self._left = size
+        self._closed = False
+        self._change = threading.Condition()
+
+    def take(self, count: int) -> None:
+        """Wait until something may be sent, then count it; one chunk may overdraw."""
+        with self._change:
+            while self._left <= 0 and not self._closed:
+                self._change.wait()
+            if self._closed:
+                raise StreamEnded("the link is closed")
+            self._left -= count
+
+    def give(self, count: int) -> None:
+        with self._change:
+            self._left += count
+            self._change.notify_all()
+
+    def close(self) -> None:
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+
+
+class Inbox:
+    """The chunks of one stream that came and were not read yet; the sender's window bounds it."""
+
+    def __init__(self, credit: Callable[[int], None], size: int = WINDOW) -> None:
+        self._credit = credit
+        self._size = size
+        self._chunks: "list[Frame]" = []
+        self._held = 0
+        self._taken = 0
+        self._end: Optional[BaseException] = None
+        self._finished = False
+        self._change = threading.Condition()
+
+    def put(self, frame: Frame) -> None:
+        """Called by the link's reader; never waits. A peer that ignores its window breaks the link."""
+        with self._change:
+            self._held += len(frame.payload)
+            if self._held > self._size + MAX_PAYLOAD:
+                raise BadFrame("the peer sends more than its window")
+            self._chunks.append(frame)
+            self._change.notify_all()
+
+    def close(self, problem: Optional[BaseException] = None) -> None:
+        """No more will come: the end of the stream, or what broke it."""
+        with self._change:
+            self._end = self._end or problem
+            self._finished = True
+            self._change.notify_all()
+
+    def get(self) -> Optional[Frame]:
+        """The next chunk, in order; None at the end; raises what broke the stream."""
+        with self._change:
+            while not self._chunks and not self._finished:
+                self._change.wait()
+            if not self._chunks:
+                if self._end is not None:
+                    raise self._end
+                return None
+            frame = self._chunks.pop(0)
+            self._held -= len(frame.payload)
+            self._taken += len(frame.payload)
+            due = self._taken if self._taken >= self._size // 2 else 0
+            self._taken -= due
+        if due:
+            self._credit(due)
+        return frame
+
+
+class ByteReader:
+    """Exactly n bytes at a time out of chunks of any size."""
+
+    def __init__(self, next_chunk: Callable[[], bytes]) -> None:
+        self._next = next_chunk  # b"" at the end
+        self._rest = bytearray()
+
+    def read(self, count: int) -> bytes:
+        """Exactly `count` bytes, fewer only at the end."""
+        while len(self._rest) < count:
+            chunk = self._next()
+            if not chunk:
+                break
+            self._rest += chunk
+        taken = bytes(self._rest[:count])
+        del self._rest[:count]
+        return taken
+
+    def read_line(self, limit: int) -> bytes:
+        """Up to and with the next newline; at most `limit` bytes."""
+        while b"\n" not in self._rest and len(self._rest) < limit:
+            chunk = self._next()
+            if not chunk:
+                break
+            self._rest += chunk
+        end = self._rest.find(b"\n") + 1 or len(self._rest)
+        return self.read(min(end, limit))

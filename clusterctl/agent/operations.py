@@ -1,0 +1,145 @@
+"""What an agent can be asked: the table, and the small operations on files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+from typing import Any, Dict
+
+from clusterctl.agent import child, follow, supervisor, tree
+from clusterctl.agent.frames import CHUNK
+from clusterctl.agent.processes import marked
+from clusterctl.agent.request import Refused, Request
+
+OWN_FOLDERS = ("runs", "store", "trees", "tmp")  # below the work folder: all that `remove` may touch
+
+
+def put(request: Request) -> Dict[str, Any]:
+    """One file, whole or not at all: written aside, verified, renamed."""
+    path = request.path()
+    mode = int(request.params.get("mode", 0o600))
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    aside = f"{path}.{os.getpid()}.{request.id}.aside"
+    digest, size = hashlib.sha256(), 0
+    try:
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            while True:
+                frame = request.inbox.get()
+                if frame is None:
+                    break
+                file.write(frame.payload)
+                digest.update(frame.payload)
+                size += len(frame.payload)
+            os.fchmod(file.fileno(), mode & 0o777)
+            file.flush()
+            os.fsync(file.fileno())
+        wanted = request.params.get("sha256")
+        if wanted is not None and wanted != digest.hexdigest():
+            raise Refused("damaged", f"{path} arrived damaged; nothing was changed")
+        os.replace(aside, path)
+    finally:
+        if os.path.lexists(aside):
+            os.unlink(aside)
+    return {"path": path, "size": size, "sha256": digest.hexdigest()}
+
+
+def get(request: Request) -> Dict[str, Any]:
+    """One file from an offset to its end as it is now."""
+    path = request.path()
+    offset = int(request.params.get("offset", 0))
+    limit = request.params.get("limit")
+    with open(path, "rb") as file:
+        found = os.fstat(file.fileno())
+        file.seek(offset)
+        left = max(found.st_size - offset, 0) if limit is None else int(limit)
+        while left > 0:
+            chunk = file.read(min(left, CHUNK))
+            if not chunk:
+                break
+            request.send(chunk)
+            left -= len(chunk)
+        return {
+            "path": path,
+            "size": found.st_size,
+            "mode": found.st_mode & 0o7777,
+            "mtime": found.st_mtime,
+            "end": file.tell(),
+        }
+
+
+def fingerprint(request: Request) -> Dict[str, Any]:
+    """What stands at a path itself, links not followed: its kind (f, d, l, other, or nothing), mode and hash."""
+    path = request.path()
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return {"path": path, "kind": ""}
+    kinds = {stat.S_IFREG: "f", stat.S_IFDIR: "d", stat.S_IFLNK: "l"}
+    kind = kinds.get(stat.S_IFMT(found.st_mode), "other")
+    result = {"path": path, "kind": kind, "mode": found.st_mode & 0o7777, "size": found.st_size}
+    if kind == "f" and os.access(path, os.R_OK):
+        result["sha256"] = tree.hash_file(path)[1]
+    return result
+
+
+def listing(request: Request) -> Dict[str, Any]:
+    """The entries of one folder, sorted; `missing` instead of a fault where there is none."""
+    path = request.path()
+    if not os.path.isdir(path):
+        return {"path": path, "missing": not os.path.lexists(path), "entries": []}
+    entries = []
+    for entry in sorted(os.scandir(path), key=lambda one: one.name):
+        found = entry.stat(follow_symlinks=False)
+        kind = "l" if entry.is_symlink() else "d" if entry.is_dir() else "f"
+        entries.append({"name": entry.name, "kind": kind, "size": found.st_size, "mtime": found.st_mtime})
+    return {"path": path, "missing": False, "entries": entries}
+
+
+def mkdir(request: Request) -> Dict[str, Any]:
+    path = request.path()
+    os.makedirs(path, mode=int(request.params.get("mode", 0o700)), exist_ok=True)
+    return {"path": path}
+
+
+def remove(request: Request) -> Dict[str, Any]:
+    """A file or a tree below one of the agent's own folders; nothing else, whatever is asked."""
+    path = request.path()
+    real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    roots = [os.path.join(os.path.realpath(request.agent.workdir), name) for name in OWN_FOLDERS]
+    if not any(real.startswith(root + os.sep) for root in roots):
+        raise Refused("outside", f"{path} is not below {request.agent.workdir}/{{{','.join(OWN_FOLDERS)}}}")
+    if not os.path.lexists(real):
+        return {"removed": False}
+    if os.path.isdir(real) and not os.path.islink(real):
+        shutil.rmtree(real)
+    else:
+        os.unlink(real)
+    return {"removed": True}
+
+
+def count(request: Request) -> Dict[str, Any]:
+    """How many living processes carry a marker."""
+    marker = request.need("marker", dict)
+    if not marker:
+        raise Refused("usage", "count: an empty marker would match every process")
+    return {"pids": marked({str(name): str(value) for name, value in marker.items()})}
+
+
+OPERATIONS = {
+    "put": put,
+    "get": get,
+    "fingerprint": fingerprint,
+    "list": listing,
+    "mkdir": mkdir,
+    "remove": remove,
+    "count": count,
+    "run": child.run,
+    "follow": follow.follow,
+    "start": supervisor.start,
+    "state": supervisor.state,
+    "stop": supervisor.stop,
+    "receive": tree.receive,
+    "tree": tree.send_tree,
+}

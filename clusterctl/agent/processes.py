@@ -1,0 +1,119 @@
+"""Processes as what they are: known by pid, start time and boot id, found by a marker in their environment,
+ended for sure.
+
+Runs on nodes too: standard library only, Python 3.8 and newer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Set
+
+
+def text_of(path: str) -> str:
+    """A small file's text, or nothing where it can't be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def boot_id() -> str:
+    """This start of this machine: a pid of an earlier one means nothing."""
+    return text_of("/proc/sys/kernel/random/boot_id").strip()
+
+
+def start_time(pid: int) -> Optional[int]:
+    """When a process started, in clock ticks since boot; None when it is gone or only its exit status is
+    left."""
+    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    if len(fields) < 20 or fields[0] in "ZX":
+        return None
+    return int(fields[19])
+
+
+def identity(pid: int) -> Dict[str, object]:
+    """What is recorded of a process that we started."""
+    return {"pid": pid, "start_time": start_time(pid), "boot_id": boot_id()}
+
+
+def is_alive(record: Mapping[str, object]) -> bool:
+    """Whether the very process of the record still runs: the pid alone may belong to another one by now."""
+    pid, started = record.get("pid"), record.get("start_time")
+    if not isinstance(pid, int) or started is None or record.get("boot_id") != boot_id():
+        return False
+    return start_time(pid) == started
+
+
+def marked(marker: Mapping[str, str]) -> List[int]:
+    """The living processes that carry all of the marker's variables in their environment."""
+    wanted = [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in marker.items()]
+    found = []
+    for entry in os.listdir("/proc") if wanted and os.path.isdir("/proc") else ():
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                environ = file.read()
+        except OSError:  # gone, or another user's
+            continue
+        if all(one in environ for one in wanted) and set(wanted) <= set(environ.split(b"\0")):
+            found.append(int(entry))
+    return found
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    """A signal to processes; who is gone is no fault."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def group_members(groups: Iterable[int]) -> Set[int]:
+    """The living processes of some process groups."""
+    wanted = set(groups)
+    found = set()
+    for entry in os.listdir("/proc") if wanted and os.path.isdir("/proc") else ():
+        if entry.isdigit():
+            fields = text_of(f"/proc/{entry}/stat").rpartition(")")[2].split()
+            if len(fields) > 2 and fields[0] not in "ZX" and int(fields[2]) in wanted:
+                found.add(int(entry))
+    return found
+
+
+def end_all(
+    groups: Iterable[int],
+    marker: Mapping[str, str],
+    grace: float,
+    between: Callable[[], object] = lambda: None,
+    limit: float = 5.0,
+) -> int:
+    """Ask politely, wait `grace` seconds, then kill, until none of the groups and none with the marker is
+    left.
+
+    A stopped process takes no SIGTERM until it is continued. Returns how many are left after `limit` seconds
+    of killing: more than 0 only for processes that the kernel itself holds. `between` is called at each look.
+    """
+    groups = list(groups)
+    asked: Set[int] = set()
+    began = time.monotonic()
+    while True:
+        between()
+        there = group_members(groups) | set(marked(marker))
+        waited = time.monotonic() - began
+        if not there or waited >= grace + limit:
+            return len(there)
+        if waited >= grace:
+            send(there, signal.SIGKILL)
+        else:
+            send(there - asked, signal.SIGTERM)
+            send(there - asked, signal.SIGCONT)
+            asked |= there
+        time.sleep(
+            0.02 if waited < 1 or waited >= grace else 0.2
+        )  # a look at a busy node's /proc costs up to 25 ms

@@ -1,0 +1,66 @@
+"""One thing that the launcher asked of this node's agent: what it gave, what goes back, when nobody wants it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Callable, Dict, List
+
+from clusterctl.agent.frames import ByteReader, Frame, Inbox, StreamEnded, Window
+
+if TYPE_CHECKING:
+    from clusterctl.agent.server import Agent
+
+
+class Refused(Exception):
+    """A request that can't be done, in words for the user; `kind` is for programs."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Request:
+    """One thing asked by the launcher, with its own body, its own reply stream and its own end."""
+
+    def __init__(self, agent: Agent, number: int, op: str, params: Dict[str, Any]) -> None:
+        self.agent = agent
+        self.id = number
+        self.op = op
+        self.params = params
+        self.window = Window()
+        self.inbox = Inbox(lambda count: agent.send(Frame(number, "credit", {"bytes": count})))
+        self.body = ByteReader(self._next_chunk)
+        self.cancelled = threading.Event()
+        self.on_cancel: List[Callable[[], object]] = []
+
+    def _next_chunk(self) -> bytes:
+        frame = self.inbox.get()
+        return frame.payload if frame else b""
+
+    def need(self, name: str, kind: type) -> Any:
+        """A parameter that must be there and of a kind."""
+        value = self.params.get(name)
+        if not isinstance(value, kind) or (kind is str and not value):
+            raise Refused("usage", f"{self.op}: {name!r} must be {kind.__name__}, not {value!r:.100}")
+        return value
+
+    def path(self, name: str = "path") -> str:
+        """A path on this node; `~` is the login's home."""
+        path = os.path.expanduser(self.need(name, str))
+        if "\0" in path:
+            raise Refused("usage", f"{self.op}: a path can't hold a null byte")
+        return os.path.abspath(os.path.join(os.path.expanduser("~"), path))
+
+    def send(self, payload: bytes, **fields: Any) -> None:
+        """One chunk of the reply; waits while the launcher has too much unread."""
+        self.window.take(len(payload))
+        self.agent.send(Frame(self.id, "data", fields, payload))
+
+    def cancel(self) -> None:
+        """The launcher wants no more of it, or is gone."""
+        self.cancelled.set()
+        self.window.close()
+        self.inbox.close(StreamEnded("the request was cancelled"))
+        for action in self.on_cancel:
+            action()

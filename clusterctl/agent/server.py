@@ -1,0 +1,187 @@
+"""The agent's end of the link: reads frames, runs each request in its own thread, ends what it started when
+the link ends."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from clusterctl.agent.frames import (
+    AGENT_SILENCE,
+    BEAT,
+    BadFrame,
+    Frame,
+    StreamEnded,
+    encode,
+    parse_payload,
+    read_frame,
+    to_payload,
+)
+from clusterctl.agent.processes import boot_id
+from clusterctl.agent.request import Refused, Request
+
+Operation = Callable[[Request], Optional[Dict[str, Any]]]
+
+
+class Agent:
+    """Answers one launcher over one byte stream."""
+
+    def __init__(self, workdir: str, operations: Dict[str, Operation], output: int) -> None:
+        self.workdir = workdir
+        self.operations = operations
+        self._output = output
+        self._sending = threading.Lock()
+        self._requests: Dict[int, Request] = {}
+        self._threads: List[threading.Thread] = []
+        self._change = threading.Lock()
+        self._heard = self._said = time.monotonic()
+        self._ending = threading.Event()
+
+    def send(self, frame: Frame) -> None:
+        """Write a frame whole; a launcher that is gone ends the agent."""
+        data = memoryview(encode(frame))
+        with self._sending:
+            try:
+                while data:
+                    data = data[os.write(self._output, data) :]
+            except OSError as problem:
+                self._ending.set()
+                raise StreamEnded("the launcher is gone") from problem
+            self._said = time.monotonic()
+
+    def serve(self, read: Callable[[int], bytes]) -> None:
+        """Answer until the link ends, whoever ends it; then end all that is still under way."""
+        threading.Thread(target=self._listen, args=(read,), daemon=True).start()
+        while not self._ending.wait(BEAT):
+            if time.monotonic() - self._heard > AGENT_SILENCE:
+                break
+            if time.monotonic() - self._said >= BEAT and self._sending.acquire(blocking=False):
+                self._sending.release()  # nobody is in the middle of a long write
+                try:
+                    self.send(Frame(0, "beat", {}))
+                except StreamEnded:
+                    break
+        self._end_all()
+
+    def stop(self, *_: object) -> None:
+        self._ending.set()
+
+    def _end_all(self) -> None:
+        with self._change:
+            requests, threads = list(self._requests.values()), list(self._threads)
+        enders = [threading.Thread(target=request.cancel, daemon=True) for request in requests]
+        for thread in enders:
+            thread.start()
+        for thread in enders + threads:
+            thread.join(10.0)
+
+    def _listen(self, read: Callable[[int], bytes]) -> None:
+        try:
+            while True:
+                frame = read_frame(read)
+                if frame is None:
+                    break
+                self._heard = time.monotonic()
+                self._take(frame)
+        except (BadFrame, StreamEnded, OSError, ValueError) as problem:
+            sys.stderr.write(f"the link broke: {problem}\n")
+        self._ending.set()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == "open":
+            self._open(frame)
+            return
+        with self._change:
+            request = self._requests.get(frame.id)
+        if request is None:
+            return  # a beat, or what was under way when the request ended
+        if frame.kind == "data":
+            request.inbox.put(frame)
+        elif frame.kind == "eof":
+            request.inbox.close()
+        elif frame.kind == "credit":
+            request.window.give(int(frame.fields.get("bytes", 0)))
+        elif frame.kind == "cancel":
+            threading.Thread(target=request.cancel, daemon=True).start()
+
+    def _open(self, frame: Frame) -> None:
+        op = str(frame.fields.get("op"))
+        request = Request(self, frame.id, op, parse_payload(frame.payload))
+        thread = threading.Thread(target=self._answer, args=(request,), daemon=True)
+        with self._change:
+            self._requests[frame.id] = request
+            self._threads = [one for one in self._threads if one.is_alive()]
+            self._threads.append(thread)
+            thread.start()
+
+    def _answer(self, request: Request) -> None:
+        try:
+            last = self._do(request)
+            self.send(last)
+        except StreamEnded:
+            pass
+        finally:
+            with self._change:
+                self._requests.pop(request.id, None)
+
+    def _do(self, request: Request) -> Frame:
+        operation = self.operations.get(request.op)
+        if operation is None:
+            return _fail(request, "usage", f"this agent does not know {request.op!r}")
+        try:
+            return Frame(request.id, "end", {}, to_payload(operation(request) or {}))
+        except Refused as refusal:
+            return _fail(request, refusal.kind, str(refusal))
+        except OSError as problem:
+            return _fail(request, "os", f"{request.op}: {problem}")
+        except StreamEnded as problem:
+            return _fail(request, "cancelled", str(problem))
+        except (
+            Exception
+        ) as bug:  # the agent's outermost door: the launcher must hear of it, and the others go on
+            import traceback
+
+            return _fail(request, "bug", f"{request.op}: {bug!r}", traceback.format_exc())
+
+
+def _fail(request: Request, kind: str, message: str, trace: str = "") -> Frame:
+    return Frame(request.id, "fail", {}, to_payload({"kind": kind, "message": message, "traceback": trace}))
+
+
+def hello(request: Request) -> Dict[str, Any]:
+    """Who this node is."""
+    workdir = request.agent.workdir
+    disk = os.statvfs(workdir)
+    return {
+        "hostname": platform.node(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "boot_id": boot_id(),
+        "pid": os.getpid(),
+        "home": os.path.expanduser("~"),
+        "workdir": workdir,
+        "cpus": os.cpu_count() or 1,
+        "monotonic": time.monotonic(),
+        "wall": time.time(),
+        "disk_free": disk.f_bavail * disk.f_frsize,
+    }
+
+
+def main(workdir: str) -> None:
+    """Be the agent on this process's standard input and output until the launcher ends the link."""
+    from clusterctl.agent.operations import OPERATIONS
+
+    source, output = sys.stdin.buffer, os.dup(1)
+    os.dup2(2, 1)  # a stray print must not land between frames
+    os.chdir(os.path.expanduser("~"))
+    agent = Agent(workdir, {"hello": hello, **OPERATIONS}, output)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, agent.stop)
+    agent.serve(source.read)
+    sys.stderr.flush()
+    os._exit(0)  # the listening thread may still wait in a read that nothing will end

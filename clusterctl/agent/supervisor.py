@@ -1,0 +1,390 @@
+"""What owns a run's ranks on one node: starts them, records them, stops them, and outlives the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+from clusterctl.agent.child import NOT_FOUND, NOT_RUNNABLE, command, environment
+from clusterctl.agent.processes import end_all, identity, is_alive, marked
+from clusterctl.agent.request import Refused, Request
+
+GRACE = 30.0  # seconds that ranks have for a last checkpoint
+SWEEP = 2.0  # seconds for what a finished rank left behind
+FINAL = ("finished", "failed", "stopped")
+LAUNCH = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from clusterctl.agent.supervisor import main; main(sys.argv[2:])"
+)
+
+
+class AttemptFiles:
+    """Where one attempt of a run keeps its state on a node."""
+
+    def __init__(self, run_dir: str, attempt: int) -> None:
+        self.run_dir = run_dir
+        self.root = os.path.join(run_dir, "attempts", str(attempt))
+        self.spec = os.path.join(self.root, "spec.json")  # holds environments: only its owner may read it
+        self.node = os.path.join(self.root, "node.json")
+        self.supervisor = os.path.join(self.root, "supervisor.json")
+        self.supervisor_log = os.path.join(self.root, "supervisor.log")
+        self.stop = os.path.join(self.root, "stop.json")
+        self.ranks = os.path.join(self.root, "ranks")
+        self.logs = os.path.join(self.root, "logs")
+        self.heartbeats = os.path.join(run_dir, "heartbeat")
+
+    def rank(self, rank: int) -> str:
+        return os.path.join(self.ranks, f"{rank}.json")
+
+    def log(self, rank: int, stream: str) -> str:
+        return os.path.join(self.logs, f"rank-{rank}.{stream}")
+
+
+def write_json(path: str, value: Dict[str, Any]) -> None:
+    """Aside, fsync, rename; for its owner's eyes only."""
+    aside = f"{path}.{os.getpid()}.aside"
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def read_json(path: str) -> Optional[Dict[str, Any]]:
+    """A state file's content; None where it is not there or is no state file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def marker_of(spec: Dict[str, Any]) -> Dict[str, str]:
+    """What every process of one attempt on one node carries; the node too, since two nodes may share a
+    kernel."""
+    return {
+        "CLUSTERCTL_RUN_ID": str(spec["run_id"]),
+        "CLUSTERCTL_ATTEMPT": str(spec["attempt"]),
+        "CLUSTERCTL_NODE": str(spec["node"]),
+    }
+
+
+# ---- asked by the launcher
+
+
+def start(request: Request) -> Dict[str, Any]:
+    """Start an attempt's ranks under a supervisor of their own; comes back when they have been started."""
+    run_dir, spec = request.path("run_dir"), request.need("spec", dict)
+    _check(spec)
+    files = AttemptFiles(run_dir, spec["attempt"])
+    there = read_json(files.supervisor)
+    if os.path.exists(files.stop):
+        raise Refused("stopped", f"attempt {spec['attempt']} of this run was stopped before it started")
+    if there is not None:
+        raise Refused("exists", f"attempt {spec['attempt']} of this run was already started in {run_dir}")
+    for folder in (files.root, files.ranks, files.logs):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    write_json(files.spec, spec)
+    return _spawn_supervisor(files, run_dir, spec["attempt"])
+
+
+def _check(spec: Dict[str, Any]) -> None:
+    wanted = {"run_id": str, "attempt": int, "node": str, "ranks": list}
+    faults = [
+        f"{name} must be {kind.__name__}"
+        for name, kind in wanted.items()
+        if not isinstance(spec.get(name), kind)
+    ]
+    for rank in spec.get("ranks") or []:
+        if not isinstance(rank, dict) or not isinstance(rank.get("rank"), int) or not rank.get("argv"):
+            faults.append(f"a rank needs rank, argv, env and cwd, not {rank!r:.80}")
+    if faults:
+        raise Refused("usage", "start: " + "; ".join(faults))
+
+
+def _spawn_supervisor(files: AttemptFiles, run_dir: str, attempt: int) -> Dict[str, Any]:
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    reading, writing = os.pipe()
+    log = os.open(files.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    argv = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-X",
+        "utf8",
+        "-c",
+        LAUNCH,
+        package,
+        run_dir,
+        str(attempt),
+        str(writing),
+    ]
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(writing,),
+            start_new_session=True,
+            cwd="/",
+        )
+    finally:
+        os.close(writing)
+        os.close(log)
+    with open(reading, "rb") as ready:
+        line = ready.readline()
+    process.wait()  # the first of the two forks
+    if not line:
+        with open(files.supervisor_log, encoding="utf-8", errors="replace") as file:
+            raise Refused("supervisor", f"the supervisor did not start: {file.read()[-2000:]}")
+    answer = json.loads(line)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def state(request: Request) -> Dict[str, Any]:
+    """What an attempt's files say, and whether its supervisor lives."""
+    return read_state(request.path("run_dir"), request.need("attempt", int))
+
+
+def read_state(run_dir: str, attempt: int) -> Dict[str, Any]:
+    """The attempt as it is now; its state is `lost` when the supervisor died before it could write the
+    end."""
+    files = AttemptFiles(run_dir, attempt)
+    supervisor, node = read_json(files.supervisor), read_json(files.node)
+    alive = supervisor is not None and is_alive(supervisor)
+    if not alive:
+        node = read_json(files.node)  # it may have written its last word just before it ended
+    if node is None and supervisor is not None:
+        node = {"state": "running"}
+    if node is not None and node["state"] not in FINAL and not alive:
+        node = {**node, "state": "lost"}
+    names = sorted(os.listdir(files.ranks), key=_rank_order) if os.path.isdir(files.ranks) else []
+    ranks = [read_json(os.path.join(files.ranks, name)) for name in names if name.endswith(".json")]
+    return {
+        "supervisor": {**supervisor, "alive": alive} if supervisor else None,
+        "node": node,
+        "ranks": [rank for rank in ranks if rank],
+        "heartbeats": _heartbeats(files.heartbeats),
+    }
+
+
+def _rank_order(name: str) -> int:
+    stem = name.split(".")[0]
+    return int(stem) if stem.isdigit() else -1
+
+
+def _heartbeats(folder: str) -> Dict[str, Any]:
+    """By rank: what its trainer wrote last, and how many seconds ago."""
+    found = {}
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        rank = name[len("rank-") :]
+        if name.startswith("rank-") and rank.isdigit():
+            try:
+                with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
+                    found[rank] = {
+                        "text": file.read(200).strip(),
+                        "age": time.time() - os.fstat(file.fileno()).st_mtime,
+                    }
+            except OSError:
+                continue
+    return found
+
+
+def stop(request: Request) -> Dict[str, Any]:
+    """Stop an attempt's ranks, wait for the end, and say how many processes are left of it: 0, or the kernel
+    holds them."""
+    run_dir, attempt = request.path("run_dir"), request.need("attempt", int)
+    grace = float(request.params.get("grace", GRACE))
+    files = AttemptFiles(run_dir, attempt)
+    spec, supervisor = read_json(files.spec), read_json(files.supervisor)
+    if (read_json(files.node) or {}).get("state") not in FINAL:
+        os.makedirs(files.root, mode=0o700, exist_ok=True)
+        # Before all else: a start that is still on its way, or a supervisor that is just starting, finds it and ends.
+        write_json(files.stop, {"grace": grace, "asked": time.time()})
+    if spec is None:
+        return {"left": 0, "state": None}
+    if supervisor is not None and is_alive(supervisor):
+        os.kill(supervisor["pid"], signal.SIGTERM)
+        deadline = time.monotonic() + grace + 15.0
+        while is_alive(supervisor) and time.monotonic() < deadline and not request.cancelled.is_set():
+            time.sleep(0.02)
+    node = read_json(files.node)
+    if supervisor is None or (not is_alive(supervisor) and (node is None or node["state"] not in FINAL)):
+        _stop_without_supervisor(files, spec, grace)
+    return {"left": len(marked(marker_of(spec))), "state": (read_json(files.node) or {}).get("state")}
+
+
+def _stop_without_supervisor(files: AttemptFiles, spec: Dict[str, Any], grace: float) -> None:
+    """The supervisor is dead: its ranks are known by their marker and by nothing else."""
+    end_all([], marker_of(spec), grace)
+    for one in spec["ranks"]:
+        record = read_json(files.rank(one["rank"]))
+        if record and record["state"] == "running" and not is_alive(record):
+            write_json(
+                files.rank(one["rank"]), {**record, "state": "exited", "exit_code": None, "signal": None}
+            )
+    write_json(
+        files.node, {"state": "stopped", "first_failure": None, "ended": time.time(), "supervisor_lost": True}
+    )
+
+
+# ---- the supervisor's own process
+
+
+class Rank:
+    """One process of the run."""
+
+    def __init__(self, spec: Dict[str, Any]) -> None:
+        self.spec = spec
+        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.record: Dict[str, Any] = {
+            "rank": spec["rank"],
+            "local_rank": spec.get("local_rank"),
+            "state": "starting",
+        }
+
+
+class Supervisor:
+    """Starts the ranks, waits, and stops all when one fails or when it is asked to."""
+
+    def __init__(self, run_dir: str, attempt: int) -> None:
+        self.files = AttemptFiles(run_dir, attempt)
+        spec = read_json(self.files.spec)
+        assert spec is not None
+        self.spec = spec
+        self.marker = marker_of(spec)
+        self.ranks = [Rank(one) for one in spec["ranks"]]
+        self.first_failure: Optional[Dict[str, Any]] = None
+        self.stop_asked = False
+        self.started = time.time()
+
+    def spawn_all(self) -> None:
+        self._write_state("running")
+        for rank in self.ranks:
+            if self.first_failure is None:
+                self._spawn(rank)
+
+    def _spawn(self, rank: Rank) -> None:
+        number = rank.spec["rank"]
+        extra = {**(rank.spec.get("env") or {}), **self.marker, "CLUSTERCTL_RUN_DIR": self.files.run_dir}
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        out = os.open(self.files.log(number, "out"), flags, 0o600)
+        err = os.open(self.files.log(number, "err"), flags, 0o600)
+        cwd = os.path.expanduser(rank.spec.get("cwd") or self.files.run_dir)
+        argv = command([str(one) for one in rank.spec["argv"]])
+        try:
+            rank.process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment(extra),
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as problem:
+            os.write(
+                err,
+                f"clusterctl: cannot start {rank.spec['argv'][0]!r} in {cwd}: {problem}\n".encode(
+                    errors="replace"
+                ),
+            )
+            self._ended(rank, NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_RUNNABLE, None)
+            return
+        finally:
+            os.close(out)
+            os.close(err)
+        rank.record.update(identity(rank.process.pid), started=time.time(), state="running")
+        write_json(self.files.rank(number), rank.record)
+
+    def supervise(self) -> None:
+        """Wait until every rank ended, then write how the attempt ended on this node."""
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._ask_stop)
+        for number in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        grace = float(self.spec.get("grace", GRACE))
+        while self._reap():
+            if self.stop_asked or os.path.exists(self.files.stop):
+                self.stop_asked = True
+                grace = float((read_json(self.files.stop) or {}).get("grace", grace))
+            if self.stop_asked or self.first_failure:
+                self._end(grace)
+                break
+            select.select([reading], [], [], 1.0)
+            _drain(reading)
+        self._end(SWEEP)
+        failed = self.first_failure is not None
+        self._write_state(
+            "stopped" if self.stop_asked else "failed" if failed else "finished", ended=time.time()
+        )
+
+    def _ask_stop(self, *_: object) -> None:
+        self.stop_asked = True
+
+    def _end(self, grace: float) -> None:
+        groups = [rank.process.pid for rank in self.ranks if rank.process and rank.process.returncode is None]
+        end_all(groups, self.marker, grace, between=self._reap)
+        self._reap()
+
+    def _reap(self) -> List[Rank]:
+        """Take the exit statuses that are there; the ranks that still run."""
+        running = []
+        for rank in self.ranks:
+            if rank.process is None or rank.record["state"] == "exited":
+                continue
+            code = rank.process.poll()
+            if code is None:
+                running.append(rank)
+            else:
+                self._ended(rank, code if code >= 0 else None, -code if code < 0 else None)
+        return running
+
+    def _ended(self, rank: Rank, code: Optional[int], number: Optional[int]) -> None:
+        rank.record.update(
+            state="exited", exit_code=code, signal=number, ended=time.time(), monotonic=time.monotonic()
+        )
+        write_json(self.files.rank(rank.spec["rank"]), rank.record)
+        if code != 0 and self.first_failure is None and not self.stop_asked:
+            self.first_failure = {
+                key: rank.record[key]
+                for key in ("rank", "local_rank", "exit_code", "signal", "ended", "monotonic")
+            }
+            self._write_state("running")
+
+    def _write_state(self, name: str, **more: Any) -> None:
+        value = {"state": name, "first_failure": self.first_failure, "started": self.started, **more}
+        write_json(self.files.node, value)
+
+
+def _drain(fd: int) -> None:
+    while select.select([fd], [], [], 0)[0]:
+        os.read(fd, 4096)
+
+
+def main(arguments: List[str]) -> None:
+    """`RUN_DIR ATTEMPT READY_FD`: detach, start the ranks, tell the agent, and stay until they ended."""
+    run_dir, attempt, ready = arguments[0], int(arguments[1]), int(arguments[2])
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    os.set_inheritable(ready, False)
+    supervisor = Supervisor(run_dir, attempt)
+    me = identity(os.getpid())
+    write_json(supervisor.files.supervisor, {**me, "started": supervisor.started})
+    supervisor.spawn_all()
+    os.write(ready, json.dumps(me).encode() + b"\n")
+    os.close(ready)
+    supervisor.supervise()

@@ -1,0 +1,74 @@
+"""The command line: one short file a noun, each command load, do, show."""
+
+from __future__ import annotations
+
+import typer
+
+from clusterctl.cli import (
+    demo,
+    doctor,
+    hostfile,
+    launch,
+    logs,
+    nodes,
+    nodeset,
+    push,
+    ranktable,
+    ranktable_live,
+    runs,
+    sandbox,
+    train,
+    trust,
+)
+from clusterctl.cli import exec as exec_
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,  # the door words every error; locals in a traceback can hold secrets
+    rich_markup_mode=None,
+    help="From a handful of machines that answer to SSH to a trained GPT or GLM.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def program(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="The version, and nothing else."),
+) -> None:
+    """From a handful of machines that answer to SSH to a trained GPT or GLM."""
+    from clusterctl import __version__
+    from clusterctl.cli import screen
+
+    if version:
+        screen.write(f"clusterctl {__version__}\n")
+        raise typer.Exit
+
+
+app.command()(demo.demo)
+app.add_typer(sandbox.app, name="sandbox")
+app.command()(nodes.init)
+app.add_typer(nodes.app, name="nodes")
+nodes.app.command("expand")(nodeset.expand)
+nodes.app.command("fold")(nodeset.fold)
+nodes.app.command("trust")(trust.trust)
+app.command("exec")(exec_.exec_)
+app.command()(push.push)
+app.command()(push.pull)
+app.command()(doctor.doctor)
+app.add_typer(ranktable.app, name="ranktable")
+ranktable.app.command("push")(ranktable_live.push)
+ranktable.app.command("verify")(ranktable_live.verify)
+app.add_typer(hostfile.app, name="hostfile")
+app.command()(launch.plan)
+app.command()(launch.launch)
+app.command()(launch.attach)
+app.command()(launch.resume)
+app.command("runs")(runs.runs)
+app.command()(runs.status)
+app.command()(runs.stop)
+app.add_typer(logs.app, name="logs")
+app.add_typer(train.data, name="data")
+app.add_typer(train.checkpoint, name="checkpoint")
+app.command()(train.generate)

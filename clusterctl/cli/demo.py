@@ -1,0 +1,161 @@
+"""`demo`: a training run on a sandbox cluster, from nothing to a loss curve and generated text."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterctl.cli import options, screen
+
+if TYPE_CHECKING:
+    from clusterctl.inventory import Cluster
+    from clusterctl.progress import TrainProgress
+    from clusterctl.rundir import RunDir
+    from clusterctl.sandbox import Sandbox
+
+PROMPT = "A class definition is"
+
+
+def demo(
+    directory: Annotated[Path, typer.Option("--dir", help="Where everything of the demo goes.")] = Path(
+        "clusterctl-demo"
+    ),
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 300,
+    mode: Annotated[
+        str, typer.Option(help="The sandbox's mode: auto, namespaces, loopback or embedded.")
+    ] = "auto",
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the sandbox cluster up at the end.")] = False,
+) -> None:
+    """Two nodes, four ranks, a small GPT: everything of the product once, in a minute or two."""
+    from clusterctl import demo as stages
+
+    began = time.monotonic()
+    stages.ready()
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    os.chdir(directory)  # so that every command shown can be typed as it stands, from this folder
+    with ExitStack() as cleaning:
+        sandbox = _sandbox(directory, mode, keep, cleaning)
+        cluster = _cluster(sandbox)
+        _rank_table(cluster)
+        summary = _data(directory)
+        run, progress = _train(cluster, stages.write_job(directory / "job.yaml", steps))
+        _result(run, progress, summary)
+    _next(directory, run, keep, time.monotonic() - began)
+
+
+def _heading(number: int, text: str) -> None:
+    from rich.text import Text
+
+    screen.show(Text(f"\n[{number}/6] {text}", style="bold"))
+
+
+def _sandbox(directory: Path, mode: str, keep: bool, cleaning: ExitStack) -> Sandbox:
+    from clusterctl import sandbox
+
+    _heading(1, "A cluster on this machine: clusterctl sandbox up -n 2 --devices 2")
+    where = directory / "sandbox"
+    if where.exists():
+        sandbox.down(where)
+    if not keep:
+        cleaning.callback(sandbox.down, where)
+    made = sandbox.up(where, nodes=2, devices=2, mode=mode)
+    screen.show(
+        screen.safe(f"{len(made.nodes)} nodes up ({made.mode}); {made.cluster_file.relative_to(directory)}")
+    )
+    return made
+
+
+def _cluster(sandbox: Sandbox) -> Cluster:
+    from clusterctl import inventory, views
+
+    cluster = inventory.load(sandbox.cluster_file)
+    screen.show(views.nodes_table(cluster))
+    return cluster
+
+
+def _rank_table(cluster: Cluster) -> None:
+    from clusterctl import hostfile, run, views
+    from clusterctl.rundir import replace_file
+
+    _heading(2, "A rank table out of the nodes' own answers: clusterctl ranktable build")
+    with options.connected(cluster) as connections:
+        table = run.rank_table(cluster, None, connections)
+    replace_file(Path("rank_table.json"), table.render())
+    text = hostfile.deepspeed(cluster)
+    replace_file(Path("hostfile"), text)
+    screen.show(views.rank_table(table))
+    screen.show(
+        screen.safe(
+            "hostfile (clusterctl hostfile build): "
+            + "; ".join(line for line in text.splitlines() if line and not line.startswith("#"))
+        )
+    )
+
+
+def _data(directory: Path) -> dict[str, Any]:
+    from clusterctl import demo as stages
+    from clusterctl import words
+
+    _heading(3, "Data: Python's own language reference as Megatron's .bin/.idx")
+    corpus = stages.write_corpus(directory / "corpus.jsonl")
+    data = directory / "data"
+    tokenizer = stages.train_tokenizer(Path(corpus["path"]), data / "tokenizer.json")
+    built = stages.build_data(Path(corpus["path"]), data / "tokenizer.json", data / "pydoc_text_document")
+    raw = f"{corpus['documents']} documents, {words.count(corpus['characters'])} characters"
+    facts = f"{raw} -> {words.count(built['tokens'])} tokens (a BPE vocabulary of {tokenizer['vocab']})"
+    entropy = (
+        f"unigram entropy {built['unigram_entropy_nats']:.3f} nats: the loss of guessing by frequency alone"
+    )
+    screen.show(screen.safe(facts), screen.safe(entropy))
+    return built
+
+
+def _train(cluster: Cluster, job_file: Path) -> tuple[RunDir, TrainProgress]:
+    from clusterctl import job as jobs
+    from clusterctl.cli.launch import follow_to_the_end, show_plan, start
+    from clusterctl.progress import read_progress
+
+    _heading(4, "The plan: clusterctl plan job.yaml")
+    job = jobs.load(job_file)
+    chosen = cluster.select(job.nodes)
+    show_plan(chosen, job)
+    _heading(5, "Push, start and follow it on the nodes: clusterctl launch job.yaml")
+    with options.connected(chosen) as connections:
+        run = start(chosen, job, connections)
+        follow_to_the_end(run, connections, stop_on_interrupt=True, trains=True, outlives_terminal=False)
+    return run, read_progress(run.metric_lines())
+
+
+def _result(run: RunDir, progress: TrainProgress, summary: dict[str, Any]) -> None:
+    from clusterctl import demo as stages
+    from clusterctl import views
+    from clusterctl.cli.train import checkpoint_of
+
+    _heading(6, "What came of it")
+    width = min(screen.out_console().width, 80)
+    screen.show(views.loss_curve(progress.losses, progress.evals, width=width - 1))
+    entropy = summary["unigram_entropy_nats"]
+    screen.show(views.demo_facts(progress, entropy))
+    checkpoint = checkpoint_of(str(run.root))
+    made = stages.generate(checkpoint, PROMPT)
+    screen.show(views.generated(PROMPT, made["text"]))
+    if len(progress.evals) < 2 or progress.evals[-1][1] >= entropy:
+        screen.say(
+            "the validation loss is not below the unigram entropy: too few steps to learn more than word counts",
+            "yellow",
+        )
+
+
+def _next(directory: Path, run: RunDir, keep: bool, seconds: float) -> None:
+    from clusterctl import views
+    from clusterctl.cli.train import checkpoint_of
+
+    checkpoint = checkpoint_of(str(run.root)).relative_to(directory)
+    root = run.root.relative_to(directory)
+    screen.show(views.demo_end(directory, root, checkpoint, keep, seconds))

@@ -1,0 +1,91 @@
+"""What a person sees while a run goes on: a progress line for a training, lines for a program."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from clusterctl.cli import screen
+from clusterctl.logs import LogFilter
+from clusterctl.progress import TrainProgress, read_progress
+from clusterctl.views import log_line, start_text, step_text
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from clusterctl.rundir import RunDir
+    from clusterctl.watch import Update
+
+EVERY = 10.0  # seconds between two progress lines off a terminal
+
+
+class Follower:
+    """Shows updates as they come; a context manager, since the progress line must be taken away again."""
+
+    def __init__(self, run: RunDir, trains: bool, quiet: bool = False, as_json: bool = False) -> None:
+        self.run, self.trains, self.quiet, self.as_json = run, trains, quiet, as_json
+        self.progress = read_progress(run.metric_lines()) if trains else TrainProgress()
+        self.filter = LogFilter()
+        self.live: Live | None = None
+        self.said = 0.0
+
+    def __enter__(self) -> Follower:
+        if not self.quiet and not self.as_json and screen.on_terminal():
+            from rich.live import Live
+
+            self.live = Live("", console=screen.error_console(), refresh_per_second=8, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.live.stop()
+        if self.trains and self.progress.last and not self.quiet and not self.live:
+            screen.say("train      " + step_text(self.progress.last, self.progress.left))
+
+    def show(self, update: Update) -> None:
+        """One update, in the form that this watch is in."""
+        if update.metric is not None:
+            self._metric(update)
+        elif self.quiet:
+            return
+        elif self.as_json and update.line:
+            screen.show_json_line(
+                {
+                    "node": update.line.node,
+                    "rank": update.line.rank,
+                    "stream": update.line.stream,
+                    "text": update.line.text,
+                }
+            )
+        elif update.line and self._wants(update):
+            screen.out_console().print(
+                log_line(update.line)
+            ) if not self.trains else screen.error_console().print(log_line(update.line))
+        elif update.note:
+            screen.say(update.note, "yellow")
+
+    def _wants(self, update: Update) -> bool:
+        line = update.line
+        assert line is not None
+        if self.trains:  # the progress line says what rank 0 prints
+            return line.is_error and line.stream == "err"
+        return self.filter.wants(line)
+
+    def _metric(self, update: Update) -> None:
+        assert update.metric is not None
+        self.progress.feed(update.metric)
+        if self.quiet or self.as_json:
+            return
+        if update.metric.get("event") == "start":
+            screen.say("train      " + start_text(update.metric))
+        if not self.progress.last:
+            return
+        if self.live:
+            self.live.update(screen.safe("train      " + step_text(self.progress.last, self.progress.left)))
+        elif update.metric.get("event") == "step" and time.monotonic() - self.said > EVERY:
+            self.said = time.monotonic()
+            screen.say("train      " + step_text(self.progress.last, self.progress.left))

@@ -1,0 +1,182 @@
+"""`clusterctl hostfile`: a cluster as other launchers want it, and their files read strictly and converted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterctl.cli.options import ClusterFile, DryRun, Exclude, Force, Json, Nodes, cluster_of
+
+if TYPE_CHECKING:
+    from clusterctl.hostfile_any import Source
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Hostfiles of DeepSpeed, OpenMPI, MPICH and Slurm, and what to type for torchrun.",
+)
+
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; stdout otherwise.")
+]
+AnyFile = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="A hostfile, Slurm node list, cluster.yaml or rank table."),
+]
+SlotFilter = Annotated[
+    str | None,
+    typer.Option(
+        "--include", "-i", metavar="FILTER", help="Only these slots, as DeepSpeed has it: w0@w1:0,2."
+    ),
+]
+SlotExclude = Annotated[
+    str | None,
+    typer.Option("--exclude", "-e", metavar="FILTER", help="Without these slots: w0 is all of w0, w1:0 one."),
+]
+
+
+@app.command()
+def build(
+    cluster: ClusterFile = None,
+    nodes: Nodes = None,
+    exclude: Exclude = None,
+    format: Annotated[str, typer.Option("--format", help="deepspeed, openmpi or mpich.")] = "deepspeed",
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Ranks of every node; its devices otherwise, at least 1.")
+    ] = None,
+    output: Output = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Write the hostfile of a cluster."""
+    from clusterctl import hostfile
+
+    chosen = cluster_of(cluster, nodes, exclude)
+    text = hostfile.render(chosen, format, dict.fromkeys(chosen.names, slots) if slots else None)
+    _write(text, output, force, dry_run, len(chosen.nodes))
+
+
+@app.command()
+def check(
+    file: AnyFile,
+    target: Annotated[
+        str | None, typer.Option("--for", metavar="FORMAT", help="Also whether this launcher can take it.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say what is wrong in a hostfile; exit 1 when something is."""
+    from dataclasses import asdict
+
+    from clusterctl import hostfile_any, hostfile_convert, words
+    from clusterctl.cli import screen
+
+    source = hostfile_any.read(file)
+    faults = [*source.faults, *(hostfile_convert.losses(source, target) if target else ())]
+    ranks = sum(entry.slots or 1 for entry in source.entries)
+    if json:
+        found = [asdict(fault) for fault in faults]
+        nodes = [asdict(entry) for entry in source.entries]
+        screen.show_json({"file": str(file), "dialect": source.dialect, "nodes": nodes, "findings": found})
+    elif not faults:
+        size = f"{words.some(len(source.entries), 'node')}, {words.some(ranks, 'slot')}"
+        screen.write(f"{file}: ok: {size} ({source.dialect})\n")
+    for fault in () if json else faults:
+        screen.out_console().print(screen.safe(str(fault)), soft_wrap=True)
+    if faults:
+        raise typer.Exit(1)
+
+
+@app.command()
+def convert(
+    file: AnyFile,
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="FORMAT", help="deepspeed, openmpi, mpich, slurm, torchrun, cluster."),
+    ],
+    include: SlotFilter = None,
+    exclude: SlotExclude = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="For the nodes whose slots the file does not say.")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="What slots are, in a cluster.yaml: cpu, cuda or npu.")
+    ] = None,
+    master_port: Annotated[int, typer.Option(min=1, max=65535, help="torchrun's.")] = 29500,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Leave out what the format can't hold, and say so.")
+    ] = False,
+    output: Output = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write the same nodes in another format; refused, by name, where something would be lost."""
+    from clusterctl import hostfile_any, hostfile_convert
+    from clusterctl.cli import screen
+    from clusterctl.errors import InputFaults
+
+    source = hostfile_any.read(file)
+    if source.faults:
+        raise InputFaults(source.faults)
+    source = hostfile_convert.narrowed(hostfile_convert.with_slots(source, slots), include, exclude)
+    lost = hostfile_convert.losses(source, to)
+    if to == "torchrun" and output is None:
+        _show_torchrun(source, master_port, lossy, json)
+    else:
+        text = hostfile_convert.render(source, to, lossy=lossy, kind=_kind(kind))
+        _write(text, output, force, dry_run, len(source.entries), to if json else None)
+    if left_out := hostfile_convert.left_out(source, to):
+        screen.say(f"{to} has no place for: {', '.join(left_out)}")
+    for fault in lost:
+        screen.say(f"lost: {fault.where}: {fault.what}", style="yellow")
+
+
+def _kind(given: str | None) -> str:
+    from clusterctl.errors import UsageError, did_you_mean
+    from clusterctl.inventory import KINDS
+    from clusterctl.settings import load_settings
+
+    kind = given or load_settings().kind
+    if kind not in KINDS:
+        raise UsageError(f"unknown kind {kind!r}", did_you_mean(kind, KINDS) or f"one of {', '.join(KINDS)}")
+    return kind
+
+
+def _show_torchrun(source: Source, port: int, lossy: bool, json: bool) -> None:
+    from dataclasses import asdict
+
+    from clusterctl import hostfile_convert, views
+    from clusterctl.cli import screen
+
+    rows = hostfile_convert.torchrun(source, lossy=lossy, port=port)
+    master = {"nnodes": len(rows), "master_addr": rows[0].node, "master_port": port}
+    if json:
+        screen.show_json({**master, "nodes": [asdict(row) for row in rows]})
+        return
+    columns = ["NODE", "NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER"]
+    at = f"{rows[0].node}:{port}"
+    cells = [[row.node, len(rows), row.nproc_per_node, row.node_rank, at] for row in rows]
+    screen.show(views.table(columns, cells, right=columns[1:4]))
+    width = max(len(row.node) for row in rows) + 1
+    screen.write("\n" + "".join(f"{row.node + ':':<{width}} {row.command}\n" for row in rows))
+
+
+def _write(
+    text: str, output: Path | None, force: bool, dry_run: bool, nodes: int, as_json: str | None = None
+) -> None:
+    from clusterctl import words
+    from clusterctl.cli import screen
+    from clusterctl.rundir import save_new
+
+    written = output is not None and not dry_run and save_new(output, text, force)
+    if as_json:
+        said: dict[str, Any] = {"format": as_json, "nodes": nodes, "text": text}
+        screen.show_json({**said, "file": str(output) if output else None, "written": written})
+    elif output is None or dry_run:
+        screen.write(text)
+    elif written:
+        screen.write(f"{output}: written: {words.some(nodes, 'node')}\n")
+    else:
+        screen.write(f"{output}: holds this already\n")

@@ -1,0 +1,317 @@
+"""`plan`, `launch` and `attach`: what would happen, make it happen, watch it happen."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterctl.cli import options, screen
+from clusterctl.errors import RunFailed, UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.inventory import Cluster
+    from clusterctl.job import Job
+    from clusterctl.rundir import RunDir
+    from clusterctl.transport import Connections
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="JOB | -- COMMAND...", help="A job's yaml, or a command after `--`."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Over the job's file, as in --set train.steps=100."),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option("--devices", metavar="RANGE", help='Which devices of each node: 2, "[0,4)", 0,3.'),
+]
+Code = Annotated[
+    Path | None,
+    typer.Option(
+        "--code", metavar="DIR", help="For a command: the folder to push and start in; this one by default."
+    ),
+]
+NoCode = Annotated[bool, typer.Option("--no-code", help="For a command: push nothing.")]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Come back when it runs; `attach` follows it.")]
+Env = Annotated[
+    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="For a command: more environment.")
+]
+
+
+def plan(
+    words: Words = None,
+    cluster: options.ClusterFile = None,
+    nodes: options.Nodes = None,
+    exclude: options.Exclude = None,
+    overrides: Overrides = None,
+    devices: Devices = None,
+    code: Code = None,
+    no_code: NoCode = False,
+    env: Env = None,
+    as_json: options.Json = False,
+) -> None:
+    """Who starts what where, and what it needs; all faults at once. Touches no node."""
+    job = job_of(words, overrides, devices, code, no_code, env)
+    chosen = cluster_for(job, cluster, nodes, exclude)
+    show_plan(chosen, job, as_json)
+
+
+def show_plan(cluster: Cluster, job: Job, as_json: bool = False, argv: bool = False) -> None:
+    from clusterctl import job as jobs
+    from clusterctl import plan as plans
+    from clusterctl import views
+
+    summary = jobs.check(job, cluster)
+    made = plans.make_plan(cluster, job)
+    if as_json:
+        screen.show_json({**made.as_json(), "summary": summary})
+        return
+    screen.show(views.plan_facts(made, summary), views.plan_table(made))
+    if argv:
+        screen.show(views.commands_table(made))
+
+
+def launch(
+    words: Words = None,
+    cluster: options.ClusterFile = None,
+    nodes: options.Nodes = None,
+    exclude: options.Exclude = None,
+    overrides: Overrides = None,
+    devices: Devices = None,
+    code: Code = None,
+    no_code: NoCode = False,
+    env: Env = None,
+    detach: Detach = False,
+    dry_run: options.DryRun = False,
+    accept_new: options.AcceptNew = False,
+    as_json: options.Json = False,
+) -> None:
+    """Push, start and follow a job, or a command of yours: launch -n node[1-2] -- python train.py. Ctrl-C stops it."""
+    job = job_of(words, overrides, devices, code, no_code, env)
+    chosen = cluster_for(job, cluster, nodes, exclude)
+    if dry_run:
+        show_plan(chosen, job, as_json, argv=True)
+        return
+    from clusterctl import job as jobs
+
+    jobs.check(job, chosen)
+    with options.connected(chosen, accept_new) as connections:
+        run = start(chosen, job, connections)
+        if detach:
+            leave(run, as_json)
+            return
+        follow_to_the_end(
+            run, connections, stop_on_interrupt=True, trains=job.train is not None, as_json=as_json
+        )
+
+
+def start(cluster: Cluster, job: Job, connections: Connections) -> RunDir:
+    """Start a run and say each phase as it passes."""
+    from clusterctl import run as runs
+
+    return runs.launch(cluster, job, connections, options.runs_folder(), phases())
+
+
+def phases() -> Callable[[str, str], None]:
+    """Says each phase of a start with the seconds since the first."""
+    began = time.monotonic()
+    return lambda phase, text: screen.say(f"{phase:<10} {text}  [{time.monotonic() - began:.1f} s]")
+
+
+def leave(run: RunDir, as_json: bool) -> None:
+    """Leave a run that was started to a controller, and say how to come back to it."""
+    _leave_to_a_controller(run)
+    screen.say(f"runs on without this terminal; follow it with: clusterctl attach {run.run_id}")
+    if as_json:
+        screen.show_json({"run": run.run_id, "folder": str(run.root)})
+    else:
+        screen.write(run.run_id + "\n")
+
+
+def resume(
+    run: options.RunName,
+    detach: Detach = False,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """Start an ended run again on its nodes; a training goes on from its newest checkpoint that verifies."""
+    from clusterctl import record
+    from clusterctl import run as runs
+
+    found = options.run_named(run)
+    job, cluster = record.job_of(found), record.cluster_of(found)
+    if dry_run:
+        show_plan(cluster, job, as_json, argv=True)
+        return
+    with options.connected(cluster) as connections:
+        runs.resume(found, connections, phases())
+        if detach:
+            leave(found, as_json)
+        else:
+            follow_to_the_end(
+                found, connections, stop_on_interrupt=True, trains=job.train is not None, as_json=as_json
+            )
+
+
+def attach(
+    run: options.RunName = "last",
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Bring everything home and print nothing.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Follow a run again; Ctrl-C leaves it running."""
+
+    found = options.run_named(run)
+    trains = found.read_record()["job"]["train"] is not None
+    with options.connected_to(found) as connections:
+        follow_to_the_end(
+            found, connections, stop_on_interrupt=False, trains=trains, quiet=quiet, as_json=as_json
+        )
+
+
+def follow_to_the_end(
+    run: RunDir,
+    connections: Connections,
+    *,
+    stop_on_interrupt: bool,
+    trains: bool,
+    quiet: bool = False,
+    as_json: bool = False,
+    outlives_terminal: bool = True,
+) -> None:
+    """Show a run until it ended; a failed one raises its root cause."""
+    from clusterctl import run as runs
+    from clusterctl.cli.follow import Follower
+    from clusterctl.watch import Watch, open_watch
+
+    try:
+        with open_watch(run, connections) as watch, Follower(run, trains, quiet, as_json) as follower:
+            for update in watch:
+                follower.show(update)
+            state = (
+                runs.finish(run, connections)
+                if isinstance(watch, Watch)
+                else runs.state_of(run.read_state())
+            )
+    except (KeyboardInterrupt, SystemExit) as interrupt:
+        if outlives_terminal and getattr(interrupt, "code", None) == 128 + signal.SIGHUP:
+            _leave_to_a_controller(run)  # the terminal went, the run stays
+        elif stop_on_interrupt:
+            stop_now(run, connections, interrupt)
+        raise
+    conclude(run, state, as_json)
+
+
+def conclude(run: RunDir, state: Any, as_json: bool) -> None:
+    """The run's end in words, and in the exit code."""
+    from clusterctl import report, views
+
+    if as_json:
+        from dataclasses import asdict
+
+        screen.show_json_line({"run": run.run_id, "folder": str(run.root), **asdict(state)})
+    if state.phase == "finished":
+        screen.say(f"finished   {run.root}")
+        return
+    if state.phase == "stopped" and not state.failure:
+        raise RunFailed("stopped before its end", f"clusterctl logs show {run.run_id}")
+    record = run.read_record()
+    cause = report.find_cause(run, state.failure, state.ranks, state.nodes, record["attempt"])
+    screen.error_console().print(views.cause_text(cause))
+    raise RunFailed(f"root cause: {cause.title}", cause.hint or f"clusterctl logs show {run.run_id} --errors")
+
+
+def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) -> None:
+    """Ctrl-C: say so at once, end every rank, keep what came home."""
+    from clusterctl import run as runs
+    from clusterctl.watch import open_watch
+
+    screen.say(
+        f"stopping {run.run_id}; a last checkpoint may take {run.read_record()['job']['grace']:g} s, Ctrl-C again kills"
+    )
+    run.add_event("interrupted", by=type(interrupt).__name__)
+    try:
+        left = runs.stop(run, connections)
+    except KeyboardInterrupt:
+        left = runs.stop(run, connections, grace=0.0)
+    with open_watch(run, connections) as watch:
+        for _ in watch:
+            pass
+    runs.status(run, connections)
+    screen.say(f"stopped    {sum(left.values())} processes left; {run.root}")
+
+
+def job_of(
+    words: list[str] | None,
+    overrides: list[str] | None,
+    devices: str | None,
+    code: Path | None,
+    no_code: bool,
+    env: list[str] | None,
+) -> Job:
+    """What a command line asks to run: a yaml, or the words of a command."""
+    from dataclasses import replace
+
+    from clusterctl import job as jobs
+    from clusterctl.inventory import parse_devices
+
+    words = words or []
+    if not words:
+        raise UsageError(
+            "nothing to run",
+            "clusterctl launch job.yaml, or clusterctl launch -n node[1-2] -- python train.py",
+        )
+    if len(words) == 1 and words[0].endswith((".yaml", ".yml", ".json")):
+        job = jobs.load(Path(words[0]), overrides or ())
+        return (
+            replace(job, devices=parse_devices(int(devices) if devices.isdigit() else devices))
+            if devices
+            else job
+        )
+    if overrides:
+        raise UsageError("--set goes with a job's yaml", "a command takes its settings as its own words")
+    pairs = dict(_pair(text) for text in env or ())
+    return jobs.from_command(words, None if no_code else _code_folder(code), devices, pairs)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"--env {text}: must be NAME=VALUE", "as in --env NCCL_DEBUG=INFO")
+    return name, value
+
+
+def _code_folder(code: Path | None) -> Path:
+    folder = (code or Path.cwd()).resolve()
+    if not folder.is_dir():
+        raise UsageError(
+            f"--code {folder}: no such folder", "name the folder that the command should start in"
+        )
+    if code is None and folder in (Path.home().resolve(), Path(folder.anchor)):
+        raise UsageError(
+            f"this would push all of {folder} to the nodes",
+            "--code DIR names the folder to push, --no-code pushes nothing",
+        )
+    return folder
+
+
+def cluster_for(job: Job, file: Path | None, nodes: str | None, exclude: str | None) -> Cluster:
+    """The nodes that a job runs on: the command line's choice, else the job's own, else all."""
+    return options.cluster_of(file, nodes or job.nodes, exclude)
+
+
+def _leave_to_a_controller(run: RunDir) -> None:
+    """A process of its own brings the run home, whatever becomes of this terminal."""
+    import subprocess
+    import sys
+
+    with run.controller_log.open("a") as log:
+        argv = [sys.executable, "-m", "clusterctl", "attach", "--quiet", str(run.root)]
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

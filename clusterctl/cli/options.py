@@ -1,0 +1,112 @@
+"""The options that many commands share, and what they are turned into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterctl.errors import UsageError
+from clusterctl.settings import Settings, inherited, load_settings
+
+if TYPE_CHECKING:
+    from clusterctl.inventory import Cluster
+    from clusterctl.rundir import RunDir
+    from clusterctl.transport import Connections
+
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        "--hostfile",
+        "-c",
+        metavar="FILE",
+        help="The inventory: a cluster.yaml, hostfile, Slurm node list or rank table; cluster.yaml by default, "
+        "or $CLUSTERCTL_CLUSTER, or the Slurm allocation.",
+    ),
+]
+Nodes = Annotated[
+    str | None,
+    typer.Option("--nodes", "-n", metavar="SET", help="Only these nodes: node[1-4], node1,node3, @group."),
+]
+Exclude = Annotated[str | None, typer.Option("--exclude", "-x", metavar="SET", help="Without these nodes.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say exactly what would be done, and do none of it.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to what would be asked.")]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's id, a unique beginning of it, or `last`.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
+AcceptNew = Annotated[
+    bool,
+    typer.Option(
+        "--accept-new-host-keys",
+        help="Record the host key of a node never seen; a changed key is refused all the same.",
+    ),
+]
+
+
+def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None = None) -> Cluster:
+    """The inventory that a command line means, narrowed to the nodes that it names."""
+    from clusterctl import hostfile_any
+    from clusterctl.inventory import KINDS
+
+    settings = load_settings()
+    if settings.kind not in KINDS:
+        raise UsageError(f"kind {settings.kind!r}: no such kind", "cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
+    default = Path(settings.cluster)
+    allocation = _allocation() if file is None and not default.exists() else {}
+    if allocation and settings.cluster == Settings.cluster:
+        cluster = hostfile_any.from_slurm(allocation, settings.kind)
+    else:
+        cluster = hostfile_any.load(file or default, settings.kind)
+    return cluster.select(nodes, exclude) if nodes or exclude else cluster
+
+
+def inventory_there() -> bool:
+    """Whether there are nodes without naming a file: the settings' inventory, or a Slurm allocation."""
+    return Path(load_settings().cluster).exists() or bool(_allocation())
+
+
+def _allocation() -> dict[str, str]:
+    """What Slurm says of the allocation that this process runs in; nothing outside of one."""
+    from clusterctl.hostfile_slurm import NODES, VARIABLES
+
+    said = inherited(VARIABLES)
+    return said if any(said.get(name) for name in NODES) else {}
+
+
+@contextmanager
+def connected(cluster: Cluster, accept_new: bool = False) -> Iterator[Connections]:
+    """Connections to a cluster's nodes, as the settings say, closed at the end."""
+    from clusterctl.transport import Connections, transport_to
+
+    settings = load_settings()
+    accept = accept_new or settings.accept_new_host_keys
+    transport = transport_to(cluster, accept_new=accept, connect_timeout=settings.connect_timeout)
+    with Connections(transport, settings.fanout) as connections:
+        yield connections
+
+
+def runs_folder() -> Path:
+    """Where the runs of this project are kept."""
+    return Path(load_settings().runs).expanduser().absolute()
+
+
+def run_named(name: str) -> RunDir:
+    """The run that a command line means."""
+    from clusterctl.rundir import find_run
+
+    return find_run(runs_folder(), name)
+
+
+@contextmanager
+def connected_to(run: RunDir) -> Iterator[Connections]:
+    """Connections to the nodes of a run, as they were when it started."""
+    from clusterctl.record import cluster_of as nodes_of
+
+    with connected(nodes_of(run)) as connections:
+        yield connections

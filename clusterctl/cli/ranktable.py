@@ -1,0 +1,336 @@
+"""`clusterctl ranktable`: built from the nodes' own answers, merged, checked, shown, cut and compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterctl.cli.options import (
+    AcceptNew,
+    ClusterFile,
+    DryRun,
+    Exclude,
+    Force,
+    Json,
+    Nodes,
+    cluster_of,
+    connected,
+)
+
+if TYPE_CHECKING:
+    from clusterctl.inventory import Cluster
+    from clusterctl.ranktable import RankTable
+    from clusterctl.ranktable_check import Report
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="RANK_TABLE_FILE: which device of which node is which rank, as HCCL reads it.",
+)
+
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="'-' is stdout; hccl_4s_32p.json and the like by default."
+    ),
+]
+Table = Annotated[Path, typer.Argument(metavar="FILE", help="A rank table.")]
+Tables = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Rank tables.")]
+For = Annotated[
+    str | None,
+    typer.Option("--for", metavar="HARDWARE", help="910a, a2, a3 or a5; guessed from the version otherwise."),
+]
+ForNew = Annotated[
+    str | None,
+    typer.Option("--for", metavar="HARDWARE", help="910a or a2: version 1.0, the default; a3: version 1.2."),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        "--devices",
+        metavar="SET",
+        help="Of every node: 8, '[0,8)' (8 left out) or 4,5,6,7, ranks in this order.",
+    ),
+]
+
+
+@app.command()
+def build(
+    cluster: ClusterFile = None,
+    nodes: Nodes = None,
+    exclude: Exclude = None,
+    devices: Devices = None,
+    plan: Annotated[
+        Path | None, typer.Option("--from", metavar="PLAN", help="Of a plan.yaml, without asking a node.")
+    ] = None,
+    skip_incomplete: Annotated[
+        bool, typer.Option("--skip-incomplete", help="Leave out, and name, what has no address.")
+    ] = False,
+    output: Output = None,
+    hardware: ForNew = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    accept_new: AcceptNew = False,
+    json: Json = False,
+) -> None:
+    """Ask the nodes for their devices' addresses and write one table for all."""
+    from clusterctl import ranktable_plan
+    from clusterctl.inventory import parse_devices
+
+    which = parse_devices(int(devices) if devices.isdigit() else devices) if devices else None
+    if plan:
+        _only_plan(cluster, nodes, exclude, devices, hardware, skip_incomplete)
+        table = ranktable_plan.load_plan(plan)
+    else:
+        table = _asked(cluster_of(cluster, nodes, exclude), which, hardware, skip_incomplete, accept_new)
+    _write(table, output, force, dry_run, json)
+
+
+def _only_plan(*others: object) -> None:
+    from clusterctl.errors import UsageError
+
+    if any(others):
+        what = (
+            "--from builds of the plan alone: no -c, -n, -x, --devices, --for or --skip-incomplete beside it"
+        )
+        raise UsageError(what, "write nodes, devices and `for:` into the plan")
+
+
+def _asked(
+    chosen: Cluster, which: tuple[int, ...] | None, hardware: str | None, skip: bool, accept_new: bool
+) -> RankTable:
+    from clusterctl import devices as asking
+    from clusterctl import ranktable
+    from clusterctl.cli import screen
+    from clusterctl.run import raise_failures
+
+    ranktable.buildable(hardware)
+    with connected(chosen, accept_new) as connections:
+        outcomes = connections.on_each(
+            chosen.nodes, lambda node, link: asking.ask(link, node, which, hardware, skip)
+        )
+    raise_failures(outcomes)
+    entries = [(outcome.node, outcome.get()) for outcome in outcomes]
+    kept, left_out = ranktable.complete(entries, which) if skip else (entries, [])
+    for line in left_out:
+        screen.say(f"left out: {line}", style="yellow")
+    return ranktable.build(kept, hardware)
+
+
+@app.command()
+def merge(
+    files: Tables,
+    output: Output = None,
+    sort: Annotated[str, typer.Option(help="given, or by server_id: address, name, inventory.")] = "given",
+    cluster: ClusterFile = None,
+    hardware: For = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Make one table of several; their order gives the ranks."""
+    from clusterctl import ranktable
+
+    tables = ranktable.load_all(files, hardware)
+    known = ranktable.server_places(cluster_of(cluster)) if sort == "inventory" else None
+    _write(ranktable.merge(ranktable.in_order(tables, sort, known), hardware), output, force, dry_run, json)
+
+
+@app.command()
+def convert(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A rank table in any form, a plan or a hostfile.")
+    ],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="1.0, 1.2, plan, deepspeed, openmpi, mpich, slurm, torchrun or cluster; "
+            "the form that HCCL reads, by default.",
+        ),
+    ] = None,
+    facts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A 1.2 table or a plan that knows the super-device ids."),
+    ] = None,
+    super_pod: Annotated[
+        str | None, typer.Option("--super-pod", metavar="ID", help="All servers are in this one.")
+    ] = None,
+    lossy: Annotated[bool, typer.Option("--lossy", help="Leave out what the format can't hold.")] = False,
+    output: Output = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Turn a table into another version, a plan or a hostfile, and back; what is not known is refused by name."""
+    from clusterctl import ranktable_convert
+    from clusterctl.cli import screen
+    from clusterctl.rundir import save_new
+
+    if to is None or to in ranktable_convert.VERSIONS:
+        table = ranktable_convert.as_table(file, to, facts, super_pod)
+        _write(table, output, force, dry_run, json)
+        return
+    text = ranktable_convert.as_text(file, to, lossy)
+    written = output is not None and str(output) != "-" and not dry_run and save_new(output, text, force)
+    if json:
+        screen.show_json(
+            {"format": to, "file": str(output) if output else None, "text": text, "written": written}
+        )
+    elif output is None or str(output) == "-" or dry_run:
+        screen.write(text)
+    else:
+        screen.write(f"{output}: {'written' if written else 'holds this already'}\n")
+
+
+@app.command()
+def check(
+    files: Tables,
+    hardware: For = None,
+    same: Annotated[bool, typer.Option("--same", help="They are the tables of one run: all alike.")] = False,
+    json: Json = False,
+) -> None:
+    """Say every rule of HCCL that a table breaks; exit 1 when there is one."""
+    from clusterctl.cli.screen import out_console, safe, show_json
+    from clusterctl.ranktable_check import alike, check_file
+
+    reports = [(file, check_file(file, hardware)) for file in files]
+    if same:
+        reports = list(zip(files, alike([report for _, report in reports]), strict=True))
+    if json:
+        show_json([_report_json(file, report) for file, report in reports])
+    else:
+        for line, style in (line for file, report in reports for line in _report_lines(file, report)):
+            out_console().print(safe(line), style=style, soft_wrap=True)
+    if any(report.findings for _, report in reports):
+        raise typer.Exit(1)
+
+
+@app.command()
+def show(file: Table, json: Json = False) -> None:
+    """Draw a table for a person: rank, server, device, address."""
+    from clusterctl import ranktable, views
+    from clusterctl.cli import screen
+
+    table = ranktable.load(file)
+    rows = table.rows()
+    if json:
+        screen.show_json({"version": table.version, "servers": len(table.servers), "ranks": rows})
+        return
+    columns = list(rows[0])
+    screen.show(
+        views.table(columns, [[row[name] for name in columns] for row in rows], right=("rank", "device"))
+    )
+    screen.say(f"version {table.version}, {_size(len(table.servers), table.ranks)}")
+
+
+@app.command()
+def diff(left: Table, right: Table, json: Json = False) -> None:
+    """Compare two tables rank by rank; exit 1 when they differ. Key order and space don't count."""
+    from dataclasses import asdict
+
+    from clusterctl import ranktable, ranktable_edit
+    from clusterctl.cli import screen
+
+    found = ranktable_edit.diff(ranktable.load(left), ranktable.load(right))
+    if json:
+        screen.show_json([asdict(one) for one in found])
+    for one in () if json else found:
+        head = "table" if one.rank is None else f"rank {one.rank}"
+        screen.out_console().print(
+            screen.safe(f"{head}: {one.left or 'not there'} -> {one.right or 'not there'}")
+        )
+    if found:
+        raise typer.Exit(1)
+
+
+@app.command("slice")
+def cut(
+    file: Table,
+    nodes: Annotated[str | None, typer.Option("--nodes", "-n", metavar="SET", help="These servers.")] = None,
+    ranks: Annotated[
+        str | None, typer.Option(metavar="RANGE", help="These ranks: '[0,16)', 16 left out.")
+    ] = None,
+    drop: Annotated[str | None, typer.Option(metavar="SET", help="Without these servers.")] = None,
+    output: Output = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a part of a table, its ranks numbered anew from 0."""
+    from clusterctl import nodeset, ranktable, ranktable_edit
+
+    table = ranktable.load(file)
+    known = [server.server_id for server in table.servers]
+    part = ranktable_edit.slice_table(
+        table,
+        servers=nodeset.select(nodes, known) if nodes else None,
+        ranks=ranktable_edit.parse_ranks(ranks) if ranks else None,
+        drop=nodeset.select(drop, known) if drop else (),
+    )
+    _write(part, output, force, dry_run, json)
+
+
+def _write(table: RankTable, output: Path | None, force: bool, dry_run: bool, json: bool) -> None:
+    import hashlib
+
+    from clusterctl import ranktable
+    from clusterctl.cli import screen
+
+    text = table.render()
+    if str(output) == "-":
+        screen.write(text)
+        return
+    path = output or Path(ranktable.file_name(table))
+    written = not dry_run and ranktable.save(table, path, force)
+    if json:
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        counts = {"servers": len(table.servers), "ranks": table.ranks}
+        screen.show_json({"file": str(path), **counts, "sha256": digest, "written": written})
+        return
+    how = "would be written" if dry_run else "written" if written else "holds this table already"
+    screen.write(f"{path}: {how}: {_size(len(table.servers), table.ranks)}\n")
+    if dry_run:
+        screen.write(text)
+
+
+def _size(servers: int, ranks: int) -> str:
+    return f"{_number(servers, 'server')}, {_number(ranks, 'rank')}"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _report_json(file: Path, report: Report) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    findings = [{**asdict(one), "hccl_code": one.hccl_code} for one in report.findings]
+    seen = {"version": report.version, "hardware": report.hardware, "guessed": report.guessed}
+    counts = {"servers": report.servers, "ranks": report.ranks}
+    return {"file": str(file), "ok": not findings, **seen, **counts, "findings": findings}
+
+
+MOST = 50  # findings shown of one file; --json has them all
+
+
+def _report_lines(file: Path, report: Report) -> list[tuple[str, str]]:
+    """What a check found, in words, each line with its style."""
+    version = f"version {report.version}" if report.version else "the form without a version"
+    guess = f", guessed from {version} (--for HARDWARE says it)" if report.guessed else ""
+    as_what = f", as {report.hardware}{guess}" if report.version is not None else ""
+    if not report.findings:
+        return [(f"{file}: ok: {_size(report.servers, report.ranks)}{as_what}", "green")]
+    count = len(report.findings)
+    lines = [(f"{file}: {_number(count, 'finding')}{as_what}", "bold red")]
+    for one in report.findings[:MOST]:
+        lines.append((f"  {one.pointer or '(file)'}: {one.what} [{one.code}]", ""))
+        lines.append((f"    try: {one.remedy}", ""))
+        if one.hccl_message:
+            lines.append((f"    without this check: {one.hccl_message}", "dim"))
+    if count > MOST:
+        lines.append((f"  and {count - MOST} more; --json lists them all", ""))
+    return lines

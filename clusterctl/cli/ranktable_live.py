@@ -1,0 +1,150 @@
+"""`clusterctl ranktable push` and `verify`: a table on the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterctl.cli import options, screen
+
+if TYPE_CHECKING:
+    from clusterctl.inventory import Cluster
+    from clusterctl.ranktable_live import Drift, LiveTable, NodeReport, Pushed
+    from clusterctl.transport import Outcome
+
+Table = Annotated[Path, typer.Argument(metavar="FILE", help="A rank table.")]
+
+
+def push(
+    file: Table,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="PATH", help="Where on the nodes; ~/NAME by default.")
+    ] = None,
+    cluster: options.ClusterFile = None,
+    nodes: options.Nodes = None,
+    exclude: options.Exclude = None,
+    accept_new: options.AcceptNew = False,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """Put the identical table on every node that it names, and confirm each by its hash."""
+    from clusterctl import ranktable_live as live
+    from clusterctl.run import raise_failures
+
+    table = live.read(file)
+    path = live.checked_path(to or live.default_path(file))
+    found = options.cluster_of(cluster, nodes, exclude)
+    chosen = live.nodes_of(found, table, chosen=bool(nodes or exclude))
+    if not (nodes or exclude):
+        _warn_of_missing(live.missing_servers(found, table))
+    if dry_run:
+        return _show_dry_run(file, table, path, [node.name for node in chosen], as_json)
+    with options.connected(found, accept_new) as connections:
+        outcomes = connections.on_each(chosen, lambda node, link: live.push(link, table, path))
+    _show_pushed(outcomes, table, as_json)
+    raise_failures(outcomes)
+
+
+def verify(
+    file: Table,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="PATH", help="Where on the nodes; ~/NAME by default.")
+    ] = None,
+    cluster: options.ClusterFile = None,
+    nodes: options.Nodes = None,
+    exclude: options.Exclude = None,
+    accept_new: options.AcceptNew = False,
+    as_json: options.Json = False,
+) -> None:
+    """Compare a table with the nodes: each node's file, each device's address, its link; exit 1 on a drift."""
+    from clusterctl import ranktable_live as live
+    from clusterctl.run import raise_failures
+
+    table = live.read(file)
+    path = live.checked_path(at or live.default_path(file))
+    found = options.cluster_of(cluster, nodes, exclude)
+    chosen = live.nodes_of(found, table, chosen=bool(nodes or exclude))
+    drifts = _absent(found, table) if not (nodes or exclude) else []
+    with options.connected(found, accept_new) as connections:
+        outcomes = connections.on_each(chosen, lambda node, link: live.verify(link, node, table, path))
+    drifts += [drift for one in outcomes if one.value is not None for drift in one.value.drifts]
+    if as_json:
+        screen.show_json(_verified_json(file, table, outcomes, drifts))
+    else:
+        _show_verified(outcomes, drifts)
+    raise_failures(outcomes)
+    if drifts:
+        raise typer.Exit(1)
+
+
+def _absent(cluster: Cluster, table: LiveTable) -> list[Drift]:
+    from clusterctl import ranktable_live as live
+
+    what, remedy = "no node of the inventory is this server", "add the node, or set its `server_id`"
+    return [live.Drift(name, None, "server", what, remedy) for name in live.missing_servers(cluster, table)]
+
+
+def _warn_of_missing(servers: Sequence[str]) -> None:
+    shown = ", ".join(servers[:5]) + (f" and {len(servers) - 5} more" if len(servers) > 5 else "")
+    if servers:
+        screen.say(f"warning: no node of the inventory is {shown}; the table is not pushed there", "yellow")
+
+
+def _show_dry_run(file: Path, table: LiveTable, path: str, names: Sequence[str], as_json: bool) -> None:
+    from clusterctl import nodeset
+
+    if as_json:
+        value = {"file": str(file), "nodes": list(names), "to": path, "sha256": table.sha256}
+        return screen.show_json({**value, "size": len(table.data)})
+    size = f"{len(table.data):,} bytes, sha256 {table.sha256[:12]}"
+    screen.write(f"would put {file} ({size}) at {path} on {nodeset.fold(names)}\n")
+
+
+def _show_pushed(outcomes: Sequence[Outcome[Pushed]], table: LiveTable, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from clusterctl import views
+
+    done = [one.value for one in outcomes if one.value is not None]
+    if as_json:
+        return screen.show_json([asdict(one) for one in done])
+    rows = [[one.node, one.path, one.change, one.sha256[:12]] for one in done]
+    if rows:
+        screen.show(views.table(["NODE", "PATH", "FILE", "SHA256"], rows))
+
+
+def _show_verified(outcomes: Sequence[Outcome[NodeReport]], drifts: Sequence[Drift]) -> None:
+    from clusterctl import words
+
+    drifted = {drift.node for drift in drifts}
+    for drift in drifts:
+        screen.out_console().print(screen.safe(str(drift)), style="bold red", soft_wrap=True)
+        screen.out_console().print(screen.safe(f"  try: {drift.remedy}"), soft_wrap=True)
+    for one in outcomes:
+        if one.value is None:
+            continue
+        if one.value.node not in drifted:
+            screen.write(f"{one.value.node}: ok: the same file, {words.some(one.value.devices, 'device')}\n")
+        for note in one.value.notes:
+            screen.say(f"{one.value.node}: {note}", style="yellow")
+
+
+def _verified_json(
+    file: Path, table: LiveTable, outcomes: Sequence[Outcome[NodeReport]], drifts: Sequence[Drift]
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    reports = [one.value for one in outcomes if one.value is not None]
+    nodes = [
+        {"node": one.node, "path": one.path, "devices": one.devices, "notes": list(one.notes)}
+        for one in reports
+    ]
+    failed = [
+        {"node": one.node.name, "error": one.error.message} for one in outcomes if one.error is not None
+    ]
+    found = [asdict(drift) for drift in drifts]
+    head = {"file": str(file), "sha256": table.sha256, "ok": not found and not failed}
+    return {**head, "nodes": nodes, "findings": found, "failed": failed}

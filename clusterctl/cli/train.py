@@ -1,0 +1,115 @@
+"""`data`, `checkpoint`, `generate`: the trainer's own verbs, run in a process of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from clusterctl.cli import options, screen
+from clusterctl.errors import UsageError
+
+FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+data = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Training data: train a tokenizer, build .bin/.idx, look into them.",
+)
+checkpoint = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Checkpoints: verify.")
+
+
+def _forward(called: str, verb: str, words: list[str]) -> None:
+    """Hand over to the trainer; its words and exit code are ours."""
+    import subprocess
+    import sys
+
+    from clusterctl.settings import environment
+
+    code = subprocess.call(
+        [sys.executable, "-m", "trainer", "--called", f"clusterctl {called}", verb, *words], env=environment()
+    )
+    raise typer.Exit(code if code >= 0 else 128 - code)
+
+
+@data.command("tokenizer-train", context_settings=FORWARD)
+def tokenizer_train(context: typer.Context) -> None:
+    """Train a byte-level BPE tokenizer on text or JSON lines."""
+    _forward("data tokenizer-train", "tokenizer-train", context.args)
+
+
+@data.command("build", context_settings=FORWARD)
+def build(context: typer.Context) -> None:
+    """Text or JSON lines to Megatron's .bin and .idx."""
+    _forward("data build", "data-build", context.args)
+
+
+@data.command("info", context_settings=FORWARD)
+def info(context: typer.Context) -> None:
+    """What a .bin/.idx pair holds, and whether the two match."""
+    _forward("data info", "data-info", context.args)
+
+
+@checkpoint.command("verify")
+def verify(
+    where: Annotated[
+        str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")
+    ] = "last",
+) -> None:
+    """Every file of a checkpoint against its hash."""
+    _forward("checkpoint verify", "checkpoint-verify", [str(checkpoint_of(where))])
+
+
+def generate(
+    where: Annotated[
+        str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")
+    ] = "last",
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to go on from.")] = "",
+    tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="How many tokens at most.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Choose among the k likeliest; 0 among all.")] = 40,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 1234,
+    as_json: options.Json = False,
+) -> None:
+    """Text from a checkpoint."""
+    from clusterctl.job import ask_trainer
+
+    folder = checkpoint_of(where)
+    words = [
+        "--prompt",
+        prompt,
+        "--max-tokens",
+        str(tokens),
+        "--temperature",
+        str(temperature),
+        "--top-k",
+        str(top_k),
+        "--seed",
+        str(seed),
+    ]
+    answer: dict[str, Any] = ask_trainer(["generate", "--checkpoint", str(folder), *words, "--json"])
+    if as_json:
+        screen.show_json(answer)
+    else:
+        screen.show(screen.safe(answer["text"]))
+
+
+def checkpoint_of(where: str) -> Path:
+    """A checkpoint's folder, or the newest that a run brought home."""
+    if (Path(where) / "manifest.json").is_file():
+        return Path(where)
+    if Path(where).is_dir() and not (Path(where) / "run.json").is_file():
+        raise UsageError(
+            f"{where}: no checkpoint: there is no manifest.json in it", "name a step-... folder, or a run"
+        )
+    run = options.run_named(where)
+    found = sorted(path for path in run.checkpoints.glob("step-*") if (path / "manifest.json").is_file())
+    if not found:
+        first = run.read_record()
+        place = next(iter(first["run_dirs"].items()))
+        raise UsageError(
+            f"{run.run_id} has no checkpoint here",
+            f"they lie on {place[0]} in {place[1]}/checkpoints; `collect: [checkpoints]` in a job brings them home",
+        )
+    return found[-1]

@@ -1,0 +1,280 @@
+"""job.yaml (or a bare command) read into a Job: what the user asks to run, checked against a Cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from clusterctl import document as documents
+from clusterctl.document import Document, Key, Section
+from clusterctl.errors import ClusterctlError, Fault, InputFaults, UsageError, did_you_mean
+from clusterctl.inventory import Cluster, Node, parse_devices
+from clusterctl.settings import environment
+
+RANK_TABLE_CHOICES = ("auto", "always", "never")
+COLLECT_CHOICES = ("checkpoints",)
+DATA = "{data}"  # in the train part: the folder that `data` names, wherever it lies on that machine
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the user asks to run: a program, or the embedded trainer, on some devices of some nodes."""
+
+    name: str
+    command: tuple[str, ...] = ()
+    """The program, a list from here to the node; empty when `train` is given."""
+    train: dict[str, Any] | None = field(default=None, hash=False)
+    """The embedded trainer's configuration, as its own `check` accepts it."""
+    nodes: str | None = None
+    devices: tuple[int, ...] | None = None
+    """Which devices of each node; all where nothing is said."""
+    code: Path | None = None
+    """A folder that the processes start in; pushed."""
+    data: Path | None = None
+    """A folder with training data; pushed."""
+    env: dict[str, str] = field(default_factory=dict, hash=False)
+    """More environment; `{node.address}` and the like are filled a node at a time."""
+    forward: tuple[str, ...] = ()
+    """Variables of the launcher's own environment that travel."""
+    rank_table: str = "auto"
+    """Whether the run gets a rank table: auto = where devices are NPUs."""
+    master_port: int = 0
+    """0 lets the first node choose a free one."""
+    grace: float = 30.0
+    """Seconds between SIGTERM and SIGKILL, for a last checkpoint."""
+    collect: tuple[str, ...] = ()
+    """What is brought home at the end beside logs and metrics."""
+    source: str = ""
+    document: Document | None = field(default=None, repr=False, compare=False)
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Job:
+    """Read and check a job file; all its faults at once."""
+    document = documents.load_document(path)
+    document = _with_overrides(document, overrides)
+    top = Section(document)
+    job = _read(top, path)
+    top.done()
+    if bool(job.command) == (job.train is not None):
+        top.fault(
+            "",
+            "a job has either a `command` or a `train` part",
+            "command: [python, train.py], or train: {model: gpt-tiny, ...}",
+        )
+    if top.faults:
+        raise InputFaults(top.faults)
+    return replace(job, document=document)
+
+
+def _read(top: Section, path: Path) -> Job:
+    name = top.take_text("name", path.stem)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}", name):
+        top.fault(
+            "name", f"{name!r} can't name a run's folder", "letters, digits, '.', '_' and '-', at most 41"
+        )
+    return Job(
+        name=name,
+        command=_words(top, "command"),
+        train=top.take("train", dict),
+        nodes=top.take("nodes", str),
+        devices=_devices(top),
+        code=_folder(top, "code", path),
+        data=_folder(top, "data", path),
+        env=top.take_env("env"),
+        forward=_words(top, "forward"),
+        rank_table=_choice(top, "rank_table", RANK_TABLE_CHOICES, "auto"),
+        master_port=_port(top),
+        grace=top.take("grace", float, 30.0) or 0.0,
+        collect=_known_words(top, "collect", COLLECT_CHOICES),
+        source=str(path),
+    )
+
+
+def from_command(
+    argv: Sequence[str], code: Path | None, devices: str | None = None, env: Mapping[str, str] | None = None
+) -> Job:
+    """A bare command as a job; its name is the program's, or the script's."""
+    words = [Path(word).stem for word in argv[:2] if not word.startswith("-")]
+    raw = words[-1] if words and re.match(r"python", words[0]) else words[0] if words else "command"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", raw).strip("-.")[:30] or "command"
+    chosen = parse_devices(int(devices) if devices and devices.isdigit() else devices) if devices else None
+    return Job(
+        name=name,
+        command=tuple(argv),
+        code=code,
+        devices=chosen,
+        env=dict(env or {}),
+        source="the command line",
+    )
+
+
+def _words(top: Section, key: str) -> tuple[str, ...]:
+    value = top.take(key, list, [])
+    for index, word in enumerate(value or []):
+        if isinstance(word, (dict, list)) or word is None:
+            top.fault(key, f"word {index + 1} of {key!r} is not text", "quote it")
+    return tuple("true" if word is True else "false" if word is False else str(word) for word in value or [])
+
+
+def _known_words(top: Section, key: str, known: Sequence[str]) -> tuple[str, ...]:
+    words = _words(top, key)
+    for word in words:
+        if word not in known:
+            top.fault(key, f"unknown {word!r}", did_you_mean(word, known) or f"known: {', '.join(known)}")
+    return words
+
+
+def _choice(top: Section, key: str, known: Sequence[str], default: str) -> str:
+    value = top.take_text(key, default)
+    if value not in known:
+        top.fault(key, f"unknown {value!r}", did_you_mean(value, known) or f"one of {', '.join(known)}")
+    return value
+
+
+def _port(top: Section) -> int:
+    port = top.take("master_port", int, 0) or 0
+    if not 0 <= port < 65536:
+        top.fault("master_port", f"{port} is no port", "1024 to 65535, or 0 to let the first node choose")
+    return port
+
+
+def _devices(top: Section) -> tuple[int, ...] | None:
+    top.taken.append("devices")
+    value = top.value.get("devices")
+    if value is None:
+        return None
+    try:
+        return parse_devices(value)
+    except UsageError as error:
+        top.fault("devices", error.message, error.hint)
+        return None
+
+
+def _folder(top: Section, key: str, path: Path) -> Path | None:
+    value = top.take(key, str)
+    if value is None:
+        return None
+    folder = Path(value).expanduser()
+    folder = folder if folder.is_absolute() else path.parent / folder
+    if not folder.is_dir():
+        top.fault(key, f"no folder {folder}", "a path is relative to the job file")
+    return folder.resolve()
+
+
+def _with_overrides(document: Document, overrides: Sequence[str]) -> Document:
+    """`train.steps=100` laid over the file, read by the same rules as the file itself."""
+    faults = []
+    value = json.loads(json.dumps(document.value or {}))
+    lines = dict(document.lines)
+    for text in overrides:
+        name, equals, given = text.partition("=")
+        keys = name.split(".")
+        if not equals or not all(keys):
+            faults.append(Fault(f"--set {text}", "must be KEY=VALUE", "as in --set train.steps=100"))
+            continue
+        place = value
+        for key in keys[:-1]:
+            inner = place.setdefault(key, {})
+            if not isinstance(inner, dict):
+                faults.append(Fault(f"--set {text}", f"{key!r} is not a mapping in {document.source}"))
+                break
+            place = inner
+        else:
+            place[keys[-1]] = documents.parse_document(given, f"--set {name}").value
+    if faults:
+        raise InputFaults(faults)
+    return Document(document.source, value, lines)
+
+
+# -- against a cluster --------------------------------------------------------------------------------------
+
+
+def devices_on(job: Job, node: Node) -> tuple[int, ...]:
+    """The devices of a node that a job uses, one rank each."""
+    return job.devices if job.devices is not None else node.devices
+
+
+def check(job: Job, cluster: Cluster) -> dict[str, Any]:
+    """Everything that can be known before anything starts; gives the trainer's summary (empty for a command)."""
+    faults = list(_device_faults(job, cluster))
+    world = sum(len(devices_on(job, node)) for node in cluster.nodes)
+    if not world and not faults:
+        faults.append(
+            _fault(job, ("devices",), "no device is left to run on", "give `devices`, or more nodes")
+        )
+    summary: dict[str, Any] = {}
+    if job.train is not None:
+        answer = check_train(job, max(world, 1))
+        faults += [
+            _fault(job, tuple(one["key"].split(".")), one["what"], one.get("remedy", ""))
+            for one in answer["faults"]
+        ]
+        summary = answer.get("summary") or {}
+    if faults:
+        raise InputFaults(faults)
+    return summary
+
+
+def _fault(job: Job, path: Key, what: str, remedy: str = "") -> Fault:
+    if job.document is None:
+        return Fault(job.source, what, remedy)
+    return job.document.fault(path, what, remedy)
+
+
+def _device_faults(job: Job, cluster: Cluster) -> Sequence[Fault]:
+    faults = []
+    for node in cluster.nodes:
+        missing = [device for device in job.devices or () if device not in node.devices]
+        if missing:
+            have = ", ".join(map(str, node.devices)) or "none"
+            what = (
+                f"{node.name} has no device {', '.join(map(str, missing))}; it has {have} ({cluster.source})"
+            )
+            faults.append(
+                _fault(job, ("devices",), what, "ask for fewer devices, or add them to the inventory")
+            )
+    return faults
+
+
+def check_train(job: Job, world: int) -> dict[str, Any]:
+    """What the trainer itself says of a configuration; asked in a process of its own, which needs no torch."""
+    question = {
+        "train": filled(job.train or {}, str(job.data) if job.data else ""),
+        "world_size": world,
+        "base_dir": str(Path(job.source).parent.resolve()),
+        "check_data": job.data is not None,
+    }
+    return ask_trainer(["check"], json.dumps(question))
+
+
+def ask_trainer(words: Sequence[str], question: str = "") -> dict[str, Any]:
+    """Run one of the trainer's verbs here and read its one JSON document."""
+    argv = [sys.executable, "-m", "trainer", *words]
+    done = subprocess.run(argv, input=question, capture_output=True, text=True, env=environment())
+    try:
+        answer = json.loads(done.stdout)
+        assert isinstance(answer, dict)
+        return answer
+    except (ValueError, AssertionError):
+        last = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()
+        message = next((line for line in last if line.startswith("error: ")), last[-1]).removeprefix(
+            "error: "
+        )
+        hint = next((line.removeprefix("  try: ") for line in last if line.startswith("  try: ")), "")
+        kind = UsageError if done.returncode == 2 else ClusterctlError
+        raise kind(f"the trainer's {words[0]}: {message}", hint) from None
+
+
+def filled(value: Any, data: str) -> Any:
+    """The train part with `{data}` put in, at any depth."""
+    if isinstance(value, dict):
+        return {key: filled(inner, data) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [filled(inner, data) for inner in value]
+    return value.replace(DATA, data) if isinstance(value, str) else value

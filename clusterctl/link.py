@@ -1,0 +1,312 @@
+"""The launcher's end of a link to one agent: starts it, keeps many requests apart, notices when it falls
+silent."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from clusterctl.agent import bootstrap
+from clusterctl.agent.frames import (
+    BEAT,
+    CHUNK,
+    MAX_PAYLOAD,
+    SILENCE,
+    BadFrame,
+    ByteReader,
+    Frame,
+    Inbox,
+    StreamEnded,
+    Window,
+    encode,
+    parse_payload,
+    read_frame,
+    to_payload,
+)
+from clusterctl.errors import ClusterctlError, LinkLost, Unreachable, WorkFailed
+
+MAX_NOISE = 1 << 20  # what a login script may print before the agent speaks
+START_LIMIT = 30.0  # seconds for a node's Python to start and take the agent
+
+
+class Pipe(Protocol):
+    """A byte stream to a program on a node, and that program's last words."""
+
+    def receive(self, size: int, timeout: float) -> bytes:
+        """What is there, b"" at the end; TimeoutError when nothing came in time."""
+
+    def send(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+    def last_words(self) -> str:
+        """The program's standard error and exit status, once it ended."""
+
+
+class RequestFailed(WorkFailed):
+    """A node understood what was asked and could not do it; `kind` says why, for programs."""
+
+    def __init__(self, node: str, kind: str, message: str, hint: str = "") -> None:
+        super().__init__(f"{node}: {message}", hint)
+        self.node = node
+        self.kind = kind
+        self.reason = message
+
+
+@lru_cache(maxsize=1)
+def agent_files() -> dict[str, str]:
+    """The agent's files as they are sent: the folder `clusterctl/agent`, and an empty package around it."""
+    folder = Path(bootstrap.__file__).parent
+    files = {f"agent/{path.name}": path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+    return {"__init__.py": "", **files}
+
+
+@lru_cache(maxsize=1)
+def _first_lines() -> bytes:
+    return Path(bootstrap.__file__).read_bytes() + b"\nstart()\n"
+
+
+def agent_argv(python: str) -> list[str]:
+    """The one command that is started on a node; the program itself follows on its standard input.
+
+    -I -S: nothing of the node's own Python settings or packages; -X utf8: the same names in every locale.
+    """
+    return [
+        python,
+        "-I",
+        "-S",
+        "-X",
+        "utf8",
+        "-c",
+        f"import sys;exec(sys.stdin.buffer.read({len(_first_lines())}))",
+    ]
+
+
+class Asked:
+    """One request under way: send its body, read its reply, get its result; or cancel it."""
+
+    def __init__(self, link: Link, number: int, op: str) -> None:
+        self.op = op
+        self.result: dict[str, Any] | None = None
+        """What the operation gave back, once the reply was read to its end."""
+        self._link = link
+        self._id = number
+        self.window = Window()
+        self.inbox = Inbox(lambda count: link.send(Frame(number, "credit", {"bytes": count})))
+
+    def send(self, data: bytes) -> None:
+        """A piece of the request's body; waits while the node has too much unread."""
+        view = memoryview(data)
+        while view:
+            piece = bytes(view[:CHUNK])
+            try:
+                self.window.take(len(piece))
+            except StreamEnded:
+                return  # the reply says why
+            self._link.send(Frame(self._id, "data", {}, piece))
+            view = view[CHUNK:]
+
+    def finish(self) -> None:
+        """No more body will come."""
+        self._link.send(Frame(self._id, "eof", {}))
+
+    def cancel(self) -> None:
+        """Nobody wants the reply any more; the agent ends what it started for it."""
+        self._link.forget(self._id)
+        if not self._link.is_closed:
+            self._link.send(Frame(self._id, "cancel", {}))
+
+    def __iter__(self) -> Iterator[Frame]:
+        """The chunks of the reply as they come; raises what the node answered instead."""
+        while True:
+            frame = self.inbox.get()
+            if frame is None:
+                return
+            if frame.kind == "end":
+                self.result = parse_payload(frame.payload)
+                return
+            yield frame
+
+    def end(self) -> dict[str, Any]:
+        """Read the reply to its end and give its result."""
+        for _ in self:
+            pass
+        if self.result is None:
+            raise LinkLost(self._link.node, f"the answer to {self.op!r} has no end")
+        return self.result
+
+
+class Link:
+    """Frames over one pipe: a reading thread, and any number of threads that ask."""
+
+    def __init__(self, node: str, pipe: Pipe, workdir: str) -> None:
+        """Starts the agent behind the pipe; the caller closes the link."""
+        self.node = node
+        self._pipe = pipe
+        self._bytes = ByteReader(self._receive)
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, Asked] = {}
+        self._change = threading.Lock()
+        self._sending = threading.Lock()
+        self._said = self._heard = time.monotonic()
+        self._limit = START_LIMIT
+        self._lost: ClusterctlError | None = None
+        self.is_closed = False
+        try:
+            self._start(workdir)
+        except BaseException:
+            pipe.close()
+            raise
+        self._limit = SILENCE
+        threading.Thread(target=self._listen, name=f"link {node}", daemon=True).start()
+
+    def open(self, op: str, params: dict[str, Any]) -> Asked:
+        """Ask for something; the reply is read from what comes back."""
+        number = next(self._numbers)
+        asked = Asked(self, number, op)
+        with self._change:
+            if self._lost is not None or self.is_closed:
+                raise self._lost or LinkLost(self.node, "the link was closed")
+            self._asked[number] = asked
+        payload = to_payload(params)
+        if len(payload) > MAX_PAYLOAD:
+            self.forget(number)
+            raise RequestFailed(self.node, "usage", f"{op}: {len(payload)} bytes of parameters are too many")
+        self.send(Frame(number, "open", {"op": op}, payload))
+        return asked
+
+    def send(self, frame: Frame) -> None:
+        """Write one frame whole."""
+        with self._sending:
+            try:
+                self._pipe.send(encode(frame))
+            except (OSError, EOFError) as problem:
+                raise self._lost or LinkLost(self.node, f"the connection ended ({problem})") from None
+            self._said = time.monotonic()
+
+    def forget(self, number: int) -> None:
+        with self._change:
+            self._asked.pop(number, None)
+
+    def close(self) -> None:
+        """End the link; the agent ends what it still runs for it."""
+        self._break(LinkLost(self.node, "the link was closed"), closed=True)
+
+    # ---- starting
+
+    def _start(self, workdir: str) -> None:
+        files = agent_files()
+        ask = {"workdir": workdir, "hash": bootstrap.digest(files), "names": list(files)}
+        try:
+            self._pipe.send(_first_lines() + json.dumps(ask).encode() + b"\n")
+            word, text = self._answer()
+            if word == "need":
+                bundle = json.dumps(files).encode()
+                self._pipe.send(b"%d\n" % len(bundle) + bundle)
+                word, text = self._answer()
+        except (OSError, EOFError) as problem:
+            raise self._no_agent(str(problem)) from None
+        if word == "old":
+            hint = "name a newer one in the inventory: `python: /path/to/python3.8` or newer"
+            raise Unreachable(self.node, f"its Python is {text}, too old for the agent", hint)
+        if word != "have":
+            raise Unreachable(
+                self.node, f"the agent can't be installed: {text}", "see `workdir` in the inventory"
+            )
+
+    def _answer(self) -> tuple[str, str]:
+        """The next line that is the agent's, after whatever login scripts printed."""
+        mark = f"{bootstrap.MARK} ".encode()
+        noise = 0
+        while noise < MAX_NOISE:
+            line = self._bytes.read_line(MAX_NOISE)
+            if not line:
+                raise self._no_agent("")
+            if line.startswith(mark):
+                word, _, text = line[len(mark) :].decode(errors="replace").strip().partition(" ")
+                return word, str(json.loads(text or '""'))
+            noise += len(line)
+        raise self._no_agent("its login scripts print without end")
+
+    def _no_agent(self, problem: str) -> Unreachable:
+        words = self._pipe.last_words().strip()
+        said = f": {words[-500:]}" if words else f" ({problem})" if problem else ""
+        hint = "check `python` in the inventory, and that login scripts neither read input nor exit"
+        return Unreachable(self.node, f"no agent could be started{said}", hint)
+
+    # ---- listening
+
+    def _receive(self) -> bytes:
+        """The next bytes; says a word itself when there was nothing to say for long."""
+        while True:
+            now = time.monotonic()
+            if now - self._heard > self._limit:
+                raise TimeoutError(f"nothing was heard for {self._limit:.0f} s")
+            if now - self._said > BEAT and self._limit == SILENCE:
+                self._beat()
+            try:
+                data = self._pipe.receive(CHUNK * 2, BEAT)
+            except TimeoutError:
+                continue
+            self._heard = time.monotonic()
+            return data
+
+    def _beat(self) -> None:
+        if self._sending.acquire(blocking=False):  # else somebody is just sending
+            self._sending.release()
+            self.send(Frame(0, "beat", {}))
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                frame = read_frame(self._bytes.read)
+                if frame is None:
+                    words = self._pipe.last_words().strip()
+                    problem = "the connection ended" + (f": {words[-300:]}" if words else "")
+                    break
+                self._take(frame)
+        except BadFrame as bad:
+            problem = f"its answer makes no sense: {bad}"
+        except (OSError, EOFError, ClusterctlError, ValueError) as broken:
+            problem = str(broken) or "the connection ended"
+        self._break(
+            LinkLost(self.node, problem, "what ran there for this command is ended by the node itself")
+        )
+
+    def _take(self, frame: Frame) -> None:
+        with self._change:
+            asked = self._asked.get(frame.id)
+        if asked is None:
+            return  # a beat, or the rest of what was cancelled
+        if frame.kind == "credit":
+            asked.window.give(int(frame.fields.get("bytes", 0)))
+        elif frame.kind == "data":
+            asked.inbox.put(frame)
+        elif frame.kind in ("end", "fail"):
+            self.forget(frame.id)
+            if frame.kind == "end":
+                asked.inbox.put(frame)
+                asked.inbox.close()
+            else:
+                asked.inbox.close(self._failure(parse_payload(frame.payload)))
+            asked.window.close()
+
+    def _failure(self, value: dict[str, Any]) -> RequestFailed:
+        trace = f"\n{value['traceback']}" if value.get("traceback") else ""
+        return RequestFailed(self.node, str(value.get("kind")), f"{value.get('message')}{trace}")
+
+    def _break(self, problem: LinkLost, closed: bool = False) -> None:
+        with self._change:
+            self._lost = self._lost or problem
+            self.is_closed = True
+            asked, self._asked = list(self._asked.values()), {}
+        for one in asked:
+            one.inbox.close(self._lost)
+            one.window.close()
+        self._pipe.close()

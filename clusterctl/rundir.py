@@ -1,0 +1,236 @@
+"""Where a run's files are, here and on its nodes; the one place that spells their names."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import posixpath
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterctl import contract
+from clusterctl.errors import UsageError, did_you_mean
+
+
+def replace_file(path: Path, data: bytes | str, mode: int = 0o644) -> None:
+    """Write aside, fsync, rename: a reader sees the old file or the new one, never half of one."""
+    raw = data.encode() if isinstance(data, str) else data
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
+    descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def save_new(path: Path, text: str, force: bool = False) -> bool:
+    """Write a result whole; False when the file held it already. Another text there is kept unless forced."""
+    try:
+        there = path.read_bytes() if path.exists() else None
+        if there == text.encode() and not path.is_symlink():
+            return False
+        if there is not None and not force:
+            raise UsageError(f"{path}: another file is there", "--force overwrites it, -o names another")
+        replace_file(path, text)
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror or error}", "check the folder and its permissions"
+        ) from None
+    return True
+
+
+def new_run_id(name: str) -> str:
+    """`demo-1120-142501-3fa9`: readable, sorted by time within a name, unlike any other's."""
+    return f"{name}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+@dataclass(frozen=True)
+class NodeFiles:
+    """The same run's folder on a node; paths are the node's."""
+
+    root: str
+    attempt: int = 1
+
+    @property
+    def attempt_dir(self) -> str:
+        return posixpath.join(self.root, "attempts", str(self.attempt))
+
+    @property
+    def train_config(self) -> str:
+        return posixpath.join(self.root, contract.TRAIN_CONFIG_FILE)
+
+    @property
+    def rank_table(self) -> str:
+        return posixpath.join(self.root, "rank_table.json")
+
+    @property
+    def hostfile(self) -> str:
+        return posixpath.join(self.root, "hostfile")
+
+    @property
+    def metrics(self) -> str:
+        return posixpath.join(self.root, contract.METRICS_FILE)
+
+    @property
+    def checkpoints(self) -> str:
+        return posixpath.join(self.root, contract.CHECKPOINT_DIR)
+
+    def log(self, rank: int, stream: str) -> str:
+        """A rank's raw bytes; stream is "out" or "err"."""
+        return posixpath.join(self.attempt_dir, "logs", f"rank-{rank}.{stream}")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A run's folder on the launching machine."""
+
+    root: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.root.name
+
+    @property
+    def record(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def rank_table(self) -> Path:
+        return self.root / "rank_table.json"
+
+    @property
+    def hostfile(self) -> Path:
+        return self.root / "hostfile"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / contract.METRICS_FILE
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / contract.CHECKPOINT_DIR
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that brings the run home."""
+        return self.root / "controller.lock"
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[bool]:
+        """Be the one process that brings the run home; False where a living one is it already."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with self.lock.open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def is_watched(self) -> bool:
+        """Whether a living process brings this run home."""
+        with self.hold() as free:
+            return not free
+
+    @property
+    def controller_log(self) -> Path:
+        return self.root / "controller.log"
+
+    def logs(self, attempt: int = 1) -> Path:
+        return self.root / "attempts" / str(attempt) / "logs"
+
+    def log(self, node: str, rank: int, stream: str, attempt: int = 1) -> Path:
+        return self.logs(attempt) / node / f"rank-{rank}.{stream}"
+
+    def write_json(self, path: Path, value: Any, mode: int = 0o644) -> None:
+        replace_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", mode)
+
+    def read_record(self) -> dict[str, Any]:
+        """What `launch` wrote of the run: enough to reach it again from any process."""
+        return _read(self.record)
+
+    def read_state(self) -> dict[str, Any]:
+        """The last state that was seen; empty where none was yet."""
+        return _read(self.state) if self.state.exists() else {}
+
+    def add_event(self, kind: str, **facts: Any) -> None:
+        """One line of the run's history."""
+        line = json.dumps({"time": round(time.time(), 3), "event": kind, **facts}, ensure_ascii=False)
+        self.root.mkdir(parents=True, exist_ok=True)
+        with self.events.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def metric_lines(self) -> Iterator[dict[str, Any]]:
+        """The trainer's metrics as far as they have come home."""
+        if self.metrics.exists():
+            for line in self.metrics.read_bytes().split(b"\n")[:-1]:
+                yield json.loads(line)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path}: unreadable: {error}", "the run's folder is damaged; see `clusterctl runs`"
+        ) from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: not a run's record", "see `clusterctl runs`")
+    return value
+
+
+def all_runs(folder: Path) -> list[RunDir]:
+    """The runs kept in a folder, newest first."""
+    if not folder.is_dir():
+        return []
+    found = [RunDir(path) for path in folder.iterdir() if (path / "run.json").is_file()]
+    return sorted(found, key=lambda run: run.record.stat().st_mtime, reverse=True)
+
+
+def find_run(folder: Path, name: str) -> RunDir:
+    """A run by its id, a unique beginning of it, `last`, or the path of its folder."""
+    if "/" in name and (Path(name) / "run.json").is_file():
+        return RunDir(Path(name).resolve())
+    runs = all_runs(folder)
+    if not runs:
+        raise UsageError(
+            f"no runs in {folder}", "start one with `clusterctl launch JOB`, or `clusterctl demo`"
+        )
+    if name == "last":
+        return runs[0]
+    hits = [run for run in runs if run.run_id == name] or [run for run in runs if run.run_id.startswith(name)]
+    if len(hits) == 1:
+        return hits[0]
+    if hits:
+        raise UsageError(
+            f"{name!r} begins {len(hits)} runs: {', '.join(run.run_id for run in hits[:5])}",
+            "give more of the id",
+        )
+    raise UsageError(
+        f"no run {name!r} in {folder}",
+        did_you_mean(name, [run.run_id for run in runs]) or "see `clusterctl runs`",
+    )

@@ -1,0 +1,145 @@
+"""A node's make-believe accelerators: an hccn.conf, and tools that print what real ones print.
+
+The file `hccn_tool.answers`, beside hccn.conf, holds what a link or a health check answers; whoever edits a
+line there (`link_0=DOWN`) plays that fault.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+MAX_DEVICES = 16  # of a node; the addresses below stay distinct up to 63 such nodes
+PER_SUBNET = 4  # devices i and i+4 share a subnet, as on an eight-device Ascend board
+SUBNETS = (10, 20, 30, 40)
+VIRTUAL_SUBNETS = (110, 120, 130, 140)
+SDID = 37748736  # the first super device id of the vendor's own example
+
+
+def device_address(node: int, device: int, devices: int, subnets: tuple[int, ...] = SUBNETS) -> str:
+    """The network address of a device; `node` counts from 1, `devices` is how many each node has."""
+    rows = -(-devices // PER_SUBNET)
+    last = 1 + (node - 1) * rows + device // PER_SUBNET
+    return f"192.168.{subnets[device % PER_SUBNET]}.{last}"
+
+
+def hccn_conf(node: int, devices: int) -> str:
+    """The node's /etc/hccn.conf."""
+    return "".join(
+        f"address_{device}={device_address(node, device, devices)}\nnetmask_{device}=255.255.255.0\n"
+        for device in range(devices)
+    )
+
+
+def answers(node: int, devices: int) -> str:
+    """What hccn_tool says of the devices beyond their addresses."""
+    lines = []
+    for device in range(devices):
+        virtual = device_address(node, device, devices, VIRTUAL_SUBNETS)
+        lines += [
+            f"ipv6_address_{device}=fd00::{node:x}:{device:x}",
+            f"prefix_length_{device}=64",
+            f"vnic_address_{device}={virtual}",
+            f"vnic_netmask_{device}=255.255.255.0",
+            f"link_{device}=UP",
+            f"net_health_{device}=Success",
+            f"speed_{device}=100000",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def hccn_tool(conf: str, answers_file: str, devices: int) -> str:
+    """The script `hccn_tool` of a node whose files are at these paths."""
+    return _HCCN_TOOL.format(conf=shlex.quote(conf), answers=shlex.quote(answers_file), devices=devices)
+
+
+def npu_smi(node: int, devices: int) -> str:
+    """The script `npu-smi` of a node."""
+    return _NPU_SMI.format(devices=devices, sdid=SDID + ((node - 1) << 16), server=node - 1)
+
+
+# POSIX sh and no process started: a rank table asks once a device, and a node here may have 16 of them.
+_HCCN_TOOL = """\
+#!/bin/sh
+# A make-believe hccn_tool: it answers for the devices of a sandbox node, in the real one's formats.
+conf={conf}
+answers={answers}
+devices={devices}
+
+value() {{ # FILE KEY: the text behind KEY= in FILE, nothing where the key is not
+    while IFS='=' read -r key text; do
+        if [ "$key" = "$2" ]; then printf '%s' "$text"; return; fi
+    done < "$1"
+}}
+
+pair() {{ # FILE KEY LABEL KEY LABEL: two lines, or nothing for a device that is not configured
+    first=$(value "$1" "$2")
+    [ -n "$first" ] || return 0
+    printf '%s:%s\\n%s:%s\\n' "$3" "$first" "$5" "$(value "$1" "$4")"
+}}
+
+device= what= get= six=
+while [ $# -gt 0 ]; do
+    case $1 in
+        -i) device=${{2-}}; [ $# -gt 1 ] && shift ;;
+        -g) get=1 ;;
+        -inet6) six=6 ;;
+        -s) echo "hccn_tool: a sandbox's devices are read only" >&2; exit 1 ;;
+        -*) what=${{1#-}} ;;
+        *) echo "hccn_tool: unexpected argument: $1" >&2; exit 1 ;;
+    esac
+    shift
+done
+case $device in
+    ''|*[!0-9]*) echo "hccn_tool: -i wants a device number" >&2; exit 1 ;;
+esac
+if [ "$device" -ge "$devices" ]; then echo "hccn_tool: there is no device $device" >&2; exit 1; fi
+if [ -z "$get" ]; then echo "hccn_tool: nothing to do without -g" >&2; exit 1; fi
+
+case $what$six in
+    ip) pair "$conf" "address_$device" ipaddr "netmask_$device" netmask ;;
+    ip6) pair "$answers" "ipv6_address_$device" ipv6_address "prefix_length_$device" prefix_length ;;
+    vnic) pair "$answers" "vnic_address_$device" ipaddr "vnic_netmask_$device" netmask ;;
+    link) echo "link status: $(value "$answers" "link_$device")" ;;
+    net_health) echo "net health status: $(value "$answers" "net_health_$device")" ;;
+    speed) echo "Speed: $(value "$answers" "speed_$device") Mb/s" ;;
+    *) echo "hccn_tool: a sandbox's devices do not answer -$what" >&2; exit 1 ;;
+esac
+"""
+
+_NPU_SMI = """\
+#!/bin/sh
+# A make-believe npu-smi: the few questions that a launcher asks, for the devices of a sandbox node.
+devices={devices}
+[ "${{1-}}" = info ] || {{ echo "npu-smi: only info is answered in a sandbox" >&2; exit 1; }}
+shift
+card= what=
+while [ $# -gt 0 ]; do
+    case $1 in
+        -i) card=${{2-}}; [ $# -gt 1 ] && shift ;;
+        -c) [ $# -gt 1 ] && shift ;;
+        -t) what=${{2-}}; [ $# -gt 1 ] && shift ;;
+        -m|-l) what=${{1#-}} ;;
+        *) echo "npu-smi: unexpected argument: $1" >&2; exit 1 ;;
+    esac
+    shift
+done
+case $card in
+    '') ;;
+    *[!0-9]*) echo "npu-smi: -i wants a device number" >&2; exit 1 ;;
+    *) if [ "$card" -ge "$devices" ]; then echo "npu-smi: there is no device $card" >&2; exit 1; fi ;;
+esac
+case $what in
+    m)
+        printf 'NPU ID\\tChip ID\\tChip Logic ID\\tChip Name\\n'
+        n=0
+        while [ "$n" -lt "$devices" ]; do
+            printf '%s\\t0\\t%s\\tAscend 910\\n' "$n" "$n"
+            n=$((n + 1))
+        done ;;
+    l) echo "Total Count : $devices" ;;
+    health) echo "Health Status : OK" ;;
+    spod-info)
+        printf 'SDID : %s\\nSuper Pod ID : 0\\nServer Index : {server}\\n' "$(({sdid} + ${{card:-0}}))" ;;
+    *) echo "npu-smi: a sandbox's devices do not answer info $what" >&2; exit 1 ;;
+esac
+"""

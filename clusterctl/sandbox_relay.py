@@ -1,0 +1,125 @@
+"""The switch of a sandbox of namespaces and the door to it: `python -I -S sandbox_relay.py CONFIG`.
+
+The launcher lives in the machine's own network, the nodes in one that only they can see. This process listens
+on loopback in the first, then moves into a new one that becomes the switch: a listening socket stays in the
+network it was opened in, a connection is made from the one the process is in. Nothing is changed in the
+machine's own network, and the switch goes when this process does. Standard library only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+CLONE_NEWNET = 0x40000000  # linux/sched.h; os.unshare came with Python 3.12
+CHUNK = 256 << 10
+PATIENCE = 60.0  # seconds a caller is held while its node does not answer, as an unreachable machine would
+AGAIN = 0.2
+
+
+def main(path: str) -> int:
+    """Listen, move into the switch, lay the bridge, say which ports, relay until killed."""
+    config: dict[str, Any] = json.loads(Path(path).read_text())
+    listeners = {name: socket.create_server(("127.0.0.1", 0), backlog=128) for name in config["nodes"]}
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
+        sys.stderr.write(f"a new network was refused: {os.strerror(ctypes.get_errno())}\n")
+        return 1
+    _lay_bridge(config["ip"], config["bridge_address"])
+    ports = {name: listener.getsockname()[1] for name, listener in listeners.items()}
+    aside = Path(config["ports"] + ".new")
+    aside.write_text(json.dumps(ports))
+    aside.replace(config["ports"])
+    asyncio.run(_serve({name: (listeners[name], address) for name, address in config["nodes"].items()}))
+    return 0
+
+
+def _lay_bridge(ip: str, address: str) -> None:
+    commands = [
+        "link set lo up",
+        # Its own address, or it takes a node's, and all lose it for seconds when that one goes.
+        "link add br0 address 02:00:0a:4d:00:fe type bridge",
+        f"address add {address} dev br0",
+        "link set br0 up",
+    ]
+    subprocess.run([ip, "-batch", "-"], input="\n".join(commands), text=True, check=True)
+
+
+async def _serve(nodes: dict[str, tuple[socket.socket, str]]) -> None:
+    async def one(listener: socket.socket, address: str) -> None:
+        server = await asyncio.start_server(
+            lambda reader, writer: _relay(reader, writer, address), sock=listener, limit=CHUNK
+        )
+        await server.serve_forever()
+
+    await asyncio.gather(*(one(*node) for node in nodes.values()))
+
+
+async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
+    try:
+        ends = await _reach(writer, address)
+        if ends is None:
+            _reset(writer)
+            return
+        there_reader, there_writer = ends
+        _no_delay(writer)
+        _no_delay(there_writer)
+        await asyncio.gather(_carry(reader, there_writer), _carry(there_reader, writer))
+        there_writer.close()
+        writer.close()
+    except (ConnectionError, OSError):
+        _reset(writer)
+
+
+async def _reach(
+    writer: asyncio.StreamWriter, address: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    """A connection to the node; one that is off or cut is tried until it answers or time is up."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE
+    while asyncio.get_running_loop().time() < deadline and not writer.is_closing():
+        try:
+            return await asyncio.wait_for(asyncio.open_connection(address, 22, limit=CHUNK), 5.0)
+        except ConnectionRefusedError:
+            return None
+        except (OSError, asyncio.TimeoutError):
+            await asyncio.sleep(AGAIN)
+    return None
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One direction, up to and with its end; a reset on one side is a reset on the other."""
+    try:
+        while data := await reader.read(CHUNK):
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+    except (ConnectionError, OSError):
+        _reset(writer)
+
+
+def _no_delay(writer: asyncio.StreamWriter) -> None:
+    _socket(writer).setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        _socket(writer).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+def _socket(writer: asyncio.StreamWriter) -> socket.socket:
+    found: socket.socket = writer.get_extra_info("socket")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

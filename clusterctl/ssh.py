@@ -1,0 +1,446 @@
+"""SSH: strict about who answers, explicit about who asks; the only module that knows paramiko and fabric.
+
+A host key is checked before any login is tried: an unknown one is refused or, with consent, recorded; a
+changed one is always refused. Nothing of fabric's own policy, which accepts any key, is left: its connections
+get our client.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import logging
+import os
+import random
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import paramiko
+from paramiko.hostkeys import HostKeys, InvalidHostKey
+
+from clusterctl.agent.frames import BEAT
+from clusterctl.connection import Connection, LinkConnection
+from clusterctl.errors import (
+    HostKeyChanged,
+    HostKeyUnknown,
+    LoginRefused,
+    Unreachable,
+    UsageError,
+)
+from clusterctl.link import Link, agent_argv
+from clusterctl.ssh_config import KNOWN_HOSTS, Way, way_to
+
+if TYPE_CHECKING:
+    from clusterctl.inventory import Cluster, Node
+
+T = TypeVar("T")
+TRIES = 6  # a default sshd drops a part of 64 handshakes at once; each wave of retries is smaller
+FIRST_PAUSE = 0.3  # seconds before the second try, doubled each time, times 0.5 to 1.5
+RETRY_LIMIT = (
+    15.0  # seconds after which a handshake that fails is not tried again: the server is silent, not busy
+)
+HANDSHAKE_LIMIT = 20.0  # seconds for banner and key exchange: a node under load may take a few
+PIECE = 64 << 10  # paramiko copies what it is given once a packet
+
+
+class _Dropped(Exception):
+    """The handshake ended before anybody was asked to log in; another try may do better."""
+
+
+def fingerprint(key: paramiko.PKey) -> str:
+    """`SHA256:…`, as ssh-keygen shows it."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
+
+
+@dataclass(frozen=True)
+class SeenKey:
+    """A host key as it was shown, and those that are recorded for that host."""
+
+    node: str
+    name: str
+    key: paramiko.PKey
+    recorded: tuple[paramiko.PKey, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.key)
+
+    @property
+    def state(self) -> str:
+        """known, new or changed."""
+        if not self.recorded:
+            return "new"
+        return "known" if any(one.asbytes() == self.key.asbytes() for one in self.recorded) else "changed"
+
+    def refusal(self) -> HostKeyChanged:
+        """Why a changed key is not taken."""
+        return _changed(self.node, self.name, self.recorded[0], self.key)
+
+    def as_json(self) -> dict[str, str]:
+        return {
+            "node": self.node,
+            "host": self.name,
+            "type": self.key.get_name(),
+            "fingerprint": self.fingerprint,
+            "state": self.state,
+        }
+
+
+@dataclass
+class KnownHosts:
+    """The recorded host keys: first those of the cluster's own file, then the user's; new ones go into the
+    first file."""
+
+    files: Sequence[Path]
+    _tables: list[HostKeys] = field(default_factory=list)
+    _change: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        for path in self.files:
+            table = HostKeys()
+            try:
+                if path.is_file():
+                    table.load(str(path))
+            except InvalidHostKey as problem:
+                raise UsageError(
+                    f"{path}: unreadable line {problem.line.strip()!r:.80}", "mend or remove it"
+                ) from None
+            self._tables.append(table)
+
+    def of(self, name: str) -> list[paramiko.PKey]:
+        """The keys recorded for a host, in the first file that names it."""
+        with self._change:
+            for table in self._tables:
+                found = table.lookup(name)
+                if found:
+                    return list(found.values())
+        return []
+
+    def record(self, name: str, key: paramiko.PKey) -> None:
+        """Append a key to the first file; what stands there is not touched."""
+        path = self.files[0]
+        line = f"{name} {key.get_name()} {key.get_base64()}\n"
+        with self._change:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            there = path.read_bytes() if path.is_file() else b""
+            unfinished = bool(there) and not there.endswith(b"\n")
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(handle, "a", encoding="utf-8") as file:
+                file.write(("\n" if unfinished else "") + line)
+            self._tables[0].add(name, key.get_name(), key)
+
+
+class _StrictClient(paramiko.SSHClient):
+    """A client whose answer to an unknown host is its own, whoever tries to set another."""
+
+    def __init__(self, node: str, known: KnownHosts, accept_new: bool) -> None:
+        super().__init__()
+        self.node = node
+        self.known = known
+        self.accept_new = accept_new
+        super().set_missing_host_key_policy(_AskConsent(self))
+
+    def set_missing_host_key_policy(self, policy: object) -> None:
+        raise AssertionError("the host key policy is not a caller's choice")
+
+    def expect(self, name: str) -> None:
+        """Let the handshake ask for a kind of key that is recorded for this host, and compare with it."""
+        for key in self.known.of(name):
+            self.get_host_keys().add(name, key.get_name(), key)
+
+
+class _AskConsent(paramiko.MissingHostKeyPolicy):
+    def __init__(self, client: _StrictClient) -> None:
+        self.client = client
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        ours = self.client
+        if ours.accept_new:
+            ours.known.record(hostname, key)
+            return
+        what = f"its host key is not known: {key.get_name()} {fingerprint(key)}"
+        hint = (
+            f"`clusterctl nodes trust {ours.node}` shows and records it; "
+            "--accept-new-host-keys records it unseen"
+        )
+        raise HostKeyUnknown(ours.node, what, hint)
+
+
+class SshTransport:
+    """Nodes over SSH; one instance serves a whole command, from many threads."""
+
+    def __init__(
+        self,
+        *,
+        known_hosts: Path | None = None,
+        accept_new: bool = False,
+        connect_timeout: float = 10.0,
+        ssh_config: str | None = None,
+    ) -> None:
+        """`known_hosts` is the cluster's own file, read before the user's; `ssh_config` takes the place of
+        the user's configuration, "none" stands for an empty one."""
+        self._own_known_hosts = known_hosts
+        self._accept_new = accept_new
+        self._timeout = connect_timeout
+        self._ssh_config = ssh_config
+        self._known: dict[tuple[str, ...], KnownHosts] = {}
+        self._change = threading.Lock()
+        logger = logging.getLogger("paramiko")
+        logger.addHandler(
+            logging.NullHandler()
+        )  # its errors come as exceptions; it would print tracebacks besides
+        logger.propagate = False
+
+    def connect(self, node: Node) -> Connection:
+        """Log in and start the agent."""
+        way = way_to(node, self._ssh_config)
+        opened = _retried(lambda: self._log_in(node.name, way))
+        try:
+            channel = opened.transport.open_session(timeout=self._timeout)
+            channel.exec_command(shell_command(agent_argv(node.python)))
+            pipe = _ChannelPipe(channel, opened)
+        except (paramiko.SSHException, OSError, EOFError) as problem:
+            opened.close()
+            raise Unreachable(node.name, f"logged in, but no session was given: {problem}") from None
+        return LinkConnection(Link(node.name, pipe, node.workdir))
+
+    def seen(self, node: Node) -> SeenKey:
+        """The host key that a node shows now, without logging in, beside what is recorded."""
+        way = way_to(node, self._ssh_config)
+        key = _retried(lambda: self._scan(node.name, way))
+        return SeenKey(node.name, way.name, key, tuple(self._known_hosts(way).of(way.name)))
+
+    def record(self, node: Node, key: paramiko.PKey) -> Path:
+        """Record a host key for a node; the file that it went to."""
+        way = way_to(node, self._ssh_config)
+        known = self._known_hosts(way)
+        known.record(way.name, key)
+        return known.files[0]
+
+    def _known_hosts(self, way: Way) -> KnownHosts:
+        files = tuple(str(Path(one).expanduser()) for one in way.known_hosts if one.lower() != "none")
+        if self._own_known_hosts is not None:
+            files = (str(self._own_known_hosts), *files)
+        with self._change:
+            if files not in self._known:
+                self._known[files] = KnownHosts(
+                    [Path(one) for one in files or (os.path.expanduser(KNOWN_HOSTS),)]
+                )
+            return self._known[files]
+
+    # ---- connecting
+
+    def _log_in(self, node: str, way: Way) -> _Opened:
+        """A connection that is logged in, through its gateways; a _Dropped may be tried again."""
+        connection, before = self._stream(node, way)
+        client = _StrictClient(node, self._known_hosts(way), self._accept_new)
+        client.expect(way.name)
+        opened = [*before, client]
+        try:
+            client.connect(way.host, port=way.port, username=way.user, sock=connection, **self._login(way))  # type: ignore[arg-type]
+        except BaseException as problem:
+            _close(opened)
+            raise _worded(node, way, problem) from None
+        return _Opened(_transport_of(client), opened)
+
+    def _stream(self, node: str, way: Way) -> tuple[socket.socket | paramiko.Channel, list[_StrictClient]]:
+        """The bytes' way to an SSH server, and the clients of the gateways that it goes through."""
+        if way.gateway is None:
+            return self._tcp(node, way), []
+        from fabric import Config
+        from fabric import Connection as FabricConnection
+
+        before = self._log_in(f"{node} (gateway {way.gateway.name})", way.gateway)
+        # Without an empty configuration of its own fabric would read the user's a second time, in its own
+        # way.
+        config = Config(ssh_config=paramiko.SSHConfig(), lazy=True)
+        outer = FabricConnection(
+            way.gateway.host, user=way.gateway.user, port=way.gateway.port, config=config
+        )
+        outer.client, outer.transport = before.clients[-1], before.transport  # never fabric's own client
+        try:
+            return FabricConnection(
+                way.host, port=way.port, config=config, gateway=outer
+            ).open_gateway(), before.clients
+        except BaseException as problem:
+            before.close()
+            raise _worded(node, way, problem) from None
+
+    def _login(self, way: Way) -> dict[str, object]:
+        return {
+            "key_filename": list(way.identities),
+            "look_for_keys": False,
+            "allow_agent": way.use_agent,
+            "timeout": self._timeout,
+            "banner_timeout": HANDSHAKE_LIMIT,
+            "auth_timeout": HANDSHAKE_LIMIT,
+        }
+
+    def _tcp(self, node: str, way: Way) -> socket.socket:
+        try:
+            connection = socket.create_connection((way.host, way.port), self._timeout)
+        except socket.gaierror as problem:
+            raise Unreachable(
+                node, f"no address for {way.host!r} ({problem.strerror})", "check `host`"
+            ) from None
+        except ConnectionRefusedError:
+            what = f"nothing listens at {way.host} port {way.port}"
+            raise Unreachable(node, what, "check `host` and `port`, and that sshd runs there") from None
+        except TimeoutError:
+            what = f"{way.host} port {way.port} did not answer within {self._timeout:g} s"
+            raise Unreachable(node, what, "check the address, the network and the firewall") from None
+        except OSError as problem:
+            raise Unreachable(node, f"{way.host} port {way.port}: {problem.strerror or problem}") from None
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _scan(self, node: str, way: Way) -> paramiko.PKey:
+        connection, before = self._stream(node, way)
+        transport = paramiko.Transport(connection)
+        try:
+            transport.start_client(timeout=HANDSHAKE_LIMIT)
+            return transport.get_remote_server_key()
+        except (paramiko.SSHException, EOFError, OSError) as problem:
+            raise _Dropped(node, str(problem) or "the connection ended") from problem
+        finally:
+            transport.close()
+            _close(before)
+
+
+@dataclass
+class _Opened:
+    """A login and the clients that it goes through."""
+
+    transport: paramiko.Transport
+    clients: list[_StrictClient]
+
+    def close(self) -> None:
+        _close(self.clients)
+
+
+def _close(clients: Sequence[paramiko.SSHClient]) -> None:
+    for client in reversed(clients):
+        with contextlib.suppress(EOFError, OSError, paramiko.SSHException):  # the other side was quicker
+            client.close()
+
+
+class _ChannelPipe:
+    """One exec channel as a pipe."""
+
+    def __init__(self, channel: paramiko.Channel, opened: _Opened) -> None:
+        self._channel = channel
+        self._opened = opened
+        self._words = bytearray()
+        channel.settimeout(BEAT)  # one for both directions: it must not change under a thread that sends
+
+    def receive(self, size: int, timeout: float) -> bytes:
+        while self._channel.recv_stderr_ready():  # unread, it would fill the window in the end
+            self._words = (self._words + self._channel.recv_stderr(65536))[-2000:]
+        return self._channel.recv(size)
+
+    def send(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                sent = self._channel.send(bytes(view[:PIECE]))
+            except TimeoutError:
+                continue  # the link itself decides how long silence may last
+            if not sent:
+                raise BrokenPipeError("the channel is closed")
+            view = view[sent:]
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def last_words(self) -> str:
+        deadline = time.monotonic() + 1.0
+        while (
+            not self._channel.exit_status_ready() and not self._channel.closed and time.monotonic() < deadline
+        ):
+            time.sleep(0.01)
+        while self._channel.recv_stderr_ready():
+            self._words = (self._words + self._channel.recv_stderr(65536))[-2000:]
+        return self._words.decode(errors="replace")
+
+
+def shell_command(argv: Sequence[str]) -> str:
+    """The one line that a login shell has to read; a leading `~/` stays the shell's to expand."""
+    program = argv[0]
+    first = "~/" + shlex.quote(program[2:]) if program.startswith("~/") else shlex.quote(program)
+    return " ".join([first, *[shlex.quote(one) for one in argv[1:]]])
+
+
+def _transport_of(client: paramiko.SSHClient) -> paramiko.Transport:
+    transport = client.get_transport()
+    assert transport is not None
+    return transport
+
+
+def _worded(node: str, way: Way, problem: BaseException) -> BaseException:
+    """What paramiko says, in our own errors."""
+    if isinstance(problem, paramiko.BadHostKeyException):
+        return _changed(node, way.name, problem.expected_key, problem.key)
+    if isinstance(problem, paramiko.PasswordRequiredException):
+        hint = "add it to an ssh agent with `ssh-add`, or name another one in the inventory (`key`)"
+        return LoginRefused(node, f"the key {', '.join(way.identities)} is locked by a passphrase", hint)
+    no_key = isinstance(problem, paramiko.SSHException) and "No authentication methods" in str(problem)
+    if isinstance(problem, paramiko.AuthenticationException) or no_key:
+        tried = [*way.identities, *(["the keys of the ssh agent"] if way.use_agent else [])]
+        who = f"{way.user or 'the default user'}@{way.host}"
+        hint = f"try `ssh -p {way.port} {who}`; name `user` and `key` in the inventory"
+        return LoginRefused(node, f"no key was accepted for {who} (tried {', '.join(tried) or 'none'})", hint)
+    if isinstance(problem, paramiko.ssh_exception.IncompatiblePeer):
+        return Unreachable(node, f"no common way to encrypt: {problem}")
+    if isinstance(problem, paramiko.ChannelException):
+        what = f"the gateway {way.gateway.name if way.gateway else ''} can't reach {way.name}: {problem.text}"
+        return Unreachable(node, what, "check `host` and `port` as the gateway sees them")
+    if isinstance(problem, (paramiko.SSHException, EOFError, OSError)):
+        return _Dropped(node, str(problem) or "the connection ended during the handshake")
+    return problem
+
+
+def _changed(node: str, name: str, recorded: paramiko.PKey, shown: paramiko.PKey) -> HostKeyChanged:
+    what = (
+        f"its host key changed: recorded is {recorded.get_name()} {fingerprint(recorded)}, "
+        f"shown was {shown.get_name()} {fingerprint(shown)}; somebody may stand in between"
+    )
+    hint = (
+        f"only if you know why it changed: `ssh-keygen -R '{name}' -f FILE`, "
+        f"then `clusterctl nodes trust {node}`"
+    )
+    return HostKeyChanged(node, what, hint)
+
+
+def _retried(connect: Callable[[], T]) -> T:
+    """Try again where a handshake was dropped, later and later and never in step with others; nothing else is
+    retried."""
+    began = time.monotonic()
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return connect()
+        except _Dropped as dropped:
+            if attempt == TRIES or time.monotonic() - began > RETRY_LIMIT:
+                node, problem = dropped.args
+                what = (
+                    f"the handshake failed {attempt} times: {problem}"
+                    if attempt > 1
+                    else f"the handshake failed: {problem}"
+                )
+                raise Unreachable(
+                    node, what, "its sshd may be overloaded (MaxStartups), or no SSH server"
+                ) from None
+            time.sleep(FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
+
+
+def transport_of(cluster: Cluster) -> SshTransport:
+    """The transport that records new keys where a cluster keeps them."""
+    return SshTransport(known_hosts=Path(cluster.known_hosts) if cluster.known_hosts else None)

@@ -1,0 +1,321 @@
+"""Values in, things to print out; nothing here asks or prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from clusterctl.contract import METRICS_FILE
+from clusterctl.report import how_it_ended
+from clusterctl.sanitize import escape_controls
+from clusterctl.words import count, device_text, duration, size, some
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from clusterctl.checks import Finding
+    from clusterctl.inventory import Cluster
+    from clusterctl.logs import LogLine
+    from clusterctl.plan import Plan
+    from clusterctl.progress import TrainProgress
+    from clusterctl.ranktable import RankTable
+    from clusterctl.report import Cause
+    from clusterctl.run import RunState
+
+PHASE_STYLE = {
+    "running": "cyan",
+    "starting": "cyan",
+    "finished": "green",
+    "failed": "bold red",
+    "stopped": "yellow",
+    "lost": "bold red",
+}
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> Table:
+    """A plain table without frames, as kubectl and docker draw it."""
+    drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for name in columns:
+        drawn.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*[cell if isinstance(cell, Text) else Text(escape_controls(str(cell))) for cell in row])
+    return drawn
+
+
+def nodes_table(cluster: Cluster, wide: bool = False) -> Table:
+    """The inventory as it is understood; `wide` with what does not fit in 80 columns."""
+    rows = []
+    for node in cluster.nodes:
+        user = f"{node.user}@" if node.user else ""
+        where = f"{user}{node.host}" + (f":{node.port}" if node.port != 22 else "")
+        more = [node.interface or "", node.python, node.workdir] if wide else []
+        rows.append([node.name, where, node.address, f"{device_text(node.devices)} {node.kind}", *more])
+    names = ["NODE", "SSH", "ADDRESS", "DEVICES"]
+    return table(names + (["INTERFACE", "PYTHON", "WORKDIR"] if wide else []), rows)
+
+
+def plan_table(plan: Plan) -> Table:
+    """Who starts what where."""
+    rows = []
+    for node in plan.nodes:
+        ranks = [process.rank for process in node.processes]
+        shown = f"[{ranks[0]},{ranks[-1] + 1})" if ranks else "none"
+        devices = f"{device_text([process.device for process in node.processes])} {node.node.kind}"
+        rows.append([node.node.name, node.node.address, devices, shown])
+    return table(["NODE", "ADDRESS", "DEVICES", "RANKS"], rows)
+
+
+def plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Text:
+    """The plan's figures: world, layout, tokens, memory."""
+    who = f"{some(plan.world_size, 'rank')} on {some(len(plan.nodes), 'node')}"
+    lines = [f"{plan.job.name}: {who}, master {plan.master_address}"]
+    if plan.job.command:
+        lines.append("command  " + escape_controls(" ".join(plan.job.command)))
+    if summary:
+        layout = " x ".join(f"{name} {degree}" for name, degree in summary.get("layout", {}).items())
+        lines.append(f"model    {count(summary['parameters'])} parameters; {layout}")
+        epochs = summary.get("epochs")
+        tokens = f"{count(summary['tokens_total'])} tokens ({count(summary['tokens_per_step'])} a step)"
+        steps = f"training {summary['steps']} steps, {tokens}"
+        lines.append(steps + (f", {epochs:.2g} epochs" if epochs else ""))
+        memory = summary.get("memory_per_device_bytes") or {}
+        if memory:
+            total = memory.get("total", 0)
+            parts = ", ".join(
+                f"{name.replace('_estimate', '')} {size(value)}"
+                for name, value in memory.items()
+                if name != "total"
+            )
+            lines.append(f"memory   about {size(total)} a device: {parts}")
+    return Text("\n".join(lines))
+
+
+def loss_curve(
+    points: Sequence[tuple[float, float]],
+    marks: Sequence[tuple[float, float]] = (),
+    width: int = 72,
+    height: int = 12,
+) -> Text:
+    """Loss over steps in Braille dots, eight to a character; `marks` (evaluations) as circles on top."""
+    if not points:
+        return Text("no steps yet")
+    everything = [*points, *marks]
+    low, high = min(y for _, y in everything), max(y for _, y in everything)
+    first, last = min(x for x, _ in everything), max(x for x, _ in everything)
+    high = high if high > low else low + 1.0
+    last = last if last > first else first + 1.0
+    columns, rows = max(8, width - 9), height
+    dots = [[0] * columns for _ in range(rows)]
+    bits = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+    def place(x: float, y: float) -> tuple[int, int]:
+        """The dot of a point: how far down, how far across."""
+        across = int((x - first) / (last - first) * (columns * 2 - 1))
+        return int((high - y) / (high - low) * (rows * 4 - 1)), across
+
+    for x, y in points:
+        down, across = place(x, y)
+        dots[down // 4][across // 2] |= bits[down % 4][across % 2]
+    cells = [[chr(0x2800 + dot) if dot else " " for dot in row] for row in dots]
+    for x, y in marks:
+        down, across = place(x, y)
+        cells[down // 4][across // 2] = "o"
+    text = Text()
+    for row, line in enumerate(cells):
+        label = (
+            f"{high - (high - low) * row / (rows - 1):7.3f} " if row % 3 == 0 or row == rows - 1 else " " * 8
+        )
+        text.append(label, style="dim").append("|", style="dim").append(
+            "".join(line).rstrip() + "\n", style="cyan"
+        )
+    text.append(" " * 8 + "+" + "-" * columns + "\n", style="dim")
+    left, right = f"step {first:g}", f"step {last:g}"
+    text.append(" " * 9 + left + " " * max(1, columns - len(left) - len(right)) + right, style="dim")
+    return text
+
+
+def start_text(metric: Mapping[str, Any]) -> str:
+    """What a training begins with: size, engine, and which backend serves each op; one line each."""
+    engine = f"{metric.get('engine')} engine, zero {metric.get('zero')}, {metric.get('precision')}"
+    text = f"{count(metric['parameters'])} parameters, {engine}"
+    text += f", from step {metric['step']}" if metric.get("step") else ""
+    served: dict[str, list[str]] = {}
+    for one in metric.get("native", []):
+        served.setdefault(one["backend"], []).append(one["op"])
+    ops = "; ".join(f"{', '.join(names)} by {backend}" for backend, names in served.items())
+    return text + (f"\n{'ops':<10} {ops}" if ops else "")
+
+
+def step_text(metric: Mapping[str, Any], left: float | None) -> str:
+    """The progress line of a training run: step, loss, tokens/s, time left."""
+    parts = [f"step {metric['step']}/{metric['steps']}", f"loss {metric['loss']:.4f}"]
+    if metric.get("grad_norm") is not None:
+        parts.append(f"grad {metric['grad_norm']:.2f}")
+    if metric.get("tokens_per_second"):
+        parts.append(f"{count(metric['tokens_per_second'])} tokens/s")
+    if left is not None:
+        parts.append(f"{duration(left)} left")
+    return "  ".join(parts)
+
+
+def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The runs, newest first."""
+    cells = [
+        [
+            row["run"],
+            Text(row["phase"], style=PHASE_STYLE.get(row["phase"], "")),
+            row["ranks"],
+            row["nodes"],
+            row["step"],
+            row["loss"],
+            row["started"],
+        ]
+        for row in rows
+    ]
+    return table(
+        ["RUN", "PHASE", "RANKS", "NODES", "STEP", "LOSS", "STARTED"], cells, right=["RANKS", "STEP", "LOSS"]
+    )
+
+
+def cause_text(cause: Cause) -> Text:
+    """What led to a failed run's root cause; the cause itself is said after it, where the eye is."""
+    text = Text()
+    for line in cause.tail:
+        text.append(f"  | {escape_controls(line)}\n", style="dim")
+    text.append(f"  log: {cause.log}")
+    if cause.others:
+        text.append(f"\n  {cause.others}")
+    return text
+
+
+def status_view(run_id: str, state: RunState) -> list[Table | Text]:
+    """A run and its nodes and ranks."""
+    head = Text.assemble((run_id, "bold"), "  ", (state.phase, PHASE_STYLE.get(state.phase, "")))
+    if state.step:
+        head.append("  " + step_text(state.step, None))
+    ranks = []
+    for one in sorted(state.ranks, key=lambda rank: rank["rank"]):
+        ended = one["state"] if one["state"] != "exited" else how_it_ended(one)
+        ranks.append([one["rank"], one["node"], one.get("device", ""), one.get("pid", ""), ended])
+    nodes = [
+        [name, Text(phase, style=PHASE_STYLE.get(phase, "")), state.unreachable.get(name, "")]
+        for name, phase in state.nodes.items()
+    ]
+    return [
+        head,
+        table(["NODE", "STATE", ""], nodes),
+        table(["RANK", "NODE", "DEVICE", "PID", "STATE"], ranks, right=["RANK"]),
+    ]
+
+
+COLOURS = (
+    "cyan",
+    "green",
+    "yellow",
+    "magenta",
+    "blue",
+    "bright_cyan",
+    "bright_green",
+    "bright_yellow",
+    "bright_magenta",
+    "bright_blue",
+)
+
+
+def log_line(line: LogLine, prefix: bool = True) -> Text:
+    """One line of a rank, with its place in a colour that stays the rank's own."""
+    text = Text()
+    if prefix:
+        text.append(f"{line.node}:{line.rank} ", style=COLOURS[line.rank % len(COLOURS)])
+    return text.append(
+        escape_controls(line.text), style="red" if line.stream == "err" and line.is_error else ""
+    )
+
+
+def commands_table(plan: Plan) -> Table:
+    """The exact words that each rank is started with."""
+    rows = [
+        [process.rank, node.node.name, process.cwd, shlex.join(process.argv)]
+        for node in plan.nodes
+        for process in node.processes
+    ]
+    return table(["RANK", "NODE", "FOLDER", "COMMAND"], rows, right=["RANK"])
+
+
+LEVELS = {"ok": ("ok", "green"), "warning": ("warn", "yellow"), "bad": ("bad", "bold red")}
+
+
+def findings_view(findings: Sequence[Finding]) -> Text:
+    """Each finding on a line, its remedy below it."""
+    text = Text()
+    width = max((len(one.where) for one in findings), default=0)
+    for one in findings:
+        word, style = LEVELS[one.level]
+        text.append(f"{word:<5}", style=style).append(f"{one.where:<{width}}  {escape_controls(one.what)}\n")
+        if one.remedy:
+            text.append(f"{'':<{width + 7}}try: {one.remedy}\n", style="dim")
+    text.rstrip()
+    return text
+
+
+def rank_table(value: RankTable) -> Table:
+    """A rank table as a person reads it."""
+    rows = [
+        [device.rank_id, server.server_id, device.device_id, device.device_ip]
+        for server in value.servers
+        for device in server.devices
+    ]
+    return table(["RANK", "NODE", "DEVICE", "DEVICE ADDRESS"], rows, right=["RANK", "DEVICE"])
+
+
+def demo_facts(progress: TrainProgress, entropy: float) -> Text:
+    """The loss before and after, against what word counts alone would give."""
+    text = Text()
+    if progress.evals:
+        (first, before), (last, after) = progress.evals[0], progress.evals[-1]
+        text.append(
+            f"validation loss {before:.3f} at step {first:g}, {after:.3f} at step {last:g}", style="bold"
+        )
+        text.append(f" (guessing by token frequency alone: {entropy:.3f})\n")
+    if progress.last and progress.last.get("tokens_per_second"):
+        text.append(
+            f"{count(progress.last['tokens_per_second'])} tokens/s on {progress.start.get('world', '?')} ranks"
+        )
+        for one in progress.start.get("native", []):
+            text.append(f"\n  op {one['op']}: {one['backend']} ({one['reason']})", style="dim")
+    return text
+
+
+def generated(prompt: str, text: str) -> Text:
+    """What a model wrote after a prompt."""
+    rest = re.sub(r"\n\s*\n\s*", "\n\n", text[len(prompt) :] if text.startswith(prompt) else text)
+    shown = "\n".join("  " + escape_controls(line) for line in rest.splitlines())
+    return Text.assemble(
+        "\ngenerated from the checkpoint:\n",
+        ("  " + escape_controls(prompt), "bold"),
+        (shown.removeprefix("  "), "green"),
+    )
+
+
+def demo_end(folder: Path, run: Path, checkpoint: Path, keep: bool, seconds: float) -> Text:
+    """Where everything lies, and what to type next."""
+    lines = [
+        f"\ndone in {duration(seconds)}; everything is in {folder}",
+        f"  logs        {run}/attempts/1/logs",
+        f"  metrics     {run}/{METRICS_FILE}",
+        f"  checkpoint  {checkpoint}",
+        "  cluster     "
+        + ("still up: sandbox/cluster.yaml" if keep else "taken down; `clusterctl demo --keep` leaves it up"),
+        f"try next, in that folder (cd {folder.name}):",
+        "  clusterctl generate last --prompt 'A class definition'",
+        "  clusterctl logs show last",
+        "  clusterctl ranktable check rank_table.json",
+        "  clusterctl sandbox up -n 4, then: clusterctl -h",
+    ]
+    return Text("\n".join(lines))

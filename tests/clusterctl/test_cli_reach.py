@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli import door, screen
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """A command line over two nodes on this machine and one that can't be reached: its exit code, stdout and stderr."""
+    lines = ["nodes:"]
+    for number in (1, 2):
+        place = f"host: local, port: {number}, python: {sys.executable}, workdir: {tmp_path}/work{number}"
+        lines.append(f"  node{number}: {{{place}, env: {{NUMBER: '{number}'}}}}")
+    lines.append("  node3: {host: 127.0.0.1, port: 9}")
+    (tmp_path / "cluster.yaml").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def call(*argv: str) -> tuple[int, str, str]:
+        screen.out_console.cache_clear()
+        screen.error_console.cache_clear()
+        capfd.readouterr()
+        code = door.run(list(argv))
+        return code, *capfd.readouterr()
+
+    return call
+
+
+def test_exec_prefixes_whole_lines_and_keeps_stderr_apart(run: Run) -> None:
+    code, out, err = run("exec", "node[1-2]", "--", "/bin/sh", "-c", "echo out $NUMBER; echo err >&2")
+    assert (code, sorted(out.splitlines())) == (0, ["node1: out 1", "node2: out 2"])
+    assert sorted(err.splitlines()) == ["node1: err", "node2: err"]
+
+
+def test_exec_folds_equal_output_and_gives_the_largest_exit_code(run: Run) -> None:
+    code, out, err = run("exec", "node[1-2]", "-b", "--shell", "--", "echo same; exit $NUMBER")
+    assert code == 2 and out.count("same") == 2  # the same words, but not the same end
+    assert "node1: exit 1" in err and "node2: exit 2" in err
+    _, out, _ = run("exec", "node[1-2]", "-b", "--", "echo", "same")
+    assert out == "---------------\nnode[1-2] (2)\n---------------\nsame\n"
+
+
+def test_exec_names_the_unreachable_node_and_still_gives_the_others_answers(run: Run) -> None:
+    code, out, err = run("exec", "all", "--", "echo", "here")
+    assert code == 255 and sorted(out.splitlines()) == ["node1: here", "node2: here"]
+    assert "node3: nothing listens" in err and "try:" in err
+
+
+def test_exec_as_json_is_one_document_with_every_node(run: Run) -> None:
+    code, out, _ = run("exec", "all", "--json", "--timeout", "0.5", "--", "sleep", "60")
+    rows = json.loads(out)
+    assert code == 255 and [row["node"] for row in rows] == ["node1", "node2", "node3"]
+    assert rows[0]["timed_out"] and rows[2]["kind"] == "Unreachable"
+
+
+def test_push_and_pull_say_what_moved_and_dry_run_moves_nothing(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "code.py").write_text("print()")
+    dest = str(tmp_path / "dest")
+    code, out, _ = run("push", "src", dest, "-n", "node1", "--dry-run")
+    assert code == 0 and "code.py" in out and not Path(dest).exists()
+    code, out, _ = run("push", "src", dest, "-n", "node1", "--json")
+    assert code == 0 and json.loads(out)[0]["files_sent"] == 1
+    assert "unchanged" in run("push", "src", dest, "-n", "node1")[1]
+    code, _, _ = run("pull", dest, "home", "-n", "node1")
+    assert code == 0 and (tmp_path / "home" / "node1" / "dest" / "code.py").read_text() == "print()"
+
+
+def test_mistakes_end_with_2_and_a_failed_transfer_with_4(run: Run, tmp_path: Path) -> None:
+    assert run("exec", "nodd1", "--", "true")[0] == 2
+    assert run("push", "missing", "x")[0] == 2
+    code, _, err = run("pull", "/not/there", "home", "-n", "node1")
+    assert code == 4 and "no /not/there" in err and not (tmp_path / "home").exists()
+
+
+def test_trust_without_anybody_to_ask_records_nothing(run: Run) -> None:
+    code, _, err = run("nodes", "trust", "node3")
+    assert code == 3 and "nothing listens" in err

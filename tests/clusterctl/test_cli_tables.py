@@ -1,0 +1,171 @@
+"""The commands over rank tables, hostfiles and node sets: what a user types, and what comes back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from clusterctl.cli import hostfile, nodeset, ranktable
+from clusterctl.errors import InputFaults, UsageError
+
+EXAMPLES = Path(__file__).parents[2] / "rank_tables"
+PARTS = [f"hccl_8p_01234567_10.155.111.{140 + place}.json" for place in range(4)]
+
+program = typer.Typer()
+program.add_typer(ranktable.app, name="ranktable")
+program.add_typer(hostfile.app, name="hostfile")
+program.command("expand")(nodeset.expand)
+program.command("fold")(nodeset.fold)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the example parts, and nothing of the user's own settings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in PARTS:
+        shutil.copy(EXAMPLES / name, tmp_path)
+    return tmp_path
+
+
+def typed(*words: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(program, words, input=stdin)
+
+
+def refused(*words: str) -> UsageError:
+    """The error that the door turns into words and exit code 2."""
+    result = typed(*words)
+    assert isinstance(result.exception, UsageError), result.output
+    assert result.exception.exit_code == 2
+    return result.exception
+
+
+def test_merge_writes_the_vendors_name_and_says_it(folder: Path) -> None:
+    result = typed("ranktable", "merge", *PARTS)
+    assert (result.exit_code, result.stdout) == (0, "hccl_4s_32p.json: written: 4 servers, 32 ranks\n")
+    assert (folder / "hccl_4s_32p.json").read_text() == (EXAMPLES / "hccl_4s_32p.json").read_text()
+    assert "holds this table already" in typed("ranktable", "merge", *PARTS).stdout
+
+
+def test_merge_keeps_another_merge_of_the_same_size(folder: Path) -> None:
+    typed("ranktable", "merge", *PARTS)
+    error = refused("ranktable", "merge", *reversed(PARTS))
+    assert "another file" in error.message and "--force" in error.hint
+    assert typed("ranktable", "merge", *reversed(PARTS), "--force").exit_code == 0
+
+
+def test_a_dry_run_shows_the_table_and_writes_nothing(folder: Path) -> None:
+    result = typed("ranktable", "merge", *PARTS, "--dry-run")
+    assert "would be written" in result.stdout and '"server_count": "4"' in result.stdout
+    assert not (folder / "hccl_4s_32p.json").exists()
+
+
+def test_json_gives_the_files_hash(folder: Path) -> None:
+    said = json.loads(typed("ranktable", "merge", *PARTS, "-o", "t.json", "--json").stdout)
+    digest = hashlib.sha256((folder / "t.json").read_bytes()).hexdigest()
+    assert said == {"file": "t.json", "servers": 4, "ranks": 32, "sha256": digest, "written": True}
+
+
+def test_a_dash_is_stdout_and_nothing_else_is_on_it() -> None:
+    said = typed("ranktable", "merge", *PARTS, "-o", "-").stdout
+    assert said == (EXAMPLES / "hccl_4s_32p.json").read_text()
+
+
+def test_merging_one_server_twice_is_refused_once() -> None:
+    error = refused("ranktable", "merge", PARTS[0], PARTS[0])
+    assert isinstance(error, InputFaults) and len(error.faults) == 1
+
+
+def test_check_exits_1_and_quotes_hccl(folder: Path) -> None:
+    (folder / "bad.json").write_text((folder / PARTS[0]).read_text().replace('"completed"', '"initializing"'))
+    result = typed("ranktable", "check", PARTS[0], "bad.json")
+    assert result.exit_code == 1
+    assert f"{PARTS[0]}: ok: 1 server, 8 ranks, as a2, guessed from version 1.0" in result.stdout
+    assert "/status" in result.stdout and "30 minutes" in result.stdout
+    (good, bad) = json.loads(typed("ranktable", "check", PARTS[0], "bad.json", "--json").stdout)
+    assert good["ok"] and not bad["ok"] and bad["findings"][0]["pointer"] == "/status"
+
+
+def test_check_exits_0_on_a_good_table_and_2_on_none() -> None:
+    assert typed("ranktable", "check", PARTS[0], "--for", "910a").exit_code == 0
+    assert "no such file" in refused("ranktable", "check", "none.json").message
+
+
+def test_a_file_of_thousands_of_faults_is_shown_in_part(folder: Path) -> None:
+    table = json.loads((EXAMPLES / "hccl_4s_32p.json").read_text())
+    for server in table["server_list"]:
+        for device in server["device"]:
+            device["device_id"], device["rank_id"] = 0, 0
+    (folder / "bad.json").write_text(json.dumps(table))
+    assert "and 14 more; --json lists them all" in typed("ranktable", "check", "bad.json").stdout
+
+
+def test_show_draws_every_rank() -> None:
+    said = typed("ranktable", "show", PARTS[1]).stdout
+    assert "192.4.27.9" in said and len(said.splitlines()) == 10
+    ranks = json.loads(typed("ranktable", "show", PARTS[1], "--json").stdout)["ranks"]
+    assert ranks[7] == {"rank": 7, "server": "10.155.111.141", "device": 7, "address": "192.4.27.9"}
+
+
+def test_diff_exits_1_only_when_ranks_differ(folder: Path) -> None:
+    (folder / "compact.json").write_text(
+        json.dumps(json.loads((folder / PARTS[0]).read_text()), sort_keys=True)
+    )
+    assert typed("ranktable", "diff", PARTS[0], "compact.json").exit_code == 0
+    result = typed("ranktable", "diff", PARTS[0], PARTS[1])
+    assert result.exit_code == 1 and len(result.stdout.splitlines()) == 8
+
+
+def test_a_slice_of_a_merge_is_the_part(folder: Path) -> None:
+    typed("ranktable", "merge", *PARTS)
+    typed("ranktable", "slice", "hccl_4s_32p.json", "--ranks", "[8,16)", "-o", "part.json")
+    assert (folder / "part.json").read_text() == (folder / PARTS[1]).read_text()
+    typed("ranktable", "slice", "hccl_4s_32p.json", "--drop", "10.155.111.[140,142-143]", "-o", "rest.json")
+    assert (folder / "rest.json").read_text() == (folder / PARTS[1]).read_text()
+    assert "[0,5)" in refused("ranktable", "slice", "hccl_4s_32p.json", "--ranks", "[0,4]").hint
+    assert (
+        "10.155.111.14"
+        in refused("ranktable", "slice", "hccl_4s_32p.json", "--nodes", "10.155.111.14").message
+    )
+
+
+INVENTORY = """\
+groups: {old: "node[1-2]"}
+nodes:
+  node[1-3]: {host: "10.0.0.{n}", devices: 8}
+"""
+
+
+def test_a_hostfile_is_built_from_the_inventory(folder: Path) -> None:
+    (folder / "cluster.yaml").write_text(INVENTORY)
+    assert typed("hostfile", "build", "-n", "node[1,3]").stdout == "10.0.0.1 slots=8\n10.0.0.3 slots=8\n"
+    assert typed("hostfile", "build", "-x", "@old", "--slots", "2").stdout == "10.0.0.3 slots=2\n"
+    assert typed("hostfile", "build", "--format", "mpich", "-n", "node2").stdout == "10.0.0.2:8\n"
+    assert typed("hostfile", "build", "-o", "hosts").stdout == "hosts: written: 3 nodes\n"
+    assert typed("hostfile", "check", "hosts").stdout == "hosts: ok: 3 nodes, 24 slots (deepspeed)\n"
+    assert "another file" in refused("hostfile", "build", "-o", "hosts", "--slots", "2").message
+
+
+def test_a_bad_hostfile_exits_1_with_every_line(folder: Path) -> None:
+    (folder / "hosts").write_text("-oX slots=8\nnode1 slots=0\n")
+    result = typed("hostfile", "check", "hosts")
+    assert result.exit_code == 1 and "hosts:1:" in result.stdout and "hosts:2:" in result.stdout
+    assert len(json.loads(typed("hostfile", "check", "hosts", "--json").stdout)["findings"]) == 2
+
+
+def test_sets_expand_and_fold_as_nodeset_prints_them(folder: Path) -> None:
+    assert typed("expand", "node[1-3]!node2").stdout == "node1 node3\n"
+    assert typed("expand", "node[1-2]", "-S", r"\n").stdout == "node1\nnode2\n"
+    assert typed("fold", "node1", "node[2-3]").stdout == "node[1-3]\n"
+    assert typed("fold", "-", stdin="node1 node2\nnode3\n").stdout == "node[1-3]\n"
+    assert json.loads(typed("expand", "node[1-2]", "--json").stdout) == ["node1", "node2"]
+    assert refused("expand", "@old").hint == "the inventory names no groups"
+    (folder / "cluster.yaml").write_text(INVENTORY)
+    assert typed("expand", "@old").stdout == "node1 node2\n"
+    assert typed("expand", "*!@old").stdout == "node3\n"

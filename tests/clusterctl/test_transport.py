@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import LinkLost, Unreachable
+from clusterctl.inventory import Node
+from clusterctl.link import RequestFailed
+from clusterctl.transport import Completed, Connections, LocalTransport, Outcome, ScriptedTransport, on_each
+from tests.clusterctl.nodes import local_node
+
+NODES = [Node(name=f"node{number}", host="local", address="127.0.0.1") for number in range(1, 9)]
+
+
+def test_outcomes_come_in_the_order_of_the_nodes_and_one_failure_hides_nothing() -> None:
+    def work(node: Node) -> str:
+        time.sleep(0.02 if node.name == "node1" else 0)
+        if node.name == "node3":
+            raise Unreachable(node.name, "down")
+        return node.name
+
+    seen: list[Outcome[str]] = []
+    outcomes = on_each(NODES, work, fanout=3, on_outcome=seen.append)
+    assert [one.node.name for one in outcomes] == [node.name for node in NODES]
+    assert [one.ok for one in outcomes] == [True, True, False, True, True, True, True, True]
+    assert isinstance(outcomes[2].error, Unreachable) and len(seen) == 8
+    with pytest.raises(Unreachable):
+        outcomes[2].get()
+
+
+def test_no_more_than_fanout_nodes_are_worked_on_at_once() -> None:
+    busy, most, change = 0, 0, threading.Lock()
+
+    def work(node: Node) -> None:
+        nonlocal busy, most
+        with change:
+            busy += 1
+            most = max(most, busy)
+        time.sleep(0.01)
+        with change:
+            busy -= 1
+
+    on_each(NODES, work, fanout=2)
+    assert most == 2
+
+
+def test_a_bug_in_the_work_is_raised_where_it_was_asked_for() -> None:
+    with pytest.raises(ZeroDivisionError):
+        on_each(NODES, lambda node: 1 // 0)
+
+
+def test_one_connection_a_node_serves_a_whole_command(tmp_path: Path) -> None:
+    nodes = [local_node(tmp_path, f"node{number}") for number in (1, 2)]
+    with Connections(LocalTransport(home=tmp_path)) as connections:
+        first = connections.on_each(nodes, lambda node, link: link.hello()["pid"])
+        again = connections.on_each(nodes, lambda node, link: link.call("hello")["pid"])
+        assert [one.get() for one in first] == [one.get() for one in again]
+        kept = connections.of(nodes[0])
+    with pytest.raises(LinkLost):
+        kept.call("hello")
+
+
+def test_a_dropped_connection_is_opened_anew(tmp_path: Path) -> None:
+    node = local_node(tmp_path)
+    with Connections(LocalTransport(home=tmp_path)) as connections:
+        before = connections.of(node).hello()["pid"]
+        connections.drop(node)
+        assert connections.of(node).hello()["pid"] != before
+
+
+def test_the_environment_of_the_launcher_does_not_reach_a_local_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_LAUNCHER", "x")
+    with Connections(LocalTransport(home=tmp_path)) as connections:
+        done = connections.of(local_node(tmp_path)).run(["env"], env={"MINE": "1"})
+    assert (
+        "SECRET_OF_THE_LAUNCHER" not in done.text
+        and "MINE=1" in done.text
+        and f"HOME={tmp_path}" in done.text
+    )
+
+
+def test_a_scripted_transport_answers_from_its_table_and_remembers_what_was_asked() -> None:
+    script = ScriptedTransport(
+        {
+            ("node1", "hccn_tool -i 0 -ip -g"): Completed(0, stdout=b"ipaddr:192.168.1.1\n"),
+            ("*", "hello"): {"cpus": 4},
+            ("node1", "get"): [({}, b"ab"), ({}, b"c"), {"size": 3}],
+            ("node2", "connect"): Unreachable("node2", "down"),
+            ("node1", "stop"): LinkLost("node1", "cut"),
+        }
+    )
+    link = script.connect(NODES[0])
+    assert link.run(["hccn_tool", "-i", "0", "-ip", "-g"]).text == "ipaddr:192.168.1.1\n"
+    assert link.hello()["cpus"] == 4 and link.get("/f") == b"abc"
+    with pytest.raises(LinkLost):
+        link.call("stop")
+    with pytest.raises(RequestFailed, match="no answer"):
+        link.run(["rm", "-rf", "/"])
+    with pytest.raises(Unreachable):
+        script.connect(NODES[1])
+    assert ("node1", "rm -rf /") in [(node, what) for node, what, _ in script.asked]

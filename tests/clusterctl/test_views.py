@@ -1,0 +1,106 @@
+"""What is drawn from values: figures in words, the loss curve, remote text made harmless."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from rich.console import Console
+from rich.console import RenderableType as Renderable
+
+from clusterctl import views, words
+from clusterctl.logs import LogLine
+from clusterctl.progress import TrainProgress, read_progress
+
+
+def drawn(*what: Renderable, width: int = 80) -> str:
+    console = Console(width=width, no_color=True, highlight=False)
+    with console.capture() as captured:
+        console.print(*what, sep="\n")
+    return captured.get()
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        (words.count(1_071_872), "1.07M"),
+        (words.count(512), "512"),
+        (words.size(347_000), "347 kB"),
+        (words.size(2.5e9), "2.5 GB"),
+        (words.size(12), "12 B"),
+        (words.duration(59.4), "59s"),
+        (words.duration(185), "3m05s"),
+        (words.duration(7800), "2h10m"),
+        (words.duration(math.inf), "?"),
+        (words.some(1, "node"), "1 node"),
+        (words.some(2, "node"), "2 nodes"),
+        (words.device_text([4, 5, 6]), "[4,7)"),
+        (words.device_text([5, 1]), "5,1"),
+        (words.device_text([]), "none"),
+    ],
+)
+def test_figures_are_said_as_people_say_them(said: str, wanted: str) -> None:
+    assert said == wanted
+
+
+def test_the_loss_curve_falls_from_left_to_right_within_its_width() -> None:
+    points = [(float(step), 7.0 * math.exp(-step / 40) + 2.0) for step in range(1, 201)]
+    text = drawn(views.loss_curve(points, [(0.0, 9.0), (200.0, 2.1)], width=70, height=10), width=80)
+    lines = text.splitlines()
+    assert len(lines) == 12
+    assert max(map(len, lines)) <= 70
+    assert lines[0].split("|")[0].strip() == "9.000"
+    assert lines[0].split("|")[1].startswith("o")
+    assert lines[9].rstrip().endswith("o")
+    heights = [
+        min(row for row, line in enumerate(lines[:10]) if len(line) > 9 + at and line[9 + at] not in " ")
+        for at in (2, 20, 50)
+    ]
+    assert heights == sorted(heights)
+    assert lines[-1].strip().startswith("step 0")
+
+
+def test_a_curve_of_nothing_of_one_point_and_of_a_flat_line_is_drawn_too() -> None:
+    assert "no steps yet" in drawn(views.loss_curve([]))
+    for points in ([(1.0, 2.0)], [(1.0, 2.0), (2.0, 2.0), (3.0, 2.0)]):
+        assert len(drawn(views.loss_curve(points)).splitlines()) == 14
+
+
+def test_remote_text_reaches_the_terminal_without_its_controls() -> None:
+    hostile = LogLine("n", 1, "out", "\x1b]0;owned\x07\x1b[2J [/red] \u202etxt")
+    text = drawn(views.log_line(hostile))
+    assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
+    assert "[/red]" in text
+    table = drawn(views.table(["A"], [["\x1b[31mx[/bold]"]]))
+    assert "\x1b[31m" not in table and "[/bold]" in table
+
+
+def test_a_progress_line_tells_step_loss_speed_and_what_is_left() -> None:
+    progress = TrainProgress()
+    for step in range(1, 11):
+        metric = {
+            "event": "step",
+            "step": step,
+            "steps": 100,
+            "loss": 3.5,
+            "grad_norm": 1.0,
+            "step_seconds": 0.5,
+        }
+        progress.feed({**metric, "tokens_per_second": 12_345.0})
+    assert progress.last is not None and progress.left == pytest.approx(45.0)
+    said = views.step_text(progress.last, progress.left)
+    assert said == "step 10/100  loss 3.5000  grad 1.00  12.3k tokens/s  45s left"
+
+
+def test_steps_that_a_resume_repeats_are_drawn_once() -> None:
+    metrics = [{"event": "step", "step": n, "steps": 5, "loss": float(n)} for n in (1, 2, 3, 4, 3, 4, 5)]
+    assert [step for step, _ in read_progress(metrics).losses] == [1, 2, 3, 4, 5]
+
+
+def test_the_start_of_a_training_says_which_backend_serves_which_op() -> None:
+    ops = [{"op": "a", "backend": "cpu"}, {"op": "b", "backend": "reference"}, {"op": "c", "backend": "cpu"}]
+    start = {"parameters": 1e6, "engine": "torch", "zero": 0, "precision": "bf16", "step": 4, "native": ops}
+    assert views.start_text(start).splitlines() == [
+        "1M parameters, torch engine, zero 0, bf16, from step 4",
+        "ops        a, c by cpu; b by reference",
+    ]
