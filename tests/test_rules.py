@@ -1,0 +1,271 @@
+"""The rules of the house, each one a test."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("clusterctl", "trainer", "native")
+MAY_IMPORT = {"clusterctl": set(), "trainer": {"native"}, "native": set()}
+ON_NODES = sorted((ROOT / "clusterctl" / "agent").glob("*.py"))  # what travels to nodes
+SSH_MODULES = {
+    "clusterctl/ssh.py",
+    "clusterctl/sandbox_embedded.py",
+}  # the client; and the sandbox's make-believe server
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module, node.lineno
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_import_in_one_direction_only(package: str) -> None:
+    forbidden = set(PACKAGES) - {package} - MAY_IMPORT[package]
+    found = [
+        f"{named(path)}:{line} imports {name}"
+        for path in sources(package)
+        for name, line in imports(parsed(path))
+        if name.split(".")[0] in forbidden
+    ]
+    assert not found
+
+
+def test_the_launcher_never_imports_torch() -> None:
+    heavy = {"torch", "deepspeed", "torch_npu", "numpy", "tokenizers"}
+    found = [
+        named(path)
+        for path in sources("clusterctl")
+        for name, _ in imports(parsed(path))
+        if name.split(".")[0] in heavy
+    ]
+    assert not found
+
+
+def test_only_its_own_module_knows_deepspeed_and_only_the_device_module_knows_torch_npu() -> None:
+    places = {"deepspeed": {"trainer/engine_deepspeed.py"}, "torch_npu": {"trainer/device.py"}}
+    for library, allowed in places.items():
+        users = {
+            named(path)
+            for package in PACKAGES
+            for path in sources(package)
+            for name, _ in imports(parsed(path))
+            if name.split(".")[0] == library and not named(path).startswith("native/npu/")
+        }
+        assert users <= allowed, library
+
+
+def test_ssh_is_known_in_one_module_of_the_client() -> None:
+    users = {
+        named(path)
+        for path in sources("clusterctl")
+        for name, _ in imports(parsed(path))
+        if name.split(".")[0] in ("paramiko", "fabric", "invoke")
+    }
+    assert users <= SSH_MODULES
+
+
+def test_only_the_cli_and_the_views_draw_or_print() -> None:
+    found = []
+    for path in sources("clusterctl"):
+        if named(path).startswith("clusterctl/cli/") or path.name == "views.py" or path in ON_NODES:
+            continue
+        tree = parsed(path)
+        found += [
+            f"{named(path)}:{line} imports {name}"
+            for name, line in imports(tree)
+            if name.split(".")[0] == "rich"
+        ]
+        found += [
+            f"{named(path)}:{node.lineno} prints"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        ]
+    assert not found
+
+
+def test_the_environment_is_read_in_one_module_a_package() -> None:
+    allowed = {"clusterctl/settings.py", "trainer/env.py", "native/registry.py"}
+    found = []
+    for package in PACKAGES:
+        for path in sources(package):
+            if named(path) in allowed or path in ON_NODES:
+                continue
+            found += [
+                f"{named(path)}:{node.lineno}"
+                for node in ast.walk(parsed(path))
+                if isinstance(node, ast.Attribute)
+                and node.attr in ("environ", "getenv", "environb")
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "os"
+            ]
+    assert not found
+
+
+def strings(path: Path) -> set[str]:
+    return {
+        node.value
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def test_the_names_of_the_seam_are_spelled_once_and_both_sides_agree() -> None:
+    from clusterctl import contract
+
+    ours = {value for name, value in vars(contract).items() if name.isupper() and isinstance(value, str)}
+    prefixed = {value for value in ours if value.startswith("CLUSTERCTL_")}
+    for path in sources("clusterctl"):
+        if path.name != "contract.py" and path not in ON_NODES:
+            assert not strings(path) & prefixed, f"{named(path)} spells a name of the seam"
+    theirs = {
+        value
+        for value in strings(ROOT / "trainer" / "env.py")
+        if value.isupper() and value.startswith(("CLUSTERCTL_", "RANK", "LOCAL_", "WORLD", "MASTER"))
+    }
+    assert theirs - {"CLUSTERCTL_FAULT"} <= ours
+    for path in sources("trainer"):
+        if path.name != "env.py":
+            assert not strings(path) & prefixed, f"{named(path)} spells a name of the seam"
+    files = {contract.METRICS_FILE, contract.CHECKPOINT_DIR, contract.HEARTBEAT_DIR}
+    assert files <= strings(ROOT / "trainer" / "env.py")
+
+
+@pytest.mark.parametrize("path", ON_NODES, ids=lambda path: path.stem)
+def test_what_runs_on_nodes_is_standard_library_and_old_python(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
+    foreign = [
+        module
+        for module, _ in imports(tree)
+        if module.split(".")[0] not in sys.stdlib_module_names and not module.startswith("clusterctl.agent")
+    ]
+    assert not foreign
+
+
+def python(code: str, *argv: str, program: str = sys.executable) -> str:
+    return subprocess.run(
+        [program, "-c", code, *argv], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_the_command_line_starts_without_the_heavy_libraries() -> None:
+    loaded = set(json.loads(python("import json, sys, clusterctl.cli; print(json.dumps(list(sys.modules)))")))
+    heavy = {
+        "torch",
+        "deepspeed",
+        "torch_npu",
+        "paramiko",
+        "fabric",
+        "invoke",
+        "rich.progress",
+        "numpy",
+        "yaml",
+        "cryptography",
+    }
+    assert not heavy & loaded
+
+
+def test_the_trainers_check_needs_no_torch() -> None:
+    code = "import sys, trainer.config, trainer.layout, trainer.models, trainer.env; print('torch' in sys.modules)"
+    assert python(code).strip() == "False"
+
+
+WATCH = """
+import sys, pkgutil, importlib
+seen = []
+CHANGES = ("os.remove", "os.mkdir", "os.rename")
+def hook(event, args):
+    if event in ("subprocess.Popen", "os.system", "socket.connect", "socket.bind", "os.fork") or event in CHANGES:
+        seen.append((event, str(args)[:80]))
+    writes = event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+")
+    if writes and "__pycache__" not in str(args[0]):
+        seen.append((event, str(args[0])))
+import clusterctl
+sys.dont_write_bytecode = True
+sys.addaudithook(hook)
+for module in pkgutil.walk_packages(clusterctl.__path__, "clusterctl."):
+    if not module.name.endswith("__main__") and not module.name.endswith("bootstrap"):
+        importlib.import_module(module.name)
+print(seen)
+"""
+
+
+def test_importing_the_launcher_starts_nothing_and_writes_nothing() -> None:
+    assert python(WATCH).strip() == "[]"
+
+
+def test_what_runs_on_nodes_runs_on_python_3_8() -> None:
+    named = [shutil.which(name) for name in ("python3.8", "python3.9")]
+    kept = [str(path) for path in Path.home().glob(".pyenv/versions/3.[89].*/bin/python3")]
+    old = next((found for found in [*named, *kept] if found and _runs(found)), None)
+    if old is None:
+        pytest.skip("no Python 3.8 or 3.9 on this machine")
+    compiling = "import sys\nfor path in sys.argv[1:]: compile(open(path).read(), path, 'exec')"
+    python(compiling, *map(str, ON_NODES), program=old)
+
+
+def _runs(program: str) -> bool:
+    return subprocess.run([program, "--version"], capture_output=True).returncode == 0
+
+
+def test_no_module_goes_against_the_habits() -> None:
+    doors = {"clusterctl/cli/door.py", "trainer/__main__.py", "clusterctl/agent/server.py"}
+    found = []
+    for package in PACKAGES:
+        for path in sources(package):
+            if path.name in ("utils.py", "common.py", "helpers.py"):
+                found.append(f"{named(path)}: a name that says nothing")
+            for node in ast.walk(parsed(path)):
+                if isinstance(node, ast.Global):
+                    found.append(f"{named(path)}:{node.lineno}: global")
+                if isinstance(node, ast.ExceptHandler) and named(path) not in doors:
+                    caught = [node.type] if not isinstance(node.type, ast.Tuple) else node.type.elts
+                    if node.type is None or any(
+                        isinstance(one, ast.Name) and one.id == "Exception" for one in caught
+                    ):
+                        found.append(f"{named(path)}:{node.lineno}: catches everything")
+    assert not found
+
+
+def test_no_shell_stands_between_an_argument_and_its_program() -> None:
+    found = []
+    for path in sources("clusterctl") + sources("trainer"):
+        for node in ast.walk(parsed(path)):
+            if (
+                isinstance(node, ast.keyword)
+                and node.arg == "shell"
+                and isinstance(node.value, ast.Constant)
+                and node.value.value is True
+            ):
+                found.append(f"{named(path)}:{node.value.lineno}")
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr == "system"
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "os"
+            ):
+                found.append(f"{named(path)}:{node.lineno}")
+    assert not found
