@@ -33,11 +33,33 @@ END_LIMIT = 10.0  # seconds for a local agent to end what it ran, before it is e
 LOGIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+class Stream(Protocol):
+    """A program on a node, without an agent: its three streams, and how it ended."""
+
+    def read(self, size: int, timeout: float) -> tuple[str, bytes]:
+        """What is there: ("stdout" or "stderr", bytes), or ("", b"") once both ended; TimeoutError when nothing
+        came in time, LinkLost when the connection broke."""
+
+    def send(self, data: bytes) -> None:
+        """To its standard input; waits while the node takes no more."""
+
+    def finish(self) -> None:
+        """No more input will come."""
+
+    def ended(self) -> tuple[int | None, int | None]:
+        """Exit code or signal, after both streams ended."""
+
+    def close(self) -> None: ...
+
+
 class Transport(Protocol):
     """A way to nodes."""
 
     def connect(self, node: Node) -> Connection:
         """A connection of its own; raises a NodeError in words. The caller closes it."""
+
+    def start(self, node: Node, command: str) -> Stream:
+        """One command line for the node's login shell, on a connection of its own; no agent is started."""
 
 
 # ---- this machine
