@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ def ask(
     devices: Sequence[int] | None = None,
     hardware: str | None = None,
     skip_incomplete: bool = False,
+    smi: Smi | None = None,
 ) -> list[DeviceAddress]:
     """The address of each device, in the order given (the inventory's when none); one without is an error.
 
@@ -63,7 +64,9 @@ def ask(
         remedy = f"on {node.name}: hccn_tool -i {absent[0]} -ip -s address A.B.C.D netmask 255.255.255.0"
         raise WorkFailed(f"{what}{complaint}", f"{remedy}\nor write `device_ips` in the inventory")
     answers = [DeviceAddress(device, found[device]) for device in wanted if device in found]
-    return _in_super_pods(connection, node, answers) if hardware == "a3" else answers
+    if hardware != "a3":
+        return answers
+    return _in_super_pods(connection, node, answers, smi or find_smi(connection, node))
 
 
 QUESTIONS = {
@@ -89,35 +92,83 @@ def _from_tool(
     return {}, ""
 
 
-def _in_super_pods(connection: Connection, node: Node, found: Sequence[DeviceAddress]) -> list[DeviceAddress]:
+def _in_super_pods(
+    connection: Connection, node: Node, found: Sequence[DeviceAddress], smi: Smi | None
+) -> list[DeviceAddress]:
     """The same devices with what `npu-smi` says of each in its super pod."""
-    tool, chips = _chips(connection, node)
+    if smi is None:
+        what = f"{node.name}: no npu-smi, which tells the super-device ids of a3"
+        raise WorkFailed(what, "install the driver's tools, or write a plan: clusterctl ranktable build --from")
     told = []
     for one in found:
-        card, chip = chips.get(one.device_id, (None, None))
-        done = None
-        if card is not None and chip is not None:
-            asked = [tool, "info", "-t", "spod-info", "-i", str(card), "-c", str(chip)]
-            done = connection.run(asked, timeout=TIMEOUT)
-        fields = parse_fields(done.text) if done is not None and done.ok else {}
-        super_id = fields.get("sdid", "")
-        if not super_id.isdigit():
-            what = f"{node.name}: device {one.device_id} without a super-device id: "
-            what += f"{tool} info -t spod-info gives none" if done else f"{tool} info -m does not name it"
+        place = in_super_pod(connection, smi, one.device_id)
+        if place is None:
+            what = f"{node.name}: device {one.device_id} without a super-device id: {smi.tool} info "
+            what += "-t spod-info gives none" if one.device_id in smi.chips else "-m does not name it"
             raise WorkFailed(what, "is this an A3 node in a super pod? --for a2 asks for no such id")
-        told.append(DeviceAddress(one.device_id, one.ip, super_id, fields.get("super pod id", "")))
+        told.append(DeviceAddress(one.device_id, one.ip, *place))
     return told
 
 
-def _chips(connection: Connection, node: Node) -> tuple[str, dict[int, tuple[int, int]]]:
-    """npu-smi, and which card and chip each device is: an A3 card holds two of them."""
+# -- npu-smi
+
+
+@dataclass(frozen=True)
+class Smi:
+    """A node's npu-smi, and what its list of chips says."""
+
+    tool: str
+    chips: dict[int, tuple[int, int]] = field(hash=False)
+    """Device id to (card, chip): an A3 card holds two chips."""
+    text: str
+    """The list itself, which names the chips."""
+
+
+def find_smi(connection: Connection, node: Node) -> Smi | None:
+    """The node's npu-smi; None where it has none."""
     beside = [str(PurePosixPath(node.hccn_tool).with_name("npu-smi"))] if node.hccn_tool else []
     for tool in [*beside, "npu-smi", VENDOR_SMI]:
         done = connection.run([tool, "info", "-m"], timeout=TIMEOUT)
         if done.exit_code not in NOT_FOUND:
-            return tool, parse_chips(done.text)
-    what = f"{node.name}: no npu-smi, which tells the super-device ids of a3"
-    raise WorkFailed(what, "install the driver's tools, or write a plan: clusterctl ranktable build --from")
+            return Smi(tool, parse_chips(done.text), done.text)
+    return None
+
+
+def in_super_pod(connection: Connection, smi: Smi, device: int) -> tuple[str, str] | None:
+    """A device's super-device id and its super pod, as npu-smi says now; None where it says none."""
+    if device not in smi.chips:
+        return None
+    fields = _about_chip(connection, smi, "spod-info", device)
+    return (fields["sdid"], fields.get("super pod id", "")) if fields.get("sdid", "").isdigit() else None
+
+
+def generation(connection: Connection, smi: Smi | None, device: int) -> str | None:
+    """a2, a3 or a5, as the node's npu-smi names its chips; None where it does not say.
+
+    An A3 board is an Ascend910 whose `NPU Name` is 93 and two digits, with two chips a card; an A2 board has no
+    such line, and a letter behind its chip's 910.
+    """
+    if smi is None:
+        return None
+    named = _generation_named(smi.text)
+    if named or device not in smi.chips:
+        return named
+    board = _about_chip(connection, smi, "board", device)
+    named = _generation_named(f"{board.get('chip name', '')}_{board.get('npu name', '')}")
+    paired = any(chip > 0 for _, chip in smi.chips.values())
+    return named or ("a3" if paired and re.search(r"\bAscend910\b", smi.text) else None)
+
+
+def _generation_named(text: str) -> str | None:
+    found = re.search(r"910B|910_93[0-9]{2}|950", text)
+    return {"910B": "a2", "950": "a5"}.get(found[0], "a3") if found else None
+
+
+def _about_chip(connection: Connection, smi: Smi, question: str, device: int) -> dict[str, str]:
+    card, chip = smi.chips[device]
+    asked = [smi.tool, "info", "-t", question, "-i", str(card), "-c", str(chip)]
+    done = connection.run(asked, timeout=TIMEOUT)
+    return parse_fields(done.text) if done.ok else {}
 
 
 def parse_chips(text: str) -> dict[int, tuple[int, int]]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from clusterctl import hostfile, hostfile_any, hostfile_slurm
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
@@ -14,12 +11,11 @@ from clusterctl.hostfile import Entry
 from clusterctl.hostfile_any import Source
 from clusterctl.hostfile_filter import chosen
 from clusterctl.inventory import Cluster, Node
+from clusterctl.inventory_text import cluster_text as cluster_text
 
 TARGETS = (*hostfile.FORMATS, "slurm", "torchrun", "cluster")
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 MASTER_PORT = 29500  # torchrun's own default
-
-_PLAIN = re.compile(r"[A-Za-z~/][A-Za-z0-9._/~-]*\Z|[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+\Z")
 
 
 @dataclass(frozen=True)
@@ -196,54 +192,3 @@ def _visible(source: Source, number: int) -> list[str]:
     if devices is None or source.cluster is None or source.cluster.nodes[number].kind not in VISIBLE:
         return []
     return [f"{VISIBLE[source.cluster.nodes[number].kind]}={','.join(map(str, devices))}"]
-
-
-# -- cluster.yaml
-
-
-def cluster_text(cluster: Cluster) -> str:
-    """A cluster.yaml that reads back as the same nodes."""
-    lines = ["nodes:"]
-    lines += [f"  {_yaml(node.name)}: {_flow(_said(node))}" for node in cluster.nodes]
-    if cluster.groups:
-        lines.append("groups:")
-        lines += [f"  {_yaml(name)}: {_yaml(','.join(names))}" for name, names in cluster.groups.items()]
-    if cluster.known_hosts:
-        lines.append(f"known_hosts: {_yaml(cluster.known_hosts)}")
-    return "\n".join([f"name: {_yaml(cluster.name)}", *lines]) + "\n"
-
-
-def _said(node: Node) -> dict[str, Any]:
-    """What a node's line must say; the rest follows from its name and the defaults."""
-    usual = Node(node.name, node.name, node.host, server_id=node.address)
-    said = {
-        item.name: getattr(node, item.name)
-        for item in fields(Node)
-        if getattr(node, item.name) != getattr(usual, item.name) and item.name != "devices"
-    }
-    count = len(node.devices)
-    if node.devices == tuple(range(count)):
-        return {**said, "devices": count} if count != 1 or node.kind != "cpu" else said
-    return {**said, "devices": list(node.devices)}
-
-
-def _flow(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_flow(one) for one in value) + "]"
-    return _yaml(value) if isinstance(value, str) else str(value)
-
-
-def _yaml(text: str) -> str:
-    plain = _PLAIN.match(text) and text.lower() not in (
-        "null",
-        "true",
-        "false",
-        "~",
-        "yes",
-        "no",
-        "on",
-        "off",
-    )
-    return text if plain else json.dumps(text)

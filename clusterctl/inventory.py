@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl.document import Document, Section, load_document
+from clusterctl.document import Document, Section, load_document, parse_document
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 
 KINDS = ("cpu", "cuda", "npu")
@@ -91,7 +91,15 @@ class Cluster:
 
 def load(path: Path) -> Cluster:
     """Read and check an inventory; all its faults at once."""
-    document = load_document(path)
+    return _read(load_document(path), path)
+
+
+def parse(text: str, path: Path) -> Cluster:
+    """The same of a text that stands, or is to stand, at `path`."""
+    return _read(parse_document(text, str(path)), path)
+
+
+def _read(document: Document, path: Path) -> Cluster:
     top = Section(document)
     defaults = top.section("defaults")
     cluster = Cluster(

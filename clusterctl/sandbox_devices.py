@@ -1,7 +1,8 @@
 """A node's make-believe accelerators: an hccn.conf, and tools that print what real ones print.
 
 The file `hccn_tool.answers`, beside hccn.conf, holds what a link or a health check answers; whoever edits a
-line there (`link_0=DOWN`) plays that fault.
+line there (`link_0=DOWN`) plays that fault. With `npu_name=9392` added the boards are those of an A3 node, and
+`sdid_0=7` is a device that has another place in its super pod.
 """
 
 from __future__ import annotations
@@ -52,9 +53,11 @@ def hccn_tool(conf: str, answers_file: str, devices: int) -> str:
     return _HCCN_TOOL.format(conf=shlex.quote(conf), answers=shlex.quote(answers_file), devices=devices)
 
 
-def npu_smi(node: int, devices: int) -> str:
-    """The script `npu-smi` of a node."""
-    return _NPU_SMI.format(devices=devices, sdid=SDID + ((node - 1) << 16), server=node - 1)
+def npu_smi(node: int, devices: int, answers_file: str) -> str:
+    """The script `npu-smi` of a node whose answers stand at this path."""
+    answers = shlex.quote(answers_file)
+    sdid = SDID + ((node - 1) << 16)
+    return _NPU_SMI.format(devices=devices, sdid=sdid, server=node - 1, answers=answers)
 
 
 # POSIX sh and no process started: a rank table asks once a device, and a node here may have 16 of them.
@@ -110,6 +113,14 @@ _NPU_SMI = """\
 #!/bin/sh
 # A make-believe npu-smi: the few questions that a launcher asks, for the devices of a sandbox node.
 devices={devices}
+answers={answers}
+
+value() {{ # KEY: the text behind KEY= in the answers, nothing where the key is not
+    while IFS='=' read -r key text; do
+        if [ "$key" = "$1" ]; then printf '%s' "$text"; return; fi
+    done < "$answers"
+}}
+
 [ "${{1-}}" = info ] || {{ echo "npu-smi: only info is answered in a sandbox" >&2; exit 1; }}
 shift
 card= what=
@@ -138,8 +149,15 @@ case $what in
         done ;;
     l) echo "Total Count : $devices" ;;
     health) echo "Health Status : OK" ;;
+    board)
+        printf 'NPU ID : %s\\n' "${{card:-0}}"
+        name=$(value npu_name)
+        if [ -n "$name" ]; then printf 'NPU Name : %s\\n' "$name"; else echo "Chip Type : Ascend"; fi
+        if [ -n "$name" ]; then echo "Chip Name : Ascend910"; else echo "Chip Name : 910B3"; fi ;;
     spod-info)
-        printf 'SDID : %s\\nSuper Pod ID : 0\\nServer Index : {server}\\n' "$(({sdid} + ${{card:-0}}))" ;;
+        sdid=$(value "sdid_${{card:-0}}")
+        printf 'SDID : %s\\nSuper Pod ID : 0\\nServer Index : {server}\\n' \\
+            "${{sdid:-$(({sdid} + ${{card:-0}}))}}" ;;
     *) echo "npu-smi: a sandbox's devices do not answer info $what" >&2; exit 1 ;;
 esac
 """

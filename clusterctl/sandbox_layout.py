@@ -170,7 +170,7 @@ def _write_devices(layout: Layout, state: State, node: SandboxNode) -> None:
     (etc / "hccn.conf").write_text(sandbox_devices.hccn_conf(node.index, state.devices))
     (etc / "hccn_tool.answers").write_text(sandbox_devices.answers(node.index, state.devices))
     _script(tools / "hccn_tool", sandbox_devices.hccn_tool(conf, answers, state.devices))
-    _script(tools / "npu-smi", sandbox_devices.npu_smi(node.index, state.devices))
+    _script(tools / "npu-smi", sandbox_devices.npu_smi(node.index, state.devices, answers))
 
 
 def _script(path: Path, text: str) -> None:

@@ -367,11 +367,17 @@ class _ByHost:
         self._change = threading.Lock()
 
     def connect(self, node: Node) -> Connection:
+        return self._way_to(node).connect(node)
+
+    def start(self, node: Node, command: str) -> Stream:
+        return self._way_to(node).start(node, command)
+
+    def _way_to(self, node: Node) -> Transport:
         if node.host == "local":
-            return self._local.connect(node)
+            return self._local
         with self._change:
             self._ssh = self._ssh or self._make_ssh()
-        return self._ssh.connect(node)
+        return self._ssh
 
 
 def transport_to(cluster: Cluster, *, accept_new: bool = False, connect_timeout: float = 10.0) -> Transport:

@@ -8,6 +8,7 @@ from clusterctl.cli import (
     demo,
     doctor,
     hostfile,
+    init,
     launch,
     logs,
     nodes,
@@ -48,7 +49,7 @@ def program(
 
 app.command()(demo.demo)
 app.add_typer(sandbox.app, name="sandbox")
-app.command()(nodes.init)
+app.command()(init.init)
 app.add_typer(nodes.app, name="nodes")
 nodes.app.command("expand")(nodeset.expand)
 nodes.app.command("fold")(nodeset.fold)

@@ -20,7 +20,7 @@ def tools(tmp_path: Path) -> Path:
     conf.write_text(sandbox_devices.hccn_conf(1, DEVICES))
     answers.write_text(sandbox_devices.answers(1, DEVICES))
     (folder / "hccn_tool").write_text(sandbox_devices.hccn_tool(str(conf), str(answers), DEVICES))
-    (folder / "npu-smi").write_text(sandbox_devices.npu_smi(1, DEVICES))
+    (folder / "npu-smi").write_text(sandbox_devices.npu_smi(1, DEVICES, str(answers)))
     return folder
 
 
@@ -56,6 +56,15 @@ def test_the_device_map_is_separated_by_tabs(tools: Path) -> None:
     assert code == 0
     assert text.splitlines()[:2] == ["NPU ID\tChip ID\tChip Logic ID\tChip Name", "0\t0\t0\tAscend 910"]
     assert len(text.splitlines()) == 1 + DEVICES
+
+
+def test_the_board_tells_a2_from_a3(tools: Path) -> None:
+    question = "npu-smi info -t board -i 1 -c 0"
+    assert ask(tools, question) == (0, "NPU ID : 1\nChip Type : Ascend\nChip Name : 910B3\n")
+    with (tools / "answers").open("a") as file:
+        file.write("npu_name=9392\nsdid_1=7\n")
+    assert ask(tools, question) == (0, "NPU ID : 1\nNPU Name : 9392\nChip Name : Ascend910\n")
+    assert ask(tools, "npu-smi info -t spod-info -i 1 -c 0")[1].startswith("SDID : 7\n")
 
 
 def test_a_device_without_an_address_prints_nothing(tools: Path) -> None:
