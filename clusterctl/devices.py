@@ -160,8 +160,8 @@ def generation(connection: Connection, smi: Smi | None, device: int) -> str | No
 
 
 def _generation_named(text: str) -> str | None:
-    found = re.search(r"910B|910_93[0-9]{2}|950", text)
-    return {"910B": "a2", "950": "a5"}.get(found[0], "a3") if found else None
+    found = re.search(r"910(B)|(910_93)[0-9]{2}|Ascend ?(950)", text)
+    return {"B": "a2", "910_93": "a3", "950": "a5"}[str(found[found.lastindex or 0])] if found else None
 
 
 def _about_chip(connection: Connection, smi: Smi, question: str, device: int) -> dict[str, str]:

@@ -69,7 +69,8 @@ def buildable(hardware: str | None) -> None:
     """Refuse what no node can be asked for: the networks of a5 stand in no tool's answer that is known."""
     if version_for(hardware) == "2.0":
         what = "a table for a5 needs each device's levels (networks, ports), which its tools do not tell"
-        raise UsageError(what, "write them into a plan: clusterctl ranktable build --from plan.yaml")
+        remedy = "write them into a plan: clusterctl ranktable build --from plan.yaml"
+        raise UsageError(what, f"{remedy}\na job starts without a table with `rank_table: never`")
 
 
 def complete(

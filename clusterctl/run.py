@@ -19,7 +19,6 @@ from clusterctl.words import size, some
 
 if TYPE_CHECKING:
     from clusterctl.push import Manifest
-    from clusterctl.ranktable import RankTable
     from clusterctl.transport import Connection, Connections, Outcome
 
 FINAL = ("finished", "failed", "stopped", "lost")
@@ -101,10 +100,14 @@ def prepare(
     tell: Tell,
 ) -> plan.Facts:
     """What only the nodes can say of a run that is about to start."""
+    from clusterctl import ranktable_ask
+
     table = ""
     if plan.rank_table_wanted(job, cluster):
-        table = rank_table(cluster, job, connections).render()
-        tell("ranktable", f"built from the answers of {some(len(cluster.nodes), 'node')}")
+        asked = ranktable_ask.ask_nodes(cluster, connections, job.devices)
+        table = asked.table.render()
+        seen = f"; {asked.detected}" if asked.detected else ""
+        tell("ranktable", f"built from the answers of {some(len(cluster.nodes), 'node')}{seen}")
     return plan.Facts(
         master_port=job.master_port or free_port(connections.of(cluster.nodes[0]), cluster.nodes[0]),
         workdirs={name: hello["workdir"] for name, hello in hellos.items()},
@@ -179,15 +182,6 @@ def free_port(link: Connection, node: Node) -> int:
             f"{node.name}: {node.python} gives no free port: {words[-1] if words else done.exit_code}", hint
         )
     return int(done.stdout)
-
-
-def rank_table(cluster: Cluster, job: Job | None, connections: Connections) -> RankTable:
-    """The rank table of the nodes' own answers, for the devices that a job uses."""
-    from clusterctl import devices, ranktable
-
-    wanted = job.devices if job else None
-    answers = _on_all(connections, cluster.nodes, lambda node, link: devices.ask(link, node, wanted))
-    return ranktable.build([(node, answers[node.name]) for node in cluster.nodes])
 
 
 def trainer_code() -> tuple[Path, Manifest]:

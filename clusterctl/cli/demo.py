@@ -80,12 +80,12 @@ def _cluster(sandbox: Sandbox) -> Cluster:
 
 
 def _rank_table(cluster: Cluster) -> None:
-    from clusterctl import hostfile, run, views
+    from clusterctl import hostfile, ranktable_ask, views
     from clusterctl.rundir import replace_file
 
     _heading(2, "A rank table out of the nodes' own answers: clusterctl ranktable build")
     with options.connected(cluster) as connections:
-        table = run.rank_table(cluster, None, connections)
+        table = ranktable_ask.ask_nodes(cluster, connections).table
     replace_file(Path("rank_table.json"), table.render())
     text = hostfile.deepspeed(cluster)
     replace_file(Path("hostfile"), text)

@@ -44,7 +44,9 @@ For = Annotated[
 ]
 ForNew = Annotated[
     str | None,
-    typer.Option("--for", metavar="HARDWARE", help="910a or a2: version 1.0, the default; a3: version 1.2."),
+    typer.Option(
+        "--for", metavar="HARDWARE", help="910a or a2: version 1.0; a3: 1.2; what the nodes say by default."
+    ),
 ]
 Devices = Annotated[
     str | None,
@@ -101,22 +103,17 @@ def _only_plan(*others: object) -> None:
 def _asked(
     chosen: Cluster, which: tuple[int, ...] | None, hardware: str | None, skip: bool, accept_new: bool
 ) -> RankTable:
-    from clusterctl import devices as asking
-    from clusterctl import ranktable
+    from clusterctl import ranktable, ranktable_ask
     from clusterctl.cli import screen
-    from clusterctl.run import raise_failures
 
     ranktable.buildable(hardware)
     with connected(chosen, accept_new) as connections:
-        outcomes = connections.on_each(
-            chosen.nodes, lambda node, link: asking.ask(link, node, which, hardware, skip)
-        )
-    raise_failures(outcomes)
-    entries = [(outcome.node, outcome.get()) for outcome in outcomes]
-    kept, left_out = ranktable.complete(entries, which) if skip else (entries, [])
-    for line in left_out:
+        asked = ranktable_ask.ask_nodes(chosen, connections, which, hardware, skip)
+    if asked.detected:
+        screen.say(f"{asked.detected}; --for a2 writes 1.0")
+    for line in asked.left_out:
         screen.say(f"left out: {line}", style="yellow")
-    return ranktable.build(kept, hardware)
+    return asked.table
 
 
 @app.command()
@@ -288,7 +285,7 @@ def _write(table: RankTable, output: Path | None, force: bool, dry_run: bool, js
     written = not dry_run and ranktable.save(table, path, force)
     if json:
         digest = hashlib.sha256(text.encode()).hexdigest()
-        counts = {"servers": len(table.servers), "ranks": table.ranks}
+        counts = {"version": table.version, "servers": len(table.servers), "ranks": table.ranks}
         screen.show_json({"file": str(path), **counts, "sha256": digest, "written": written})
         return
     how = "would be written" if dry_run else "written" if written else "holds this table already"

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from clusterctl import inventory, ranktable, sandbox
 from clusterctl.cli.ranktable import app
-from clusterctl.errors import WorkFailed
+from clusterctl.errors import InputFaults, WorkFailed
+
+from .conftest import Shell, clean_environment
 
 pytestmark = [
     pytest.mark.live,
@@ -27,9 +29,27 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[inventory.Clus
     made.down()
 
 
+def typed(cluster: inventory.Cluster, output: Path, *words: str) -> Result:
+    return CliRunner().invoke(app, ["build", "-c", cluster.source, "-o", str(output), *words])
+
+
 def built(cluster: inventory.Cluster, output: Path, *words: str) -> BaseException | None:
-    argv = ["build", "-c", cluster.source, "-o", str(output), *words]
-    return CliRunner().invoke(app, argv).exception
+    return typed(cluster, output, *words).exception
+
+
+def answers_of(node: inventory.Node) -> Path:
+    return Path(node.hccn_conf or "").with_name("hccn_tool.answers")
+
+
+@pytest.fixture
+def boards(cluster: inventory.Cluster) -> Iterator[None]:
+    """The nodes' boards are those of A3 for the time of a test."""
+    before = {node.name: answers_of(node).read_text() for node in cluster.nodes}
+    for node in cluster.nodes:
+        answers_of(node).write_text(before[node.name] + "npu_name=9392\n")
+    yield
+    for node in cluster.nodes:
+        answers_of(node).write_text(before[node.name])
 
 
 def test_a3_nodes_make_a_table_with_super_pods(cluster: inventory.Cluster, tmp_path: Path) -> None:
@@ -60,3 +80,35 @@ def test_what_has_no_address_is_refused_or_left_out_when_asked(
     assert [[one.device_id for one in server.devices] for server in ranktable.load(path).servers] == [
         [0, 1, 2, 3], [0, 1, 3],
     ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("boards")
+def test_a3_nodes_are_told_by_their_own_answers(cluster: inventory.Cluster, tmp_path: Path) -> None:
+    done = typed(cluster, tmp_path / "a3.json")
+    assert done.exit_code == 0, repr(done.exception)
+    assert "node[1-2] are a3 by npu-smi: version 1.2; --for a2 writes 1.0" in done.stderr
+    assert ranktable.load(tmp_path / "a3.json").version == "1.2"
+    assert built(cluster, tmp_path / "a2.json", "--for", "a2") is None
+    assert ranktable.load(tmp_path / "a2.json").version == "1.0"
+    answers = answers_of(cluster.nodes[1])
+    answers.write_text(answers.read_text().replace("npu_name=9392\n", ""))
+    mixed = built(cluster, tmp_path / "mixed.json")
+    assert isinstance(mixed, InputFaults) and not (tmp_path / "mixed.json").exists()
+    assert [fault.where for fault in mixed.faults] == ["node1", "node2"]
+
+
+@pytest.mark.usefixtures("boards")
+def test_a_launch_gives_a3_nodes_the_same_table_as_a_build(
+    cluster: inventory.Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "name: a3\nrank_table: always\n"
+        'command: [python, -c, "import os; print(open(os.environ[\'RANK_TABLE_FILE\']).read())"]\n'
+    )
+    shell = Shell(tmp_path, {**clean_environment(), "CLUSTERCTL_CLUSTER": cluster.source})
+    done = shell("launch", "job.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "a3 by npu-smi: version 1.2" in done.stderr
+    assert built(cluster, tmp_path / "built.json") is None
+    (kept,) = tmp_path.glob("**/rank_table.json")
+    assert kept.read_text() == (tmp_path / "built.json").read_text()
