@@ -14,15 +14,17 @@ import logging
 import os
 import random
 import shlex
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import paramiko
+from paramiko.common import MSG_CHANNEL_REQUEST
 from paramiko.hostkeys import HostKeys, InvalidHostKey
 
 from clusterctl.agent.frames import BEAT
@@ -30,6 +32,7 @@ from clusterctl.connection import Connection, LinkConnection
 from clusterctl.errors import (
     HostKeyChanged,
     HostKeyUnknown,
+    LinkLost,
     LoginRefused,
     Unreachable,
     UsageError,
@@ -47,6 +50,8 @@ RETRY_LIMIT = (
     15.0  # seconds after which a handshake that fails is not tried again: the server is silent, not busy
 )
 HANDSHAKE_LIMIT = 20.0  # seconds for banner and key exchange: a node under load may take a few
+WINDOW = 16 << 20  # bytes that a node may be ahead of us
+END_WAIT = 10.0  # seconds for the exit code after both streams ended
 PIECE = 64 << 10  # paramiko copies what it is given once a packet
 
 
@@ -200,16 +205,24 @@ class SshTransport:
 
     def connect(self, node: Node) -> Connection:
         """Log in and start the agent."""
+        channel, opened = self._session(node, shell_command(agent_argv(node.python)))
+        return LinkConnection(Link(node.name, _ChannelPipe(channel, opened), node.workdir))
+
+    def start(self, node: Node, command: str) -> ChannelStream:
+        """Log in and give one command line to the login shell; the caller closes the stream."""
+        channel, opened = self._session(node, command)
+        return ChannelStream(node.name, channel, opened)
+
+    def _session(self, node: Node, command: str) -> tuple[paramiko.Channel, _Opened]:
         way = way_to(node, self._ssh_config)
         opened = _retried(lambda: self._log_in(node.name, way))
         try:
-            channel = opened.transport.open_session(timeout=self._timeout)
-            channel.exec_command(shell_command(agent_argv(node.python)))
-            pipe = _ChannelPipe(channel, opened)
+            channel = opened.transport.open_session(window_size=WINDOW, timeout=self._timeout)
+            channel.exec_command(command)
         except (paramiko.SSHException, OSError, EOFError) as problem:
             opened.close()
             raise Unreachable(node.name, f"logged in, but no session was given: {problem}") from None
-        return LinkConnection(Link(node.name, pipe, node.workdir))
+        return channel, opened
 
     def seen(self, node: Node) -> SeenKey:
         """The host key that a node shows now, without logging in, beside what is recorded."""
@@ -244,7 +257,14 @@ class SshTransport:
         client.expect(way.name)
         opened = [*before, client]
         try:
-            client.connect(way.host, port=way.port, username=way.user, sock=connection, **self._login(way))  # type: ignore[arg-type]
+            client.connect(
+                way.host,
+                port=way.port,
+                username=way.user,
+                sock=connection,
+                transport_factory=_HearsSignals,
+                **self._login(way),  # type: ignore[arg-type]
+            )
         except BaseException as problem:
             _close(opened)
             raise _worded(node, way, problem) from None
@@ -346,15 +366,7 @@ class _ChannelPipe:
         return self._channel.recv(size)
 
     def send(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            try:
-                sent = self._channel.send(bytes(view[:PIECE]))
-            except TimeoutError:
-                continue  # the link itself decides how long silence may last
-            if not sent:
-                raise BrokenPipeError("the channel is closed")
-            view = view[sent:]
+        _send_all(self._channel, data)
 
     def close(self) -> None:
         self._opened.close()
@@ -368,6 +380,102 @@ class _ChannelPipe:
         while self._channel.recv_stderr_ready():
             self._words = (self._words + self._channel.recv_stderr(65536))[-2000:]
         return self._words.decode(errors="replace")
+
+
+class _Wake(threading.Event):
+    """Set by either of two buffers; cleared by the reader alone, who looks at both."""
+
+    def clear(self) -> None:
+        pass
+
+    def rearm(self) -> None:
+        super().clear()
+
+
+class _HearsSignals(paramiko.Transport):
+    """A transport whose channels keep the name of the signal that ended their program, which paramiko
+    drops."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        table = dict(paramiko.Transport._channel_handler_table)  # type: ignore[attr-defined]
+        table[MSG_CHANNEL_REQUEST] = _keep_signal
+        self._channel_handler_table = table
+
+
+def _keep_signal(channel: paramiko.Channel, message: paramiko.Message) -> None:
+    ahead = paramiko.Message(message.asbytes())
+    ahead.get_int()  # the channel
+    if ahead.get_text() == "exit-signal":
+        ahead.get_boolean()
+        channel.exit_signal = ahead.get_text()  # type: ignore[attr-defined]
+    channel._handle_request(message)  # type: ignore[attr-defined]
+
+
+class ChannelStream:
+    """One exec channel as a program's three streams."""
+
+    def __init__(self, node: str, channel: paramiko.Channel, opened: _Opened) -> None:
+        self._node = node
+        self._channel = channel
+        self._opened = opened
+        self._wake = _Wake()
+        channel.settimeout(BEAT)
+        for buffer in (channel.in_buffer, channel.in_stderr_buffer):
+            buffer.set_event(self._wake)
+
+    def read(self, size: int, timeout: float) -> tuple[str, bytes]:
+        while True:
+            self._wake.rearm()
+            over = self._channel.closed or self._channel.eof_received
+            if self._channel.recv_ready():
+                return "stdout", self._channel.recv(size)
+            if self._channel.recv_stderr_ready():
+                return "stderr", self._channel.recv_stderr(size)
+            if over:
+                self._check_whole()
+                return "", b""
+            if not self._wake.wait(timeout):
+                raise TimeoutError
+
+    def _check_whole(self) -> None:
+        """An end without a word from the node is a connection that broke."""
+        self._channel.status_event.wait(END_WAIT)
+        if self.ended() == (None, None) and not self._opened.transport.is_active():
+            raise LinkLost(self._node, "the connection ended in the middle")
+
+    def send(self, data: bytes) -> None:
+        try:
+            _send_all(self._channel, data)
+        except OSError as problem:
+            raise LinkLost(self._node, f"it takes no more input ({problem})") from None
+
+    def finish(self) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.shutdown_write()
+
+    def ended(self) -> tuple[int | None, int | None]:
+        name = getattr(self._channel, "exit_signal", None)
+        if name is not None:
+            number = getattr(signal, f"SIG{name}", None)
+            return None, int(number) if number is not None else None
+        status = self._channel.exit_status if self._channel.status_event.is_set() else -1
+        return (status, None) if status >= 0 else (None, None)
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+def _send_all(channel: paramiko.Channel, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            sent = channel.send(bytes(view[:PIECE]))
+        except TimeoutError:
+            continue  # how long silence may last is not decided here
+        if not sent:
+            raise BrokenPipeError("the channel is closed")
+        view = view[sent:]
 
 
 def shell_command(argv: Sequence[str]) -> str:

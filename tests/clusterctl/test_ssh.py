@@ -26,7 +26,7 @@ from clusterctl.errors import (
 from clusterctl.inventory import Node
 from clusterctl.ssh import SshTransport, shell_command
 from clusterctl.ssh_config import host_and_port
-from clusterctl.transport import on_each
+from clusterctl.transport import Stream, on_each
 from tests.clusterctl.nodes import wait_for
 
 SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
@@ -309,6 +309,45 @@ def test_what_ran_over_a_cut_connection_is_ended_and_the_loss_is_said(server: Se
     with pytest.raises(LinkLost):
         next(running)
     wait_for(lambda: not marked(marker))
+
+
+def read_all(stream: Stream) -> dict[str, bytes]:
+    found = {"stdout": b"", "stderr": b""}
+    while True:
+        try:
+            name, data = stream.read(1 << 18, 5.0)
+        except TimeoutError:
+            continue
+        if not name:
+            return found
+        found[name] += data
+
+
+def test_a_program_without_an_agent_gives_its_streams_apart_and_how_it_ended(
+    server: Server, known: Path
+) -> None:
+    record(server, known)
+    stream = way(known).start(server.node(), "cat; echo oops >&2; exit 7")
+    stream.send(b"x" * 3_000_000)
+    stream.finish()
+    assert read_all(stream) == {"stdout": b"x" * 3_000_000, "stderr": b"oops\n"}
+    assert stream.ended() == (7, None)
+    stream.close()
+    killed = way(known).start(server.node(), "kill -9 $$")
+    assert read_all(killed) == {"stdout": b"", "stderr": b""} and killed.ended() == (None, 9)
+    killed.close()
+
+
+def test_a_program_over_a_cut_connection_is_lost_not_ended(server: Server, known: Path) -> None:
+    record(server, known)
+    stream = way(known).start(server.node(), "echo $PPID; exec sleep 300")
+    _, data = stream.read(100, 20.0)
+    with pytest.raises(TimeoutError):
+        stream.read(100, 0.01)
+    os.kill(int(data), 9)
+    with pytest.raises(LinkLost):
+        stream.read(100, 20.0)
+    stream.close()
 
 
 def test_a_scan_shows_a_key_without_a_login_and_says_known_new_or_changed(
