@@ -10,7 +10,7 @@ from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.hostfile import Entry
 from clusterctl.hostfile_any import Source
 from clusterctl.hostfile_filter import chosen
-from clusterctl.inventory import Cluster, Node
+from clusterctl.inventory import MAX_DEVICES, Cluster, Node
 from clusterctl.inventory_text import cluster_text as cluster_text
 
 TARGETS = (*hostfile.FORMATS, "slurm", "torchrun", "cluster")
@@ -24,6 +24,8 @@ class Loss(Fault):
 
     droppable: bool = True
     """False where the node without it would be another one, or none."""
+    reach: bool = False
+    """True where it is only how to log in, which ~/.ssh/config can say: the same nodes, the same ranks."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,20 @@ def _node_with(node: Node, devices: tuple[int, ...]) -> Node:
     return replace(node, devices=devices, device_ips=ips)
 
 
+def of_cluster(cluster: Cluster, slots: int | None = None) -> Source:
+    """An inventory's nodes, with the first `slots` devices of each where a number is given."""
+    if slots is not None:
+        cluster = replace(cluster, nodes=tuple(_first(node, slots) for node in cluster.nodes))
+    entries = tuple(hostfile_any.entries_of(cluster))
+    return Source(cluster.source, "cluster", entries, cluster=cluster)
+
+
+def _first(node: Node, slots: int) -> Node:
+    if slots > len(node.devices):  # more ranks than devices: which of them share one is the launcher's to say
+        return replace(node, devices=tuple(range(slots)), device_ips=())
+    return _node_with(node, node.devices[:slots])
+
+
 def with_slots(source: Source, slots: int | None) -> Source:
     """The source with a count where its file says none."""
     if slots is None or source.cluster is not None:
@@ -95,29 +111,38 @@ def losses(source: Source, target: str) -> list[Loss]:
 def _entry_losses(source: Source, number: int, target: str) -> Iterator[Loss]:
     entry = source.entries[number]
     where = f"{source.path}:{entry.line}" if entry.line else f"{source.path} {source.keys[number]}"
+    for what, remedy in _reach_lost(source, number, target):
+        yield Loss(where, f"{target} can't hold {what}", remedy, reach=True)
     for what, remedy, droppable in _lost(source, number, target):
         yield Loss(where, f"{target} can't hold {what}", remedy, droppable)
 
 
-def _lost(source: Source, number: int, target: str) -> Iterator[tuple[str, str, bool]]:
+def _reach_lost(source: Source, number: int, target: str) -> Iterator[tuple[str, str]]:
     entry = source.entries[number]
     if entry.user and target in ("deepspeed", "slurm"):
-        yield f"the user {entry.user}", f"name the user of {entry.address} in ~/.ssh/config", True
+        yield f"the user {entry.user}", f"name the user of {entry.address} in ~/.ssh/config"
+    if source.cluster is None or target in ("cluster", "torchrun"):
+        return
+    node = source.cluster.nodes[number]
+    if node.port != 22:
+        yield f"the port {node.port}", f"name the port of {entry.address} in ~/.ssh/config"
+    if node.gateway:
+        yield f"the gateway {node.gateway}", "name it as ProxyJump in ~/.ssh/config"
+
+
+def _lost(source: Source, number: int, target: str) -> Iterator[tuple[str, str, bool]]:
+    entry = source.entries[number]
     if entry.max_slots is not None and target != "openmpi":
         yield f"max_slots={entry.max_slots}", "only OpenMPI has such a limit", True
     if entry.devices is not None and target != "cluster" and not _chooses(source, target):
         yield f"which devices: {','.join(map(str, entry.devices))}", "it takes the first ones", True
+    if source.cluster is not None and target == "cluster" and (entry.slots or 0) > MAX_DEVICES:
+        yield f"{entry.slots} ranks of one node", f"a node has at most {MAX_DEVICES} devices", False
     if ":" in entry.address and target in ("mpich", "slurm"):
         yield f"the address {entry.address}", "it splits at the colons; give the node a name", False
     unsaid = target in ("deepspeed", "torchrun") or (target == "mpich" and source.dialect == "openmpi")
     if entry.slots is None and unsaid:
         yield "a node without a count of slots", "--slots N gives one", False
-    if source.cluster is not None and target not in ("cluster", "torchrun"):
-        node = source.cluster.nodes[number]
-        if node.port != 22:
-            yield f"the port {node.port}", f"name the port of {entry.address} in ~/.ssh/config", True
-        if node.gateway:
-            yield f"the gateway {node.gateway}", "name it as ProxyJump in ~/.ssh/config", True
 
 
 def left_out(source: Source, target: str) -> list[str]:
@@ -143,9 +168,20 @@ def _kinds(cluster: Cluster) -> set[str]:
     return {node.kind for node in cluster.nodes}
 
 
-def render(source: Source, target: str, *, lossy: bool = False, kind: str = "cpu") -> str:
-    """The nodes in another format, as a text; refused where something would be lost, unless `lossy`."""
-    _refuse(losses(source, target), lossy)
+def render(
+    source: Source,
+    target: str,
+    *,
+    lossy: bool = False,
+    kind: str = "cpu",
+    reached: bool = False,
+    port: int = MASTER_PORT,
+) -> str:
+    """The nodes in another format, as a text; refused where something would be lost, unless `lossy`.
+
+    `reached` lets go what is only about logging in: the inventory that says it stays.
+    """
+    _refuse([loss for loss in losses(source, target) if not (reached and loss.reach)], lossy)
     if target == "cluster":
         return cluster_text(hostfile_any.cluster_of(source, kind))
     if target == "slurm":
@@ -155,7 +191,7 @@ def render(source: Source, target: str, *, lossy: bool = False, kind: str = "cpu
             raise InputFaults(faults)
         return text
     if target == "torchrun":
-        return "".join(f"{row.command}\n" for row in torchrun(source, lossy=lossy))
+        return "".join(f"{row.command}\n" for row in torchrun(source, lossy=lossy, port=port))
     return hostfile.render_entries(source.entries, target)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clusterctl.cli.options import ClusterFile, DryRun, Exclude, Force, Json, Nodes, cluster_of
+from clusterctl.hostfile import MAX_SLOTS
 
 if TYPE_CHECKING:
+    from clusterctl.errors import Fault
     from clusterctl.hostfile_any import Source
 
 app = typer.Typer(
@@ -25,6 +29,10 @@ AnyFile = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="A hostfile, Slurm node list, cluster.yaml or rank table."),
 ]
+FORMATS = "deepspeed, openmpi, mpich, slurm, torchrun, cluster."
+MASTER_PORT = 29500
+MasterPort = Annotated[int, typer.Option(min=1, max=65535, help="torchrun's.")]
+Lossy = Annotated[bool, typer.Option("--lossy", help="Leave out what the format can't hold, and say so.")]
 SlotFilter = Annotated[
     str | None,
     typer.Option(
@@ -42,20 +50,29 @@ def build(
     cluster: ClusterFile = None,
     nodes: Nodes = None,
     exclude: Exclude = None,
-    format: Annotated[str, typer.Option("--format", help="deepspeed, openmpi or mpich.")] = "deepspeed",
+    to: Annotated[str, typer.Option("--to", "--format", metavar="FORMAT", help=FORMATS)] = "deepspeed",
     slots: Annotated[
-        int | None, typer.Option(min=1, help="Ranks of every node; its devices otherwise, at least 1.")
+        int | None,
+        typer.Option(min=1, max=MAX_SLOTS, help="Ranks of every node; its devices otherwise, at least 1."),
     ] = None,
+    master_port: MasterPort = MASTER_PORT,
+    lossy: Lossy = False,
     output: Output = None,
     force: Force = False,
     dry_run: DryRun = False,
+    json: Json = False,
 ) -> None:
-    """Write the hostfile of a cluster."""
-    from clusterctl import hostfile
+    """Write a cluster as another launcher wants it."""
+    from clusterctl import hostfile_convert
 
-    chosen = cluster_of(cluster, nodes, exclude)
-    text = hostfile.render(chosen, format, dict.fromkeys(chosen.names, slots) if slots else None)
-    _write(text, output, force, dry_run, len(chosen.nodes))
+    source = hostfile_convert.of_cluster(cluster_of(cluster, nodes, exclude), slots)
+    told = hostfile_convert.losses(source, to)
+    if to == "torchrun" and output is None:
+        _show_torchrun(source, master_port, lossy, json)
+    else:
+        text = hostfile_convert.render(source, to, lossy=lossy, reached=True, port=master_port)
+        _write(text, output, force, dry_run, len(source.entries), to if json else None)
+    _say_what_is_lost(source, to, told)
 
 
 @app.command()
@@ -93,7 +110,7 @@ def convert(
     file: AnyFile,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="FORMAT", help="deepspeed, openmpi, mpich, slurm, torchrun, cluster."),
+        typer.Option("--to", metavar="FORMAT", help=FORMATS),
     ],
     include: SlotFilter = None,
     exclude: SlotExclude = None,
@@ -103,10 +120,8 @@ def convert(
     kind: Annotated[
         str | None, typer.Option(help="What slots are, in a cluster.yaml: cpu, cuda or npu.")
     ] = None,
-    master_port: Annotated[int, typer.Option(min=1, max=65535, help="torchrun's.")] = 29500,
-    lossy: Annotated[
-        bool, typer.Option("--lossy", help="Leave out what the format can't hold, and say so.")
-    ] = False,
+    master_port: MasterPort = MASTER_PORT,
+    lossy: Lossy = False,
     output: Output = None,
     force: Force = False,
     dry_run: DryRun = False,
@@ -114,7 +129,6 @@ def convert(
 ) -> None:
     """Write the same nodes in another format; refused, by name, where something would be lost."""
     from clusterctl import hostfile_any, hostfile_convert
-    from clusterctl.cli import screen
     from clusterctl.errors import InputFaults
 
     source = hostfile_any.read(file)
@@ -125,12 +139,25 @@ def convert(
     if to == "torchrun" and output is None:
         _show_torchrun(source, master_port, lossy, json)
     else:
-        text = hostfile_convert.render(source, to, lossy=lossy, kind=_kind(kind))
+        text = hostfile_convert.render(source, to, lossy=lossy, kind=_kind(kind), port=master_port)
         _write(text, output, force, dry_run, len(source.entries), to if json else None)
+    _say_what_is_lost(source, to, lost)
+
+
+def _say_what_is_lost(source: Source, to: str, lost: Sequence[Fault]) -> None:
+    """Each thing once, however many nodes it is lost of."""
+    from clusterctl import hostfile_convert
+    from clusterctl.cli import screen
+
     if left_out := hostfile_convert.left_out(source, to):
         screen.say(f"{to} has no place for: {', '.join(left_out)}")
+    first: dict[str, Fault] = {}
     for fault in lost:
-        screen.say(f"lost: {fault.where}: {fault.what}", style="yellow")
+        first.setdefault(fault.what, fault)
+    times = Counter(fault.what for fault in lost)
+    for what, fault in first.items():
+        more = f" and {times[what] - 1} more" if times[what] > 1 else ""
+        screen.say(f"lost: {fault.where}{more}: {what} ({fault.remedy})", style="yellow")
 
 
 def _kind(given: str | None) -> str:

@@ -200,3 +200,53 @@ def test_another_file_is_kept_and_a_dry_run_writes_nothing(folder: Path) -> None
     assert said == {"format": "mpich", "nodes": 2, "text": "w0:4\nw1:4\n", "file": "m", "written": True}
     assert typed("convert", "ds", "--to", "mpich", "-o", "m").stdout == "m: holds this already\n"
     assert "another file" in refused("convert", "ds", "--to", "slurm", "-o", "m")
+
+
+LAB = """\
+defaults: {port: 2222, user: al, kind: npu, devices: 8}
+nodes:
+  n[1-2]: {devices: 8}
+  big: {devices: 4}
+"""
+
+
+@pytest.mark.parametrize("target", ["deepspeed", "openmpi", "mpich", "slurm"])
+def test_an_inventory_is_built_as_any_launcher_wants_it_and_logins_are_only_told(
+    folder: Path, target: str
+) -> None:
+    (folder / "lab.yaml").write_text(LAB.replace("user: al, ", ""))
+    result = typed("build", "-c", "lab.yaml", "--to", target)
+    assert (result.exit_code, result.stdout) == (0, TEXTS[target])
+    told = f"lost: lab.yaml n1 and 2 more: {target} can't hold the port 2222 (name the port of n1 in"
+    assert told in result.stderr
+
+
+def test_a_user_is_built_into_the_formats_that_hold_one(folder: Path) -> None:
+    (folder / "lab.yaml").write_text(LAB)
+    built = typed("build", "-c", "lab.yaml", "-n", "big", "--to", "openmpi")
+    assert built.stdout == "al@big slots=4\n" and "user" not in built.stderr
+    assert "the user al" in typed("build", "-c", "lab.yaml", "-n", "big").stderr
+    again = typed("build", "-c", "lab.yaml", "--to", "cluster").stdout
+    (folder / "again.yaml").write_text(again)
+    assert inventory.load(folder / "again.yaml").nodes == inventory.load(folder / "lab.yaml").nodes
+
+
+def test_other_devices_than_the_first_are_built_only_where_they_can_be_chosen(folder: Path) -> None:
+    (folder / "lab.yaml").write_text("nodes: {a: {devices: [4, 5], kind: cuda}, b: {devices: [1, 0]}}\n")
+    said = refused("build", "-c", "lab.yaml")
+    assert "lab.yaml a: deepspeed can't hold which devices: 4,5" in said and "lab.yaml b: " in said
+    assert typed("build", "-c", "lab.yaml", "--lossy").stdout == "a slots=2\nb slots=2\n"
+    result = typed("build", "-c", "lab.yaml", "-n", "a", "--to", "torchrun", "--slots", "1", "-o", "a.sh")
+    assert result.exit_code == 0
+    assert (folder / "a.sh").read_text().startswith("CUDA_VISIBLE_DEVICES=4 torchrun --nnodes=1 ")
+    assert (
+        "--master-port=77"
+        in typed("build", "-c", "lab.yaml", "-n", "a", "--to", "torchrun", "--master-port", "77").stdout
+    )
+
+
+def test_more_ranks_than_devices_are_a_count_and_never_more_than_an_inventory_holds(folder: Path) -> None:
+    (folder / "lab.yaml").write_text("nodes: {a: {devices: [4, 5], kind: cuda}}\n")
+    assert typed("build", "-c", "lab.yaml", "--slots", "9").stdout == "a slots=9\n"
+    assert "at most 64" in refused("build", "-c", "lab.yaml", "--slots", "65", "--to", "cluster")
+    assert "did you mean 'slurm'" in refused("build", "-c", "lab.yaml", "--to", "slum")
