@@ -28,6 +28,7 @@ from clusterctl import sandbox_devices, sandbox_netns, sandbox_process, sandbox_
 from clusterctl.errors import ClusterctlError, UsageError, did_you_mean
 from clusterctl.sandbox_layout import (
     MAX_NODES,
+    MAX_ON_LOOPBACK,
     MODES,
     Layout,
     SandboxNode,
@@ -159,7 +160,7 @@ def up(
     """Bring up a sandbox in a folder; whatever keeps it from coming up whole, nothing of it is left."""
     layout = Layout(_checked_directory(directory))
     chosen = choose_mode(mode)
-    _check_counts(nodes, devices)
+    _check_counts(nodes, devices, chosen)
     user = pwd.getpwuid(os.getuid()).pw_name
     with sandbox_process.one_interrupt(), _folder(layout) as made, _locked(layout):
         _refuse_second(layout)
@@ -204,7 +205,7 @@ def foresee(directory: Path, nodes: int, devices: int, mode: str) -> dict[str, o
     """What `up` would make, checked as `up` checks it, and nothing of it made."""
     layout = Layout(_checked_directory(directory))
     chosen = choose_mode(mode)
-    _check_counts(nodes, devices)
+    _check_counts(nodes, devices, chosen)
     _refuse_second(layout)
     planned = [{"name": node.name, "address": node.address} for node in _plan_nodes(layout, chosen, nodes)]
     return {"directory": str(layout.directory), "mode": chosen, "devices": devices, "nodes": planned}
@@ -256,9 +257,10 @@ def _checked_directory(directory: Path) -> Path:
     return path
 
 
-def _check_counts(nodes: int, devices: int) -> None:
-    if not 1 <= nodes <= MAX_NODES:
-        raise UsageError(f"{nodes} nodes", f"1 to {MAX_NODES}")
+def _check_counts(nodes: int, devices: int, mode: str) -> None:
+    most = MAX_NODES if mode == "namespaces" else MAX_ON_LOOPBACK
+    if not 1 <= nodes <= most:
+        raise UsageError(f"{nodes} nodes in mode {mode}", f"1 to {most}")
     if not 1 <= devices <= sandbox_devices.MAX_DEVICES:
         raise UsageError(f"{devices} devices a node", f"1 to {sandbox_devices.MAX_DEVICES}")
 
@@ -267,7 +269,7 @@ def _plan_nodes(layout: Layout, mode: str, count: int) -> tuple[SandboxNode, ...
     found = []
     for index in range(1, count + 1):
         if mode == "namespaces":
-            host, address, interface = "127.0.0.1", f"10.77.{layout.subnet}.{index}", "eth0"
+            host, address, interface = "127.0.0.1", sandbox_netns.node_address(layout, index), "eth0"
         elif sys.platform == "linux":  # all of 127/8 is ours there
             host = address = f"{layout.loopback}.{index}"
             interface = "lo"

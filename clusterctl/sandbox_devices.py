@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 
-MAX_DEVICES = 16  # of a node; the addresses below stay distinct up to 63 such nodes
+MAX_DEVICES = 16  # of a node; the addresses below stay distinct up to 1,000 such nodes
 PER_SUBNET = 4  # devices i and i+4 share a subnet, as on an eight-device Ascend board
 SUBNETS = (10, 20, 30, 40)
 VIRTUAL_SUBNETS = (110, 120, 130, 140)
@@ -19,8 +19,8 @@ SDID = 37748736  # the first super device id of the vendor's own example
 def device_address(node: int, device: int, devices: int, subnets: tuple[int, ...] = SUBNETS) -> str:
     """The network address of a device; `node` counts from 1, `devices` is how many each node has."""
     rows = -(-devices // PER_SUBNET)
-    last = 1 + (node - 1) * rows + device // PER_SUBNET
-    return f"192.168.{subnets[device % PER_SUBNET]}.{last}"
+    block, place = divmod((node - 1) * rows + device // PER_SUBNET, 254)
+    return f"192.{168 + block}.{subnets[device % PER_SUBNET]}.{place + 1}"
 
 
 def hccn_conf(node: int, devices: int) -> str:

@@ -21,7 +21,7 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.sandbox_layout import Layout, SandboxNode, State
 
 RELAY = "relay"  # the name of its record
-PREFIX_LENGTH = 24
+PREFIX_LENGTH = 16
 TOOLS = ("unshare", "nsenter", "ip", "mount")
 READY_WITHIN = 10.0
 
@@ -51,12 +51,23 @@ def _tool(name: str) -> str:
     return found
 
 
+def node_address(layout: Layout, index: int) -> str:
+    """A node's address in the switch's network: 250 to a block, the first block the sandbox's own number."""
+    block, place = divmod(index - 1, 250)
+    return f"10.77.{(int(layout.subnet) + block) % 256}.{place + 1}"
+
+
+def bridge_address(layout: Layout) -> str:
+    """The switch's own address, as the launcher's side has it there; it is no node's."""
+    return f"10.77.{layout.subnet}.254"
+
+
 def start_relay(layout: Layout, nodes: tuple[SandboxNode, ...]) -> dict[str, int]:
     """Start the switch with its relay; gives each node's port on 127.0.0.1."""
     config = layout.directory / "relay_config.json"
     value = {
         "nodes": {node.name: node.address for node in nodes},
-        "bridge_address": f"10.77.{layout.subnet}.254/{PREFIX_LENGTH}",
+        "bridge_address": f"{bridge_address(layout)}/{PREFIX_LENGTH}",
         "ip": _tool("ip"),
         "ports": str(layout.relay_ports),
     }

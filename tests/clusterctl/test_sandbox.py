@@ -26,7 +26,7 @@ def test_importing_the_sandbox_loads_no_ssh_and_no_cryptography() -> None:
     ("arguments", "word"),
     [
         ({"nodes": 0}, "0 nodes"),
-        ({"nodes": 64}, "64 nodes"),
+        ({"nodes": 251, "mode": "embedded"}, "251 nodes"),
         ({"devices": 0}, "0 devices"),
         ({"devices": 17}, "17 devices"),
         ({"mode": "loopbak"}, "unknown mode 'loopbak'"),
@@ -191,3 +191,12 @@ def test_a_tmpdir_too_deep_for_sockets_is_not_set(tmp_path: Path) -> None:
     assert deep.temporary(node) is None
     shallow = Layout(Path("/srv/box"))
     assert shallow.temporary(node) == Path("/srv/box/node1/tmp")
+
+
+def test_no_two_nodes_of_the_largest_sandbox_share_an_address(tmp_path: Path) -> None:
+    from clusterctl import sandbox_netns
+    from clusterctl.sandbox_layout import MAX_NODES, Layout
+
+    layout = Layout(tmp_path)
+    every = [sandbox_netns.node_address(layout, index) for index in range(1, MAX_NODES + 1)]
+    assert len({*every, sandbox_netns.bridge_address(layout)}) == MAX_NODES + 1
