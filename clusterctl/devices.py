@@ -98,7 +98,9 @@ def _in_super_pods(
     """The same devices with what `npu-smi` says of each in its super pod."""
     if smi is None:
         what = f"{node.name}: no npu-smi, which tells the super-device ids of a3"
-        raise WorkFailed(what, "install the driver's tools, or write a plan: clusterctl ranktable build --from")
+        raise WorkFailed(
+            what, "install the driver's tools, or write a plan: clusterctl ranktable build --from"
+        )
     told = []
     for one in found:
         place = in_super_pod(connection, smi, one.device_id)

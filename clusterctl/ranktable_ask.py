@@ -91,4 +91,6 @@ def alike(told: Sequence[tuple[Node, Told]]) -> str | None:
 
 def _words(told: Sequence[tuple[Node, Told]], hardware: str) -> str:
     names = nodeset.fold([node.name for node, _ in told])
-    return f"{names} {'is' if len(told) == 1 else 'are'} {hardware} by npu-smi: version {version_for(hardware)}"
+    return (
+        f"{names} {'is' if len(told) == 1 else 'are'} {hardware} by npu-smi: version {version_for(hardware)}"
+    )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.ranktable_make import checked
 from clusterctl.ranktable_model import (
-    Device,
     RankTable,
     Server,
     SuperPod,
@@ -76,23 +77,58 @@ class Difference:
 
 def diff(left: RankTable, right: RankTable) -> list[Difference]:
     """Where two tables differ, rank by rank; key order and space don't count, as for HCCL."""
-    sides = [
-        {device.rank_id: _place(server, device) for server, device in one.by_rank()} for one in (left, right)
-    ]
+    sides = (_places(left), _places(right))
     differences = [
-        Difference(rank, sides[0].get(rank, ""), sides[1].get(rank, ""))
+        Difference(rank, *_words(sides[0].get(rank), sides[1].get(rank)))
         for rank in sorted(sides[0].keys() | sides[1].keys())
         if sides[0].get(rank) != sides[1].get(rank)
     ]
-    if left.version != right.version:
-        differences.insert(0, Difference(None, f"version {left.version}", f"version {right.version}"))
+    tables = [{"version": one.version, **one.extras} for one in (left, right)]
+    if tables[0] != tables[1]:
+        differences.insert(0, Difference(None, *_words(*tables)))
     return differences
 
 
-def _place(server: Server, device: Device) -> str:
-    words = [server.server_id, f"device {device.device_id}", ",".join(device.addresses) or "no address"]
-    if device.super_device_id:
-        words.append(f"super device {device.super_device_id}")
+_SHOWN = ("server", "device", "address")
+_UNSAID = object()
+
+
+def _places(table: RankTable) -> dict[int, dict[str, Any]]:
+    """What a table says of each rank: what a person asks first, then all the rest that the ranks compare."""
+    pods = {name: pod.super_pod_id for pod in table.super_pods for name in pod.server_ids}
+    return {
+        device.rank_id: {
+            **{"server": server.server_id, "device": device.device_id, "address": ",".join(device.addresses)},
+            **{"super device": device.super_device_id or "", "super pod": pods.get(server.server_id, "")},
+            **{f"server's {key}": inner for key, inner in server.extras.items()},
+            **device.extras,
+            **({"level_list": list(device.levels)} if device.levels else {}),
+        }
+        for server, device in table.by_rank()
+    }
+
+
+def _words(left: dict[str, Any] | None, right: dict[str, Any] | None) -> tuple[str, str]:
+    """Both sides in words: where the rank is, and what they do not agree on."""
+    sides = (left or {}, right or {})
+    other = [
+        key
+        for key in dict.fromkeys([*sides[0], *sides[1]])
+        if key not in _SHOWN and sides[0].get(key, _UNSAID) != sides[1].get(key, _UNSAID)
+    ]
+    return _side(left, other), _side(right, other)
+
+
+def _side(facts: dict[str, Any] | None, other: Sequence[str]) -> str:
+    if facts is None:
+        return ""
+    words = []
+    if "server" in facts:
+        words = [facts["server"], f"device {facts['device']}", facts["address"] or "no address"]
+    for key in other:
+        value = facts.get(key, "")
+        text = value if isinstance(value, str) else json.dumps(value)
+        words.append(f"{key} {text}" if text else f"no {key}")
     return ", ".join(words)
 
 
@@ -131,7 +167,8 @@ def _with_super_pods(table: RankTable, facts: RankTable, super_pod: str | None) 
         for device in server.devices
         if device.super_device_id
     }
-    pod_of = {name: pod.super_pod_id for pod in facts.super_pods for name in pod.server_ids}
+    known = {pod.super_pod_id: pod for pod in (*table.super_pods, *facts.super_pods)}
+    pod_of = {name: pod.super_pod_id for pod in known.values() for name in pod.server_ids}
     faults: list[Fault] = []
     servers: list[Server] = []
     pods: dict[str, list[str]] = {}
@@ -152,5 +189,9 @@ def _with_super_pods(table: RankTable, facts: RankTable, super_pod: str | None) 
         servers.append(replace(server, devices=tuple(devices)))
     if faults:
         raise InputFaults(faults)
-    named = tuple(SuperPod(name, tuple(members)) for name, members in pods.items())
-    return checked(replace(table, version="1.2", servers=tuple(servers), super_pods=named))
+    named = tuple(
+        replace(known.get(name, SuperPod(name, ())), server_ids=tuple(members))
+        for name, members in pods.items()
+    )
+    unread = {key: inner for key, inner in table.extras.items() if key != "super_pod_list"}
+    return checked(replace(table, version="1.2", servers=tuple(servers), super_pods=named, extras=unread))

@@ -54,6 +54,10 @@ class SuperPod:
 
     super_pod_id: str
     server_ids: tuple[str, ...]
+    extras: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Keys that are passed through as they were read."""
+    server_extras: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    """The same of each server's entry, by server_id; only of those that have any."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ class RankTable:
             row = {"rank": device.rank_id, "server": server.server_id}
             row |= {"device": device.device_id, "address": ",".join(device.addresses)}
             if pods:
-                row |= {"super_device": device.super_device_id, "super_pod": pods[server.server_id]}
+                pod = pods.get(server.server_id)
+                row |= {"super_device": device.super_device_id, "super_pod": pod}
             if device.local_id is not None:
                 row |= {"local": device.local_id}
             rows.append(row)
@@ -108,10 +113,7 @@ class RankTable:
         return {**value, **self._pods_json(), "status": self.status, **self.extras}
 
     def _pods_json(self) -> dict[str, Any]:
-        pods = [
-            {"super_pod_id": pod.super_pod_id, "server_list": [{"server_id": one} for one in pod.server_ids]}
-            for pod in self.super_pods
-        ]
+        pods = [_pod_json(pod) for pod in self.super_pods]
         return {"super_pod_list": pods} if pods else {}
 
     def render(self) -> str:
@@ -127,6 +129,11 @@ class RankTable:
 def _rank_json(device: Device) -> dict[str, Any]:
     value: dict[str, Any] = {"rank_id": device.rank_id, "local_id": device.local_id}
     return {**value, "device_id": device.device_id, "level_list": list(device.levels), **device.extras}
+
+
+def _pod_json(pod: SuperPod) -> dict[str, Any]:
+    servers = [{"server_id": one, **pod.server_extras.get(one, {})} for one in pod.server_ids]
+    return {"super_pod_id": pod.super_pod_id, "server_list": servers, **pod.extras}
 
 
 def _server_json(server: Server) -> dict[str, Any]:
@@ -250,11 +257,16 @@ def recounted(table: RankTable) -> RankTable:
 
 def super_pods_of(tables: Iterable[RankTable], kept: Iterable[str] | None = None) -> tuple[SuperPod, ...]:
     """The super pods of several tables as one, those of the same id joined; only with servers that are kept."""
-    pods: dict[str, list[str]] = {}
+    pods: dict[str, SuperPod] = {}
     names = None if kept is None else set(kept)
     for table in tables:
         for pod in table.super_pods:
-            ids = [one for one in pod.server_ids if names is None or one in names]
+            ids = tuple(one for one in pod.server_ids if names is None or one in names)
             if ids:
-                pods.setdefault(pod.super_pod_id, []).extend(ids)
-    return tuple(SuperPod(name, tuple(ids)) for name, ids in pods.items())
+                more = {one: pod.server_extras[one] for one in ids if one in pod.server_extras}
+                other = pods.get(pod.super_pod_id, SuperPod(pod.super_pod_id, ()))
+                pods[pod.super_pod_id] = SuperPod(
+                    pod.super_pod_id, other.server_ids + ids,
+                    {**pod.extras, **other.extras}, {**other.server_extras, **more},
+                )  # fmt: skip
+    return tuple(pods.values())

@@ -226,6 +226,11 @@ def losses(table: RankTable) -> list[str]:
     for server in table.servers:
         extras |= server.extras.keys()
         extras |= {key for device in server.devices for key in device.extras}
+    for pod in table.super_pods:
+        extras |= pod.extras.keys()
+        extras |= {key for one in pod.server_extras.values() for key in one}
+    if table.version == "1.0" and table.super_pods:
+        extras.add("super_pod_list")
     lost = [f"the keys {', '.join(sorted(extras))}"] if extras else []
     if any(server.host_nic_ip not in (None, UNREAD) for server in table.servers):
         lost.append("host_nic_ip")

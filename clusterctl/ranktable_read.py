@@ -13,6 +13,7 @@ from clusterctl.ranktable_model import Device, RankTable, Server, SuperPod, coun
 
 _TOP_KEYS = {"version", "server_count", "server_list", "super_pod_list", "status"}
 _SERVER_KEYS = {"server_id", "device", "host_nic_ip"}
+_POD_KEYS = {"super_pod_id", "server_list"}
 _DEVICE_KEYS = {"device_id", "device_ip", "rank_id", "super_device_id"}
 _V2_TOP_KEYS = {"version", "rank_count", "rank_list", "status"}
 _V2_RANK_KEYS = {"rank_id", "local_id", "device_id", "level_list"}
@@ -72,8 +73,6 @@ def _rest(value: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
 
 
 def _from_concise(value: dict[str, Any]) -> RankTable:
-    if value["version"] == "1.0":  # HCCL does not look at what only 1.2 has, and neither was it checked
-        value = {key: inner for key, inner in value.items() if key != "super_pod_list"}
     servers = []
     for server in value["server_list"]:
         devices = tuple([_device(device, int(device["rank_id"])) for device in server["device"]])
@@ -81,11 +80,37 @@ def _from_concise(value: dict[str, Any]) -> RankTable:
         if nic is not None and not isinstance(nic, str):  # nobody reads it, so it may be anything
             nic, extras = None, {"host_nic_ip": nic, **extras}
         servers.append(Server(server["server_id"], devices, nic, extras))
-    pods = tuple(
-        SuperPod(pod["super_pod_id"], tuple(one["server_id"] for one in pod["server_list"]))
-        for pod in value.get("super_pod_list", ())
-    )
-    return RankTable(tuple(servers), value["version"], pods, value["status"], _rest(value, _TOP_KEYS))
+    extras = _rest(value, _TOP_KEYS)
+    if value["version"] == "1.0" and not _has_pods(value):
+        extras |= {key: value[key] for key in ("super_pod_list",) if key in value}
+        return RankTable(tuple(servers), "1.0", (), value["status"], extras)
+    pods = tuple(_pod(pod) for pod in value.get("super_pod_list", ()))
+    return RankTable(tuple(servers), value["version"], pods, value["status"], extras)
+
+
+def _pod(pod: dict[str, Any]) -> SuperPod:
+    ids = tuple(one["server_id"] for one in pod["server_list"])
+    rests = {one["server_id"]: _rest(one, {"server_id"}) for one in pod["server_list"] if len(one) > 1}
+    return SuperPod(pod["super_pod_id"], ids, _rest(pod, _POD_KEYS), rests)
+
+
+def _has_pods(value: dict[str, Any]) -> bool:
+    """Whether a table of version 1.0, in which HCCL looks at no super pods, has a list of them that makes sense."""
+    pods = value.get("super_pod_list")
+    if not isinstance(pods, list) or not all(isinstance(pod, dict) for pod in pods):
+        return False
+    lists = [pod.get("server_list") for pod in pods]
+    entries = [one for listed in lists if isinstance(listed, list) for one in listed or [None]]
+    if not all(isinstance(listed, list) for listed in lists) or not all(
+        isinstance(one, dict) for one in entries
+    ):
+        return False
+    named = [one.get("server_id") for one in entries]
+    pod_ids = [pod.get("super_pod_id") for pod in pods]
+    if not pods or not all(isinstance(one, str) and one for one in [*named, *pod_ids]):
+        return False
+    there = {server["server_id"] for server in value["server_list"]}
+    return len(set(pod_ids)) == len(pod_ids) and len(set(named)) == len(named) and set(named) <= there
 
 
 def _from_lab(value: dict[str, Any]) -> RankTable:

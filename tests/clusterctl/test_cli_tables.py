@@ -69,7 +69,7 @@ def test_a_dry_run_shows_the_table_and_writes_nothing(folder: Path) -> None:
 def test_json_gives_the_files_hash(folder: Path) -> None:
     said = json.loads(typed("ranktable", "merge", *PARTS, "-o", "t.json", "--json").stdout)
     digest = hashlib.sha256((folder / "t.json").read_bytes()).hexdigest()
-    assert said == {"file": "t.json", "servers": 4, "ranks": 32, "sha256": digest, "written": True}
+    assert said == {"file": "t.json", "version": "1.0", "servers": 4, "ranks": 32, "sha256": digest, "written": True}
 
 
 def test_a_dash_is_stdout_and_nothing_else_is_on_it() -> None:

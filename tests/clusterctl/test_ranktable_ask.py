@@ -13,7 +13,7 @@ HEAD = "NPU ID\tChip ID\tChip Logic ID\tChip Name\n"
 ONE_CHIP = f"{HEAD}0\t0\t0\tAscend 910\n1\t0\t1\tAscend 910\n"
 TWO_CHIPS = f"{HEAD}0\t0\t0\tAscend910\n0\t1\t1\tAscend910\n0\t2\t-\tMcu\n"
 A2 = "NPU ID : 0\nChip Type : Ascend\nChip Name : 910B4\n"
-A3 = "        NPU ID                : 0\n        NPU Name              : 9392\n        Chip Name             : Ascend910\n"
+A3 = "    NPU ID            : 0\n    NPU Name          : 9392\n    Chip Name         : Ascend910\n"
 A5 = "NPU Name : 9599\nChip Name : Ascend950PR\n"
 ABSENT = Completed(127, stderr=b"not found")
 
@@ -42,7 +42,9 @@ def cluster(count: int) -> Cluster:
     return Cluster(
         "lab",
         tuple(
-            Node(f"node{n}", f"10.0.0.{n}", f"10.0.0.{n}", devices=(0, 1), kind="npu", server_id=f"10.0.0.{n}")
+            Node(
+                f"node{n}", f"10.0.0.{n}", f"10.0.0.{n}", devices=(0, 1), kind="npu", server_id=f"10.0.0.{n}"
+            )
             for n in range(1, count + 1)
         ),
     )
@@ -108,5 +110,8 @@ def test_a5_is_refused_since_no_answer_tells_its_networks() -> None:
 def test_an_a3_device_outside_of_a_super_pod_is_named() -> None:
     script = {("*", "run"): ABSENT, **node_says(1, TWO_CHIPS, A3)}
     script["node1", "npu-smi info -t spod-info -i 0 -c 1"] = said("not supported\n")
-    with Connections(ScriptedTransport(script)) as connections, pytest.raises(WorkFailed, match="node1: device 1"):
+    with (
+        Connections(ScriptedTransport(script)) as connections,
+        pytest.raises(WorkFailed, match="node1: device 1"),
+    ):
         ask_nodes(cluster(1), connections)

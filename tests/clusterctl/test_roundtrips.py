@@ -77,7 +77,11 @@ def _pods(draw: st.DrawFn, names: list[str]) -> tuple[SuperPod, ...]:
     """Neighbours in pods, in the servers' order."""
     first = draw(st.integers(1, len(names)))
     parts = [("0", names[:first]), ("pod 1", names[first:])]
-    return tuple(SuperPod(pod, tuple(members)) for pod, members in parts if members)
+    return tuple(
+        SuperPod(pod, tuple(members), draw(extras), {members[0]: {"rack": 1}} if draw(st.booleans()) else {})
+        for pod, members in parts
+        if members
+    )
 
 
 @st.composite
