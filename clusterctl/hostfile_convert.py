@@ -9,7 +9,7 @@ from clusterctl import hostfile, hostfile_any, hostfile_slurm
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.hostfile import Entry
 from clusterctl.hostfile_any import Source
-from clusterctl.hostfile_filter import chosen
+from clusterctl.hostfile_filter import Slots, chosen
 from clusterctl.inventory import MAX_DEVICES, Cluster, Node
 from clusterctl.inventory_text import cluster_text as cluster_text
 
@@ -46,11 +46,18 @@ def narrowed(source: Source, include: str | None, exclude: str | None) -> Source
     left = chosen(there, include, exclude)
     kept = [(key, entry) for key, entry in zip(source.keys, source.entries, strict=True) if key in left]
     entries = tuple(_with_devices(entry, left[key]) for key, entry in kept)
-    cluster = source.cluster
-    if cluster is not None:
-        nodes = tuple(_node_with(node, left[node.name]) for node in cluster.nodes if node.name in left)
-        cluster = replace(cluster, nodes=nodes, groups={})
+    cluster = source.cluster and _left_of(source.cluster, left)
     return replace(source, entries=entries, cluster=cluster)
+
+
+def narrowed_cluster(cluster: Cluster, include: str) -> Cluster:
+    """The devices of an inventory that DeepSpeed's `--include` names."""
+    return _left_of(cluster, chosen({node.name: node.devices for node in cluster.nodes}, include, None))
+
+
+def _left_of(cluster: Cluster, left: Slots) -> Cluster:
+    nodes = tuple(_node_with(node, left[node.name]) for node in cluster.nodes if node.name in left)
+    return replace(cluster, nodes=nodes, groups={})
 
 
 def _devices(entry: Entry) -> tuple[int, ...]:

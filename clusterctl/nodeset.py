@@ -148,7 +148,8 @@ class _Reader:
             raise _fault(expression, column, f"more than {LIMIT:,} names", "a shorter range")
         sample = "".join(part if isinstance(part, str) else "0" for part in parts)
         if not _PATTERN.match(sample):
-            raise _fault(expression, column, name_fault(sample), NAME_HINT)
+            remedy = "commas between names, as in node1,node2" if " " in sample else NAME_HINT
+            raise _fault(expression, column, name_fault(sample), remedy)
         return parts
 
     def operand(self, text: str, parts: _Parts, expression: str, column: int) -> set[str]:

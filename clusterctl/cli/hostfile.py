@@ -161,13 +161,13 @@ def _say_what_is_lost(source: Source, to: str, lost: Sequence[Fault]) -> None:
 
 
 def _kind(given: str | None) -> str:
-    from clusterctl.errors import UsageError, did_you_mean
+    from clusterctl.errors import UsageError
     from clusterctl.inventory import KINDS
     from clusterctl.settings import load_settings
 
     kind = given or load_settings().kind
     if kind not in KINDS:
-        raise UsageError(f"unknown kind {kind!r}", did_you_mean(kind, KINDS) or f"one of {', '.join(KINDS)}")
+        raise UsageError(f"unknown kind {kind!r}", "cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
     return kind
 
 

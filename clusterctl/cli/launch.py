@@ -31,6 +31,12 @@ Devices = Annotated[
     str | None,
     typer.Option("--devices", metavar="RANGE", help='Which devices of each node: 2, "[0,4)", 0,3.'),
 ]
+Include = Annotated[
+    str | None,
+    typer.Option(
+        "--include", "-i", metavar="FILTER", help="Only these devices, as DeepSpeed has it: w0@w1:0,2."
+    ),
+]
 Code = Annotated[
     Path | None,
     typer.Option(
@@ -49,6 +55,7 @@ def plan(
     cluster: options.ClusterFile = None,
     nodes: options.Nodes = None,
     exclude: options.Exclude = None,
+    include: Include = None,
     overrides: Overrides = None,
     devices: Devices = None,
     code: Code = None,
@@ -58,7 +65,7 @@ def plan(
 ) -> None:
     """Who starts what where, and what it needs; all faults at once. Touches no node."""
     job = job_of(words, overrides, devices, code, no_code, env)
-    chosen = cluster_for(job, cluster, nodes, exclude)
+    chosen = cluster_for(job, cluster, nodes, exclude, include)
     show_plan(chosen, job, as_json)
 
 
@@ -82,6 +89,7 @@ def launch(
     cluster: options.ClusterFile = None,
     nodes: options.Nodes = None,
     exclude: options.Exclude = None,
+    include: Include = None,
     overrides: Overrides = None,
     devices: Devices = None,
     code: Code = None,
@@ -94,7 +102,7 @@ def launch(
 ) -> None:
     """Push, start and follow a job, or a command of yours: launch -n node[1-2] -- python train.py. Ctrl-C stops it."""
     job = job_of(words, overrides, devices, code, no_code, env)
-    chosen = cluster_for(job, cluster, nodes, exclude)
+    chosen = cluster_for(job, cluster, nodes, exclude, include)
     if dry_run:
         show_plan(chosen, job, as_json, argv=True)
         return
@@ -196,9 +204,7 @@ def follow_to_the_end(
             for update in watch:
                 follower.show(update)
             state = (
-                runs.finish(run, connections)
-                if isinstance(watch, Watch)
-                else runs.state_of(run.read_state())
+                runs.finish(run, connections) if isinstance(watch, Watch) else runs.state_of(run.read_state())
             )
     except (KeyboardInterrupt, SystemExit) as interrupt:
         if outlives_terminal and getattr(interrupt, "code", None) == 128 + signal.SIGHUP:
@@ -302,9 +308,30 @@ def _code_folder(code: Path | None) -> Path:
     return folder
 
 
-def cluster_for(job: Job, file: Path | None, nodes: str | None, exclude: str | None) -> Cluster:
-    """The nodes that a job runs on: the command line's choice, else the job's own, else all."""
-    return options.cluster_of(file, nodes or job.nodes, exclude)
+def cluster_for(
+    job: Job, file: Path | None, nodes: str | None, exclude: str | None, include: str | None
+) -> Cluster:
+    """The nodes that a job runs on: the command line's choice, else the job's own, else all; then the filter."""
+    try:
+        cluster = options.cluster_of(file, nodes or job.nodes, exclude)
+    except UsageError as error:
+        if any(_names_slots(text) for text in (nodes, exclude)):
+            error.hint = f"{error.hint}\n--include names slots, the ones that stay: --include w0@w1:0,2"
+        raise
+    if include is None:
+        return cluster
+    if job.devices is not None:
+        raise UsageError("--include, and devices are chosen already", "leave out --include, or the devices")
+    from clusterctl.hostfile_convert import narrowed_cluster
+
+    return narrowed_cluster(cluster, include)
+
+
+def _names_slots(text: str | None) -> bool:
+    """Whether a node set reads like a filter of DeepSpeed's, `w0@w1:0,2`."""
+    import re
+
+    return text is not None and re.search(r"[^,!&^@]@|[^:]:[0-9]+(,[0-9]+)*(@|\Z)", text) is not None
 
 
 def _leave_to_a_controller(run: RunDir) -> None:
