@@ -2,38 +2,28 @@
 
 torch_npu takes a table only from a regular file that its owner can read, and negotiates in silence
 otherwise; HCCL compares the table between ranks and fails late (EI0005). So a push confirms each node's file
-by its hash, and a verify asks for the file, every device's address, and its link where the tool tells it.
+by its hash; `ranktable_verify` asks the nodes whether what the table says is still so.
 """
 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
-import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl import devices, ranktable
+from clusterctl import ranktable
 from clusterctl.errors import Fault, InputFaults, UsageError, WorkFailed, did_you_mean
 from clusterctl.ranktable_check import check_file
 
 if TYPE_CHECKING:
     from clusterctl.inventory import Cluster, Node
-    from clusterctl.transport import Completed, Connection
+    from clusterctl.ranktable import Device, Server
+    from clusterctl.transport import Connection
 
 MODE = 0o644
-GOOD = {"link": "UP", "net_health": "Success"}
-_ANSWER = {
-    "link": re.compile(r"^\s*link status\s*:\s*(\S.*?)\s*$", re.MULTILINE),
-    "net_health": re.compile(r"^\s*net health status\s*:\s*(\S.*?)\s*$", re.MULTILINE),
-}
-_REMEDY = {
-    "link": "look at the cable and the switch port: hccn_tool -i {device} -link_stat -g",
-    "net_health": "look at the address, the gateway and the switch: hccn_tool -i {device} -netdetect -g",
-}
 
 
 @dataclass(frozen=True)
@@ -44,10 +34,25 @@ class LiveTable:
     version: str
     servers: Mapping[str, Mapping[int, str]]
     """Empty for version 2.0, which names no servers."""
+    super_devices: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    """Version 1.2: the super-device id of each device of each server."""
+    super_pods: Mapping[str, str] = field(default_factory=dict)
+    """Version 1.2: the super pod of each server."""
+    groups: tuple[Group, ...] = ()
+    """Version 2.0: the ranks that are on one node, as far as the table shows it."""
 
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks of a 2.0 table that share a node, and the IP addresses of each device."""
+
+    ranks: range
+    devices: Mapping[int, tuple[str, ...]] = field(hash=False)
+    """Without addresses where they are EIDs, which are no IP addresses."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ class Drift:
     device: int | None
     """None where the node's file, or the node itself, is meant."""
     kind: str
-    """file-missing, file-kind, file-unreadable, file-differs, address, link, net_health or server."""
+    """file-missing, file-kind, file-unreadable, file-differs, address, link, net_health, super_device,
+    super_pod or server."""
     what: str
     remedy: str = ""
 
@@ -76,6 +82,8 @@ class NodeReport:
     drifts: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = field(default=())
     """What could not be asked there."""
+    group: Group | None = None
+    """Version 2.0: the ranks whose addresses the node's own are."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +105,35 @@ def read(path: Path) -> LiveTable:
     if found:
         raise InputFaults([Fault(f"{path} {one.pointer}".rstrip(), one.what, one.remedy) for one in found])
     data = path.read_bytes()
-    if report.version == "2.0":
-        return LiveTable(data, "2.0", {})
     table = ranktable.parse(data, str(path))
+    if not table.names_servers:
+        return LiveTable(data, table.version, {}, groups=tuple(map(_group, table.servers)))
+    super_devices = {
+        server.server_id: {
+            one.device_id: one.super_device_id for one in server.devices if one.super_device_id
+        }
+        for server in table.servers
+        if table.version == "1.2"
+    }
+    pods = {name: pod.super_pod_id for pod in table.super_pods for name in pod.server_ids}
     servers = {
         server.server_id: {device.device_id: device.device_ip for device in server.devices}
         for server in table.servers
     }
-    return LiveTable(data, table.version, servers)
+    return LiveTable(data, table.version, servers, super_devices, pods)
+
+
+def _group(server: Server) -> Group:
+    first = server.devices[0].rank_id
+    addresses = {device.device_id: tuple(_ip_addresses(device)) for device in server.devices}
+    return Group(range(first, first + len(server.devices)), addresses)
+
+
+def _ip_addresses(device: Device) -> Iterator[str]:
+    for level in device.levels:
+        for one in level["rank_addr_list"]:
+            if one["addr_type"] in ("IPV4", "IPV6") and one.get("addr"):
+                yield one["addr"]
 
 
 def default_path(file: Path) -> str:
@@ -164,19 +193,19 @@ def missing_servers(cluster: Cluster, table: LiveTable) -> list[str]:
 def push(connection: Connection, table: LiveTable, path: str) -> Pushed:
     """The table to one node, whole or not at all, then asked for again; a link in its place is replaced."""
     before = connection.call("fingerprint", {"path": path})
-    same = not list(_file_drifts(connection.node, before, table.sha256))
+    same = not list(file_drifts(connection.node, before, table.sha256))
     if before["kind"] == "d":
         raise WorkFailed(f"{connection.node}: {before['path']} is a folder", "name a file with --to")
     if not same:
         connection.put(path, table.data, MODE)
     after = connection.call("fingerprint", {"path": path})
-    for drift in _file_drifts(connection.node, after, table.sha256):
+    for drift in file_drifts(connection.node, after, table.sha256):
         raise WorkFailed(f"{drift}, right after it was written", "does something else write there?")
     change = "unchanged" if same else "replaced" if before["kind"] else "new"
     return Pushed(connection.node, str(after["path"]), str(after["sha256"]), change)
 
 
-def _file_drifts(node: str, found: Mapping[str, Any], sha256: str) -> Iterator[Drift]:
+def file_drifts(node: str, found: Mapping[str, Any], sha256: str) -> Iterator[Drift]:
     """What is wrong with the file that stands at the table's path."""
     path, again = found["path"], "clusterctl ranktable push"
     if found["kind"] == "":
@@ -191,96 +220,3 @@ def _file_drifts(node: str, found: Mapping[str, Any], sha256: str) -> Iterator[D
     elif found["sha256"] != sha256:
         what = f"{path} is another file: sha256 {found['sha256'][:12]}, and the table's is {sha256[:12]}"
         yield Drift(node, None, "file-differs", what, again)
-
-
-# -- verify
-
-
-def verify(connection: Connection, node: Node, table: LiveTable, path: str) -> NodeReport:
-    """Everything on one node that is not as the table says; changes nothing."""
-    found = connection.call("fingerprint", {"path": path})
-    drifts = list(_file_drifts(node.name, found, table.sha256))
-    server = server_of(node, table)
-    expected = table.servers[server] if server else {}
-    tool = _tool(connection, node, expected)
-    notes: list[str] = []
-    if expected and tool is None:
-        notes.append("no hccn_tool there: addresses and links were not asked")
-    elif tool is not None:
-        for device, address in expected.items():
-            drifts += _device_drifts(_Asker(connection, node.name, tool, device), address, table.version)
-    return NodeReport(node.name, str(found["path"]), len(expected), tuple(drifts), tuple(notes))
-
-
-def _tool(connection: Connection, node: Node, expected: Iterable[int]) -> str | None:
-    """The hccn_tool that the node has; None where it has none, or nothing is to be asked."""
-    first = next(iter(expected), None)
-    if first is None:
-        return None
-    for tool in [node.hccn_tool] if node.hccn_tool else ["hccn_tool", devices.VENDOR_TOOL]:
-        done = connection.run([tool, "-i", str(first), "-ip", "-g"], timeout=devices.TIMEOUT)
-        if done.exit_code not in devices.NOT_FOUND:
-            return tool
-    return None
-
-
-@dataclass(frozen=True)
-class _Asker:
-    """hccn_tool about one device."""
-
-    connection: Connection
-    node: str
-    tool: str
-    device: int
-
-    def ask(self, *words: str) -> Completed:
-        argv = [self.tool, "-i", str(self.device), *words, "-g"]
-        return self.connection.run(argv, timeout=devices.TIMEOUT)
-
-    def drift(self, kind: str, what: str, remedy: str) -> Drift:
-        return Drift(self.node, self.device, kind, what, remedy)
-
-
-def _device_drifts(asker: _Asker, address: str, version: str) -> Iterator[Drift]:
-    for wanted in filter(None, address.split(",")):
-        yield from _address_drifts(asker, wanted, version)
-    for kind, good in GOOD.items():
-        done = asker.ask(f"-{kind}")
-        if done.timed_out:
-            what = f"hccn_tool -{kind} -g did not end within {devices.TIMEOUT:.0f} s"
-            yield asker.drift(kind, what, "the driver hangs: npu-smi info, dmesg")
-        answer = _ANSWER[kind].search(done.text)
-        if done.ok and answer and answer[1] != good:
-            what = f"{kind.replace('_', ' ')} is {answer[1]}, not {good}"
-            yield asker.drift(kind, what, _REMEDY[kind].format(device=asker.device))
-
-
-def _address_drifts(asker: _Asker, wanted: str, version: str) -> Iterator[Drift]:
-    """One address of the table against what the tool says now; on A3 that may be the virtual one."""
-    ways: list[tuple[str, ...]] = [("-ip", "-inet6")] if ":" in wanted else [("-ip",)]
-    if version == "1.2" and ":" not in wanted:
-        ways.append(("-vnic",))
-    told: list[str] = []
-    for way in ways:
-        done = asker.ask(*way)
-        if done.timed_out or not done.ok:
-            complaint = (done.error_text or done.text).strip().splitlines()
-            words = "did not end in time" if done.timed_out else f"ended with {done.code}"
-            told.append(f"{' '.join(way)} {words}" + (f": {complaint[-1][:200]}" if complaint else ""))
-            continue
-        address = devices.parse_address(done.text)
-        if address is not None and _same(address, wanted):
-            return
-        if address is not None:
-            told.append(address)
-    what = (
-        f"the table says {wanted}, and hccn_tool says {' and '.join(told) or 'nothing: it is not configured'}"
-    )
-    yield asker.drift("address", what, "build the table anew: clusterctl ranktable build, then push it")
-
-
-def _same(left: str, right: str) -> bool:
-    try:
-        return ipaddress.ip_address(left) == ipaddress.ip_address(right)
-    except ValueError:
-        return left == right

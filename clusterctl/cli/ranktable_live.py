@@ -59,8 +59,9 @@ def verify(
     accept_new: options.AcceptNew = False,
     as_json: options.Json = False,
 ) -> None:
-    """Compare a table with the nodes: each node's file, each device's address, its link; exit 1 on a drift."""
+    """Compare a table with the nodes: each node's file, each device's address, place, link; exit 1 on a drift."""
     from clusterctl import ranktable_live as live
+    from clusterctl import ranktable_verify as truth
     from clusterctl.run import raise_failures
 
     table = live.read(file)
@@ -69,12 +70,17 @@ def verify(
     chosen = live.nodes_of(found, table, chosen=bool(nodes or exclude))
     drifts = _absent(found, table) if not (nodes or exclude) else []
     with options.connected(found, accept_new) as connections:
-        outcomes = connections.on_each(chosen, lambda node, link: live.verify(link, node, table, path))
-    drifts += [drift for one in outcomes if one.value is not None for drift in one.value.drifts]
+        outcomes = connections.on_each(chosen, lambda node, link: truth.verify(link, node, table, path))
+    reports = [one.value for one in outcomes if one.value is not None]
+    drifts += [drift for report in reports for drift in report.drifts]
+    if not (nodes or exclude) and len(reports) == len(outcomes):
+        drifts += truth.unclaimed(table, reports)
     if as_json:
         screen.show_json(_verified_json(file, table, outcomes, drifts))
     else:
         _show_verified(outcomes, drifts)
+        for what in truth.not_compared(table):
+            screen.say(f"not compared: {what}", style="yellow")
     raise_failures(outcomes)
     if drifts:
         raise typer.Exit(1)
@@ -137,6 +143,8 @@ def _verified_json(
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from clusterctl.ranktable_verify import not_compared
+
     reports = [one.value for one in outcomes if one.value is not None]
     nodes = [
         {"node": one.node, "path": one.path, "devices": one.devices, "notes": list(one.notes)}
@@ -147,4 +155,5 @@ def _verified_json(
     ]
     found = [asdict(drift) for drift in drifts]
     head = {"file": str(file), "sha256": table.sha256, "ok": not found and not failed}
+    head["not_compared"] = not_compared(table)
     return {**head, "nodes": nodes, "findings": found, "failed": failed}

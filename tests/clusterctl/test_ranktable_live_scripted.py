@@ -12,6 +12,7 @@ import pytest
 from clusterctl import ranktable_live as live
 from clusterctl.errors import InputFaults, UsageError, WorkFailed
 from clusterctl.inventory import Cluster, Node
+from clusterctl.ranktable_verify import not_compared, unclaimed, verify
 from clusterctl.transport import Completed, Connection, ScriptedTransport
 
 TABLE = {
@@ -63,7 +64,7 @@ def drifts(table: live.LiveTable, node: Node = NODES[0], **answers: Any) -> list
         words = "-ip -inet6" if name.startswith("six") else "-" + name[:-1]
         script["node1", f"hccn_tool -i {name[-1]} {words} -g"] = answer
     link = ScriptedTransport(script).connect(node)
-    return [(one.device, one.kind, one.what) for one in live.verify(link, node, table, PATH).drifts]
+    return [(one.device, one.kind, one.what) for one in verify(link, node, table, PATH).drifts]
 
 
 def test_a_node_as_the_table_says_has_no_drift(table: live.LiveTable) -> None:
@@ -126,8 +127,117 @@ def test_on_a3_the_virtual_address_serves_too(table: live.LiveTable) -> None:
 
 def test_a_node_without_the_tool_says_that_it_was_not_asked(table: live.LiveTable) -> None:
     script = {("node1", "fingerprint"): file(table), ("node1", "run"): Completed(127)}
-    report = live.verify(ScriptedTransport(script).connect(NODES[0]), NODES[0], table, PATH)
+    report = verify(ScriptedTransport(script).connect(NODES[0]), NODES[0], table, PATH)
     assert report.drifts == () and "no hccn_tool there" in report.notes[0]
+
+
+# -- A3: places in super pods
+
+POD = "SDID : {}\nSuper Pod ID : {}\n"
+
+
+def super_drifts(answers: dict[int, str], node: Node = NODES[0]) -> list[tuple[int | None, str, str]]:
+    """What verify finds where npu-smi tells these super-device ids, and all else is well."""
+    table = live.LiveTable(
+        b"",
+        "1.2",
+        {"10.0.0.1": {0: "192.168.0.1", 1: "192.168.1.1"}},
+        {"10.0.0.1": {0: "70", 1: "71"}},
+        {"10.0.0.1": "0"},
+    )
+    head = "NPU ID\tChip ID\tChip Logic ID\tChip Name\n"
+    script = {("node1", "fingerprint"): file(table), **healthy(0), **healthy(1)}
+    script["node1", "npu-smi info -m"] = said(f"{head}0\t0\t0\tAscend910\n0\t1\t1\tAscend910\n")
+    for device, text in answers.items():
+        script["node1", f"npu-smi info -t spod-info -i 0 -c {device}"] = said(text)
+    report = verify(ScriptedTransport(script).connect(node), node, table, PATH)
+    return [(one.device, one.kind, one.what) for one in report.drifts]
+
+
+def test_super_device_ids_are_compared_with_what_npu_smi_says_now() -> None:
+    assert super_drifts({0: POD.format(70, 0), 1: POD.format(71, 0)}) == []
+    assert super_drifts({0: POD.format(70, 0), 1: POD.format(75, 0)}) == [
+        (1, "super_device", "the table says super-device id 71, and npu-smi says 75")
+    ]
+    ((device, kind, what),) = super_drifts({0: "not supported\n", 1: POD.format(71, 0)})
+    assert (device, kind) == (0, "super_device") and what.endswith("npu-smi says none")
+
+
+def test_a_node_that_moved_to_another_super_pod_is_named_once() -> None:
+    moved = {0: POD.format(70, 3), 1: POD.format(71, 3)}
+    assert super_drifts(moved) == [(None, "super_pod", "the table says super pod 0, and npu-smi says 3")]
+    assert super_drifts(moved, replace(NODES[0], super_pod="0")) == [], "the inventory's word"
+
+
+def test_a_node_without_npu_smi_says_that_super_device_ids_were_not_asked() -> None:
+    table = live.LiveTable(b"", "1.2", {"10.0.0.1": {0: "192.168.0.1"}}, {"10.0.0.1": {0: "70"}})
+    script = {("node1", "fingerprint"): file(table), ("*", "run"): Completed(127), **healthy(0)}
+    report = verify(ScriptedTransport(script).connect(NODES[0]), NODES[0], table, PATH)
+    assert report.drifts == () and report.notes == ("no npu-smi there: super-device ids were not asked",)
+
+
+# -- version 2.0: no server is named, so the addresses tell
+
+
+def ranks_table(tmp_path: Path, addresses: list[tuple[str, str]]) -> live.LiveTable:
+    """A 2.0 table of nodes of two devices, with an address (and its type) for each rank."""
+    ranks = [
+        {
+            "rank_id": rank, "local_id": rank % 2, "device_id": rank % 2,
+            "level_list": [{
+                "net_layer": 0, "net_instance_id": f"rack{rank // 2}", "net_type": "CLOS", "net_attr": "",
+                "rank_addr_list": [{"addr_type": kind, "addr": address, "ports": ["0/0"]}],
+            }],
+        }
+        for rank, (kind, address) in enumerate(addresses)
+    ]  # fmt: skip
+    value = {"version": "2.0", "rank_count": len(ranks), "status": "completed", "rank_list": ranks}
+    (tmp_path / "t.json").write_text(json.dumps(value))
+    return live.read(tmp_path / "t.json")
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> live.LiveTable:
+    """node1's devices as ranks 2 and 3: the order of the inventory is not the table's."""
+    return ranks_table(
+        tmp_path, [("IPV4", f"192.168.{device}.{node}") for node in (2, 1) for device in (0, 1)]
+    )
+
+
+def verified(table: live.LiveTable, **answers: Any) -> live.NodeReport:
+    script = {("node1", "fingerprint"): file(table), ("*", "run"): said(""), **healthy(0), **healthy(1)}
+    for name, answer in answers.items():
+        script["node1", f"hccn_tool -i {name[-1]} -{name[:-1]} -g"] = answer
+    return verify(ScriptedTransport(script).connect(NODES[0]), NODES[0], table, PATH)
+
+
+def test_a_nodes_ranks_in_2_0_are_those_that_have_its_addresses(ranks: live.LiveTable) -> None:
+    report = verified(ranks)
+    assert (report.drifts, report.notes, report.devices) == ((), (), 2)
+    assert report.group is not None and report.group.ranks == range(2, 4)
+    (left,) = unclaimed(ranks, [report])
+    assert str(left) == "ranks [0,2): no node of the inventory has their addresses"
+    assert "net_instance_id" in not_compared(ranks)[0] and len(not_compared(ranks)) == 1
+
+
+def test_an_address_and_a_link_that_drifted_from_a_2_0_table_are_named_by_device(ranks: live.LiveTable) -> None:
+    report = verified(ranks, ip1=said("ipaddr:192.168.1.77\n"), link0=said("link status: DOWN\n"))
+    assert [(one.device, one.kind) for one in report.drifts] == [(0, "link"), (1, "address")]
+    assert "the table says 192.168.1.1, and hccn_tool says 192.168.1.77" in report.drifts[1].what
+    elsewhere = verified(ranks, ip0=said("ipaddr:10.1.1.1\n"), ip1=said("ipaddr:10.1.1.2\n"))
+    assert [(one.kind, one.what) for one in elsewhere.drifts] == [
+        ("server", "none of its addresses is in the table: 10.1.1.1, 10.1.1.2")
+    ]
+    assert unclaimed(ranks, [elsewhere]) == []
+
+
+def test_what_could_not_be_compared_in_2_0_is_said(tmp_path: Path, ranks: live.LiveTable) -> None:
+    assert verified(ranks, ip1=said("")).notes == ("device 1: hccn_tool names no address",)
+    silent = verified(ranks, ip0=said(""), ip1=said(""))
+    assert (silent.drifts, silent.notes) == ((), ("hccn_tool names no address there: none was compared",))
+    eids = ranks_table(tmp_path, [("EID", f"000000000000002000100000df00100{rank}") for rank in (1, 2)])
+    assert verified(eids, link0=said("link status: DOWN\n")).drifts[0].kind == "link"
+    assert "the addresses of 2 of the ranks" in not_compared(eids)[1]
 
 
 # -- push

@@ -103,7 +103,7 @@ def test_a_launch_gives_a3_nodes_the_same_table_as_a_build(
 ) -> None:
     (tmp_path / "job.yaml").write_text(
         "name: a3\nrank_table: always\n"
-        'command: [python, -c, "import os; print(open(os.environ[\'RANK_TABLE_FILE\']).read())"]\n'
+        "command: [python, -c, \"import os; print(open(os.environ['RANK_TABLE_FILE']).read())\"]\n"
     )
     shell = Shell(tmp_path, {**clean_environment(), "CLUSTERCTL_CLUSTER": cluster.source})
     done = shell("launch", "job.yaml")
@@ -112,3 +112,56 @@ def test_a_launch_gives_a3_nodes_the_same_table_as_a_build(
     assert built(cluster, tmp_path / "built.json") is None
     (kept,) = tmp_path.glob("**/rank_table.json")
     assert kept.read_text() == (tmp_path / "built.json").read_text()
+
+
+@pytest.mark.usefixtures("boards")
+def test_a_device_with_another_place_in_its_super_pod_is_caught(
+    cluster: inventory.Cluster, tmp_path: Path
+) -> None:
+    shell = Shell(tmp_path, {**clean_environment(), "CLUSTERCTL_CLUSTER": cluster.source})
+    assert shell("ranktable", "build", "-o", "a3.json").returncode == 0
+    assert shell("ranktable", "push", "a3.json").returncode == 0
+    assert shell("ranktable", "verify", "a3.json").returncode == 0
+    answers = answers_of(cluster.nodes[1])
+    answers.write_text(answers.read_text() + "sdid_2=7\n")
+    done = shell("ranktable", "verify", "a3.json")
+    assert done.returncode == 1
+    assert "node2 device 2: the table says super-device id" in done.stdout and "npu-smi says 7" in done.stdout
+
+
+def test_a_2_0_table_is_verified_by_its_addresses(cluster: inventory.Cluster, tmp_path: Path) -> None:
+    addresses = [
+        [
+            line.partition("=")[2]
+            for line in Path(node.hccn_conf or "").read_text().splitlines()
+            if "address_" in line
+        ]
+        for node in reversed(cluster.nodes)
+    ]
+    address = '{"addr_type": "IPV4", "addr": "%s", "ports": ["0/0"]}'
+    level = '[{"net_layer": 0, "net_instance_id": "rack{n}", "net_type": "CLOS", "rank_addr_list": [%s]}]'
+    lines = ["for: a5", "nodes:"]
+    for number, found in enumerate(addresses):
+        lines += [f"  n{number}:", "    levels:", *(f"      - {level % (address % one)}" for one in found)]
+    (tmp_path / "plan.yaml").write_text("\n".join(lines) + "\n")
+    shell = Shell(tmp_path, {**clean_environment(), "CLUSTERCTL_CLUSTER": cluster.source})
+    for words in (
+        ("build", "--from", "plan.yaml", "-o", "a5.json"),
+        ("push", "a5.json"),
+        ("verify", "a5.json"),
+    ):
+        done = shell("ranktable", *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (
+        "not compared: net_instance_id" in done.stderr
+        and "node2: ok: the same file, 4 devices" in done.stdout
+    )
+    conf = Path(cluster.nodes[0].hccn_conf or "")
+    before = conf.read_text()
+    conf.write_text(before.replace(f"address_3={addresses[1][3]}", "address_3=192.168.40.77"))
+    try:
+        done = shell("ranktable", "verify", "a5.json", "--json")
+    finally:
+        conf.write_text(before)
+    found = [(one["node"], one["device"], one["kind"]) for one in json.loads(done.stdout)["findings"]]
+    assert (done.returncode, found) == (1, [("node1", 3, "address")])
