@@ -454,6 +454,9 @@ class ChannelStream:
         with contextlib.suppress(OSError, EOFError):
             self._channel.shutdown_write()
 
+    def exited(self) -> bool:
+        return bool(self._channel.status_event.is_set())
+
     def ended(self) -> tuple[int | None, int | None]:
         name = getattr(self._channel, "exit_signal", None)
         if name is not None:

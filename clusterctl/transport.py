@@ -3,34 +3,26 @@ node."""
 
 from __future__ import annotations
 
-import os
-import pwd
 import queue
-import select
-import shlex
-import subprocess
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from clusterctl.agent.frames import Frame
 from clusterctl.connection import Completed as Completed
 from clusterctl.connection import Connection as Connection
-from clusterctl.connection import LinkConnection as LinkConnection
-from clusterctl.errors import ClusterctlError, LinkLost, Unreachable
-from clusterctl.link import Asked, Link, RequestFailed, agent_argv
+from clusterctl.errors import ClusterctlError, LinkLost
+from clusterctl.local import END_LIMIT
+from clusterctl.local import LocalTransport as LocalTransport
+from clusterctl.scripted import ScriptedTransport as ScriptedTransport
 
 if TYPE_CHECKING:
     from clusterctl.inventory import Cluster, Node
 
 T = TypeVar("T")
 FANOUT = 32  # nodes at once: more threads only wait for each other's cryptography
-END_LIMIT = 10.0  # seconds for a local agent to end what it ran, before it is ended itself
-LOGIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Stream(Protocol):
@@ -38,13 +30,16 @@ class Stream(Protocol):
 
     def read(self, size: int, timeout: float) -> tuple[str, bytes]:
         """What is there: ("stdout" or "stderr", bytes), or ("", b"") once both ended; TimeoutError when nothing
-        came in time, LinkLost when the connection broke."""
+        came in time, LinkLost when the connection broke or the node fell silent (SILENCE seconds)."""
 
     def send(self, data: bytes) -> None:
-        """To its standard input; waits while the node takes no more."""
+        """To its standard input; waits while the node takes no more; LinkLost where nobody reads it."""
 
     def finish(self) -> None:
         """No more input will come."""
+
+    def exited(self) -> bool:
+        """Whether its end is known; what it left behind may still hold its streams open. Never waits."""
 
     def ended(self) -> tuple[int | None, int | None]:
         """Exit code or signal, after both streams ended."""
@@ -60,161 +55,6 @@ class Transport(Protocol):
 
     def start(self, node: Node, command: str) -> Stream:
         """One command line for the node's login shell, on a connection of its own; no agent is started."""
-
-
-# ---- this machine
-
-
-class LocalTransport:
-    """An agent as a child process of this one: this machine as a node, without SSH."""
-
-    def __init__(self, home: Path | None = None) -> None:
-        self._home = home
-
-    def connect(self, node: Node) -> Connection:
-        login = pwd.getpwuid(os.getuid())
-        home = str(self._home or login.pw_dir)
-        env = {
-            "HOME": home,
-            "USER": login.pw_name,
-            "LOGNAME": login.pw_name,
-            "SHELL": login.pw_shell,
-            "PATH": LOGIN_PATH,
-        }
-        return LinkConnection(Link(node.name, _ChildPipe(node, env), node.workdir))
-
-
-class _ChildPipe:
-    """The standard input and output of a child process."""
-
-    def __init__(self, node: Node, env: Mapping[str, str]) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the pipe
-        argv = agent_argv(os.path.expanduser(node.python))
-        try:
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                bufsize=0,
-                env=dict(env),
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as problem:
-            raise Unreachable(
-                node.name, f"{argv[0]}: {problem.strerror}", "check `python` in the inventory"
-            ) from None
-        self._closing = threading.Lock()
-
-    def receive(self, size: int, timeout: float) -> bytes:
-        stdout = self._process.stdout
-        assert stdout is not None
-        if not select.select([stdout], [], [], timeout)[0]:
-            raise TimeoutError
-        return os.read(stdout.fileno(), size)
-
-    def send(self, data: bytes) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[stdin.write(view) or 0 :]
-        except ValueError:
-            raise BrokenPipeError("closed") from None
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        with self._closing:
-            self._process.stdin.close()
-            try:
-                self._process.wait(END_LIMIT)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-
-    def last_words(self) -> str:
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            return ""
-        self._errors.seek(0)
-        return self._errors.read()[-2000:].decode(errors="replace")
-
-
-# ---- answers out of a table
-
-
-Answer = Any
-"""A dict (the result), a Completed (for run), a list of (fields, payload) with the result last, or an
-error."""
-
-
-class ScriptedTransport:
-    """Nodes that answer from a table, for tests and rehearsals of everything above this module.
-
-    A key is (node, what), or ("*", what) for every node; `what` is an operation's name, or for `run` the
-    command line as a shell would be given it. What was asked is kept in `asked` as (node, what, params).
-    """
-
-    def __init__(self, table: Mapping[tuple[str, str], Answer]) -> None:
-        self.table = dict(table)
-        self.asked: list[tuple[str, str, dict[str, Any]]] = []
-
-    def connect(self, node: Node) -> Connection:
-        answer = self.table.get((node.name, "connect"), self.table.get(("*", "connect")))
-        if isinstance(answer, ClusterctlError):
-            raise answer
-        return _ScriptedConnection(node.name, self)
-
-
-class _ScriptedConnection(Connection):
-    def __init__(self, node: str, script: ScriptedTransport) -> None:
-        super().__init__(node)
-        self._script = script
-
-    def open(self, op: str, params: Mapping[str, Any]) -> Asked:
-        what = shlex.join(params["argv"]) if op == "run" else op
-        self._script.asked.append((self.node, what, dict(params)))
-        table = self._script.table
-        for key in ((self.node, what), ("*", what), (self.node, op), ("*", op)):
-            if key in table:
-                answer = table[key]
-                if isinstance(answer, ClusterctlError):
-                    raise answer
-                return _ScriptedAsked(op, answer)
-        raise RequestFailed(self.node, "unscripted", f"the script has no answer to {what!r}")
-
-    def close(self) -> None:
-        pass
-
-
-class _ScriptedAsked(Asked):
-    """A reply that was written beforehand."""
-
-    def __init__(self, op: str, answer: Answer) -> None:
-        self.op = op
-        self.result = None
-        if isinstance(answer, Completed):
-            ends = {"exit_code": answer.exit_code, "signal": answer.signal, "timed_out": answer.timed_out}
-            answer = [({"stream": "stdout"}, answer.stdout), ({"stream": "stderr"}, answer.stderr), ends]
-        self._chunks = answer[:-1] if isinstance(answer, list) else []
-        self._last = answer[-1] if isinstance(answer, list) else answer
-
-    def send(self, data: bytes) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-    def cancel(self) -> None:
-        pass
-
-    def __iter__(self) -> Iterator[Frame]:
-        for fields, payload in self._chunks:
-            yield Frame(1, "data", fields, payload)
-        self.result = dict(self._last)
 
 
 # ---- many nodes

@@ -9,7 +9,15 @@ import pytest
 from clusterctl.errors import LinkLost, Unreachable
 from clusterctl.inventory import Node
 from clusterctl.link import RequestFailed
-from clusterctl.transport import Completed, Connections, LocalTransport, Outcome, ScriptedTransport, on_each
+from clusterctl.transport import (
+    Completed,
+    Connections,
+    LocalTransport,
+    Outcome,
+    ScriptedTransport,
+    Stream,
+    on_each,
+)
 from tests.clusterctl.nodes import local_node
 
 NODES = [Node(name=f"node{number}", host="local", address="127.0.0.1") for number in range(1, 9)]
@@ -104,3 +112,46 @@ def test_a_scripted_transport_answers_from_its_table_and_remembers_what_was_aske
     with pytest.raises(Unreachable):
         script.connect(NODES[1])
     assert ("node1", "rm -rf /") in [(node, what) for node, what, _ in script.asked]
+
+
+def drained(stream: Stream) -> dict[str, bytes]:
+    said = {"stdout": b"", "stderr": b""}
+    while True:
+        name, data = stream.read(65536, 30.0)
+        if not name:
+            return said
+        said[name] += data
+
+
+def test_a_program_without_an_agent_has_its_streams_apart_and_ends_as_it_ended(tmp_path: Path) -> None:
+    transport = LocalTransport(home=tmp_path)
+    stream = transport.start(local_node(tmp_path), "wc -c; echo problem >&2; pwd; exit 7")
+    stream.send(b"in" * 100_000)
+    stream.finish()
+    said = drained(stream)
+    assert said == {"stdout": f"200000\n{tmp_path}\n".encode(), "stderr": b"problem\n"}
+    assert stream.ended() == (7, None) and stream.exited()
+    stream.close()
+    killed = transport.start(local_node(tmp_path), "kill -KILL $$")
+    assert drained(killed)["stdout"] == b"" and killed.ended() == (None, 9)
+    killed.close()
+
+
+def test_a_started_program_that_is_silent_says_so_and_one_that_was_closed_is_gone(tmp_path: Path) -> None:
+    stream = LocalTransport(home=tmp_path).start(local_node(tmp_path), "cat")
+    with pytest.raises(TimeoutError):
+        stream.read(1, 0.05)
+    assert not stream.exited()
+    stream.close()
+    with pytest.raises(LinkLost):
+        stream.read(1, 0.05)
+    with pytest.raises(LinkLost):
+        stream.send(b"x")
+
+
+def test_a_scripted_program_says_what_was_written_for_it_and_keeps_what_it_was_sent() -> None:
+    script = ScriptedTransport({("*", "hostname"): Completed(3, stdout=b"n1\n", stderr=b"oh\n")})
+    stream = script.start(NODES[0], "hostname")
+    stream.send(b"input")
+    assert drained(stream) == {"stdout": b"n1\n", "stderr": b"oh\n"} and stream.ended() == (3, None)
+    assert script.asked == [("node1", "hostname", {"stdin": b"input"})]
