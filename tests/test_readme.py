@@ -51,7 +51,7 @@ def test_the_tour_works_when_it_is_typed_line_by_line(tmp_path: Path) -> None:
         "node1 node2 node4",
         "node[1-2,4]",
         "8 ranks",
-        "slots=2",
+        "--nproc-per-node=2",
         "rank 0 of 4",
         "node2:3",
     ):
