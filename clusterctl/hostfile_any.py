@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import hostfile, hostfile_slurm, inventory, nodeset, ranktable
-from clusterctl.errors import Fault, InputFaults, UsageError
+from clusterctl.errors import Fault, InputFaults
 from clusterctl.hostfile import Entry
 from clusterctl.inventory import MAX_DEVICES, Cluster, Node
-from clusterctl.ranktable import RankTable
+from clusterctl.ranktable import Device, RankTable, Server
 
 HEAD = 64 << 10  # bytes that tell what a file is
 
@@ -138,15 +138,48 @@ def entries_of(cluster: Cluster) -> Iterator[Entry]:
 def _from_table(path: Path) -> Source:
     try:
         table = ranktable.load(path)
-        if table.version == "2.0":
-            what = f"{path}: a table of version 2.0 names no servers, so no nodes"
-            raise UsageError(what, "give the nodes in a cluster.yaml or a hostfile")
+        if not table.names_servers:
+            table = _with_servers(table, str(path))
         cluster = from_table(table, str(path))
     except InputFaults as error:
         return Source(str(path), "ranktable", faults=error.faults)
     order = [device.rank_id for server in ranktable.in_rank_order(table) for device in server.devices]
     scattered = order != sorted(order)
     return Source(str(path), "ranktable", tuple(entries_of(cluster)), cluster=cluster, scattered=scattered)
+
+
+def _with_servers(table: RankTable, source: str) -> RankTable:
+    """A 2.0 table whose ranks say which node each is on (`server_id` or `host_ip`), with these as its servers.
+
+    Most 2.0 tables say it nowhere: the addresses of their levels are the devices', which no SSH answers.
+    """
+    servers: dict[str, list[Device]] = {}
+    hosts: dict[str, dict[str, str]] = {}
+    faults: list[Fault] = []
+    for _, device in table.by_rank():
+        at = f"{source} rank {device.rank_id}"
+        name, host = (device.extras.get(key) for key in ("server_id", "host_ip"))
+        known = name or host
+        if not isinstance(known, str):
+            what = "this rank says neither `host_ip` nor `server_id`, so it names no node"
+            faults.append(Fault(at, what, "give the nodes in a cluster.yaml or a hostfile"))
+            continue
+        there = servers.setdefault(known, [])
+        if any(one.device_id == device.device_id for one in there):
+            what = f"the device {device.device_id} of {known[:80]!r} is another rank too"
+            faults.append(Fault(at, what, "each device of a node once"))
+        elif device.device_id >= MAX_DEVICES:
+            what = f"its device_id is {device.device_id}, and a node has at most {MAX_DEVICES} devices"
+            faults.append(Fault(at, what, "the physical id, as npu-smi shows it"))
+        there.append(replace(device, levels=(), device_ip=""))
+        hosts.setdefault(known, {"host_ip": host} if isinstance(host, str) else {})
+    if len(faults) == table.ranks and not servers:
+        what = "a table of version 2.0 whose ranks say neither `host_ip` nor `server_id` names no nodes"
+        faults = [Fault(source, what, "give the nodes in a cluster.yaml or a hostfile")]
+    if faults:
+        raise InputFaults(faults)
+    named = (Server(name, tuple(devices), None, hosts[name]) for name, devices in servers.items())
+    return replace(table, servers=tuple(named))
 
 
 def from_table(table: RankTable, source: str) -> Cluster:
@@ -158,7 +191,9 @@ def from_table(table: RankTable, source: str) -> Cluster:
         address = str(server.extras.get("host_ip") or name)
         if nodeset.name_fault(name) or not inventory.HOST.match(address):
             what = f"the server_id {name[:80]!r} names no node that SSH could reach"
-            faults.append(Fault(f"{source} /server_list/{number}/server_id", what, "an address or a name"))
+            first = f"rank {server.devices[0].rank_id}"
+            at = f"/server_list/{number}/server_id" if table.names_servers else first
+            faults.append(Fault(f"{source} {at}", what, "an address or a name"))
         ips = tuple(device.device_ip for device in server.devices)
         devices = tuple(device.device_id for device in server.devices)
         node = Node(name, address, address, devices=devices, kind="npu", server_id=name)
@@ -169,6 +204,4 @@ def from_table(table: RankTable, source: str) -> Cluster:
 
 
 def _with_ips(node: Node, ips: tuple[str, ...]) -> Node:
-    from dataclasses import replace
-
     return replace(node, device_ips=ips)

@@ -117,3 +117,54 @@ def test_no_such_file_and_a_folder_are_the_command_lines_fault(folder: Path) -> 
     for name in ("none", "none.yaml", "."):
         error = typed("nodes", "-c", name).exception
         assert isinstance(error, ClusterctlError) and error.exit_code == 2
+
+
+def ranks_of(*places: dict[str, object]) -> str:
+    """A 2.0 table with a rank at each place."""
+    ranks = [
+        {
+            "rank_id": rank, "local_id": rank % 2, "device_id": rank % 2,
+            "level_list": [{
+                "net_layer": 0, "net_instance_id": "rack0", "net_type": "CLOS",
+                "rank_addr_list": [{"addr_type": "IPV4", "addr": f"223.0.0.{rank}", "ports": ["0/0"]}],
+            }],
+            **place,
+        }
+        for rank, place in enumerate(places)
+    ]  # fmt: skip
+    return json.dumps(
+        {"version": "2.0", "rank_count": len(ranks), "status": "completed", "rank_list": ranks}
+    )
+
+
+def test_a_2_0_table_whose_ranks_say_their_nodes_is_an_inventory(folder: Path) -> None:
+    (folder / "a.json").write_text(ranks_of(*[{"host_ip": f"10.0.0.{node}"} for node in (2, 2, 1, 1)]))
+    assert devices("-c", "a.json") == {"10.0.0.2": 2, "10.0.0.1": 2}
+    named = [{"server_id": f"n{node}", "host_ip": f"10.0.0.{node}"} for node in (1, 1, 2)]
+    (folder / "b.json").write_text(ranks_of(*named))
+    nodes = json.loads(typed("nodes", "--json", "-c", "b.json").stdout)["nodes"]
+    assert [(one["name"], one["address"], one["devices"]) for one in nodes] == [
+        ("n1", "10.0.0.1", [0, 1]),
+        ("n2", "10.0.0.2", [0]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("places", "where", "word"),
+    [
+        ([{}, {}], "bad.json", "names no nodes"),
+        ([{"host_ip": "10.0.0.1"}, {}], "bad.json rank 1", "names no node"),
+        ([{"host_ip": 7}, {"host_ip": "10.0.0.1"}], "bad.json rank 0", "names no node"),
+        ([{"server_id": "n1"}, {}, {"server_id": "n1"}], "bad.json rank 1", "names no node"),
+        ([{"server_id": "n1"}] * 3, "bad.json rank 2", "is another rank too"),
+        ([{"server_id": "n1", "device_id": 64}], "bad.json rank 0", "at most 64"),
+        ([{"server_id": "-oX"}], "bad.json rank 0", "names no node that SSH could reach"),
+    ],
+)
+def test_a_2_0_table_that_does_not_say_its_nodes_is_refused_by_rank(
+    folder: Path, places: list[dict[str, object]], where: str, word: str
+) -> None:
+    (folder / "bad.json").write_text(ranks_of(*places))
+    error = typed("nodes", "-c", "bad.json").exception
+    assert isinstance(error, InputFaults)
+    assert error.faults[0].where == where and word in error.faults[0].what
