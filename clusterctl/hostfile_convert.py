@@ -106,18 +106,17 @@ def losses(source: Source, target: str) -> list[Loss]:
     if target not in TARGETS:
         near = did_you_mean(target, TARGETS)
         raise UsageError(f"unknown format {target!r}", near or f"one of {', '.join(TARGETS)}")
-    found = [
-        fault for number in range(len(source.entries)) for fault in _entry_losses(source, number, target)
-    ]
+    keys = source.keys
+    found = [loss for number, key in enumerate(keys) for loss in _entry_losses(source, number, key, target)]
     if source.scattered:
         what = "its ranks don't run node by node, and no other format has places for ranks"
         found.append(Loss(source.path, what, "keep the rank table"))
     return found
 
 
-def _entry_losses(source: Source, number: int, target: str) -> Iterator[Loss]:
-    entry = source.entries[number]
-    where = f"{source.path}:{entry.line}" if entry.line else f"{source.path} {source.keys[number]}"
+def _entry_losses(source: Source, number: int, key: str, target: str) -> Iterator[Loss]:
+    line = source.entries[number].line
+    where = f"{source.path}:{line}" if line else f"{source.path} {key}"
     for what, remedy in _reach_lost(source, number, target):
         yield Loss(where, f"{target} can't hold {what}", remedy, reach=True)
     for what, remedy, droppable in _lost(source, number, target):
@@ -141,7 +140,7 @@ def _lost(source: Source, number: int, target: str) -> Iterator[tuple[str, str, 
     entry = source.entries[number]
     if entry.max_slots is not None and target != "openmpi":
         yield f"max_slots={entry.max_slots}", "only OpenMPI has such a limit", True
-    if entry.devices is not None and target != "cluster" and not _chooses(source, target):
+    if entry.devices is not None and target != "cluster" and not _chooses(source, number, target):
         yield f"which devices: {','.join(map(str, entry.devices))}", "it takes the first ones", True
     if source.cluster is not None and target == "cluster" and (entry.slots or 0) > MAX_DEVICES:
         yield f"{entry.slots} ranks of one node", f"a node has at most {MAX_DEVICES} devices", False
@@ -166,13 +165,11 @@ def left_out(source: Source, target: str) -> list[str]:
     ]
 
 
-def _chooses(source: Source, target: str) -> bool:
+def _chooses(source: Source, number: int, target: str) -> bool:
     """torchrun's commands can choose devices where their kind is known."""
-    return target == "torchrun" and source.cluster is not None and _kinds(source.cluster) <= set(VISIBLE)
-
-
-def _kinds(cluster: Cluster) -> set[str]:
-    return {node.kind for node in cluster.nodes}
+    return (
+        target == "torchrun" and source.cluster is not None and source.cluster.nodes[number].kind in VISIBLE
+    )
 
 
 def render(

@@ -31,7 +31,7 @@ def from_hosts(hosts: str | None, devices: str | None, kind: str | None, name: s
 def from_file(source: Source, devices: str | None, kind: str | None, name: str) -> Cluster:
     """The nodes of a file; `devices` where it does not say how many, `kind` where it does not say which."""
     ids, faults = _asked(devices, kind)
-    faults += source.faults
+    faults += [*source.faults, *_too_many(source.path, len(source.entries))]
     if source.cluster is not None and kind:
         faults.append(Fault("--kind", f"{source.path} says the kind itself", "leave it out"))
     if devices and not faults and not unsaid(source):
@@ -75,12 +75,17 @@ def _asked(devices: str | None, kind: str | None) -> tuple[tuple[int, ...] | Non
 def _host_faults(names: Sequence[str]) -> Iterator[Fault]:
     if not names:
         yield Fault("--hosts", "names no node", "as in node[1-4]")
-    if len(names) > inventory.MAX_NODES:
-        yield Fault("--hosts", f"{len(names):,} nodes, and an inventory has at most {inventory.MAX_NODES:,}")
+    yield from _too_many("--hosts", len(names))
     for name in names[: inventory.MAX_NODES]:
         if not inventory.HOST.match(name):
             remedy = "letters, digits, '.', '-', '_' and ':' only"
             yield Fault("--hosts", f"{name[:80]!r} is no name or address that SSH could reach", remedy)
+
+
+def _too_many(where: str, count: int) -> Iterator[Fault]:
+    if count > inventory.MAX_NODES:
+        what = f"{count:,} nodes, and an inventory has at most {inventory.MAX_NODES:,}"
+        yield Fault(where, what, "take some of them")
 
 
 def _named(cluster: Cluster) -> Cluster:

@@ -125,6 +125,8 @@ def test_what_would_make_no_inventory_is_refused(folder: Path) -> None:
     assert "together" in refused("--hosts", "a", "--hostfile", "hosts").message
     assert "'a+b' is no name" in refused("--hosts", "a+b,c").message
     assert "at most 50,000" in refused("--hosts", "node[1-50001]").message
+    (folder / "many").write_text("".join(f"n{number}\n" for number in range(50_001)))
+    assert "many: 50,001 nodes" in refused("--hostfile", "many").message
     assert "says them for every node" in refused("--hostfile", "hosts", "--devices", "4").message
     assert "says the kind itself" in refused("--hostfile", "lab.yaml", "--kind", "npu").message
     assert "none: no such file" in refused("--hostfile", "none").message
