@@ -1,18 +1,20 @@
-"""Settings: flag, environment, the project's clusterctl.yaml, the user's own file, default.
-
-The launcher's only reader of the environment.
-"""
+"""Settings: flag, environment, the project's clusterctl.yaml, the user's own file, default."""
 
 from __future__ import annotations
 
-import os
+import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.environment import environment as environment
+from clusterctl.environment import inherited as inherited
 from clusterctl.errors import InputFaults, UsageError
 
 PROJECT_FILE = "clusterctl.yaml"
 PREFIX = "CLUSTERCTL_"
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+MAX_PERSIST = 30 * 86400.0  # a month: beyond that it is a mistake of units
 
 
 @dataclass(frozen=True)
@@ -31,18 +33,21 @@ class Settings:
     """Seconds until a node that does not answer counts as unreachable."""
     accept_new_host_keys: bool = False
     """Record the key of a node never seen before; a changed key is always refused."""
+    persist: str = "off"
+    """How long connections are kept after their last use (`10m`), or `off`."""
 
 
 def load_settings(directory: Path | None = None) -> Settings:
     """The settings in force in a folder."""
     values: dict[str, object] = {}
+    said = environment()
     user_file = (
-        Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "clusterctl" / "config.yaml"
+        Path(said.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "clusterctl" / "config.yaml"
     )
     for path in (user_file, (directory or Path.cwd()) / PROJECT_FILE):
         if path.is_file():
             values.update(_from_file(path))
-    values.update(_from_environment())
+    values.update(_from_environment(said))
     return Settings(**values)  # type: ignore[arg-type]
 
 
@@ -59,6 +64,11 @@ def _from_file(path: Path) -> dict[str, object]:
         "accept_new_host_keys": bool,
     }
     found: dict[str, object] = {key: section.take(key, kind) for key, kind in kinds.items()}
+    found["persist"] = section.take_text("persist") or None
+    try:
+        duration(str(found["persist"] or "off"))
+    except UsageError as error:
+        section.fault("persist", error.message, error.hint)
     section.done()
     if section.faults:
         raise InputFaults(section.faults)
@@ -69,14 +79,14 @@ def _from_file(path: Path) -> dict[str, object]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _from_environment() -> dict[str, object]:
+def _from_environment(said: dict[str, str]) -> dict[str, object]:
     found: dict[str, object] = {}
-    for key in ("cluster", "kind", "runs"):
-        if os.environ.get(PREFIX + key.upper()):
-            found[key] = os.environ[PREFIX + key.upper()]
+    for key in ("cluster", "kind", "runs", "persist"):
+        if said.get(PREFIX + key.upper()):
+            found[key] = said[PREFIX + key.upper()]
     for key, kind, example in (("fanout", int, "32"), ("connect_timeout", float, "10")):
         name = PREFIX + key.upper()
-        text = os.environ.get(name)
+        text = said.get(name)
         if text:
             try:
                 found[key] = kind(text)
@@ -85,11 +95,12 @@ def _from_environment() -> dict[str, object]:
     return found
 
 
-def inherited(names: tuple[str, ...]) -> dict[str, str]:
-    """The named variables of the launcher's own environment, those that are set; nothing else of it travels."""
-    return {name: os.environ[name] for name in names if name in os.environ}
-
-
-def environment() -> dict[str, str]:
-    """A copy of the whole environment, for programs that the launcher starts on this machine."""
-    return dict(os.environ)
+def duration(text: str) -> float:
+    """Seconds of `90`, `90s`, `10m`, `1.5h` or `1d`; 0 for `off`."""
+    if text.strip().lower() in ("off", "no", "false"):
+        return 0.0
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([smhd]?)", text.strip().lower())
+    seconds = float(match[1]) * UNITS[match[2]] if match else math.inf
+    if seconds > MAX_PERSIST:
+        raise UsageError(f"{text[:40]!r} is no time to keep connections", "as in 90s, 10m, 1h, or off")
+    return seconds

@@ -108,7 +108,7 @@ def test_only_the_cli_and_the_views_draw_or_print() -> None:
 
 
 def test_the_environment_is_read_in_one_module_a_package() -> None:
-    allowed = {"clusterctl/settings.py", "trainer/env.py", "native/registry.py"}
+    allowed = {"clusterctl/environment.py", "trainer/env.py", "native/registry.py"}
     found = []
     for package in PACKAGES:
         for path in sources(package):

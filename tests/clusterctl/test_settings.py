@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import InputFaults, UsageError
-from clusterctl.settings import inherited, load_settings
+from clusterctl.settings import duration, inherited, load_settings
 
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("CLUSTER", "RUNS", "FANOUT", "CONNECT_TIMEOUT"):
+    for name in ("CLUSTER", "RUNS", "FANOUT", "CONNECT_TIMEOUT", "PERSIST"):
         monkeypatch.delenv(f"CLUSTERCTL_{name}", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
 
@@ -48,3 +48,31 @@ def test_an_unknown_key_and_a_word_for_a_number_are_refused(
 def test_only_named_variables_are_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_A", "1")
     assert inherited(("MY_A", "NOT_THERE_AT_ALL")) == {"MY_A": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400), ("1d", 86400), ("off", 0), ("0", 0), (" 10M ", 600)],
+)
+def test_a_time_to_keep_connections_is_said_as_people_say_it(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "10 weeks", "1e9", "inf", "9999d", "m"])
+def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        duration(text)
+    assert "10m" in caught.value.hint
+
+
+def test_the_time_to_keep_connections_comes_from_file_or_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert load_settings(tmp_path).persist == "off"
+    (tmp_path / "clusterctl.yaml").write_text("persist: 600\n")
+    assert load_settings(tmp_path).persist == "600"
+    monkeypatch.setenv("CLUSTERCTL_PERSIST", "10m")
+    assert load_settings(tmp_path).persist == "10m"
+    (tmp_path / "clusterctl.yaml").write_text("persist: forever\n")
+    with pytest.raises(InputFaults, match=r"clusterctl\.yaml:1 persist: 'forever' is no time"):
+        load_settings(tmp_path)
