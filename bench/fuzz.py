@@ -1,4 +1,4 @@
-"""Mutated inputs over everything that reads a user's file or words: rank tables, hostfiles, node sets, inventories.
+"""Mutated inputs over everything that reads a user's file or words: tables, plans, hostfiles, node sets, inventories.
 
 python bench/fuzz.py --inputs 10000000 --processes 2 --out /tmp/finds
 
@@ -36,6 +36,7 @@ sys.path.insert(0, str(ROOT))
 from bench.fuzz_inputs import (  # noqa: E402
     CLUSTERS,
     HOSTFILES,
+    PLANS,
     SETS,
     mutate_json,
     mutate_text,
@@ -50,6 +51,7 @@ from clusterctl import (  # noqa: E402
     nodeset,
     ranktable,
     ranktable_check,
+    ranktable_plan,
 )
 from clusterctl.cli.screen import safe  # noqa: E402
 from clusterctl.document import parse_document  # noqa: E402
@@ -183,6 +185,19 @@ def cluster_yaml(data: bytes) -> str:
     return "read"
 
 
+def table_plan(data: bytes) -> str:
+    """A plan gives a table that passes, or faults at its lines; the table as a plan gives the table again."""
+    try:
+        table = ranktable_plan.parse_plan(data.decode("utf-8", "surrogateescape"))
+    except ClusterctlError as error:
+        _in_words(error)
+        return "refused"
+    assert not ranktable.check(table.render()), "what was made of a plan is not taken"
+    if not ranktable_plan.losses(table):
+        assert ranktable_plan.parse_plan(ranktable_plan.render_plan(table)) == table
+    return "read"
+
+
 def any_file(data: bytes) -> str:
     """A file whose kind is told by its bytes, as `-c FILE` reads it, and as `check` on a file does."""
     with _a_file(data, "nodes.json" if len(data) % 2 else "nodes") as path:
@@ -227,10 +242,11 @@ def doors() -> dict[str, Door]:
     return {
         door.name: door
         for door in (
-            Door("nodeset", 62, lambda random: mutate_text(random, list(SETS)), node_set),
+            Door("nodeset", 60, lambda random: mutate_text(random, list(SETS)), node_set),
             Door("hostfile", 30, lambda random: mutate_text(random, list(HOSTFILES)), host_file),
             Door("ranktable", 6, lambda random: mutate_json(random, valid), rank_table),
             Door("inventory", 1, lambda random: mutate_text(random, list(CLUSTERS)), cluster_yaml),
+            Door("plan", 2, lambda random: mutate_text(random, list(PLANS)), table_plan),
             Door("anyfile", 1, lambda random: mutate_text(random, everything), any_file),
         )
     }

@@ -100,6 +100,18 @@ CLUSTERS = (
     "nodes:\n  n1: &x {host: a, device_ips: [1.1.1.1], devices: 1}\n  n2: {<<: *x, server_id: q}\n",
     '{"nodes": {"n1": {"host": "10.0.0.1"}}}',
 )
+_LEVEL = '{"net_layer": 0, "net_instance_id": "r{n}", "net_type": "T", "rank_addr_list": [%s]}'
+_ADDRESS = '{"addr_type": "IPV4", "addr": "223.0.{n}.%d", "ports": ["0/0"]}'
+PLANS = (
+    "for: a2\nnodes:\n  node[1-4]:\n    server_id: '10.0.0.{n}'\n    devices: '[0,2)'\n"
+    "    device_ips: ['192.1.27.{n+4}', '192.2.27.{2n+4}']\n",
+    "for: a3\nnodes:\n  n[1-2]:\n    server_id: '10.0.0.{n}'\n    super_pod: '{n}'\n    devices: [3, 1]\n"
+    "    super_device_ids: ['{65536n+7}', '{65536n+5}']\n    device_ips: ['1.1.1.{n}', '1.1.2.{n}']\n",
+    "for: a5\nnodes:\n  a[1-2]:\n    local_ids: [0, 1]\n    devices: 2\n    levels:\n"
+    + "".join(f"      - [{_LEVEL % (_ADDRESS % place)}]\n" for place in (1, 2)),
+    "nodes: {a1: {server_id: '{node}', device_ips: ['::1', 'fd00::{n}']}, b7: {device_ips: ['fd00::1:{n}']}}\n",
+    "nodes: {a: {device_ips: ['1.1.1.1,2.2.2.2']}, 'b[08-09/1]': {device_ips: ['1.1.1.{n},2.2.2.{n-5}']}}\n",
+)
 TOKENS = (
     "[", "]", "{", "}", ",", ":", "!", "&", "^", "@", "*", "?", "-", "/", "%", "#", "=", "\\", '"', "'",
     " ", "\t", "\n", "\r\n", "\x00", "\x1b[2J", "\ufeff", "\u0663", "\u202e", "\xe9", "0", "00", "1-", "-1",

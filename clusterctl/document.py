@@ -6,6 +6,7 @@ What differs from PyYAML's own reading, and why (each was seen to bite): `1e-4` 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ T = TypeVar("T")
 _OPENINGS = re.compile(r"[\[{](?:\s*[\[{]){99}")
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_HALF = re.compile("[\ud800-\udfff]")
 _CONSTANTS = {
     "": None,
     "~": None,
@@ -166,6 +168,11 @@ class _Builder:
                 self.refuse(key_node, "a key must be a word")
                 continue
             key = str(key_node.value)
+            if _HALF.search(key):
+                self.refuse(
+                    key_node, "half of a surrogate pair, which is no character", "write the character"
+                )
+                continue
             if key in result:
                 self.refuse(key_node, f"the key {key!r} is given twice", "keep one of them")
             place: Key = (*path, key)
@@ -175,6 +182,8 @@ class _Builder:
 
     def scalar(self, node: Any) -> Any:
         text = node.value
+        if _HALF.search(text):
+            return self.refuse(node, "half of a surrogate pair, which is no character", "write the character")
         if node.style in ("'", '"', "|", ">") or (
             node.tag == "tag:yaml.org,2002:str" and not _looks_plain(text)
         ):
@@ -186,7 +195,8 @@ class _Builder:
         if _INT.match(text) and len(text) < 20:
             return int(text)
         if _FLOAT.match(text) and len(text) < 40:
-            return float(text)
+            number = float(text)
+            return number if math.isfinite(number) else self.refuse(node, f"{text} is too large a number")
         return text
 
     def refuse(self, node: Any, what: str, remedy: str = "") -> None:

@@ -86,3 +86,9 @@ def test_true_is_no_number_and_an_int_serves_for_a_float() -> None:
     assert section.take("a", int, 7) == 7
     assert section.take("b", float) == 3.0
     assert len(section.faults) == 1
+
+
+def test_what_no_text_and_no_json_can_hold_is_refused_at_its_line() -> None:
+    with pytest.raises(InputFaults) as caught:
+        parse_document('a: 1e999\nb: "\\ud800"\n"c\\udfff": 1\n', "job.yaml")
+    assert [fault.where for fault in caught.value.faults] == ["job.yaml:1", "job.yaml:2", "job.yaml:3"]
