@@ -274,7 +274,8 @@ def _range(text: str, expression: str, column: int) -> tuple[range, int]:
         raise _fault(expression, column, what, "numbers, as in 1-4, 08-11 or 0-8/2")
     first, last = match[1], match[2] or match[1]
     step = int(match[3] or "1")
-    padded = any(len(end) > 1 and end[0] == "0" for end in (first, last))
+    # An end of zeros alone pads nothing: nodeset takes [0-00] for 0.
+    padded = (len(first) > 1 and first[0] == "0") or (last[0] == "0" and int(last) > 0)
     if padded and len(first) != len(last):
         raise _fault(expression, column, f"{text!r} pads its ends to different widths", "as in 08-11 or 8-11")
     if int(first) > int(last) or step == 0:

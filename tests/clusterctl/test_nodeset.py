@@ -24,6 +24,7 @@ GROUPS = {
     [
         ("node[1-4,7]", "node1 node2 node3 node4 node7", "node[1-4,7]"),
         ("node[08-11]", "node08 node09 node10 node11", "node[08-11]"),
+        ("node[0-00]", "node0", "node0"),
         ("node[099-101]", "node099 node100 node101", "node[099-101]"),
         ("node[1,01,001]", "node1 node01 node001", "node[1,01,001]"),
         ("node[0-6/2]", "node0 node2 node4 node6", "node[0,2,4,6]"),
