@@ -38,7 +38,9 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.link import Link, agent_argv
+from clusterctl.ssh_answers import Configuration
 from clusterctl.ssh_config import KNOWN_HOSTS, Way, way_to
+from clusterctl.ssh_proxy import ProxySocket, connected
 
 if TYPE_CHECKING:
     from clusterctl.inventory import Cluster, Node
@@ -194,7 +196,7 @@ class SshTransport:
         self._own_known_hosts = known_hosts
         self._accept_new = accept_new
         self._timeout = connect_timeout
-        self._ssh_config = ssh_config
+        self._ssh_config = Configuration(ssh_config)
         self._known: dict[tuple[str, ...], KnownHosts] = {}
         self._change = threading.Lock()
         logger = logging.getLogger("paramiko")
@@ -266,8 +268,9 @@ class SshTransport:
                 **self._login(way),  # type: ignore[arg-type]
             )
         except BaseException as problem:
+            said = connection.last_words() if isinstance(connection, ProxySocket) else ""
             _close(opened)
-            raise _worded(node, way, problem) from None
+            raise _worded(node, way, problem, said) from None
         return _Opened(_transport_of(client), opened)
 
     def _stream(self, node: str, way: Way) -> tuple[socket.socket | paramiko.Channel, list[_StrictClient]]:
@@ -305,7 +308,7 @@ class SshTransport:
 
     def _tcp(self, node: str, way: Way) -> socket.socket:
         try:
-            connection = socket.create_connection((way.host, way.port), self._timeout)
+            return connected(way, self._timeout)
         except socket.gaierror as problem:
             raise Unreachable(
                 node, f"no address for {way.host!r} ({problem.strerror})", "check `host`"
@@ -318,8 +321,6 @@ class SshTransport:
             raise Unreachable(node, what, "check the address, the network and the firewall") from None
         except OSError as problem:
             raise Unreachable(node, f"{way.host} port {way.port}: {problem.strerror or problem}") from None
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
 
     def _scan(self, node: str, way: Way) -> paramiko.PKey:
         connection, before = self._stream(node, way)
@@ -494,8 +495,8 @@ def _transport_of(client: paramiko.SSHClient) -> paramiko.Transport:
     return transport
 
 
-def _worded(node: str, way: Way, problem: BaseException) -> BaseException:
-    """What paramiko says, in our own errors."""
+def _worded(node: str, way: Way, problem: BaseException, proxy: str = "") -> BaseException:
+    """What paramiko says, in our own errors; `proxy` is what a ProxyCommand said."""
     if isinstance(problem, paramiko.BadHostKeyException):
         return _changed(node, way.name, problem.expected_key, problem.key)
     if isinstance(problem, paramiko.PasswordRequiredException):
@@ -512,6 +513,8 @@ def _worded(node: str, way: Way, problem: BaseException) -> BaseException:
     if isinstance(problem, paramiko.ChannelException):
         what = f"the gateway {way.gateway.name if way.gateway else ''} can't reach {way.name}: {problem.text}"
         return Unreachable(node, what, "check `host` and `port` as the gateway sees them")
+    if proxy and isinstance(problem, (paramiko.SSHException, EOFError, OSError)):
+        return Unreachable(node, f"its ProxyCommand said: {proxy}", f"try `{way.proxy_command}`")
     if isinstance(problem, (paramiko.SSHException, EOFError, OSError)):
         return _Dropped(node, str(problem) or "the connection ended during the handshake")
     return problem

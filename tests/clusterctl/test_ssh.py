@@ -282,8 +282,8 @@ def test_the_users_ssh_configuration_is_read_as_openssh_reads_it(
     link = SshTransport(known_hosts=known, ssh_config=str(config)).connect(node)
     assert link.run(["true"]).ok
     link.close()
-    config.write_text("Host *\n  ProxyCommand nc %h %p\n")
-    with pytest.raises(ClusterctlError, match="ProxyCommand"):
+    config.write_text("Host *\n  ProxyCommand echo no way to %n as %r >&2; exit 1\n")
+    with pytest.raises(Unreachable, match="ProxyCommand said: no way to nickname as"):
         SshTransport(known_hosts=known, ssh_config=str(config)).connect(node)
     config.write_text("Port no-number\n")
     with pytest.raises(ClusterctlError, match="can't read its configuration"):

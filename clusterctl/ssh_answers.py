@@ -1,0 +1,196 @@
+"""What OpenSSH makes of its own configuration files, asked with `ssh -G`: once for all the hosts that the files
+can't tell apart."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterctl.errors import UsageError
+
+Answers = Mapping[str, tuple[str, ...]]
+"""Each option in small letters, with its values in order."""
+
+ASK_LIMIT = 60.0  # seconds: a `Match exec` may ask a slow service
+EXPANDED = "userknownhostsfile|globalknownhostsfile|identityagent|hostkeyalias|knownhostscommand|bindaddress"
+_LINE = re.compile(
+    rf'\s*(host|match|canonicalizehostname|{EXPANDED})(?:\s*=\s*|\s+)"?(.*?)\s*$', re.IGNORECASE
+)
+_READ = re.compile(r"^debug1: Reading configuration data (.+?)\r?$", re.MULTILINE)
+_VERSION = re.compile(r"^OpenSSH(?:_for_Windows)?_(\d+)\.(\d+)", re.MULTILINE)
+
+
+@dataclass
+class _Slot:
+    """One answer, and who is just asking for it."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    answers: Answers | None = None
+    asked_for: str = ""
+
+
+class Configuration:
+    """The user's SSH configuration; `file` takes its place, "none" stands for an empty one.
+
+    A fork costs 4 ms, 256 of them a second. Hosts to which the same `Host` lines apply get the same answers; only
+    a `Match` other than `all`, or canonical names, make each host a question of its own.
+    """
+
+    def __init__(self, file: str | None = None) -> None:
+        self.file = file
+        self.program = shutil.which("ssh")
+        self._slots: dict[object, _Slot] = {}
+        self._change = threading.Lock()
+        self._reading = threading.Lock()
+        self._patterns: list[list[str]] | None = None
+        self._each_alone = False
+        self._version = (0, 0)
+        self._marked: dict[str, bool] = {}
+
+    def of(self, host: str, user: str | None, port: int | None) -> Answers:
+        """What holds for a host; nothing where there is no `ssh`."""
+        if self.program is None:
+            return {}
+        self._look(host)
+        if not self._each_alone:
+            slot = self._answered(self._class_of(host), host, None, None)
+            found = _for_host(slot, host)
+            if found is not None:
+                own = {"user": user, "port": port and str(port)}
+                return {**found, **{key: (value,) for key, value in own.items() if value}}
+        return self._answered((host, user, port), host, user, port).answers or {}
+
+    def built_in(self) -> Answers:
+        """What OpenSSH does without any configuration."""
+        return self._answered("built in", "localhost", None, None, "none").answers or {}
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """OpenSSH's own, as in (9, 2)."""
+        if self.program is not None:
+            self._look("localhost")
+        return self._version
+
+    def has_marks(self, path: str) -> bool:
+        """Whether a file of known hosts names certificate authorities or revoked keys."""
+        if path not in self._marked:
+            try:
+                lines = Path(path).read_bytes().splitlines()
+            except OSError:
+                lines = []
+            self._marked[path] = any(line.lstrip().startswith(b"@") for line in lines)
+        return self._marked[path]
+
+    def _look(self, host: str) -> None:
+        """Which files there are, by OpenSSH's own account, and which of their lines tell hosts apart."""
+        with self._reading:
+            if self._patterns is not None:
+                return
+            said = self._ask(host, None, None, self.file, verbose=True).stderr.decode(errors="replace")
+            version = _VERSION.search(said)
+            self._version = (int(version[1]), int(version[2])) if version else (0, 0)
+            patterns: list[list[str]] = []
+            for name in _READ.findall(said):
+                self._each_alone |= _read_patterns(Path(name), patterns)
+            self._patterns = patterns
+
+    def _class_of(self, host: str) -> tuple[bool, ...]:
+        return tuple(_applies(one, host) for one in self._patterns or ())
+
+    def _answered(
+        self, key: object, host: str, user: str | None, port: int | None, file: str | None = None
+    ) -> _Slot:
+        with self._change:
+            slot = self._slots.setdefault(key, _Slot())
+        with slot.lock:
+            if slot.answers is None:
+                done = self._ask(host, user, port, file or self.file)
+                slot.answers, slot.asked_for = _parsed(done.stdout.decode(errors="replace")), host
+        return slot
+
+    def _ask(
+        self, host: str, user: str | None, port: int | None, file: str | None, verbose: bool = False
+    ) -> subprocess.CompletedProcess[bytes]:
+        argv = [str(self.program), "-G", *(["-v"] if verbose else []), *(["-F", file] if file else [])]
+        argv += ["-l", user] if user else []
+        argv += ["-p", str(port)] if port else []
+        try:
+            done = subprocess.run(
+                [*argv, "--", host],
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                timeout=ASK_LIMIT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            what = f"ssh did not read its configuration for {host} within {ASK_LIMIT:g} s"
+            raise UsageError(what, "see the commands of `Match exec` in ~/.ssh/config") from None
+        if done.returncode != 0:
+            lines = done.stderr.decode(errors="replace").splitlines()
+            said = "; ".join(
+                line for line in lines if not line.startswith(("debug", "OpenSSH_", "Pseudo-"))
+            ).strip()
+            raise UsageError(
+                f"ssh can't read its configuration for {host}: {said}", f"try `ssh -G {shlex.quote(host)}`"
+            )
+        return done
+
+
+def _parsed(text: str) -> Answers:
+    found: dict[str, tuple[str, ...]] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        found[key.lower()] = (*found.get(key.lower(), ()), value)
+    return found
+
+
+def _for_host(slot: _Slot, host: str) -> Answers | None:
+    """Answers that were given for one host, said of another; None where that can't be known."""
+    answers = slot.answers or {}
+    shown = answers.get("hostname", (slot.asked_for,))[0]
+    if host == slot.asked_for:
+        return answers
+    if shown.lower() != slot.asked_for.lower():
+        return None  # a HostName, perhaps with %h in it
+    return {**answers, "hostname": (host.lower(),)}  # as `ssh -G` does
+
+
+def _read_patterns(path: Path, patterns: list[list[str]]) -> bool:
+    """Add the patterns of a file's `Host` lines; whether something else in it tells hosts apart."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return True
+    alone = False
+    for line in text.splitlines():
+        found = _LINE.match(line)
+        if found is None:
+            continue
+        key, words = found[1].lower(), found[2].replace('"', " ").split()
+        if key == "host" and words != ["*"]:
+            patterns.append(words)
+        elif key == "match":
+            alone |= [word.lower() for word in words] != ["all"]
+        elif key == "canonicalizehostname":
+            alone |= [word.lower() for word in words] not in (["no"], ["none"], ["false"])
+        else:
+            alone |= "%" in found[2]  # `ssh -G` has put the host's name in already
+    return alone
+
+
+def _applies(words: list[str], host: str) -> bool:
+    """Whether a `Host` line holds for a host: one pattern says yes, and none that is negated."""
+    if any(word.startswith("!") and _matches(word[1:], host) for word in words):
+        return False
+    return any(_matches(word, host) for word in words if not word.startswith("!"))
+
+
+def _matches(pattern: str, host: str) -> bool:
+    parts = (".*" if one == "*" else "." if one == "?" else re.escape(one) for one in pattern)
+    return re.fullmatch("".join(parts), host, re.DOTALL) is not None

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.inventory import Node
+from clusterctl.ssh_answers import Configuration
+from clusterctl.ssh_config import chain, host_and_port, way_to
+from clusterctl.ssh_keys import key_file
+
+SSH = shutil.which("ssh")
+pytestmark = pytest.mark.skipif(SSH is None, reason="no ssh on this machine")
+
+BLOCKS = """\
+Include {folder}/included
+Host *.lab !bad.lab "gate"
+  User someone
+  Port 2200
+Host gpu?
+  HostName %h.example.com
+Host *
+  ServerAliveInterval 7
+"""
+HOSTS = ["a.lab", "bad.lab", "gate", "gpu1", "gpu12", "NODE", "10.0.0.1", "fe80::1"]
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    """A file with a line for each time that `ssh` was started."""
+    log = tmp_path / "asked"
+    log.touch()
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\necho "$*" >> {log}\nexec {SSH} "$@"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    return log
+
+
+def configuration(folder: Path, text: str) -> Configuration:
+    (folder / "included").write_text("Match all\nHost included\n  Port 9\n")
+    (folder / "config").write_text(text.replace("{folder}", str(folder)))
+    found = Configuration(str(folder / "config"))
+    found.program = str(folder / "ssh")
+    return found
+
+
+def node(host: str, **more: object) -> Node:
+    return Node(name="node1", host=host, address=host, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BLOCKS,
+        BLOCKS + "Match host NODE\n  User other\n",
+        BLOCKS + "Host b.lab\n  UserKnownHostsFile /tmp/of-%h\n",
+        "CanonicalizeHostname yes\nCanonicalDomains invalid\n",
+        "Host=gate\n  Port=7\n",
+    ],
+)
+def test_a_shared_answer_is_the_one_that_each_host_would_get_alone(
+    tmp_path: Path, asked: Path, text: str
+) -> None:
+    config = configuration(tmp_path, text)
+    for user, port in ((None, None), ("me", 2222)):
+        for host in HOSTS:
+            argv = [str(SSH), "-G", "-F", str(config.file), *(["-l", "me", "-p", "2222"] if user else [])]
+            alone = subprocess.run([*argv, "--", host], capture_output=True, text=True, check=True).stdout
+            expected = [line.partition(" ")[::2] for line in alone.splitlines()]
+            told = [(key, one) for key, values in config.of(host, user, port).items() for one in values]
+            assert without_name(told) == without_name(expected)
+
+
+def without_name(answers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """All but the line that repeats the question, and a path that holds a hash of it."""
+    return sorted((key.lower(), value) for key, value in answers if key not in ("host", "controlpath"))
+
+
+def test_ssh_is_asked_once_for_hosts_that_its_files_cannot_tell_apart(tmp_path: Path, asked: Path) -> None:
+    config = configuration(tmp_path, "Host *\n  User me\nHost gate*\n  Port 9\n")
+    for number in range(200):
+        assert way_to(node(f"10.0.0.{number}"), config).host == f"10.0.0.{number}"
+    assert way_to(node("gate1"), config).port == 9
+    assert len(asked.read_text().splitlines()) == 3  # which files, the many, the gate
+    config = configuration(tmp_path, "Match exec true\n  User me\n")
+    for number in range(5):
+        way_to(node(f"10.0.0.{number}"), config)
+    assert len(asked.read_text().splitlines()) == 3 + 1 + 5
+
+
+def test_everything_that_the_configuration_says_of_a_way_is_kept(tmp_path: Path, asked: Path) -> None:
+    for name in ("key", "other key"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True
+        )
+    (tmp_path / "known b").touch()
+    text = f"""\
+Host node
+  HostName ::1
+  Port 2022
+  User me
+  IdentityFile {tmp_path}/%r-is-not-there
+  IdentityFile "{tmp_path}/other key"
+  IdentityFile {tmp_path}/key
+  IdentitiesOnly yes
+  UserKnownHostsFile {tmp_path}/a "{tmp_path}/known b"
+  GlobalKnownHostsFile none
+  HostKeyAlias alias
+  AddressFamily inet6
+  BindAddress ::1
+  ConnectTimeout 77
+  ProxyCommand relay --to %h:%p --as %r --for %n --rate 5%%
+  ControlMaster auto
+"""
+    way = way_to(node("node"), configuration(tmp_path, text))
+    assert (way.host, way.port, way.user, way.name) == ("::1", 2022, "me", "alias")
+    assert way.identities == (f"{tmp_path}/other key", f"{tmp_path}/key") and not way.use_agent
+    assert way.known_hosts == (f"{tmp_path}/a", f"{tmp_path}/known b", "none")
+    assert (way.family, way.bind_address, way.connect_timeout) == ("inet6", "::1", 77)
+    assert way.proxy_command == "relay --to ::1:2022 --as me --for node --rate 5%"
+    assert way.joins_master and not way.only_openssh and way.gateway is None
+    ours = way_to(node("node", user="you", port=2023, gateway="gate"), configuration(tmp_path, text))
+    assert (ours.user, ours.port, ours.proxy_command) == ("you", 2023, None) and ours.gateway is not None
+
+
+def test_chains_of_gateways_are_followed_and_endless_ones_refused(tmp_path: Path, asked: Path) -> None:
+    text = "Host node\n  ProxyJump first,you@second:29\nHost first\n  Port 28\n  ProxyCommand relay %h\n"
+    way = way_to(node("node"), configuration(tmp_path, text))
+    assert [(one.host, one.port) for one in chain(way)] == [("first", 28), ("second", 29), ("node", 22)]
+    assert way.first.proxy_command == "relay first" and way.gateway and way.gateway.user == "you"
+    with pytest.raises(UsageError, match="does not end"):
+        way_to(node("node"), configuration(tmp_path, "Host a\n  ProxyJump b\nHost *\n  ProxyJump a\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("PKCS11Provider /usr/lib/some.so", "PKCS11Provider"),
+        ("RevokedHostKeys {folder}/revoked", "RevokedHostKeys"),
+        ("IdentityAgent {folder}/socket", "IdentityAgent"),
+        ("IdentityAgent SSH_AUTH_SOCK", ""),
+        ("CertificateFile {folder}/elsewhere-cert.pub", "CertificateFile"),
+        ("IdentityFile {folder}/key\n  CertificateFile {folder}/key-cert.pub", ""),
+        ("ProxyCommand x\n  ProxyUseFdpass yes", "ProxyUseFdpass"),
+        ("UserKnownHostsFile {folder}/marked", "certificate authorities or revoked keys in known_hosts"),
+        ("HostbasedAuthentication yes", "HostbasedAuthentication"),
+    ],
+)
+def test_what_only_openssh_can_do_is_told(tmp_path: Path, asked: Path, text: str, reason: str) -> None:
+    (tmp_path / "marked").write_text("@cert-authority * ssh-ed25519 AAAA\n")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True)
+    assert way_to(node("node"), configuration(tmp_path, f"Host *\n  {text}\n")).only_openssh == reason
+
+
+def test_a_key_file_tells_its_kind_and_whether_it_is_locked(tmp_path: Path) -> None:
+    for kind, more, says in (
+        ("ed25519", [], ("ssh-ed25519", False)),
+        ("rsa", [], ("ssh-rsa", False)),
+        ("rsa", ["-m", "PEM"], ("", False)),
+        ("ecdsa", ["-N", "secret"], ("ecdsa-sha2-nistp256", True)),
+        ("rsa", ["-m", "PEM", "-N", "secret"], ("", True)),
+    ):
+        path = tmp_path / f"{kind}{len(more)}{''.join(more)}"
+        secret = [] if "-N" in more else ["-N", ""]
+        subprocess.run(["ssh-keygen", "-q", "-t", kind, *more, *secret, "-f", str(path)], check=True)
+        found = key_file(str(path))
+        assert (found.kind, found.locked) == says
+        assert key_file(f"{path}.pub").kind == "public"
+    assert key_file(str(tmp_path / "none")).kind == ""
+
+
+def test_without_ssh_the_inventory_alone_counts(tmp_path: Path, asked: Path) -> None:
+    config = configuration(tmp_path, "Host *\n  Port 9\n")
+    config.program = None
+    way = way_to(node("node", user="me"), config)
+    assert (way.host, way.port, way.user, way.gateway) == ("node", 22, "me", None)
+
+
+def test_gateways_are_read_with_ports_and_ipv6() -> None:
+    assert host_and_port("gate") == ("gate", None) and host_and_port("gate:2222") == ("gate", 2222)
+    assert host_and_port("[::1]:22") == ("::1", 22) and host_and_port("fe80::1") == ("fe80::1", None)
