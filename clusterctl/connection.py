@@ -165,10 +165,10 @@ class LinkConnection(Connection):
 
     def __init__(self, link: Link) -> None:
         super().__init__(link.node)
-        self._link = link
+        self.link = link
 
     def open(self, op: str, params: Mapping[str, Any]) -> Asked:
-        return self._link.open(op, dict(params))
+        return self.link.open(op, dict(params))
 
     def close(self) -> None:
-        self._link.close()
+        self.link.close()

@@ -7,10 +7,10 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from clusterctl.agent import bootstrap
 from clusterctl.agent.frames import (
@@ -142,6 +142,9 @@ class Asked:
         return self.result
 
 
+A = TypeVar("A", bound=Asked)
+
+
 class Link:
     """Frames over one pipe: a reading thread, and any number of threads that ask."""
 
@@ -168,18 +171,25 @@ class Link:
 
     def open(self, op: str, params: dict[str, Any]) -> Asked:
         """Ask for something; the reply is read from what comes back."""
+        return self.ask(op, to_payload(params), lambda number: Asked(self, number, op))
+
+    def ask(self, op: str, payload: bytes, answered: Callable[[int], A]) -> A:
+        """The same with parameters already in JSON; what `answered` makes of the number gets the reply."""
         number = next(self._numbers)
-        asked = Asked(self, number, op)
+        asked = answered(number)
         with self._change:
             if self._lost is not None or self.is_closed:
                 raise self._lost or LinkLost(self.node, "the link was closed")
             self._asked[number] = asked
-        payload = to_payload(params)
         if len(payload) > MAX_PAYLOAD:
             self.forget(number)
             raise RequestFailed(self.node, "usage", f"{op}: {len(payload)} bytes of parameters are too many")
         self.send(Frame(number, "open", {"op": op}, payload))
         return asked
+
+    def silent_for(self) -> float:
+        """Seconds since anything was heard from the node."""
+        return time.monotonic() - self._heard
 
     def send(self, frame: Frame) -> None:
         """Write one frame whole."""
