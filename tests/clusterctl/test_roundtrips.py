@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl import hostfile, hostfile_any, hostfile_convert, hostfile_slurm
+from clusterctl import hostfile, hostfile_any, hostfile_slurm, inventory, inventory_text
 from clusterctl.errors import ClusterctlError
 from clusterctl.hostfile import Entry
 from clusterctl.nodeset import expand, fold
@@ -194,17 +194,8 @@ def test_any_hostfile_becomes_an_inventory_and_the_same_hostfile_again(nodes: li
     nodes = [replace(entry, slots=entry.slots or 1) for entry in nodes]
     cluster = hostfile_any.from_entries(nodes, "hosts")
     assert said(list(hostfile_any.entries_of(cluster))) == said(nodes)
-    text = hostfile_convert.cluster_text(cluster)
-    assert text and _reread(text).nodes == cluster.nodes
-
-
-def _reread(text: str) -> Any:
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="clusterctl-test-") as folder:
-        path = Path(folder) / "cluster.yaml"
-        path.write_text(text)
-        return hostfile_any.load(path)
+    for text in (inventory_text.cluster_text(cluster), inventory_text.commented(cluster, "hosts")):
+        assert inventory.parse(text, Path("cluster.yaml")).nodes == cluster.nodes
 
 
 # -- node sets
