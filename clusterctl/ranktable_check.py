@@ -14,7 +14,7 @@ from clusterctl.ranktable_findings import Finding, hardware_named, kind, missing
 from clusterctl.ranktable_model import many_objects
 from clusterctl.ranktable_rules import Rules
 from clusterctl.sanitize import escape_controls
-from clusterctl.strict_json import pointer, read_json
+from clusterctl.strict_json import MAX_BYTES, pointer, read_json
 
 _READABLE = "make it readable for the owner: chmod u+r"
 _SILENT = "nothing: torch_npu falls back to negotiation in silence"
@@ -124,7 +124,8 @@ def check_file(path: Path, hardware: str | None = None) -> Report:
     try:
         if not stat.S_ISREG(mode) and not path.is_file() and path.exists():
             return Report(findings)
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)  # a byte too many is a finding; of the rest nothing is kept
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file", "check the name") from None
     except OSError as error:

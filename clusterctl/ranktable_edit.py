@@ -99,7 +99,8 @@ def _places(table: RankTable) -> dict[int, dict[str, Any]]:
     return {
         device.rank_id: {
             **{"server": server.server_id, "device": device.device_id, "address": ",".join(device.addresses)},
-            **{"super device": device.super_device_id or "", "super pod": pods.get(server.server_id, "")},
+            **({"super device": device.super_device_id} if device.super_device_id else {}),
+            **({"super pod": pods[server.server_id]} if server.server_id in pods else {}),
             **{f"server's {key}": inner for key, inner in server.extras.items()},
             **device.extras,
             **({"level_list": list(device.levels)} if device.levels else {}),

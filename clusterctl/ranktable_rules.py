@@ -88,14 +88,16 @@ class Rules:
         if self.version == "2.0":
             if type(value) is int and 0 <= value < 2**31:
                 return value
-            what = (
-                f"{key!r} is {kind(value)}; version 2.0 wants a number"
-                if key in holder
-                else f"{key!r} is missing"
-            )
-            self.add(
-                "scalar-type" if key in holder else "missing-key", f"{at}/{key}", what, f'write "{key}": 0'
-            )
+            remedy = f'write "{key}": 0'
+            if key not in holder:
+                self.add("missing-key", at, f"{key!r} is missing", remedy)
+            elif type(value) in (int, float):
+                self.add(
+                    "not-a-number", f"{at}/{key}", f"{key!r} is {value}, not a whole number from 0", remedy
+                )
+            else:
+                what = f"{key!r} is {kind(value)}; version 2.0 wants a number"
+                self.add("scalar-type", f"{at}/{key}", what, remedy)
             return None
         if isinstance(value, str) and len(value) <= MAX_DIGITS and value.isascii() and value.isdigit():
             return int(value)
@@ -216,7 +218,8 @@ class Rules:
                 number = numbers.setdefault(server_id, len(numbers))
                 rank = self.number(entry, "rank_id", here)
                 for place, device in self.objects(entry, "devices", here):
-                    self.devices.append(self._device(device, place, number, rank))
+                    seen = self._device(device, place, number, rank)
+                    self.devices.append(seen._replace(rank_pointer=f"{here}/rank_id"))
         self.servers = [SeenServer(found[0], server_id, len(found)) for server_id, found in places.items()]
         for server in self.servers:
             if server.devices not in LAB_SIZES:
@@ -342,7 +345,8 @@ class Rules:
                 if server_id is not None:
                     self.once(named, server_id, f"{here}/server_id", "super-pod", "server")
                     pod_of.setdefault(server_id, number)
-        if isinstance(self.value.get("super_pod_list"), list):
+        listed = self.value.get("super_pod_list")
+        if isinstance(listed, list) and listed:
             self._pods_and_servers(named)
             self._unique_super_ids(pod_of)
 

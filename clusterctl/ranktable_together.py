@@ -35,6 +35,12 @@ class SeenDevice(NamedTuple):
     rank: int | None
     ips: tuple[str, ...] | None
     super_id: str | None = None
+    rank_pointer: str | None = None
+    """Where the rank stands, if not at the device itself."""
+
+
+def rank_place(device: SeenDevice) -> str:
+    return device.rank_pointer or f"{device.pointer}/rank_id"
 
 
 NAMES = {
@@ -107,13 +113,13 @@ class Together:
         items: list[tuple[Hashable, SeenDevice]] = [
             (one.rank, one) for one in self.devices if one.rank is not None
         ]
-        self._unique(items, lambda one: f"{one.pointer}/rank_id", "rank-id", "rank")
+        self._unique(items, rank_place, "rank-id", "rank")
         for device in self.devices:
             if device.rank is not None and device.rank >= count:
                 hccl = invalid(device.rank, "rank_id", f"0 to {count - 1}")
                 what = f"the rank is {device.rank}, with {count} devices in all"
                 remedy = f"the ranks 0 to {count - 1}, each once"
-                self.add("rank-id", f"{device.pointer}/rank_id", what, remedy, hccl)
+                self.add("rank-id", rank_place(device), what, remedy, hccl)
 
     def _addresses(self, required: bool) -> None:
         counts: dict[int, str] = {}

@@ -63,7 +63,7 @@ def read_json(raw: bytes) -> tuple[Any, list[JsonFault]]:
     """The value, None where there is none, and every fault of the text."""
     faults: list[JsonFault] = []
     if len(raw) > MAX_BYTES:
-        what = f"{len(raw) >> 20} MB; at most {MAX_BYTES >> 20} MB are read"
+        what = f"larger than {MAX_BYTES >> 20} MB"
         return None, [JsonFault("size", "", what, "is this the right file?")]
     if raw.startswith(BOM):
         raw = raw[len(BOM) :]
