@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.addresses import address_fault, same_place
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -159,13 +160,12 @@ def twice(entries: Iterable[Entry], source: str) -> Iterator[Fault]:
     """A fault for every node that stands in a file again."""
     first: dict[str, int] = {}
     for entry in entries:
-        if entry.address in first:
-            place = (
-                f"on line {first[entry.address]} too" if first[entry.address] != entry.line else "here twice"
-            )
+        place_of = same_place(entry.address)
+        if place_of in first:
+            place = f"on line {first[place_of]} too" if first[place_of] != entry.line else "here twice"
             what = f"{entry.address} stands {place}"
             yield Fault(f"{source}:{entry.line}", what, "one line a node, with all its slots")
-        first.setdefault(entry.address, entry.line)
+        first.setdefault(place_of, entry.line)
 
 
 def _mixture(entries: Sequence[Entry], source: str) -> Iterator[Fault]:
@@ -203,6 +203,8 @@ def _entry(line: str, number: int) -> Entry:
     host = _HOST.match(name)
     if not host:
         raise _no_host(name)
+    if fault := address_fault(host[2]):
+        raise UsageError(fault, "as in 10.0.0.1 or fd00::1, or a name")
     user: str | None = host[1]
     form = "colon" if mpich_form else ""
     for word in words:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from clusterctl.addresses import address_fault
 from clusterctl.errors import Fault, UsageError
 from clusterctl.hostfile import MAX_SLOTS, Entry, lines, twice
 
@@ -101,6 +102,8 @@ def expand(text: str) -> list[str]:
         if not _HOST.match(name):
             what = "a name can't begin with '-'" if name[:1] == "-" else "no name of a node"
             raise UsageError(f"{name[:80]!r}: {what}", "as in node[01-16,20],big")
+        if fault := address_fault(name):
+            raise UsageError(fault, "as in 10.0.0.[1-4]")
     return names
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from clusterctl.addresses import address_fault, same_place
 from clusterctl.document import Document, Section, load_document, parse_document
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 
@@ -325,7 +326,7 @@ def _cross_faults(document: Document, cluster: Cluster) -> list[Fault]:
         here: tuple[str | int, ...] = ("nodes", node.name)
         if node.name in seen_name:
             faults.append(document.fault(here, f"the node {node.name} is named twice", "keep one of them"))
-        at = (node.host, node.port)
+        at = (same_place(node.host), node.port)
         if at in seen_at and node.name not in seen_name:
             what = f"{node.name} and {seen_at[at]} are both at {node.host}:{node.port}"
             faults.append(document.fault(here, what, "one machine is one node"))
@@ -351,6 +352,8 @@ def _node_faults(document: Document, here: tuple[str | int, ...], node: Node) ->
             yield document.fault(
                 (*here, key), f"{value!r} can't be a {key}", "letters, digits, '.', '-' and ':' only"
             )
+        elif value is not None and pattern is HOST and (fault := address_fault(value)):
+            yield document.fault((*here, key), fault, "as in 10.0.0.1 or fd00::1, or a name")
     if node.key is not None and not Path(node.key).is_file():
         yield document.fault(
             (*here, "key"), f"no identity file {node.key}", "name the private key, as in ~/.ssh/id_ed25519"

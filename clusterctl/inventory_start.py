@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from clusterctl import hostfile_any, inventory, nodeset
+from clusterctl.addresses import address_fault
 from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.hostfile_any import Source
 from clusterctl.inventory import Cluster, Node
@@ -80,6 +81,8 @@ def _host_faults(names: Sequence[str]) -> Iterator[Fault]:
         if not inventory.HOST.match(name):
             remedy = "letters, digits, '.', '-', '_' and ':' only"
             yield Fault("--hosts", f"{name[:80]!r} is no name or address that SSH could reach", remedy)
+        elif fault := address_fault(name):
+            yield Fault("--hosts", fault, "as in 10.0.0.1 or fd00::1, or a name")
 
 
 def _too_many(where: str, count: int) -> Iterator[Fault]:

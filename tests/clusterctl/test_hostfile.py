@@ -77,6 +77,10 @@ def test_slots_in_two_ways_are_no_launchers_file() -> None:
         ("$(reboot) slots=8", "no name"),
         ("`id` slots=8", "no name"),
         ("node1 slots=0", "slots=0"),
+        ("10.0.0.999 slots=8", "no IPv4 address"),
+        ("10.0.0.01 slots=8", "no IPv4 address"),
+        ("10.0.0 slots=8", "no IPv4 address"),
+        ("a:b:c slots=8", "no IPv6 address"),
         ("node1 slots=x", "no number"),
         ("node1 slots=٣", "no number"),
         ("node1 slots=08x", "no number"),
@@ -148,3 +152,11 @@ def test_any_text_is_read_or_refused_in_words(text: str) -> None:
         parse(text)
     except InputFaults as error:
         assert error.faults
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("Node1", "node1"), ("fd00::2", "FD00:0::2"), ("gpu.lab", "gpu.lab.")]
+)
+def test_one_machine_in_two_spellings_is_one_machine(one: str, other: str) -> None:
+    with pytest.raises(InputFaults, match=r"hostfile:2: .* stands on line 1 too"):
+        parse(f"{one} slots=8\n{other} slots=8\n")

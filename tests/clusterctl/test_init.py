@@ -124,6 +124,7 @@ def test_what_would_make_no_inventory_is_refused(folder: Path) -> None:
     (folder / "lab.yaml").write_text("nodes: [a]\n")
     assert "together" in refused("--hosts", "a", "--hostfile", "hosts").message
     assert "'a+b' is no name" in refused("--hosts", "a+b,c").message
+    assert "no IPv4 address" in refused("--hosts", "10.0.0.[254-256]").message
     assert "at most 50,000" in refused("--hosts", "node[1-50001]").message
     (folder / "many").write_text("".join(f"n{number}\n" for number in range(50_001)))
     assert "many: 50,001 nodes" in refused("--hostfile", "many").message
