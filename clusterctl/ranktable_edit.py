@@ -70,9 +70,10 @@ class Difference:
     """What two tables say of one rank; a side is empty where it has no such rank."""
 
     rank: int | None
-    """None for the table itself."""
+    """None for the table itself, and where whole servers are compared."""
     left: str
     right: str
+    server: str | None = None
 
 
 def diff(left: RankTable, right: RankTable) -> list[Difference]:
@@ -87,6 +88,51 @@ def diff(left: RankTable, right: RankTable) -> list[Difference]:
     if tables[0] != tables[1]:
         differences.insert(0, Difference(None, *_words(*tables)))
     return differences
+
+
+def diff_servers(left: RankTable, right: RankTable) -> list[Difference]:
+    """Where two tables differ, server by server: those of one only, and those whose ranks or facts are others."""
+    sides = (_by_server(left), _by_server(right))
+    differences = [found for found in diff(left, right) if found.rank is None]
+    for name in dict.fromkeys([*sides[0], *sides[1]]):
+        ranks = [side.get(name, {}) for side in sides]
+        if ranks[0] != ranks[1]:
+            one, other = ranks
+            differences.append(Difference(None, _server_words(one, other), _server_words(other, one), name))
+    return differences
+
+
+def _by_server(table: RankTable) -> dict[str, dict[int, dict[str, Any]]]:
+    servers: dict[str, dict[int, dict[str, Any]]] = {}
+    for rank, facts in _places(table).items():
+        servers.setdefault(facts["server"], {})[rank] = facts
+    return servers
+
+
+def _server_words(here: dict[int, dict[str, Any]], other: dict[int, dict[str, Any]]) -> str:
+    """`ranks 8-15, devices 0-7`, and how many of its devices say something else than on the other side."""
+    if not here:
+        return ""
+    theirs = {facts["device"]: facts for facts in other.values()}
+    changed = [facts["device"] for facts in here.values() if theirs.get(facts["device"]) != facts]
+    words = [
+        f"ranks {_folded(list(here))}",
+        f"devices {_folded([facts['device'] for facts in here.values()])}",
+    ]
+    if other and changed:
+        words.append(f"device {_folded(changed)} differs")
+    return ", ".join(words)
+
+
+def _folded(numbers: list[int]) -> str:
+    """`0-3,6` in the order given."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] + 1 == number:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 _SHOWN = ("server", "device", "address")

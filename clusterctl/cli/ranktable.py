@@ -225,18 +225,27 @@ def show(file: Table, json: Json = False) -> None:
 
 
 @app.command()
-def diff(left: Table, right: Table, json: Json = False) -> None:
+def diff(
+    left: Table,
+    right: Table,
+    by: Annotated[str, typer.Option(metavar="WHAT", help="rank, or node: a line for each server.")] = "rank",
+    json: Json = False,
+) -> None:
     """Compare two tables rank by rank; exit 1 when they differ. Key order and space don't count."""
     from dataclasses import asdict
 
     from clusterctl import ranktable, ranktable_edit
     from clusterctl.cli import screen
+    from clusterctl.errors import UsageError
 
-    found = ranktable_edit.diff(ranktable.load(left), ranktable.load(right))
+    compare = {"rank": ranktable_edit.diff, "node": ranktable_edit.diff_servers}.get(by)
+    if compare is None:
+        raise UsageError(f"--by {by}: tables are compared by rank or by node", "--by node")
+    found = compare(ranktable.load(left), ranktable.load(right))
     if json:
         screen.show_json([asdict(one) for one in found])
     for one in () if json else found:
-        head = "table" if one.rank is None else f"rank {one.rank}"
+        head = one.server or ("table" if one.rank is None else f"rank {one.rank}")
         screen.out_console().print(
             screen.safe(f"{head}: {one.left or 'not there'} -> {one.right or 'not there'}")
         )

@@ -118,6 +118,9 @@ def test_diff_exits_1_only_when_ranks_differ(folder: Path) -> None:
         json.dumps(json.loads((folder / PARTS[0]).read_text()), sort_keys=True)
     )
     assert typed("ranktable", "diff", PARTS[0], "compact.json").exit_code == 0
+    by_node = typed("ranktable", "diff", PARTS[0], PARTS[1], "--by", "node")
+    assert (by_node.exit_code, len(by_node.stdout.splitlines())) == (1, 2)
+    assert by_node.stdout.startswith("10.155.111.140: ranks 0-7, devices 0-7 -> not there\n")
     result = typed("ranktable", "diff", PARTS[0], PARTS[1])
     assert result.exit_code == 1 and len(result.stdout.splitlines()) == 8
 

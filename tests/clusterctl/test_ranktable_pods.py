@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.errors import InputFaults
 from clusterctl.ranktable import merge, parse
-from clusterctl.ranktable_edit import diff, slice_table, to_version
+from clusterctl.ranktable_edit import diff, diff_servers, slice_table, to_version
 
 GOOD = Path(__file__).parents[1] / "cases" / "ranktable" / "good-1.2.json"
 
@@ -89,3 +89,20 @@ def test_whatever_the_ranks_compare_is_a_difference() -> None:
     named = parse(json.dumps({**with_pods("1.2", PODS), "job": 7}))
     (one,) = diff(parse(json.dumps(with_pods("1.2", PODS))), named)
     assert (one.rank, one.left, one.right) == (None, "no job", "job 7")
+
+
+def test_tables_are_compared_by_server_too() -> None:
+    whole = parse(json.dumps(with_pods("1.2", PODS)))
+    value = with_pods("1.2", PODS)
+    value["server_list"][1]["device"][1]["device_ip"] = "192.2.27.99"
+    assert diff_servers(whole, whole) == []
+    (changed,) = diff_servers(whole, parse(json.dumps(value)))
+    assert changed.server == "10.0.0.2"
+    assert changed.left == changed.right == "ranks 2-3, devices 0-1, device 1 differs"
+    (gone,) = diff_servers(whole, slice_table(whole, servers=["10.0.0.1"]))
+    assert (gone.server, gone.left, gone.right) == ("10.0.0.2", "ranks 2-3, devices 0-1", "")
+    moved = diff_servers(whole, slice_table(whole, servers=["10.0.0.2"]))
+    assert [(one.server, one.left, one.right) for one in moved] == [
+        ("10.0.0.1", "ranks 0-1, devices 0-1", ""),
+        ("10.0.0.2", "ranks 2-3, devices 0-1", "ranks 0-1, devices 0-1"),
+    ]
