@@ -81,15 +81,19 @@ def check(
     target: Annotated[
         str | None, typer.Option("--for", metavar="FORMAT", help="Also whether this launcher can take it.")
     ] = None,
+    include: SlotFilter = None,
+    exclude: SlotExclude = None,
     json: Json = False,
 ) -> None:
-    """Say what is wrong in a hostfile; exit 1 when something is."""
+    """Say what is wrong in a hostfile, or what a filter leaves of it; exit 1 when something is wrong."""
     from dataclasses import asdict
 
     from clusterctl import hostfile_any, hostfile_convert, words
     from clusterctl.cli import screen
 
     source = hostfile_any.read(file)
+    if not source.faults:
+        source = hostfile_convert.narrowed(source, include, exclude)
     faults = [*source.faults, *(hostfile_convert.losses(source, target) if target else ())]
     ranks = sum(entry.slots or 1 for entry in source.entries)
     if json:

@@ -137,6 +137,14 @@ def test_deepspeeds_filters_choose_slots(folder: Path) -> None:
     assert "no slot 7" in refused("convert", "ds", "--to", "deepspeed", "-i", "w0:7")
 
 
+def test_check_says_what_a_filter_leaves(folder: Path) -> None:
+    assert typed("check", "ds", "-i", "w1@w0:0,2").stdout == "ds: ok: 2 nodes, 6 slots (deepspeed)\n"
+    said = json.loads(typed("check", "ds", "-e", "w0@w1:0", "--json").stdout)
+    assert [(one["address"], one["devices"]) for one in said["nodes"]] == [("w1", [1, 2, 3])]
+    assert "can't hold which devices: 0,2" in typed("check", "ds", "-i", "w0:0,2", "--for", "mpich").stdout
+    assert "no node 'w9'" in refused("check", "ds", "-i", "w9")
+
+
 def test_a_rank_table_becomes_a_hostfile_and_an_inventory_with_addresses(folder: Path) -> None:
     result = typed("convert", str(FOUR), "--to", "deepspeed")
     assert result.stdout.splitlines()[3] == "10.155.111.143 slots=8"
