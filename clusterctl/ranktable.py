@@ -13,14 +13,23 @@ from pathlib import Path
 from clusterctl.errors import UsageError
 from clusterctl.ranktable_check import check
 from clusterctl.ranktable_findings import Finding
-from clusterctl.ranktable_make import build, buildable, checked, complete, in_order, merge, server_places
+from clusterctl.ranktable_make import (
+    build,
+    buildable,
+    checked,
+    complete,
+    in_order,
+    merge,
+    named_by,
+    server_places,
+)
 from clusterctl.ranktable_model import Device, RankTable, Server, SuperPod, in_rank_order, renumbered
 from clusterctl.ranktable_read import load, load_all, parse
 
 __all__ = [
     "Device", "Finding", "RankTable", "Server", "SuperPod",
     "build", "buildable", "check", "checked", "complete", "file_name", "in_order", "in_rank_order", "load",
-    "load_all", "merge", "parse", "renumbered", "save", "server_places",
+    "load_all", "merge", "named_by", "parse", "renumbered", "save", "server_places",
 ]  # fmt: skip
 
 

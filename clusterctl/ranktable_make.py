@@ -219,6 +219,12 @@ def server_places(cluster: Cluster) -> dict[str, int]:
     return places
 
 
+def named_by(cluster: Cluster, servers: Sequence[str]) -> dict[str, str]:
+    """The name that an inventory has for each of these servers, in their order; without those that it lacks."""
+    places = server_places(cluster)
+    return {cluster.nodes[places[server]].name: server for server in servers if server in places}
+
+
 def _as_inventory(
     tables: Sequence[tuple[str, RankTable]], inventory: Mapping[str, int]
 ) -> list[tuple[str, RankTable]]:

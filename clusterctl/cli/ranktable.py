@@ -17,6 +17,7 @@ from clusterctl.cli.options import (
     Nodes,
     cluster_of,
     connected,
+    inventory_there,
 )
 
 if TYPE_CHECKING:
@@ -261,23 +262,41 @@ def cut(
         str | None, typer.Option(metavar="RANGE", help="These ranks: '[0,16)', 16 left out.")
     ] = None,
     drop: Annotated[str | None, typer.Option(metavar="SET", help="Without these servers.")] = None,
+    cluster: ClusterFile = None,
     output: Output = None,
     force: Force = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Write a part of a table, its ranks numbered anew from 0."""
-    from clusterctl import nodeset, ranktable, ranktable_edit
+    """Write a part of a table, its ranks numbered anew from 0; servers by server_id, or by the inventory's names."""
+    from clusterctl import ranktable, ranktable_edit
 
     table = ranktable.load(file)
-    known = [server.server_id for server in table.servers]
     part = ranktable_edit.slice_table(
         table,
-        servers=nodeset.select(nodes, known) if nodes else None,
+        servers=_servers(nodes, table, cluster) if nodes else None,
         ranks=ranktable_edit.parse_ranks(ranks) if ranks else None,
-        drop=nodeset.select(drop, known) if drop else (),
+        drop=_servers(drop, table, cluster) if drop else (),
     )
     _write(part, output, force, dry_run, json)
+
+
+def _servers(chosen: str, table: RankTable, file: Path | None) -> list[str]:
+    """The servers that a node set means: by server_id, else by the names that an inventory gives them."""
+    from clusterctl import nodeset, ranktable
+    from clusterctl.errors import UsageError
+
+    known = [server.server_id for server in table.servers]
+    try:
+        return list(nodeset.select(chosen, known))
+    except UsageError:
+        if not table.names_servers or not (file or inventory_there()):
+            raise
+        found = cluster_of(file)
+        names = ranktable.named_by(found, known)
+        if len(names) < len(known):
+            raise
+    return [names[name] for name in nodeset.select(chosen, list(names), found.groups)]
 
 
 def _write(table: RankTable, output: Path | None, force: bool, dry_run: bool, json: bool) -> None:

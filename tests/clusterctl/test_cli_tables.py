@@ -172,3 +172,20 @@ def test_sets_expand_and_fold_as_nodeset_prints_them(folder: Path) -> None:
     (folder / "cluster.yaml").write_text(INVENTORY)
     assert typed("expand", "@old").stdout == "node1 node2\n"
     assert typed("expand", "*!@old").stdout == "node3\n"
+
+
+def test_a_slice_takes_the_inventorys_names_for_servers_that_the_table_knows_by_address(folder: Path) -> None:
+    (folder / "lab.yaml").write_text(
+        "nodes:\n"
+        + "".join(f"  node{n}: {{host: 10.155.111.{140 + n}}}\n" for n in range(4))
+        + "groups: {last: 'node[2-3]'}\n"
+    )
+    assert typed("ranktable", "merge", *PARTS, "-o", "t.json").exit_code == 0
+    for words in (["--drop", "node[2-3]"], ["--nodes", "all!@last"], ["--drop", "10.155.111.[142-143]"]):
+        done = typed("ranktable", "slice", "t.json", *words, "-c", "lab.yaml", "-o", "-")
+        assert done.exit_code == 0, repr(done.exception)
+        ids = [one["server_id"] for one in json.loads(done.stdout)["server_list"]]
+        assert ids == ["10.155.111.140", "10.155.111.141"]
+    (folder / "part.yaml").write_text("nodes:\n  node2: {host: 10.155.111.142}\n")
+    refused = typed("ranktable", "slice", "t.json", "--drop", "node2", "-c", "part.yaml", "-o", "-")
+    assert isinstance(refused.exception, UsageError) and "node2" in refused.exception.message
