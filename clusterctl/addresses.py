@@ -15,11 +15,13 @@ def same_place(host: str) -> str:
 
 
 def address_fault(host: str) -> str:
-    """Why a text of numbers and dots, or with colons, is no address; nothing for names."""
+    """Why a text of numbers and dots, or with colons, is no address, or too long for a name; else nothing."""
     if _NUMBERS.match(host) and not _address(host):
         return f"{host[:80]!r} is no IPv4 address"
     if ":" in host and not _address(host):
         return f"{host[:80]!r} is no IPv6 address"
+    if len(host) > 253 or any(len(part) > 63 for part in host.split(".")):
+        return f"{host[:80]!r} is too long for a name: 253 characters, 63 between dots"
     return ""
 
 

@@ -21,6 +21,9 @@ HOST = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._:%-]*\Z"
 )  # a name, IPv4, IPv6 with a zone; never an option or shell text
 USER = re.compile(r"[A-Za-z_][A-Za-z0-9._@\\-]*\Z")
+GATEWAY = re.compile(  # one hop: `host`, `user@host:22`, `[::1]:22`, or a name of ~/.ssh/config
+    r"(ssh://)?([A-Za-z_][A-Za-z0-9._@\\-]*@)?([A-Za-z0-9_][A-Za-z0-9._:%-]*|\[[0-9A-Fa-f:.%A-Za-z-]+\](:\d{1,5})?)\Z"
+)
 
 
 @dataclass(frozen=True)
@@ -354,6 +357,9 @@ def _node_faults(document: Document, here: tuple[str | int, ...], node: Node) ->
             )
         elif value is not None and pattern is HOST and (fault := address_fault(value)):
             yield document.fault((*here, key), fault, "as in 10.0.0.1 or fd00::1, or a name")
+    for hop in (node.gateway or "").split(","):
+        if hop.strip() and not GATEWAY.match(hop.strip()):
+            yield document.fault((*here, "gateway"), f"{hop!r} can't be a gateway", "as in user@bastion:22")
     if node.key is not None and not Path(node.key).is_file():
         yield document.fault(
             (*here, "key"), f"no identity file {node.key}", "name the private key, as in ~/.ssh/id_ed25519"

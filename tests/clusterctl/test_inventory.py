@@ -106,3 +106,23 @@ def test_devices_are_a_count_a_half_open_range_or_a_list(value: object, ids: tup
 def test_other_devices_are_refused(value: object) -> None:
     with pytest.raises(UsageError):
         inventory.parse_devices(value)
+
+
+@pytest.mark.parametrize(
+    "gateway",
+    ["gate", "me@gate", "me@gate:2222", "[::1]:22", "fd00::1", "ssh://me@gate:22", "one, me@two:22", "_alias"],
+)
+def test_a_gateway_is_a_place_or_several(tmp_path: Path, gateway: str) -> None:
+    text = f'nodes: {{a: {{host: b, gateway: "{gateway}"}}}}'
+    assert inventory.load(written(tmp_path, text)).nodes[0].gateway == gateway
+
+
+@pytest.mark.parametrize("gateway", ["-oProxyCommand=x", "a;touch x;@gate", "$(x)", "me@-x", "a b", "gate\\nHost *", "`x`"])
+def test_a_gateway_that_is_an_option_or_a_command_is_refused(tmp_path: Path, gateway: str) -> None:
+    with pytest.raises(InputFaults, match="can't be a gateway"):
+        inventory.load(written(tmp_path, f'nodes: {{a: {{host: b, gateway: "{gateway}"}}}}'))
+
+
+def test_a_name_that_no_resolver_takes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputFaults, match="too long for a name"):
+        inventory.load(written(tmp_path, f"nodes: {{a: {{host: {'x' * 64}.example}}}}"))
