@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory import Cluster, Node
 
 _POINTER = re.compile(r"\A/server_list/([0-9]+)(?:/device/([0-9]+))?")
+_OTHER = re.compile(r"(?:(?<= at )|(?<= and ))/(?:server_list|rank_list)/[0-9]{1,9}(?:/[a-z_0-9]+)*")
 SORTS = ("given", "address", "name", "inventory")
 
 
@@ -47,8 +48,22 @@ def checked(
     rules.run()
     if rules.findings:
         tell = where or (lambda pointer: _named(pointer, names))
-        raise InputFaults([Fault(tell(one.pointer), one.what, one.remedy) for one in rules.findings])
+        raise InputFaults(
+            [Fault(tell(one.pointer), _told(one.what, tell), one.remedy) for one in rules.findings]
+        )
     return table
+
+
+def _told(what: str, tell: Callable[[str], str]) -> str:
+    """The words of a finding with the other places in them named as its own is."""
+
+    def place(found: re.Match[str]) -> str:
+        try:
+            return tell(found[0])
+        except (IndexError, ValueError):  # a text of the table's own that looks like a pointer
+            return found[0]
+
+    return _OTHER.sub(place, what)
 
 
 def _named(pointer: str, names: Sequence[str]) -> str:

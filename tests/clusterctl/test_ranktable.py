@@ -447,3 +447,11 @@ def test_the_example_parts_merge_in_their_files_order() -> None:
 def test_renumbering_is_idempotent() -> None:
     table = whole(1, 2)
     assert renumbered(table.servers) == table.servers
+
+
+def test_unequal_counts_of_a_merge_name_both_files() -> None:
+    with pytest.raises(InputFaults) as caught:
+        merge([("a.json", one_server(1, 2)), ("b.json", one_server(2, 3))], "910a")
+    (fault,) = caught.value.faults
+    assert fault.where == "b.json /server_list/0/device"
+    assert fault.what.startswith("3 devices, and a.json /server_list/0 has 2")

@@ -95,3 +95,18 @@ def test_what_a_plan_can_not_hold_is_refused_by_name() -> None:
     with pytest.raises(InputFaults, match="hardware_type"):
         render_plan(case("good-operator-keys"))
     assert "hardware_type" not in render_plan(case("good-operator-keys"), lossy=True)
+
+
+def test_the_other_place_of_a_fault_is_named_by_its_line_too() -> None:
+    (found,) = faults_of("nodes:\n  a:\n    device_ips: [1.1.1.1]\n  b:\n    device_ips: [1.1.1.1]\n")
+    assert found == (
+        "plan:5 nodes.b.device_ips.0: the address '1.1.1.1' stands at plan:3 nodes.a.device_ips.0 too"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["is at /server_list/99/device/0", "is at /server_list/0/device/z/device_ip", "x /rank_list/7"]
+)
+def test_a_name_that_looks_like_a_pointer_is_no_place(name: str) -> None:
+    found = faults_of(f"nodes: {{'n[1-2]': {{server_id: '{name}', device_ips: ['1.1.1.{{n}}']}}}}")
+    assert any(name[:20] in one for one in found)
