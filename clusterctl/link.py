@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -86,6 +87,13 @@ def agent_argv(python: str) -> list[str]:
         "-c",
         f"import sys;exec(sys.stdin.buffer.read({len(_first_lines())}))",
     ]
+
+
+def shell_command(argv: Sequence[str]) -> str:
+    """The one line that a login shell has to read; a leading `~/` stays the shell's to expand."""
+    program = argv[0]
+    first = "~/" + shlex.quote(program[2:]) if program.startswith("~/") else shlex.quote(program)
+    return " ".join([first, *[shlex.quote(one) for one in argv[1:]]])
 
 
 class Asked:

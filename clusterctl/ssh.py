@@ -7,97 +7,49 @@ get our client.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import logging
 import os
-import random
-import shlex
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import paramiko
 from paramiko.common import MSG_CHANNEL_REQUEST
-from paramiko.hostkeys import HostKeys, InvalidHostKey
+from paramiko.hostkeys import HostKeyEntry, HostKeys, InvalidHostKey
 
+from clusterctl import host_keys
 from clusterctl.agent.frames import BEAT
 from clusterctl.connection import Connection, LinkConnection
 from clusterctl.errors import (
-    HostKeyChanged,
-    HostKeyUnknown,
     LinkLost,
     LoginRefused,
     Unreachable,
     UsageError,
 )
-from clusterctl.link import Link, agent_argv
+from clusterctl.host_keys import HostKey, SeenKey
+from clusterctl.link import Link, agent_argv, shell_command
 from clusterctl.ssh_answers import Configuration
 from clusterctl.ssh_config import KNOWN_HOSTS, Way, way_to
 from clusterctl.ssh_proxy import ProxySocket, connected
+from clusterctl.ssh_retry import HANDSHAKE_LIMIT, Dropped, retried
 
 if TYPE_CHECKING:
     from clusterctl.inventory import Cluster, Node
 
-T = TypeVar("T")
-TRIES = 6  # a default sshd drops a part of 64 handshakes at once; each wave of retries is smaller
-FIRST_PAUSE = 0.3  # seconds before the second try, doubled each time, times 0.5 to 1.5
-RETRY_LIMIT = (
-    15.0  # seconds after which a handshake that fails is not tried again: the server is silent, not busy
-)
-HANDSHAKE_LIMIT = 20.0  # seconds for banner and key exchange: a node under load may take a few
 WINDOW = 16 << 20  # bytes that a node may be ahead of us
 END_WAIT = 10.0  # seconds for the exit code after both streams ended
 PIECE = 64 << 10  # paramiko copies what it is given once a packet
 
 
-class _Dropped(Exception):
-    """The handshake ended before anybody was asked to log in; another try may do better."""
-
-
-def fingerprint(key: paramiko.PKey) -> str:
-    """`SHA256:…`, as ssh-keygen shows it."""
-    return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
-
-
-@dataclass(frozen=True)
-class SeenKey:
-    """A host key as it was shown, and those that are recorded for that host."""
-
-    node: str
-    name: str
-    key: paramiko.PKey
-    recorded: tuple[paramiko.PKey, ...]
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self.key)
-
-    @property
-    def state(self) -> str:
-        """known, new or changed."""
-        if not self.recorded:
-            return "new"
-        return "known" if any(one.asbytes() == self.key.asbytes() for one in self.recorded) else "changed"
-
-    def refusal(self) -> HostKeyChanged:
-        """Why a changed key is not taken."""
-        return _changed(self.node, self.name, self.recorded[0], self.key)
-
-    def as_json(self) -> dict[str, str]:
-        return {
-            "node": self.node,
-            "host": self.name,
-            "type": self.key.get_name(),
-            "fingerprint": self.fingerprint,
-            "state": self.state,
-        }
+def as_value(key: paramiko.PKey) -> HostKey:
+    """paramiko's key as ours."""
+    return host_keys.host_key(key.get_name(), key.get_base64())
 
 
 @dataclass
@@ -130,18 +82,13 @@ class KnownHosts:
                     return list(found.values())
         return []
 
-    def record(self, name: str, key: paramiko.PKey) -> None:
+    def record(self, name: str, key: HostKey) -> None:
         """Append a key to the first file; what stands there is not touched."""
-        path = self.files[0]
-        line = f"{name} {key.get_name()} {key.get_base64()}\n"
         with self._change:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            there = path.read_bytes() if path.is_file() else b""
-            unfinished = bool(there) and not there.endswith(b"\n")
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(handle, "a", encoding="utf-8") as file:
-                file.write(("\n" if unfinished else "") + line)
-            self._tables[0].add(name, key.get_name(), key)
+            host_keys.append(self.files[0], name, key)
+            entry = HostKeyEntry.from_line(f"{name} {key.kind} {key.base64}")
+            if entry is not None:
+                self._tables[0].add(name, entry.key.get_name(), entry.key)
 
 
 class _StrictClient(paramiko.SSHClient):
@@ -170,14 +117,9 @@ class _AskConsent(paramiko.MissingHostKeyPolicy):
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
         ours = self.client
         if ours.accept_new:
-            ours.known.record(hostname, key)
+            ours.known.record(hostname, as_value(key))
             return
-        what = f"its host key is not known: {key.get_name()} {fingerprint(key)}"
-        hint = (
-            f"`clusterctl nodes trust {ours.node}` shows and records it; "
-            "--accept-new-host-keys records it unseen"
-        )
-        raise HostKeyUnknown(ours.node, what, hint)
+        raise host_keys.unknown(ours.node, as_value(key))
 
 
 class SshTransport:
@@ -217,7 +159,7 @@ class SshTransport:
 
     def _session(self, node: Node, command: str) -> tuple[paramiko.Channel, _Opened]:
         way = way_to(node, self._ssh_config)
-        opened = _retried(lambda: self._log_in(node.name, way))
+        opened = retried(lambda: self._log_in(node.name, way))
         try:
             channel = opened.transport.open_session(window_size=WINDOW, timeout=self._timeout)
             channel.exec_command(command)
@@ -229,10 +171,11 @@ class SshTransport:
     def seen(self, node: Node) -> SeenKey:
         """The host key that a node shows now, without logging in, beside what is recorded."""
         way = way_to(node, self._ssh_config)
-        key = _retried(lambda: self._scan(node.name, way))
-        return SeenKey(node.name, way.name, key, tuple(self._known_hosts(way).of(way.name)))
+        key = retried(lambda: self._scan(node.name, way))
+        recorded = tuple(as_value(one) for one in self._known_hosts(way).of(way.name))
+        return SeenKey(node.name, way.name, as_value(key), recorded)
 
-    def record(self, node: Node, key: paramiko.PKey) -> Path:
+    def record(self, node: Node, key: HostKey) -> Path:
         """Record a host key for a node; the file that it went to."""
         way = way_to(node, self._ssh_config)
         known = self._known_hosts(way)
@@ -253,7 +196,7 @@ class SshTransport:
     # ---- connecting
 
     def _log_in(self, node: str, way: Way) -> _Opened:
-        """A connection that is logged in, through its gateways; a _Dropped may be tried again."""
+        """A connection that is logged in, through its gateways; a Dropped may be tried again."""
         connection, before = self._stream(node, way)
         client = _StrictClient(node, self._known_hosts(way), self._accept_new)
         client.expect(way.name)
@@ -329,7 +272,7 @@ class SshTransport:
             transport.start_client(timeout=HANDSHAKE_LIMIT)
             return transport.get_remote_server_key()
         except (paramiko.SSHException, EOFError, OSError) as problem:
-            raise _Dropped(node, str(problem) or "the connection ended") from problem
+            raise Dropped(node, str(problem) or "the connection ended") from problem
         finally:
             transport.close()
             _close(before)
@@ -482,13 +425,6 @@ def _send_all(channel: paramiko.Channel, data: bytes) -> None:
         view = view[sent:]
 
 
-def shell_command(argv: Sequence[str]) -> str:
-    """The one line that a login shell has to read; a leading `~/` stays the shell's to expand."""
-    program = argv[0]
-    first = "~/" + shlex.quote(program[2:]) if program.startswith("~/") else shlex.quote(program)
-    return " ".join([first, *[shlex.quote(one) for one in argv[1:]]])
-
-
 def _transport_of(client: paramiko.SSHClient) -> paramiko.Transport:
     transport = client.get_transport()
     assert transport is not None
@@ -498,7 +434,7 @@ def _transport_of(client: paramiko.SSHClient) -> paramiko.Transport:
 def _worded(node: str, way: Way, problem: BaseException, proxy: str = "") -> BaseException:
     """What paramiko says, in our own errors; `proxy` is what a ProxyCommand said."""
     if isinstance(problem, paramiko.BadHostKeyException):
-        return _changed(node, way.name, problem.expected_key, problem.key)
+        return host_keys.changed(node, way.name, as_value(problem.expected_key), as_value(problem.key))
     if isinstance(problem, paramiko.PasswordRequiredException):
         hint = "add it to an ssh agent with `ssh-add`, or name another one in the inventory (`key`)"
         return LoginRefused(node, f"the key {', '.join(way.identities)} is locked by a passphrase", hint)
@@ -516,43 +452,8 @@ def _worded(node: str, way: Way, problem: BaseException, proxy: str = "") -> Bas
     if proxy and isinstance(problem, (paramiko.SSHException, EOFError, OSError)):
         return Unreachable(node, f"its ProxyCommand said: {proxy}", f"try `{way.proxy_command}`")
     if isinstance(problem, (paramiko.SSHException, EOFError, OSError)):
-        return _Dropped(node, str(problem) or "the connection ended during the handshake")
+        return Dropped(node, str(problem) or "the connection ended during the handshake")
     return problem
-
-
-def _changed(node: str, name: str, recorded: paramiko.PKey, shown: paramiko.PKey) -> HostKeyChanged:
-    what = (
-        f"its host key changed: recorded is {recorded.get_name()} {fingerprint(recorded)}, "
-        f"shown was {shown.get_name()} {fingerprint(shown)}; somebody may stand in between"
-    )
-    hint = (
-        f"only if you know why it changed: `ssh-keygen -R '{name}' -f FILE`, "
-        f"then `clusterctl nodes trust {node}`"
-    )
-    return HostKeyChanged(node, what, hint)
-
-
-def _retried(connect: Callable[[], T]) -> T:
-    """Try again where a handshake was dropped, later and later and never in step with others; nothing else is
-    retried."""
-    began = time.monotonic()
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            return connect()
-        except _Dropped as dropped:
-            if attempt == TRIES or time.monotonic() - began > RETRY_LIMIT:
-                node, problem = dropped.args
-                what = (
-                    f"the handshake failed {attempt} times: {problem}"
-                    if attempt > 1
-                    else f"the handshake failed: {problem}"
-                )
-                raise Unreachable(
-                    node, what, "its sshd may be overloaded (MaxStartups), or no SSH server"
-                ) from None
-            time.sleep(FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
 
 
 def transport_of(cluster: Cluster) -> SshTransport:

@@ -9,8 +9,9 @@ import typer
 from clusterctl.cli import options, screen
 
 if TYPE_CHECKING:
+    from clusterctl.host_keys import SeenKey
     from clusterctl.inventory import Cluster
-    from clusterctl.ssh import SeenKey, SshTransport
+    from clusterctl.ssh import SshTransport
     from clusterctl.transport import Outcome
 
 STYLES = {"known": "green", "new": "yellow", "changed": "bold red"}
@@ -67,7 +68,7 @@ def _show(outcomes: list[Outcome[SeenKey]], as_json: bool) -> None:
     if as_json:
         return screen.show_json([one.as_json() for one in found])
     rows = [
-        [one.node, one.name, one.key.get_name(), one.fingerprint, Text(one.state, style=STYLES[one.state])]
+        [one.node, one.name, one.key.kind, one.fingerprint, Text(one.state, style=STYLES[one.state])]
         for one in found
     ]
     if rows:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import ssh
+from clusterctl import ssh, ssh_retry
 from clusterctl.agent.processes import marked
 from clusterctl.errors import (
     ClusterctlError,
@@ -24,7 +24,8 @@ from clusterctl.errors import (
     Unreachable,
 )
 from clusterctl.inventory import Node
-from clusterctl.ssh import SshTransport, shell_command
+from clusterctl.link import shell_command
+from clusterctl.ssh import SshTransport
 from clusterctl.ssh_config import host_and_port
 from clusterctl.transport import Stream, on_each
 from tests.clusterctl.nodes import wait_for
@@ -203,7 +204,7 @@ def test_a_closed_port_a_wrong_name_and_a_silent_server_are_told_apart(
     server: Server, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh, "HANDSHAKE_LIMIT", 0.5)
-    monkeypatch.setattr(ssh, "RETRY_LIMIT", 0.1)
+    monkeypatch.setattr(ssh_retry, "RETRY_LIMIT", 0.1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         closed = server.node(port=silent.getsockname()[1])

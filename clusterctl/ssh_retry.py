@@ -1,0 +1,44 @@
+"""Handshakes that a busy server drops are tried again, later and later and never in step with others."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from clusterctl.errors import Unreachable
+
+T = TypeVar("T")
+TRIES = 6  # a default sshd drops a part of 64 handshakes at once; each wave of retries is smaller
+FIRST_PAUSE = 0.3  # seconds before the second try, doubled each time, times 0.5 to 1.5
+RETRY_LIMIT = (
+    15.0  # seconds after which a handshake that fails is not tried again: the server is silent, not busy
+)
+HANDSHAKE_LIMIT = 20.0  # seconds for banner and key exchange: a node under load may take a few
+
+
+class Dropped(Exception):
+    """The handshake ended before anybody was asked to log in; another try may do better."""
+
+    def __init__(self, node: str, problem: str) -> None:
+        super().__init__(node, problem)
+        self.node = node
+        self.problem = problem
+
+
+def retried(connect: Callable[[], T]) -> T:
+    """Try again where a handshake was dropped; nothing else is retried."""
+    began = time.monotonic()
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return connect()
+        except Dropped as dropped:
+            if attempt == TRIES or time.monotonic() - began > RETRY_LIMIT:
+                times = f" {attempt} times" if attempt > 1 else ""
+                what = f"the handshake failed{times}: {dropped.problem}"
+                hint = "its sshd may be overloaded (MaxStartups), or no SSH server"
+                raise Unreachable(dropped.node, what, hint) from None
+            time.sleep(FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
