@@ -1,7 +1,7 @@
 """A node without OpenSSH: a small SSH server that runs as `python -m clusterctl.sandbox_embedded CONFIG`.
 
 It listens on one loopback address, knows one key of one user, and runs commands; no shell, no forwarding,
-no terminal. It and `ssh.py`, the launcher's client, are the only modules that know paramiko.
+no terminal. It and the folder `ssh`, the launcher's client, are the only places that know paramiko.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def test_a_locked_key_is_named_as_such(server: Server, known: Path, tmp_path: Pa
 def test_a_closed_port_a_wrong_name_and_a_silent_server_are_told_apart(
     server: Server, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh, "HANDSHAKE_LIMIT", 0.5)
+    monkeypatch.setattr(ssh.transport, "HANDSHAKE_LIMIT", 0.5)
     monkeypatch.setattr(ssh_retry, "RETRY_LIMIT", 0.1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

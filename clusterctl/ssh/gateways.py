@@ -1,0 +1,128 @@
+"""Gateways: one login each, whatever the number of nodes behind it; a failure is found once for all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import NodeError, Unreachable
+from clusterctl.ssh_config import Way
+
+if TYPE_CHECKING:
+    import paramiko
+
+    from clusterctl.ssh.session import Session
+
+AT_ONCE = 16  # nodes whose handshakes run through one gateway at a time
+REMEMBERED = 10.0  # seconds for which a gateway that failed is not tried for other nodes
+LINGER = 5.0  # seconds that a login stays when nobody uses it any more
+
+
+@dataclass
+class Gateway:
+    """One server to go through, and who uses it."""
+
+    way: Way
+    openings: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(AT_ONCE))
+    change: threading.Lock = field(default_factory=threading.Lock)
+    login: Login | None = None
+    failed: NodeError | None = None
+    failed_at: float = 0.0
+    users: int = 0
+
+
+class Login:
+    """A session, and what has to be given back with it."""
+
+    def __init__(self, session: Session, then: Callable[[], None] | None = None) -> None:
+        self.session = session
+        self._then = then
+        self._change = threading.Lock()
+
+    def close(self) -> None:
+        self.session.close()
+        with self._change:
+            then, self._then = self._then, None
+        if then is not None:
+            then()
+
+
+class Gateways:
+    """The gateways of one transport; `log_in` makes a login, through further gateways where there are."""
+
+    def __init__(self, log_in: Callable[[str, Way], Login]) -> None:
+        self._log_in = log_in
+        self._gateways: dict[Way, Gateway] = {}
+        self._change = threading.Lock()
+
+    def of(self, way: Way) -> Gateway:
+        assert way.gateway is not None
+        with self._change:
+            return self._gateways.setdefault(way.gateway, Gateway(way.gateway))
+
+    def channel_to(self, node: str, way: Way, limit: float) -> paramiko.Channel:
+        """A byte stream to a node as its gateway sees it; `give_back` when it is no longer used."""
+        import paramiko
+
+        from clusterctl.ssh.session import ChannelRefused
+
+        gateway = self.of(way)
+        session = self._session(node, gateway)
+        where = paramiko.Message()
+        where.add_string(way.host)
+        where.add_int(way.port)
+        where.add_string("127.0.0.1")
+        where.add_int(0)
+        try:
+            channel: paramiko.Channel = session.open("direct-tcpip", where, limit=limit)
+            return channel
+        except ChannelRefused as refusal:
+            self.give_back(gateway)
+            what = f"the gateway {gateway.way.name} can't reach {way.name}: {refusal}"
+            hint = "check `host` and `port` as the gateway sees them, and AllowTcpForwarding there"
+            raise Unreachable(node, what, hint) from None
+        except BaseException:
+            self.give_back(gateway)
+            raise
+
+    def give_back(self, gateway: Gateway) -> None:
+        """One user less; the last one's leaving closes the login after a while."""
+        with gateway.change:
+            gateway.users -= 1
+            unused = gateway.users == 0
+        if unused:
+            timer = threading.Timer(LINGER, self._close_unused, [gateway])
+            timer.daemon = True
+            timer.start()
+
+    def _close_unused(self, gateway: Gateway) -> None:
+        with gateway.change:
+            login, gateway.login = (None, gateway.login) if gateway.users else (gateway.login, None)
+        if login is not None:
+            login.close()
+
+    def _session(self, node: str, gateway: Gateway) -> Session:
+        with gateway.change:
+            recent = time.monotonic() - gateway.failed_at < REMEMBERED
+            if gateway.failed is not None and recent:
+                raise _for(node, gateway)
+            if gateway.login is None or not gateway.login.session.active:
+                try:
+                    gateway.login = self._log_in(f"gateway {gateway.way.name}", gateway.way)
+                except NodeError as problem:
+                    gateway.failed, gateway.failed_at = problem, time.monotonic()
+                    raise _for(node, gateway) from None
+                gateway.login.session.start()  # many threads wait for its channels: it listens by itself
+                gateway.failed = None
+            gateway.users += 1
+            return gateway.login.session
+
+
+def _for(node: str, gateway: Gateway) -> NodeError:
+    """The gateway's failure as the node's own; the same words for every node, so that they can be told once."""
+    failed = gateway.failed
+    assert failed is not None
+    return type(failed)(node, f"its gateway {gateway.way.name}: {failed.reason}", failed.hint)

@@ -1,0 +1,201 @@
+"""Who asks: key files, certificates, the ssh agent; each key is offered once."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import getpass
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from paramiko.auth_handler import AuthOnlyHandler
+from paramiko.common import cMSG_SERVICE_REQUEST
+from paramiko.ssh_exception import AuthenticationException, SSHException
+
+from clusterctl.errors import LoginRefused
+from clusterctl.ssh.session import Session
+from clusterctl.ssh_config import Way
+
+AskSecret = Callable[[str], "str | None"]
+"""Gives a secret that the user types; None where nobody is there to ask."""
+
+
+class Keys:
+    """The user's keys, each read once for all nodes, and each passphrase asked once."""
+
+    def __init__(self, ask: AskSecret | None = None) -> None:
+        self._ask = ask
+        self._read: dict[str, paramiko.PKey | str] = {}
+        self._agent: list[paramiko.PKey] | None = None
+        self._change = threading.Lock()
+        self._asking = threading.Lock()
+        self.served = ""
+        """The key file that was accepted last."""
+
+    def open_ones(self, way: Way) -> Iterator[tuple[str, paramiko.PKey]]:
+        """The keys that can be used now, by name: those in files, the one that served last first, then the
+        agent's, who is not asked before."""
+        found = [(path, key) for path in way.identities for key in self._forms(path)]
+        yield from sorted(found, key=lambda one: one[0] != self.served)
+        locked = {_public_blob(path) for path in way.identities if self._of_file(path) == LOCKED}
+        for key in self._of_agent() if way.use_agent or locked else []:
+            if way.use_agent or key.asbytes() in locked:
+                yield f"the ssh agent's {key.get_name()} key", key
+
+    def _forms(self, path: str) -> list[paramiko.PKey]:
+        """A key with its certificate, and after it without: the certificate may be out of date."""
+        key = self._of_file(path)
+        if not isinstance(key, paramiko.PKey):
+            return []
+        if key.public_blob is None:
+            return [key]
+        bare = copy.copy(key)
+        bare.public_blob = None
+        return [key, bare]
+
+    def locked_ones(self, way: Way) -> list[str]:
+        """The key files that nobody gave a passphrase for."""
+        return [path for path in way.identities if self._of_file(path) == LOCKED]
+
+    def unlocked(self, path: str) -> paramiko.PKey | None:
+        """A locked key, once its passphrase was typed; threads that need the same one wait for it."""
+        with self._asking:
+            there = self._of_file(path)
+            if isinstance(there, paramiko.PKey):
+                return there
+            for _ in range(3):
+                secret = self._ask(f"Passphrase for {path}: ") if self._ask and there == LOCKED else None
+                if secret is None:
+                    break
+                key = _load(path, secret)
+                if isinstance(key, paramiko.PKey):
+                    self._read[path] = key
+                    return key
+            self._read[path] = GIVEN_UP
+        return None
+
+    def why_not(self, path: str) -> str:
+        """What keeps a key file from being used; nothing where it can be."""
+        found = self._of_file(path)
+        return found if isinstance(found, str) else ""
+
+    def _of_file(self, path: str) -> paramiko.PKey | str:
+        with self._change:
+            if path not in self._read:
+                self._read[path] = _load(path, None)
+            return self._read[path]
+
+    def _of_agent(self) -> list[paramiko.PKey]:
+        with self._change:
+            if self._agent is None:
+                self._agent = []
+                with contextlib.suppress(SSHException, OSError):
+                    turn = threading.Lock()
+                    self._agent = [_one_at_a_time(key, turn) for key in paramiko.Agent().get_keys()]
+            return self._agent
+
+
+LOCKED = "it is locked by a passphrase"
+GIVEN_UP = "it is locked by a passphrase, and the right one was not given"
+
+
+def _load(path: str, passphrase: str | None) -> paramiko.PKey | str:
+    """A key with the certificate that lies beside it, or why there is none."""
+    try:
+        return paramiko.PKey.from_path(path, passphrase.encode() if passphrase else None)  # type: ignore[arg-type]
+    except (paramiko.PasswordRequiredException, TypeError):  # the latter is cryptography's word for it
+        return LOCKED
+    except OSError as problem:
+        return f"it can't be read: {problem.strerror}"
+    except (ValueError, SSHException, UnsupportedAlgorithm, IndexError) as problem:
+        return LOCKED if passphrase else f"it is no key that can be used: {problem}"
+
+
+def _public_blob(path: str) -> bytes:
+    """The public half that lies beside a locked key."""
+    try:
+        return paramiko.pkey.PublicBlob.from_file(f"{path}.pub").key_blob
+    except (OSError, ValueError):
+        return b""
+
+
+def _one_at_a_time(key: Any, turn: threading.Lock) -> paramiko.PKey:
+    """An agent's key that many threads may sign with: its one socket takes one question at a time."""
+    sign = key.sign_ssh_data
+
+    def in_turn(data: bytes, algorithm: str | None = None) -> Any:
+        with turn:
+            return sign(data, algorithm)
+
+    key.sign_ssh_data = in_turn
+    return key  # type: ignore[no-any-return]
+
+
+class _Handler(AuthOnlyHandler):
+    """paramiko's, but the answer is awaited by listening for it."""
+
+    limit = 20.0
+
+    def wait_for_response(self, event: threading.Event) -> list[str]:
+        session: Session = self.transport  # type: ignore[assignment]
+        with contextlib.suppress(SSHException, EOFError, OSError):
+            if not session.until(event.is_set, time.monotonic() + self.limit):
+                raise AuthenticationException("no answer to the login in time")
+        return super().wait_for_response(event)
+
+    def _parse_userauth_info_request(self, m: Any) -> None:
+        raise AuthenticationException("it asks for more than a key")
+
+
+def log_in(session: Session, node: str, way: Way, keys: Keys, limit: float) -> None:
+    """Offer each key once, in one connection."""
+    handler = session.auth_handler = _Handler(session)
+    handler.limit = limit
+    user = way.user or getpass.getuser()
+    ask = paramiko.Message()
+    ask.add_byte(cMSG_SERVICE_REQUEST)
+    ask.add_string("ssh-userauth")
+    session._send_message(ask)
+    tried: list[str] = []
+    for name, key in _offers(way, keys):
+        tried.append(name)
+        try:
+            left = handler.auth_publickey(user, key)
+        except AuthenticationException as refusal:
+            if not session.active:
+                raise _refused(node, way, user, tried, keys, str(session.problem or refusal)) from None
+            continue
+        if session.is_authenticated():
+            session.packets.let_go()
+            keys.served = name
+            return
+        raise LoginRefused(
+            node, f"a key alone is not enough for {user}@{way.host}: it also wants {', '.join(left)}"
+        )
+    raise _refused(node, way, user, tried, keys, "")
+
+
+def _offers(way: Way, keys: Keys) -> Iterator[tuple[str, paramiko.PKey]]:
+    yield from keys.open_ones(way)
+    for path in keys.locked_ones(way):
+        key = keys.unlocked(path)
+        if key is not None:
+            yield path, key
+
+
+def _refused(node: str, way: Way, user: str, tried: list[str], keys: Keys, said: str) -> LoginRefused:
+    who = f"{user}@{way.host}"
+    unusable = [f"{path}: {why}" for path in way.identities if (why := keys.why_not(path))]
+    what = f"no key was accepted for {who} (tried {', '.join(tried) or 'none'})"
+    if unusable:
+        what += "; not tried: " + "; ".join(unusable)
+    if said:
+        what += f": {said}"
+    hint = f"try `ssh -p {way.port} {who}`; name `user` and `key` in the inventory"
+    if any("passphrase" in one for one in unusable):
+        hint = "add it to an ssh agent with `ssh-add`, or name another one in the inventory (`key`)"
+    return LoginRefused(node, what, hint)

@@ -1,0 +1,195 @@
+"""A program on a node: one session channel, as three streams or as the pipe of an agent."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import paramiko
+from paramiko.common import cMSG_CHANNEL_REQUEST, cMSG_CHANNEL_WINDOW_ADJUST
+from paramiko.ssh_exception import SSHException
+
+from clusterctl.errors import LinkLost
+from clusterctl.ssh.session import ChannelRefused, Session
+
+END_LIMIT = 10.0  # seconds for the exit code after both streams ended
+STDERR = 1  # the only extended data there is
+
+
+class Program(paramiko.Channel):
+    """A channel that keeps what comes as it came, and the signal that ended its program."""
+
+    def __init__(self, chanid: int) -> None:
+        super().__init__(chanid)
+        self.came: deque[tuple[str, bytes]] = deque()
+        self.signal: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more output will come."""
+        return bool(self.eof_received or self.closed)
+
+    def _log(self, level: int, msg: Any, *args: object) -> None:
+        """Nobody reads it."""
+
+    def _feed(self, m: Any) -> None:
+        self.came.append(("stdout", m.get_binary()))
+
+    def _feed_extended(self, m: Any) -> None:
+        if m.get_int() == STDERR:
+            self.came.append(("stderr", m.get_binary()))
+
+    def _handle_request(self, m: Any) -> None:
+        what = paramiko.Message(m.get_remainder())
+        if what.get_text() == "exit-signal":
+            what.get_boolean()
+            self.signal = what.get_text()
+        super()._handle_request(m)  # type: ignore[misc]
+
+
+def start_program(session: Session, command: str, limit: float) -> Program:
+    """Give one command line to the login shell."""
+    program: Program = session.open("session", make=Program, limit=limit)
+    program._event_pending()  # type: ignore[attr-defined]
+    ask = paramiko.Message()
+    ask.add_byte(cMSG_CHANNEL_REQUEST)
+    ask.add_int(program.remote_chanid)
+    ask.add_string("exec")
+    ask.add_boolean(True)
+    ask.add_string(command.encode("utf-8", "surrogateescape"))
+    session._send_user_message(ask)
+    if not session.until(program.event.is_set, time.monotonic() + limit) or not program.event_ready:
+        raise ChannelRefused("it starts no commands")
+    return program
+
+
+class ProgramStream:
+    """The program's three streams (transport.Stream)."""
+
+    def __init__(self, node: str, session: Session, program: Program, close: Callable[[], None]) -> None:
+        self._node = node
+        self._session = session
+        self._program = program
+        self._close = close
+
+    def read(self, size: int, timeout: float) -> tuple[str, bytes]:
+        program = self._program
+        if not program.came:
+            self._wait(lambda: bool(program.came) or program.is_over, time.monotonic() + timeout)
+        if program.came:
+            return self._next(size)
+        self._wait(lambda: program.closed or program.status_event.is_set(), time.monotonic() + END_LIMIT)
+        if self.ended() == (None, None) and not self._session.active:
+            raise self._lost(self._session.problem)
+        return "", b""
+
+    def _next(self, size: int) -> tuple[str, bytes]:
+        """As much of one stream as came in one go."""
+        came = self._program.came
+        name, data = came.popleft()
+        if came and came[0][0] == name and len(data) < size:
+            parts, length = [data], len(data)
+            while came and came[0][0] == name and length < size:
+                parts.append(came.popleft()[1])
+                length += len(parts[-1])
+            data = b"".join(parts)
+        if len(data) > size:
+            came.appendleft((name, data[size:]))
+            data = data[:size]
+        self._credit(len(data))
+        return name, data
+
+    def _credit(self, count: int) -> None:
+        """Tell the node that there is room again."""
+        more = self._program._check_add_window(count)  # type: ignore[attr-defined]
+        if more > 0:
+            message = paramiko.Message()
+            message.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
+            message.add_int(self._program.remote_chanid)
+            message.add_int(more)
+            with contextlib.suppress(SSHException, EOFError, OSError):  # the next read says so
+                self._session._send_user_message(message)
+
+    def _wait(self, done: Callable[[], bool], deadline: float) -> None:
+        try:
+            if not self._session.until(done, deadline):
+                raise TimeoutError
+        except TimeoutError:
+            raise
+        except (SSHException, EOFError, OSError) as problem:
+            raise self._lost(problem) from None
+
+    def _lost(self, problem: object) -> LinkLost:
+        return LinkLost(self._node, f"{problem or 'the connection ended'}")
+
+    def send(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                room = self._program.out_window_size
+                if not room and not self._over():
+                    self._session.until(lambda: self._program.out_window_size > 0 or self._over())
+                if self._over():
+                    raise self._lost(self._session.problem or "its program takes no more input")
+                view = view[self._program.send(view[: self._program.out_max_packet_size]) :]  # type: ignore[arg-type]
+        except (SSHException, EOFError, OSError) as problem:
+            raise self._lost(problem) from None
+
+    def _over(self) -> bool:
+        return bool(self._program.closed or self._program.eof_sent or not self._session.active)
+
+    def finish(self) -> None:
+        with contextlib.suppress(SSHException, EOFError, OSError):
+            self._program.shutdown_write()
+
+    def exited(self) -> bool:
+        return self._program.signal is not None or self._program.status_event.is_set()
+
+    def ended(self) -> tuple[int | None, int | None]:
+        name = self._program.signal
+        if name is not None:
+            return None, int(getattr(signal, f"SIG{name}", 0)) or None
+        status = self._program.exit_status if self._program.status_event.is_set() else -1
+        return (status, None) if status >= 0 else (None, None)
+
+    def close(self) -> None:
+        self._close()
+
+
+class ProgramPipe:
+    """The standard streams of an agent (link.Pipe)."""
+
+    def __init__(self, stream: ProgramStream) -> None:
+        self._stream = stream
+        self._words = b""
+
+    def receive(self, size: int, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
+        while True:
+            name, data = self._stream.read(size, max(deadline - time.monotonic(), 0.0))
+            if name != "stderr":
+                return data
+            self._words = (self._words + data)[-2000:]
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._stream.send(data)
+        except LinkLost as lost:
+            raise BrokenPipeError(lost.reason) from None
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def last_words(self) -> str:
+        with contextlib.suppress(TimeoutError, LinkLost):
+            while True:
+                name, data = self._stream.read(65536, 1.0)
+                if not name:
+                    break
+                if name == "stderr":
+                    self._words = (self._words + data)[-2000:]
+        return self._words.decode(errors="replace")

@@ -1,0 +1,347 @@
+"""One SSH login: paramiko's protocol, driven by whoever waits for something instead of by a thread of its
+own.
+
+A thread a connection costs more than the protocol itself: two switches a message, and ten idle wake-ups a
+second. Only a gateway, whose channels many threads wait for, gets one (`start`).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import paramiko
+from paramiko.common import (
+    MSG_CHANNEL_CLOSE,
+    MSG_CHANNEL_DATA,
+    MSG_CHANNEL_EOF,
+    MSG_CHANNEL_EXTENDED_DATA,
+    MSG_CHANNEL_FAILURE,
+    MSG_CHANNEL_REQUEST,
+    MSG_CHANNEL_SUCCESS,
+    MSG_CHANNEL_WINDOW_ADJUST,
+    MSG_DEBUG,
+    MSG_DISCONNECT,
+    MSG_IGNORE,
+    MSG_KEXINIT,
+    MSG_SERVICE_ACCEPT,
+    MSG_UNIMPLEMENTED,
+    cMSG_CHANNEL_OPEN,
+    cMSG_GLOBAL_REQUEST,
+    cMSG_UNIMPLEMENTED,
+)
+from paramiko.ssh_exception import SSHException
+
+from clusterctl.agent.frames import BEAT, SILENCE
+from clusterctl.errors import ClusterctlError
+from clusterctl.host_keys import HostKey, host_key
+from clusterctl.ssh.packets import Packets
+
+WINDOW = 4 << 20  # bytes that a node may be ahead of us; what nobody reads stays in the kernel anyway
+PACKET = 64 << 10  # the largest piece that a server may send
+REKEY_BYTES = 1 << 34  # far below the 2^32 blocks that AES-GCM allows; each new key exchange stops the stream
+REKEY_PACKETS = 1 << 31
+NEW_KEYS_LIMIT = 30.0  # seconds for a key exchange in the middle of a session
+FAST_KEX = ("ecdh-sha2-nistp256", "curve25519-sha256@libssh.org")
+GCM = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+CTR = ("aes128-ctr", "aes192-ctr", "aes256-ctr")
+SHA2 = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
+SIGNED_BY = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
+NEVER = float("inf")
+
+# The same as paramiko's own table, but a channel of a subclass is asked itself.
+_BY_NAME = {
+    MSG_CHANNEL_SUCCESS: "_request_success",
+    MSG_CHANNEL_FAILURE: "_request_failed",
+    MSG_CHANNEL_DATA: "_feed",
+    MSG_CHANNEL_EXTENDED_DATA: "_feed_extended",
+    MSG_CHANNEL_WINDOW_ADJUST: "_window_adjust",
+    MSG_CHANNEL_REQUEST: "_handle_request",
+    MSG_CHANNEL_EOF: "_handle_eof",
+    MSG_CHANNEL_CLOSE: "_handle_close",
+}
+
+
+class ChannelRefused(SSHException):
+    """The server opens no such channel; its own words."""
+
+
+_Transport: Any = paramiko.Transport  # its stubs leave out what is overridden here
+
+
+class Session(_Transport):  # type: ignore[misc]
+    """A connection to one server; any number of threads may wait for things in it."""
+
+    _preferred_kex = FAST_KEX + tuple(one for one in _Transport._preferred_kex if one not in FAST_KEX)
+    _preferred_ciphers: tuple[str, ...] = GCM + CTR
+    _preferred_macs: tuple[str, ...] = SHA2
+
+    # Their own lists, as they are: paramiko filters them at every use.
+    preferred_kex = property(lambda self: self._preferred_kex)
+    preferred_keys = property(lambda self: self._preferred_keys)
+    preferred_ciphers = property(lambda self: self._preferred_ciphers)
+    preferred_macs = property(lambda self: self._preferred_macs)
+
+    def __init__(
+        self,
+        sock: socket.socket | paramiko.Channel,
+        judge: Callable[[HostKey], None],
+        recorded: tuple[str, ...] = (),
+        allowed_kex: str = "",
+        allowed_ciphers: str = "",
+    ) -> None:
+        """`judge` raises where a host key is not taken, before we agree to any key; `recorded` are the kinds
+        of key that are known for this host, to be asked for first; what the user's configuration does not
+        allow is not offered."""
+        super().__init__(sock, packetizer_class=Packets)
+        self.packets: Packets = self.packetizer
+        self.packets.REKEY_BYTES, self.packets.REKEY_PACKETS = REKEY_BYTES, REKEY_PACKETS
+        first = tuple(
+            kind for one in recorded for kind in SIGNED_BY.get(one, (one,)) if kind in self._key_info
+        )
+        others = (one for one in _Transport._preferred_keys if one not in first)
+        self._preferred_keys: tuple[str, ...] = (*first, *others)
+        self._preferred_kex = _allowed(self._preferred_kex, allowed_kex)
+        self._preferred_ciphers = _allowed(self._preferred_ciphers, allowed_ciphers)
+        self._judge = judge
+        self._turn = threading.Condition()
+        self._listener: int | None = None  # the thread that reads for all
+        self._quiet = 0.0  # seconds that were waited since a byte came
+        self._later: list[Any] = []  # what had to wait for new keys
+        self._refused: dict[int, str] = {}
+        self._closing = threading.Lock()
+        self.problem: BaseException | None = None
+        """Why it ended."""
+        self._handler_table[MSG_SERVICE_ACCEPT] = lambda message: None
+
+    def _log(self, level: int, msg: Any, *args: object) -> None:
+        """Formatting what nobody reads was a tenth of a handshake."""
+
+    # ---- handshake
+
+    def shake_hands(self, limit: float) -> None:
+        """Agree on keys; the server's own key was judged when this returns."""
+        deadline = time.monotonic() + limit
+        self.active = True
+        self.banner_timeout = limit
+        try:
+            self.packets.write_all(f"{self.local_version}\r\n".encode())
+            self._send_kex_init()  # the server's version changes nothing about it
+            self._check_banner()
+            self._expect_packet(MSG_KEXINIT)
+        except BaseException as problem:
+            self.end(problem)
+            raise
+        if not self.until(lambda: self.initial_kex_done, deadline):
+            self.end(EOFError(f"no key exchange within {limit:g} s"))
+            raise SSHException(f"no key exchange within {limit:g} s")
+
+    def _verify_key(self, shown: bytes, sig: bytes) -> None:
+        super()._verify_key(shown, sig)
+        kind = paramiko.Message(shown).get_text()
+        self._judge(host_key(kind, base64.b64encode(shown).decode()))
+
+    # ---- channels
+
+    def open(
+        self,
+        kind: str,
+        where: paramiko.Message | None = None,
+        make: type = paramiko.Channel,
+        limit: float = 30.0,
+    ) -> Any:
+        """A new channel; `where` is what its kind says besides."""
+        if not self.active:
+            raise self.problem or EOFError("the connection ended")
+        with self.lock:
+            number = self._next_channel()
+            channel = make(number)
+            self._channels.put(number, channel)
+            self.channels_seen[number] = True
+            channel._set_transport(self)
+            channel._set_window(WINDOW, PACKET)
+        ask = paramiko.Message()
+        ask.add_byte(cMSG_CHANNEL_OPEN)
+        ask.add_string(kind)
+        for value in (number, WINDOW, PACKET):
+            ask.add_int(value)
+        if where is not None:
+            ask.add_bytes(where.asbytes())
+        self._send_user_message(ask)
+        came = self.until(lambda: channel.active or number in self._refused, time.monotonic() + limit)
+        if not came or number in self._refused:
+            self._channels.delete(number)
+            raise ChannelRefused(self._refused.pop(number, f"no answer within {limit:g} s"))
+        return channel
+
+    def _parse_channel_open_failure(self, m: paramiko.Message) -> None:
+        number, code, words = m.get_int(), m.get_int(), m.get_text()
+        known = {
+            1: "it is prohibited there",
+            2: "connect failed",
+            3: "no such kind of channel",
+            4: "too many",
+        }
+        said = known.get(code, f"reason {code}")
+        self._refused[number] = f"{words} ({said})" if words else said
+
+    # ---- sending
+
+    def _send_user_message(self, data: Any) -> None:
+        """Send, but not in the middle of a key exchange; who reads can't wait for its end, and leaves it for
+        then."""
+        while self.active:
+            with self.clear_to_send_lock:
+                if self.clear_to_send.is_set():
+                    self._send_message(data)
+                    return
+            if self._listener == threading.get_ident():
+                self._later.append(data)
+                return
+            limit = time.monotonic() + NEW_KEYS_LIMIT
+            if not self.until(lambda: self.clear_to_send.is_set() or not self.active, limit):
+                raise SSHException("no new keys were agreed on in time")
+
+    def _parse_newkeys(self, m: paramiko.Message) -> None:
+        super()._parse_newkeys(m)
+        later, self._later = self._later, []
+        for one in later:
+            self._send_message(one)
+
+    # ---- listening
+
+    def until(self, done: Callable[[], bool], deadline: float = NEVER) -> bool:
+        """Take what comes until something is so; whether it was so in time. Raises why the connection ended.
+
+        One thread reads for all that wait, each looks at its own condition after every read.
+        """
+        while True:
+            with self._turn:
+                while True:
+                    if done():
+                        return True
+                    if not self.active:
+                        raise self.problem or EOFError("the connection ended")
+                    if time.monotonic() >= deadline:
+                        return False
+                    if self._listener is None:
+                        self._listener = threading.get_ident()
+                        break
+                    self._turn.wait(min(deadline - time.monotonic(), 3600.0))
+            try:
+                self._listen(deadline)
+            finally:
+                with self._turn:
+                    self._listener = None
+                    self._turn.notify_all()
+
+    def run(self) -> None:
+        """Listen for as long as the connection lasts: the thread of a gateway."""
+        with contextlib.suppress(SSHException, EOFError, OSError, ClusterctlError):
+            self.until(lambda: False)
+
+    def _listen(self, deadline: float) -> None:
+        """Take one read's messages, or wait until the deadline; once logged in, ask a silent server whether it
+        is there."""
+        try:
+            while True:
+                now, heard = time.monotonic(), self.packets.reads
+                step = min(deadline, now + BEAT)
+                try:
+                    self._take(*self.packets.next_message(step))
+                    break
+                except TimeoutError:
+                    self._quiet = self._quiet + time.monotonic() - now if heard == self.packets.reads else 0.0
+                    self._ask_whether_alive()
+                    if time.monotonic() >= deadline:
+                        return
+            self._quiet = 0.0
+            with contextlib.suppress(TimeoutError):
+                while self.packets.has_more():
+                    self._take(*self.packets.next_message(0.0))
+        except BaseException as problem:  # why it ended, for all who wait
+            self.end(problem)
+            if not isinstance(problem, Exception):
+                raise
+
+    def _ask_whether_alive(self) -> None:
+        if self._quiet >= SILENCE and self.authenticated:
+            raise EOFError(f"nothing was heard for {SILENCE:.0f} s")
+        if self._quiet >= BEAT and self.authenticated:
+            ask = paramiko.Message()
+            ask.add_byte(cMSG_GLOBAL_REQUEST)
+            ask.add_string("keepalive@openssh.com")
+            ask.add_boolean(True)
+            self._send_user_message(ask)
+
+    def _take(self, kind: int, message: Any) -> None:
+        """One message to whom it concerns."""
+        if kind in (MSG_IGNORE, MSG_DEBUG):
+            self._enforce_strict_kex(kind)
+            return
+        if kind == MSG_DISCONNECT:
+            message.get_int()
+            raise EOFError(f"the server ended it: {message.get_text()[:200]}")
+        if self._expected_packet:
+            if kind not in self._expected_packet:
+                raise SSHException(f"message {kind} where one of {self._expected_packet} is due")
+            self._expected_packet: tuple[int, ...] = ()
+            if 30 <= kind <= 41:
+                self.kex_engine.parse_next(kind, message)
+                return
+        if kind in self._handler_table:
+            self._handler_table[kind](message)
+        elif kind in _BY_NAME:
+            self._to_channel(kind, message)
+        elif self.auth_handler is not None and kind in self.auth_handler._handler_table:
+            self.auth_handler._handler_table[kind](message)
+        elif kind != MSG_UNIMPLEMENTED:
+            answer = paramiko.Message()
+            answer.add_byte(cMSG_UNIMPLEMENTED)
+            answer.add_int(message.seqno)
+            self._send_message(answer)
+        if self.packets.need_rekey() and not self.in_kex:
+            self._send_kex_init()
+
+    def _to_channel(self, kind: int, message: Any) -> None:
+        number = message.get_int()
+        channel = self._channels.get(number)
+        if channel is not None:
+            getattr(channel, _BY_NAME[kind])(message)
+        elif number not in self.channels_seen:
+            raise SSHException(f"a message for channel {number}, which was never opened")
+
+    # ---- ending
+
+    def close(self) -> None:
+        self.end(EOFError("the connection was closed"))
+
+    def end(self, problem: BaseException) -> None:
+        """Close the socket and wake all who wait."""
+        with self._closing:
+            if self.problem is not None:
+                return
+            self.problem = self.saved_exception = problem
+        self.active = False
+        if isinstance(self.sock, socket.socket):
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)  # a read in another thread ends
+        with contextlib.suppress(OSError, EOFError, SSHException):
+            self.packetizer.close()
+        for channel in list(self._channels.values()):
+            channel._unlink()
+        if self.auth_handler is not None:
+            self.auth_handler.abort()
+        with self._turn:
+            self._turn.notify_all()
+
+
+def _allowed(ours: tuple[str, ...], theirs: str) -> tuple[str, ...]:
+    """What we can do of what is allowed; all that we can where that leaves nothing."""
+    names = theirs.split(",")
+    return tuple(one for one in ours if one in names) or ours

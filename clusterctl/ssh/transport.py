@@ -1,0 +1,204 @@
+"""Nodes over SSH by paramiko: strict about who answers, explicit about who asks.
+
+A host key is checked in the key exchange, before any login is tried: an unknown one is refused or, with
+consent, recorded; a changed one is always refused. paramiko itself is loaded when the first connection
+stands: meanwhile the servers do their part of the handshake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.connection import Connection, LinkConnection
+from clusterctl.errors import ClusterctlError, LoginRefused, Unreachable
+from clusterctl.host_keys import HostKey, SeenKey
+from clusterctl.link import Link, agent_argv, shell_command
+from clusterctl.ssh.dial import Doors, dial
+from clusterctl.ssh.gateways import Gateways, Login
+from clusterctl.ssh.known import KnownHosts
+from clusterctl.ssh_answers import Configuration
+from clusterctl.ssh_config import KNOWN_HOSTS, Way, way_to
+from clusterctl.ssh_proxy import ProxySocket
+from clusterctl.ssh_retry import HANDSHAKE_LIMIT, Dropped, retried
+
+if TYPE_CHECKING:
+    import paramiko
+
+    from clusterctl.inventory import Cluster, Node
+    from clusterctl.ssh.login import AskSecret, Keys
+    from clusterctl.ssh.program import ProgramStream
+
+
+class SshTransport:
+    """Nodes over SSH; one instance serves a whole command, from many threads."""
+
+    def __init__(
+        self,
+        *,
+        known_hosts: Path | None = None,
+        accept_new: bool = False,
+        connect_timeout: float = 10.0,
+        ssh_config: str | None = None,
+        ask: AskSecret | None = None,
+    ) -> None:
+        """`known_hosts` is the cluster's own file, read before the user's; `ssh_config` takes the place of
+        the user's configuration, "none" stands for an empty one; `ask` gets the passphrase of a locked key
+        from the user."""
+        self._own_known_hosts = known_hosts
+        self._accept_new = accept_new
+        self._timeout = connect_timeout
+        self._ssh_config = Configuration(ssh_config)
+        self._ask = ask
+        self._keys: Keys | None = None
+        self._known: dict[tuple[str, ...], KnownHosts] = {}
+        self._change = threading.Lock()
+        self._doors = Doors()
+        self._gateways = Gateways(self._log_in)
+
+    def connect(self, node: Node) -> Connection:
+        """Log in and start the agent."""
+        from clusterctl.ssh.program import ProgramPipe
+
+        stream = self.start(node, shell_command(agent_argv(node.python)))
+        return LinkConnection(Link(node.name, ProgramPipe(stream), node.workdir))
+
+    def start(self, node: Node, command: str) -> ProgramStream:
+        """Log in and give one command line to the login shell; the caller closes the stream."""
+        login = self._log_in(node.name, way_to(node, self._ssh_config))
+        from paramiko import SSHException
+
+        from clusterctl.ssh.program import ProgramStream, start_program
+
+        try:
+            program = start_program(login.session, command, HANDSHAKE_LIMIT)
+        except (SSHException, OSError, EOFError) as problem:
+            login.close()
+            raise Unreachable(node.name, f"logged in, but no session was given: {problem}") from None
+        except BaseException:
+            login.close()
+            raise
+        return ProgramStream(node.name, login.session, program, login.close)
+
+    def seen(self, node: Node) -> SeenKey:
+        """The host key that a node shows now, without logging in, beside what is recorded."""
+        way = way_to(node, self._ssh_config)
+        shown: list[HostKey] = []
+        with contextlib.suppress(_Enough):
+            retried(lambda: self._shake_hands(node.name, way, lambda key: _enough(shown, key)))
+        return SeenKey(node.name, way.name, shown[0], tuple(self._known_hosts(way).of(way.name)))
+
+    def record(self, node: Node, key: HostKey) -> Path:
+        """Record a host key for a node; the file that it went to."""
+        way = way_to(node, self._ssh_config)
+        known = self._known_hosts(way)
+        known.record(way.name, key)
+        return known.files[0]
+
+    def _known_hosts(self, way: Way) -> KnownHosts:
+        with self._change:
+            known = self._known.get(way.known_hosts)
+            if known is None:
+                names = [one for one in way.known_hosts if one.lower() != "none"]
+                if self._own_known_hosts is not None:
+                    names.insert(0, str(self._own_known_hosts))
+                files = [Path(os.path.expanduser(one)) for one in names or (KNOWN_HOSTS,)]
+                known = self._known[way.known_hosts] = KnownHosts(files)
+            return known
+
+    # ---- connecting
+
+    def _log_in(self, node: str, way: Way) -> Login:
+        """A login on a server, through its gateways; a dropped handshake is tried again."""
+        known = self._known_hosts(way)
+
+        def judge(key: HostKey) -> None:
+            known.judge(node, way.name, key, self._accept_new)
+
+        return retried(lambda: self._one_login(node, way, judge))
+
+    def _one_login(self, node: str, way: Way, judge: Callable[[HostKey], None]) -> Login:
+        from_gateway = self._gateways.of(way).openings if way.gateway else contextlib.nullcontext()
+        with from_gateway, self._doors.of(way):
+            login = self._shake_hands(node, way, judge)
+            from clusterctl.ssh.login import log_in
+
+            try:
+                log_in(login.session, node, way, self._all_keys(), HANDSHAKE_LIMIT)
+            except BaseException as problem:
+                login.close()
+                raise _worded(node, problem) from None
+            return login
+
+    def _shake_hands(self, node: str, way: Way, judge: Callable[[HostKey], None]) -> Login:
+        """A session whose keys are agreed on; nobody has logged in yet."""
+        stream = self._stream(node, way)
+        then = self._after(way)
+        try:
+            from clusterctl.ssh.session import Session
+
+            recorded = tuple(one.kind for one in self._known_hosts(way).of(way.name))
+            session = Session(stream, judge, recorded, way.key_exchanges, way.ciphers)
+            session.shake_hands(HANDSHAKE_LIMIT)
+        except BaseException as problem:
+            stream.close()
+            then()
+            said = stream.last_words() if isinstance(stream, ProxySocket) else ""
+            if said and not isinstance(problem, ClusterctlError):
+                raise Unreachable(
+                    node, f"its ProxyCommand said: {said}", f"try `{way.proxy_command}`"
+                ) from None
+            raise _worded(node, problem) from None
+        return Login(session, then)
+
+    def _stream(self, node: str, way: Way) -> socket.socket | paramiko.Channel:
+        limit = min(self._timeout, way.connect_timeout or self._timeout)
+        return self._gateways.channel_to(node, way, limit) if way.gateway else dial(node, way, limit)
+
+    def _after(self, way: Way) -> Callable[[], None]:
+        """What is to be done when a session has ended."""
+        if way.gateway is None:
+            return lambda: None
+        gateway = self._gateways.of(way)
+        return lambda: self._gateways.give_back(gateway)
+
+    def _all_keys(self) -> Keys:
+        from clusterctl.ssh.login import Keys
+
+        with self._change:
+            self._keys = self._keys or Keys(self._ask)
+            return self._keys
+
+
+class _Enough(Exception):
+    """The host key was seen; nothing more is wanted of the server."""
+
+
+def _enough(shown: list[HostKey], key: HostKey) -> None:
+    shown.append(key)
+    raise _Enough
+
+
+def _worded(node: str, problem: BaseException) -> BaseException:
+    """What paramiko says, in our own errors."""
+    import paramiko
+
+    if isinstance(problem, (ClusterctlError, _Enough, Dropped)) or not isinstance(problem, Exception):
+        return problem
+    if isinstance(problem, paramiko.AuthenticationException):
+        return LoginRefused(node, str(problem) or "the login was refused")
+    if isinstance(problem, paramiko.ssh_exception.IncompatiblePeer):
+        return Unreachable(node, f"no common way to encrypt: {problem}", "see `--ssh openssh`")
+    if isinstance(problem, (paramiko.SSHException, EOFError, OSError)):
+        return Dropped(node, str(problem) or "the connection ended during the handshake")
+    return Dropped(node, f"its answer makes no sense ({type(problem).__name__}: {problem})")
+
+
+def transport_of(cluster: Cluster) -> SshTransport:
+    """The transport that records new keys where a cluster keeps them."""
+    return SshTransport(known_hosts=Path(cluster.known_hosts) if cluster.known_hosts else None)
