@@ -223,13 +223,18 @@ def _push(
     cluster: Cluster, connections: Connections, root: Path, manifest: Manifest, kind: str, tell: Tell
 ) -> dict[str, str]:
     from clusterctl import push
+    from clusterctl.relay import relay_for
 
     for warning in manifest.warnings:
         tell("warning", warning)
     began = time.monotonic()
-    stored = _on_all(
-        connections, cluster.nodes, lambda node, link: push.push_store(link, root, manifest, kind)
-    )
+    source = push.Source(root, manifest)
+    with relay_for("auto", cluster.nodes) as relay:
+        stored = _on_all(
+            connections,
+            cluster.nodes,
+            lambda node, link: push.push_store(link, source, kind, relay=relay),
+        )
     new = sum(not one.unchanged for one in stored.values())
     seconds = time.monotonic() - began
     what = f"{some(len(manifest.files), 'file')}, {size(manifest.size)}"
@@ -403,7 +408,7 @@ def stop_nodes(
 
 def collect(run: RunDir, connections: Connections) -> list[str]:
     """Bring home what the job asked for beside its logs; gives the names of what came."""
-    from clusterctl import push
+    from clusterctl.pull import pull_tree
 
     record = run.read_record()
     came: list[str] = []
@@ -417,6 +422,6 @@ def collect(run: RunDir, connections: Connections) -> list[str]:
             if one["kind"] == "d" and not one["name"].startswith(".")
         ]
         for name in names[-1:]:
-            push.pull_tree(link, f"{remote}/{name}", run.checkpoints / name)
+            pull_tree(link, f"{remote}/{name}", run.checkpoints / name)
             came.append(name)
     return came

@@ -41,9 +41,7 @@ def load_settings(directory: Path | None = None) -> Settings:
     """The settings in force in a folder."""
     values: dict[str, object] = {}
     said = environment()
-    user_file = (
-        Path(said.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "clusterctl" / "config.yaml"
-    )
+    user_file = Path(said.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "clusterctl" / "config.yaml"
     for path in (user_file, (directory or Path.cwd()) / PROJECT_FILE):
         if path.is_file():
             values.update(_from_file(path))
@@ -104,3 +102,8 @@ def duration(text: str) -> float:
     if seconds > MAX_PERSIST:
         raise UsageError(f"{text[:40]!r} is no time to keep connections", "as in 90s, 10m, 1h, or off")
     return seconds
+
+
+def cache_folder() -> Path:
+    """Where what can be made anew is kept for this user."""
+    return Path(environment().get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clusterctl"

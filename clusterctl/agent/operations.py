@@ -8,7 +8,7 @@ import shutil
 import stat
 from typing import Any, Dict
 
-from clusterctl.agent import child, follow, supervisor, tree
+from clusterctl.agent import child, follow, receive, supervisor, tree
 from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.processes import marked
 from clusterctl.agent.request import Refused, Request
@@ -140,6 +140,6 @@ OPERATIONS = {
     "start": supervisor.start,
     "state": supervisor.state,
     "stop": supervisor.stop,
-    "receive": tree.receive,
-    "tree": tree.send_tree,
+    "receive": receive.receive,
+    "tree": receive.send_tree,
 }

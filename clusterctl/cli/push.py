@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +12,10 @@ from clusterctl.cli import options, screen
 
 if TYPE_CHECKING:
     from clusterctl.inventory import Node
-    from clusterctl.push import Manifest, Progress, PushResult
+    from clusterctl.push import PushResult, Source, Would
     from clusterctl.transport import Connection, Outcome
+
+Fanout = Annotated[int | None, typer.Option("--fanout", min=1, metavar="N", help="Nodes at once.")]
 
 
 def push(
@@ -31,29 +31,64 @@ def push(
         typer.Option("--replace", help="Also in the place of a folder that no push made, with all in it."),
     ] = False,
     include_vcs: Annotated[bool, typer.Option("--include-vcs", help="With .git and the like.")] = False,
+    relay: Annotated[
+        str,
+        typer.Option(
+            "--relay",
+            metavar="auto|on|off|plain",
+            help="From node to node over TLS, so that little more than one copy leaves here: where it pays, "
+            "always, or never; plain: always, verified but not encrypted, for a network that you trust.",
+        ),
+    ] = "auto",
+    checksum: Annotated[
+        bool,
+        typer.Option(
+            "--checksum", help="Read every file anew, also those whose times say they are the same."
+        ),
+    ] = False,
+    fanout: Fanout = None,
     accept_new: options.AcceptNew = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Make a folder (or file) on every node the same as here; only what is missing travels."""
+    """Make a folder (or file) on every node the same as here; only what is missing travels, and after a cut the
+    next push goes on."""
     from clusterctl import push as pushing
+    from clusterctl.cli.transfer import bar
+    from clusterctl.relay import relay_for
 
     chosen = options.cluster_of(cluster, nodes, exclude)
-    dest = node_path or f"~/{source.resolve().name}"
-    manifest = None if source.is_file() else pushing.make_manifest(source, include_vcs)
-    for warning in manifest.warnings if manifest else ():
+    tree, dest = _source(source, node_path, include_vcs, checksum)
+    for warning in tree.manifest.warnings:
         screen.say(f"warning: {warning}", style="yellow")
-    if dry_run:
-        return _show_dry_run(source, dest, manifest, chosen.names, as_json)
+    with options.connected(chosen, accept_new) as connections:
+        if dry_run:
+            looks = connections.on_each(
+                chosen.nodes,
+                lambda node, link: pushing.look(link, tree, dest, replace=replace),
+                fanout=fanout,
+            )
+            return _show_dry_run(tree, dest, looks, as_json)
+        with relay_for(relay, chosen.nodes) as others, bar("push") as drawn:
 
-    def work(node: Node, link: Connection, progress: Progress) -> PushResult:
-        if manifest is None:
-            return pushing.push_file(link, source, dest, progress=progress)
-        return pushing.push_tree(link, source, manifest, dest, replace=replace, progress=progress)
+            def work(node: Node, link: Connection) -> PushResult:
+                progress = drawn.of(node.name)
+                return pushing.push_tree(
+                    link, tree, dest, replace=replace, recheck=checksum, progress=progress, relay=others
+                )
 
-    with options.connected(chosen, accept_new) as connections, _bar("push") as bar:
-        outcomes = connections.on_each(chosen.nodes, lambda node, link: work(node, link, bar.of(node.name)))
+            outcomes = connections.on_each(chosen.nodes, work, fanout=fanout)
     _show(outcomes, as_json)
+
+
+def _source(source: Path, node_path: str | None, include_vcs: bool, checksum: bool) -> tuple[Source, str]:
+    """What is pushed, and where it goes."""
+    from clusterctl import push as pushing
+
+    dest = node_path or f"~/{source.resolve().name}"
+    if source.is_file():
+        return pushing.file_source(source, dest, checksum)
+    return pushing.Source(source, pushing.make_manifest(source, include_vcs, recheck=checksum)), dest
 
 
 def pull(
@@ -64,15 +99,25 @@ def pull(
     cluster: options.ClusterFile = None,
     nodes: options.Nodes = None,
     exclude: options.Exclude = None,
+    fold: Annotated[
+        bool,
+        typer.Option(
+            "--fold", help="Keep one copy of files that are the same on several nodes: hard links to it."
+        ),
+    ] = False,
+    fanout: Fanout = None,
     accept_new: options.AcceptNew = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Bring a folder or file of every node home, verified; nothing is written outside DST."""
-    from clusterctl import push as pushing
+    """Bring a folder or file of every node home, verified; nothing is written outside DST, and after a cut the
+    next pull goes on."""
+    from clusterctl import pull as pulling
+    from clusterctl import words
+    from clusterctl.cli.transfer import bar
 
     chosen = options.cluster_of(cluster, nodes, exclude)
-    places = {node.name: pushing.pull_place(dest, node.name, node_path) for node in chosen.nodes}
+    places = {node.name: pulling.pull_place(dest, node.name, node_path) for node in chosen.nodes}
     if dry_run:
         rows = [{"node": name, "from": node_path, "to": str(place)} for name, place in places.items()]
         return (
@@ -80,82 +125,55 @@ def pull(
             if as_json
             else screen.write("".join(f"{one['node']}: {node_path} -> {one['to']}\n" for one in rows))
         )
-    with options.connected(chosen, accept_new) as connections, _bar("pull") as bar:
-        outcomes = connections.on_each(
-            chosen.nodes,
-            lambda node, link: pushing.pull_tree(
-                link, node_path, places[node.name], progress=bar.of(node.name)
-            ),
+    with options.connected(chosen, accept_new) as connections, bar("pull") as drawn:
+
+        def work(node: Node, link: Connection, others: tuple[Path, ...] = ()) -> PushResult:
+            progress = drawn.of(node.name)
+            return pulling.pull_tree(link, node_path, places[node.name], progress=progress, others=others)
+
+        # With --fold the first node goes ahead: what the others have alike then comes from its copy here.
+        ahead = connections.on_each(chosen.nodes[:1], work) if fold else []
+        here = tuple(places[one.node.name] for one in ahead if one.ok)
+        outcomes = ahead + connections.on_each(
+            chosen.nodes[len(ahead) :], lambda node, link: work(node, link, here), fanout=fanout
         )
+    if fold:
+        files, saved = pulling.fold([places[one.node.name] for one in outcomes if one.ok])
+        screen.say(f"{words.some(files, 'file')} folded, {words.size(saved)} spared")
     _show(outcomes, as_json)
 
 
-class _Bar:
-    """Bytes of all nodes together, on a terminal; nothing elsewhere."""
+def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[Would]], as_json: bool) -> None:
+    from dataclasses import asdict
 
-    def __init__(self, update: object = None) -> None:
-        self._update = update
-        self._seen: dict[str, tuple[int, int]] = {}
-        self._change = threading.Lock()
-
-    def of(self, node: str) -> Progress:
-        """What one node's transfer reports to."""
-
-        def report(done: int, total: int) -> None:
-            with self._change:
-                self._seen[node] = (done, total)
-                if callable(self._update):
-                    self._update(
-                        sum(one for one, _ in self._seen.values()), sum(one for _, one in self._seen.values())
-                    )
-
-        return report
-
-
-@contextmanager
-def _bar(verb: str) -> Iterator[_Bar]:
-    if not screen.on_terminal():
-        yield _Bar()
-        return
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (TextColumn(verb), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen.error_console(), transient=True) as drawn:
-        task = drawn.add_task(verb, total=None)
-        yield _Bar(lambda done, total: drawn.update(task, completed=done, total=total))
-
-
-def _show_dry_run(
-    source: Path, dest: str, manifest: Manifest | None, names: Sequence[str], as_json: bool
-) -> None:
     from clusterctl import nodeset, words
+    from clusterctl.run import raise_failures
 
-    files = (
-        [(one.path, one.size) for one in manifest.files]
-        if manifest
-        else [(source.name, source.stat().st_size)]
-    )
+    files = source.manifest.files
+    done = [(one.node.name, one.value) for one in looks if one.value is not None]
     if as_json:
         value = {
-            "nodes": list(names),
+            "nodes": [one.node.name for one in looks],
             "to": dest,
-            "files": [{"path": path, "size": size} for path, size in files],
+            "files": [{"path": one.path, "size": one.size} for one in files],
+            "would": [{"node": name, **asdict(look)} for name, look in done],
         }
-        return screen.show_json(value)
-    for path, size in files:
-        screen.show(screen.safe(f"{size:>12,}  {path}"))
-    total = sum(size for _, size in files)
-    screen.say(
-        f"would push {words.some(len(files), 'file')}, {total:,} bytes, to {dest} on {nodeset.fold(names)}; "
-        "what is there does not travel again"
-    )
+        screen.show_json(value)
+        return raise_failures(looks)
+    for one in files:
+        screen.show(screen.safe(f"{one.size:>12,}  {one.path}"))
+    screen.say(f"{words.some(len(files), 'file')}, {source.manifest.size:,} bytes, to {dest}")
+    alike: dict[tuple[bool, int, int], list[str]] = {}
+    for name, look in done:
+        alike.setdefault((look.unchanged, look.files, look.bytes), []).append(name)
+    for (unchanged, count, size), names in alike.items():
+        what = (
+            "nothing would change"
+            if unchanged
+            else f"would bring {words.some(count, 'file')}, {size:,} bytes"
+        )
+        screen.say(f"{nodeset.fold(names)}: {what}")
+    raise_failures(looks)
 
 
 def _show(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
@@ -165,23 +183,25 @@ def _show(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
     from clusterctl.run import raise_failures
 
     done = [(one.node.name, one.value) for one in outcomes if one.value is not None]
+    for name, value in done:
+        for note in value.notes:
+            screen.say(f"{name}: turned away from {note}", style="yellow")
     if as_json:
         screen.show_json([{"node": name, **asdict(value)} for name, value in done])
     else:
+        relayed = any(value.bytes_relayed for _, value in done)
         rows = [
             [
                 name,
                 value.path,
                 "unchanged" if value.unchanged else words.some(value.files_sent, "file"),
                 words.size(value.bytes_sent),
+                *([words.size(value.bytes_relayed)] if relayed else []),
                 f"{value.seconds:.2f} s",
             ]
             for name, value in done
         ]
+        heads = ["NODE", "PATH", "MOVED", "BYTES", *(["FROM NODES"] if relayed else []), "TIME"]
         if rows:
-            screen.show(
-                views.table(
-                    ["NODE", "PATH", "MOVED", "BYTES", "TIME"], rows, right=["MOVED", "BYTES", "TIME"]
-                )
-            )
+            screen.show(views.table(heads, rows, right=["MOVED", "BYTES", "FROM NODES", "TIME"]))
     raise_failures(outcomes)

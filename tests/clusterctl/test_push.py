@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,16 +13,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.agent import tree
-from clusterctl.agent.frames import ByteReader
+from clusterctl.agent import build, tree
+from clusterctl.agent.request import Refused
 from clusterctl.agent.tree import Entry
-from clusterctl.errors import ClusterctlError, InputFaults, UsageError
-from clusterctl.link import RequestFailed
-from clusterctl.push import make_manifest, pull_place, pull_tree, push_file, push_store, push_tree
+from clusterctl.errors import InputFaults, UsageError
+from clusterctl.link import Asked, RequestFailed
+from clusterctl.pull import fold, pull_place, pull_tree
+from clusterctl.push import Source, file_source, look, make_manifest, push_store, push_tree
 from clusterctl.transport import Connection, ScriptedTransport
 from tests.clusterctl.nodes import connect, local_node, wait_for
 
 EMPTY = tree.hash_file(os.devnull)[1]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
 NAMES = [
     "plain.txt",
     "with space",
@@ -71,7 +82,7 @@ def test_a_tree_arrives_whole_with_modes_links_and_odd_names(
     link: Connection, source: Path, tmp_path: Path
 ) -> None:
     manifest = make_manifest(source)
-    result = push_tree(link, source, manifest, str(tmp_path / "dest"))
+    result = push_tree(link, Source(source, manifest), str(tmp_path / "dest"))
     assert same(source, tmp_path / "dest") and not result.unchanged and litter(tmp_path) == []
     assert result.bytes_sent == manifest.size and result.files_sent == len(manifest.files)
 
@@ -79,33 +90,33 @@ def test_a_tree_arrives_whole_with_modes_links_and_odd_names(
 def test_nothing_travels_when_nothing_changed_and_one_file_when_one_did(
     link: Connection, source: Path, tmp_path: Path
 ) -> None:
-    push_tree(link, source, make_manifest(source), str(tmp_path / "dest"))
-    again = push_tree(link, source, make_manifest(source), str(tmp_path / "dest"))
+    push_tree(link, Source(source, make_manifest(source)), str(tmp_path / "dest"))
+    again = push_tree(link, Source(source, make_manifest(source)), str(tmp_path / "dest"))
     assert again.unchanged and again.bytes_sent == 0
     (source / "plain.txt").write_text("changed")
     (source / "with space").unlink()
-    third = push_tree(link, source, make_manifest(source), str(tmp_path / "dest"))
+    third = push_tree(link, Source(source, make_manifest(source)), str(tmp_path / "dest"))
     assert (third.files_sent, third.bytes_sent, third.unchanged) == (1, 7, False)
     assert same(source, tmp_path / "dest")
 
 
 def test_a_changed_mode_or_link_is_a_change(link: Connection, source: Path, tmp_path: Path) -> None:
-    push_tree(link, source, make_manifest(source), str(tmp_path / "dest"))
+    push_tree(link, Source(source, make_manifest(source)), str(tmp_path / "dest"))
     (source / "pkg" / "run.sh").chmod(0o600)
     (source / "link").unlink()
     (source / "link").symlink_to("pkg")
-    assert push_tree(link, source, make_manifest(source), str(tmp_path / "dest")).bytes_sent == 0
+    assert push_tree(link, Source(source, make_manifest(source)), str(tmp_path / "dest")).bytes_sent == 0
     assert same(source, tmp_path / "dest")
 
 
 def test_what_the_node_made_in_a_pushed_tree_stays(link: Connection, source: Path, tmp_path: Path) -> None:
     dest = tmp_path / "dest"
-    push_tree(link, source, make_manifest(source), str(dest))
+    push_tree(link, Source(source, make_manifest(source)), str(dest))
     (dest / "outputs").mkdir()
     (dest / "outputs" / "model").write_text("weights")
     (dest / "plain.txt").write_text("edited on the node")
     (source / "new").write_text("new")
-    push_tree(link, source, make_manifest(source), str(dest))
+    push_tree(link, Source(source, make_manifest(source)), str(dest))
     assert (dest / "outputs" / "model").read_text() == "weights" and (
         dest / "plain.txt"
     ).read_text() == "plain.txt"
@@ -118,9 +129,9 @@ def test_a_folder_that_no_push_made_is_not_replaced_unasked(
     dest.mkdir()
     (dest / "thesis").write_text("years")
     with pytest.raises(RequestFailed, match="not put there by a push") as caught:
-        push_tree(link, source, make_manifest(source), "~/precious")
+        push_tree(link, Source(source, make_manifest(source)), "~/precious")
     assert "--replace" in caught.value.hint and (dest / "thesis").read_text() == "years"
-    push_tree(link, source, make_manifest(source), "~/precious", replace=True)
+    push_tree(link, Source(source, make_manifest(source)), "~/precious", replace=True)
     assert same(source, dest)
 
 
@@ -129,12 +140,11 @@ def test_an_interrupted_or_damaged_push_leaves_the_old_tree(
     link: Connection, source: Path, tmp_path: Path, fault: str
 ) -> None:
     dest = tmp_path / "dest"
-    push_tree(link, source, make_manifest(source), str(dest))
+    push_tree(link, Source(source, make_manifest(source)), str(dest))
     before = tree.scan(str(dest))[0]
     (source / "pkg" / "deep" / "big").write_bytes(os.urandom(3_000_000))
-    text = make_manifest(source).text
-    asked = link.open("receive", {"dest": str(dest), "tree": tree.tree_id(text), "manifest_size": len(text)})
-    asked.send(text)
+    manifest = make_manifest(source)
+    asked = receive(link, manifest.text, manifest.table, str(dest))
     assert next(iter(asked)).fields["want"]
     asked.send(bytes(3_000_000 if fault == "damaged" else 1_000_000))
     if fault == "cancelled":
@@ -143,7 +153,136 @@ def test_an_interrupted_or_damaged_push_leaves_the_old_tree(
         asked.finish()
         with pytest.raises(RequestFailed, match="the old tree is untouched"):
             asked.end()
-    assert tree.scan(str(dest))[0] == before and litter(tmp_path) == []
+    assert tree.scan(str(dest))[0] == before
+    link.close()
+    again = connect(tmp_path)
+    push_tree(again, Source(source, manifest), str(dest))
+    again.close()
+    assert same(source, dest) and litter(tmp_path) == []
+
+
+def receive(link: Connection, text: bytes, table: bytes, dest: str) -> Asked:
+    """A push up to its manifest, as a client would begin it."""
+    params = {"dest": dest, "tree": tree.tree_id(text), "manifest_size": len(text), "table_size": len(table)}
+    asked = link.open("receive", params)
+    assert next(iter(asked)).fields["manifest"]
+    asked.send(text)
+    asked.send(table)
+    return asked
+
+
+@pytest.mark.parametrize("fault", ["the link is cut", "the agent is killed", "the client gives up"])
+def test_after_a_cut_only_the_rest_travels(
+    link: Connection, source: Path, tmp_path: Path, fault: str
+) -> None:
+    (source / "pkg" / "deep" / "big").write_bytes(os.urandom(8_000_000))
+    manifest = make_manifest(source)
+    dest = tmp_path / "dest"
+    asked = receive(link, manifest.text, manifest.table, str(dest))
+    assert next(iter(asked)).fields["want"]
+    whole: list[bytes] = []
+    Source(source, manifest).send([(0, manifest.pieces.count)], whole.append)
+    asked.send(b"".join(whole)[: manifest.size - 3_000_000])
+    aside = tmp_path / ".dest.incoming" / "pkg" / "deep" / "big"
+    wait_for(lambda: aside.exists() and aside.stat().st_size >= 5_000_000 - tree.PIECE)
+    if fault == "the agent is killed":
+        os.kill(link.hello()["pid"], signal.SIGKILL)
+    elif fault == "the client gives up":
+        asked.cancel()
+    link.close()
+    assert not dest.exists()
+    again = connect(tmp_path)
+    try:
+        result = push_tree(again, Source(source, manifest), str(dest))
+    finally:
+        again.close()
+    assert result.bytes_sent <= 3_000_000 + tree.PIECE and same(source, dest) and litter(tmp_path) == []
+
+
+def test_what_a_cut_left_is_not_believed(link: Connection, source: Path, tmp_path: Path) -> None:
+    aside = tmp_path / ".dest.incoming"
+    (aside / "pkg" / "deep").mkdir(parents=True)
+    aside.chmod(0o700)
+    (aside / "pkg" / "deep" / "big").write_bytes(b"x" * 3_000_000)
+    (aside / "plain.txt").write_text("PLAIN.TXT")
+    (aside / "evil").symlink_to("/etc")
+    (aside / "with space").mkdir()
+    (aside / "empty").symlink_to("/etc")
+    (aside / "other").mkdir()
+    push_tree(link, Source(source, make_manifest(source)), str(tmp_path / "dest"))
+    assert same(source, tmp_path / "dest") and litter(tmp_path) == []
+
+
+def test_a_folder_aside_that_somebody_else_can_write_is_not_used(
+    link: Connection, source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / ".dest.incoming").mkdir()
+    (tmp_path / ".dest.incoming").chmod(0o777)
+    with pytest.raises(RequestFailed, match="in the way"):
+        push_tree(link, Source(source, make_manifest(source)), str(tmp_path / "dest"))
+
+
+def test_two_pushes_to_one_place_at_once_end_one_after_the_other(
+    link: Connection, source: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").write_bytes(os.urandom(5_000_000))
+    results: list[str] = []
+
+    def push(root: Path) -> None:
+        results.append(push_tree(link, Source(root, make_manifest(root)), str(tmp_path / "dest")).path)
+
+    threads = [threading.Thread(target=push, args=(root,)) for root in (source, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 2 and litter(tmp_path) == []
+    assert all((tmp_path / "dest" / one).exists() for one in ("file",)) or same(source, tmp_path / "dest")
+
+
+def test_an_unchanged_tree_is_known_by_its_times_and_a_forged_time_changes_nothing_else(
+    link: Connection, source: Path, tmp_path: Path
+) -> None:
+    """A change within the grain of a file system's clock leaves no trace: files just written are read again."""
+    dest = tmp_path / "dest"
+    push_tree(link, Source(source, make_manifest(source)), str(dest))
+    big, status = dest / "pkg" / "deep" / "big", (dest / "pkg" / "deep" / "big").stat()
+    big.write_bytes(os.urandom(3_000_000))
+    os.utime(big, ns=(status.st_atime_ns, status.st_mtime_ns))  # the change's own time can't be set back
+    assert not push_tree(link, Source(source, make_manifest(source)), str(dest)).unchanged
+    assert same(source, dest)
+
+
+def test_files_are_not_read_again_until_they_change(source: Path) -> None:
+    make_manifest(source)
+    time.sleep(0.1)  # longer than the grain of file times
+    first = make_manifest(source)
+    os.chmod(source / "plain.txt", 0)
+    os.chmod(source / "plain.txt", 0o644)
+    (source / "with space").write_text("other text")
+    second = make_manifest(source)
+    changed = {one.path for one in set(second.entries) - set(first.entries)}
+    assert changed == {"with space"} and make_manifest(source, recheck=True) == second
+
+
+def test_code_that_changed_a_little_sends_a_little(link: Connection, source: Path) -> None:
+    push_store(link, Source(source, make_manifest(source)), "code")
+    (source / "plain.txt").write_text("changed")
+    result = push_store(link, Source(source, make_manifest(source)), "code")
+    assert (result.bytes_sent, result.files_sent) == (7, 1) and same(source, Path(result.path))
+
+
+def test_a_rehearsal_says_what_would_travel_and_changes_nothing(
+    link: Connection, source: Path, tmp_path: Path
+) -> None:
+    manifest = make_manifest(source)
+    would = look(link, Source(source, manifest), str(tmp_path / "deep" / "dest"))
+    assert (would.files, would.bytes) == (len(manifest.files), manifest.size) and not would.unchanged
+    assert not (tmp_path / "deep").exists()
+    push_tree(link, Source(source, manifest), str(tmp_path / "dest"))
+    assert look(link, Source(source, manifest), str(tmp_path / "dest")).unchanged
 
 
 def test_a_file_that_changes_while_it_is_sent_is_noticed(
@@ -152,35 +291,59 @@ def test_a_file_that_changes_while_it_is_sent_is_noticed(
     manifest = make_manifest(source)
     (source / "plain.txt").write_text("PLAIN.TXT")
     with pytest.raises(RequestFailed, match="changed while it was sent"):
-        push_tree(link, source, manifest, str(tmp_path / "dest"))
+        push_tree(link, Source(source, manifest), str(tmp_path / "dest"))
     (source / "plain.txt").write_text("short")
     with pytest.raises(RequestFailed, match="became shorter"):
-        push_tree(link, source, manifest, str(tmp_path / "dest"))
-    wait_for(lambda: litter(tmp_path) == [])  # the node hears of the cancel a moment later
+        push_tree(link, Source(source, manifest), str(tmp_path / "dest"))
     assert not (tmp_path / "dest").exists()
+    push_tree(link, Source(source, make_manifest(source)), str(tmp_path / "dest"))
+    assert same(source, tmp_path / "dest") and litter(tmp_path) == []
 
 
 def test_a_stored_tree_is_named_by_its_content_and_sent_once(
     link: Connection, source: Path, tmp_path: Path
 ) -> None:
     manifest = make_manifest(source)
-    first = push_store(link, source, manifest, "code")
-    second = push_store(link, source, manifest, "code")
+    first = push_store(link, Source(source, manifest), "code")
+    second = push_store(link, Source(source, manifest), "code")
     assert first.path == second.path == str(tmp_path / "work" / "store" / "code" / manifest.id)
     assert not first.unchanged and second.unchanged and same(source, Path(first.path))
 
 
 def test_a_full_disk_is_found_before_the_transfer(tmp_path: Path) -> None:
-    builder = tree.Builder(str(tmp_path / "dest"), [Entry("f", "f", 0o644, 1 << 59, EMPTY)])
-    with pytest.raises(Exception, match="MB are needed"):
-        builder.room(builder.look())
+    size = 1 << 46  # 64 TB
+    table = bytes(tree.DIGEST * (size // tree.piece_size(size)))
+    entry = Entry("f", "f", 0o644, size, tree.content_name(table))
+    builder = build.Builder(str(tmp_path / "dest"), [entry], table)
+    with pytest.raises(Refused, match="MB are needed"):
+        builder.room(builder.look([]))
+
+
+def test_a_disk_without_room_for_more_files_is_found_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = os.statvfs(tmp_path)
+    values = list(full)
+    values[7] = 3  # f_favail
+    monkeypatch.setattr("os.statvfs", lambda path: os.statvfs_result(values))
+    entries = [Entry(f"f{number}", "f", 0o644, 0, EMPTY) for number in range(5)]
+    with pytest.raises(Refused, match="3 more files"):
+        build.Builder(str(tmp_path / "dest"), entries).room([])
 
 
 def test_one_file_goes_into_a_folder_or_under_a_name(link: Connection, source: Path, tmp_path: Path) -> None:
-    push_file(link, source / "pkg" / "run.sh", str(tmp_path / "bin") + "/")
-    push_file(link, source / "pkg" / "run.sh", str(tmp_path / "other"))
-    for path in (tmp_path / "bin" / "run.sh", tmp_path / "other"):
-        assert path.read_text() == "#!/bin/sh\n" and path.stat().st_mode & 0o777 == 0o755
+    for dest in (str(tmp_path / "bin") + "/", str(tmp_path / "other")):
+        one, target = file_source(source / "pkg" / "run.sh", dest)
+        assert not push_tree(link, one, target).unchanged
+        assert push_tree(link, one, target).unchanged
+        assert Path(target).read_text() == "#!/bin/sh\n" and Path(target).stat().st_mode & 0o777 == 0o755
+    (source / "pkg" / "run.sh").write_text("other")
+    push_tree(link, *file_source(source / "pkg" / "run.sh", str(tmp_path / "other")))
+    assert (tmp_path / "other").read_text() == "other" and litter(tmp_path) == litter(tmp_path / "bin") == []
+    with pytest.raises(RequestFailed, match="is a folder"):
+        push_tree(link, *file_source(source / "pkg" / "run.sh", str(tmp_path / "bin")))
+    with pytest.raises(UsageError, match="is a folder"):
+        file_source(source / "pkg" / "run.sh", "~")
 
 
 # ---- and back
@@ -246,10 +409,7 @@ def rows(case: list[tuple[str, ...]]) -> bytes:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_tree_is_refused_whole_on_both_sides(link: Connection, tmp_path: Path, name: str) -> None:
     text = rows(HOSTILE[name])
-    asked = link.open(
-        "receive", {"dest": str(tmp_path / "dest"), "tree": tree.tree_id(text), "manifest_size": len(text)}
-    )
-    asked.send(text)
+    asked = receive(link, text, b"", str(tmp_path / "dest"))
     asked.finish()
     with pytest.raises(RequestFailed) as refused:
         asked.end()
@@ -264,21 +424,23 @@ def test_a_hostile_tree_is_refused_whole_on_both_sides(link: Connection, tmp_pat
 
 def test_a_node_that_sends_other_bytes_than_it_named_leaves_nothing(tmp_path: Path) -> None:
     text = rows([("f", "f", EMPTY, 5)])  # type: ignore[list-item]
+    sizes = {"manifest": len(text)}
     for content in (b"12345", b"12", b""):
-        hostile = ScriptedTransport({("*", "tree"): [({}, text), ({"ready": True}, b""), ({}, content), {}]})
+        hostile = ScriptedTransport(
+            {("*", "tree"): [(sizes, text), ({"ready": True}, b""), ({}, content), {}]}
+        )
         with pytest.raises(RequestFailed):
             pull_tree(hostile.connect(local_node(tmp_path)), "x", tmp_path / "dest")
         assert list(tmp_path.iterdir()) == []
 
 
 def test_a_node_that_asks_for_files_outside_the_tree_gets_none(source: Path, tmp_path: Path) -> None:
-    for wish in (b"[99999]", b"[-1]", b'["/etc/passwd"]', b"{}x"):
-        hostile = ScriptedTransport({("*", "receive"): [({"want": True}, wish), {"path": "x"}]})
-        try:
-            result = push_tree(hostile.connect(local_node(tmp_path)), source, make_manifest(source), "x")
-            assert result.files_sent == 0
-        except ClusterctlError as refusal:
-            assert "not in the tree" in refusal.message
+    wishes = [b"[[0,99999]]", b"[[-1,1]]", b"[[1,1]]", b"[[0,2],[1,3]]", b'["/etc/passwd"]', b"[99]", b"{}x"]
+    for wish in [*wishes, b"[[0,1]]" * 2, b"[[0,true]]", b"[" * 100_000]:
+        for field in ("want", "feed"):
+            hostile = ScriptedTransport({("*", "receive"): [({field: True}, wish), {"path": "x"}]})
+            with pytest.raises(RequestFailed, match="not in the tree"):
+                push_tree(hostile.connect(local_node(tmp_path)), Source(source, make_manifest(source)), "x")
 
 
 part = st.text(st.sampled_from("ab./\\\0é"), max_size=4)
@@ -295,14 +457,48 @@ def test_whatever_a_manifest_says_nothing_lands_outside(
         checked = tree.parse(tree.to_bytes(entries))
     except tree.BadTree:
         return
-    builder = tree.Builder(str(folder / "in" / "dest"), checked)
-    (folder / "in").mkdir()
-    builder.build(builder.look(), ByteReader(lambda: b""))
+    builder = build.Builder(str(folder / "in" / "dest"), checked)
+    builder.stage()
+    builder.adopt()
+    for begin, end in builder.look([]):
+        for number in range(begin, end):
+            builder.take(number, b"")
+    builder.copy_over()
+    builder.finish()
     builder.switch()
+    builder.close()
     root = os.path.realpath(folder / "in" / "dest")
     for path, _, files in os.walk(root):
         assert all(os.path.realpath(os.path.join(path, one)).startswith(root) for one in files)
     assert os.listdir(folder) == ["in"] and os.listdir(folder / "in") == ["dest"]
+
+
+def test_a_cut_pull_goes_on(link: Connection, source: Path, tmp_path: Path) -> None:
+    (source / "pkg" / "deep" / "big").write_bytes(os.urandom(8_000_000))
+    home = tmp_path / "pulled"
+
+    def cut(done: int, total: int) -> None:
+        if done > 5_000_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pull_tree(link, str(source), home, progress=cut)
+    assert not home.exists()
+    result = pull_tree(link, str(source), home)
+    assert same(source, home) and result.bytes_sent < 5_000_000 and litter(tmp_path) == []
+
+
+def test_equal_files_of_several_nodes_are_folded_into_one(tmp_path: Path) -> None:
+    for node, text in (("a", "same"), ("b", "same"), ("c", "else")):
+        (tmp_path / node / "deep").mkdir(parents=True)
+        (tmp_path / node / "deep" / "file").write_text(text)
+        (tmp_path / node / "script").write_text("same")
+        (tmp_path / node / "script").chmod(0o755)
+    assert fold([tmp_path / node for node in "abc"]) == (3, 12)
+    assert (tmp_path / "a" / "deep" / "file").samefile(tmp_path / "b" / "deep" / "file")
+    assert (tmp_path / "c" / "deep" / "file").read_text() == "else"
+    assert (tmp_path / "a" / "script").stat().st_nlink == 3 and litter(tmp_path / "a") == []
+    assert fold([tmp_path / node for node in "abc"]) == (0, 0)
 
 
 # ---- what stays at home
@@ -374,8 +570,8 @@ def test_a_source_that_is_no_folder_is_the_users_mistake(tmp_path: Path) -> None
 def test_a_manifest_warns_of_what_nobody_can_have_meant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.push.MANY_FILES", 2)
-    monkeypatch.setattr("clusterctl.push.MANY_BYTES", 5)
+    monkeypatch.setattr("clusterctl.manifest.MANY_FILES", 2)
+    monkeypatch.setattr("clusterctl.manifest.MANY_BYTES", 5)
     os.mkfifo(tmp_path / "pipe")
     for name in "abc":
         (tmp_path / name).write_text("xxx")

@@ -1,0 +1,148 @@
+"""A folder here as it is to be sent: read once, checked, named by its content."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from clusterctl.agent import memory, tree
+from clusterctl.agent.tree import Entry
+from clusterctl.errors import Fault, InputFaults, UsageError
+from clusterctl.ignore import ALWAYS_OUT, Ignore
+from clusterctl.settings import cache_folder
+
+MANY_FILES, MANY_BYTES = 10_000, 1_000_000_000
+FORGET_AFTER = 60 * 86400.0  # seconds without a push of a folder until its files' hashes are forgotten
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A tree as it was when it was read."""
+
+    entries: tuple[Entry, ...]
+    warnings: tuple[str, ...] = ()
+    table: bytes = b""
+    """The digests of the pieces of large files."""
+
+    @cached_property
+    def text(self) -> bytes:
+        return tree.to_bytes(self.entries)
+
+    @cached_property
+    def id(self) -> str:
+        """The tree's name: a hash over every path, mode and content in it."""
+        return tree.tree_id(self.text)
+
+    @cached_property
+    def files(self) -> list[Entry]:
+        return [one for one in self.entries if one.kind == "f"]
+
+    @cached_property
+    def pieces(self) -> tree.Pieces:
+        return tree.Pieces(self.files, self.table)
+
+    @cached_property
+    def size(self) -> int:
+        return sum(one.size for one in self.files)
+
+
+def make_manifest(
+    root: Path,
+    include_vcs: bool = False,
+    only: Sequence[str] = (),
+    everything: bool = False,
+    recheck: bool = False,
+) -> Manifest:
+    """Read a folder, without what ignore files, version control and caches leave out; only caches with
+    `everything`.
+
+    `only` names the entries at the top that are meant, where not all are. A file whose inode says that it did
+    not change since it was last read is not read again, but with `recheck`.
+    """
+    if not root.is_dir():
+        raise UsageError(f"{root} is no folder", "name the folder to send")
+    rules = Ignore(root, include_vcs)
+
+    def skips(path: str, is_dir: bool) -> bool:
+        if only and path.split("/")[0] not in only:
+            return True
+        return path.rsplit("/", 1)[-1] in ALWAYS_OUT if everything else rules.skips(path, is_dir)
+
+    try:
+        scanned = _scan(root, skips, recheck)
+    except OSError as problem:
+        raise UsageError(
+            f"{problem.filename}: {problem.strerror}", "add it to .clusterctlignore, or make it readable"
+        ) from None
+    _refuse_what_no_node_takes(root, scanned.entries)
+    manifest = Manifest(tuple(scanned.entries), tuple(scanned.warnings), scanned.table)
+    return replace(manifest, warnings=(*manifest.warnings, *_size_warnings(root, manifest)))
+
+
+def _scan(root: Path, skips: Callable[[str, bool], bool], recheck: bool) -> tree.Scanned:
+    """Read the folder with what is remembered of it, and remember it for the next time."""
+    with _remembered(root, recheck) as known:
+        return tree.scan(str(root), skips, known.read)
+
+
+@contextlib.contextmanager
+def _remembered(path: Path, recheck: bool) -> Iterator[memory.Memory]:
+    """What is remembered of a folder or a file, kept for the next time where something was read anew."""
+    name = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:32]
+    kept = cache_folder() / "contents" / name
+    known = memory.Memory({} if recheck else memory.load(str(kept)))
+    yield known
+    if known.read_bytes:
+        with contextlib.suppress(OSError):  # a home that can't be written costs the reading, nothing else
+            memory.save(str(kept), known.now)
+            _forget_old(kept.parent)
+
+
+def _forget_old(folder: Path) -> None:
+    for one in folder.iterdir():
+        if time.time() - one.stat().st_mtime > FORGET_AFTER:
+            one.unlink(missing_ok=True)
+
+
+def file_manifest(path: Path, name: str, recheck: bool = False) -> Manifest:
+    """One file as a tree of its own, under the name that it is to have."""
+    try:
+        with _remembered(path, recheck) as known:
+            status = path.stat()
+            size, content, table = known.read("", str(path), status)
+    except OSError as problem:
+        raise UsageError(f"{path}: {problem.strerror}", "name a file that can be read") from None
+    return Manifest((Entry(name, "f", status.st_mode & 0o777, size, content),), (), table)
+
+
+def _refuse_what_no_node_takes(root: Path, entries: list[Entry]) -> None:
+    remedy = "add it to .clusterctlignore, or push what it points to"
+    faults = [
+        Fault(str(root / one.path), f"the link leads out of the tree, to {one.content}", remedy)
+        for one in entries
+        if one.kind == "l" and not tree.link_stays_inside(one.path, one.content)
+    ]
+    if faults:
+        raise InputFaults(faults)
+    try:
+        tree.check(entries)
+    except tree.BadTree as problem:
+        raise UsageError(
+            f"{root}: {problem}", "rename one of them, or leave it out by .clusterctlignore"
+        ) from None
+
+
+def _size_warnings(root: Path, manifest: Manifest) -> list[str]:
+    remedy = "is all of it needed? .clusterctlignore leaves things out"
+    found = []
+    if len(manifest.entries) > MANY_FILES:
+        found.append(f"{root}: {len(manifest.entries):,} entries; {remedy}")
+    if manifest.size > MANY_BYTES:
+        found.append(f"{root}: {manifest.size / 1e9:.1f} GB; {remedy}")
+    return found
