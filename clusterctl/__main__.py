@@ -1,5 +1,5 @@
 """`python -m clusterctl`."""
 
-from clusterctl.cli.door import main
+from clusterctl.quick import main
 
 main()

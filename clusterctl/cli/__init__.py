@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
 import typer
+import typer.main
 
 from clusterctl.cli import (
     demo,
     doctor,
     hostfile,
     init,
+    keeper,
     launch,
     logs,
     nodes,
@@ -70,6 +76,13 @@ app.command("runs")(runs.runs)
 app.command()(runs.status)
 app.command()(runs.stop)
 app.add_typer(logs.app, name="logs")
+app.add_typer(keeper.app, name="keeper")
 app.add_typer(train.data, name="data")
 app.add_typer(train.checkpoint, name="checkpoint")
 app.command()(train.generate)
+
+
+@lru_cache(maxsize=1)
+def command() -> Callable[..., Any]:
+    """The whole command line, built once a process: 25 ms."""
+    return typer.main.get_command(app)

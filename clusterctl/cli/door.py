@@ -20,9 +20,9 @@ def run(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
     try:
-        from clusterctl.cli import app
+        from clusterctl.cli import command
 
-        app(args=argv, prog_name="clusterctl")
+        command()(args=argv, prog_name="clusterctl")
         return 0
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(bool(done.code))
@@ -34,6 +34,17 @@ def run(argv: list[str]) -> int:
         return 130
     except Exception as bug:  # the outermost door: what comes this far is a bug of ours
         return _confess(bug, argv)
+
+
+def warm_up() -> None:
+    """Load what an `exec` will need, for a process that runs many."""
+    import yaml  # noqa: F401
+    from rich import console, text  # noqa: F401
+
+    from clusterctl import hostfile_any, keeper_client, nodeset, output  # noqa: F401
+    from clusterctl.cli import command
+
+    command()
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -39,6 +39,7 @@ def exec_(
     ] = None,
     fanout: Annotated[int | None, typer.Option("--fanout", min=1, help="Nodes at once.")] = None,
     accept_new: options.AcceptNew = False,
+    persist: options.Persist = None,
     as_json: options.Json = False,
 ) -> None:
     """Run a command on many nodes in parallel; the exit code is the largest of theirs, 255 where one is
@@ -58,7 +59,7 @@ def exec_(
         finally:
             printer.end(node.name)
 
-    with options.connected(chosen, accept_new) as connections:
+    with options.connected(chosen, accept_new, persist) as connections:
         outcomes = _run(connections, chosen.nodes, work, fanout, tell=not as_json)
     if as_json:
         screen.show_json([_as_json(one) for one in outcomes])

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clusterctl.errors import UsageError
-from clusterctl.settings import Settings, inherited, load_settings
+from clusterctl.settings import Settings, duration, inherited, load_settings
 
 if TYPE_CHECKING:
     from clusterctl.inventory import Cluster
     from clusterctl.rundir import RunDir
-    from clusterctl.transport import Connections
+    from clusterctl.transport import Connections, Transport
 
 ClusterFile = Annotated[
     Path | None,
@@ -45,6 +45,14 @@ AcceptNew = Annotated[
     typer.Option(
         "--accept-new-host-keys",
         help="Record the host key of a node never seen; a changed key is refused all the same.",
+    ),
+]
+Persist = Annotated[
+    str | None,
+    typer.Option(
+        "--persist",
+        metavar="TIME",
+        help="Keep the connections in the background that long after their last use: 10m, 1h; `off` by default.",
     ),
 ]
 
@@ -80,13 +88,22 @@ def _allocation() -> dict[str, str]:
 
 
 @contextmanager
-def connected(cluster: Cluster, accept_new: bool = False) -> Iterator[Connections]:
-    """Connections to a cluster's nodes, as the settings say, closed at the end."""
+def connected(cluster: Cluster, accept_new: bool = False, persist: str | None = None) -> Iterator[Connections]:
+    """Connections to a cluster's nodes, as the settings say, closed at the end; or those that a keeper keeps."""
     from clusterctl.transport import Connections, transport_to
 
     settings = load_settings()
-    accept = accept_new or settings.accept_new_host_keys
-    transport = transport_to(cluster, accept_new=accept, connect_timeout=settings.connect_timeout)
+    ways: dict[str, Any] = {
+        "accept_new": accept_new or settings.accept_new_host_keys,
+        "connect_timeout": settings.connect_timeout,
+    }
+    kept_for = duration(persist or settings.persist)
+    if kept_for:
+        from clusterctl.keeper_client import KeptTransport
+
+        transport: Transport = KeptTransport(cluster, ways, kept_for)
+    else:
+        transport = transport_to(cluster, **ways)
     with Connections(transport, settings.fanout) as connections:
         yield connections
 
