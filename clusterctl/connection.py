@@ -10,7 +10,7 @@ from typing import Any
 
 from clusterctl.agent.frames import CHUNK, Frame
 from clusterctl.errors import ClusterctlError
-from clusterctl.link import Asked, Link
+from clusterctl.link import Asked, Link, RequestFailed
 
 Body = bytes | Iterable[bytes]
 
@@ -117,9 +117,8 @@ class Connection:
             raise
         result = asked.end() if asked.result is None else asked.result
         out, err = b"".join(parts["stdout"]), b"".join(parts["stderr"])
-        return Completed(
-            result.get("exit_code"), result.get("signal"), out, err, bool(result.get("timed_out"))
-        )
+        code, number = (_status(self.node, result.get(key)) for key in ("exit_code", "signal"))
+        return Completed(code, number, out, err, bool(result.get("timed_out")))
 
     def hello(self) -> dict[str, Any]:
         """Who the node is: hostname, python, boot_id, home, workdir, cpus, disk_free, wall, monotonic; asked
@@ -137,6 +136,13 @@ class Connection:
         return b"".join(
             frame.payload for frame in self.request("get", {"path": path, "offset": offset, "limit": limit})
         )
+
+
+def _status(node: str, value: object) -> int | None:
+    """An exit code or a signal, if it is one."""
+    if value is None or (isinstance(value, int) and 0 <= value < 256):
+        return value
+    raise RequestFailed(node, "bad-answer", f"it ended with {value!r:.80}, which is no exit code")
 
 
 def _send_body(asked: Asked, body: Body | None) -> None:

@@ -24,7 +24,6 @@ from clusterctl.agent.frames import (
     ByteReader,
     Frame,
     encode,
-    parse_payload,
     read_frame,
     to_payload,
 )
@@ -171,18 +170,9 @@ class Line:
             asked = self._asked.get(frame.id)
         if asked is None:
             return  # the rest of what was cancelled
-        if frame.kind == "credit":
-            asked.window.give(int(frame.fields.get("bytes", 0)))
-        elif frame.kind == "data":
-            asked.inbox.put(frame)
-        elif frame.kind in ("end", "fail"):
+        asked.take(frame, raised)
+        if frame.kind in ("end", "fail"):
             self.forget(frame.id)
-            if frame.kind == "end":
-                asked.inbox.put(frame)
-                asked.inbox.close()
-            else:
-                asked.inbox.close(raised(parse_payload(frame.payload)))
-            asked.window.close()
 
 
 class _End:

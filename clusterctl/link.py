@@ -8,7 +8,7 @@ import json
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -25,6 +25,7 @@ from clusterctl.agent.frames import (
     Inbox,
     StreamEnded,
     Window,
+    credit_of,
     encode,
     parse_payload,
     read_frame,
@@ -96,6 +97,26 @@ def shell_command(argv: Sequence[str]) -> str:
     return " ".join([first, *[shlex.quote(one) for one in argv[1:]]])
 
 
+class Answer(dict[str, Any]):
+    """What an operation gave back; a key that is missing is the node's fault, not a bug here."""
+
+    def __init__(self, node: str, op: str, value: Mapping[str, Any]) -> None:
+        super().__init__(value)
+        self._from = (node, op)
+
+    def __missing__(self, key: str) -> Any:
+        node, op = self._from
+        raise RequestFailed(node, "bad-answer", f"its answer to {op!r} makes no sense: it has no {key!r}")
+
+
+def _words(text: str) -> str:
+    """A text in JSON as the agent gives its reasons; what is none is shown as it stands."""
+    try:
+        return str(json.loads(text or '""'))
+    except (ValueError, RecursionError):
+        return text[:500]
+
+
 class Asked:
     """One request under way: send its body, read its reply, get its result; or cancel it."""
 
@@ -130,6 +151,21 @@ class Asked:
         if not self._link.is_closed:
             self._link.send(Frame(self._id, "cancel", {}))
 
+    def take(self, frame: Frame, failure: Callable[[dict[str, Any]], ClusterctlError]) -> None:
+        """What the node answers, from the link's reader; a BadFrame where it makes no sense."""
+        if frame.kind == "credit":
+            self.window.give(credit_of(frame))
+        elif frame.kind == "data":
+            self.inbox.put(frame)
+        elif frame.kind == "end":
+            parse_payload(frame.payload)  # here, where it can still break the link
+            self.inbox.put(frame)
+            self.inbox.close()
+            self.window.close()
+        elif frame.kind == "fail":
+            self.inbox.close(failure(parse_payload(frame.payload)))
+            self.window.close()
+
     def __iter__(self) -> Iterator[Frame]:
         """The chunks of the reply as they come; raises what the node answered instead."""
         while True:
@@ -137,7 +173,7 @@ class Asked:
             if frame is None:
                 return
             if frame.kind == "end":
-                self.result = parse_payload(frame.payload)
+                self.result = Answer(self._link.node, self.op, parse_payload(frame.payload))
                 return
             yield frame
 
@@ -248,7 +284,7 @@ class Link:
                 raise self._no_agent("")
             if line.startswith(mark):
                 word, _, text = line[len(mark) :].decode(errors="replace").strip().partition(" ")
-                return word, str(json.loads(text or '""'))
+                return word, _words(text)
             noise += len(line)
         raise self._no_agent("its login scripts print without end")
 
@@ -302,18 +338,9 @@ class Link:
             asked = self._asked.get(frame.id)
         if asked is None:
             return  # a beat, or the rest of what was cancelled
-        if frame.kind == "credit":
-            asked.window.give(int(frame.fields.get("bytes", 0)))
-        elif frame.kind == "data":
-            asked.inbox.put(frame)
-        elif frame.kind in ("end", "fail"):
+        asked.take(frame, self._failure)
+        if frame.kind in ("end", "fail"):
             self.forget(frame.id)
-            if frame.kind == "end":
-                asked.inbox.put(frame)
-                asked.inbox.close()
-            else:
-                asked.inbox.close(self._failure(parse_payload(frame.payload)))
-            asked.window.close()
 
     def _failure(self, value: dict[str, Any]) -> RequestFailed:
         trace = f"\n{value['traceback']}" if value.get("traceback") else ""

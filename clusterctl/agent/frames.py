@@ -22,6 +22,7 @@ CHUNK = (
     128 << 10
 )  # one piece of a stream: big enough for 1 GB/s, small enough that no request waits for another
 WINDOW = 1 << 20  # bytes of one stream under way before its reader has to say that it took them
+LEAST = 256  # bytes that any piece counts in its window: a flood of empty ones holds memory too
 BEAT = 2.0  # seconds of silence after which a side says that it is alive
 SILENCE = 10.0  # seconds without a byte after which the launcher gives a node up
 AGENT_SILENCE = 30.0  # the agent is more patient: a suspended launcher may come back
@@ -96,6 +97,19 @@ def to_payload(value: Dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
+def credit_of(frame: Frame) -> int:
+    """How many bytes the peer says that it took."""
+    count = frame.fields.get("bytes")
+    if type(count) is not int or count < 0:
+        raise BadFrame("a credit is no count of bytes")
+    return count
+
+
+def _weight(frame: Frame) -> int:
+    """What an unread frame holds; its fields count on top of what the sender's window counted, or they would hide."""
+    return max(len(frame.payload), LEAST) + len(repr(frame.fields))
+
+
 class Window:
     """How many bytes of one stream may still be sent; the reader's credit opens it again."""
 
@@ -111,7 +125,7 @@ class Window:
                 self._change.wait()
             if self._closed:
                 raise StreamEnded("the link is closed")
-            self._left -= count
+            self._left -= max(count, LEAST)
 
     def give(self, count: int) -> None:
         with self._change:
@@ -140,7 +154,7 @@ class Inbox:
     def put(self, frame: Frame) -> None:
         """Called by the link's reader; never waits. A peer that ignores its window breaks the link."""
         with self._change:
-            self._held += len(frame.payload)
+            self._held += _weight(frame)
             if self._held > self._size + MAX_PAYLOAD:
                 raise BadFrame("the peer sends more than its window")
             self._chunks.append(frame)
@@ -163,8 +177,8 @@ class Inbox:
                     raise self._end
                 return None
             frame = self._chunks.pop(0)
-            self._held -= len(frame.payload)
-            self._taken += len(frame.payload)
+            self._held -= _weight(frame)
+            self._taken += max(len(frame.payload), LEAST)
             due = self._taken if self._taken >= self._size // 2 else 0
             self._taken -= due
         if due:

@@ -17,6 +17,7 @@ from clusterctl.agent.frames import (
     BadFrame,
     Frame,
     StreamEnded,
+    credit_of,
     encode,
     parse_payload,
     read_frame,
@@ -105,7 +106,7 @@ class Agent:
         elif frame.kind == "eof":
             request.inbox.close()
         elif frame.kind == "credit":
-            request.window.give(int(frame.fields.get("bytes", 0)))
+            request.window.give(credit_of(frame))
         elif frame.kind == "cancel":
             threading.Thread(target=request.cancel, daemon=True).start()
 
