@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import getpass
+import io
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from paramiko.auth_handler import AuthOnlyHandler
 from paramiko.common import cMSG_SERVICE_REQUEST
 from paramiko.ssh_exception import AuthenticationException, SSHException
@@ -105,14 +110,42 @@ GIVEN_UP = "it is locked by a passphrase, and the right one was not given"
 
 def _load(path: str, passphrase: str | None) -> paramiko.PKey | str:
     """A key with the certificate that lies beside it, or why there is none."""
+    secret = passphrase.encode() if passphrase else None
     try:
-        return paramiko.PKey.from_path(path, passphrase.encode() if passphrase else None)  # type: ignore[arg-type]
-    except (paramiko.PasswordRequiredException, TypeError):  # the latter is cryptography's word for it
+        data = Path(path).read_bytes()
+        key = _of_private(_decoded(data, secret))
+        if os.path.isfile(f"{path}-cert.pub"):
+            key.load_certificate(f"{path}-cert.pub")
+        return key
+    except TypeError:  # cryptography's word for a passphrase that is missing
         return LOCKED
     except OSError as problem:
         return f"it can't be read: {problem.strerror}"
-    except (ValueError, SSHException, UnsupportedAlgorithm, IndexError) as problem:
+    except (ValueError, SSHException, UnsupportedAlgorithm) as problem:
         return LOCKED if passphrase else f"it is no key that can be used: {problem}"
+
+
+def _decoded(data: bytes, secret: bytes | None) -> Any:
+    """A private key in OpenSSH's form, the old PEM or PKCS8."""
+    if b"BEGIN OPENSSH PRIVATE KEY" in data:
+        return serialization.load_ssh_private_key(data, secret)
+    return serialization.load_pem_private_key(data, secret)
+
+
+def _of_private(private: Any) -> paramiko.PKey:
+    """paramiko's key: it reads PKCS8 of no kind, and OpenSSH's form of all."""
+    kinds: list[tuple[Any, Any]] = [
+        (ed25519.Ed25519PrivateKey, paramiko.Ed25519Key),
+        (ec.EllipticCurvePrivateKey, paramiko.ECDSAKey),
+        (rsa.RSAPrivateKey, paramiko.RSAKey),
+    ]
+    for kind, of_paramiko in kinds:
+        if isinstance(private, kind):
+            encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
+            text = private.private_bytes(encoding, form, serialization.NoEncryption()).decode()
+            key: paramiko.PKey = of_paramiko.from_private_key(io.StringIO(text))
+            return key
+    raise ValueError(f"paramiko can't use its kind, {type(private).__name__}")
 
 
 def _public_blob(path: str) -> bytes:

@@ -21,6 +21,10 @@ QUICK_READS = 40  # reads of which each is acknowledged at once: a login and the
 QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 
+class NoSshServer(SSHException):
+    """Something else answers there."""
+
+
 class Packets(Packetizer):
     """In the handshake what is written goes out when the answer is awaited, as one segment; the first answers
     are acknowledged at once, since a server that waits for that before it sends on (Nagle) loses 40 ms a step.
@@ -70,13 +74,13 @@ class Packets(Packetizer):
         self._at += n
         return self._ahead[self._at - n : self._at]
 
-    def readline(self, timeout: float) -> str:
+    def readline(self, until: float) -> str:
         """A line before the packets begin."""
-        self._until = time.monotonic() + timeout
+        self._until = until
         self._start = self._at
         while (end := self._ahead.find(b"\n", self._at)) < 0:
             if len(self._ahead) > MAX_BANNER:
-                raise SSHException("it talks without end and is no SSH server")
+                raise NoSshServer("it talks without end")
             self._read()
             self._at = self._start
         line = self._ahead[self._at : end]

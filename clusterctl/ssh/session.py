@@ -40,7 +40,7 @@ from paramiko.ssh_exception import SSHException
 from clusterctl.agent.frames import BEAT, SILENCE
 from clusterctl.errors import ClusterctlError
 from clusterctl.host_keys import HostKey, host_key
-from clusterctl.ssh.packets import Packets
+from clusterctl.ssh.packets import NoSshServer, Packets
 
 WINDOW = 4 << 20  # bytes that a node may be ahead of us; what nobody reads stays in the kernel anyway
 PACKET = 64 << 10  # the largest piece that a server may send
@@ -53,6 +53,7 @@ CTR = ("aes128-ctr", "aes192-ctr", "aes256-ctr")
 SHA2 = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
 SIGNED_BY = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
 NEVER = float("inf")
+MAX_LINES = 100  # that a server may say before its version
 
 # The same as paramiko's own table, but a channel of a subclass is asked itself.
 _BY_NAME = {
@@ -128,11 +129,10 @@ class Session(_Transport):  # type: ignore[misc]
         """Agree on keys; the server's own key was judged when this returns."""
         deadline = time.monotonic() + limit
         self.active = True
-        self.banner_timeout = limit
         try:
             self.packets.write_all(f"{self.local_version}\r\n".encode())
             self._send_kex_init()  # the server's version changes nothing about it
-            self._check_banner()
+            self.remote_version = self._their_version(deadline)
             self._expect_packet(MSG_KEXINIT)
         except BaseException as problem:
             self.end(problem)
@@ -140,6 +140,16 @@ class Session(_Transport):  # type: ignore[misc]
         if not self.until(lambda: self.initial_kex_done, deadline):
             self.end(EOFError(f"no key exchange within {limit:g} s"))
             raise SSHException(f"no key exchange within {limit:g} s")
+
+    def _their_version(self, deadline: float) -> str:
+        """The server's first line that is meant for us, after what it tells people."""
+        for _ in range(MAX_LINES):
+            line = self.packets.readline(deadline)
+            if line.startswith("SSH-"):
+                if line.startswith(("SSH-2.0-", "SSH-1.99-")):
+                    return line
+                raise paramiko.ssh_exception.IncompatiblePeer(f"it speaks {line[:40]!r}")
+        raise NoSshServer("it talks without end")
 
     def _verify_key(self, shown: bytes, sig: bytes) -> None:
         super()._verify_key(shown, sig)

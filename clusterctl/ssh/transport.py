@@ -188,10 +188,14 @@ def _worded(node: str, problem: BaseException) -> BaseException:
     """What paramiko says, in our own errors."""
     import paramiko
 
+    from clusterctl.ssh.packets import NoSshServer
+
     if isinstance(problem, (ClusterctlError, _Enough, Dropped)) or not isinstance(problem, Exception):
         return problem
     if isinstance(problem, paramiko.AuthenticationException):
         return LoginRefused(node, str(problem) or "the login was refused")
+    if isinstance(problem, NoSshServer):
+        return Unreachable(node, f"no SSH server answers there: {problem}", "check `host` and `port`")
     if isinstance(problem, paramiko.ssh_exception.IncompatiblePeer):
         return Unreachable(node, f"no common way to encrypt: {problem}", "see `--ssh openssh`")
     if isinstance(problem, (paramiko.SSHException, EOFError, OSError)):
