@@ -101,6 +101,20 @@ def recorded(name: str, files: Sequence[Path]) -> tuple[HostKey, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def surely_new(name: str, files: Sequence[Path]) -> bool:
+    """Whether no line of these files can mean a host; hashed names, patterns and marks may mean any."""
+    for path in files:
+        try:
+            data = path.read_bytes().lower()
+        except OSError:
+            continue
+        if name.lower().encode() in data or any(one in data for one in (b"|1|", b"*", b"?", b"\n@")):
+            return False
+        if data.startswith(b"@"):
+            return False
+    return True
+
+
 def append(path: Path, name: str, key: HostKey) -> None:
     """Record a key at the end of a file; what stands there is not touched."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

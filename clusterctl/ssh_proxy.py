@@ -94,7 +94,7 @@ def end_group(process: subprocess.Popen[bytes], patience: float = END_WAIT) -> N
     _signal(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + patience
     pause = 0.001
-    while not _has_ended(process.pid) and time.monotonic() < deadline:
+    while not has_ended(process.pid) and time.monotonic() < deadline:
         time.sleep(pause)
         pause = min(pause * 2, 0.05)
     _signal(process.pid, signal.SIGKILL)
@@ -106,7 +106,7 @@ def _signal(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _has_ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     """Whether a child ended, without taking its status."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
