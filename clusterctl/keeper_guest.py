@@ -18,6 +18,7 @@ from typing import Any
 
 from clusterctl import keeper_place as place
 from clusterctl.agent.frames import (
+    LEAST,
     MAX_PAYLOAD,
     WINDOW,
     BadFrame,
@@ -26,6 +27,7 @@ from clusterctl.agent.frames import (
     Inbox,
     StreamEnded,
     Window,
+    credit_of,
     encode,
     parse_payload,
     read_frame,
@@ -39,6 +41,7 @@ from clusterctl.link import Asked, Link, RequestFailed
 from clusterctl.transport import Transport, transport_to
 
 RECEIVE = 256 << 10
+LONG_FIELDS = 8192  # no agent says so much beside a payload, and the window does not count it
 LOOK = 1.0  # seconds between two looks at what is idle
 FILES = 65536  # descriptors: 1,000 links over ssh's own binary take three each
 
@@ -88,7 +91,8 @@ class _Back(Inbox):
         self.under_way = 0
 
     def put(self, frame: Frame) -> None:
-        self.under_way += len(frame.payload)
+        fields = len(repr(frame.fields))
+        self.under_way += max(len(frame.payload), LEAST) + (fields if fields > LONG_FIELDS else 0)
         if self.under_way > WINDOW + MAX_PAYLOAD:
             raise BadFrame("the peer sends more than its window")
         self._guest.send(Frame(self._id, frame.kind, frame.fields, frame.payload))
@@ -221,7 +225,7 @@ class CommandGuest:
         if carried is None:
             return  # it ended meanwhile
         if frame.kind == "credit":
-            carried.inbox.under_way -= int(frame.fields.get("bytes", 0))
+            carried.inbox.under_way -= credit_of(frame)
         elif frame.kind == "cancel":
             carried.link.forget(carried.there)
             self.done(frame.id)

@@ -1,0 +1,131 @@
+"""The keeper over real SSH: no second handshake, broken links mended, nothing left when it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clusterctl.keeping import Keeping, is_alive, until
+
+pytestmark = pytest.mark.live
+AGENT = ("--shell", "--", "echo $PPID")  # a command's parent is the agent that runs it
+
+
+@pytest.fixture
+def kept(tmp_path: Path, cluster_file: Path) -> Iterator[Keeping]:
+    keeping = Keeping.at(tmp_path, cluster_file)
+    yield keeping
+    keeping.stop()
+
+
+def holder(keeping: Keeping) -> int:
+    """The process that has the links: the front's first child."""
+    front = keeping.status()[0]["pid"]
+    return int(Path(f"/proc/{front}/task/{front}/children").read_text().split()[0])
+
+
+def agents(keeping: Keeping) -> dict[str, str]:
+    """Each node's agent, by its pid there."""
+    done = keeping("exec", "all", *AGENT)
+    assert done.returncode == 0, done.stderr
+    return dict(line.split(": ") for line in done.stdout.splitlines())
+
+
+def test_a_second_command_makes_no_connection(kept: Keeping) -> None:
+    first = agents(kept)
+    assert len(first) == 2 and agents(kept) == first
+    assert [sorted(link["node"] for link in one["links"]) for one in kept.status()] == [["node1", "node2"]]
+
+
+def test_a_broken_link_is_made_anew_at_the_next_use(kept: Keeping) -> None:
+    first = agents(kept)
+    kept("exec", "node1", "--shell", "--", "kill -9 $PPID")
+    again = agents(kept)
+    assert again["node1"] != first["node1"] and again["node2"] == first["node2"]
+
+
+def test_a_frozen_node_is_given_up_and_reached_again(kept: Keeping) -> None:
+    first = agents(kept)
+    kept("exec", "node1", "--shell", "--", "kill -STOP $PPID & sleep 30", "--timeout", "1")
+    until(lambda: [len(one["links"]) for one in kept.status()] == [1], "the silent link is given up")
+    again = agents(kept)
+    assert again["node1"] != first["node1"] and again["node2"] == first["node2"]
+
+
+def test_a_killed_keeper_leaves_no_agent_on_the_nodes(kept: Keeping, cluster_file: Path) -> None:
+    first = agents(kept)
+    os.kill(holder(kept), signal.SIGKILL)
+    until(lambda: not kept.status(), "the other half ends too")
+
+    def all_ended() -> bool:
+        asked = " ".join(f"/proc/{pid}/cmdline" for pid in first.values())
+        said = kept("exec", "all", "--persist", "off", "--shell", "--", f"cat {asked} 2>/dev/null | tr '\\0' ' '")
+        return "sys.stdin.buffer.read" not in said.stdout
+
+    until(all_ended, "the agents end")
+    assert set(agents(kept).values()).isdisjoint(first.values())
+
+
+def test_a_host_key_counts_when_a_connection_is_made(kept: Keeping, cluster_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
+    known = cluster_file.parent / "known_hosts"
+    before = known.read_text()
+    first = agents(kept)
+    try:
+        kind, key = other.with_suffix(".pub").read_text().split()[:2]
+        known.write_text("".join(f"{line.split()[0]} {kind} {key}\n" for line in before.splitlines()))
+        assert agents(kept) == first  # an open link shows its key no more
+        kept.stop()
+        refused = kept("exec", "all", "--", "echo", "ran")
+        assert refused.returncode == 255 and "ran" not in refused.stdout
+        assert refused.stderr.count("its host key changed") == 2
+    finally:
+        known.write_text(before)
+    assert len(agents(kept)) == 2  # the keeper reads the file anew for each command
+
+
+def test_files_travel_over_kept_links(kept: Keeping, tmp_path: Path) -> None:
+    source = tmp_path / "code"
+    source.mkdir()
+    (source / "big").write_bytes(os.urandom(3 << 20))
+    (source / "small.py").write_text("print('on')\n")
+    there = str(tmp_path / "there")
+    for _ in range(2):
+        pushed = kept("push", str(source), there)
+        assert pushed.returncode == 0, pushed.stderr
+    pulled = kept("pull", f"{there}/big", str(tmp_path / "back"))
+    assert pulled.returncode == 0, pulled.stderr
+    for node in ("node1", "node2"):
+        found = [path for path in (tmp_path / "back" / node).rglob("big") if path.is_file()]
+        assert [path.read_bytes() for path in found] == [(source / "big").read_bytes()]
+    assert [len(one["links"]) for one in kept.status()] == [2]
+
+
+def test_much_output_neither_swells_the_keeper_nor_holds_up_others(kept: Keeping) -> None:
+    agents(kept)
+    loud = kept.start("exec", "node1", "--", "head", "-c", "60000000", "/dev/zero")
+    assert loud.stdout is not None
+    loud.stdout.read(1)  # it began, and from here on nobody reads it
+    assert kept("exec", "all", "--", "echo", "on").stdout.count("on") == 2
+    assert kept.status()[0]["memory_mb"] < 100
+    loud.kill()
+    loud.communicate()
+    assert kept("exec", "node1", "--", "echo", "on").stdout == "node1: on\n"
+
+
+def test_what_a_killed_command_ran_is_ended_on_the_node(kept: Keeping, tmp_path: Path) -> None:
+    agents(kept)
+    process = kept.start("exec", "node1", "--shell", "--", "echo $$; sleep 600")
+    assert process.stdout is not None
+    pid = process.stdout.readline().split()[1]
+    process.kill()
+    process.communicate()
+    asked = f"kill -0 {pid} 2>/dev/null && echo there || echo gone"
+    until(lambda: "gone" in kept("exec", "node1", "--shell", "--", asked).stdout, "it ends")
+    assert not is_alive(process.pid)
