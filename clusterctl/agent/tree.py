@@ -50,6 +50,9 @@ def tree_id(manifest: bytes) -> str:
 
 def parse(manifest: bytes) -> List[Entry]:
     """A manifest from the other side, believed only after every name in it was checked."""
+    # Small values take up to thirty times their text in memory; names may hold a few of these letters too.
+    if manifest.count(b"[") > 3 * MAX_ENTRIES or manifest.count(b",") > 16 * MAX_ENTRIES:
+        raise BadTree(f"the manifest unfolds to more than {MAX_ENTRIES} entries")
     try:
         rows = json.loads(manifest)
         entries = [Entry(*row) for row in rows]
@@ -91,7 +94,18 @@ def _is_well_formed(one: Entry) -> bool:
         and type(one.size) is int
         and 0 <= one.size < 1 << 60
         and 0 <= one.mode <= 0o777
+        and _is_of_bytes(one.path)
+        and _is_of_bytes(one.content)
     )
+
+
+def _is_of_bytes(text: str) -> bool:
+    """Whether a name on a disk can be this text: half a character outside of surrogateescape's is none."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def link_stays_inside(path: str, target: str) -> bool:
