@@ -37,8 +37,9 @@ class Gateway:
 class Login:
     """A session, and what has to be given back with it."""
 
-    def __init__(self, session: Session, then: Callable[[], None] | None = None) -> None:
+    def __init__(self, session: Session, user: str | None, then: Callable[[], None] | None = None) -> None:
         self.session = session
+        self.user = user
         self._then = then
         self._change = threading.Lock()
 

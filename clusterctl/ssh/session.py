@@ -199,6 +199,10 @@ class Session(_Transport):  # type: ignore[misc]
         }
         said = known.get(code, f"reason {code}")
         self._refused[number] = f"{words} ({said})" if words else said
+        if number in self.channel_events:  # paramiko's own `open_channel` waits, for fabric
+            self._channels.delete(number)
+            self.saved_exception: BaseException = paramiko.ChannelException(code, said)
+            self.channel_events.pop(number).set()
 
     # ---- sending
 

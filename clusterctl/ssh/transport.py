@@ -22,6 +22,7 @@ from clusterctl.link import Link, agent_argv, shell_command
 from clusterctl.ssh.dial import Doors, dial
 from clusterctl.ssh.gateways import Gateways, Login
 from clusterctl.ssh.known import KnownHosts
+from clusterctl.ssh.loading import load_paramiko
 from clusterctl.ssh_answers import Configuration
 from clusterctl.ssh_config import KNOWN_HOSTS, Way, way_to
 from clusterctl.ssh_proxy import ProxySocket
@@ -44,7 +45,7 @@ class SshTransport:
         known_hosts: Path | None = None,
         accept_new: bool = False,
         connect_timeout: float = 10.0,
-        ssh_config: str | None = None,
+        ssh_config: Configuration | str | None = None,
         ask: AskSecret | None = None,
     ) -> None:
         """`known_hosts` is the cluster's own file, read before the user's; `ssh_config` takes the place of
@@ -53,7 +54,7 @@ class SshTransport:
         self._own_known_hosts = known_hosts
         self._accept_new = accept_new
         self._timeout = connect_timeout
-        self._ssh_config = Configuration(ssh_config)
+        self._ssh_config = ssh_config if isinstance(ssh_config, Configuration) else Configuration(ssh_config)
         self._ask = ask
         self._keys: Keys | None = None
         self._known: dict[tuple[str, ...], KnownHosts] = {}
@@ -70,7 +71,7 @@ class SshTransport:
 
     def start(self, node: Node, command: str) -> ProgramStream:
         """Log in and give one command line to the login shell; the caller closes the stream."""
-        login = self._log_in(node.name, way_to(node, self._ssh_config))
+        login = self.log_in(node)
         from paramiko import SSHException
 
         from clusterctl.ssh.program import ProgramStream, start_program
@@ -84,6 +85,10 @@ class SshTransport:
             login.close()
             raise
         return ProgramStream(node.name, login.session, program, login.close)
+
+    def log_in(self, node: Node) -> Login:
+        """A bare login on a node; the caller closes it."""
+        return self._log_in(node.name, way_to(node, self._ssh_config))
 
     def seen(self, node: Node) -> SeenKey:
         """The host key that a node shows now, without logging in, beside what is recorded."""
@@ -140,6 +145,7 @@ class SshTransport:
         stream = self._stream(node, way)
         then = self._after(way)
         try:
+            load_paramiko()
             from clusterctl.ssh.session import Session
 
             recorded = tuple(one.kind for one in self._known_hosts(way).of(way.name))
@@ -154,7 +160,7 @@ class SshTransport:
                     node, f"its ProxyCommand said: {said}", f"try `{way.proxy_command}`"
                 ) from None
             raise _worded(node, problem) from None
-        return Login(session, then)
+        return Login(session, way.user, then)
 
     def _stream(self, node: str, way: Way) -> socket.socket | paramiko.Channel:
         limit = min(self._timeout, way.connect_timeout or self._timeout)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from clusterctl import ssh_config
 from clusterctl.errors import HostKeyChanged, HostKeyUnknown, LinkLost, LoginRefused, Unreachable
 from clusterctl.inventory import Node
 from clusterctl.ssh import KnownHosts, SshTransport, session
+from clusterctl.ssh.with_fabric import fabric_connection
 from clusterctl.transport import Stream, on_each
 from tests.clusterctl.nodes import wait_for
 from tests.clusterctl.test_ssh import SSHD, Server, read_all, record, start
@@ -32,7 +34,7 @@ def stop(server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    found = start(tmp_path_factory.mktemp("session") / "sshd")
+    found = start(tmp_path_factory.mktemp("session") / "sshd", "Subsystem sftp internal-sftp")
     yield found
     stop(found)
 
@@ -229,6 +231,40 @@ def test_the_ssh_agents_keys_serve_many_nodes_at_once(
         assert [one.error for one in outcomes] == [None] * 8
     finally:
         authorize(server, mine)
+
+
+# ---- fabric
+
+
+def test_fabric_runs_and_copies_over_a_login_that_was_checked_here(
+    server: Server, bastion: Server, known: Path, tmp_path: Path
+) -> None:
+    record(server, known)
+    record(bastion, known)
+    node = server.node(gateway=f"127.0.0.1:{bastion.port}")
+    (tmp_path / "sent").write_text("over fabric")
+    with fabric_connection(transport(known), node) as connection:
+        assert connection.run("echo hello; exit 3", hide=True, warn=True, in_stream=False).exited == 3
+        connection.put(str(tmp_path / "sent"), f"{tmp_path}/there")
+        connection.get(f"{tmp_path}/there", str(tmp_path / "back"))
+    assert (tmp_path / "back").read_text() == "over fabric"
+    known.unlink()
+    record(bastion, known)
+    with pytest.raises(HostKeyUnknown), fabric_connection(transport(known), node):
+        pass
+
+
+def test_paramiko_is_loaded_without_what_only_fabric_needs() -> None:
+    code = """
+import sys
+from clusterctl.ssh.loading import load_paramiko
+load_paramiko()
+import clusterctl.ssh.program
+assert "invoke" not in sys.modules and "asyncio" not in sys.modules
+import fabric
+fabric.Connection("nowhere")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # ---- the session itself
