@@ -33,6 +33,8 @@ class Settings:
     """Seconds until a node that does not answer counts as unreachable."""
     accept_new_host_keys: bool = False
     """Record the key of a node never seen before; a changed key is always refused."""
+    ssh: str = "auto"
+    """How nodes are reached: paramiko, openssh, or `auto`."""
     persist: str = "off"
     """How long connections are kept after their last use (`10m`), or `off`."""
 
@@ -60,6 +62,7 @@ def _from_file(path: Path) -> dict[str, object]:
         "fanout": int,
         "connect_timeout": float,
         "accept_new_host_keys": bool,
+        "ssh": str,
     }
     found: dict[str, object] = {key: section.take(key, kind) for key, kind in kinds.items()}
     found["persist"] = section.take_text("persist") or None
@@ -79,7 +82,7 @@ def _from_file(path: Path) -> dict[str, object]:
 
 def _from_environment(said: dict[str, str]) -> dict[str, object]:
     found: dict[str, object] = {}
-    for key in ("cluster", "kind", "runs", "persist"):
+    for key in ("cluster", "kind", "runs", "ssh", "persist"):
         if said.get(PREFIX + key.upper()):
             found[key] = said[PREFIX + key.upper()]
     for key, kind, example in (("fanout", int, "32"), ("connect_timeout", float, "10")):

@@ -220,13 +220,15 @@ class _ByHost:
         return self._ssh
 
 
-def transport_to(cluster: Cluster, *, accept_new: bool = False, connect_timeout: float = 10.0) -> Transport:
-    """The way to a cluster's nodes; paramiko is loaded when the first SSH connection is wanted."""
+def transport_to(
+    cluster: Cluster, *, accept_new: bool = False, connect_timeout: float = 10.0, ssh: str = "auto"
+) -> Transport:
+    """The way to a cluster's nodes, `ssh` says by which of the two transports; each is loaded when it is
+    wanted."""
 
-    def ssh() -> Transport:
-        from clusterctl.ssh import SshTransport
+    def chosen() -> Transport:
+        from clusterctl.ssh_choice import choice_for
 
-        known = Path(cluster.known_hosts) if cluster.known_hosts else None
-        return SshTransport(known_hosts=known, accept_new=accept_new, connect_timeout=connect_timeout)
+        return choice_for(cluster, ssh, accept_new=accept_new, connect_timeout=connect_timeout)
 
-    return _ByHost(ssh)
+    return _ByHost(chosen)

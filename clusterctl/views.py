@@ -48,16 +48,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], right: Seque
     return drawn
 
 
-def nodes_table(cluster: Cluster, wide: bool = False) -> Table:
-    """The inventory as it is understood; `wide` with what does not fit in 80 columns."""
+def nodes_table(cluster: Cluster, ways: Mapping[str, str] | None = None) -> Table:
+    """The inventory as it is understood; with the way to each node all that does not fit in 80 columns."""
     rows = []
     for node in cluster.nodes:
         user = f"{node.user}@" if node.user else ""
         where = f"{user}{node.host}" + (f":{node.port}" if node.port != 22 else "")
-        more = [node.interface or "", node.python, node.workdir] if wide else []
-        rows.append([node.name, where, node.address, f"{device_text(node.devices)} {node.kind}", *more])
+        wide = [] if ways is None else [node.interface or "", node.python, node.workdir, ways.get(node.name, "")]
+        rows.append([node.name, where, node.address, f"{device_text(node.devices)} {node.kind}", *wide])
     names = ["NODE", "SSH", "ADDRESS", "DEVICES"]
-    return table(names + (["INTERFACE", "PYTHON", "WORKDIR"] if wide else []), rows)
+    return table(names + ([] if ways is None else ["INTERFACE", "PYTHON", "WORKDIR", "BY"]), rows)
 
 
 def plan_table(plan: Plan) -> Table:

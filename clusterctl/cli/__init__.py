@@ -22,6 +22,7 @@ from clusterctl.cli import (
     push,
     ranktable,
     ranktable_live,
+    reaching,
     runs,
     sandbox,
     train,
@@ -80,6 +81,11 @@ app.add_typer(keeper.app, name="keeper")
 app.add_typer(train.data, name="data")
 app.add_typer(train.checkpoint, name="checkpoint")
 app.command()(train.generate)
+
+reaching.mark(app, "demo", "exec", "push", "pull", "doctor", "launch", "attach", "resume", "status", "stop")
+reaching.mark(nodes.app, "trust")
+reaching.mark(ranktable.app, "build", "push", "verify")
+reaching.mark(logs.app, "tail", "show")
 
 
 @lru_cache(maxsize=1)

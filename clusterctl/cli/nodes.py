@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options, screen
+from clusterctl.cli import options, reaching, screen
 
-Wide = Annotated[bool, typer.Option("--wide", "-w", help="Interface, python and workdir too.")]
+if TYPE_CHECKING:
+    from clusterctl.inventory import Cluster
+
+Wide = Annotated[bool, typer.Option("--wide", "-w", help="Interface, python, workdir and the way of SSH too.")]
 
 app = typer.Typer(rich_markup_mode=None, help="The inventory as it is understood; node sets; host keys.")
 
@@ -49,4 +52,13 @@ def list_nodes(
             }
         )
     else:
-        screen.show(views.nodes_table(found, wide))
+        screen.show(views.nodes_table(found, _ways(found) if wide else None))
+
+
+def _ways(cluster: Cluster) -> dict[str, str]:
+    """Which of the two transports `auto` takes for each node, and why where it is not paramiko."""
+    from clusterctl.ssh_choice import choice_for
+
+    choice = choice_for(cluster, reaching.chosen())
+    found = {node.name: choice.chosen(node) for node in cluster.nodes if node.host != "local"}
+    return {name: f"{way} ({reason})" if reason else way for name, (way, reason) in found.items()}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clusterctl.cli import reaching
 from clusterctl.errors import UsageError
 from clusterctl.settings import Settings, duration, inherited, load_settings
 
@@ -95,6 +96,7 @@ def connected(cluster: Cluster, accept_new: bool = False, persist: str | None = 
     settings = load_settings()
     ways: dict[str, Any] = {
         "accept_new": accept_new or settings.accept_new_host_keys,
+        "ssh": reaching.chosen(),
         "connect_timeout": settings.connect_timeout,
     }
     kept_for = duration(persist or settings.persist)

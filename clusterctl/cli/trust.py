@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options, screen
+from clusterctl.cli import options, reaching, screen
 
 if TYPE_CHECKING:
     from clusterctl.host_keys import SeenKey
     from clusterctl.inventory import Cluster
-    from clusterctl.ssh import SshTransport
+    from clusterctl.ssh_choice import SshChoice
     from clusterctl.transport import Outcome
 
 STYLES = {"known": "green", "new": "yellow", "changed": "bold red"}
@@ -28,11 +28,11 @@ def trust(
     """Fetch the nodes' host keys without logging in, show their fingerprints, and record new ones on
     consent."""
     from clusterctl.run import raise_failures
-    from clusterctl.ssh import transport_of
+    from clusterctl.ssh_choice import choice_for
     from clusterctl.transport import on_each
 
     chosen = options.cluster_of(cluster, selection, exclude)
-    transport = transport_of(chosen)
+    transport = choice_for(chosen, reaching.chosen())
     outcomes = on_each(chosen.nodes, transport.seen)
     _show(outcomes, as_json)
     new = [one for one in outcomes if one.value is not None and one.value.state == "new"]
@@ -44,7 +44,7 @@ def trust(
     raise_failures(outcomes)
 
 
-def _record(chosen: Cluster, transport: SshTransport, new: list[Outcome[SeenKey]], yes: bool) -> None:
+def _record(chosen: Cluster, transport: SshChoice, new: list[Outcome[SeenKey]], yes: bool) -> None:
     from clusterctl.errors import UsageError
 
     names = ", ".join(one.node.name for one in new)

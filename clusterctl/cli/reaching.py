@@ -1,0 +1,48 @@
+"""`--ssh`, the same for every command that reaches nodes."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperOption
+
+from clusterctl.settings import load_settings
+
+_CHOSEN: ContextVar[str | None] = ContextVar("ssh", default=None)
+HELP = (
+    "Reach the nodes with paramiko, with OpenSSH's own program, or (auto, the default) with paramiko wherever it can; "
+    "or $CLUSTERCTL_SSH."
+)
+
+
+class Reaching(TyperCommand):
+    """A command with `--ssh`, whose value `chosen` gives below it."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.params.append(
+            TyperOption(param_decls=["--ssh"], type=str, metavar="auto|paramiko|openssh", help=HELP)
+        )
+
+    def invoke(self, ctx: Any) -> Any:
+        token = _CHOSEN.set(ctx.params.pop("ssh", None))
+        try:
+            return super().invoke(ctx)
+        finally:
+            _CHOSEN.reset(token)
+
+
+def chosen() -> str:
+    """What the command line says, else the settings."""
+    from clusterctl.ssh_choice import checked
+
+    return checked(_CHOSEN.get() or load_settings().ssh)
+
+
+def mark(app: typer.Typer, *names: str) -> None:
+    """Give commands that are registered the option."""
+    commands = {one.name or getattr(one.callback, "__name__", ""): one for one in app.registered_commands}
+    for name in names:
+        commands[name].cls = Reaching
