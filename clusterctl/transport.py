@@ -130,9 +130,11 @@ class Connections:
     """One connection a node, opened when it is first needed, all closed at the end; use it as a context
     manager."""
 
-    def __init__(self, transport: Transport, fanout: int = FANOUT) -> None:
-        self._transport = transport
-        self._fanout = fanout
+    def __init__(self, transport: Transport, fanout: int = FANOUT, kept: bool = False) -> None:
+        """`kept` says that agents are there already, or stay for the next command."""
+        self.transport = transport
+        self.kept = kept
+        self.fanout = fanout
         self._open: dict[str, Connection] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._change = threading.Lock()
@@ -153,7 +155,7 @@ class Connections:
         with lock:
             there = self._open.get(node.name)
             if there is None:
-                there = self._transport.connect(node)
+                there = self.transport.connect(node)
                 with self._change:
                     closed = self._closed
                     if not closed:
@@ -182,7 +184,7 @@ class Connections:
         return on_each(
             nodes,
             lambda node: work(node, self.of(node)),
-            fanout=fanout or self._fanout,
+            fanout=fanout or self.fanout,
             on_outcome=on_outcome,
         )
 

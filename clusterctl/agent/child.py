@@ -4,6 +4,7 @@ nobody waits for it."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import subprocess
@@ -20,6 +21,7 @@ MARKER = "CLUSTERCTL_EXEC"
 POLITE = 2.0  # seconds between the request to end and the kill
 AFTERMATH = 0.5  # seconds for the last output when the command left something behind that holds its pipes
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells say it
+MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def raw(text: str) -> bytes:
@@ -52,8 +54,23 @@ def run(request: Request) -> Dict[str, Any]:
     marker = {MARKER: uuid.uuid4().hex}
     env = environment({**(request.params.get("env") or {}), **marker})
     try:
-        process = subprocess.Popen(
-            command(argv),
+        process = _started(request, command(argv), env, cwd)
+    except (OSError, ValueError) as problem:
+        words = getattr(problem, "strerror", None) or problem
+        request.send(f"{argv[0]}: {words}\n".encode(errors="replace"), stream="stderr")
+        missing = getattr(problem, "errno", None) in MISSING
+        return {"exit_code": NOT_FOUND if missing else NOT_RUNNABLE, "signal": None}
+    return _Child(request, process, marker).finish()
+
+
+def _started(
+    request: Request, argv: List[bytes], env: Dict[bytes, bytes], cwd: str
+) -> "subprocess.Popen[bytes]":
+    """In a session of its own; a script that names no interpreter is the shell's, as with execvp."""
+    program = argv[0]
+    try:
+        return subprocess.Popen(
+            argv,
             stdin=subprocess.PIPE if request.params.get("stdin") else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -61,16 +78,14 @@ def run(request: Request) -> Dict[str, Any]:
             cwd=cwd,
             start_new_session=True,
         )
-    except (FileNotFoundError, PermissionError, OSError, ValueError) as problem:
-        request.send(
-            f"{argv[0]}: {getattr(problem, 'strerror', None) or problem}\n".encode(errors="replace"),
-            stream="stderr",
-        )
-        return {
-            "exit_code": NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_RUNNABLE,
-            "signal": None,
-        }
-    return _Child(request, process, marker).finish()
+    except OSError as problem:
+        if problem.errno != errno.ENOEXEC or program == b"/bin/sh":
+            raise
+    folders = [b""] if b"/" in program else env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
+    found = next(
+        one for one in (os.path.join(folder, program) for folder in folders) if os.access(one, os.X_OK)
+    )
+    return _started(request, [b"/bin/sh", found, *argv[1:]], env, cwd)
 
 
 class _Child:

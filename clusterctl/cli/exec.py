@@ -2,33 +2,105 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.inventory import Node
-    from clusterctl.transport import Completed, Connection, Connections, Outcome
+    from clusterctl.answers import Answers, Group
+    from clusterctl.command import Command
+    from clusterctl.inventory import Cluster, Node
+    from clusterctl.transport import Completed, Connections, Outcome
+
+OUTPUT_GONE = 141  # as shells say it of a program that SIGPIPE ended
+PATIENCE = 2.0  # seconds before a person is told that something is under way
+
+
+@dataclass(frozen=True)
+class Form:
+    """In which of its forms the output is wanted; by default lines as they come."""
+
+    fold: bool = False
+    diff: bool = False
+    against: str | None = None
+    json: bool = False
+    json_lines: bool = False
+    out: Path | None = None
+
+    def check(self, cluster: Cluster) -> None:
+        named = {
+            "--fold": self.fold,
+            "--diff": self.diff or self.against is not None,
+            "--json": self.json,
+            "--json-lines": self.json_lines,
+            "--out": self.out is not None,
+        }
+        wanted = [name for name, is_wanted in named.items() if is_wanted]
+        if len(wanted) > 1:
+            raise UsageError(f"{' and '.join(wanted)} are forms of the same output", "choose one of them")
+        if self.against is not None and self.against not in cluster.names:
+            raise UsageError(f"--against {self.against!r} is none of the chosen nodes", "name one of them")
+
+
+class Sink(Protocol):
+    """Where the output of nodes goes as it comes."""
+
+    def feed(self, node: str, stream: str, data: bytes) -> None: ...
+
+    def end(self, node: str) -> None: ...
+
+    def ended(self, outcome: Outcome[Completed]) -> None: ...
 
 
 def exec_(
     selection: Annotated[
         str, typer.Argument(metavar="SET", help="The nodes: node[1-4], node1,node3, @group, all.")
     ],
-    command: Annotated[
-        list[str], typer.Argument(metavar="-- CMD...", help="The command, after `--`; never through a shell.")
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- CMD...",
+            help="The command, after `--`; never through a shell. {node}, {n} (from 0) and {address} in it are "
+            "each node's own; {{node}} is {node} as it stands.",
+        ),
     ],
     cluster: options.ClusterFile = None,
     exclude: options.Exclude = None,
     fold: Annotated[
         bool, typer.Option("--fold", "-b", help="Equal output once, with the nodes that said it above.")
     ] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Only how nodes differ from what most of them said.")
+    ] = False,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="NODE", help="Only how nodes differ from this one.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FOLDER", help="Into files instead, byte by byte: NODE.out and NODE.err."
+        ),
+    ] = None,
+    as_json: options.Json = False,
+    json_lines: Annotated[
+        bool, typer.Option("--json-lines", help="One JSON object for each line and each end, as they come.")
+    ] = False,
     shell: Annotated[
         bool, typer.Option("--shell", help="Give CMD as one line to each node's /bin/sh.")
+    ] = False,
+    literal: Annotated[
+        bool, typer.Option("--literal", help="Take {node} and the like as they stand.")
     ] = False,
     stdin: Annotated[
         bool, typer.Option("--stdin", help="Send this command's standard input to every node.")
@@ -38,72 +110,193 @@ def exec_(
         typer.Option("--timeout", min=0.01, metavar="SECONDS", help="End the command after that long."),
     ] = None,
     fanout: Annotated[int | None, typer.Option("--fanout", min=1, help="Nodes at once.")] = None,
+    connect_timeout: options.ConnectTimeout = None,
     accept_new: options.AcceptNew = False,
     persist: options.Persist = None,
-    as_json: options.Json = False,
+    dry_run: options.DryRun = False,
 ) -> None:
     """Run a command on many nodes in parallel; the exit code is the largest of theirs, 255 where one is
     unreachable."""
     from clusterctl import output
+    from clusterctl.command import Command
 
     chosen = options.cluster_of(cluster, selection, exclude)
-    argv = ["/bin/sh", "-c", " ".join(command)] if shell else list(command)
-    body = sys.stdin.buffer.read() if stdin else None
-    collected = fold or as_json
-    printer = output.Prefixer(max(map(len, chosen.names)), _write)
-
-    def work(node: Node, link: Connection) -> Completed:
-        on_output = None if collected else lambda stream, data: printer.feed(node.name, stream, data)
-        try:
-            return link.run(argv, env=node.env, stdin=body, timeout=timeout, on_output=on_output)
-        finally:
-            printer.end(node.name)
-
-    with options.connected(chosen, accept_new, persist) as connections:
-        outcomes = _run(connections, chosen.nodes, work, fanout, tell=not as_json)
-    if as_json:
-        screen.show_json([_as_json(one) for one in outcomes])
-    elif fold:
-        _show_folded(outcomes)
+    form = Form(fold, diff, against, as_json, json_lines, out)
+    form.check(chosen)
+    command = Command(tuple(words), shell, literal, timeout)
+    if dry_run:
+        _foresee(command, chosen, as_json or json_lines)
+        return
+    with options.connected(chosen, accept_new, persist, connect_timeout) as connections:
+        outcomes = _Execution(command, chosen, form, connections).run(stdin, fanout)
     _show_endings(outcomes)
     raise typer.Exit(output.exit_code(outcomes))
 
 
-def _run(
-    connections: Connections,
-    nodes: Sequence[Node],
-    work: Callable[[Node, Connection], Completed],
-    fanout: int | None,
-    tell: bool,
-) -> list[Outcome[Completed]]:
-    """The command everywhere; a node that can't be asked says so at once, not after the slowest one."""
-    from clusterctl.cli.door import tell as tell_error
+class _Execution:
+    """One `exec`: its command, its nodes, and the form of its output."""
 
-    def report(outcome: Outcome[Completed]) -> None:
-        if outcome.error is not None and tell:
-            tell_error(outcome.error)
+    def __init__(self, command: Command, chosen: Cluster, form: Form, connections: Connections) -> None:
+        from clusterctl import output
+        from clusterctl.answers import Answers
 
-    return connections.on_each(nodes, work, fanout=fanout, on_outcome=report)
+        self.command, self.chosen, self.form, self.connections = command, chosen, form, connections
+        self.answers: Answers | None = None
+        if form.out is not None:
+            self.sink: Sink = output.Folder(form.out, chosen.names)
+        elif form.json_lines:
+            self.sink = output.JsonLines(_write)
+        elif form == Form():
+            self.sink = output.Prefixer(max(map(len, chosen.names)), _write)
+        else:
+            self.sink = self.answers = Answers(chosen.names)
+
+    def run(self, stdin: bool, fanout: int | None) -> list[Outcome[Completed]]:
+        """Everywhere, then show what is shown at the end."""
+        from clusterctl.broadcast import broadcast
+        from clusterctl.command import Everywhere
+        from clusterctl.once import Once
+
+        names = self.chosen.names
+        body = broadcast(_input(), names) if stdin else None
+        if body is not None and body.together:
+            fanout = len(names)
+        with (
+            Once(self.connections.transport) as once,
+            _patience(len(names), self.form) as count,
+            _output_may_go(),
+        ):
+            light = None if self.connections.kept else once
+            everywhere = Everywhere(self.command, self.chosen.nodes, self.connections, light, body)
+            outcomes = self._on_each(everywhere.run, fanout, count)
+            self._show(outcomes)
+        return outcomes
+
+    def _on_each(
+        self,
+        run: Callable[[Node, Callable[[str, bytes], None]], Completed],
+        fanout: int | None,
+        count: Callable[[], None],
+    ) -> list[Outcome[Completed]]:
+        from clusterctl.cli.door import tell
+        from clusterctl.transport import on_each
+
+        def work(node: Node) -> Completed:
+            try:
+                return run(node, lambda stream, data: self.sink.feed(node.name, stream, data))
+            finally:
+                self.sink.end(node.name)
+
+        def report(outcome: Outcome[Completed]) -> None:
+            count()
+            self.sink.ended(outcome)
+            if outcome.error is not None and not (self.form.json or self.form.json_lines):
+                tell(outcome.error)  # at once, not after the slowest node
+
+        return on_each(self.chosen.nodes, work, fanout=fanout or self.connections.fanout, on_outcome=report)
+
+    def _show(self, outcomes: list[Outcome[Completed]]) -> None:
+        from clusterctl import answers
+
+        if self.answers is None:
+            return
+        if self.form.json:
+            screen.show_json([answers.as_json(one, self.answers) for one in outcomes])
+            return
+        groups = answers.folded(outcomes, self.answers)
+        if self.form.fold:
+            _show_folded(groups)
+        elif groups:
+            _show_differences(groups, self.form.against)
 
 
-def _write(stream: str, text: str) -> None:
+def _foresee(command: Command, chosen: Cluster, as_json: bool) -> None:
+    """Each node's own argv; nodes with the same one together."""
+    from clusterctl import nodeset
+    from clusterctl.sanitize import escape_controls
+
+    rows = [(node, command.on(node, place)) for place, node in enumerate(chosen.nodes)]
+    if as_json:
+        screen.show_json([{"node": node.name, "argv": argv, "env": sorted(node.env)} for node, argv in rows])
+        return
+    alike: dict[str, list[str]] = {}
+    for node, argv in rows:
+        alike.setdefault(shlex.join(argv), []).append(node.name)
+    for line, names in alike.items():
+        screen.write(f"{nodeset.fold(names)}: {escape_controls(line)}\n")
+
+
+def _input() -> int:
+    try:
+        return sys.stdin.fileno()
+    except (AttributeError, ValueError):
+        raise UsageError("--stdin: there is no standard input", "give one: `< FILE`, or a pipe") from None
+
+
+def _write(stream: str, data: bytes) -> None:
     target = sys.stderr if stream == "stderr" else sys.stdout
-    target.write(text)
-    target.flush()
+    target.buffer.write(data)
+    target.buffer.flush()
 
 
-def _show_folded(outcomes: Sequence[Outcome[Completed]]) -> None:
-    from clusterctl import nodeset, output
+@contextmanager
+def _output_may_go() -> Iterator[None]:
+    """Whoever reads the output may leave, as `head` does: the command is ended then, and nothing is said of it."""
+    try:
+        yield
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # what is still in its buffer must not fail a second time
+        os.close(nowhere)
+        raise typer.Exit(OUTPUT_GONE) from None
 
-    for names, completed in output.folded(outcomes):
+
+@contextmanager
+def _patience(total: int, form: Form) -> Iterator[Callable[[], None]]:
+    """A word to a person who waits: how many nodes are done, where nothing else shows it; and what Ctrl-C does."""
+    done = 0
+    status = screen.error_console().status(f"0 of {total} nodes are done")
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        status.update(f"{done} of {total} nodes are done")
+
+    starter = threading.Timer(PATIENCE, status.start)
+    starter.daemon = True
+    if form not in (Form(), Form(json_lines=True)) and screen.error_console().is_terminal:
+        starter.start()
+    try:
+        yield count
+    except KeyboardInterrupt:
+        screen.say("ending it on the nodes; Ctrl-C again leaves that to them")
+        raise
+    finally:
+        starter.cancel()
+        status.stop()
+
+
+def _show_folded(groups: list[Group]) -> None:
+    from clusterctl import output
+
+    for group in groups:
         rule = "-" * 15
-        screen.write(f"{rule}\n{nodeset.fold(names)} ({len(names)})\n{rule}\n")
-        for stream, data in (("stdout", completed.stdout), ("stderr", completed.stderr)):
-            if data:
-                _write(stream, output.printable(data) + "\n")
+        _write("stdout", f"{rule}\n{group.header()}\n{rule}\n".encode())
+        for stream, kept in group.said.items():
+            for piece in kept.pieces():
+                _write(stream, output.shown(piece) + b"\n")
 
 
-def _show_endings(outcomes: Sequence[Outcome[Completed]]) -> None:
+def _show_differences(groups: list[Group], against: str | None) -> None:
+    from clusterctl import answers
+
+    if len(groups) == 1:
+        screen.say(f"{groups[0].header()}: all the same")
+    for line in answers.differences(groups, against):
+        _write("stdout", line.encode())
+
+
+def _show_endings(outcomes: list[Outcome[Completed]]) -> None:
     """One line for all nodes whose command ended badly in the same way."""
     from clusterctl import nodeset, output
 
@@ -114,17 +307,3 @@ def _show_endings(outcomes: Sequence[Outcome[Completed]]) -> None:
             endings.setdefault(how, []).append(outcome.node.name)
     for how, names in endings.items():
         screen.say(f"{nodeset.fold(names)}: {how}", style="yellow")
-
-
-def _as_json(outcome: Outcome[Completed]) -> dict[str, object]:
-    done = outcome.value
-    if done is None:
-        return {"node": outcome.node.name, "error": str(outcome.error), "kind": type(outcome.error).__name__}
-    return {
-        "node": outcome.node.name,
-        "exit_code": done.exit_code,
-        "signal": done.signal,
-        "timed_out": done.timed_out,
-        "stdout": done.stdout.decode("utf-8", "backslashreplace"),
-        "stderr": done.stderr.decode("utf-8", "backslashreplace"),
-    }

@@ -48,6 +48,12 @@ AcceptNew = Annotated[
         help="Record the host key of a node never seen; a changed key is refused all the same.",
     ),
 ]
+ConnectTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--connect-timeout", min=0.01, metavar="SECONDS", help="Until a node counts as unreachable; 10 by default."
+    ),
+]
 Persist = Annotated[
     str | None,
     typer.Option(
@@ -89,7 +95,12 @@ def _allocation() -> dict[str, str]:
 
 
 @contextmanager
-def connected(cluster: Cluster, accept_new: bool = False, persist: str | None = None) -> Iterator[Connections]:
+def connected(
+    cluster: Cluster,
+    accept_new: bool = False,
+    persist: str | None = None,
+    connect_timeout: float | None = None,
+) -> Iterator[Connections]:
     """Connections to a cluster's nodes, as the settings say, closed at the end; or those that a keeper keeps."""
     from clusterctl.transport import Connections, transport_to
 
@@ -97,7 +108,7 @@ def connected(cluster: Cluster, accept_new: bool = False, persist: str | None = 
     ways: dict[str, Any] = {
         "accept_new": accept_new or settings.accept_new_host_keys,
         "ssh": reaching.chosen(),
-        "connect_timeout": settings.connect_timeout,
+        "connect_timeout": connect_timeout or settings.connect_timeout,
     }
     kept_for = duration(persist or settings.persist)
     if kept_for:
@@ -106,7 +117,7 @@ def connected(cluster: Cluster, accept_new: bool = False, persist: str | None = 
         transport: Transport = KeptTransport(cluster, ways, kept_for)
     else:
         transport = transport_to(cluster, **ways)
-    with Connections(transport, settings.fanout) as connections:
+    with Connections(transport, settings.fanout, kept=bool(kept_for)) as connections:
         yield connections
 
 
