@@ -255,20 +255,25 @@ def parse_devices(value: object) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def named_devices(text: str) -> tuple[int, ...]:
+    """Devices as a command line names them, where a number alone counts them."""
+    return parse_devices(int(text) if re.fullmatch(r"[0-9]{1,3}", text) else text)
+
+
 def _device_text(text: str) -> Sequence[int]:
-    half_open = re.fullmatch(r"\[\s*(\d{1,3})\s*,\s*(\d{1,3})\s*\)", text)
+    half_open = re.fullmatch(r"\[\s*([0-9]{1,3})\s*,\s*([0-9]{1,3})\s*\)", text)
     if half_open:
         first, end = int(half_open[1]), int(half_open[2])
         if first >= end:
             raise UsageError(f"{text} is empty", f"[{first},{first + 1}) is the one device {first}")
         return range(first, end)
-    closed = re.fullmatch(r"\[\s*(\d{1,3})\s*,\s*(\d{1,3})\s*\]", text)
+    closed = re.fullmatch(r"\[\s*([0-9]{1,3})\s*,\s*([0-9]{1,3})\s*\]", text)
     if closed:
         low, last = closed[1], closed[2]
         with_last = f'"[{low},{int(last) + 1})" takes {last} in'
         hint = f'"[{low},{last})" leaves {last} out, {with_last}, a list without quotes names two devices'
         raise UsageError(f"{text} is read differently by different tools", hint)
-    if re.fullmatch(r"\d{1,3}(,\d{1,3})*", text):
+    if re.fullmatch(r"[0-9]{1,3}(,[0-9]{1,3})*", text):
         return [int(part) for part in text.split(",")]
     raise UsageError(
         f"{text!r} names no devices", 'a count (8), a half-open range ("[0,8)") or a list ([0, 1])'

@@ -14,7 +14,7 @@ from typing import Any
 from clusterctl import document as documents
 from clusterctl.document import Document, Key, Section
 from clusterctl.errors import ClusterctlError, Fault, InputFaults, UsageError, did_you_mean
-from clusterctl.inventory import Cluster, Node, parse_devices
+from clusterctl.inventory import Cluster, Node, named_devices, parse_devices
 from clusterctl.settings import environment
 
 RANK_TABLE_CHOICES = ("auto", "always", "never")
@@ -103,7 +103,7 @@ def from_command(
     words = [Path(word).stem for word in argv[:2] if not word.startswith("-")]
     raw = words[-1] if words and re.match(r"python", words[0]) else words[0] if words else "command"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", raw).strip("-.")[:30] or "command"
-    chosen = parse_devices(int(devices) if devices and devices.isdigit() else devices) if devices else None
+    chosen = None if devices is None else named_devices(devices)
     return Job(
         name=name,
         command=tuple(argv),

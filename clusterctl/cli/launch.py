@@ -266,7 +266,7 @@ def job_of(
     from dataclasses import replace
 
     from clusterctl import job as jobs
-    from clusterctl.inventory import parse_devices
+    from clusterctl.inventory import named_devices
 
     words = words or []
     if not words:
@@ -276,11 +276,7 @@ def job_of(
         )
     if len(words) == 1 and words[0].endswith((".yaml", ".yml", ".json")):
         job = jobs.load(Path(words[0]), overrides or ())
-        return (
-            replace(job, devices=parse_devices(int(devices) if devices.isdigit() else devices))
-            if devices
-            else job
-        )
+        return job if devices is None else replace(job, devices=named_devices(devices))
     if overrides:
         raise UsageError("--set goes with a job's yaml", "a command takes its settings as its own words")
     pairs = dict(_pair(text) for text in env or ())

@@ -108,6 +108,13 @@ def test_other_devices_are_refused(value: object) -> None:
         inventory.parse_devices(value)
 
 
+def test_on_a_command_line_a_number_alone_counts_devices() -> None:
+    assert inventory.named_devices("2") == (0, 1) and inventory.named_devices("2,0") == (2, 0)
+    for text in ("", "²", "٣", "[٠,٣)", "1,٣", "1000"):
+        with pytest.raises(UsageError):
+            inventory.named_devices(text)
+
+
 @pytest.mark.parametrize(
     "gateway",
     ["gate", "me@gate", "me@gate:2222", "[::1]:22", "fd00::1", "ssh://me@gate:22", "one, me@two:22", "_alias"],
