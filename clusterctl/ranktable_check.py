@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import Fault, InputFaults
 from clusterctl.ranktable_dialects import recognized
 from clusterctl.ranktable_findings import Finding, hardware_named, kind, missing
 from clusterctl.ranktable_model import many_objects
@@ -17,6 +17,9 @@ from clusterctl.sanitize import escape_controls
 from clusterctl.strict_json import MAX_BYTES, pointer, read_json
 
 _READABLE = "make it readable for the owner: chmod u+r"
+_PARSE_FAILURE = "EI0004: Failed to parse the ranktable file."
+_UNPARSED = ("syntax", "encoding", "number")
+"""What no JSON reader takes; what HCCL says of the rest (a byte order mark, a key given twice) is not known."""
 _SILENT = "nothing: torch_npu falls back to negotiation in silence"
 
 
@@ -51,7 +54,7 @@ def inspect(text: str | bytes, hardware: str | None = None) -> Report:
             escape_controls(fault.pointer),
             fault.what,
             fault.remedy,
-            _parse_failure(fault.what),
+            _PARSE_FAILURE if fault.kind in _UNPARSED else "",
         )
         for fault in faults
     ]
@@ -59,7 +62,7 @@ def inspect(text: str | bytes, hardware: str | None = None) -> Report:
         return Report(tuple(findings))
     if not isinstance(value, dict):
         what = f"the file holds {kind(value)}, not an object"
-        return Report((*findings, Finding("json-top", "", what, "{...}", _parse_failure(what))))
+        return Report((*findings, Finding("json-top", "", what, "{...}", _PARSE_FAILURE)))
     dialect = recognized(value)
     if dialect:
         value = dialect.value
@@ -127,7 +130,7 @@ def check_file(path: Path, hardware: str | None = None) -> Report:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)  # a byte too many is a finding; of the rest nothing is kept
     except FileNotFoundError:
-        raise UsageError(f"{path}: no such file", "check the name") from None
+        raise InputFaults([Fault(str(path), "no such file", "check the name")]) from None
     except OSError as error:
         what = f"can't be read: {error.strerror or error}"
         others = tuple(one for one in findings if one.code != "file-unreadable")
@@ -154,8 +157,4 @@ def _file_findings(path: Path, mode: int) -> Iterator[Finding]:
         yield Finding("file-unreadable", "", "its owner can't read it", _READABLE, _SILENT)
     if path.suffix != ".json":
         what = f"the name {path.name!r} does not end in .json"
-        yield Finding("file-suffix", "", what, "rename it", _parse_failure(what))
-
-
-def _parse_failure(reason: str) -> str:
-    return f"EI0004: Failed to parse the ranktable file. Reason: {reason}."
+        yield Finding("file-suffix", "", what, "rename it", _PARSE_FAILURE)

@@ -17,7 +17,7 @@ from typing import Any
 from clusterctl.ranktable_findings import GUESS, HARDWARE, Finding, Hardware, invalid, kind, missing
 from clusterctl.ranktable_together import IPV4, SeenDevice, SeenServer, Together, note, read_address
 
-MAX_ID = 64  # characters of a server_id
+MAX_ID = 64  # bytes of a server_id: HCCL counts those, so an id of 30 Chinese characters is too long
 MAX_POD_ID = 127
 MAX_DIGITS = 10
 LAB_SIZES = (1, 2, 4, 8, 16)  # devices a server in the old form
@@ -25,6 +25,10 @@ PLAIN = {"device_id", "device_ip", "rank_id", "super_device_id"}  # most devices
 IDS = {str(number): number for number in range(64)}
 
 _NUMBER = re.compile(rf"[0-9]{{1,{MAX_DIGITS}}}")
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 @dataclass
@@ -248,8 +252,8 @@ class Rules:
 
     def _server_id(self, server: dict[str, Any], at: str) -> str | None:
         server_id = self.text(server, "server_id", at)
-        if server_id is not None and not 0 < len(server_id) <= MAX_ID:
-            what = f"'server_id' has {len(server_id)} characters"
+        if server_id is not None and not 0 < (size := _size(server_id)) <= MAX_ID:
+            what = f"'server_id' has {size} bytes"
             hccl = invalid(server_id, "server_id", f"1 to {MAX_ID} characters")
             self.add("server-id", f"{at}/server_id", what, f"1 to {MAX_ID}, such as the node's address", hccl)
         return server_id
@@ -336,8 +340,8 @@ class Rules:
             pod_id = self.text(pod, "super_pod_id", at)
             if pod_id is not None:
                 self.once(pods, pod_id, f"{at}/super_pod_id", "super-pod", "super pod")
-                if not 0 < len(pod_id) <= MAX_POD_ID:
-                    what = f"'super_pod_id' has {len(pod_id)} characters"
+                if not 0 < (size := _size(pod_id)) <= MAX_POD_ID:
+                    what = f"'super_pod_id' has {size} bytes"
                     hccl = invalid(pod_id, "super_pod_id", f"1 to {MAX_POD_ID} characters")
                     self.add("super-pod", f"{at}/super_pod_id", what, f"1 to {MAX_POD_ID}", hccl)
             for here, server in self.objects(pod, "server_list", at):

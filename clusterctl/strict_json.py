@@ -80,6 +80,8 @@ def read_json(raw: bytes) -> tuple[Any, list[JsonFault]]:
         value, odd, deep = None, False, True
     except json.JSONDecodeError as error:
         what = f"not JSON: {error.msg.removesuffix(' at')} at {_place(text[: error.pos])}"
+        if not text.strip():
+            what = "the file is empty"
         return None, [*faults, JsonFault("syntax", "", what, _syntax_remedy(text, error.pos))]
     half = _half_pair(text)
     if half >= 0:
@@ -185,7 +187,7 @@ def _syntax_remedy(text: str, at: int) -> str:
     if rest in ("//", "/*") or rest[:1] == "#":
         return "JSON has no comments; take them out"
     if not text.strip():
-        return "the file is empty"
+        return "is this the right file?"
     if rest[:1] == "'":
         return "JSON quotes with double quotes"
     return "look just before that place for a missing or extra comma, quote or bracket"

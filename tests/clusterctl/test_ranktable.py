@@ -176,8 +176,8 @@ def test_the_faults_of_several_files_come_at_once(tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_text("{")
     with pytest.raises(InputFaults) as caught:
-        load_all([tmp_path / "a.json", tmp_path / "b.json"])
-    assert len(caught.value.faults) == 2
+        load_all([tmp_path / "a.json", tmp_path / "none.json", tmp_path / "b.json"])
+    assert [fault.what[:8] for fault in caught.value.faults] == ["not JSON", "no such ", "not JSON"]
 
 
 # -- building

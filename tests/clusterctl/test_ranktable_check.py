@@ -70,7 +70,7 @@ RULES = {  # each rule that HCCL and torch_npu have for a table, in the order of
     "server_list and device are not empty": ["server-list-empty", "server-list-missing", "device-list-empty"],
     "status is completed": ["status-initializing", "status-missing", "status-in-capitals"],
     "server_id is 1 to 64 characters, once": [
-        "server-id-empty", "server-id-65-characters", "server-id-twice", "server-id-missing",
+        "server-id-empty", "server-id-65-characters", "server-id-66-bytes", "server-id-twice", "server-id-missing",
     ],
     "host_ip is an address": ["host-ip-no-address"],
     "device_id is a decimal number below the hardware's, once a server": [
