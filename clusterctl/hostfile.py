@@ -229,6 +229,9 @@ def _entry(line: str, number: int) -> Entry:
 
 def _no_host(name: str) -> UsageError:
     what = "a name can't begin with '-'" if name[:1] == "-" else "no name of a node"
+    if name.startswith("[") and ":" in name:
+        what = "an IPv6 address stands without brackets"
+        return UsageError(f"{name[:80]!r}: {what}", "as in `fd00::1 slots=8`")
     if "[" in name:
         what = "a hostfile has no node sets; it is one name to DeepSpeed"
         return UsageError(f"{name[:80]!r}: {what}", "a line a node")

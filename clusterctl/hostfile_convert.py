@@ -64,6 +64,11 @@ def _devices(entry: Entry) -> tuple[int, ...]:
     return entry.devices if entry.devices is not None else tuple(range(entry.slots or 1))
 
 
+def slots_left(source: Source) -> list[str]:
+    """`w1: 0,2`: the slots of each node, as a filter left them."""
+    return [f"{entry.address}: {','.join(map(str, _devices(entry)))}" for entry in source.entries]
+
+
 def _with_devices(entry: Entry, devices: tuple[int, ...]) -> Entry:
     if devices == _devices(entry):
         return entry

@@ -33,18 +33,17 @@ __all__ = [
 ]  # fmt: skip
 
 
-def save(table: RankTable, path: Path, force: bool = False) -> bool:
+def save(table: RankTable, path: Path, force: bool = False, dry_run: bool = False) -> bool:
     """Write a table whole; False when the file held it already. Another table there is kept unless forced."""
     from clusterctl.rundir import save_new
 
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder", "name a file")
     if path.suffix != ".json":
         raise UsageError(
             f"{path}: HCCL takes a rank table only from a name that ends in .json", f"{path}.json"
         )
-    text = table.render()
-    if path.is_dir():
-        raise UsageError(f"{path}: is a folder", "name a file")
-    return save_new(path, text, force)
+    return save_new(path, table.render(), force, dry_run)
 
 
 def file_name(table: RankTable) -> str:

@@ -35,15 +35,19 @@ def replace_file(path: Path, data: bytes | str, mode: int = 0o644) -> None:
         raise
 
 
-def save_new(path: Path, text: str, force: bool = False) -> bool:
-    """Write a result whole; False when the file held it already. Another text there is kept unless forced."""
+def save_new(path: Path, text: str, force: bool = False, dry_run: bool = False) -> bool:
+    """Write a result whole; False when the file held it already. Another text there is kept unless forced.
+
+    A dry run writes nothing; it refuses and answers as the real one would.
+    """
     try:
         there = path.read_bytes() if path.exists() else None
         if there == text.encode() and not path.is_symlink():
             return False
         if there is not None and not force:
             raise UsageError(f"{path}: another file is there", "--force overwrites it, -o names another")
-        replace_file(path, text)
+        if not dry_run:
+            replace_file(path, text)
     except OSError as error:
         raise UsageError(
             f"{path}: {error.strerror or error}", "check the folder and its permissions"

@@ -103,6 +103,8 @@ def check(
     elif not faults:
         size = f"{words.some(len(source.entries), 'node')}, {words.some(ranks, 'slot')}"
         screen.write(f"{file}: ok: {size} ({source.dialect})\n")
+        for line in hostfile_convert.slots_left(source) if include or exclude else ():
+            screen.write(f"  {line}\n")
     for fault in () if json else faults:
         screen.out_console().print(screen.safe(str(fault)), soft_wrap=True)
     if faults:
@@ -201,7 +203,7 @@ def _write(
     from clusterctl.cli import screen
     from clusterctl.rundir import save_new
 
-    written = output is not None and not dry_run and save_new(output, text, force)
+    written = output is not None and save_new(output, text, force, dry_run) and not dry_run
     if as_json:
         said: dict[str, Any] = {"format": as_json, "nodes": nodes, "text": text}
         screen.show_json({**said, "file": str(output) if output else None, "written": written})

@@ -80,9 +80,9 @@ def build(
 ) -> None:
     """Ask the nodes for their devices' addresses and write one table for all."""
     from clusterctl import ranktable_plan
-    from clusterctl.inventory import parse_devices
+    from clusterctl.inventory import named_devices
 
-    which = parse_devices(int(devices) if devices.isdigit() else devices) if devices else None
+    which = None if devices is None else named_devices(devices)
     if plan:
         _only_plan(cluster, nodes, exclude, devices, hardware, skip_incomplete)
         table = ranktable_plan.load_plan(plan)
@@ -173,7 +173,8 @@ def convert(
         _write(table, output, force, dry_run, json)
         return
     text = ranktable_convert.as_text(file, to, lossy)
-    written = output is not None and str(output) != "-" and not dry_run and save_new(output, text, force)
+    changed = output is not None and str(output) != "-" and save_new(output, text, force, dry_run)
+    written = changed and not dry_run
     if json:
         screen.show_json(
             {"format": to, "file": str(output) if output else None, "text": text, "written": written}
@@ -274,8 +275,8 @@ def cut(
     table = ranktable.load(file)
     part = ranktable_edit.slice_table(
         table,
-        servers=_servers(nodes, table, cluster) if nodes else None,
-        ranks=ranktable_edit.parse_ranks(ranks) if ranks else None,
+        servers=None if nodes is None else _servers(nodes, table, cluster),
+        ranks=None if ranks is None else ranktable_edit.parse_ranks(ranks),
         drop=_servers(drop, table, cluster) if drop else (),
     )
     _write(part, output, force, dry_run, json)
@@ -310,13 +311,13 @@ def _write(table: RankTable, output: Path | None, force: bool, dry_run: bool, js
         screen.write(text)
         return
     path = output or Path(ranktable.file_name(table))
-    written = not dry_run and ranktable.save(table, path, force)
+    changed = ranktable.save(table, path, force, dry_run)
     if json:
         digest = hashlib.sha256(text.encode()).hexdigest()
         counts = {"version": table.version, "servers": len(table.servers), "ranks": table.ranks}
-        screen.show_json({"file": str(path), **counts, "sha256": digest, "written": written})
+        screen.show_json({"file": str(path), **counts, "sha256": digest, "written": changed and not dry_run})
         return
-    how = "would be written" if dry_run else "written" if written else "holds this table already"
+    how = "holds this table already" if not changed else "would be written" if dry_run else "written"
     screen.write(f"{path}: {how}: {_size(len(table.servers), table.ranks)}\n")
     if dry_run:
         screen.write(text)

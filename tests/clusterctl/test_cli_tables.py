@@ -66,6 +66,27 @@ def test_a_dry_run_shows_the_table_and_writes_nothing(folder: Path) -> None:
     assert not (folder / "hccl_4s_32p.json").exists()
 
 
+def test_a_dry_run_refuses_what_the_real_one_would(folder: Path) -> None:
+    (folder / "t.json").write_text("another")
+    for where in ("t.json", "t.txt", "."):
+        dry = refused("ranktable", "merge", PARTS[0], "-o", where, "--dry-run")
+        assert dry.message == refused("ranktable", "merge", PARTS[0], "-o", where).message
+    forced = typed("ranktable", "merge", PARTS[0], "-o", "t.json", "--force", "--dry-run")
+    assert "would be written" in forced.stdout
+    assert (folder / "t.json").read_text() == "another"
+    for noun, target in (("ranktable", "plan"), ("hostfile", "slurm")):
+        dry = refused(noun, "convert", PARTS[0], "--to", target, "-o", "t.json", "--dry-run")
+        assert "another file" in dry.message
+    typed("ranktable", "merge", *PARTS)
+    assert "holds this table already" in typed("ranktable", "merge", *PARTS, "--dry-run").stdout
+
+
+def test_an_option_that_says_nothing_is_no_option_left_out() -> None:
+    for words in (("slice", PARTS[0], "--ranks"), ("slice", PARTS[0], "--nodes"), ("build", "--devices")):
+        assert refused("ranktable", *words, "").exit_code == 2
+    assert "names no devices" in refused("ranktable", "build", "--devices", "\N{SUPERSCRIPT TWO}").message
+
+
 def test_json_gives_the_files_hash(folder: Path) -> None:
     said = json.loads(typed("ranktable", "merge", *PARTS, "-o", "t.json", "--json").stdout)
     digest = hashlib.sha256((folder / "t.json").read_bytes()).hexdigest()
@@ -160,6 +181,13 @@ def test_a_bad_hostfile_exits_1_with_every_line(folder: Path) -> None:
     result = typed("hostfile", "check", "hosts")
     assert result.exit_code == 1 and "hosts:1:" in result.stdout and "hosts:2:" in result.stdout
     assert len(json.loads(typed("hostfile", "check", "hosts", "--json").stdout)["findings"]) == 2
+
+
+def test_a_filter_shows_the_slots_that_it_leaves(folder: Path) -> None:
+    (folder / "hosts").write_text("w0 slots=4\nw1 slots=4\nw2 slots=2\n")
+    shown = typed("hostfile", "check", "hosts", "-i", "w1:0,2@w0").stdout
+    assert shown == "hosts: ok: 2 nodes, 6 slots (deepspeed)\n  w0: 0,1,2,3\n  w1: 0,2\n"
+    assert typed("hostfile", "check", "hosts", "-e", "w1@w1:0@w0").stdout.endswith("(deepspeed)\n  w2: 0,1\n")
 
 
 def test_sets_expand_and_fold_as_nodeset_prints_them(folder: Path) -> None:

@@ -90,6 +90,7 @@ def test_slots_in_two_ways_are_no_launchers_file() -> None:
         ("node1:0", "slots=0"),
         ("node1:8 slots=8", "twice"),
         ("node[0-3] slots=8", "one name to DeepSpeed"),
+        ("[fd00::1]:8", "without brackets"),
         ("node\x1b1 slots=8", "no name"),
     ],
 )
