@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 
 def inherited(names: tuple[str, ...]) -> dict[str, str]:
@@ -21,7 +20,7 @@ def raw_environment() -> dict[bytes, bytes]:
     return dict(os.environb)
 
 
-def replace_environment(variables: Mapping[bytes, bytes]) -> None:
+def replace_environment(variables: dict[bytes, bytes]) -> None:
     """Take another process's environment in place of this one's own."""
     os.environb.clear()
     os.environb.update(variables)

@@ -12,7 +12,9 @@ import contextlib
 import fcntl
 import gc
 import io
+import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -25,12 +27,14 @@ from typing import NoReturn
 from clusterctl import keeper_place as place
 from clusterctl.environment import replace_environment
 from clusterctl.errors import EXIT_BUG
+from clusterctl.inventory_cache import Which, inventories
 from clusterctl.quick import TAKEN
 
 MAX_REQUEST = 16 << 20  # arguments and environment stay under 4 MB on Linux
 GROUP = (signal.SIGINT, signal.SIGQUIT, signal.SIGSTOP, signal.SIGCONT)  # what a terminal says to all of a command
 LINGER = 15.0  # seconds that commands may take to end once the keeper is to
 BACKLOG = 128
+NOTE = 3  # where a child tells which inventory it had to read
 MAX_HANDLES = 4096  # each command that runs takes one here
 
 
@@ -141,6 +145,7 @@ class Front:
         self._guests: dict[int, _Guest] = {}
         self._selector = selectors.DefaultSelector()
         self._stopped = False
+        self._noted, self._note = os.pipe()
 
     def serve(self) -> None:
         """Until the process that holds the links is gone, and then for what still runs."""
@@ -154,6 +159,7 @@ class Front:
         signal.signal(signal.SIGINT, self._stop)
         self._selector.register(self._door, selectors.EVENT_READ, self._answer)
         self._selector.register(heard, selectors.EVENT_READ, lambda: os.read(heard, 4096))
+        self._selector.register(self._noted, selectors.EVENT_READ, self._remember)
         self._reap()  # it may have ended before anybody listened
         while not self._stopped:
             for key, _ in self._selector.select():
@@ -167,6 +173,12 @@ class Front:
             for key, _ in self._selector.select(1.0):
                 key.data()
             self._reap()
+
+    def _remember(self) -> None:
+        """Read what a command had to read, so that the next one need not."""
+        for line in os.read(self._noted, 1 << 16).splitlines():
+            inventories().remember(Which(*json.loads(line)))
+        gc.freeze()
 
     def _stop(self, number: int, frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -250,7 +262,8 @@ class Front:
             for stream, handle in enumerate(guest.handles[:3]):
                 os.dup2(handle, stream)
             os.fchdir(guest.handles[3])
-            os.closerange(3, MAX_HANDLES)
+            os.dup2(self._note, NOTE, inheritable=False)
+            os.closerange(NOTE + 1, MAX_HANDLES)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
             code = _run(body)
         except KeyboardInterrupt:
@@ -288,6 +301,7 @@ def _run(body: bytes) -> int:
     argv = [os.fsdecode(word) for word in words[: int(count)]]
     replace_environment(dict(word.split(b"=", 1) for word in words[int(count) :]))
     time.tzset()
+    inventories().on_read = _tell
     os.umask(int(mask))
     sys.argv = ["clusterctl", *argv]
     sys.stdin, sys.stdout, sys.stderr = (_stream(n, one) for n, one in enumerate((first, second, third)))
@@ -300,6 +314,12 @@ def _run(body: bytes) -> int:
     except OSError:
         return 120  # as Python itself says it
     return code & 0xFF
+
+
+def _tell(which: Which) -> None:
+    line = json.dumps(which).encode() + b"\n"
+    if len(line) <= select.PIPE_BUF:  # else it might mix with another's
+        os.write(NOTE, line)
 
 
 def _stream(number: int, coding: bytes) -> io.TextIOWrapper:

@@ -8,11 +8,11 @@ import itertools
 import json
 import os
 import select
-import socket
 import subprocess
 import sys
 import threading
 import time
+from _socket import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +105,7 @@ def _stamp(path: str) -> list[int]:
 class Line:
     """Frames to and from a keeper: a reading thread, and any number of threads that ask."""
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket) -> None:
         self.fresh: set[str] = set()
         """The keys of the links that need not be reached for first."""
         self._socket = connected
@@ -239,13 +239,16 @@ def raised(value: Mapping[str, Any]) -> ClusterctlError:
 class Found:
     """A running keeper, as `keeper status` and `keeper stop` speak to it."""
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket) -> None:
         self.pid = place.check_peer(connected)
         self._line = Line(connected)
 
     def status(self) -> dict[str, Any]:
-        """When it began, how long it keeps links, which it has, and how many commands use them."""
-        return self._line.ask("keeper", "status", {}).end()
+        """When it began, how long it keeps links, which it has, how many commands use them; empty if it just ends."""
+        try:
+            return {"pid": self.pid, **self._line.ask("keeper", "status", {}).end()}
+        except LinkLost:
+            return {}
 
     def stop(self) -> bool:
         """End it, and wait until its links are closed."""
@@ -289,7 +292,7 @@ def _greeted(idle: float) -> Line:
     raise UsageError("--persist: the keeper ends as soon as it starts", ASK_WITHOUT)
 
 
-def _reached(idle: float) -> socket.socket:
+def _reached(idle: float) -> socket:
     """A connection to this user's keeper, which is started where there is none."""
     path = place.folder()
     if path is None:
@@ -312,7 +315,7 @@ def _make(path: str) -> None:
         os.mkdir(path, 0o700)
 
 
-def _connected(folder: int, name: str, idle: float) -> socket.socket:
+def _connected(folder: int, name: str, idle: float) -> socket:
     deadline = time.monotonic() + OTHER_LIMIT
     while True:
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):

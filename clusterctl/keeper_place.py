@@ -1,22 +1,22 @@
 """Where a keeper's sockets are, whose they are, and what they are named by.
 
-Standard library alone, and little of it: the fast door imports this before anything else.
+The fast door imports this before anything else, so it takes of the standard library what costs nothing: `socket`
+and `struct` around their C halves would bring enum, selectors and more, which is 8 ms of a command's 40.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import stat
-import struct
 import sys
 import zlib
+from _socket import AF_UNIX, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
 
 from clusterctl.environment import environment
 
 DOOR, LINKS, LOCK = ".door", ".links", ".lock"
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
-PEER = struct.Struct("3i")  # pid, uid, gid, as SO_PEERCRED gives them
+WORD = 4  # bytes of each of pid, uid and gid, as SO_PEERCRED gives them
 INSIDE = ("net", "mnt", "user")  # what another container on this machine does not share
 
 
@@ -93,9 +93,9 @@ def address(handle: int, file: str) -> str:
     return f"/proc/self/fd/{handle}/{file}"
 
 
-def connected(handle: int, file: str) -> socket.socket:
+def connected(handle: int, file: str) -> socket:
     """A connection to a keeper of this very user; OSError where nobody listens."""
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    line = socket(AF_UNIX, SOCK_STREAM)
     try:
         line.connect(address(handle, file))
         check_peer(line)
@@ -105,9 +105,10 @@ def connected(handle: int, file: str) -> socket.socket:
     return line
 
 
-def check_peer(line: socket.socket) -> int:
+def check_peer(line: socket) -> int:
     """The process id at the other end, which must be of this user."""
-    pid, uid, _ = PEER.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    said = line.getsockopt(SOL_SOCKET, SO_PEERCRED, 3 * WORD)
+    pid, uid = (int.from_bytes(said[start : start + WORD], sys.byteorder) for start in (0, WORD))
     if uid != os.getuid():
         raise WrongPlace(f"the other end is of user {uid}, not of {os.getuid()}")
-    return int(pid)
+    return pid

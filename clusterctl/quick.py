@@ -7,12 +7,10 @@ same either way. Whatever is unusual before the keeper took the command makes it
 
 from __future__ import annotations
 
-import contextlib
+import _signal as signal  # type: ignore[import-not-found]  # the C half: the module around it brings enum
 import os
-import signal
-import socket
 import sys
-from types import FrameType
+from _socket import SCM_RIGHTS, SOL_SOCKET, socket
 
 from clusterctl import keeper_place as place
 from clusterctl.environment import raw_environment
@@ -47,8 +45,7 @@ def _by_keeper(argv: list[str]) -> int | None:
             os.close(folder)
     except (OSError, place.WrongPlace):
         return None
-    with line:
-        return _Errand(line).run(request)
+    return _Errand(line).run(request)
 
 
 def _request(argv: list[str]) -> bytes | None:
@@ -68,7 +65,7 @@ def _request(argv: list[str]) -> bytes | None:
 class _Errand:
     """This process while another one works for it: signals go on to that one, its exit code comes back."""
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: socket) -> None:
         self._line = line
         self._signals: list[int] = []
 
@@ -96,7 +93,8 @@ class _Errand:
     def _hand_over(self, request: bytes) -> bool:
         try:
             here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-            socket.send_fds(self._line, [request[:1]], [0, 1, 2, here])
+            handles = b"".join(one.to_bytes(4, sys.byteorder) for one in (0, 1, 2, here))
+            self._line.sendmsg([request[:1]], [(SOL_SOCKET, SCM_RIGHTS, handles)])
             os.close(here)
             self._line.sendall(request[1:])
             return self._hear() == TAKEN
@@ -109,15 +107,17 @@ class _Errand:
         except OSError:
             return b""
 
-    def _forward(self, number: int, frame: FrameType | None) -> None:
+    def _forward(self, number: int, frame: object) -> None:
         self._signals.append(number)
         self._tell(number)
 
-    def _pause(self, number: int, frame: FrameType | None) -> None:
+    def _pause(self, number: int, frame: object) -> None:
         self._tell(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         self._tell(signal.SIGCONT)
 
     def _tell(self, number: int) -> None:
-        with contextlib.suppress(OSError):  # it ended meanwhile; its code is on the way
+        try:
             self._line.send(bytes([number]))
+        except OSError:  # it ended meanwhile; its code is on the way
+            return

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
 
 import typer
 
 from clusterctl.cli import options, screen
-
-if TYPE_CHECKING:
-    from clusterctl.keeper_client import Found
 
 app = typer.Typer(no_args_is_help=True, help="The background process that keeps connections open (--persist).")
 
@@ -20,7 +16,7 @@ def status(as_json: options.Json = False) -> None:
     """What this user's keepers hold; more than one only where code or settings changed meanwhile."""
     from clusterctl.keeper_client import found
 
-    keepers = [_about(one) for one in found()]
+    keepers = [about for one in found() if (about := one.status())]
     if as_json:
         screen.show_json(keepers)
         return
@@ -43,7 +39,3 @@ def stop() -> None:
 
     stopped = [one.stop() for one in found()]
     screen.say(f"{sum(stopped)} stopped" if stopped else "no keeper runs")
-
-
-def _about(one: Found) -> dict[str, Any]:
-    return {"pid": one.pid, **one.status()}

@@ -68,6 +68,7 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
     """The inventory that a command line means, narrowed to the nodes that it names."""
     from clusterctl import hostfile_any
     from clusterctl.inventory import KINDS
+    from clusterctl.inventory_cache import inventories
 
     settings = load_settings()
     if settings.kind not in KINDS:
@@ -77,7 +78,7 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
     if allocation and settings.cluster == Settings.cluster:
         cluster = hostfile_any.from_slurm(allocation, settings.kind)
     else:
-        cluster = hostfile_any.load(file or default, settings.kind)
+        cluster = inventories().load(file or default, settings.kind)
     return cluster.select(nodes, exclude) if nodes or exclude else cluster
 
 

@@ -118,13 +118,17 @@ def test_warm_and_cold_commands_say_the_same(kept: Keeping) -> None:
         ["exec", "node9", "--", "true"],
         ["exec", "all", "--no-such-option", "--", "true"],
         ["exec", "--help"],
-        ["exec", "node1", "--", "/no/such/program"],
         ["exec", "node1", "--timeout", "0.2", "--", "sleep", "30"],
     ]
     kept("exec", "all", "--", "true")
     for words in commands:
         warm, cold = kept(*words), kept(*words, CLUSTERCTL_PERSIST="off", XDG_RUNTIME_DIR="/nowhere")
         assert (warm.returncode, warm.stdout, warm.stderr) == (cold.returncode, cold.stdout, cold.stderr)
+    missing = ["exec", "node1", "--", "/no/such/program"]  # whose first words are the shell's own where one is asked
+    both = kept(*missing), kept(*missing, "--persist", "off")
+    assert [(one.returncode, one.stdout, one.stderr.splitlines()[-1]) for one in both] == [
+        (127, "", "node1: exit 127")
+    ] * 2
     assert [len(one["links"]) for one in kept.status()] == [3]
 
 
