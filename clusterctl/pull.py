@@ -77,7 +77,7 @@ def _take(builder: Builder, wanted: list[Range], source: ByteReader) -> None:
             if len(data) < piece.size:
                 name = builder.files[piece.file].path
                 raise tree.BadTree(f"the transfer ended inside {name}")
-            builder.take(number, data)
+            builder.take(number, data, piece)
 
 
 def _builder(dest: Path, replies: Iterator[Frame]) -> Builder:

@@ -98,5 +98,6 @@ def save(path: str, rows: Dict[str, Seen]) -> None:
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     aside = f"{path}.{os.getpid()}.aside"
     with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        json.dump({"version": VERSION, "rows": rows_to_json(settled(rows))}, file, separators=(",", ":"))
+        value = {"version": VERSION, "rows": rows_to_json(settled(rows))}
+        file.write(json.dumps(value, separators=(",", ":")))
     os.replace(aside, path)

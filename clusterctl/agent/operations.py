@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
+import importlib
 import os
-import shutil
 import stat
-from typing import Any, Dict
+from typing import Any, Callable, Dict, Optional
 
-from clusterctl.agent import child, follow, receive, supervisor, tree
 from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.processes import marked
 from clusterctl.agent.request import Refused, Request
 
+Operation = Callable[[Request], Optional[Dict[str, Any]]]
 OWN_FOLDERS = ("runs", "store", "trees", "tmp")  # below the work folder: all that `remove` may touch
 
 
 def put(request: Request) -> Dict[str, Any]:
     """One file, whole or not at all: written aside, verified, renamed."""
+    import hashlib
+
     path = request.path()
     mode = int(request.params.get("mode", 0o600))
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -80,6 +81,8 @@ def fingerprint(request: Request) -> Dict[str, Any]:
     kind = kinds.get(stat.S_IFMT(found.st_mode), "other")
     result = {"path": path, "kind": kind, "mode": found.st_mode & 0o7777, "size": found.st_size}
     if kind == "f" and os.access(path, os.R_OK):
+        from clusterctl.agent import tree
+
         result["sha256"] = tree.hash_file(path)[1]
     return result
 
@@ -113,6 +116,8 @@ def remove(request: Request) -> Dict[str, Any]:
     if not os.path.lexists(real):
         return {"removed": False}
     if os.path.isdir(real) and not os.path.islink(real):
+        import shutil
+
         shutil.rmtree(real)
     else:
         os.unlink(real)
@@ -127,7 +132,7 @@ def count(request: Request) -> Dict[str, Any]:
     return {"pids": marked({str(name): str(value) for name, value in marker.items()})}
 
 
-OPERATIONS = {
+HERE: Dict[str, Operation] = {
     "put": put,
     "get": get,
     "fingerprint": fingerprint,
@@ -135,11 +140,22 @@ OPERATIONS = {
     "mkdir": mkdir,
     "remove": remove,
     "count": count,
-    "run": child.run,
-    "follow": follow.follow,
-    "start": supervisor.start,
-    "state": supervisor.state,
-    "stop": supervisor.stop,
-    "receive": receive.receive,
-    "tree": receive.send_tree,
 }
+ELSEWHERE = {
+    "run": ("child", "run"),
+    "follow": ("follow", "follow"),
+    "start": ("supervisor", "start"),
+    "state": ("supervisor", "state"),
+    "stop": ("supervisor", "stop"),
+    "receive": ("receive", "receive"),
+    "tree": ("receive", "send_tree"),
+}  # loaded when first asked for: an idle agent stays small
+
+
+def find(op: str) -> Optional[Operation]:
+    """What does one operation; None where no agent knows it."""
+    if op not in ELSEWHERE:
+        return HERE.get(op)
+    module, name = ELSEWHERE[op]
+    operation: Operation = getattr(importlib.import_module(f"clusterctl.agent.{module}"), name)
+    return operation

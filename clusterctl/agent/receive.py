@@ -93,7 +93,7 @@ def _put_in_place(request: Request, builder: Builder, place: str, old: Optional[
     if old is not None and not request.params.get("single"):
         builder.keep_others([one.path for one in old.entries])
     builder.switch()
-    _write_record(place, builder.root, request.need("tree", str), builder.entries, {})
+    _write_record(place, builder.root, request.need("tree", str), builder.entries, builder.written)
     return {"path": builder.dest, "unchanged": False}
 
 
@@ -106,7 +106,7 @@ def take_pieces(request: Request, builder: Builder, wanted: Sequence[Range]) -> 
             if len(data) < piece.size:
                 name = builder.files[piece.file].path
                 raise Refused("cut", f"the transfer ended inside {name}; the old tree is untouched")
-            builder.take(number, data)
+            builder.take(number, data, piece)
 
 
 def read_answer(request: Request) -> Any:
@@ -220,17 +220,16 @@ def _read_record(path: str) -> Optional[Record]:
         return None
 
 
-def _write_record(path: str, dest: str, name: str, entries: Sequence[Entry], rows: Dict[str, Seen]) -> None:
-    """`rows` as they were when they were read; without any, the files as they are now, just written."""
-    if not rows:
-        for one in entries:
-            if one.kind == "f":
-                rows[one.path] = memory.seen(os.lstat(f"{dest}/{one.path}"), one.content)
+def _write_record(path: str, root: str, name: str, entries: Sequence[Entry], rows: Dict[str, Seen]) -> None:
+    """`rows` as they were when they were read or written; the other files as they are now, just put there."""
+    for one in entries:
+        if one.kind == "f" and one.path not in rows:
+            rows[one.path] = memory.seen(os.lstat(f"{root}/{one.path}"), one.content)
     value = {"tree": name, "entries": entries, "rows": memory.rows_to_json(memory.settled(rows))}
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     aside = f"{path}.{os.getpid()}.aside"
     with open(aside, "w", encoding="utf-8") as file:
-        json.dump(value, file, separators=(",", ":"))
+        file.write(json.dumps(value, separators=(",", ":")))  # in one go: several times faster than by parts
     os.replace(aside, path)
 
 

@@ -36,6 +36,7 @@ class Giver:
 
     def __init__(self, builder: Builder, terms: Dict[str, Any]) -> None:
         """Listens on this node's address in the cluster, and nowhere else; OSError where that can't be."""
+        builder.is_shared = True
         self._builder = builder
         self._terms = terms
         family, _, _, _, address = socket.getaddrinfo(terms["address"], 0, type=socket.SOCK_STREAM)[0]
@@ -243,7 +244,7 @@ class Exchange:
             self._report()
         if size != expected + 1:
             raise PeerFailed("it sends something else")
-        self._builder.take(number, stream.read(expected))
+        self._builder.take_from(number, stream.read_into)
         self._relayed += expected
         self._report()
 

@@ -76,7 +76,7 @@ def check(entries: Sequence[Entry]) -> None:
             raise BadTree(f"{one.path!r} leads outside")
         if "/".join(parts[:-1]) not in folders:
             raise BadTree(f"{one.path!r} is in no folder of this tree")
-        folded = unicodedata.normalize("NFC", one.path).casefold()
+        folded = one.path.lower() if one.path.isascii() else _folded(one.path)
         if folded in seen:
             raise BadTree(f"{one.path!r} and {seen[folded]!r} are one name on some file systems")
         seen[folded] = one.path
@@ -84,6 +84,10 @@ def check(entries: Sequence[Entry]) -> None:
             folders.add(one.path)
         if one.kind == "l" and not link_stays_inside(one.path, one.content):
             raise BadTree(f"the link {one.path!r} -> {one.content!r} leads outside")
+
+
+def _folded(path: str) -> str:
+    return unicodedata.normalize("NFC", path).casefold()
 
 
 def _is_well_formed(one: Entry) -> bool:

@@ -57,7 +57,7 @@ class Wire:
     def read_into(self, view: memoryview) -> None:
         """Fill the view."""
         while view:
-            count = self._socket.recv_into(view)
+            count = self._socket.recv_into(view, 0, socket.MSG_WAITALL)
             if not count:
                 raise PeerFailed("it ended the connection")
             view = view[count:]
@@ -83,7 +83,7 @@ class TlsWire(Wire):
 
     def _greet(self, terms: Dict[str, Any], accepts: bool) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._raw = bytearray(RECEIVE)
+        self._raw, self._read = (memoryview(bytearray(RECEIVE)) for _ in range(2))
         self._tls = terms["context"](accepts).wrap_bio(self._incoming, self._outgoing, server_side=accepts)
         while True:
             try:
@@ -108,7 +108,7 @@ class TlsWire(Wire):
         count = self._socket.recv_into(self._raw)
         if not count:
             raise PeerFailed("it ended the connection")
-        self._incoming.write(memoryview(self._raw)[:count])
+        self._incoming.write(self._raw[:count])
 
     def send(self, data: bytes) -> None:
         self._tls.write(data)
@@ -117,11 +117,12 @@ class TlsWire(Wire):
     def send_file(self, header: bytes, handle: int, offset: int, size: int) -> None:
         self._tls.write(header)
         while size:
-            data = os.pread(handle, min(size, RECEIVE), offset)
-            if not data:
+            count = os.preadv(handle, [self._read[:size]], offset)
+            if not count:
                 raise PeerFailed("the file became shorter while it was sent")
-            self.send(data)
-            offset, size = offset + len(data), size - len(data)
+            self._tls.write(self._read[:count])
+            self._flush()
+            offset, size = offset + count, size - count
 
     def read_into(self, view: memoryview) -> None:
         while view:

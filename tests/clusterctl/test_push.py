@@ -462,7 +462,7 @@ def test_whatever_a_manifest_says_nothing_lands_outside(
     builder.adopt()
     for begin, end in builder.look([]):
         for number in range(begin, end):
-            builder.take(number, b"")
+            builder.take(number, b"", builder.pieces[number])
     builder.copy_over()
     builder.finish()
     builder.switch()
