@@ -37,6 +37,10 @@ def is_hostfile(path: Path) -> bool:
 
 def as_table(path: Path, version: str | None, facts: Path | None, super_pod: str | None) -> RankTable:
     """The table of a file in a version; its own where none is asked for."""
+    if is_hostfile(path):
+        what = f"{path}: neither a rank table nor a plan; a hostfile names no addresses of devices"
+        hint = f"clusterctl ranktable build --hostfile {path} asks its nodes; --to plan leaves room for them"
+        raise UsageError(what, hint)
     table = read(path)
     return to_version(table, version or table.version, read(facts) if facts else None, super_pod)
 

@@ -76,7 +76,7 @@ def _plan(document: Document) -> RankTable:
     places = list(_places(document, top, version))
     top.done()
     if top.faults:
-        raise InputFaults(top.faults, _FORM)
+        raise InputFaults(list(dict.fromkeys(top.faults)), _FORM)  # a line of many nodes says its fault once
     servers = tuple(Server(one.server_id, one.devices) for one in places)
     pods: dict[str, list[str]] = {}
     for one in places if version == "1.2" else ():
@@ -84,7 +84,7 @@ def _plan(document: Document) -> RankTable:
     table = RankTable(servers, version, tuple(SuperPod(name, tuple(ids)) for name, ids in pods.items()))
     try:
         return recounted(checked(table, (), hardware, lambda pointer: document.where(_key(places, pointer))))
-    except InputFaults as error:  # one line stands for many nodes, and says its fault once
+    except InputFaults as error:
         raise InputFaults(list(dict.fromkeys(error.faults)), _FORM) from None
 
 
@@ -131,15 +131,15 @@ def _fields(section: Section, version: str) -> tuple[tuple[int, ...], dict[str, 
     lists = {key: value for key, value in given.items() if isinstance(value, list) and value}
     section.taken.append("devices")
     devices = section.value.get("devices", len(next(iter(lists.values()), ())))
+    ids: tuple[int, ...] = ()
     try:
         ids = parse_devices(devices)
+        if not ids:
+            section.fault("devices", "no devices", 'as in "[0,8)", or a list of device_ips')
     except UsageError as error:
         section.fault("devices", error.message, error.hint)
-        ids = ()
-    if not ids:
-        section.fault("devices", "no devices", 'as in "[0,8)", or a list of device_ips')
     for key, value in lists.items():
-        if len(value) != len(ids):
+        if ids and len(value) != len(ids):
             section.fault(key, f"{len(value)} {key} for {len(ids)} devices", "one a device, in their order")
     if version == "1.2" and not given["super_pod"]:
         section.fault("super_pod", "'super_pod' is missing, which a3 needs", "the id that npu-smi tells")

@@ -119,6 +119,8 @@ def test_a_table_becomes_a_hostfile_and_a_hostfile_a_plan_to_be_filled_in() -> N
     plan = typed("convert", "hosts", "--to", "plan", "--lossy").stdout
     assert 'server_id: "10.155.111.143"' in plan and "to be filled in" in plan
     assert "deepspeed" in refused("convert", "hccl_4s_32p.json", "--to", "deepsped").hint
+    error = refused("convert", "hosts", "--to", "1.0")
+    assert "names no addresses" in error.message and "build --hostfile hosts" in error.hint
 
 
 # -- merging and comparing

@@ -59,6 +59,13 @@ def test_all_faults_of_a_plan_come_with_their_lines() -> None:
         assert any(one.startswith(part) for one in found), (part, found)
 
 
+def test_a_fault_of_a_plan_is_said_once_and_brings_no_others() -> None:
+    found = faults_of(
+        "nodes:\n  a[1-9]:\n    server_id: localhost\n    devices: '[0,4]'\n    device_ips: [1.1.1.1]\n"
+    )
+    assert [one.split(":")[1].split()[1] for one in found] == ["nodes.a[1-9].devices", "nodes.a[1-9].server_id"]
+
+
 def test_what_hccl_would_refuse_is_told_at_the_plans_line_once() -> None:
     found = faults_of(
         "nodes:\n  a[1-2]:\n    server_id: 10.0.0.{n}\n    device_ips: [1.2.3.400, '4.4.4.{n}']\n"
