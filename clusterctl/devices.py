@@ -173,6 +173,9 @@ def _about_chip(connection: Connection, smi: Smi, question: str, device: int) ->
     return parse_fields(done.text) if done.ok else {}
 
 
+_NUMBER = re.compile(r"[0-9]{1,4}")  # what a node prints may be anything: "\u00b2" is a digit, and no number
+
+
 def parse_chips(text: str) -> dict[int, tuple[int, int]]:
     """Device id to (card, chip), out of `npu-smi info -m`; its controllers have `-` for a device id."""
     rows = [re.split(r"\t+|\s{2,}", line.strip()) for line in text.splitlines() if line.strip()]
@@ -184,7 +187,7 @@ def parse_chips(text: str) -> dict[int, tuple[int, int]]:
         return {}
     chips = {}
     for row in rows[1:]:
-        if len(row) > column and row[0].isdigit() and row[1].isdigit() and row[column].isdigit():
+        if len(row) > column and all(_NUMBER.fullmatch(one) for one in (row[0], row[1], row[column])):
             chips[int(row[column])] = (int(row[0]), int(row[1]))
     return chips
 

@@ -219,5 +219,7 @@ def test_a_device_without_an_address_can_be_left_out() -> None:
 def test_npu_smis_tables_are_read() -> None:
     assert parse_chips(MAPPING) == {0: (0, 0), 1: (0, 1)}
     assert parse_chips("NPU ID\tChip ID\tChip Logic ID\tChip Name\n4\t0\t9\tAscend 910\n") == {9: (4, 0)}
+    for odd in ("²", "٣", "9" * 5000, "-"):
+        assert parse_chips(f"NPU ID\tChip ID\tChip Logic ID\n0\t0\t{odd}\n") == {}
     assert parse_chips("") == {} == parse_chips("something else\n")
     assert parse_fields(SUPER_POD.format(5)) == {"sdid": "5", "super pod size": "384", "super pod id": "7"}
