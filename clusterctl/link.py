@@ -3,6 +3,7 @@ silent."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import shlex
@@ -67,6 +68,12 @@ def agent_files() -> dict[str, str]:
     folder = Path(bootstrap.__file__).parent
     files = {f"agent/{path.name}": path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
     return {"__init__.py": "", **files}
+
+
+@lru_cache(maxsize=1)
+def agent_hash() -> str:
+    """What names an agent: a hash over its files' names and texts."""
+    return hashlib.sha256(json.dumps(agent_files(), sort_keys=True).encode()).hexdigest()
 
 
 @lru_cache(maxsize=1)
@@ -256,7 +263,7 @@ class Link:
 
     def _start(self, workdir: str) -> None:
         files = agent_files()
-        ask = {"workdir": workdir, "hash": bootstrap.digest(files), "names": list(files)}
+        ask = {"workdir": workdir, "hash": agent_hash(), "sums": bootstrap.sums(files)}
         try:
             self._pipe.send(_first_lines() + json.dumps(ask).encode() + b"\n")
             word, text = self._answer()

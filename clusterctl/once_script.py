@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from clusterctl.agent.child import MARKER, POLITE
 from clusterctl.agent.frames import AGENT_SILENCE
+from clusterctl.agent.watcher import ENDING
 
 LINE = "exec /bin/sh"  # every login shell understands it: sh, csh and fish alike
 MARK = "CLUSTERCTL-ONCE"  # stands before the command's own output on both streams
@@ -24,44 +25,14 @@ SHELLS_OWN = re.compile(
 )  # variables that one shell or another lets nobody set, or sets anew
 SSH_NAMES = "SSH_CLIENT SSH_CONNECTION SSH_TTY SSH_AUTH_SOCK SSH_ORIGINAL_COMMAND SSH_USER_AUTH"
 
-# What the shell reads first. $$ is the command, whose place the shell leaves; $k the marker, which no
-# environment holds but the command's and its children's. e ends all of them: politely for $P seconds, then by
-# force, until none is left. A read from /proc/self tells a subshell its own number, which is in the command's
-# group too. All that the watcher starts ignores TERM. One grep looks for group and marker (a shell that reads
-# 200 files of /proc takes 100 ms); where it knows no -z (busybox), tr makes lines. Each line of input is a sign
-# of life, and winds the timer up anew.
-# The braces make a shell read all of it before it starts the watcher, which reads the same input.
-WATCHER = r"""
-{
-e(){
-read -r m _ </proc/self/stat
-read -r b _ </proc/uptime
-a=" "
-while :;do
-read -r n _ </proc/uptime
-n=$((${n%.*}-${b%.*}))
-p=
-for f in $(g);do
-f=${f#/proc/} f=${f%/*}
-case $f in $m|$w)continue;;esac
-kill -0 $f||continue
-p=1
-if [ $n -gt $P ];then kill -KILL $f
-else case $a in *" $f "*);;*)kill -TERM $f;kill -CONT $f;a="$a$f ";;esac;fi
-done
-if [ ! "$p" ]||[ $n -gt $L ];then return;fi
-sleep .1||sleep 1
-done
-}
-g(){
-r="\) [^ZX] [0-9]+ $$ "
-if printf 'a\0x\0'|grep -qzx x;then
-grep -lszE "$r|^$k\$" /proc/[0-9]*/stat /proc/[0-9]*/environ
-else
-grep -lsE "$r" /proc/[0-9]*/stat
-for f in /proc/[0-9]*;do tr '\0' '\n' <$f/environ|grep -qFx $k&&echo $f/;done
-fi
-}
+# What the shell reads first. $$ is the command, whose place the shell leaves; $k its marker, which no environment
+# holds but the command's and its children's; the watcher is in the command's group too. Each line of input is a
+# sign of life, and winds the timer of $S seconds up anew. The braces make a shell read all of it before it starts
+# the watcher, which reads the same input.
+WATCHER = (
+    "\n{"
+    + ENDING
+    + r"""q=$$
 exec 3<&0
 (trap '' HUP INT QUIT TERM PIPE
 exec >/dev/null 2>&1
@@ -78,6 +49,7 @@ read -r l </proc/$$/stat||exit
 case ${l##*) } in [ZX]*)exit;;esac
 e)&
 """
+)
 
 
 def carries(argv: Sequence[str], env: Mapping[str, str]) -> bool:

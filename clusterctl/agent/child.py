@@ -10,7 +10,6 @@ import select
 import subprocess
 import threading
 import time
-import uuid
 from typing import Any, Dict, List
 
 from clusterctl.agent.frames import CHUNK, StreamEnded
@@ -51,7 +50,7 @@ def run(request: Request) -> Dict[str, Any]:
     cwd = os.path.expanduser(request.params.get("cwd") or "~")
     if not os.path.isdir(cwd):
         raise Refused("not-found", f"no folder {cwd} to run in")
-    marker = {MARKER: uuid.uuid4().hex}
+    marker = {MARKER: os.urandom(16).hex()}
     env = environment({**(request.params.get("env") or {}), **marker})
     try:
         process = _started(request, command(argv), env, cwd)
@@ -60,7 +59,12 @@ def run(request: Request) -> Dict[str, Any]:
         request.send(f"{argv[0]}: {words}\n".encode(errors="replace"), stream="stderr")
         missing = getattr(problem, "errno", None) in MISSING
         return {"exit_code": NOT_FOUND if missing else NOT_RUNNABLE, "signal": None}
-    return _Child(request, process, marker).finish()
+    watched = process.pid, f"{MARKER}={marker[MARKER]}"
+    request.agent.watcher.watch(*watched)
+    try:
+        return _Child(request, process, marker).finish()
+    finally:
+        request.agent.watcher.release(*watched)
 
 
 def _started(

@@ -4,7 +4,6 @@ the link ends."""
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import sys
 import threading
@@ -25,6 +24,7 @@ from clusterctl.agent.frames import (
 )
 from clusterctl.agent.processes import boot_id
 from clusterctl.agent.request import Refused, Request
+from clusterctl.agent.watcher import Watcher
 
 Operation = Callable[[Request], Optional[Dict[str, Any]]]
 
@@ -32,9 +32,9 @@ Operation = Callable[[Request], Optional[Dict[str, Any]]]
 class Agent:
     """Answers one launcher over one byte stream."""
 
-    def __init__(self, workdir: str, operations: Dict[str, Operation], output: int) -> None:
+    def __init__(self, workdir: str, find: Callable[[str], Optional[Operation]], output: int) -> None:
         self.workdir = workdir
-        self.operations = operations
+        self._find = find
         self._output = output
         self._sending = threading.Lock()
         self._requests: Dict[int, Request] = {}
@@ -42,6 +42,7 @@ class Agent:
         self._change = threading.Lock()
         self._heard = self._said = time.monotonic()
         self._ending = threading.Event()
+        self.watcher = Watcher()
 
     def send(self, frame: Frame) -> None:
         """Write a frame whole; a launcher that is gone ends the agent."""
@@ -131,7 +132,7 @@ class Agent:
                 self._requests.pop(request.id, None)
 
     def _do(self, request: Request) -> Frame:
-        operation = self.operations.get(request.op)
+        operation = self._find(request.op)
         if operation is None:
             return _fail(request, "usage", f"this agent does not know {request.op!r}")
         try:
@@ -150,6 +151,14 @@ class Agent:
             return _fail(request, "bug", f"{request.op}: {bug!r}", traceback.format_exc())
 
 
+def _operation(op: str) -> Optional[Operation]:
+    if op == "hello":
+        return hello
+    from clusterctl.agent.operations import find  # which most of a short-lived agent's life does without
+
+    return find(op)
+
+
 def _fail(request: Request, kind: str, message: str, trace: str = "") -> Frame:
     return Frame(request.id, "fail", {}, to_payload({"kind": kind, "message": message, "traceback": trace}))
 
@@ -157,11 +166,11 @@ def _fail(request: Request, kind: str, message: str, trace: str = "") -> Frame:
 def hello(request: Request) -> Dict[str, Any]:
     """Who this node is."""
     workdir = request.agent.workdir
-    disk = os.statvfs(workdir)
+    disk, system = os.statvfs(workdir), os.uname()
     return {
-        "hostname": platform.node(),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "hostname": system.nodename,
+        "python": sys.version.split()[0],
+        "system": f"{system.sysname} {system.release} {system.machine}",
         "boot_id": boot_id(),
         "pid": os.getpid(),
         "home": os.path.expanduser("~"),
@@ -175,12 +184,10 @@ def hello(request: Request) -> Dict[str, Any]:
 
 def main(workdir: str) -> None:
     """Be the agent on this process's standard input and output until the launcher ends the link."""
-    from clusterctl.agent.operations import OPERATIONS
-
     source, output = sys.stdin.buffer, os.dup(1)
     os.dup2(2, 1)  # a stray print must not land between frames
     os.chdir(os.path.expanduser("~"))
-    agent = Agent(workdir, {"hello": hello, **OPERATIONS}, output)
+    agent = Agent(workdir, _operation, output)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, agent.stop)
     agent.serve(source.read)

@@ -390,3 +390,41 @@ def test_a_python_that_is_no_python_is_said_with_its_own_words(tmp_path: Path) -
         connect(tmp_path, "/bin/false")
     with pytest.raises(ClusterctlError, match="no/python"):
         connect(tmp_path, "/no/python")
+
+
+def test_a_killed_agent_leaves_no_commands_but_what_outlived_its_command_stays(
+    link: Connection, tmp_path: Path
+) -> None:
+    pid_file = tmp_path / "left"
+    link.run(["/bin/sh", "-c", f"setsid sleep 614 > /dev/null 2>&1 & echo $! > {pid_file}"])
+    left = int(pid_file.read_text())
+    pid = int(link.hello()["pid"])
+    script = "trap '' TERM; setsid sleep 615 & echo up; while :; do sleep 1; done"
+    said = threading.Event()
+
+    def run() -> None:
+        with pytest.raises(LinkLost):
+            link.run(
+                ["/bin/sh", "-c", script],
+                env={"WHOSE": unique(tmp_path)},
+                on_output=lambda *_: said.set(),
+            )
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert said.wait(60)
+    os.kill(pid, 9)
+    thread.join(60)
+    wait_for(lambda: not marked({"WHOSE": unique(tmp_path)}), 60)
+    assert Path(f"/proc/{left}").exists()
+    os.kill(left, 9)
+
+
+def test_an_idle_agent_is_small(tmp_path: Path) -> None:
+    first = connect(tmp_path)
+    first.close()
+    link = connect(tmp_path)
+    rollup = Path(f"/proc/{link.hello()['pid']}/smaps_rollup").read_text()
+    link.close()
+    own = sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_"))
+    assert 1000 < own < 12_000, rollup  # kB; what it shares with other Pythons comes on top of it
