@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import importlib
 import io
 import json
 import os
@@ -20,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -34,6 +35,7 @@ MAX_REQUEST = 16 << 20  # arguments and environment stay under 4 MB on Linux
 GROUP = (signal.SIGINT, signal.SIGQUIT, signal.SIGSTOP, signal.SIGCONT)  # what a terminal says to all of a command
 LINGER = 15.0  # seconds that commands may take to end once the keeper is to
 BACKLOG = 128
+NAMES = 40  # modules in one note
 NOTE = 3  # where a child tells which inventory it had to read
 MAX_HANDLES = 4096  # each command that runs takes one here
 
@@ -175,9 +177,13 @@ class Front:
             self._reap()
 
     def _remember(self) -> None:
-        """Read what a command had to read, so that the next one need not."""
+        """Read and load what a command had to, so that the next one need not."""
         for line in os.read(self._noted, 1 << 16).splitlines():
-            inventories().remember(Which(*json.loads(line)))
+            what, names = json.loads(line)
+            if what == "inventory":
+                inventories().remember(Which(*names))
+            for name in names if what == "modules" else ():
+                importlib.import_module(name)
         gc.freeze()
 
     def _stop(self, number: int, frame: object) -> None:
@@ -301,13 +307,17 @@ def _run(body: bytes) -> int:
     argv = [os.fsdecode(word) for word in words[: int(count)]]
     replace_environment(dict(word.split(b"=", 1) for word in words[int(count) :]))
     time.tzset()
-    inventories().on_read = _tell
+    there = set(sys.modules)
+    inventories().on_read = lambda which: _tell("inventory", which)
     os.umask(int(mask))
     sys.argv = ["clusterctl", *argv]
     sys.stdin, sys.stdout, sys.stderr = (_stream(n, one) for n, one in enumerate((first, second, third)))
     from clusterctl.cli.door import run
 
     code = run(argv)
+    new = sorted(name for name in set(sys.modules) - there if _may_be_loaded(name))
+    for start in range(0, len(new), NAMES):
+        _tell("modules", new[start : start + NAMES])
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -316,8 +326,15 @@ def _run(body: bytes) -> int:
     return code & 0xFF
 
 
-def _tell(which: Which) -> None:
-    line = json.dumps(which).encode() + b"\n"
+def _may_be_loaded(name: str) -> bool:
+    """Ours and Python's own; what speaks SSH stays with those that need it, with the state that it keeps."""
+    top = name.partition(".")[0]
+    ours = top == "clusterctl" and name.split(".")[1:2] != ["ssh"]
+    return ours or top in ("rich", "yaml", "typer") or top in sys.stdlib_module_names
+
+
+def _tell(what: str, names: Sequence[str]) -> None:
+    line = json.dumps([what, names]).encode() + b"\n"
     if len(line) <= select.PIPE_BUF:  # else it might mix with another's
         os.write(NOTE, line)
 

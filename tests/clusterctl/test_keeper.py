@@ -17,6 +17,7 @@ import pytest
 from clusterctl import errors, keeper_place, quick
 from clusterctl.agent.frames import encode
 from clusterctl.inventory import Node
+from clusterctl.keeper import _may_be_loaded
 from clusterctl.keeper_client import raised
 from clusterctl.keeper_guest import _Outgoing, node_of, told
 from clusterctl.link import RequestFailed
@@ -303,3 +304,14 @@ def test_a_command_that_reads_slowly_holds_up_nobody_and_loses_nothing() -> None
     theirs.close()
     out.put(encode.__name__.encode())  # nobody is there any more: no error, nothing kept
     out.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "loaded"),
+    [
+        ("clusterctl.output", True), ("clusterctl.ssh_choice", True), ("rich.text", True), ("json.decoder", True),
+        ("clusterctl.ssh", False), ("clusterctl.ssh.transport", False), ("paramiko", False), ("cryptography", False),
+    ],
+)  # fmt: skip
+def test_the_front_loads_what_commands_need_but_nothing_that_speaks_ssh(name: str, loaded: bool) -> None:
+    assert _may_be_loaded(name) is loaded
