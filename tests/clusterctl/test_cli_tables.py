@@ -183,13 +183,6 @@ def test_a_bad_hostfile_exits_1_with_every_line(folder: Path) -> None:
     assert len(json.loads(typed("hostfile", "check", "hosts", "--json").stdout)["findings"]) == 2
 
 
-def test_a_filter_shows_the_slots_that_it_leaves(folder: Path) -> None:
-    (folder / "hosts").write_text("w0 slots=4\nw1 slots=4\nw2 slots=2\n")
-    shown = typed("hostfile", "check", "hosts", "-i", "w1:0,2@w0").stdout
-    assert shown == "hosts: ok: 2 nodes, 6 slots (deepspeed)\n  w0: 0,1,2,3\n  w1: 0,2\n"
-    assert typed("hostfile", "check", "hosts", "-e", "w1@w1:0@w0").stdout.endswith("(deepspeed)\n  w2: 0,1\n")
-
-
 def test_sets_expand_and_fold_as_nodeset_prints_them(folder: Path) -> None:
     assert typed("expand", "node[1-3]!node2").stdout == "node1 node3\n"
     assert typed("expand", "node[1-2]", "-S", r"\n").stdout == "node1\nnode2\n"

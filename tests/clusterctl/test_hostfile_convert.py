@@ -138,7 +138,8 @@ def test_deepspeeds_filters_choose_slots(folder: Path) -> None:
 
 
 def test_check_says_what_a_filter_leaves(folder: Path) -> None:
-    assert typed("check", "ds", "-i", "w1@w0:0,2").stdout == "ds: ok: 2 nodes, 6 slots (deepspeed)\n"
+    shown = "ds: ok: 2 nodes, 6 slots (deepspeed)\n  w0: 0,2\n  w1: 0,1,2,3\n"
+    assert typed("check", "ds", "-i", "w1@w0:0,2").stdout == shown
     said = json.loads(typed("check", "ds", "-e", "w0@w1:0", "--json").stdout)
     assert [(one["address"], one["devices"]) for one in said["nodes"]] == [("w1", [1, 2, 3])]
     assert "can't hold which devices: 0,2" in typed("check", "ds", "-i", "w0:0,2", "--for", "mpich").stdout
