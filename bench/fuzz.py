@@ -33,6 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench import fuzz_frames  # noqa: E402
 from bench.fuzz_inputs import (  # noqa: E402
     CLUSTERS,
     HOSTFILES,
@@ -242,12 +243,15 @@ def doors() -> dict[str, Door]:
     return {
         door.name: door
         for door in (
-            Door("nodeset", 60, lambda random: mutate_text(random, list(SETS)), node_set),
+            Door("nodeset", 55, lambda random: mutate_text(random, list(SETS)), node_set),
             Door("hostfile", 30, lambda random: mutate_text(random, list(HOSTFILES)), host_file),
             Door("ranktable", 6, lambda random: mutate_json(random, valid), rank_table),
             Door("inventory", 1, lambda random: mutate_text(random, list(CLUSTERS)), cluster_yaml),
             Door("plan", 2, lambda random: mutate_text(random, list(PLANS)), table_plan),
             Door("anyfile", 1, lambda random: mutate_text(random, everything), any_file),
+            Door("answer", 2, lambda random: fuzz_frames.mutate(random, fuzz_frames.ANSWERS), fuzz_frames.answers),
+            Door("request", 2, lambda random: fuzz_frames.mutate(random, fuzz_frames.REQUESTS), fuzz_frames.requests),
+            Door("tree", 1, fuzz_frames.mutate_tree, fuzz_frames.trees),
         )
     }
 

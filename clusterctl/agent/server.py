@@ -116,6 +116,8 @@ class Agent:
         request = Request(self, frame.id, op, parse_payload(frame.payload))
         thread = threading.Thread(target=self._answer, args=(request,), daemon=True)
         with self._change:
+            if frame.id in self._requests:  # the first would be out of reach of any cancel
+                raise BadFrame(f"two requests have the number {frame.id}")
             self._requests[frame.id] = request
             self._threads = [one for one in self._threads if one.is_alive()]
             self._threads.append(thread)
