@@ -192,6 +192,10 @@ class Connections:
         with self._change:
             self._closed = True
             there, self._open = list(self._open.values()), {}
+        if self.kept:  # nothing is waited for, and threads for it cost more than all else
+            for one in there:
+                one.close()
+            return
         closers = [threading.Thread(target=one.close, daemon=True) for one in there]
         for thread in closers:
             thread.start()
