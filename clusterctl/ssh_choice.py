@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,12 +42,14 @@ class SshChoice:
         accept_new: bool = False,
         connect_timeout: float = 10.0,
         ssh_config: str | None = None,
+        ask: Callable[[str], str | None] | None = None,
     ) -> None:
         """The other parameters are those of the two transports."""
         self._choice = checked(choice)
         self._known_hosts = known_hosts
         self._accept_new = accept_new
         self._timeout = connect_timeout
+        self._ask = ask
         self._config = Configuration(ssh_config)
         self._paramiko: SshTransport | None = None
         self._openssh: OpenSshTransport | None = None
@@ -87,6 +90,7 @@ class SshChoice:
             accept_new=self._accept_new,
             connect_timeout=self._timeout,
             ssh_config=self._config,
+            ask=self._ask,
         )
         return self._paramiko
 
@@ -103,8 +107,15 @@ class SshChoice:
 
 
 def choice_for(
-    cluster: Cluster, choice: str = "auto", *, accept_new: bool = False, connect_timeout: float = 10.0
+    cluster: Cluster,
+    choice: str = "auto",
+    *,
+    accept_new: bool = False,
+    connect_timeout: float = 10.0,
+    ask: Callable[[str], str | None] | None = None,
 ) -> SshChoice:
     """The choice that records new keys where a cluster keeps them."""
     known = Path(cluster.known_hosts) if cluster.known_hosts else None
-    return SshChoice(choice, known_hosts=known, accept_new=accept_new, connect_timeout=connect_timeout)
+    return SshChoice(
+        choice, known_hosts=known, accept_new=accept_new, connect_timeout=connect_timeout, ask=ask
+    )

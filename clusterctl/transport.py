@@ -7,7 +7,6 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -227,14 +226,19 @@ class _ByHost:
 
 
 def transport_to(
-    cluster: Cluster, *, accept_new: bool = False, connect_timeout: float = 10.0, ssh: str = "auto"
+    cluster: Cluster,
+    *,
+    accept_new: bool = False,
+    connect_timeout: float = 10.0,
+    ssh: str = "auto",
+    ask: Callable[[str], str | None] | None = None,
 ) -> Transport:
     """The way to a cluster's nodes, `ssh` says by which of the two transports; each is loaded when it is
-    wanted."""
+    wanted. `ask` gets a passphrase from whoever sits at the terminal."""
 
     def chosen() -> Transport:
         from clusterctl.ssh_choice import choice_for
 
-        return choice_for(cluster, ssh, accept_new=accept_new, connect_timeout=connect_timeout)
+        return choice_for(cluster, ssh, accept_new=accept_new, connect_timeout=connect_timeout, ask=ask)
 
     return _ByHost(chosen)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli import reaching
+from clusterctl.cli import reaching, screen
 from clusterctl.errors import UsageError
 from clusterctl.settings import Settings, duration, inherited, load_settings
 
@@ -51,7 +51,10 @@ AcceptNew = Annotated[
 ConnectTimeout = Annotated[
     float | None,
     typer.Option(
-        "--connect-timeout", min=0.01, metavar="SECONDS", help="Until a node counts as unreachable; 10 by default."
+        "--connect-timeout",
+        min=0.01,
+        metavar="SECONDS",
+        help="Until a node counts as unreachable; 10 by default.",
     ),
 ]
 Persist = Annotated[
@@ -117,7 +120,7 @@ def connected(
 
         transport: Transport = KeptTransport(cluster, ways, kept_for)
     else:
-        transport = transport_to(cluster, **ways)
+        transport = transport_to(cluster, ask=screen.ask_secret, **ways)
     with Connections(transport, settings.fanout, kept=bool(kept_for)) as connections:
         yield connections
 

@@ -88,6 +88,26 @@ def on_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty() and not error_console().is_dumb_terminal
 
 
+def ask_secret(prompt: str) -> str | None:
+    """Something typed that is not shown; None without a terminal. The terminal shows again what is typed also
+    where the program ends in the middle: another thread than the main one may be asking."""
+    if not on_terminal():
+        return None
+    import atexit
+    import getpass
+    import termios
+
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+    atexit.register(termios.tcsetattr, number, termios.TCSAFLUSH, before)
+    try:
+        return getpass.getpass(safe(prompt).plain, stream=sys.stderr)
+    except (EOFError, KeyboardInterrupt):
+        return None
+    finally:
+        atexit.unregister(termios.tcsetattr)
+
+
 def ask(question: str, yes: bool = False) -> bool:
     """A yes or no; without a terminal nothing is asked and the answer is no, unless `--yes` said it."""
     if yes:
