@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from clusterctl import host_keys
 from clusterctl.agent.frames import SILENCE
 from clusterctl.connection import Connection, LinkConnection
-from clusterctl.errors import HostKeyUnknown, Unreachable, UsageError
+from clusterctl.errors import HostKeyUnknown, NodeError, Unreachable, UsageError
 from clusterctl.host_keys import HostKey, SeenKey
 from clusterctl.link import Link, agent_argv, shell_command
 from clusterctl.settings import environment
 from clusterctl.ssh_answers import Configuration
 from clusterctl.ssh_child import ENDING, Child, ChildPipe, ChildStream, Logs
 from clusterctl.ssh_config import KNOWN_HOSTS, Way, chain, way_to
+from clusterctl.ssh_door import Door
 from clusterctl.ssh_retry import HANDSHAKE_LIMIT, retried
 from clusterctl.ssh_words import HopLog, Unrecorded, culprit, plain, refusal
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from clusterctl.inventory import Cluster, Node
 
 CONNECT_TIMEOUT = 10.0
-AT_ONE_SERVER = 8  # handshakes at once; a default sshd begins to drop them at 10
 FILES = 65_536  # as many open files as the system lets us have, up to here; each node takes three
 TALKING = ("sshconnect.c:*", "sshconnect2.c:*", "mux.c:*", "channels.c:channel_input_open_failure():*")
 QUICK = {  # what costs least of what both sides have; mlkem768 is as quick as the elliptic curves
@@ -74,7 +74,7 @@ class OpenSshTransport:
         self._own_known_hosts = known_hosts
         self._accept_new = accept_new
         self._timeout = connect_timeout
-        self._gates: dict[tuple[str, int], threading.Semaphore] = {}
+        self._doors: dict[tuple[str, int, str | None], Door] = {}
         self._change = threading.Lock()
         _allow_files()
 
@@ -124,7 +124,7 @@ class OpenSshTransport:
                     child = retried(lambda: self._attempt(node.name, way, [*more], command, new))
                     break
                 except Unrecorded as found:
-                    if not self._accept_new or found.place in new:
+                    if found.place in new:
                         raise found.error from None
                     new[found.place] = Path(folder) / str(found.place)
             for place, path in new.items():
@@ -139,7 +139,7 @@ class OpenSshTransport:
 
     def _attempt(self, node: str, way: Way, more: list[str], command: str, new: dict[int, Path]) -> Child:
         ways = chain(way)
-        with self._gate(way):
+        with self._door(way).passed(node, len(ways) > 1):
             logs = Logs(len(ways))
             argv = [*self._argv(ways, logs.paths, new), *more, "-T", "--", way.asked, command]
             child = self._child(node, argv, logs, len(ways) > 1)
@@ -161,14 +161,18 @@ class OpenSshTransport:
         hop = culprit(hops)
         said = child.words_left().decode(errors="replace").strip()
         problem = refusal(hops, said, self._known_hosts(hop.way), self._limit(hop.way), ended)
-        return Unrecorded(hops.index(hop), problem) if isinstance(problem, HostKeyUnknown) else problem
+        if isinstance(problem, HostKeyUnknown) and self._accept_new:
+            return Unrecorded(hops.index(hop), problem)
+        if isinstance(problem, NodeError) and hop is hops[0] and len(hops) > 1:
+            self._door(ways[-1]).failed(ways[0].name, problem)
+        return problem
 
-    def _gate(self, way: Way) -> threading.Semaphore:
+    def _door(self, way: Way) -> Door:
         """Few handshakes at once with one server, whether it is many nodes' bastion or one node under many
         names."""
         first = way.first
         with self._change:
-            return self._gates.setdefault((first.host, first.port), threading.Semaphore(AT_ONE_SERVER))
+            return self._doors.setdefault((first.host, first.port, first.user), Door())
 
     def _limit(self, way: Way) -> float:
         """Seconds to connect: ours, or where nobody said anything to us the configuration's."""
@@ -176,7 +180,10 @@ class OpenSshTransport:
 
     def _scan(self, node: str, way: Way) -> HostKey:
         """The key that a server shows, by a login that offers nothing; its gateways are logged in to."""
-        with tempfile.TemporaryDirectory(prefix="clusterctl-ssh-") as folder, self._gate(way):
+        with (
+            tempfile.TemporaryDirectory(prefix="clusterctl-ssh-") as folder,
+            self._door(way).passed(node, way.gateway is not None),
+        ):
             ways = chain(way)
             last, path = len(ways) - 1, Path(folder) / "key"
             logs = Logs(len(ways))

@@ -20,6 +20,7 @@ from clusterctl.ssh_answers import Configuration
 from clusterctl.ssh_child import ChildStream
 from clusterctl.ssh_openssh import OpenSshTransport
 from clusterctl.ssh_words import HopLog, plain
+from clusterctl.transport import on_each
 from tests.clusterctl.nodes import wait_for
 from tests.clusterctl.test_ssh import Server, read_all, record, start
 
@@ -245,3 +246,20 @@ def test_the_log_of_any_version_is_read_alike() -> None:
         assert HopLog("n", None, plain(line.encode())).logged_in, line  # type: ignore[arg-type]
     shown = HopLog("n", None, plain(b"debug1: Server host key: ssh-rsa SHA256:abc\r\n")).shown  # type: ignore[arg-type]
     assert str(shown) == "ssh-rsa SHA256:abc"
+
+
+def test_a_gateway_that_refuses_a_login_is_asked_once_for_all_nodes(
+    server: Server, known: Path, tmp_path: Path
+) -> None:
+    gate = start(tmp_path / "gate")
+    try:
+        record(gate, known)
+        transport = OpenSshTransport(known_hosts=known, ssh_config="none")
+        nodes = [server.node(f"node{number}", gateway=f"127.0.0.1:{gate.port}") for number in range(12)]
+        outcomes = on_each(nodes, lambda node: transport.start(node, "true"), fanout=12)
+        assert [type(one.error) for one in outcomes] == [LoginRefused] * 12
+        assert all(one.error and "gateway [127.0.0.1]" in one.error.message for one in outcomes)
+        assert gate.attempts() == 1
+    finally:
+        gate.process.terminate()
+        gate.process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -12,6 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from clusterctl.agent import processes
+from tests.clusterctl.nodes import wait_for
 
 from .conftest import Shell
 from .test_commands import marked, refused
@@ -122,3 +126,18 @@ def test_an_unknown_way_is_refused_before_anything_is_done(shell: Shell) -> None
     )
     wide = shell("nodes", "list", "--wide")
     assert wide.returncode == 0 and "paramiko" in wide.stdout
+
+
+def test_a_killed_client_leaves_nothing_running_on_the_nodes(ssh: Shell) -> None:
+    marker = f"CLUSTERCTL_TEST_KILL=both-{ssh.env['CLUSTERCTL_SSH']}-{os.getpid()}"
+    argv = [sys.executable, "-m", "clusterctl", "exec", "all", "--", "env", marker, "sh", "-c"]
+    process = subprocess.Popen(
+        [*argv, "setsid sleep 600 & echo up; sleep 600"], cwd=ssh.folder, env=ssh.env, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() and process.stdout.readline()  # both are up
+    name, value = marker.split("=")
+    assert processes.marked({name: value})
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not processes.marked({name: value}))
