@@ -105,6 +105,11 @@ class Builder:
         begin, end = self.pieces.of(place)
         return all(self.ready[begin:end])
 
+    def look_again(self) -> None:
+        """Forget what the bases held, and look at the present tree as it is now."""
+        self.have.clear()
+        self.look([Base(self.root, {})])
+
     def is_same(self) -> bool:
         """Whether the present tree is the wanted one already, apart from what it holds besides."""
         return (
@@ -115,13 +120,17 @@ class Builder:
 
     # ---- aside
 
-    def stage(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Take the folder aside for this transfer alone; another one to the same place is waited for."""
+    def stage(self, is_cancelled: Callable[[], bool] = lambda: False) -> bool:
+        """Take the folder aside for this transfer alone; whether another one to the same place was waited
+        for, perhaps that of another node on a shared file system."""
         os.makedirs(os.path.dirname(self.dest), mode=0o700, exist_ok=True)
+        waited = False
         while not self._try_stage():
+            waited = True
             if is_cancelled():
                 raise Refused("cancelled", f"another transfer to {self.dest} was under way")
             time.sleep(LOCK_PAUSE)
+        return waited
 
     def _try_stage(self) -> bool:
         with contextlib.suppress(FileExistsError):

@@ -56,10 +56,11 @@ def receive(request: Request) -> Dict[str, Any]:
         return _same(dest)
     if request.params.get("look"):
         return _would(builder, _other_bases(request, dest) if named else [])
-    builder.stage(request.cancelled.is_set)
     try:
-        if named and os.path.isdir(dest):
-            return _same(dest)  # another launcher brought it meanwhile
+        if builder.stage(request.cancelled.is_set):
+            builder.look_again()
+            if builder.is_same():
+                return _same(dest)  # the other transfer brought it
         return _take(request, builder, place, old, _other_bases(request, dest) if named else [])
     finally:
         builder.close()

@@ -4,6 +4,7 @@ then the launcher, for what it lacks."""
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import socket
@@ -40,6 +41,8 @@ class Giver:
         self._builder = builder
         self._terms = terms
         family, _, _, _, address = socket.getaddrinfo(terms["address"], 0, type=socket.SOCK_STREAM)[0]
+        if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified:
+            raise OSError(f"{terms['address']} is no address of one interface")
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             self._listener.bind(address)

@@ -48,6 +48,8 @@ def push(
     ] = False,
     fanout: Fanout = None,
     accept_new: options.AcceptNew = False,
+    connect_timeout: options.ConnectTimeout = None,
+    persist: options.Persist = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
@@ -61,7 +63,7 @@ def push(
     tree, dest = _source(source, node_path, include_vcs, checksum)
     for warning in tree.manifest.warnings:
         screen.say(f"warning: {warning}", style="yellow")
-    with options.connected(chosen, accept_new) as connections:
+    with options.connected(chosen, accept_new, persist, connect_timeout) as connections:
         if dry_run:
             looks = connections.on_each(
                 chosen.nodes,
@@ -107,6 +109,8 @@ def pull(
     ] = False,
     fanout: Fanout = None,
     accept_new: options.AcceptNew = False,
+    connect_timeout: options.ConnectTimeout = None,
+    persist: options.Persist = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
@@ -125,7 +129,7 @@ def pull(
             if as_json
             else screen.write("".join(f"{one['node']}: {node_path} -> {one['to']}\n" for one in rows))
         )
-    with options.connected(chosen, accept_new) as connections, bar("pull") as drawn:
+    with options.connected(chosen, accept_new, persist, connect_timeout) as connections, bar("pull") as drawn:
 
         def work(node: Node, link: Connection, others: tuple[Path, ...] = ()) -> PushResult:
             progress = drawn.of(node.name)

@@ -19,7 +19,7 @@ from clusterctl.agent.tree import Entry
 from clusterctl.errors import InputFaults, UsageError
 from clusterctl.link import Asked, RequestFailed
 from clusterctl.pull import fold, pull_place, pull_tree
-from clusterctl.push import Source, file_source, look, make_manifest, push_store, push_tree
+from clusterctl.push import PushResult, Source, file_source, look, make_manifest, push_store, push_tree
 from clusterctl.transport import Connection, ScriptedTransport
 from tests.clusterctl.nodes import connect, local_node, wait_for
 
@@ -240,6 +240,25 @@ def test_two_pushes_to_one_place_at_once_end_one_after_the_other(
         thread.join()
     assert len(results) == 2 and litter(tmp_path) == []
     assert all((tmp_path / "dest" / one).exists() for one in ("file",)) or same(source, tmp_path / "dest")
+
+
+def test_nodes_that_share_a_file_system_take_a_tree_once(source: Path, tmp_path: Path) -> None:
+    links = [connect(tmp_path) for _ in range(3)]
+    manifest = make_manifest(source)
+    results: list[PushResult] = []
+
+    def push(link: Connection) -> None:
+        results.append(push_tree(link, Source(source, manifest), str(tmp_path / "dest")))
+
+    threads = [threading.Thread(target=push, args=(link,)) for link in links]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for link in links:
+        link.close()
+    assert sorted(one.bytes_sent for one in results) == [0, 0, manifest.size]
+    assert same(source, tmp_path / "dest") and litter(tmp_path) == []
 
 
 def test_an_unchanged_tree_is_known_by_its_times_and_a_forged_time_changes_nothing_else(
