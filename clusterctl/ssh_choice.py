@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +24,12 @@ CHOICES = ("auto", "paramiko", "openssh")
 
 
 def checked(choice: str) -> str:
-    """A choice that there is."""
+    """A choice that can be had here."""
     if choice not in CHOICES:
         near = did_you_mean(choice[:40], CHOICES)
         raise UsageError(f"no way of SSH is called {choice[:40]!r}", near or f"one of {', '.join(CHOICES)}")
+    if choice == "openssh" and shutil.which("ssh") is None:
+        raise UsageError("there is no `ssh` here", "install OpenSSH's client, or use --ssh paramiko")
     return choice
 
 

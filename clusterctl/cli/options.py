@@ -114,11 +114,12 @@ def connected(
         "ssh": reaching.chosen(),
         "connect_timeout": connect_timeout or settings.connect_timeout,
     }
+    reaching.tell_without_ssh(cluster)
     kept_for = duration(persist or settings.persist)
     if kept_for:
         from clusterctl.keeper_client import KeptTransport
 
-        transport: Transport = KeptTransport(cluster, ways, kept_for)
+        transport: Transport = KeptTransport(cluster, ways, kept_for, screen.ask_secret)
     else:
         transport = transport_to(cluster, ask=screen.ask_secret, **ways)
     with Connections(transport, settings.fanout, kept=bool(kept_for)) as connections:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from contextvars import ContextVar
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from clusterctl.cli import screen
 from clusterctl.settings import load_settings
+
+if TYPE_CHECKING:
+    from clusterctl.inventory import Cluster
 
 _CHOSEN: ContextVar[str | None] = ContextVar("ssh", default=None)
 HELP = (
@@ -39,6 +45,14 @@ def chosen() -> str:
     from clusterctl.ssh_choice import checked
 
     return checked(_CHOSEN.get() or load_settings().ssh)
+
+
+def tell_without_ssh(cluster: Cluster) -> None:
+    """Say that the user's SSH configuration is there and can't be read as OpenSSH reads it."""
+    config = Path("~/.ssh/config").expanduser()
+    by_ssh = any(node.host != "local" for node in cluster.nodes)
+    if by_ssh and shutil.which("ssh") is None and config.is_file():
+        screen.say(f"there is no `ssh` here to read {config}: the inventory alone says how nodes are reached")
 
 
 def mark(app: typer.Typer, *names: str) -> None:

@@ -141,3 +141,13 @@ def test_a_killed_client_leaves_nothing_running_on_the_nodes(ssh: Shell) -> None
     process.kill()
     process.communicate()
     wait_for(lambda: not processes.marked({name: value}))
+
+
+def test_without_ssh_the_inventory_alone_counts_and_that_is_said_once(shell: Shell) -> None:
+    (shell.folder / ".ssh").mkdir()
+    (shell.folder / ".ssh" / "config").write_text("Host *\n  Port 1\n")
+    alone = {"HOME": str(shell.folder), "PATH": str(shell.folder)}
+    done = shell("exec", "all", "--", "echo", "there", **alone)
+    assert done.returncode == 0 and done.stdout.count("there") == 2, done.stderr
+    assert done.stderr.count("there is no `ssh` here") == 1
+    refused(shell("exec", "all", "--ssh", "openssh", "--", "true", **alone), 2, "there is no `ssh` here")
