@@ -37,6 +37,8 @@ class DeviceAddress:
     super_device_id: str = ""
     """A3: the device's number in its super pod."""
     super_pod_id: str = ""
+    source: str = field(default="", compare=False)
+    """Who told the address where it was not hccn_tool: hccn.conf or the inventory."""
 
 
 def ask(
@@ -54,16 +56,20 @@ def ask(
     """
     wanted = node.devices if devices is None else tuple(devices)
     found, complaint = _from_tool(connection, node, wanted, hardware)
+    source = dict.fromkeys(found, "")
     if any(device not in found for device in wanted) and not (hardware == "a3" and found):  # another network
         found = {**_from_conf(connection, node), **found}
+        source = {**dict.fromkeys(found, "hccn.conf"), **source}
     found = {**dict(zip(node.devices, node.device_ips, strict=False)), **found}
+    source = {**dict.fromkeys(found, "the inventory"), **source}
     absent = [device for device in wanted if device not in found]
     if absent and not skip_incomplete:
         which = f"device{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
         what = f"{node.name}: {which} without an address: hccn_tool, hccn.conf and the inventory give none"
         remedy = f"on {node.name}: hccn_tool -i {absent[0]} -ip -s address A.B.C.D netmask 255.255.255.0"
         raise WorkFailed(f"{what}{complaint}", f"{remedy}\nor write `device_ips` in the inventory")
-    answers = [DeviceAddress(device, found[device]) for device in wanted if device in found]
+    there = [device for device in wanted if device in found]
+    answers = [DeviceAddress(device, found[device], source=source[device]) for device in there]
     if hardware != "a3":
         return answers
     return _in_super_pods(connection, node, answers, smi or find_smi(connection, node))
@@ -108,7 +114,7 @@ def _in_super_pods(
             what = f"{node.name}: device {one.device_id} without a super-device id: {smi.tool} info "
             what += "-t spod-info gives none" if one.device_id in smi.chips else "-m does not name it"
             raise WorkFailed(what, "is this an A3 node in a super pod? --for a2 asks for no such id")
-        told.append(DeviceAddress(one.device_id, one.ip, *place))
+        told.append(DeviceAddress(one.device_id, one.ip, *place, source=one.source))
     return told
 
 

@@ -6,7 +6,7 @@ An A3 node reads version 1.2 and an A2 node 1.0; a table of the wrong version en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,8 @@ class Asked:
     detected: str = ""
     """In words, the hardware that the nodes named, where it decides the table's version."""
     left_out: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    """In words, whose addresses hccn_tool itself did not tell, and who did."""
 
 
 def ask_nodes(
@@ -59,7 +61,7 @@ def ask_nodes(
     entries = [(node, one.addresses) for node, one in told]
     kept, left_out = ranktable.complete(entries, which) if skip_incomplete else (entries, [])
     detected = "" if hardware or found in (None, "a2") else _words(told, str(found))
-    return Asked(ranktable.build(kept, found), detected, tuple(left_out))
+    return Asked(ranktable.build(kept, found), detected, tuple(left_out), tuple(_elsewhere(told)))
 
 
 def _ask_one(
@@ -87,6 +89,15 @@ def alike(told: Sequence[tuple[Node, Told]]) -> str | None:
         remedy = "choose nodes of one kind with -n; where a node names itself wrongly, --for a2 or --for a3 decides"
         raise InputFaults(faults, f"one table holds one version\n{remedy}")
     return next((name for name in groups if name), None)
+
+
+def _elsewhere(told: Sequence[tuple[Node, Told]]) -> Iterator[str]:
+    names: dict[str, list[str]] = {}
+    for node, one in told:
+        for source in sorted({address.source for address in one.addresses} - {""}):
+            names.setdefault(source, []).append(node.name)
+    for source, those in names.items():
+        yield f"{nodeset.fold(those)}: hccn_tool gave no address for some devices, {source} did"
 
 
 def _words(told: Sequence[tuple[Node, Told]], hardware: str) -> str:

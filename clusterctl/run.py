@@ -106,7 +106,7 @@ def prepare(
     if plan.rank_table_wanted(job, cluster):
         asked = ranktable_ask.ask_nodes(cluster, connections, job.devices)
         table = asked.table.render()
-        seen = f"; {asked.detected}" if asked.detected else ""
+        seen = "".join(f"; {words}" for words in (asked.detected, *asked.elsewhere) if words)
         tell("ranktable", f"built from the answers of {some(len(cluster.nodes), 'node')}{seen}")
     return plan.Facts(
         master_port=job.master_port or free_port(connections.of(cluster.nodes[0]), cluster.nodes[0]),

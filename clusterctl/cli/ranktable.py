@@ -112,6 +112,8 @@ def _asked(
         asked = ranktable_ask.ask_nodes(chosen, connections, which, hardware, skip)
     if asked.detected:
         screen.say(f"{asked.detected}; --for a2 writes 1.0")
+    for line in asked.elsewhere:
+        screen.say(line, style="yellow")
     for line in asked.left_out:
         screen.say(f"left out: {line}", style="yellow")
     return asked.table

@@ -97,7 +97,7 @@ def test_the_tools_answer_goes_before_hccn_conf() -> None:
             "cat /etc/hccn.conf": said("address_0=192.168.10.1\naddress_1=192.168.20.1\n"),
         }
     )
-    assert [one.ip for one in found] == ["192.168.10.9", "192.168.20.1"]
+    assert [(one.ip, one.source) for one in found] == [("192.168.10.9", ""), ("192.168.20.1", "hccn.conf")]
 
 
 def test_the_inventorys_addresses_serve_last_and_by_device() -> None:

@@ -115,3 +115,13 @@ def test_an_a3_device_outside_of_a_super_pod_is_named() -> None:
         pytest.raises(WorkFailed, match="node1: device 1"),
     ):
         ask_nodes(cluster(1), connections)
+
+
+def test_an_address_that_hccn_tool_did_not_tell_is_said_to_be_another_ones() -> None:
+    script = {("*", "run"): ABSENT, **node_says(1, ONE_CHIP, A2), **node_says(2, ONE_CHIP, A2)}
+    script["node2", "hccn_tool -i 1 -ip -g"] = Completed(0)
+    script["node2", "cat /etc/hccn.conf"] = said("address_1=192.168.1.2\n")
+    with Connections(ScriptedTransport(script)) as connections:
+        made = ask_nodes(cluster(2), connections)
+    assert made.elsewhere == ("node2: hccn_tool gave no address for some devices, hccn.conf did",)
+    assert made.table.by_rank()[3][1].device_ip == "192.168.1.2"
