@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.child import AFTERMATH, POLITE
+from clusterctl.agent.frames import AGENT_SILENCE
 from clusterctl.connection import Completed
 from clusterctl.errors import LinkLost, Unreachable
 from clusterctl.link import MAX_NOISE, START_LIMIT, RequestFailed
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from clusterctl.transport import Stream, Transport
 
 OnOutput = Callable[[str, bytes], None]
-BEAT = 10.0  # seconds between our signs of life; the watcher waits three times as long
-FIRST_BEAT = 1.0  # most commands are over by then, and cost the node no timer
+FIRST_BEAT = 1.0  # seconds; most commands are over by then, and cost the node no timer
 PIECE = 256 << 10
 ENDED_THERE = "what ran there for this command is ended by the node itself"
 
@@ -35,8 +35,10 @@ ENDED_THERE = "what ran there for this command is ended by the node itself"
 class Once:
     """Commands on nodes, each on a connection of its own; use it as a context manager, which ends what still runs."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, silence: float = AGENT_SILENCE) -> None:
+        """`silence` is after how many seconds without a sign of life a node ends what it runs for us."""
         self._transport = transport
+        self._silence = silence
         self._under_way: set[_Running] = set()
         self._change = threading.Condition()
         self._closed = False
@@ -64,7 +66,7 @@ class Once:
         self._enter(running)
         parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         try:
-            text = script(argv, env or {}, running.marker, cwd)
+            text = script(argv, env or {}, running.marker, cwd, self._silence)
             done = running.run(text, on_output or (lambda name, data: parts[name].append(data)))
         finally:
             running.close()
@@ -77,10 +79,23 @@ class Once:
     def _enter(self, running: _Running) -> None:
         with self._change:
             closed = self._closed
+            if not self._under_way and not closed:
+                threading.Thread(target=self._beat, name="beats", daemon=True).start()
             self._under_way.add(running)
         if closed:
             running.close()
             raise LinkLost(running.node, "interrupted")
+
+    def _beat(self) -> None:
+        """Signs of life, from a thread of its own: whoever reads a command's output may wait for a slow terminal."""
+        while True:
+            time.sleep(FIRST_BEAT)
+            with self._change:
+                there = list(self._under_way)
+                if not there:
+                    return
+            for one in there:
+                one.beat(self._silence / 3)
 
     def close(self) -> None:
         """Let every node end what still runs there, and wait until it did; interrupted, it only hangs up."""
@@ -111,6 +126,7 @@ class _Running:
         self._gone_since: float | None = None
         now = time.monotonic()
         self._next_beat, self._deadline = now + FIRST_BEAT, now + START_LIMIT
+        self._ending = False
 
     def run(self, text: bytes, on_output: OnOutput) -> Completed:
         """To its end; what it says goes to on_output as it comes."""
@@ -130,20 +146,25 @@ class _Running:
                 on_output(name, data)
         return self._completed()
 
+    def beat(self, pause: float) -> None:
+        """A sign of life, where one is due."""
+        now = time.monotonic()
+        if now >= self._next_beat and not self._ending:
+            self._next_beat = now + pause
+            with contextlib.suppress(LinkLost):  # read() knows more of it
+                self._stream.send(b"\n")
+
     def end(self) -> None:
         """Let the node end it; `run` comes back when it did."""
+        self._ending = True
         self._stream.finish()
 
     def close(self) -> None:
         self._stream.close()
 
     def _is_awaited(self) -> bool:
-        """Say a word to the node where it is due, and tell whether its answer is still worth waiting for."""
+        """Whether the node's answer is still worth waiting for; where a time-out is over, end the command."""
         now = time.monotonic()
-        if now >= self._next_beat:
-            self._next_beat = now + BEAT
-            with contextlib.suppress(LinkLost):  # read() knows more of it
-                self._stream.send(b"\n")
         if self._gone_since is None and self._stream.exited():
             self._gone_since = now
         if now < self._deadline:

@@ -25,7 +25,7 @@ WINDOW = 1 << 20  # bytes of one stream under way before its reader has to say t
 LEAST = 256  # bytes that any piece counts in its window: a flood of empty ones holds memory too
 BEAT = 2.0  # seconds of silence after which a side says that it is alive
 SILENCE = 10.0  # seconds without a byte after which the launcher gives a node up
-AGENT_SILENCE = 30.0  # the agent is more patient: a suspended launcher may come back
+AGENT_SILENCE = 10.0  # the same for the node: what the launcher gave up must not go on
 
 
 class BadFrame(Exception):

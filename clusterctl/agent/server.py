@@ -57,7 +57,10 @@ class Agent:
             self._said = time.monotonic()
 
     def serve(self, read: Callable[[int], bytes]) -> None:
-        """Answer until the link ends, whoever ends it; then end all that is still under way."""
+        """Answer until the link ends, whoever ends it; then end all that is still under way.
+
+        `read(n)` gives what is there, at most n bytes, and nothing at the end.
+        """
         threading.Thread(target=self._listen, args=(read,), daemon=True).start()
         while not self._ending.wait(BEAT):
             if time.monotonic() - self._heard > AGENT_SILENCE:
@@ -83,12 +86,22 @@ class Agent:
             thread.join(10.0)
 
     def _listen(self, read: Callable[[int], bytes]) -> None:
+        def exactly(count: int) -> bytes:
+            parts = []
+            while count:
+                data = read(count)
+                if not data:
+                    break
+                self._heard = time.monotonic()  # a long frame over a slow line is no silence
+                parts.append(data)
+                count -= len(data)
+            return b"".join(parts)
+
         try:
             while True:
-                frame = read_frame(read)
+                frame = read_frame(exactly)
                 if frame is None:
                     break
-                self._heard = time.monotonic()
                 self._take(frame)
         except (BadFrame, StreamEnded, OSError, ValueError) as problem:
             sys.stderr.write(f"the link broke: {problem}\n")
@@ -186,12 +199,13 @@ def hello(request: Request) -> Dict[str, Any]:
 
 def main(workdir: str) -> None:
     """Be the agent on this process's standard input and output until the launcher ends the link."""
-    source, output = sys.stdin.buffer, os.dup(1)
+    source: Any = sys.stdin.buffer  # typed without its read1
+    output = os.dup(1)
     os.dup2(2, 1)  # a stray print must not land between frames
     os.chdir(os.path.expanduser("~"))
     agent = Agent(workdir, _operation, output)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, agent.stop)
-    agent.serve(source.read)
+    agent.serve(source.read1)
     sys.stderr.flush()
     os._exit(0)  # the listening thread may still wait in a read that nothing will end

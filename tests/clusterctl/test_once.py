@@ -212,3 +212,15 @@ def test_nothing_of_a_users_is_on_the_command_line() -> None:
         once.run(Node(name="node1", host="x", address="x"), ["echo", "secret"], env={"KEY": "secret"})
     (_, line, sent), *_ = transport.asked
     assert "secret" not in line and b"secret" in sent["stdin"] and MARK.encode() in sent["stdin"]
+
+
+def test_a_slow_terminal_is_no_silent_launcher(tmp_path: Path) -> None:
+    said: list[bytes] = []
+
+    def slow(name: str, data: bytes) -> None:
+        said.append(data)
+        time.sleep(4 if len(said) == 1 else 0)
+
+    with Once(LocalTransport(home=tmp_path), silence=2) as once:
+        done = once.run(local_node(tmp_path), ["sh", "-c", "echo a; sleep 4.5; echo b"], on_output=slow)
+    assert done.ok and b"".join(said) == b"a\nb\n"

@@ -154,5 +154,5 @@ def test_a_cut_link_is_noticed_in_time_and_what_ran_behind_it_ends(
     cut = time.monotonic()
     assert launcher.wait(60) == 255
     assert time.monotonic() - cut < 25  # 10 s of silence, on a busy machine
-    wait_for(lambda: not sleepers(name), 90)  # the node itself waits 30 s for the launcher
+    wait_for(lambda: not sleepers(name))  # the node waits as long for the launcher
     whole_machines.heal("node1")
