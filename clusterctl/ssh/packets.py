@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import struct
 import time
 from typing import TYPE_CHECKING, Any
 
+from paramiko.common import MSG_CHANNEL_DATA
 from paramiko.packet import Packetizer
 from paramiko.ssh_exception import SSHException
 
@@ -19,6 +22,8 @@ MAX_BANNER = 64 << 10  # bytes that a server may say before its version
 STALL = 10.0  # seconds in the middle of a packet after which the connection counts as broken
 QUICK_READS = 40  # reads of which each is acknowledged at once: a login and the start of a program need 12
 QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
+_LENGTH = struct.Struct(">I")
+_DATA = struct.Struct(">BBII")  # padding, kind, channel, length
 
 
 class NoSshServer(SSHException):
@@ -86,6 +91,38 @@ class Packets(Packetizer):
         line = self._ahead[self._at : end]
         self._at = end + 1
         return line.rstrip(b"\r").decode(errors="replace")
+
+    def can_send_data(self) -> bool:
+        """Whether `send_data` knows the cipher: AES-GCM, which every OpenSSH since 6.2 takes from us."""
+        return bool(vars(self)["_Packetizer__aead_out"])
+
+    def send_data(self, channel: int, data: memoryview, largest: int) -> None:
+        """A channel's data as packets of at most `largest` bytes and one write: paramiko's own way, a message
+        and a write for each, costs three times as much."""
+        with self._Packetizer__write_lock:  # type: ignore[attr-defined]
+            private = vars(self)
+            engine, nonce = private["_Packetizer__block_engine_out"], private["_Packetizer__iv_out"]
+            parts: list[bytes] = []
+            for at in range(0, len(data), largest):
+                piece = data[at : at + largest]
+                padding = 19 - (len(piece) + 13) % 16
+                head = _LENGTH.pack(len(piece) + padding + 10)
+                body = b"".join(
+                    (_DATA.pack(padding, MSG_CHANNEL_DATA, channel, len(piece)), piece, os.urandom(padding))
+                )
+                parts += (head, engine.encrypt(nonce, body, head))
+                nonce = self._inc_iv_counter(nonce)  # type: ignore[attr-defined]
+            self._count_sent(nonce, len(parts) // 2, sum(map(len, parts)))
+            self.write_all(b"".join(parts))
+
+    def _count_sent(self, nonce: bytes, packets: int, size: int) -> None:
+        self._Packetizer__iv_out = nonce
+        number = vars(self)["_Packetizer__sequence_number_out"] + packets
+        self._Packetizer__sequence_number_out = number & 0xFFFFFFFF
+        self._Packetizer__sent_packets += packets  # type: ignore[attr-defined]
+        self._Packetizer__sent_bytes += size  # type: ignore[attr-defined]
+        if self._Packetizer__sent_bytes >= self.REKEY_BYTES and not self.need_rekey():  # type: ignore[attr-defined]
+            self._trigger_rekey()  # type: ignore[attr-defined]
 
     def _read(self) -> None:
         """One read, whatever it brings."""

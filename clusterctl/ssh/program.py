@@ -17,6 +17,7 @@ from clusterctl.errors import LinkLost
 from clusterctl.ssh.session import ChannelRefused, Session
 
 END_LIMIT = 10.0  # seconds for the exit code after both streams ended
+AT_ONCE = 256 << 10  # bytes a write
 STDERR = 1  # the only extended data there is
 
 
@@ -127,15 +128,22 @@ class ProgramStream:
         return LinkLost(self._node, f"{problem or 'the connection ended'}")
 
     def send(self, data: bytes) -> None:
+        program = self._program
         view = memoryview(data)
         try:
             while view:
-                room = self._program.out_window_size
-                if not room and not self._over():
-                    self._session.until(lambda: self._program.out_window_size > 0 or self._over())
+                if not program.out_window_size and not self._over():
+                    self._session.until(lambda: program.out_window_size > 0 or self._over())
                 if self._over():
                     raise self._lost(self._session.problem or "its program takes no more input")
-                view = view[self._program.send(view[: self._program.out_max_packet_size]) :]  # type: ignore[arg-type]
+                if not self._session.packets.can_send_data():
+                    view = view[program.send(bytes(view[:AT_ONCE])) :]
+                    continue
+                with program.lock:
+                    size = min(program.out_window_size, len(view), AT_ONCE)
+                    program.out_window_size -= size
+                self._session.send_data(program, view[:size])
+                view = view[size:]
         except (SSHException, EOFError, OSError) as problem:
             raise self._lost(problem) from None
 

@@ -209,14 +209,22 @@ class Session(_Transport):  # type: ignore[misc]
     def _send_user_message(self, data: Any) -> None:
         """Send, but not in the middle of a key exchange; who reads can't wait for its end, and leaves it for
         then."""
+        if self._listener == threading.get_ident() and not self.clear_to_send.is_set():
+            self._later.append(data)
+        else:
+            self._when_clear(lambda: self._send_message(data))
+
+    def send_data(self, channel: paramiko.Channel, data: memoryview) -> None:
+        """Send a piece of a channel's data for which there is room."""
+        largest = channel.out_max_packet_size - 64
+        self._when_clear(lambda: self.packets.send_data(channel.remote_chanid, data, largest))
+
+    def _when_clear(self, send: Callable[[], None]) -> None:
         while self.active:
             with self.clear_to_send_lock:
                 if self.clear_to_send.is_set():
-                    self._send_message(data)
+                    send()
                     return
-            if self._listener == threading.get_ident():
-                self._later.append(data)
-                return
             limit = time.monotonic() + NEW_KEYS_LIMIT
             if not self.until(lambda: self.clear_to_send.is_set() or not self.active, limit):
                 raise SSHException("no new keys were agreed on in time")

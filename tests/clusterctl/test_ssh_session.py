@@ -284,6 +284,24 @@ def test_new_keys_in_the_middle_of_a_stream_change_nothing(
     assert stream.ended() == (0, None)
 
 
+def test_a_server_without_aes_gcm_serves_too(
+    server: Server, known: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(server, known)
+    monkeypatch.setattr(session.Session, "_preferred_ciphers", session.CTR)
+    monkeypatch.setattr(session, "REKEY_BYTES", 1 << 20)
+    data = os.urandom(1 << 16) * 48
+    for macs in (session.SHA2, session.SHA2[2:]):
+        monkeypatch.setattr(session.Session, "_preferred_macs", macs)
+        stream = transport(known).start(server.node(), "sleep 0.3; cat")
+        with pytest.raises(TimeoutError):
+            stream.read(100, 0.05)
+        sending = threading.Thread(target=lambda one=stream: (one.send(data), one.finish()))
+        sending.start()
+        assert output(stream) == data
+        sending.join()
+
+
 def test_one_thread_may_send_much_while_the_node_answers_little(server: Server, known: Path) -> None:
     record(server, known)
     stream = transport(known).start(server.node(), "wc -c")
