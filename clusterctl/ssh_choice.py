@@ -34,8 +34,8 @@ def checked(choice: str) -> str:
 
 
 class SshChoice:
-    """Nodes over SSH by the way that was chosen. `auto` is paramiko, which starts no process and so costs a third
-    of the time, but OpenSSH for each node whose configuration asks for what only that can do."""
+    """Nodes over SSH by the way that was chosen. `auto` is paramiko, which starts no process and so takes 0.4 of
+    the CPU time, but OpenSSH for each node whose configuration asks for what only that can do."""
 
     def __init__(
         self,

@@ -35,6 +35,7 @@ QUICK = {  # what costs least of what both sides have; mlkem768 is as quick as t
     "KexAlgorithms": ("mlkem768x25519-sha256", "curve25519-sha256", "curve25519-sha256@libssh.org"),
     "Ciphers": ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com"),
 }
+SCANNING = {"PreferredAuthentications": "none", "ControlPath": "none", "GlobalKnownHostsFile": "none"}
 FIXED = {
     "BatchMode": "yes",
     "ClearAllForwardings": "yes",
@@ -92,8 +93,9 @@ class OpenSshTransport:
     def seen(self, node: Node) -> SeenKey:
         """The host key that a node shows now, without logging in, beside what is recorded."""
         way = way_to(node, self._config)
-        key = retried(lambda: self._scan(node.name, way))
-        return SeenKey(node.name, way.name, key, host_keys.recorded(way.name, self._known_hosts(way)))
+        recorded = host_keys.recorded(way.name, self._known_hosts(way))
+        key = retried(lambda: self._scan(node.name, way, [one.kind for one in recorded]))
+        return SeenKey(node.name, way.name, key, recorded)
 
     def record(self, node: Node, key: HostKey) -> Path:
         """Record a host key for a node; the file that it went to."""
@@ -178,8 +180,9 @@ class OpenSshTransport:
         """Seconds to connect: ours, or where nobody said anything to us the configuration's."""
         return way.connect_timeout or self._timeout if self._timeout == CONNECT_TIMEOUT else self._timeout
 
-    def _scan(self, node: str, way: Way) -> HostKey:
-        """The key that a server shows, by a login that offers nothing; its gateways are logged in to."""
+    def _scan(self, node: str, way: Way, kinds: Sequence[str]) -> HostKey:
+        """The key that a server shows, of a recorded kind where it has one, by a login that offers nothing; its
+        gateways are logged in to."""
         with (
             tempfile.TemporaryDirectory(prefix="clusterctl-ssh-") as folder,
             self._door(way).passed(node, way.gateway is not None),
@@ -187,22 +190,9 @@ class OpenSshTransport:
             ways = chain(way)
             last, path = len(ways) - 1, Path(folder) / "key"
             logs = Logs(len(ways))
-            none = [
-                "-o",
-                "PreferredAuthentications=none",
-                "-o",
-                "ControlPath=none",
-                "-o",
-                "GlobalKnownHostsFile=none",
-            ]
-            argv = [
-                *none,
-                *self._argv(ways, logs.paths, {last: path}, alone=True),
-                "-T",
-                "--",
-                way.asked,
-                "exit",
-            ]
+            options = {**SCANNING, **self._kinds(kinds)}
+            first = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+            argv = [*first, *self._argv(ways, logs.paths, {last: path}, alone=True), "--", way.asked, "exit"]
             child = self._child(node, argv, logs, len(ways) > 1)
             try:
                 limit = len(ways) * self._limit(way) + HANDSHAKE_LIMIT
@@ -261,6 +251,14 @@ class OpenSshTransport:
         host = f"[{way.host}]" if ":" in way.host else way.host
         argv = [str(self._config.program), *self._argv(ways[:-1], logs, new), "-W", f"{host}:{way.port}"]
         return shlex.join([*argv, "--", before.asked]).replace("%", "%%")
+
+    def _kinds(self, kinds: Sequence[str]) -> dict[str, str]:
+        """Keys of these kinds before all others, and no certificates: what is recorded is a key."""
+        names = self._config.built_in().get("hostkeyalgorithms", ("",))[0].split(",")
+        plain = [one for one in names if one and "-cert-" not in one]
+        wanted = {"rsa-sha2-512", "rsa-sha2-256", *kinds} if "ssh-rsa" in kinds else set(kinds)
+        ordered = sorted(plain, key=lambda one: one not in wanted)  # which keeps the order among equals
+        return {"HostKeyAlgorithms": ",".join(ordered)} if ordered else {}
 
     def _quick(self, way: Way) -> dict[str, str]:
         """The same algorithms as before, the quick ones first; an order that a user chose stays."""

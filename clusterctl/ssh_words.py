@@ -20,7 +20,7 @@ _BEFORE = re.compile(r"^(?:debug\d: )?(?:[\w.-]+\.c:\w+\(\):\d+ \([^()]*\): )?(?
 _LOGGED_IN = re.compile(
     r"^(?:Authenticated to .* using \"|(?:mux_client_request_session: )?master session id: \d)", re.MULTILINE
 )
-_SHOWN = re.compile(r"^Server host key: (\S+) (SHA256:\S+)", re.MULTILINE)
+_SHOWN = re.compile(r"^Server host (?:key|certificate): (\S+) (SHA256:[^\s,]+)", re.MULTILINE)
 _CHANGED = re.compile(
     r"^@ +WARNING: (?:REMOTE HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY)", re.MULTILINE
 )
@@ -112,7 +112,7 @@ def _host_key(hop: HopLog, known_hosts: Sequence[Path]) -> ClusterctlError:
         return host_keys.changed(hop.node, hop.way.name, (alike or recorded)[0], shown)
     if _CHANGED.search(hop.text):  # by a mark, or by a file that only OpenSSH knows of
         return host_keys.changed(
-            hop.node, hop.way.name, HostKey("another key", "or revoked"), shown or HostKey("", "")
+            hop.node, hop.way.name, HostKey("another key,", "or it is revoked"), shown or HostKey("", "")
         )
     return host_keys.unknown(hop.node, shown)
 
