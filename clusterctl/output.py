@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from clusterctl.sanitize import UNSAFE, escape_controls
+from clusterctl.sanitize import UNSAFE, escape_controls, escape_in_json
 from clusterctl.transport import Completed, Outcome
 
 LONG_LINE = 64 << 10  # a line is cut here, so that one without an end can't fill the memory
@@ -82,7 +82,7 @@ class JsonLines(WholeLines):
         self._say([ending_as_json(outcome)])
 
     def _say(self, rows: Sequence[dict[str, object]]) -> None:
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        text = "".join(escape_in_json(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
         with self._writing:
             self._write("stdout", text.encode("utf-8", "backslashreplace"))
 

@@ -17,6 +17,16 @@ def escape_controls(text: str) -> str:
     return UNSAFE.sub(_escaped, text)
 
 
+def escape_in_json(text: str) -> str:
+    """JSON that any reader takes and no terminal obeys: what is no visible character is escaped in its strings."""
+    return UNSAFE.sub(_escaped_in_json, text)
+
+
+def _escaped_in_json(match: re.Match[str]) -> str:
+    character = match.group()
+    return character if character < "\x7f" else f"\\u{ord(character):04x}"  # below are only JSON's own line breaks
+
+
 def _escaped(match: re.Match[str]) -> str:
     number = ord(match.group())
     if 0xDC80 <= number <= 0xDCFF:

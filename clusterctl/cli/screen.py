@@ -51,13 +51,9 @@ def show(*renderables: RenderableType) -> None:
 
 
 def _json_text(value: Any, indent: int | None = None) -> str:
-    """JSON that any reader takes: as it is where that is valid text, escaped where bytes from a node are no text."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return json.dumps(value, indent=indent)
-    return text
+    from clusterctl.sanitize import escape_in_json
+
+    return escape_in_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def show_json(value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from rich.console import RenderableType as Renderable
 from clusterctl import views, words
 from clusterctl.logs import LogLine
 from clusterctl.progress import TrainProgress, read_progress
+from clusterctl.sanitize import escape_controls, escape_in_json
 
 
 def drawn(*what: Renderable, width: int = 80) -> str:
@@ -104,3 +106,10 @@ def test_the_start_of_a_training_says_which_backend_serves_which_op() -> None:
         "1M parameters, torch engine, zero 0, bf16, from step 4",
         "ops        a, c by cpu; b by reference",
     ]
+
+
+def test_json_holds_nothing_that_a_terminal_obeys_and_reads_back_the_same() -> None:
+    value = {"a\u200b": ["\u202e\x85\x7f\udcff", "é😀 日本\n\x1b"], "\ufeff": None}
+    text = escape_in_json(json.dumps(value, ensure_ascii=False, indent=2))
+    assert json.loads(text) == value and "é😀 日本" in text
+    assert all(escape_controls(line) == line for line in text.split("\n"))

@@ -7,6 +7,11 @@ import hashlib
 import json
 import os
 import re
+import socket
+import ssl
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +20,7 @@ import yaml
 from clusterctl import inventory, nodeset
 from clusterctl.errors import ClusterctlError
 from clusterctl.sandbox import load as load_sandbox
+from clusterctl.sanitize import escape_controls
 from clusterctl.transport import Connections, transport_to
 from tests.clusterctl import hostile
 
@@ -184,3 +190,137 @@ def test_hosts_users_and_gateways_that_are_options_or_commands_are_refused(
             assert "Traceback" not in done.stderr and done.returncode != 70, (key, text, verb, done.stderr)
 
 
+def listeners(folder: Path, known: set[str]) -> dict[tuple[str, int], str]:
+    """What processes of a sandbox listen on, but for sockets that were looked at before (`known`, by inode)."""
+    found: dict[str, tuple[str, int]] = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] not in known:
+                address, port = fields[1].rsplit(":", 1)
+                octets = bytes.fromhex(address)[::-1]
+                found[fields[9]] = (".".join(map(str, octets)) if len(octets) == 4 else address, int(port, 16))
+    known.update(found)
+    mine: dict[tuple[str, int], str] = {}
+    for entry in Path("/proc").iterdir() if found else ():
+        try:
+            if not entry.name.isdigit() or os.fsencode(folder) not in (entry / "environ").read_bytes():
+                continue
+            links = {os.readlink(one) for one in (entry / "fd").iterdir()}
+            told = (entry / "cmdline").read_bytes().replace(bytes(1), b" ").decode(errors="replace")[:60]
+        except OSError:
+            continue
+        mine.update({at: told for inode, at in found.items() if f"socket:[{inode}]" in links})
+    return mine
+
+
+def own_certificate(folder: Path) -> Path:
+    """A certificate that anybody can make."""
+    path = folder / "mine.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
+            "2", "-subj", "/CN=clusterctl transfer", "-keyout", str(path), "-out", f"{path}.crt"]  # fmt: skip
+    subprocess.run(made, check=True, capture_output=True)
+    path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
+    return path
+
+
+def given_to_a_stranger(at: tuple[str, int], certificate: Path | None, tls: bool) -> bytes:
+    """What a listener gives to somebody who asks for the first pieces and was not handed the transfer's key."""
+    given = b""
+    try:
+        with socket.create_connection(at, 2) as plain:
+            plain.settimeout(2)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            if certificate:
+                context.load_cert_chain(certificate)
+            with context.wrap_socket(plain) if tls else plain as stream:
+                stream.sendall(b"\x00\x00\x00\x07[[0,1]]" * 4)
+                while piece := stream.recv(1000):
+                    given += piece
+    except OSError:  # also what TLS raises
+        pass
+    return given
+
+
+@pytest.mark.parametrize("relay", ["on", "plain", "off"])
+def test_a_push_opens_the_relays_listeners_and_no_others_and_they_serve_no_stranger(
+    shell: Shell, cluster_file: Path, relay: str
+) -> None:
+    made = load_sandbox(cluster_file.parent)
+    source = shell.folder / "source"
+    source.mkdir()
+    with (source / "data").open("wb") as file:
+        for _ in range(100):
+            file.write(os.urandom(1 << 20))
+    certificate = own_certificate(shell.folder)
+    known: set[str] = set()
+    listeners(made.directory, known)
+    seen: dict[tuple[str, int], str] = {}
+    given: list[bytes] = []
+    argv = [sys.executable, "-m", "clusterctl", "push", str(source), f"~/relayed-{relay}", "--relay", relay]
+    process = subprocess.Popen(argv, cwd=shell.folder, env=shell.env, stderr=subprocess.PIPE, text=True,
+                               stdout=subprocess.DEVNULL)  # fmt: skip
+    while process.poll() is None:
+        fresh = listeners(made.directory, known)
+        for at in fresh:
+            given += [given_to_a_stranger(at, *how) for how in ((None, False), (None, True), (certificate, True))]
+        seen.update(fresh)
+        time.sleep(0.005)
+    assert process.returncode == 0, process.stderr and process.stderr.read()
+    if process.stderr:
+        process.stderr.close()
+    for node in made.nodes:
+        there = made.layout.home(node) / f"relayed-{relay}" / "data"
+        assert there.stat().st_size == 100 << 20
+        there.unlink()
+    addresses = {node.address for node in made.nodes}
+    assert {address for address, _ in seen} <= (addresses if relay != "off" else set()), seen
+    most = 32 if relay == "plain" else 0  # the nonce that a proof is asked of
+    assert bool(seen) == (relay != "off") and max(map(len, given), default=0) <= most, given
+
+
+WHAT_NO_TERMINAL_MAY_SEE = """
+import sys
+out = sys.stdout.buffer
+out.write(b"\\x1b[2J\\x1b]0;owned\\x07\\x9b31m\\xe2\\x80\\xaefake\\rnode2: forged\\x08\\x00\\n")
+out.write("\\u202enode2: turned\\u2066 \\u200b\\ufeff\\x85\\u2028node2: broken\\n".encode())
+out.write(b"\\xff\\xfe\\x80 no text\\n")
+sys.stderr.buffer.write(b"\\x1bc\\x1b[31mnode2: error\\n")
+"""
+
+
+@pytest.mark.parametrize("how", [(), ("-b",), ("--diff",), ("--json",), ("--json-lines",)])
+def test_what_a_command_prints_can_neither_drive_a_terminal_nor_forge_a_line(
+    shell: Shell, how: tuple[str, ...]
+) -> None:
+    done = shell("exec", *how, "node1", "--", *PYTHON, WHAT_NO_TERMINAL_MAY_SEE)
+    assert done.returncode == 0, done.stderr
+    for line in (done.stdout + done.stderr).split("\n"):
+        assert escape_controls(line) == line, ascii(line)
+        assert not line.startswith("node2: ")
+
+
+HELD = """
+import resource, subprocess, sys
+ran = subprocess.run(sys.argv[2:], stdout=open(sys.argv[1], "wb"), timeout=100)
+print(ran.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)
+"""
+
+
+def test_a_line_without_end_and_much_output_do_not_fill_the_memory(shell: Shell) -> None:
+    """200 MB as one line, and as lines; a launcher that kept them would hold as much."""
+    one_line = "import sys\nfor _ in range(200): sys.stdout.write('x' * (1 << 20))"
+    lines = "import sys\nfor _ in range(200): sys.stdout.write(('x' * 63 + '\\\\n') * (1 << 14))"
+    for code in (one_line, lines):
+        out = shell.folder / "out"
+        argv = [sys.executable, "-m", "clusterctl", "exec", "node1", "--", *PYTHON, code]
+        ran = subprocess.run(
+            [sys.executable, "-c", HELD, str(out), *argv], cwd=shell.folder, env=shell.env, capture_output=True,
+            text=True, timeout=110,
+        )  # fmt: skip
+        returned, held = map(int, ran.stdout.split())
+        assert returned == 0, ran.stderr
+        assert out.stat().st_size > 200 << 20
+        assert held < 150, f"{held} MB"
+        out.unlink()
