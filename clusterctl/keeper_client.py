@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from _socket import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from clusterctl import errors
@@ -24,6 +24,7 @@ from clusterctl.agent.frames import (
     ByteReader,
     Frame,
     encode,
+    parse_payload,
     read_frame,
     to_payload,
 )
@@ -35,6 +36,7 @@ from clusterctl.transport import Stream, Transport, transport_to
 if TYPE_CHECKING:
     from clusterctl.inventory import Cluster, Node
 
+AskSecret = Callable[[str], str | None]
 RECEIVE = 256 << 10
 START_LIMIT = 30.0  # seconds for a keeper to listen: a process start on a busy machine
 OTHER_LIMIT = 15.0  # seconds for the one that another command is just starting, or that is just ending
@@ -46,14 +48,17 @@ ASK_WITHOUT = "the command with `--persist off` makes connections of its own"
 class KeptTransport:
     """Nodes over the links of this user's keeper."""
 
-    def __init__(self, cluster: Cluster, options: Mapping[str, Any], persist: float) -> None:
-        """Finds the keeper, or starts it; `options` are those of `transport_to`, `persist` is in seconds."""
+    def __init__(
+        self, cluster: Cluster, options: Mapping[str, Any], persist: float, ask: AskSecret | None = None
+    ) -> None:
+        """Finds the keeper, or starts it; `options` and `ask` are those of `transport_to`, `persist` is in seconds."""
         self._cluster = cluster
         self._options = dict(options)
         self._persist = persist
         self._source = os.path.abspath(cluster.source)
         self._known_hosts = _absolute(cluster.known_hosts)
-        self._line = _greeted(persist)
+        self._ask = ask
+        self._line = _greeted(persist, ask)
         self._own: Transport | None = None
         self._change = threading.Lock()
         shared = [self._source, self._known_hosts, self._options.get("ssh"), *map(_stamp, SSH_FILES)]
@@ -79,13 +84,13 @@ class KeptTransport:
     def start(self, node: Node, command: str) -> Stream:
         """A program without an agent has a connection of its own, as everywhere."""
         with self._change:
-            self._own = self._own or transport_to(self._cluster, **self._options)
+            self._own = self._own or transport_to(self._cluster, ask=self._ask, **self._options)
         return self._own.start(node, command)
 
     def _open_line(self) -> Line:
         with self._change:
             if self._line.is_closed:
-                self._line = _greeted(self._persist)
+                self._line = _greeted(self._persist, self._ask)
             return self._line
 
 
@@ -105,7 +110,8 @@ def _stamp(path: str) -> list[int]:
 class Line:
     """Frames to and from a keeper: a reading thread, and any number of threads that ask."""
 
-    def __init__(self, connected: socket) -> None:
+    def __init__(self, connected: socket, ask: AskSecret | None = None) -> None:
+        self._ask = ask
         self.fresh: set[str] = set()
         """The keys of the links that need not be reached for first."""
         self._socket = connected
@@ -168,11 +174,19 @@ class Line:
     def _take(self, frame: Frame) -> None:
         with self._change:
             asked = self._asked.get(frame.id)
+        if frame.kind == "ask":
+            threading.Thread(target=self._answer, args=(frame,), daemon=True).start()
         if asked is None:
             return  # the rest of what was cancelled
         asked.take(frame, raised)
         if frame.kind in ("end", "fail"):
             self.forget(frame.id)
+
+    def _answer(self, frame: Frame) -> None:
+        """The keeper has no terminal: what it must ask is asked here."""
+        secret = self._ask(str(parse_payload(frame.payload).get("prompt"))) if self._ask else None
+        with contextlib.suppress(LinkLost):
+            self.send("keeper", Frame(frame.id, "answer", {}, to_payload({"secret": secret})))
 
 
 class _End:
@@ -280,10 +294,10 @@ def found() -> list[Found]:
 # ---- finding the keeper, or starting it
 
 
-def _greeted(idle: float) -> Line:
+def _greeted(idle: float, ask: AskSecret | None) -> Line:
     """A line to this user's keeper, and the links that it has; one that just ends is given up for a new one."""
     for _ in range(3):
-        line = Line(_reached(idle))
+        line = Line(_reached(idle), ask)
         try:
             line.greet(idle)
         except LinkLost:

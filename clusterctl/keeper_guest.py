@@ -8,6 +8,7 @@ windows of a stream reach from the command to the agent, so that at most 1 MB a 
 from __future__ import annotations
 
 import contextlib
+import queue
 import resource
 import select
 import signal
@@ -141,6 +142,7 @@ class CommandGuest:
         self._carried: dict[int, _Carried] = {}
         self._ways: dict[str, Transport] = {}
         self._change = threading.Lock()
+        self._questions: dict[int, queue.SimpleQueue[str | None]] = {}
 
     def serve(self) -> None:
         """Take what the command asks until it is gone, then cancel what it left."""
@@ -154,6 +156,8 @@ class CommandGuest:
         except (BadFrame, OSError, ValueError, KeyError, TypeError):
             pass  # a command that was killed in the middle of a word
         self._holder.leave(self)
+        for answer in list(self._questions.values()):
+            answer.put(None)
         for carried in self._forget_all():
             with contextlib.suppress(ClusterctlError):
                 carried.link.forget(carried.there)
@@ -187,6 +191,8 @@ class CommandGuest:
             self.is_command = True
             self._holder.idle = float(frame.fields.get("persist") or self._holder.idle)
             self.send(Frame(frame.id, "end", {}, to_payload({"fresh": self._holder.fresh(self)})))
+        elif frame.kind == "answer":
+            self._questions[frame.id].put(parse_payload(frame.payload)["secret"])
         elif frame.kind == "status":
             self.send(Frame(frame.id, "end", {}, to_payload(self._holder.status())))
         elif frame.kind == "stop":
@@ -259,8 +265,16 @@ class CommandGuest:
         with self._change:
             if key not in self._ways:
                 cluster = Cluster("", (), known_hosts=asked["known_hosts"], source=asked["source"])
-                self._ways[key] = transport_to(cluster, **asked["options"])
+                self._ways[key] = transport_to(cluster, ask=self._ask, **asked["options"])
             return self._ways[key]
+
+    def _ask(self, prompt: str) -> str | None:
+        """A passphrase, from whoever sits at the command's terminal; it is kept no longer than the command runs."""
+        with self._change:
+            number = -1 - len(self._questions)
+            answer = self._questions[number] = queue.SimpleQueue()
+        self.send(Frame(number, "ask", {}, to_payload({"prompt": prompt})))
+        return answer.get()
 
 
 class _Outgoing:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,7 +97,7 @@ def test_files_travel_over_kept_links(kept: Keeping, tmp_path: Path) -> None:
     source.mkdir()
     (source / "big").write_bytes(os.urandom(3 << 20))
     (source / "small.py").write_text("print('on')\n")
-    there = str(tmp_path / "there")
+    there = "~/kept-there"  # each node has a home of its own
     for _ in range(2):
         pushed = kept("push", str(source), there)
         assert pushed.returncode == 0, pushed.stderr
@@ -129,3 +131,41 @@ def test_what_a_killed_command_ran_is_ended_on_the_node(kept: Keeping, tmp_path:
     asked = f"kill -0 {pid} 2>/dev/null && echo there || echo gone"
     until(lambda: "gone" in kept("exec", "node1", "--shell", "--", asked).stdout, "it ends")
     assert not is_alive(process.pid)
+
+
+def test_the_passphrase_of_a_locked_key_is_asked_at_the_commands_terminal(
+    kept: Keeping, cluster_file: Path, tmp_path: Path
+) -> None:
+    locked = tmp_path / "locked"
+    locked.write_bytes((cluster_file.parent / "keys" / "id_ed25519").read_bytes())
+    locked.chmod(0o600)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "open sesame", "-f", str(locked)], check=True)
+    text = cluster_file.read_text().replace("./keys/id_ed25519", str(locked))
+    (tmp_path / "cluster.yaml").write_text(
+        text.replace("./known_hosts", str(cluster_file.parent / "known_hosts"))
+    )
+    words = ["exec", "all", "-c", "cluster.yaml", "--ssh", "paramiko", "--", "echo", "on"]
+    assert kept(*words).returncode == 255  # nobody sits there
+    for asked in (1, 0):  # the second time the links are there
+        code, said = _at_terminal(kept, words, b"open sesame\n")
+        assert (code, said.count("Passphrase"), said.count(": on")) == (0, asked, 2), said
+
+
+def _at_terminal(kept: Keeping, words: list[str], typed: bytes) -> tuple[int, str]:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clusterctl", *words],
+        cwd=kept.folder, env=kept.env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:  # so a terminal's other end says that it is closed
+            break
+        said += piece
+        if b"Passphrase" in piece:
+            os.write(ours, typed)
+    os.close(ours)
+    return process.wait(60), said.decode()
