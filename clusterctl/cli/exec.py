@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,10 @@ from clusterctl.cli import options, screen
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from clusterctl.answers import Answers, Group
+    from clusterctl.broadcast import FileInput, PipeInput
     from clusterctl.command import Command
     from clusterctl.inventory import Cluster, Node
     from clusterctl.transport import Completed, Connections, Outcome
@@ -138,7 +141,6 @@ class _Execution:
 
     def __init__(self, command: Command, chosen: Cluster, form: Form, connections: Connections) -> None:
         from clusterctl import output
-        from clusterctl.answers import Answers
 
         self.command, self.chosen, self.form, self.connections = command, chosen, form, connections
         self.answers: Answers | None = None
@@ -149,16 +151,17 @@ class _Execution:
         elif form == Form():
             self.sink = output.Prefixer(max(map(len, chosen.names)), _write)
         else:
+            from clusterctl.answers import Answers
+
             self.sink = self.answers = Answers(chosen.names)
 
     def run(self, stdin: bool, fanout: int | None) -> list[Outcome[Completed]]:
         """Everywhere, then show what is shown at the end."""
-        from clusterctl.broadcast import broadcast
         from clusterctl.command import Everywhere
         from clusterctl.once import Once
 
         names = self.chosen.names
-        body = broadcast(_input(), names) if stdin else None
+        body = _input(names) if stdin else None
         if body is not None and body.together:
             fanout = len(names)
         with (
@@ -196,10 +199,10 @@ class _Execution:
         return on_each(self.chosen.nodes, work, fanout=fanout or self.connections.fanout, on_outcome=report)
 
     def _show(self, outcomes: list[Outcome[Completed]]) -> None:
-        from clusterctl import answers
-
         if self.answers is None:
             return
+        from clusterctl import answers
+
         if self.form.json:
             screen.show_json([answers.as_json(one, self.answers) for one in outcomes])
             return
@@ -226,9 +229,11 @@ def _foresee(command: Command, chosen: Cluster, as_json: bool) -> None:
         screen.write(f"{nodeset.fold(names)}: {escape_controls(line)}\n")
 
 
-def _input() -> int:
+def _input(nodes: Sequence[str]) -> FileInput | PipeInput:
+    from clusterctl.broadcast import broadcast
+
     try:
-        return sys.stdin.fileno()
+        return broadcast(sys.stdin.fileno(), nodes)
     except (AttributeError, ValueError):
         raise UsageError("--stdin: there is no standard input", "give one: `< FILE`, or a pipe") from None
 
@@ -254,26 +259,47 @@ def _output_may_go() -> Iterator[None]:
 @contextmanager
 def _patience(total: int, form: Form) -> Iterator[Callable[[], None]]:
     """A word to a person who waits: how many nodes are done, where nothing else shows it; and what Ctrl-C does."""
-    done = 0
-    status = screen.error_console().status(f"0 of {total} nodes are done")
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        status.update(f"{done} of {total} nodes are done")
-
-    starter = threading.Timer(PATIENCE, status.start)
-    starter.daemon = True
-    if form not in (Form(), Form(json_lines=True)) and screen.error_console().is_terminal:
-        starter.start()
+    waiting = _Waiting(total)
+    if form not in (Form(), Form(json_lines=True)) and sys.stderr.isatty():
+        waiting.start()
     try:
-        yield count
+        yield waiting.count
     except KeyboardInterrupt:
         screen.say("ending it on the nodes; Ctrl-C again leaves that to them")
         raise
     finally:
-        starter.cancel()
-        status.stop()
+        waiting.stop()
+
+
+class _Waiting:
+    """`12 of 64 nodes are done`, from the time on that a person gets impatient."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._status: Status | None = None
+        self._starter = threading.Timer(PATIENCE, self._show)
+        self._starter.daemon = True
+
+    def start(self) -> None:
+        self._starter.start()
+
+    def stop(self) -> None:
+        self._starter.cancel()
+        if self._status is not None:
+            self._status.stop()
+
+    def count(self) -> None:
+        self._done += 1
+        if self._status is not None:
+            self._status.update(self._words())
+
+    def _show(self) -> None:
+        self._status = screen.error_console().status(self._words())
+        self._status.start()
+
+    def _words(self) -> str:
+        return f"{self._done} of {self._total} nodes are done"
 
 
 def _show_folded(groups: list[Group]) -> None:
