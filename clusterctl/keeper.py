@@ -52,10 +52,8 @@ def main(idle: float, ready: int) -> None:
     assert path is not None
     folder = place.opened(path)
     name = place.name()
-    lock = os.open(place.address(folder, name + place.LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    lock = _lock(place.address(folder, name + place.LOCK))
+    if lock is None:
         return  # another one is there or about to be
     door, links = (_listen(folder, name + kind) for kind in (place.DOOR, place.LINKS))
     watched, watching = os.pipe()
@@ -74,12 +72,25 @@ def main(idle: float, ready: int) -> None:
     _import_all()
 
     def leave() -> None:
-        for kind in (place.DOOR, place.LINKS):
+        for kind in (place.DOOR, place.LINKS, place.LOG, place.LOCK):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(place.address(folder, name + kind))
         os.close(lock)  # a new keeper may start from here on
 
     Front(door, holder, leave).serve()
+
+
+def _lock(path: str) -> int | None:
+    """The right to be the keeper, held as long as the descriptor is; None where another one has it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_ino == os.stat(path).st_ino:  # else the one that just ended removed it
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(lock)
+    return None
 
 
 def _listen(folder: int, file: str) -> socket.socket:

@@ -335,7 +335,7 @@ def _connected(folder: int, name: str, idle: float) -> socket:
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             return place.connected(folder, name + place.LINKS)
         if time.monotonic() > deadline:
-            raise WrongKeeper(f"no keeper came up within {OTHER_LIMIT:.0f} s; see its last words in {name}.log")
+            raise WrongKeeper(f"no keeper came up within {OTHER_LIMIT:.0f} s; see its last words in {name}{place.LOG}")
         if not _start(folder, name, idle):
             time.sleep(0.05)  # another command was first: its keeper listens soon
 
@@ -347,7 +347,7 @@ class WrongKeeper(place.WrongPlace):
 def _start(folder: int, name: str, idle: float) -> bool:
     """Start a keeper; True once it listens, False where another one holds its place."""
     hear, tell = os.pipe()
-    log = os.open(place.address(folder, name + ".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    log = os.open(place.address(folder, name + place.LOG), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", FIRST_LINES, os.path.dirname(place.PACKAGE), str(idle), str(tell)],

@@ -14,7 +14,7 @@ from _socket import AF_UNIX, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
 
 from clusterctl.environment import environment
 
-DOOR, LINKS, LOCK = ".door", ".links", ".lock"
+DOOR, LINKS, LOCK, LOG = ".door", ".links", ".lock", ".log"
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 WORD = 4  # bytes of each of pid, uid and gid, as SO_PEERCRED gives them
 INSIDE = ("net", "mnt", "user")  # what another container on this machine does not share

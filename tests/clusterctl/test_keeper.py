@@ -221,6 +221,7 @@ def test_stop_ends_it_and_its_agents(kept: Keeping) -> None:
     assert (done.returncode, done.stderr) == (0, "1 stopped\n")
     assert kept("keeper", "stop").stderr == "no keeper runs\n"
     until(lambda: not is_alive(agent), "the agent ends")
+    until(lambda: not list(kept.place.iterdir()), "nothing of it stays")
 
 
 @pytest.mark.parametrize("which", ["front", "holder"])
