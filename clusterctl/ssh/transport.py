@@ -19,12 +19,14 @@ from clusterctl.connection import Connection, LinkConnection
 from clusterctl.errors import ClusterctlError, LoginRefused, Unreachable
 from clusterctl.host_keys import HostKey, SeenKey
 from clusterctl.link import Link, agent_argv, shell_command
+from clusterctl.settings import inherited
 from clusterctl.ssh.dial import Doors, dial
 from clusterctl.ssh.gateways import Gateways, Login
 from clusterctl.ssh.known import KnownHosts
 from clusterctl.ssh.loading import load_paramiko
 from clusterctl.ssh_answers import Configuration
-from clusterctl.ssh_config import KNOWN_HOSTS, Way, way_to
+from clusterctl.ssh_config import AGENT, KNOWN_HOSTS, Way, way_to
+from clusterctl.ssh_keys import key_file
 from clusterctl.ssh_proxy import ProxySocket
 from clusterctl.ssh_retry import HANDSHAKE_LIMIT, Dropped, retried
 
@@ -121,11 +123,21 @@ class SshTransport:
     def _log_in(self, node: str, way: Way) -> Login:
         """A login on a server, through its gateways; a dropped handshake is tried again."""
         known = self._known_hosts(way)
+        if self._ask is not None:
+            self._unlock(way)
 
         def judge(key: HostKey) -> None:
             known.judge(node, way.name, key, self._accept_new)
 
         return retried(lambda: self._one_login(node, way, judge))
+
+    def _unlock(self, way: Way) -> None:
+        """Have a passphrase typed before a server waits for it, where there is no other key than a locked one."""
+        if way.use_agent and inherited((AGENT,)):
+            return
+        if way.identities and all(key_file(one).locked for one in way.identities):
+            load_paramiko()
+            self._all_keys().unlocked(way.identities[0])
 
     def _one_login(self, node: str, way: Way, judge: Callable[[HostKey], None]) -> Login:
         from_gateway = self._gateways.of(way).openings if way.gateway else contextlib.nullcontext()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -331,6 +332,33 @@ def test_a_server_that_freezes_is_a_lost_link_and_one_that_is_silent_is_not(
         stream.close()
 
 
+def test_a_dead_node_costs_its_own_connect_timeout_and_nobody_else_any_time(
+    server: Server, known: Path
+) -> None:
+    record(server, known)
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = [socket.socket() for _ in range(3)]  # from the second on the kernel drops who knocks
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        way = transport(known, connect_timeout=5.0)
+        nodes = [server.node(f"node{number}") for number in range(4)]
+        nodes.insert(0, server.node("dead", port=full.getsockname()[1]))
+        came: list[str] = []
+        outcomes = on_each(
+            nodes,
+            lambda node: output(way.start(node, "echo in")),
+            on_outcome=lambda one: came.append(one.node.name),
+        )
+        for one in waiting:
+            one.close()
+    assert came[-1] == "dead" and [one.value for one in outcomes[1:]] == [b"in\n"] * 4
+    with pytest.raises(Unreachable, match=r"did not answer within 5 s"):
+        outcomes[0].get()
+
+
 def test_closing_in_another_thread_ends_a_read(server: Server, known: Path) -> None:
     record(server, known)
     stream = transport(known).start(server.node(), "sleep 300")
@@ -340,8 +368,6 @@ def test_closing_in_another_thread_ends_a_read(server: Server, known: Path) -> N
 
 
 def test_a_server_that_talks_without_end_is_given_up(known: Path) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as gate:
 
         def serve() -> None:
@@ -390,8 +416,6 @@ def test_an_ipv6_address_is_a_host_like_any_other(known: Path, tmp_path: Path) -
 
 
 def _has_ipv6() -> bool:
-    import socket
-
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
             return True
