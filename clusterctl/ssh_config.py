@@ -163,12 +163,13 @@ def host_and_port(text: str) -> tuple[str, int | None]:
 def _with_identity(way: Way, key: str) -> Way:
     """The inventory's key and no other, for the node and, where they say nothing themselves, for its
     gateways."""
+    of_others = way.only_openssh in _LOGIN_ONLY or way.only_openssh.startswith(_KINDS)
     return replace(
         way,
         identities=(key,),
         use_agent=False,
         key=key,
-        only_openssh=_key_only_openssh(key) or ("" if way.only_openssh in _LOGIN_ONLY else way.only_openssh),
+        only_openssh=_key_only_openssh(key) or ("" if of_others else way.only_openssh),
         gateway=way.gateway and _with_key_too(way.gateway, key),
     )
 
@@ -223,6 +224,7 @@ def _expanded(path: str, tokens: Mapping[str, str]) -> str:
 _BY_AGENT = "the key of the ssh agent that IdentitiesOnly allows"
 _BY_TICKET = "GSSAPIAuthentication with a Kerberos ticket"
 _OTHER_AGENT = "IdentityAgent"
+_KINDS = "keys of the kind"
 _LOGIN_ONLY = (
     _BY_AGENT,
     _BY_TICKET,
@@ -264,8 +266,8 @@ def _keys_only_openssh(way: Way, answers: Answers) -> str:
     kinds = [key_file(one) for one in way.identities]
     for kind in kinds:
         if kind.kind not in PLAIN_KINDS and kind.kind != "public":
-            return f"keys of the kind {kind.kind}"
-    if not way.use_agent and here.get(AGENT) and any(one.locked or one.kind == "public" for one in kinds):
+            return f"{_KINDS} {kind.kind}"
+    if not way.use_agent and here.get(AGENT) and any(one.kind == "public" for one in kinds):
         return _BY_AGENT
     tickets = here.get(TICKETS) or os.path.exists(f"/tmp/krb5cc_{os.getuid()}")
     if not kinds and not here.get(AGENT) and tickets and _one(answers, "gssapiauthentication") == "yes":
@@ -275,9 +277,9 @@ def _keys_only_openssh(way: Way, answers: Answers) -> str:
 
 def _key_only_openssh(path: str) -> str:
     found = key_file(path)
-    if found.kind == "public" or (found.locked and inherited((AGENT,))):
+    if found.kind == "public":
         return _BY_AGENT
-    return "" if found.kind in PLAIN_KINDS else f"keys of the kind {found.kind}"
+    return "" if found.kind in PLAIN_KINDS else f"{_KINDS} {found.kind}"
 
 
 def chain(way: Way) -> Sequence[Way]:

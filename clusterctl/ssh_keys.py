@@ -16,8 +16,10 @@ PLAIN_KINDS = (
     "ecdsa-sha2-nistp256",
     "ecdsa-sha2-nistp384",
     "ecdsa-sha2-nistp521",
+    "ssh-dss",
 )
-"""What any SSH library reads; the empty one is an older form, which names its kind elsewhere."""
+"""What any SSH library reads, or no server takes any more (ssh-dss); the empty one is an older form, which names
+its kind elsewhere."""
 _OPENSSH = re.compile(rb"-----BEGIN OPENSSH PRIVATE KEY-----(.*?)-----END", re.DOTALL)
 _MAGIC = b"openssh-key-v1\0"
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 import shutil
+import struct
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -182,3 +184,24 @@ def test_without_ssh_the_inventory_alone_counts(tmp_path: Path, asked: Path) -> 
 def test_gateways_are_read_with_ports_and_ipv6() -> None:
     assert host_and_port("gate") == ("gate", None) and host_and_port("gate:2222") == ("gate", 2222)
     assert host_and_port("[::1]:22") == ("::1", 22) and host_and_port("fe80::1") == ("fe80::1", None)
+
+
+def test_hardware_keys_go_to_openssh_and_locked_ones_do_not(
+    tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+    locked, hardware = tmp_path / "locked", tmp_path / "hardware"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(locked)], check=True)
+    fields = [b"none", b"none", b"", b"sk-ssh-ed25519@openssh.com"]
+    cipher, kdf, options, kind = (struct.pack(">I", len(one)) + one for one in fields)
+    public = struct.pack(">I", len(kind)) + kind
+    body = base64.b64encode(b"openssh-key-v1\0" + cipher + kdf + options + struct.pack(">I", 1) + public)
+    hardware.write_bytes(
+        b"-----BEGIN OPENSSH PRIVATE KEY-----\n" + body + b"\n-----END OPENSSH PRIVATE KEY-----\n"
+    )
+    config = configuration(tmp_path, f"Host a\n  IdentityFile {hardware}\nHost b\n  IdentityFile {locked}\n")
+    assert way_to(node("a"), config).only_openssh == "keys of the kind sk-ssh-ed25519@openssh.com"
+    assert way_to(node("b"), config).only_openssh == ""
+    assert way_to(node("a", key=str(locked)), config).only_openssh == ""
+    assert way_to(node("b", key=str(hardware)), config).only_openssh.startswith("keys of the kind sk-")
+    assert way_to(node("b", key=f"{locked}.pub"), config).only_openssh.startswith("the key of the ssh agent")
