@@ -89,7 +89,7 @@ def _builder(dest: Path, replies: Iterator[Frame]) -> Builder:
             break
         size = frame.fields.get("manifest", 0)
         text += frame.payload
-        if len(text) > 2 * tree.MAX_MANIFEST:
+        if len(text) > tree.MAX_MANIFEST:
             raise tree.BadTree("its manifest does not end")
     if not isinstance(size, int):
         raise tree.BadTree("its manifest has no size")

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tu
 from clusterctl.agent.frames import CHUNK
 
 MAX_ENTRIES = 2_000_000
-MAX_MANIFEST = 1 << 30
+MAX_MANIFEST = 1 << 29  # bytes: two million names of 250 bytes each
 PIECE = 1 << 20  # bytes: what is verified and passed on at once; a node's cache holds it
 LARGE_PIECE, LARGE_FILE = 16 << 20, 1 << 34  # a file of terabytes must not have millions of pieces
 DIGEST = 32  # bytes of a sha256

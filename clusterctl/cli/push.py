@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from clusterctl.inventory import Node
     from clusterctl.push import PushResult, Source, Would
     from clusterctl.transport import Connection, Outcome
@@ -56,31 +59,46 @@ def push(
     """Make a folder (or file) on every node the same as here; only what is missing travels, and after a cut the
     next push goes on."""
     from clusterctl import push as pushing
-    from clusterctl.cli.transfer import bar
+    from clusterctl.cli.transfer import bar, begun, promised
     from clusterctl.relay import relay_for
 
     chosen = options.cluster_of(cluster, nodes, exclude)
-    tree, dest = _source(source, node_path, include_vcs, checksum)
-    for warning in tree.manifest.warnings:
-        screen.say(f"warning: {warning}", style="yellow")
-    with options.connected(chosen, accept_new, persist, connect_timeout) as connections:
-        if dry_run:
-            looks = connections.on_each(
-                chosen.nodes,
-                lambda node, link: pushing.look(link, tree, dest, replace=replace),
-                fanout=fanout,
-            )
-            return _show_dry_run(tree, dest, looks, as_json)
-        with relay_for(relay, chosen.nodes) as others, bar("push") as drawn:
+    if not source.exists():
+        raise UsageError(f"{source}: no such file or folder", "name what is to be pushed")
+    reading: Future[tuple[Source, str]] = promised()
 
-            def work(node: Node, link: Connection) -> PushResult:
-                progress = drawn.of(node.name)
-                return pushing.push_tree(
-                    link, tree, dest, replace=replace, recheck=checksum, progress=progress, relay=others
-                )
+    def look(node: Node, link: Connection) -> Would:
+        return pushing.look(link, *reading.result(), replace=replace)
 
-            outcomes = connections.on_each(chosen.nodes, work, fanout=fanout)
-    _show(outcomes, as_json)
+    def send(node: Node, link: Connection) -> PushResult:
+        tree, dest = reading.result()
+        progress = drawn.of(node.name)
+        return pushing.push_tree(
+            link, tree, dest, replace=replace, recheck=checksum, progress=progress, relay=others
+        )
+
+    with (
+        options.connected(chosen, accept_new, persist, connect_timeout) as connections,
+        relay_for(relay, chosen.nodes) as others,
+        bar("push") as drawn,
+    ):
+        # The nodes are connected to while the folder is read.
+        each: Future[list[Outcome[Any]]] = begun(
+            lambda: connections.on_each(chosen.nodes, look if dry_run else send, fanout=fanout)
+        )
+        try:
+            tree, dest = _source(source, node_path, include_vcs, checksum)
+        except BaseException as problem:
+            reading.set_exception(problem)
+            raise
+        for warning in tree.manifest.warnings:
+            screen.say(f"warning: {warning}", style="yellow")
+        reading.set_result((tree, dest))
+        outcomes = each.result()
+    if dry_run:
+        _show_dry_run(tree, dest, outcomes, as_json)
+    else:
+        _show(outcomes, as_json)
 
 
 def _source(source: Path, node_path: str | None, include_vcs: bool, checksum: bool) -> tuple[Source, str]:

@@ -1,18 +1,20 @@
-"""The progress of a transfer to or from many nodes, in one line on a terminal."""
+"""A transfer to or from many nodes as it goes on: in the background, its progress in one line on a terminal."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.cli import screen
 
 if TYPE_CHECKING:
     from clusterctl.push import Progress
 
+T = TypeVar("T")
 REDRAW = 0.1  # seconds: no eye sees more, and each redraw looks at every node
 
 
@@ -48,6 +50,25 @@ class Bar:
         if len(shares) < 3 or shares[0][0] > shares[len(shares) // 2][0] / 2:
             return ""
         return f"slowest: {shares[0][1]}, {shares[0][0]:.0%}"
+
+
+def promised() -> Future[Any]:
+    """A value that comes later."""
+    return Future()
+
+
+def begun(work: Callable[[], T]) -> Future[T]:
+    """Something that is done in a thread of its own, which nobody waits for at the program's end."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as problem:  # carried to whoever asks for the result
+            future.set_exception(problem)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 @contextmanager
