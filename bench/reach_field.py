@@ -85,7 +85,7 @@ class Field:
         self.known_hosts = folder / "known_hosts"
         self.inventory = folder / "cluster.yaml"
         self.home = folder / "home"
-        self.home.mkdir()
+        self.home.mkdir(mode=0o700)
         self.known_hosts.write_text("".join(f"{one.address} {self.host_key(one)}\n" for one in self.places))
         self.write_inventory(self.inventory, {one.name: {"host": one.address} for one in self.places})
         self._write_ssh_configs()
@@ -236,12 +236,15 @@ def enter(network: int) -> None:
         raise OSError(ctypes.get_errno(), "setns")
 
 
-def _end_marked(mark: str, spared: set[int]) -> int:
-    wanted = f"{MARK}={mark}".encode()
+def _end_marked(folder: str, spared: set[int]) -> int:
+    """What has the mark in its environment; control masters write their title over theirs, and name their socket."""
+    mark, socket = f"{MARK}={folder}".encode(), f"{folder}/cm-".encode()
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+            if entry.name.isdigit() and (
+                mark in (entry / "environ").read_bytes().split(b"\0") or socket in (entry / "cmdline").read_bytes()
+            ):
                 found.append(int(entry.name))
     ended = [pid for pid in found if pid not in spared and pid != os.getpid()]
     for pid in ended:
