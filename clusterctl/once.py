@@ -62,7 +62,7 @@ class Once:
         on_output: OnOutput | None = None,
     ) -> Completed:
         """As `Connection.run` does it, for what `once_script.carries`."""
-        running = _Running(node.name, self._transport.start(node, LINE), timeout)
+        running = _Running(node.name, self._transport.start(node, LINE), timeout, cwd)
         self._enter(running)
         parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         try:
@@ -115,10 +115,11 @@ class Once:
 class _Running:
     """One command under way on a node."""
 
-    def __init__(self, node: str, stream: Stream, timeout: float | None) -> None:
+    def __init__(self, node: str, stream: Stream, timeout: float | None, cwd: str | None) -> None:
         self.node = node
         self._stream = stream
         self._timeout = timeout
+        self._cwd = cwd
         self.marker = uuid.uuid4().hex
         self._noise = {"stdout": bytearray(), "stderr": bytearray()}  # what login scripts print
         self._began = ""  # what the node said when it began, `ok` or why not
@@ -197,7 +198,7 @@ class _Running:
         if not self._began:
             raise self._nothing_began()
         if self._began != "ok":
-            raise RequestFailed(self.node, "not-found", "the folder to run in is not there")
+            raise RequestFailed(self.node, "not-found", f"no folder {self._cwd or '~'} to run in")
         held = self._timed_out and self._gone_since is None  # by the kernel itself
         code, number = (None, None) if held else self._stream.ended()
         if code is None and number is None and not self._timed_out:

@@ -19,6 +19,7 @@ from clusterctl.cli import (
     logs,
     nodes,
     nodeset,
+    options,
     push,
     ranktable,
     ranktable_live,
@@ -40,10 +41,17 @@ app = typer.Typer(
 )
 
 
+def _for_all(command: object, values: dict[str, str]) -> dict[str, object]:
+    """Defaults for every command below one, as click wants them: by the commands' names."""
+    below: dict[str, object] = getattr(command, "commands", {})
+    return {name: _for_all(one, values) for name, one in below.items()} if below else dict(values)
+
+
 @app.callback(invoke_without_command=True)
 def program(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="The version, and nothing else."),
+    cluster: options.ClusterFile = None,
 ) -> None:
     """From a handful of machines that answer to SSH to a trained GPT or GLM."""
     from clusterctl import __version__
@@ -52,6 +60,8 @@ def program(
     if version:
         screen.write(f"clusterctl {__version__}\n")
         raise typer.Exit
+    if cluster is not None:
+        context.default_map = _for_all(context.command, {"cluster": str(cluster)})
 
 
 app.command()(demo.demo)

@@ -185,6 +185,17 @@ def test_forms_that_exclude_each_other_are_refused(run: Run) -> None:
     assert run("node1", "--against", "node2", "--", "true")[0] == 2
 
 
+def test_the_inventory_may_be_named_before_the_verb(
+    run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cluster.yaml").rename(tmp_path / "other.yaml")
+    assert run("node2", "--", "true")[0] == 2
+    assert door.run(["-c", "other.yaml", "exec", "node2", "--", "echo", "here"]) == 0
+    assert door.run(["--hostfile", "other.yaml", "nodes", "list", "-n", "node3"]) == 0
+    out = capfd.readouterr().out
+    assert "node2: here" in out and "node3" in out and "node1" not in out
+
+
 def test_input_reaches_every_node(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in").write_text("line\n" * 50_000)
     with (tmp_path / "in").open() as file:

@@ -195,7 +195,7 @@ def test_a_folder_to_run_in_is_gone_to_or_missed(tmp_path: Path) -> None:
     with Once(LocalTransport(home=tmp_path)) as once:
         for cwd in ("~/a 'b", "a 'b", str(tmp_path / "a 'b")):
             assert once.run(local_node(tmp_path), ["pwd"], cwd=cwd).text == f"{tmp_path}/a 'b\n"
-        with pytest.raises(RequestFailed, match="not there"):
+        with pytest.raises(RequestFailed, match="no folder /no/such to run in"):
             once.run(local_node(tmp_path), ["pwd"], cwd="/no/such")
 
 
