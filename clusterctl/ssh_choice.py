@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError, did_you_mean
 from clusterctl.ssh_answers import Configuration
-from clusterctl.ssh_config import chain, way_to
+from clusterctl.ssh_config import MARKS, chain, way_to
 
 if TYPE_CHECKING:
     from clusterctl.connection import Connection
@@ -78,6 +78,10 @@ class SshChoice:
             return self._choice, ""
         ways = chain(way_to(node, self._config))
         reason = next((way.only_openssh for way in ways if way.only_openssh), "")
+        if self._known_hosts is not None and self._config.has_marks(str(self._known_hosts)):
+            reason = reason or MARKS
+        if self._config.program is None:
+            reason = ""
         return ("openssh" if reason else "paramiko"), reason
 
     def _way_to(self, node: Node) -> SshTransport | OpenSshTransport:

@@ -224,6 +224,7 @@ def _expanded(path: str, tokens: Mapping[str, str]) -> str:
 _BY_AGENT = "the key of the ssh agent that IdentitiesOnly allows"
 _BY_TICKET = "GSSAPIAuthentication with a Kerberos ticket"
 _OTHER_AGENT = "IdentityAgent"
+MARKS = "certificate authorities or revoked keys in known_hosts"
 _KINDS = "keys of the kind"
 _LOGIN_ONLY = (
     _BY_AGENT,
@@ -241,17 +242,18 @@ def _only_openssh(way: Way, answers: Answers, config: Configuration, tokens: Map
     if _one(answers, "proxyusefdpass") == "yes" and way.proxy_command:
         return "ProxyUseFdpass"
     for key, name in (
-        ("pkcs11provider", "PKCS11Provider"),
         ("knownhostscommand", "KnownHostsCommand"),
         ("revokedhostkeys", "RevokedHostKeys"),
         ("bindinterface", "BindInterface"),
     ):
         if _one(answers, key):
             return name
+    if any(config.has_marks(one) for one in way.known_hosts):
+        return MARKS
+    if _one(answers, "pkcs11provider"):  # from here on what a key of the inventory's own makes needless
+        return "PKCS11Provider"
     if _one(answers, "hostbasedauthentication") == "yes":
         return "HostbasedAuthentication"
-    if any(config.has_marks(one) for one in way.known_hosts):
-        return "certificate authorities or revoked keys in known_hosts"
     certificates = {_expanded(one, tokens) for one in answers.get("certificatefile", ())}
     if certificates - {f"{one}-cert.pub" for one in way.identities}:
         return "CertificateFile"  # paramiko takes one that lies beside its key
