@@ -99,7 +99,7 @@ def test_ctrl_c_stops_the_run_and_leaves_nothing(shell: Shell) -> None:
 
 
 def test_a_closed_terminal_ends_the_watching_and_not_the_run(shell: Shell) -> None:
-    code = "import time\nfor n in range(25):\n    print(n, flush=True)\n    time.sleep(0.1)"
+    code = "import time\nfor n in range(25):\n    print(n, flush=True)\n    time.sleep(0.3)"
     argv = [sys.executable, "-m", "clusterctl", "launch", "--no-code", "--", "python3", "-c", code]
     process = subprocess.Popen(argv, cwd=shell.folder, env=shell.env, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
