@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import NodeError, Unreachable
 from clusterctl.ssh_config import Way
+from clusterctl.ssh_retry import Dropped
 
 if TYPE_CHECKING:
     import paramiko
@@ -85,6 +86,9 @@ class Gateways:
             what = f"the gateway {gateway.way.name} can't reach {way.name}: {refusal}"
             hint = "check `host` and `port` as the gateway sees them, and AllowTcpForwarding there"
             raise Unreachable(node, what, hint) from None
+        except (paramiko.SSHException, EOFError, OSError) as problem:  # the next try logs in on it anew
+            self.give_back(gateway)
+            raise Dropped(node, f"its gateway {gateway.way.name}: {problem}") from None
         except BaseException:
             self.give_back(gateway)
             raise

@@ -118,6 +118,25 @@ def test_a_dead_gateway_is_tried_once_and_says_the_same_for_all_its_nodes(
         transport(known).start(nodes[0], "true")
 
 
+def test_a_gateway_that_died_loses_its_nodes_and_is_logged_in_on_anew(
+    server: Server, bastion: Server, known: Path
+) -> None:
+    record(server, known)
+    record(bastion, known)
+    way = transport(known)
+    node = server.node(gateway=f"127.0.0.1:{bastion.port}")
+    stream = way.start(node, "sleep 300")
+    sessions = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(bastion.process.pid)], capture_output=True, check=True
+    )
+    for pid in map(int, sessions.stdout.split()):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(LinkLost):
+        stream.read(100, 60.0)
+    stream.close()
+    assert output(way.start(node, "echo again")) == b"again\n"
+
+
 def test_a_changed_key_behind_a_gateway_is_refused(server: Server, bastion: Server, known: Path) -> None:
     record(bastion, known)
     record(server, known, bastion)
