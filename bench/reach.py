@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def main() -> int:
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all by default")
     parser.add_argument("--nodes", type=int, nargs="+", help="for exec and memory; 64 256")
     parser.add_argument("--runs", type=int, help="of each tool; 5")
+    parser.add_argument("--storm-runs", type=int, help="20")
     parser.add_argument("--uplink-runs", type=int, help="of the peers behind a slow uplink; 1")
     parser.add_argument("--megabytes", type=int, help="of the one large file; 200")
     parser.add_argument("--push-nodes", type=int, help="32")
@@ -74,6 +76,7 @@ def main() -> int:
     }
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     rows = asked.rows or list(ROWS)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the nodes go down with us
     sizes = Sizes(**{**(QUICK if asked.quick else {}), **given})
     found = measured(rows, sizes, asked.json)
     return int(any(one.failed for one in found if one.tool.startswith(OURS)))

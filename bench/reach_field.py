@@ -140,7 +140,7 @@ class Field:
 
     def last_words(self) -> str:
         """The end of what the last commands said of what went wrong."""
-        return (self.folder / "stderr.txt").read_bytes()[-600:].decode(errors="replace").strip()
+        return (self.folder / "stderr.txt").read_bytes()[-200:].decode(errors="replace").strip()
 
     def clear(self) -> None:
         """What pushes left on the nodes, but the agent itself."""
