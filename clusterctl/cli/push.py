@@ -40,7 +40,8 @@ def push(
             "--relay",
             metavar="auto|on|off|plain",
             help="From node to node over TLS, so that little more than one copy leaves here: where it pays, "
-            "always, or never; plain: always, verified but not encrypted, for a network that you trust.",
+            "(from 10 MB and 3 nodes on), always, or never; plain: always, verified but not encrypted, for a "
+            "network that you trust.",
         ),
     ] = "auto",
     checksum: Annotated[

@@ -143,7 +143,7 @@ def test_a_node_that_has_some_of_it_gets_and_gives_the_rest(made: Callable[[int]
     push_tree(nodes.links[0], Source(root, make_manifest(root)), str(nodes.folders[0] / "dest"))
     (root / "deep" / "new").write_bytes(os.urandom(5_000_000))
     source = SlowSource(root, 0.5)
-    relay = Relay(nodes.nodes)
+    relay = Relay(nodes.nodes, least=1)
     results = good(nodes.push(source, relay, pause=0.3))
     relay.release()
     assert results[0].bytes_sent == 5_000_000 and results[1].bytes_relayed == source.manifest.size
