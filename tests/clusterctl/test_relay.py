@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from clusterctl.inventory import Node
 from clusterctl.push import PushResult, Source, make_manifest, push_tree
 from clusterctl.relay import HOPELESS, Relay, relay_for
 from clusterctl.transport import Connection
-from tests.clusterctl.nodes import connect, local_node, wait_for
+from tests.clusterctl.nodes import connect, local_node, oldest_python, wait_for
 
 SIZE = 12_000_000
 
@@ -33,12 +34,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 class Nodes:
     """Some agents on this machine, each with a folder of its own."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, python: str = sys.executable) -> None:
         self.folders = [folder / f"node{number}" for number in range(count)]
         for one in self.folders:
             one.mkdir()
         self.nodes = [local_node(one, one.name) for one in self.folders]
-        self.links: list[Connection] = [connect(one) for one in self.folders]
+        self.links: list[Connection] = [connect(one, python) for one in self.folders]
         for node, link in zip(self.nodes, self.links, strict=True):
             link.node = node.name
 
@@ -136,6 +137,19 @@ def test_one_copy_leaves_the_launcher_and_every_node_has_it_all(
         with pytest.raises(OSError):
             socket.create_connection(("127.0.0.1", port), 1.0)
     assert not any(list((one / "work").glob("tmp/*")) for one in nodes.folders)
+
+
+@pytest.mark.skipif(oldest_python() is None, reason="no Python 3.8 here")
+@pytest.mark.parametrize("plain", [False, True])
+def test_nodes_with_the_oldest_python_relay_too(tmp_path: Path, root: Path, plain: bool) -> None:
+    nodes = Nodes(tmp_path, 2, str(oldest_python()))
+    source = Source(root, make_manifest(root))
+    relay = Relay(nodes.nodes, plain)
+    results = good(nodes.push(source, relay))
+    relay.release()
+    nodes.close()
+    assert all(same(root, one / "dest") for one in nodes.folders)
+    assert sum(one.bytes_sent for one in results) == source.manifest.size
 
 
 def test_a_node_that_has_some_of_it_gets_and_gives_the_rest(made: Callable[[int], Nodes], root: Path) -> None:
