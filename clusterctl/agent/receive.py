@@ -51,7 +51,7 @@ def receive(request: Request) -> Dict[str, Any]:
         return _same(dest)
     builder = _builder(request, dest)
     builder.look([Base(builder.root, old.rows if old else {})])
-    if builder.is_same():
+    if builder.is_same() and not (old and not single and _left_over(builder, old)):
         _write_record(place, builder.root, request.need("tree", str), builder.entries, builder.known)
         return _same(dest)
     if request.params.get("look"):
@@ -64,6 +64,14 @@ def receive(request: Request) -> Dict[str, Any]:
         return _take(request, builder, place, old, _other_bases(request, dest) if named else [])
     finally:
         builder.close()
+
+
+def _left_over(builder: Builder, old: Record) -> bool:
+    """Whether something lies there that the push before brought and this one does not."""
+    wanted = {one.path for one in builder.entries}
+    return any(
+        os.path.lexists(os.path.join(builder.root, one.path)) for one in old.entries if one.path not in wanted
+    )
 
 
 def _take(

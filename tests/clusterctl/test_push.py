@@ -109,6 +109,18 @@ def test_a_changed_mode_or_link_is_a_change(link: Connection, source: Path, tmp_
     assert same(source, tmp_path / "dest")
 
 
+def test_a_file_that_is_gone_here_goes_there_though_nothing_travels(
+    link: Connection, source: Path, tmp_path: Path
+) -> None:
+    push_tree(link, Source(source, make_manifest(source)), str(tmp_path / "dest"))
+    (tmp_path / "dest" / "made there").write_text("stays")
+    (source / "plain.txt").unlink()
+    result = push_tree(link, Source(source, make_manifest(source)), str(tmp_path / "dest"))
+    assert not result.unchanged and result.bytes_sent == 0
+    assert not (tmp_path / "dest" / "plain.txt").exists()
+    assert (tmp_path / "dest" / "made there").read_text() == "stays"
+
+
 def test_what_the_node_made_in_a_pushed_tree_stays(link: Connection, source: Path, tmp_path: Path) -> None:
     dest = tmp_path / "dest"
     push_tree(link, Source(source, make_manifest(source)), str(dest))
