@@ -9,12 +9,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from clusterctl import hostfile, hostfile_slurm, inventory, nodeset, ranktable
+from clusterctl import hostfile, hostfile_slurm, inventory, nodeset
 from clusterctl.errors import Fault, InputFaults
 from clusterctl.hostfile import Entry
 from clusterctl.inventory import MAX_DEVICES, Cluster, Node
-from clusterctl.ranktable import Device, RankTable, Server
+
+if TYPE_CHECKING:
+    from clusterctl.ranktable import Device, RankTable
 
 HEAD = 64 << 10  # bytes that tell what a file is
 
@@ -136,6 +139,8 @@ def entries_of(cluster: Cluster) -> Iterator[Entry]:
 
 
 def _from_table(path: Path) -> Source:
+    from clusterctl import ranktable  # 9 ms, which a cluster.yaml need not wait for
+
     try:
         table = ranktable.load(path)
         if not table.names_servers:
@@ -153,6 +158,8 @@ def _with_servers(table: RankTable, source: str) -> RankTable:
 
     Most 2.0 tables say it nowhere: the addresses of their levels are the devices', which no SSH answers.
     """
+    from clusterctl.ranktable import Server
+
     servers: dict[str, list[Device]] = {}
     hosts: dict[str, dict[str, str]] = {}
     faults: list[Fault] = []
@@ -184,6 +191,8 @@ def _with_servers(table: RankTable, source: str) -> RankTable:
 
 def from_table(table: RankTable, source: str) -> Cluster:
     """A table's servers as nodes, in the order of their ranks, with what it says of their devices."""
+    from clusterctl import ranktable
+
     nodes: list[Node] = []
     faults: list[Fault] = []
     for number, server in enumerate(ranktable.in_rank_order(table)):

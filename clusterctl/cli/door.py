@@ -20,9 +20,9 @@ def run(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
     try:
-        from clusterctl.cli import command
+        from clusterctl.cli import command_for
 
-        command()(args=argv, prog_name="clusterctl")
+        command_for(argv)(args=argv, prog_name="clusterctl")
         return 0
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(bool(done.code))
