@@ -7,53 +7,26 @@ import json
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+from clusterctl import checks_ask, checks_devices, checks_node, checks_reach, checks_together
 from clusterctl.errors import ClusterctlError
+from clusterctl.finding import Finding as Finding
 from clusterctl.settings import environment
 
 if TYPE_CHECKING:
-    from clusterctl.inventory import Cluster, Node
-    from clusterctl.transport import Connection, Connections
-
-MAX_SKEW = 2.0  # seconds between clocks before logs can't be put in order
-MIN_DISK = 2 << 30  # bytes free on a node: code, logs, a small model's checkpoints
-
-NODE_PYTHON = """
-import json, sys
-found = {"python": sys.version.split()[0]}
-import importlib.util
-for name in ("torch", "deepspeed", "torch_npu", "numpy", "safetensors", "tokenizers"):
-    found[name] = importlib.util.find_spec(name) is not None
-from importlib.metadata import PackageNotFoundError, version
-try:
-    found["torch_version"] = version("torch")
-except PackageNotFoundError:
-    pass
-print(json.dumps(found))
-"""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One answer: `level` is ok, warning or bad; where, what, and what to do about it."""
-
-    level: str
-    where: str
-    what: str
-    remedy: str = ""
+    from clusterctl.inventory import Cluster
+    from clusterctl.transport import Connections
 
 
 def here() -> list[Finding]:
     """The launching machine."""
-    return [*_libraries(), *_native(), *_ssh()]
+    return [*_libraries(), *_native(), *_ssh(), *_keepers()]
 
 
 def _libraries() -> Iterable[Finding]:
-    yield Finding("ok", "here", f"Python {sys.version.split()[0]}")
+    yield Finding("ok", "here", f"Python {sys.version.split()[0]}", check="libraries")
     missing = [
         name
         for name in ("torch", "numpy", "tokenizers", "safetensors")
@@ -66,7 +39,7 @@ def _libraries() -> Iterable[Finding]:
         )
     if importlib.util.find_spec("deepspeed") is None:
         yield Finding(
-            "warning",
+            "note",
             "here",
             "DeepSpeed is not installed: `engine: deepspeed` can't run",
             "pip install deepspeed, after torch",
@@ -93,7 +66,7 @@ def _native() -> Iterable[Finding]:
         missing = [one for one in op["backends"] if not one["available"]]
         yield Finding("ok", "here", f"op {op['op']}: {op['chosen']} ({reasons.get(op['chosen'], '')})")
         for one in missing:
-            yield Finding("warning", "here", f"op {op['op']}: no {one['backend']} backend: {one['reason']}")
+            yield Finding("note", "here", f"op {op['op']}: no {one['backend']} backend: {one['reason']}")
 
 
 def _ssh() -> Iterable[Finding]:
@@ -103,89 +76,49 @@ def _ssh() -> Iterable[Finding]:
     )
 
 
-def nodes(cluster: Cluster, connections: Connections) -> list[Finding]:
+def _keepers() -> Iterable[Finding]:
+    """Keepers of this user that were started by other code than this, or that do not answer."""
+    from clusterctl.keeper_client import found
+
+    try:
+        said = [one.status() for one in found()]
+    except ClusterctlError as problem:
+        yield Finding("warning", "here", problem.message, problem.hint, "keepers")
+        return
+    pids = [str(one["pid"]) for one in said if one]
+    if len(pids) > 1 or len(pids) < len(said):
+        text = f"{len(said)} keepers run ({', '.join(pids)} answer): code or settings changed meanwhile"
+        fix = "clusterctl keeper stop"
+        yield Finding("warning", "here", text, "end them; the next command starts one", "keepers", fix)
+
+
+def nodes(cluster: Cluster, connections: Connections, port: int = 0) -> list[Finding]:
     """Every node at once; a node that can't be reached is one finding, not the end."""
-    outcomes = connections.on_each(cluster.nodes, _node)
+    outcomes = connections.on_each(cluster.nodes, checks_ask.ask)
     findings: list[Finding] = []
     for outcome in outcomes:
         if outcome.error is not None:
-            findings.append(
-                Finding(
-                    "bad",
-                    outcome.node.name,
-                    getattr(outcome.error, "reason", str(outcome.error)),
-                    outcome.error.hint,
-                )
-            )
+            findings.append(unreachable(outcome.node.name, outcome.error))
         else:
-            findings += outcome.value or []
-    findings += _same_everywhere([(one.node.name, one.value or []) for one in outcomes if one.error is None])
-    return findings
+            findings += [*checks_node.findings(outcome.get()), *checks_devices.findings(outcome.get())]
+    answers = [outcome.get() for outcome in outcomes if outcome.ok]
+    findings += checks_together.findings(answers)
+    return findings + list(_between(cluster, answers, connections, port))
 
 
-def _node(node: Node, link: Connection) -> list[Finding]:
-    before = time.time()
-    hello = link.call("hello")
-    delay = time.time() - before
-    findings = [
-        Finding("ok", node.name, f"answers; {hello['cpus']} cores, Python {hello['python']} for the agent")
-    ]
-    skew = hello["wall"] - (before + delay / 2)
-    if abs(skew) > MAX_SKEW + delay:
-        findings.append(
-            Finding(
-                "warning",
-                node.name,
-                f"its clock is {skew:+.1f} s from this machine's",
-                "run an NTP client on all nodes",
-            )
-        )
-    if hello["disk_free"] < MIN_DISK:
-        what = f"{hello['disk_free'] / 1e9:.1f} GB free for {hello['workdir']}"
-        findings.append(
-            Finding("bad", node.name, what, "free some space, or name another `workdir` in the inventory")
-        )
-    return findings + _python(node, link, hello)
-
-
-def _python(node: Node, link: Connection, hello: dict[str, Any]) -> list[Finding]:
-    python = node.python.replace("~", str(hello["home"]), 1) if node.python.startswith("~/") else node.python
+def _between(
+    cluster: Cluster, answers: Sequence[checks_ask.Said], connections: Connections, port: int
+) -> Iterable[Finding]:
+    """What needs more than one node; a master that is gone is said already."""
     try:
-        done = link.run([python, "-c", NODE_PYTHON], timeout=30.0)
-        found = json.loads(done.text)
-    except (ClusterctlError, ValueError) as error:
-        said = error.message if isinstance(error, ClusterctlError) else "no answer"
-        return [
-            Finding(
-                "bad",
-                node.name,
-                f"{node.python} does not run: {said}",
-                "name the ranks' Python in the inventory: python: /path/to/python",
-            )
-        ]
-    torch = found.get("torch_version", "no torch")
-    needed = [name for name in ("torch", "numpy", "safetensors", "tokenizers") if not found[name]]
-    if needed:
-        remedy = f"install them into {node.python} on that node; not needed for programs of your own"
-        return [
-            Finding(
-                "warning", node.name, f"the embedded trainer can't run there: no {', '.join(needed)}", remedy
-            )
-        ]
-    return [Finding("ok", node.name, f"ranks run with Python {found['python']}, torch {torch}")]
+        if answers and answers[0].node == cluster.nodes[0]:
+            yield from checks_reach.master_port([one.node for one in answers], connections, port)
+        yield from checks_reach.device_pings(answers, connections)
+    except ClusterctlError as error:
+        yield unreachable(getattr(error, "node", cluster.nodes[0].name), error)
 
 
-def _same_everywhere(answers: list[tuple[str, list[Finding]]]) -> Iterable[Finding]:
-    versions: dict[str, list[str]] = {}
-    for name, findings in answers:
-        for finding in findings:
-            if finding.what.startswith("ranks run with "):
-                versions.setdefault(finding.what.removeprefix("ranks run with "), []).append(name)
-    if len(versions) > 1:
-        said = "; ".join(f"{', '.join(names)}: {version}" for version, names in versions.items())
-        yield Finding(
-            "warning",
-            "all nodes",
-            f"not the same everywhere: {said}",
-            "install the same versions on every node",
-        )
+def unreachable(node: str, error: ClusterctlError) -> Finding:
+    """A node that could not be asked, in the words of what stood in the way."""
+    reason = str(getattr(error, "reason", error))
+    return Finding("bad", node, reason, error.hint, "ssh", f"clusterctl exec {node} -- true")

@@ -1,7 +1,8 @@
 """A node's make-believe accelerators: an hccn.conf, and tools that print what real ones print.
 
 The file `hccn_tool.answers`, beside hccn.conf, holds what a link or a health check answers; whoever edits a
-line there (`link_0=DOWN`) plays that fault. With `npu_name=9392` added the boards are those of an A3 node, and
+line there (`link_0=DOWN`) plays that fault; `health_0=Alarm`, `process_0=4711 python 512` and `ping_0=no answer`, added,
+play an ill, a busy and an unreachable device. With `npu_name=9392` added the boards are those of an A3 node, and
 `sdid_0=7` is a device that has another place in its super pod.
 """
 
@@ -80,11 +81,12 @@ pair() {{ # FILE KEY LABEL KEY LABEL: two lines, or nothing for a device that is
     printf '%s:%s\\n%s:%s\\n' "$3" "$first" "$5" "$(value "$1" "$4")"
 }}
 
-device= what= get= six=
+device= what= get= six= target=
 while [ $# -gt 0 ]; do
     case $1 in
         -i) device=${{2-}}; [ $# -gt 1 ] && shift ;;
         -g) get=1 ;;
+        address) target=${{2-}}; [ $# -gt 1 ] && shift ;;
         -inet6) six=6 ;;
         -s) echo "hccn_tool: a sandbox's devices are read only" >&2; exit 1 ;;
         -*) what=${{1#-}} ;;
@@ -104,6 +106,12 @@ case $what$six in
     vnic) pair "$answers" "vnic_address_$device" ipaddr "vnic_netmask_$device" netmask ;;
     link) echo "link status: $(value "$answers" "link_$device")" ;;
     net_health) echo "net health status: $(value "$answers" "net_health_$device")" ;;
+    ping)
+        said=$(value "$answers" "ping_$device")
+        if [ -n "$said" ]; then echo "$said"; exit 1; fi
+        echo "device $device PING $target"
+        echo "recv seq=0,time=0.100000ms"
+        echo "1 packets transmitted, 1 received, 0.00% packet loss" ;;
     speed) echo "Speed: $(value "$answers" "speed_$device") Mb/s" ;;
     *) echo "hccn_tool: a sandbox's devices do not answer -$what" >&2; exit 1 ;;
 esac
@@ -140,6 +148,26 @@ case $card in
     *) if [ "$card" -ge "$devices" ]; then echo "npu-smi: there is no device $card" >&2; exit 1; fi ;;
 esac
 case $what in
+    '')
+        n=0
+        while [ "$n" -lt "$devices" ]; do
+            health=$(value "health_$n")
+            printf '| %s     910B3               | %s            | 90.0        36                0    / 0             |\\n' \\
+                "$n" "${{health:-OK}}"
+            printf '| 0                         | 0000:C%s:00.0  | 0           0    / 0          3415 / 65536         |\\n' "$n"
+            n=$((n + 1))
+        done
+        n=0
+        while [ "$n" -lt "$devices" ]; do
+            process=$(value "process_$n")
+            if [ -n "$process" ]; then
+                set -- $process
+                printf '| %s       0                 | %s        | %s          | %s |\\n' "$n" "$1" "$2" "$3"
+            else
+                echo "| No running processes found in NPU $n |"
+            fi
+            n=$((n + 1))
+        done ;;
     m)
         printf 'NPU ID\\tChip ID\\tChip Logic ID\\tChip Name\\n'
         n=0

@@ -147,8 +147,12 @@ ELSEWHERE = {
     "start": ("supervisor", "start"),
     "state": ("supervisor", "state"),
     "stop": ("supervisor", "stop"),
+    "evidence": ("evidence", "evidence"),
     "receive": ("receive", "receive"),
     "tree": ("receive", "send_tree"),
+    "examine": ("examine", "examine"),
+    "listen": ("sockets", "listen"),
+    "knock": ("sockets", "knock"),
 }  # loaded when first asked for: an idle agent stays small
 
 

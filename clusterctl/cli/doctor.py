@@ -2,40 +2,99 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.errors import Found
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from clusterctl.finding import Finding
+
+LEVELS = {
+    "ok": ("ok", "green"),
+    "note": ("note", "dim"),
+    "warning": ("warn", "yellow"),
+    "bad": ("bad", "bold red"),
+}  # in this order, so that what matters most stands where the eye is
+PLACES = ("here", "all nodes")  # of a finding, besides nodes
+
+Port = Annotated[
+    int, typer.Option("--master-port", min=0, max=65535, help="The port to try; 0 is any free one, as launch takes.")
+]
 
 
 def doctor(
     cluster: options.ClusterFile = None,
     nodes: options.Nodes = None,
     exclude: options.Exclude = None,
+    master_port: Port = 0,
+    fix_hints: Annotated[
+        bool, typer.Option("--fix-hints", help="Only what should be mended, with the command lines for it.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="A warning is enough for exit code 1.")] = False,
     accept_new: options.AcceptNew = False,
     as_json: options.Json = False,
 ) -> None:
     """Whether this machine and the nodes are fit for a run; changes nothing."""
-    from clusterctl import checks, views
+    from clusterctl import checks
+    from clusterctl.checks_quick import folded
 
     findings = checks.here()
     if cluster or nodes or options.inventory_there():
         chosen = options.cluster_of(cluster, nodes, exclude)
         with options.connected(chosen, accept_new) as connections:
-            findings += checks.nodes(chosen, connections)
+            findings += checks.nodes(chosen, connections, master_port)
     else:
-        findings.append(
-            checks.Finding(
-                "warning",
-                "here",
-                "no cluster.yaml in this folder: no node was asked",
-                "clusterctl init, or -c FILE",
-            )
-        )
+        text, remedy = "no cluster.yaml in this folder: no node was asked", "clusterctl init, or -c FILE"
+        findings.append(checks.Finding("warning", "here", text, remedy, "inventory"))
     if as_json:
         screen.show_json([asdict(one) for one in findings])
     else:
-        screen.show(views.findings_view(findings))
+        shown = folded([one for one in findings if not (fix_hints and one.is_sound)])
+        screen.show(view(sorted(shown, key=lambda one: list(LEVELS).index(one.level)), fix_hints))
+    _conclude(findings, strict)
+
+
+def _conclude(findings: Sequence[Finding], strict: bool) -> None:
     bad = [one for one in findings if one.level == "bad"]
-    if bad:
-        raise Found(f"{len(bad)} of {len(findings)} findings must be mended before a run")
+    odd = [one for one in findings if one.level == "warning"] if strict else []
+    if bad or odd:
+        what = f"{len(bad) + len(odd)} of {len(findings)} findings"
+        raise Found(f"{what} must be mended before a run", "clusterctl doctor --fix-hints says how")
+
+
+def view(findings: Sequence[Finding], fix_hints: bool = False) -> Text:
+    """Each finding on a line, its remedy below it; with hints the command line too."""
+    from rich.text import Text
+
+    from clusterctl.sanitize import escape_controls
+
+    text = Text()
+    width = max((len(one.where) for one in findings), default=0)
+    for one in findings:
+        word, style = LEVELS[one.level]
+        text.append(f"{word:<5}", style=style).append(f"{one.where:<{width}}  {escape_controls(one.what)}\n")
+        if one.remedy and not (fix_hints and one.fix):
+            text.append(f"{'':<{width + 7}}try: {escape_controls(one.remedy)}\n", style="dim")
+        elif one.remedy:
+            text.append(f"{'':<{width + 7}}{escape_controls(one.remedy)}\n", style="dim")
+        if fix_hints and one.fix:
+            text.append(f"{'':<{width + 7}}$ {escape_controls(typed(one))}\n", style="bold")
+    if not findings:
+        text.append("nothing to mend")
+    text.rstrip()
+    return text
+
+
+def typed(finding: Finding) -> str:
+    """A finding's command line, to be typed here."""
+    if finding.where in PLACES or finding.fix.startswith("clusterctl "):
+        return finding.fix
+    return f"clusterctl exec {shlex.quote(finding.where)} -- sh -c {shlex.quote(finding.fix)}"

@@ -1,19 +1,44 @@
-"""`runs`, `status` and `stop`."""
+"""`runs`, `runs prune`, `status` and `stop`."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.errors import WorkFailed
+from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.sanitize import escape_controls
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from clusterctl.overview import Overview
+    from clusterctl.run import RunState
+    from clusterctl.rundir import RunDir
+    from clusterctl.transport import Connections
 
 
-def runs(as_json: options.Json = False) -> None:
+
+app = typer.Typer(help="The runs that were started from here, newest first.")
+EVERY = 2.0  # seconds between two looks of `status --watch`
+
+OlderThan = Annotated[
+    str | None, typer.Option("--older-than", metavar="TIME", help="Those started longer ago: 12h, 30d, 8w.")
+]
+Keep = Annotated[int | None, typer.Option("--keep", min=0, metavar="N", help="All but the newest N.")]
+HereOnly = Annotated[bool, typer.Option("--here", help="Only here; ask no node and leave theirs alone.")]
+
+
+@app.callback(invoke_without_command=True)
+def runs(context: typer.Context, as_json: options.Json = False) -> None:
     """The runs that were started from here, newest first."""
+    if context.invoked_subcommand is not None:
+        return
     from clusterctl import views
     from clusterctl.rundir import all_runs
 
@@ -26,7 +51,42 @@ def runs(as_json: options.Json = False) -> None:
         screen.say("no runs yet; start one with `clusterctl launch JOB`, or `clusterctl demo`")
 
 
-def _row(run: Any) -> dict[str, Any]:
+@app.command()
+def prune(
+    older_than: OlderThan = None,
+    keep: Keep = None,
+    here: HereOnly = False,
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    as_json: options.Json = False,
+) -> None:
+    """Remove old runs here and on their nodes; never one that runs, or of which that can't be known."""
+    from clusterctl import prune as pruning
+    from clusterctl.rundir import all_runs
+    from clusterctl.words import size, some
+
+    choice = pruning.Choice(pruning.seconds_of(older_than) if older_than else None, keep)
+    folder = options.runs_folder()
+    old = choice.of([(run, pruning.started(run)) for run in all_runs(folder)], time.time())
+    if not dry_run and old and not screen.ask(f"remove {some(len(old), 'run')} of {folder} for good?", yes):
+        raise UsageError(f"{some(len(old), 'run')} would be removed", "--yes removes, --dry-run shows which")
+
+    def tell(one: pruning.Pruned) -> None:
+        where = f" and on {', '.join(one.nodes)}" if one.nodes else ""
+        word = "would remove" if dry_run else "removed"
+        words = f"kept {one.run}: {one.kept}" if one.kept else f"{word} {one.run} ({size(one.size)} here){where}"
+        if not as_json:
+            screen.write(escape_controls(words) + "\n")
+
+    done = pruning.prune(old, options.connected, here_only=here, dry_run=dry_run, on_each=tell)
+    gone = [one for one in done if not one.kept]
+    if as_json:
+        screen.show_json({"dry_run": dry_run, "runs": [asdict(one) for one in done]})
+    total = f"{some(len(gone), 'run')}, {size(sum(one.size for one in gone))} here"
+    screen.say(f"{'would be removed' if dry_run else 'removed'}: {total}; {len(done) - len(gone)} kept")
+
+
+def _row(run: RunDir) -> dict[str, Any]:
     from clusterctl.progress import read_progress
 
     record, state = run.read_record(), run.read_state()
@@ -43,18 +103,76 @@ def _row(run: Any) -> dict[str, Any]:
     }
 
 
-def status(run: options.RunName = "last", as_json: options.Json = False) -> None:
-    """A run as its nodes see it now: phase, step, loss, every rank."""
-    from clusterctl import run as runs_
-    from clusterctl import views
+def status(
+    run: options.RunName = "last",
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Look again until it ended: redrawn, or a line a change.")
+    ] = False,
+    every: Annotated[float, typer.Option(min=0.2, metavar="SECONDS", help="Between two looks.")] = EVERY,
+    ranks: Annotated[bool, typer.Option("--ranks", help="Every rank, however many.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """A run as its nodes see it now: phase, step, speed, ages, every rank, and what happened."""
+    from clusterctl.cli import status_view
 
     found = options.run_named(run)
     with options.connected_to(found) as connections:
-        state = runs_.status(found, connections)
+        if watch:
+            _watch(found, connections, every, ranks, as_json)
+            return
+        state, seen = _looked(found, connections)
     if as_json:
-        screen.show_json({"run": found.run_id, "folder": str(found.root), **asdict(state)})
+        screen.show_json(_status_json(found, state, seen))
     else:
-        screen.show(*views.status_view(found.run_id, state))
+        screen.show(status_view.whole(seen, ranks))
+
+
+def _looked(run: RunDir, connections: Connections) -> tuple[RunState, Overview]:
+    from clusterctl import overview
+    from clusterctl import run as runs_
+
+    state = runs_.status(run, connections)
+    return state, overview.look(run, state, time.time())
+
+
+def _status_json(run: RunDir, state: RunState, seen: Overview) -> dict[str, Any]:
+    """What the nodes said as it stands, and `overview`, which is worked out of it."""
+    return {"run": run.run_id, "folder": str(run.root), **asdict(state), "overview": seen.as_json()}
+
+
+def _watch(run: RunDir, connections: Connections, every: float, ranks: bool, as_json: bool) -> None:
+    """Until the run ended and nobody will start it again."""
+    from clusterctl.cli import status_view
+    from clusterctl.record import cluster_of
+
+    on_screen = screen.out_console().is_terminal and not screen.out_console().is_dumb_terminal and not as_json
+    with _drawn(on_screen) as live:
+        before: Any = None
+        while True:
+            state, seen = _looked(run, connections)
+            for name in state.unreachable:
+                connections.drop(cluster_of(run).node(name))
+            changed, before = status_view.changes(seen) != before, status_view.changes(seen)
+            if live is not None:
+                live.update(status_view.whole(seen, ranks), refresh=True)
+            elif as_json:
+                screen.show_json_line(_status_json(run, state, seen))
+            elif changed:
+                screen.write(escape_controls(status_view.line(seen)) + "\n")
+            if state.is_final and state.controller is None:
+                return
+            time.sleep(every)
+
+
+@contextmanager
+def _drawn(on_screen: bool) -> Iterator[Live | None]:
+    if not on_screen:
+        yield None
+        return
+    from rich.live import Live
+
+    with Live(console=screen.out_console(), auto_refresh=False, vertical_overflow="visible") as live:
+        yield live
 
 
 def stop(

@@ -1,0 +1,231 @@
+"""What a node says of itself before a run, all questions at once; nothing is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import threading
+import time
+from typing import Any, Dict, List, Optional, Sequence
+
+from clusterctl.agent.child import MARKER, command, environment
+from clusterctl.agent.processes import boot_id, end_all, is_alive, text_of
+from clusterctl.agent.request import Refused, Request
+from clusterctl.agent.sockets import holders, interfaces, place_of
+
+LIMITS = ("NOFILE", "NPROC", "MEMLOCK")
+MOST_SAID = 64 << 10  # bytes kept of what one command prints
+MOST_READ = 4096  # bytes kept of a file: a version, a setting
+TIMEOUT = 15.0  # seconds for one command; a hung driver never answers
+AGENT_WORDS = b"exec(sys.stdin.buffer.read("  # what an agent's command line has and nothing else
+
+
+def examine(request: Request) -> Dict[str, Any]:
+    """The node's room, limits, addresses, ports and processes, and what some commands and files there say.
+
+    `commands` is name -> {argv: [[...], ...], timeout}: the first of its programs that is there is run, all
+    names at once. `files` is name -> paths: the first one that is there.
+    """
+    commands = request.params.get("commands") or {}
+    runner = _Commands(request, commands)
+    workdir = request.agent.workdir
+    found = {
+        "disks": {path: room for path in (workdir, "/tmp", "/dev/shm") if (room := _room(path))},
+        "workdir": workdir,
+        "memory": _memory(),
+        "limits": {name: list(resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))) for name in LIMITS},
+        "interfaces": interfaces(),
+        "place": place_of(str(request.params.get("address") or "")),
+        "ports": holders(request.params.get("ports") or [], str(request.params.get("address") or "")),
+        "reserved_ports": text_of("/proc/sys/net/ipv4/ip_local_reserved_ports").strip(),
+        "ephemeral_ports": text_of("/proc/sys/net/ipv4/ip_local_port_range").strip(),
+        "rdma": sorted(os.listdir("/sys/class/infiniband")) if os.path.isdir("/sys/class/infiniband") else [],
+        "runs": runs_here(workdir),
+        "stale_agents": stale_agents(),
+        "files": {name: _first_text(paths) for name, paths in (request.params.get("files") or {}).items()},
+        "user": os.getuid(),
+        "boot_id": boot_id(),
+    }
+    found["commands"] = runner.results()
+    return found
+
+
+def _room(path: str) -> Optional[Dict[str, int]]:
+    """Free bytes and inodes for this user, and of how many; nothing where the path is not there."""
+    try:
+        disk, device = os.statvfs(path), os.stat(path).st_dev
+    except OSError:
+        return None
+    return {
+        "free": disk.f_bavail * disk.f_frsize,
+        "total": disk.f_blocks * disk.f_frsize,
+        "inodes_free": disk.f_favail,
+        "inodes": disk.f_files,
+        "device": device,
+    }
+
+
+def _memory() -> Dict[str, int]:
+    """Bytes in all and available, the limit of this login's control group counted."""
+    rows = dict(line.split(":", 1) for line in text_of("/proc/meminfo").splitlines() if ":" in line)
+    sizes = {name: int(text.split()[0]) * 1024 for name, text in rows.items() if text.split()}
+    total, available = sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0)
+    limit, used = _group_number("memory.max"), _group_number("memory.current")
+    if limit is not None and used is not None and limit < total:
+        total, available = limit, max(min(available, limit - used), 0)
+    return {"total": total, "available": available}
+
+
+def _group_number(name: str) -> Optional[int]:
+    """A figure of this process's own control group (version 2), the nearest one above it that has a figure."""
+    path = next((one[3:].strip() for one in text_of("/proc/self/cgroup").splitlines() if one[:3] == "0::"), "")
+    while path:
+        text = text_of(f"/sys/fs/cgroup{path.rstrip('/')}/{name}").strip()
+        if text.isdigit():
+            return int(text)
+        path = os.path.dirname(path) if path != "/" else ""
+    return None
+
+
+def _first_text(paths: Sequence[str]) -> Optional[str]:
+    for path in paths:
+        try:
+            with open(os.path.expanduser(path), encoding="utf-8", errors="replace") as file:
+                return file.read(MOST_READ)
+        except OSError:
+            continue
+    return None
+
+
+# ---- what is left of earlier runs
+
+
+def runs_here(workdir: str) -> List[Dict[str, Any]]:
+    """Each attempt below this work folder that has living processes, and whether its supervisor lives."""
+    groups: Dict[Any, Dict[str, Any]] = {}
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        said = _marks(entry) if entry.isdigit() else None
+        if said is None or not _is_below(said.get("CLUSTERCTL_RUN_DIR", ""), workdir):
+            continue
+        key = said["CLUSTERCTL_RUN_ID"], said.get("CLUSTERCTL_ATTEMPT", "")
+        one = groups.setdefault(key, {"run": key[0], "attempt": key[1], "pids": []})
+        one.update(node=said.get("CLUSTERCTL_NODE", ""), run_dir=said["CLUSTERCTL_RUN_DIR"])
+        one["pids"].append(int(entry))
+    return [{**one, "supervised": _supervised(one)} for _, one in sorted(groups.items())]
+
+
+def _marks(pid: str) -> Optional[Dict[str, str]]:
+    """Our own variables in a process's environment; nothing of another user's, or of one that is gone."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            data = file.read()
+    except OSError:
+        return None
+    if b"CLUSTERCTL_RUN_ID=" not in data:
+        return None
+    lines = [one.decode("utf-8", "replace") for one in data.split(b"\0") if one.startswith(b"CLUSTERCTL_")]
+    said = dict(one.split("=", 1) for one in lines if "=" in one)
+    return said if said.get("CLUSTERCTL_RUN_ID") else None
+
+
+def _is_below(path: str, workdir: str) -> bool:
+    return bool(path) and os.path.realpath(path).startswith(os.path.realpath(workdir) + os.sep)
+
+
+def _supervised(one: Dict[str, Any]) -> bool:
+    from clusterctl.agent.supervisor import AttemptFiles, read_json
+
+    if not str(one["attempt"]).isdigit():
+        return False
+    record = read_json(AttemptFiles(one["run_dir"], int(one["attempt"])).supervisor)
+    return record is not None and is_alive(record)
+
+
+def stale_agents() -> List[int]:
+    """Agents of this user whose login is gone or that are stopped: a sound one ends with its link."""
+    found = []
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                words = file.read(4096)
+            mine = os.stat(f"/proc/{entry}").st_uid == os.getuid()
+        except OSError:
+            continue
+        fields = text_of(f"/proc/{entry}/stat").rpartition(")")[2].split()
+        if mine and AGENT_WORDS in words and len(fields) > 1 and (fields[0] == "T" or fields[1] == "1"):
+            found.append(int(entry))
+    return found
+
+
+# ---- commands
+
+
+class _Commands:
+    """Some commands at once, each ended for sure after its time."""
+
+    def __init__(self, request: Request, wanted: Dict[str, Any]) -> None:
+        self.request = request
+        self.found: Dict[str, Any] = {}
+        self.threads = []
+        for one in wanted.values():
+            if not isinstance(one, dict) or not all(isinstance(argv, list) and argv for argv in one.get("argv", [0])):
+                raise Refused("usage", f"examine: a command is {{argv: [[...]], timeout}}, not {one!r:.80}")
+        for name, one in wanted.items():
+            limit = float(one.get("timeout", TIMEOUT))
+            thread = threading.Thread(target=self._run, args=(name, one["argv"], limit), daemon=True)
+            self.threads.append((thread, time.monotonic() + limit + 3.0))
+            thread.start()
+
+    def results(self) -> Dict[str, Any]:
+        """By name: how it ended and what it said; None where no such program is there."""
+        for thread, deadline in self.threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        return dict(self.found)
+
+    def _run(self, name: str, alternatives: List[List[str]], limit: float) -> None:
+        self.found[name] = {"timed_out": True, "exit_code": None, "out": "", "err": ""}
+        marker = {MARKER: os.urandom(16).hex()}
+        for argv in alternatives:
+            try:
+                process = subprocess.Popen(
+                    command([str(word) for word in argv]),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=environment(marker),
+                    cwd="/",
+                    start_new_session=True,
+                )
+            except (OSError, ValueError):
+                continue
+            self.found[name] = self._ended(process, marker, limit)
+            return
+        self.found[name] = None
+
+    def _ended(self, process: "subprocess.Popen[bytes]", marker: Dict[str, str], limit: float) -> Dict[str, Any]:
+        watched = process.pid, f"{MARKER}={marker[MARKER]}"
+        self.request.agent.watcher.watch(*watched)
+        self.request.on_cancel.append(lambda: _kill(process.pid))
+        try:
+            out, err = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            end_all([process.pid], marker, 0.0, limit=1.0)
+            return {"timed_out": True, "exit_code": None, "out": "", "err": ""}
+        finally:
+            self.request.agent.watcher.release(*watched)
+        return {
+            "timed_out": False,
+            "exit_code": process.returncode,
+            "out": out[:MOST_SAID].decode("utf-8", "replace"),
+            "err": err[:MOST_SAID].decode("utf-8", "replace"),
+        }
+
+
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)

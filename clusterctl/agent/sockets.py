@@ -1,0 +1,203 @@
+"""A node's addresses and ports: where an address is, who holds a port, whether another node reaches it."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+from clusterctl.agent.processes import text_of
+from clusterctl.agent.request import Refused, Request
+
+GET_ADDRESS, GET_NETMASK, GET_FLAGS = 0x8915, 0x891B, 0x8913  # ioctls, as Linux numbers them
+UP, RUNNING = 0x1, 0x40
+TIME_WAIT = "06"  # an ended connection; whoever listens with SO_REUSEADDR, as torch does, may have its port
+GREETING = b"clusterctl "
+
+
+def interfaces() -> Dict[str, Dict[str, Any]]:
+    """By name: whether it is up, and its addresses."""
+    found: Dict[str, Dict[str, Any]] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as door:
+        for _, name in socket.if_nameindex():
+            flags = _ask(door, name, GET_FLAGS)
+            up = flags is not None and struct.unpack("=H", flags[16:18])[0] & (UP | RUNNING) == UP | RUNNING
+            found[name] = {"up": up, "addresses": []}
+            address, mask = _ask(door, name, GET_ADDRESS), _ask(door, name, GET_NETMASK)
+            if address and mask:
+                bits = bin(struct.unpack(">I", mask[20:24])[0]).count("1")
+                found[name]["addresses"].append(f"{socket.inet_ntoa(address[20:24])}/{bits}")
+    for line in text_of("/proc/net/if_inet6").splitlines():
+        fields = line.split()
+        if len(fields) == 6 and fields[5] in found:
+            text = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))
+            found[fields[5]]["addresses"].append(f"{text}/{int(fields[2], 16)}")
+    return found
+
+
+def _ask(door: socket.socket, name: str, question: int) -> Optional[bytes]:
+    import fcntl
+
+    try:
+        return fcntl.ioctl(door.fileno(), question, struct.pack("256s", name.encode()[:15]))
+    except OSError:
+        return None
+
+
+def place_of(address: str) -> Dict[str, Any]:
+    """What an address is on this node: its numbers, whether they are this node's own, and on which
+    interface."""
+    try:
+        ip = str(socket.getaddrinfo(address, None, type=socket.SOCK_DGRAM)[0][4][0]) if address else ""
+    except OSError as problem:
+        return {"ip": None, "own": False, "interface": None, "reason": str(problem)}
+    own = bool(ip) and _is_own(ip)
+    return {"ip": ip, "own": own, "interface": _interface_of(ip) if own else None, "reason": ""}
+
+
+def _is_own(ip: str) -> bool:
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as door:
+            door.bind((ip.partition("%")[0], 0))
+    except OSError:
+        return False
+    return True
+
+
+def _interface_of(ip: str) -> Optional[str]:
+    """The interface with this very address, else the one whose network holds it."""
+    import ipaddress
+
+    wanted, near = ipaddress.ip_address(ip.partition("%")[0]), None
+    for name, about in interfaces().items():
+        for text in about["addresses"]:
+            one = ipaddress.ip_interface(text)
+            if one.ip == wanted:
+                return name
+            if wanted in one.network:
+                near = near or name
+    return near
+
+
+# ---- who holds a port
+
+
+def holders(ports: Iterable[int], address: str = "") -> List[Dict[str, Any]]:
+    """Which of some TCP ports are taken at an address of this node, and by whom as far as this user may
+    know."""
+    wanted = {int(one) for one in ports}
+    if not wanted:
+        return []
+    ours = {"0.0.0.0", "::", str(place_of(address)["ip"] or address)}
+    found: Dict[Tuple[int, str], Dict[str, Any]] = {}
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in text_of(path).splitlines()[1:]:
+            fields = line.split()
+            if len(fields) < 10 or fields[3] == TIME_WAIT:
+                continue
+            host, port = fields[1].split(":")
+            if int(port, 16) in wanted and _address(host) in ours:
+                found[int(port, 16), fields[9]] = {"port": int(port, 16), "user": int(fields[7])}
+    owners = _owners({inode for _, inode in found}) if found else {}
+    return [{**one, **owners.get(inode, {})} for (_, inode), one in sorted(found.items())]
+
+
+def _address(text: str) -> str:
+    """An address as /proc/net/tcp has it: words of 32 bits in the machine's own order."""
+    raw = b"".join(struct.pack("=I", int(text[at : at + 8], 16)) for at in range(0, len(text), 8))
+    if len(raw) == 16 and raw[:12] == b"\0" * 10 + b"\xff\xff":
+        raw = raw[12:]
+    return socket.inet_ntop(socket.AF_INET6 if len(raw) == 16 else socket.AF_INET, raw)
+
+
+def _owners(inodes: Iterable[str]) -> Dict[str, Dict[str, Any]]:
+    """The process behind each socket; only this user's own, unless this is root."""
+    wanted = {f"socket:[{one}]": one for one in inodes}
+    found: Dict[str, Dict[str, Any]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            names = os.listdir(f"/proc/{entry}/fd")
+        except OSError:
+            continue
+        for name in names:
+            try:
+                target = os.readlink(f"/proc/{entry}/fd/{name}")
+            except OSError:
+                continue
+            if target in wanted:
+                found[wanted[target]] = {"pid": int(entry), "name": text_of(f"/proc/{entry}/comm").strip()}
+    return found
+
+
+# ---- one node opens a port, the others come
+
+
+def listen(request: Request) -> Dict[str, Any]:
+    """Hold a port open until the launcher has seen enough, and greet whoever comes; 0 is any free one.
+
+    The first piece of the answer names the port. A port that can't be had is an answer too, not a fault.
+    """
+    port = int(request.params.get("port") or 0)
+    token = request.need("token", str)
+    try:
+        door = _door(port)
+    except (OSError, OverflowError) as problem:
+        words = getattr(problem, "strerror", None) or str(problem)
+        return {"port": None, "reason": words, "holders": holders([port])}
+    with door:
+        request.send(b"", port=door.getsockname()[1])
+        came = 0
+        while not request.cancelled.is_set():
+            if select.select([door], [], [], 0.1)[0]:
+                caller, _ = door.accept()
+                with caller:
+                    caller.settimeout(1.0)
+                    came += _greet(caller, token)
+    return {"port": None, "came": came}
+
+
+def _greet(caller: socket.socket, token: str) -> int:
+    try:
+        caller.sendall(GREETING + token.encode() + b"\n")
+    except OSError:
+        return 0
+    return 1
+
+
+def _door(port: int) -> socket.socket:
+    """At every address, as a run's master listens."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=1024)
+
+
+def knock(request: Request) -> Dict[str, Any]:
+    """Whether this node reaches another's port, and whether the one who answers there is the one that was
+    meant."""
+    address, port = request.need("address", str), request.need("port", int)
+    token, limit = request.need("token", str), float(request.params.get("timeout", 3.0))
+    if not 0 < port < 65536:
+        raise Refused("usage", f"knock: no such port: {port}")
+    began = time.monotonic()
+    try:
+        with socket.create_connection((address, port), timeout=limit) as line:
+            said = b""
+            while not said.endswith(b"\n") and len(said) < 200:
+                piece = line.recv(200)
+                if not piece:
+                    break
+                said += piece
+            mine = str(line.getsockname()[0])
+    except OSError as problem:
+        timed_out = isinstance(problem, socket.timeout)
+        words = f"no answer within {limit:.0f} s" if timed_out else problem.strerror or str(problem)
+        return {"reached": False, "reason": words, "seconds": time.monotonic() - began}
+    same = said == GREETING + token.encode() + b"\n"
+    reason = "" if same else "somebody else answers there"
+    return {"reached": same, "reason": reason, "seconds": time.monotonic() - began, "by": mine}

@@ -1,0 +1,158 @@
+"""What takes two nodes to try: the master's port from every node, and device addresses from the next one's."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clusterctl import nodeset
+from clusterctl.checks_ask import TIMEOUT, Said, beside
+from clusterctl.checks_node import holder
+from clusterctl.devices import VENDOR_TOOL, parse_conf
+from clusterctl.errors import ClusterctlError
+from clusterctl.finding import Finding
+
+if TYPE_CHECKING:
+    from clusterctl.inventory import Node
+    from clusterctl.link import Asked
+    from clusterctl.transport import Connection, Connections
+
+PATIENCE = 3.0  # seconds for a connection between two nodes: a dropped first packet is sent again after 1
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The master's port as it was opened, or why it could not be."""
+
+    port: int | None
+    reason: str = ""
+    holders: Sequence[dict[str, Any]] = field(default=(), hash=False)
+
+
+def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) -> list[Finding]:
+    """The first node's agent listens as a run's master would; every node comes, the first one too.
+
+    0 is any free port, as a launch takes one. Nothing stays open.
+    """
+    master, token = nodes[0], secrets.token_hex(16)
+    asked = connections.of(master).open("listen", {"port": port, "token": token})
+    try:
+        opened = _opened(asked)
+        if opened.port is None:
+            return [_taken(master, port, opened)]
+        place = {"address": master.address, "port": opened.port, "token": token, "timeout": PATIENCE}
+        outcomes = connections.on_each(nodes, lambda node, link: link.call("knock", place))
+    finally:
+        if asked.result is None:
+            with contextlib.suppress(ClusterctlError):
+                asked.cancel()
+    said = {one.node.name: one.value for one in outcomes if one.error is None}
+    failed = [
+        Finding("bad", one.node.name, one.error.message, one.error.hint, "master-port")
+        for one in outcomes
+        if one.error is not None
+    ]
+    return [*failed, *_reached(master, opened.port, said)]
+
+
+def _opened(asked: Asked) -> Opened:
+    for frame in asked:
+        return Opened(int(frame.fields["port"]))
+    result = asked.result or {}
+    return Opened(None, str(result.get("reason") or "no answer"), result.get("holders") or ())
+
+
+def _taken(master: Node, port: int, opened: Opened) -> Finding:
+    by = f" by {holder(opened.holders[0])}" if opened.holders else ""
+    text = f"the master port {port} can't be had there: {opened.reason}{by}"
+    remedy = "end what holds it, or leave `master_port` out: a free one is taken then"
+    return Finding("bad", master.name, text, remedy, "master-port", f"ss -tlnp 'sport = :{port}'")
+
+
+def _reached(master: Node, port: int, said: dict[str, Any]) -> Iterator[Finding]:
+    """One finding a reason, with all the nodes that it holds for."""
+    groups: dict[str, list[str]] = {}
+    for name, one in said.items():
+        if not one["reached"]:
+            groups.setdefault(str(one["reason"]), []).append(name)
+    where = f"{master.name} at {master.address}, port {port}"
+    for reason, names in groups.items():
+        remedy = "let the nodes' firewall pass all ports between them; `address` must be one that the others reach"
+        fix = f"python3 -c \"import socket; socket.create_connection(('{master.address}', {port}), 3)\""
+        yield Finding("bad", nodeset.fold(names), f"can't reach {where}: {reason}", remedy, "master-port", fix)
+    if said and not groups:
+        slowest = max(float(one["seconds"]) for one in said.values())
+        text = f"every node reaches the master {master.name} at {master.address}, in {slowest * 1000:.1f} ms at most"
+        yield Finding("ok", "all nodes", text, check="master-port")
+
+
+# ---- device addresses
+
+
+def device_pings(answers: Sequence[Said], connections: Connections) -> list[Finding]:
+    """Each node's devices ping those of the same number on the next node, the last node's the first one's.
+
+    Every device's way out and way in is tried once. Addresses come from the node's hccn.conf or the inventory.
+    """
+    known = {one.node.name: _addresses(one) for one in answers}
+    nodes = [one.node for one in answers if known[one.node.name]]
+    if len(nodes) < 2:
+        return []
+    targets = {}
+    for node, peer in zip(nodes, [*nodes[1:], nodes[0]], strict=True):
+        shared = [device for device in node.devices if device in known[node.name] and device in known[peer.name]]
+        targets[node.name] = peer, {device: known[peer.name][device] for device in shared}
+
+    def ping(node: Node, link: Connection) -> list[Finding]:
+        peer, addresses = targets[node.name]
+        return list(_pings(node, link, peer, addresses))
+
+    outcomes = connections.on_each(nodes, ping)
+    found = [finding for one in outcomes if one.value for finding in one.value]
+    tried = sum(len(addresses) for _, addresses in targets.values())
+    if not found and tried and all(one.ok for one in outcomes):
+        text = f"devices ping those of the next node ({tried} addresses)"
+        return [Finding("ok", "all nodes", text, check="device-ping")]
+    return found
+
+
+def _addresses(said: Said) -> dict[int, str]:
+    node = said.node
+    if node.kind != "npu":
+        return {}
+    told = dict(zip(node.devices, node.device_ips, strict=False))
+    conf = parse_conf(said.found["files"].get("hccn.conf") or "")
+    return {device: (conf | told)[device] for device in node.devices if device in conf or device in told}
+
+
+def _pings(node: Node, link: Connection, peer: Node, addresses: dict[int, str]) -> Iterator[Finding]:
+    tools = [node.hccn_tool] if node.hccn_tool else beside(node, "hccn_tool", VENDOR_TOOL)
+    commands = {}
+    for device, address in addresses.items():
+        argv = [[tool, "-i", str(device), "-ping", "-g", "address", address] for tool in tools]
+        commands[str(device)] = {"argv": argv, "timeout": TIMEOUT}
+    said = link.call("examine", {"commands": commands})["commands"]
+    for device, address in addresses.items():
+        done = said.get(str(device))
+        reason = "" if done is None else ping_failed(done)
+        if reason:
+            text = f"device {device} can't reach device {device} of {peer.name} ({address}): {reason}"
+            remedy = "check both links, netmasks and the switch between them"
+            fix = f"hccn_tool -i {device} -ping -g address {address}"
+            yield Finding("bad", node.name, text, remedy, "device-ping", fix)
+
+
+def ping_failed(done: dict[str, Any]) -> str:
+    """Why a ping of hccn_tool's counts as failed; nothing where it came through, or the tool knows no ping."""
+    if done["timed_out"]:
+        return "hccn_tool does not answer"
+    text = done["out"] + done["err"]
+    loss = re.search(r"([0-9.]+) ?% packet loss", text)
+    if loss:
+        return f"{loss[1]} % of the packets are lost" if float(loss[1]) > 0 else ""
+    lines = text.strip().splitlines()
+    return (lines[-1][:200] if lines else f"it ended with {done['exit_code']}") if done["exit_code"] else ""

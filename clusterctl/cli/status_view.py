@@ -1,0 +1,106 @@
+"""A run's overview as a person sees it: one head line, a table a node, the ranks that are not as the others, events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.text import Text
+
+from clusterctl import views
+from clusterctl.report import how_it_ended
+from clusterctl.sanitize import escape_controls
+from clusterctl.words import count, duration, some
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from clusterctl.overview import NodeView, Overview
+
+ALL_RANKS = 16  # shown each; of more, those that are not as most of the others
+STYLE = {**views.PHASE_STYLE, "restarting": "yellow", "unknown": "yellow"}
+
+
+def whole(one: Overview, all_ranks: bool = False) -> Group:
+    """Everything."""
+    parts: list[RenderableType] = [head(one), views.table(*_nodes(one), right=["STEP", "AGE"])]
+    ranks = [rank for rank in one.ranks if all_ranks or len(one.ranks) <= ALL_RANKS or _is_odd(rank)]
+    if ranks:
+        rows = [_rank(rank) for rank in sorted(ranks, key=lambda rank: int(rank["rank"]))]
+        parts.append(views.table(["RANK", "NODE", "DEVICE", "PID", "STEP", "STATE"], rows, right=["RANK", "STEP"]))
+    if one.events:
+        parts.append(Text("\n".join(_event(event) for event in one.events), style="dim"))
+    spaced = [piece for part in parts for piece in (part, Text(""))]
+    return Group(*spaced[:-1])
+
+
+def head(one: Overview) -> Text:
+    """Phase, attempt, step, loss, speed, ages."""
+    text = Text.assemble((one.run, "bold"), "  ", (one.phase, STYLE.get(one.phase, "")))
+    text.append("".join(f"  {part}" for part in _facts(one)))
+    if one.controller is None and one.phase in ("running", "restarting", "unknown"):
+        text.append("\nnobody looks after it: ", style="yellow")
+        text.append(f"clusterctl attach {one.run} does, and brings its logs home")
+    if one.verdict:
+        text.append(f"\n{escape_controls(one.verdict)}", style="yellow")
+    return text
+
+
+def line(one: Overview) -> str:
+    """The same off a terminal: one line a change."""
+    return "  ".join([time.strftime("%H:%M:%S"), one.run, one.phase, *_facts(one)])
+
+
+def changes(one: Overview) -> tuple[Any, ...]:
+    """What must differ for a new line: everything but ages."""
+    nodes = tuple((node.node, node.phase, tuple(sorted(node.ranks.items()))) for node in one.nodes)
+    return one.phase, one.attempt, one.step, one.checkpoint_step, one.restarts, one.controller, nodes
+
+
+def _facts(one: Overview) -> Iterator[str]:
+    yield f"attempt {one.attempt}"
+    if one.restarts:
+        yield some(one.restarts, "restart")
+    if one.step is not None:
+        yield f"step {one.step}" + (f"/{one.steps}" if one.steps else "")
+    if one.loss is not None:
+        yield f"loss {one.loss:.4f}"
+    if one.tokens_per_second:
+        yield f"{count(one.tokens_per_second)} tokens/s"
+    if one.step_age is not None and one.phase == "running":
+        yield f"last step {duration(one.step_age)} ago"
+    if one.checkpoint_age is not None:
+        yield f"checkpoint of step {one.checkpoint_step} {duration(one.checkpoint_age)} ago"
+    if one.left is not None:
+        yield f"{duration(one.left)} left"
+
+
+def _nodes(one: Overview) -> tuple[list[str], list[list[object]]]:
+    rows = []
+    for node in one.nodes:
+        phase = Text(node.phase, style=STYLE.get(node.phase, ""))
+        age = "" if node.step_age is None or node.phase != "running" else duration(node.step_age)
+        rows.append([node.node, phase, _states(node), node.step if node.step is not None else "", age, node.reason])
+    return ["NODE", "PHASE", "RANKS", "STEP", "AGE", ""], rows
+
+
+def _states(node: NodeView) -> str:
+    return ", ".join(f"{number} {state}" for state, number in sorted(node.ranks.items()))
+
+
+def _is_odd(rank: Mapping[str, Any]) -> bool:
+    return rank["state"] == "exited" and bool(rank.get("exit_code") or rank.get("signal"))
+
+
+def _rank(rank: Mapping[str, Any]) -> list[object]:
+    ended = rank["state"] if rank["state"] != "exited" else how_it_ended(rank)
+    step = rank.get("step")
+    places = [rank["rank"], rank["node"], rank.get("device", ""), rank.get("pid", "")]
+    return [*places, "" if step is None else step, ended]
+
+
+def _event(event: Mapping[str, Any]) -> str:
+    when = time.strftime("%m-%d %H:%M:%S", time.localtime(float(event.get("time") or 0)))
+    return f"{when}  {escape_controls(str(event['text']))}"

@@ -1,0 +1,169 @@
+"""A run at one look: where it is, how fast, how old its last step and checkpoint are, what happened and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.progress import TrainProgress, read_progress
+
+if TYPE_CHECKING:
+    from clusterctl.run import RunState
+    from clusterctl.rundir import RunDir
+
+EVENTS = 12  # the newest ones shown: a restart is told in four
+QUIET = ("planned", "collected")  # events that say nothing that another does not say
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A run on one node."""
+
+    node: str
+    phase: str
+    ranks: dict[str, int] = field(hash=False)
+    """How many ranks are in each state."""
+    step: int | None
+    """The step that all of its ranks have finished, by their heartbeats; None for a program without any."""
+    step_age: float | None
+    """Seconds since the rank that is furthest behind finished it, by the node's own clock."""
+    slowest: int | None
+    """That rank."""
+    reason: str = ""
+    """Why it can't be asked."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All that `status` shows; ages are in seconds."""
+
+    run: str
+    folder: str
+    phase: str
+    attempt: int
+    restarts: int
+    controller: int | None
+    verdict: str
+    age: float
+    step: int | None
+    steps: int | None
+    loss: float | None
+    tokens_per_second: float | None
+    step_age: float | None
+    left: float | None
+    """Until the last step, at the speed of the last ones."""
+    checkpoint_step: int | None
+    checkpoint_age: float | None
+    nodes: tuple[NodeView, ...] = ()
+    ranks: tuple[dict[str, Any], ...] = field(default=(), hash=False)
+    events: tuple[dict[str, Any], ...] = field(default=(), hash=False)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def look(run: RunDir, state: RunState, now: float) -> Overview:
+    """The overview of a run's folder and of what its nodes just said."""
+    progress = read_progress(run.metric_lines())
+    return make(run.read_record(), state, progress, tuple(run.event_lines()), now, str(run.root))
+
+
+def make(
+    record: Mapping[str, Any],
+    state: RunState,
+    progress: TrainProgress,
+    events: Sequence[Mapping[str, Any]],
+    now: float,
+    folder: str = "",
+) -> Overview:
+    """The same of values; `now` is this machine's clock."""
+    last, saved = progress.last or {}, progress.checkpoints[-1] if progress.checkpoints else {}
+    nodes = tuple(_node(name, state, record) for name in state.nodes)
+    ages = [one.step_age for one in nodes if one.step_age is not None]
+    said = _age(now, last.get("time"))
+    return Overview(
+        run=record["run"],
+        folder=folder,
+        phase=state.phase,
+        attempt=record["attempt"],
+        restarts=sum(one.get("event") == "restart" for one in events),
+        controller=state.controller,
+        verdict=state.verdict,
+        age=max(now - record["created"], 0.0),
+        step=last.get("step"),
+        steps=last.get("steps"),
+        loss=last.get("loss"),
+        tokens_per_second=last.get("tokens_per_second"),
+        step_age=max(ages) if ages else said,
+        left=None if state.is_final else progress.left,
+        checkpoint_step=saved.get("step"),
+        checkpoint_age=_age(now, saved.get("time")),
+        nodes=nodes,
+        ranks=state.ranks,
+        events=tuple(_told(events)),
+    )
+
+
+def _age(now: float, then: float | None) -> float | None:
+    """Seconds since a moment by another clock: never less than none."""
+    return None if then is None else max(now - then, 0.0)
+
+
+def _node(name: str, state: RunState, record: Mapping[str, Any]) -> NodeView:
+    ranks = [one for one in state.ranks if one["node"] == name]
+    states = Counter(_state(one) for one in ranks)
+    missing = len(record["ranks"].get(name, ())) - len(ranks)
+    if missing > 0:
+        states["unknown"] += missing
+    beating = [one for one in ranks if one.get("step") is not None]
+    behind = min(beating, key=lambda one: (one["step"], -one["step_age"]), default=None)
+    return NodeView(
+        name,
+        state.nodes[name],
+        dict(states),
+        behind["step"] if behind else None,
+        behind["step_age"] if behind else None,
+        behind["rank"] if behind else None,
+        state.unreachable.get(name, ""),
+    )
+
+
+def _state(rank: Mapping[str, Any]) -> str:
+    """running, finished or failed, where the record says running or exited."""
+    if rank["state"] != "exited":
+        return str(rank["state"])
+    return "failed" if rank.get("exit_code") or rank.get("signal") else "finished"
+
+
+# ---- events
+
+
+def _told(events: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+    for one in [one for one in events if one.get("event") not in QUIET][-EVENTS:]:
+        yield {**one, "text": event_text(one)}
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """One event in words; a kind that has none of its own is said with its facts."""
+    kind = str(event.get("event"))
+    facts = {name: value for name, value in event.items() if name not in ("time", "event", "text")}
+    words = {
+        "started": "attempt {attempt} started: {ranks} ranks",
+        "node_ended": "{node}: {state}",
+        "restart": "another attempt after {wait:g} s: {why}",
+        "note": "{text}",
+        "interrupted": "interrupted ({by})",
+        "stop_asked": "asked to stop",
+        "start_failed": "did not start: {reason}",
+        "collect_failed": "what was asked for did not come home: {reason}",
+        "ended": "ended: {phase}",
+        "resumed": "resumed",
+    }
+    try:
+        text = words[kind].format(**{**event, "text": event.get("text", "")})
+    except (KeyError, ValueError):
+        text = kind + "".join(f" {name}={value}" for name, value in facts.items())
+    verdict = facts.get("verdict")
+    return text + (f"; {verdict}" if verdict and kind == "ended" else "")
