@@ -3,66 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import UsageError
+from clusterctl.log_lines import LONGEST_LINE, LineCutter, LogChunk, LogLine, shown
+from clusterctl.log_times import offset_since
 from clusterctl.rundir import RunDir
 
-LONGEST_LINE = 1 << 16  # what is shown of a line; the file keeps all of it
-ERROR_LINE = re.compile(
-    r"\w*(error|exception)\b|\b(traceback|fatal|critical|killed|segmentation fault)\b|^E[0-9A-Z]{4,6}\b",
-    re.IGNORECASE,
-)
-
-
-@dataclass(frozen=True)
-class LogLine:
-    """One whole line of one rank's stream, without its end."""
-
-    node: str
-    rank: int
-    stream: str
-    text: str
-
-    @property
-    def is_error(self) -> bool:
-        """Whether a person who looks for trouble wants this line."""
-        return bool(ERROR_LINE.search(self.text))
-
-
-class LineCutter:
-    """Chunks in, whole lines out; memory stays bounded whatever comes."""
-
-    def __init__(self, rest: bytes = b"") -> None:
-        """`rest` is the half line that the first chunk goes on with."""
-        self.rest = rest
-        self.cut = False
-
-    def feed(self, data: bytes) -> list[str]:
-        """The lines that this chunk completes."""
-        *whole, last = (self.rest + data).split(b"\n")
-        lines = [self._shown(line) for line in whole]
-        if self.cut and lines:  # the first one was shown in part already
-            lines, self.cut = lines[1:], False
-        if len(last) > LONGEST_LINE:
-            if not self.cut:
-                lines.append(self._shown(last))
-            self.cut, last = True, b""
-        self.rest = last
-        return lines
-
-    def end(self) -> list[str]:
-        """What stood after the last line end, when nothing more will come."""
-        last, self.rest = self.rest, b""
-        return [self._shown(last)] if last and not self.cut else []
-
-    @staticmethod
-    def _shown(line: bytes) -> str:
-        """A progress bar's line as a terminal would leave it: what follows the last carriage return."""
-        visible = line.rstrip(b"\r").rpartition(b"\r")[2]
-        return visible[:LONGEST_LINE].decode("utf-8", "replace")
+READ = 1 << 18  # bytes of a kept file at once
+FIRST_LOOK = 1 << 16  # bytes from a file's end in which its last lines are looked for first
 
 
 class LogKeeper:
@@ -116,54 +68,141 @@ class LogFilter:
     nodes: frozenset[str] | None = None
     grep: re.Pattern[str] | None = None
     errors_only: bool = False
+    exclude: re.Pattern[str] | None = None
+    everybody: bool = False
+    """All ranks whole, where none were chosen."""
 
     def wants(self, line: LogLine) -> bool:
-        if self.nodes is not None and line.node not in self.nodes:
+        if not self._may_want(line.node, line.rank):
             return False
         if self.errors_only and not line.is_error:
             return False
         if self.grep is not None and not self.grep.search(line.text):
             return False
-        if self.ranks is not None:
-            return line.rank in self.ranks
-        narrowed = self.errors_only or self.grep is not None or self.nodes is not None
-        return narrowed or line.rank == 0 or line.is_error
+        if self.exclude is not None and self.exclude.search(line.text):
+            return False
+        return not self._only_errors_of(line.rank) or line.is_error
+
+    def wants_all(self, chunk: LogChunk) -> bool:
+        """Whether no line of a chunk has to be looked at: it is wanted whole."""
+        looks = self.errors_only or self.grep is not None or self.exclude is not None
+        return self._may_want(chunk.node, chunk.rank) and not looks and not self._only_errors_of(chunk.rank)
+
+    def wants_none(self, chunk: LogChunk) -> bool:
+        """Whether no line of a chunk has to be looked at: none is wanted."""
+        if not self._may_want(chunk.node, chunk.rank):
+            return True
+        errors = self.errors_only or self._only_errors_of(chunk.rank)
+        return errors and not chunk.may_hold_errors()
+
+    def _may_want(self, node: str, rank: int) -> bool:
+        if self.nodes is not None and node not in self.nodes:
+            return False
+        return self.ranks is None or rank in self.ranks
+
+    def _only_errors_of(self, rank: int) -> bool:
+        chosen = self.ranks is not None or self.nodes is not None or self.grep is not None
+        return rank != 0 and not chosen and not self.everybody
 
 
-def kept_files(run: RunDir, attempt: int = 1) -> list[tuple[str, int, str, Path]]:
-    """The log files that are here: node, rank, stream, path; in rank order."""
+@dataclass(frozen=True)
+class KeptFile:
+    """One rank's stream as far as it is here."""
+
+    node: str
+    rank: int
+    stream: str
+    path: Path
+
+    def chunks(self, start: int = 0, end: int | None = None) -> Iterator[LogChunk]:
+        """Its whole lines from the one on that holds the byte at `start`; the last one may lack its end, and is
+        left out where the file is known to go on (`end`)."""
+        cutter = LineCutter(half_line(self.path, start))
+        left = self.path.stat().st_size if end is None else end
+        left -= start
+        with self.path.open("rb") as file:
+            file.seek(start)
+            while data := file.read(min(READ, left)):
+                left -= len(data)
+                if block := cutter.feed(data):
+                    yield LogChunk(self.node, self.rank, self.stream, block)
+        if end is None and (block := cutter.end()):
+            yield LogChunk(self.node, self.rank, self.stream, block)
+
+    def lines(self, wanted: LogFilter, start: int = 0, end: int | None = None) -> Iterator[LogLine]:
+        for chunk in self.chunks(start, end):
+            if not wanted.wants_none(chunk):
+                yield from (line for line in chunk.lines() if wanted.wants(line))
+
+    def start_of_last(self, count: int, start: int = 0, end: int | None = None) -> int:
+        """Where the last lines begin, counted back by their ends; one without an end counts where nothing more
+        comes (no `end`)."""
+        place = self.path.stat().st_size if end is None else end
+        wanted = count + 1
+        with self.path.open("rb") as file:
+            if end is None and place:
+                file.seek(place - 1)
+                wanted = count + (file.read(1) == b"\n")
+            while place > start:
+                begin = max(start, place - READ)
+                file.seek(begin)
+                data = file.read(place - begin)
+                ends = data.count(b"\n")
+                if ends >= wanted:
+                    ends = len(data)
+                    for _ in range(wanted):
+                        ends = data.rfind(b"\n", 0, ends)
+                    return begin + ends + 1
+                wanted, place = wanted - ends, begin
+        return start
+
+    def last(self, count: int, wanted: LogFilter, start: int = 0, end: int | None = None) -> list[LogLine]:
+        """The last lines that are wanted; more and more of the file is read until they are found."""
+        size, window = self.path.stat().st_size if end is None else end, FIRST_LOOK
+        while count > 0:
+            begin = max(start, size - window)
+            found = deque(self.lines(wanted, begin, end), maxlen=count)
+            if len(found) == count or begin <= start:
+                return list(found)
+            window *= 8
+        return []
+
+
+def kept_files(run: RunDir, attempt: int = 1) -> list[KeptFile]:
+    """The log files that are here, in rank order."""
     found = []
     for path in run.logs(attempt).glob("*/rank-*.*"):
         match = re.fullmatch(r"rank-(\d+)\.(out|err)", path.name)
         if match:
-            found.append((path.parent.name, int(match[1]), match[2], path))
-    return sorted(found, key=lambda one: (one[1], one[2]))
+            found.append(KeptFile(path.parent.name, int(match[1]), match[2], path))
+    return sorted(found, key=lambda one: (one.rank, one.stream == "err"))
+
+
+def kept_chunks(
+    run: RunDir, wanted: LogFilter, attempt: int = 1, since: float | None = None
+) -> Iterator[LogChunk]:
+    """What is here of the wanted ranks, rank by rank, stream by stream."""
+    for file in kept_files(run, attempt):
+        start = 0 if since is None else offset_since(file.path, since)
+        if start < file.path.stat().st_size:
+            yield from (chunk for chunk in file.chunks(start) if not wanted.wants_none(chunk))
 
 
 def kept_lines(run: RunDir, wanted: LogFilter, attempt: int = 1) -> Iterator[LogLine]:
     """The lines that are here, rank by rank, stream by stream."""
-    for node, rank, stream, path in kept_files(run, attempt):
-        cutter = LineCutter()
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 18):
-                yield from _wanted(node, rank, stream, cutter.feed(chunk), wanted)
-        yield from _wanted(node, rank, stream, cutter.end(), wanted)
+    for chunk in kept_chunks(run, wanted, attempt):
+        yield from (line for line in chunk.lines() if wanted.wants(line))
 
 
-def _wanted(node: str, rank: int, stream: str, texts: Iterable[str], wanted: LogFilter) -> Iterator[LogLine]:
-    for text in texts:
-        line = LogLine(node, rank, stream, text)
-        if wanted.wants(line):
-            yield line
-
-
-def half_line(path: Path) -> bytes:
-    """What stands after a file's last line end; at most what is shown of a line."""
+def half_line(path: Path, end: int | None = None) -> bytes:
+    """What stands before a file's end (or a place in it) after the line end before; at most what is shown of a
+    line."""
     if not path.exists():
         return b""
+    end = path.stat().st_size if end is None else end
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LONGEST_LINE))
-        return file.read().rpartition(b"\n")[2]
+        file.seek(max(0, end - LONGEST_LINE))
+        return file.read(min(end, LONGEST_LINE)).rpartition(b"\n")[2]
 
 
 def last_lines(path: Path, count: int) -> Sequence[str]:
@@ -173,4 +212,4 @@ def last_lines(path: Path, count: int) -> Sequence[str]:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - count * 4096))
         cutter = LineCutter()
-        return [*cutter.feed(file.read()), *cutter.end()][-count:]
+        return shown(cutter.feed(file.read()) + cutter.end())[-count:]

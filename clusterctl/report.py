@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import signal
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from clusterctl.aftermath import when
 from clusterctl.logs import last_lines
+from clusterctl.report_kinds import Kind, kind_of
+from clusterctl.report_kinds import how_it_ended as how_it_ended
 from clusterctl.rundir import RunDir
+from clusterctl.words import some
 
-TAIL = 20  # lines of the failed rank's log
-
-HINTS = (
-    (
-        r"ModuleNotFoundError|ImportError",
-        "install it into the node's python (see `python` in the inventory), or push it with the job's `code`",
-    ),
-    (
-        r"out of memory|MemoryError|OutOfMemory",
-        "a smaller micro_batch, or a layout that splits the model; see `clusterctl plan`",
-    ),
-    (
-        r"Address already in use|EADDRINUSE|EI0019|EJ0003",
-        "another run holds the port: give `master_port: 0`, or stop it (`clusterctl runs`)",
-    ),
-    (
-        r"EI0006|EI0015|HCCL_CONNECT_TIMEOUT",
-        "ranks came too far apart, or a link is down: raise HCCL_CONNECT_TIMEOUT, check the links",
-    ),
-    (r"EI0014|EI0017|EI0004", "HCCL refuses the rank table: `clusterctl ranktable check`"),
-    (r"No space left on device", "free some space on that node, or give it another `workdir`"),
-    (r"Permission denied", "check the file's owner and mode on that node"),
-)
-SIGNALS = {
-    signal.SIGKILL: "killed (SIGKILL); if nobody did, the kernel's out-of-memory killer did: see dmesg on that node",
-    signal.SIGSEGV: "segmentation fault (SIGSEGV)",
-    signal.SIGABRT: "aborted itself (SIGABRT)",
-    signal.SIGBUS: "bus error (SIGBUS); often a full /dev/shm",
-    signal.SIGTERM: "ended by SIGTERM",
-}
+TAIL = 20  # lines of the failed rank's log that are shown
+READ = 200  # lines that are looked through for what ended it
+SAME_TIME = 0.25  # seconds: closer ends than that have no order, by two clocks and two supervisors
+AFTER_STOP = (signal.SIGTERM, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -52,22 +31,9 @@ class Cause:
     log: str
     others: str
     hint: str
-
-
-def how_it_ended(rank: Mapping[str, Any]) -> str:
-    """An exit status in words."""
-    number = rank.get("signal")
-    if number:
-        known = {int(key): words for key, words in SIGNALS.items()}
-        return known.get(number, f"ended by {_signal_name(number)}")
-    return f"exited with code {rank.get('exit_code')}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    folder: str = ""
+    kernel: tuple[str, ...] = ()
+    """What the kernel said of it."""
 
 
 def find_cause(
@@ -78,40 +44,85 @@ def find_cause(
     attempt: int = 1,
 ) -> Cause:
     """The root cause as far as the nodes' records and the logs that came home tell."""
+    ends = _Ends(run, ranks, failure, attempt)
+    first, folder = ends.first(), str(run.root)
     gone = [name for name, state in nodes.items() if state in ("lost", "unknown")]
-    if gone:  # what failed elsewhere followed from it
+    if gone and not (first and ends.kinds[_key(first)].sure):  # what failed elsewhere followed from it
         title = f"lost {', '.join(gone)}: the node, its link or its supervisor is gone"
-        return Cause(
-            title, (), str(run.logs(attempt)), "", "look at the node; `clusterctl doctor` asks all of them"
-        )
-    if failure is None:
+        hint = "look at the node; `clusterctl doctor` asks all of them"
+        return Cause(title, (), str(run.logs(attempt)), ends.others(None), hint, folder)
+    if first is None:
         title = "ended without a reason that was recorded"
-        return Cause(title, (), str(run.logs(attempt)), "", "clusterctl status shows every rank")
-    errors = run.log(failure["node"], failure["rank"], "err", attempt)
-    outputs = run.log(failure["node"], failure["rank"], "out", attempt)
-    tail = [line for line in last_lines(errors, TAIL) if line.strip()] or [
-        line for line in last_lines(outputs, TAIL) if line.strip()
-    ]
-    title = f"rank {failure['rank']} on {failure['node']} (device {failure.get('device')}) {how_it_ended(failure)}"
-    said = "\n".join(tail)
-    hint = next((words for pattern, words in HINTS if re.search(pattern, said)), "")
-    return Cause(
-        title,
-        tuple(tail),
-        str(errors if errors.exists() and errors.stat().st_size else outputs),
-        _others(failure, ranks),
-        hint,
-    )
+        return Cause(title, (), str(run.logs(attempt)), "", "clusterctl status shows every rank", folder)
+    kind, (log, tail) = ends.kinds[_key(first)], ends.said(first)
+    title = f"rank {first['rank']} on {first['node']} (device {first.get('device')}) {kind.words}"
+    others = "; ".join(part for part in (ends.others(first), gone and f"lost {', '.join(gone)}") if part)
+    kernel = tuple(first.get("kernel") or ())
+    return Cause(title, tuple(tail[-TAIL:]), str(log), others, kind.hint, folder, kernel)
 
 
-def _others(failure: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> str:
-    """The other ranks in one line: they followed, they did not begin it."""
-    others = [one for one in ranks if one["rank"] != failure["rank"]]
-    bad = [one for one in others if one.get("exit_code") or one.get("signal")]
-    if not others:
-        return ""
-    return (
-        f"{len(bad)} of the {len(others)} other ranks ended in consequence"
-        if bad
-        else f"the {len(others)} other ranks ended well"
-    )
+def _key(rank: Mapping[str, Any]) -> tuple[str, int]:
+    return rank["node"], rank["rank"]
+
+
+class _Ends:
+    """How the ranks of an attempt ended, by time."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        ranks: Sequence[Mapping[str, Any]],
+        failure: Mapping[str, Any] | None,
+        attempt: int,
+    ) -> None:
+        self.run, self.attempt = run, attempt
+        self.all = [one for one in ranks if "node" in one]
+        if failure and not any(_key(one) == _key(failure) for one in self.all):
+            self.all.append(failure)
+        self.failure = next((one for one in self.all if failure and _key(one) == _key(failure)), None)
+        bad = [one for one in self.all if one.get("exit_code") or one.get("signal")]
+        self.kinds = {_key(one): self._kind(one) for one in bad}
+        self.bad = sorted(bad, key=when)
+
+    def _kind(self, rank: Mapping[str, Any]) -> Kind:
+        if self._was_stopped(rank):
+            return Kind(how_it_ended(rank), "stopped", follows=True)
+        return kind_of(rank, self.said(rank)[1])
+
+    def _was_stopped(self, rank: Mapping[str, Any]) -> bool:
+        """Ended by the signals of a stop, after the first failure: by clusterctl itself."""
+        if self.failure is None or rank.get("signal") not in AFTER_STOP:
+            return False
+        return when(rank) > when(self.failure) + SAME_TIME
+
+    def said(self, rank: Mapping[str, Any]) -> tuple[Path, list[str]]:
+        """A rank's log and its last lines: what it wrote to stderr, or else to stdout."""
+        logs = [self.run.log(rank["node"], rank["rank"], stream, self.attempt) for stream in ("err", "out")]
+        for log in logs:
+            if lines := [line for line in last_lines(log, READ) if line.strip()]:
+                return log, lines
+        return logs[1], []
+
+    def first(self) -> Mapping[str, Any] | None:
+        """The rank that the others followed: the first that failed, unless it says itself that it lost another."""
+        if self.failure is None:
+            return None
+        began = when(self.failure)
+        causes = [one for one in self.bad if not self.kinds[_key(one)].follows]
+        near = [one for one in causes if when(one) <= began + SAME_TIME]
+        if self.kinds.get(_key(self.failure), Kind("", "")).follows and causes:
+            return (near or causes)[0]
+        return self.failure
+
+    def others(self, first: Mapping[str, Any] | None) -> str:
+        """The other ranks in one line: they followed, they did not begin it."""
+        others = [one for one in self.all if first is None or _key(one) != _key(first)]
+        ways = Counter(self.kinds[_key(one)].short for one in others if _key(one) in self.kinds)
+        if not others or not ways:
+            return f"the {some(len(others), 'other rank')} ended well" if others and first else ""
+        number = sum(ways.values())
+        parts = [words if count == number else f"{count} {words}" for words, count in ways.most_common(4)]
+        more = number - sum(count for _, count in ways.most_common(4))
+        parts += [f"{more} in other ways"] if more else []
+        return f"{some(number, 'other rank')} ended in consequence: {', '.join(parts)}"
+

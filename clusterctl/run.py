@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl import contract, plan
+from clusterctl.aftermath import placed, when, with_aftermath
 from clusterctl.errors import ClusterctlError, NodeError, NodesFailed, UsageError, WorkFailed
 from clusterctl.inventory import Cluster, Node
 from clusterctl.job import Job
@@ -320,10 +321,11 @@ def status(run: RunDir, connections: Connections) -> RunState:
 def _asked(run: RunDir, connections: Connections) -> RunState:
     record = run.read_record()
 
-    def ask(node: Node, link: Connection) -> dict[str, Any]:
-        return link.call("state", {"run_dir": record["run_dirs"][node.name], "attempt": record["attempt"]})
+    def asked(node: Node, link: Connection) -> dict[str, Any]:
+        where = {"run_dir": record["run_dirs"][node.name], "attempt": record["attempt"]}
+        return with_aftermath(link, link.call("state", where))
 
-    return read_answers(record, connections.on_each(cluster_of(run).nodes, ask), _last_step(run))
+    return read_answers(record, connections.on_each(cluster_of(run).nodes, asked), _last_step(run))
 
 
 def state_of(value: dict[str, Any]) -> RunState:
@@ -348,10 +350,12 @@ def read_answers(
         answer = outcome.get()
         nodes[name] = (answer["node"] or {"state": "unknown"})["state"]
         devices = dict(zip(record["ranks"][name], record["devices"][name], strict=True))
-        ranks += [{**one, "node": name, "device": devices.get(one["rank"])} for one in answer["ranks"]]
+        there = [placed(one, answer) for one in answer["ranks"]]
+        ranks += [{**one, "node": name, "device": devices.get(one["rank"])} for one in there]
         failure = (answer["node"] or {}).get("first_failure")
         if failure:
-            failures.append({**failure, "node": name, "device": devices.get(failure["rank"])})
+            whole = next((one for one in there if one["rank"] == failure["rank"]), {})
+            failures.append({**whole, **failure, "node": name, "device": devices.get(failure["rank"])})
     return RunState(
         _phase(list(nodes.values())), nodes, tuple(ranks), first_failure(failures), step, unreachable
     )
@@ -366,8 +370,8 @@ def _phase(states: Sequence[str]) -> str:
 
 
 def first_failure(failures: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The earliest of the nodes' own first failures; what a node was asked to stop is none."""
-    return min(failures, key=lambda one: float(one.get("ended", 0.0)), default=None)
+    """The earliest of the nodes' own first failures, by their steady clocks; what a node was asked to stop is none."""
+    return min(failures, key=when, default=None)
 
 
 def _last_step(run: RunDir) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from clusterctl.checks import Finding
     from clusterctl.inventory import Cluster
-    from clusterctl.logs import LogLine
+    from clusterctl.log_lines import LogLine
     from clusterctl.plan import Plan
     from clusterctl.progress import TrainProgress
     from clusterctl.ranktable import RankTable
@@ -188,7 +188,11 @@ def cause_text(cause: Cause) -> Text:
     text = Text()
     for line in cause.tail:
         text.append(f"  | {escape_controls(line)}\n", style="dim")
+    for line in cause.kernel:
+        text.append(f"  kernel: {escape_controls(line)}\n")
     text.append(f"  log: {cause.log}")
+    if cause.folder:
+        text.append(f"\n  all: {cause.folder}")
     if cause.others:
         text.append(f"\n  {cause.others}")
     return text
@@ -230,12 +234,19 @@ COLOURS = (
 
 def log_line(line: LogLine, prefix: bool = True) -> Text:
     """One line of a rank, with its place in a colour that stays the rank's own."""
-    text = Text()
-    if prefix:
-        text.append(f"{line.node}:{line.rank} ", style=COLOURS[line.rank % len(COLOURS)])
-    return text.append(
-        escape_controls(line.text), style="red" if line.stream == "err" and line.is_error else ""
-    )
+    text = log_prefix(line.node, line.rank) if prefix else Text()
+    return text.append_text(log_text(line))
+
+
+def log_prefix(node: str, rank: int) -> Text:
+    """`node:rank`, always in the same colour."""
+    return Text(f"{node}:{rank} ", style=COLOURS[rank % len(COLOURS)])
+
+
+def log_text(line: LogLine) -> Text:
+    """What a line says, without its place."""
+    style = "red" if line.stream == "err" and line.is_error else ""
+    return Text(escape_controls(line.text), style=style)
 
 
 def commands_table(plan: Plan) -> Table:

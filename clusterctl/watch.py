@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from clusterctl import contract
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Node
-from clusterctl.logs import LineCutter, LogKeeper, LogLine, half_line
+from clusterctl.log_lines import LineCutter, LogChunk, shown
+from clusterctl.log_times import LogTimes
+from clusterctl.logs import READ, LogKeeper, half_line
 from clusterctl.record import cluster_of
 from clusterctl.run import FINAL, stop_nodes
 from clusterctl.rundir import NodeFiles, RunDir
@@ -28,9 +30,9 @@ PATIENCE = 60.0  # seconds that a cut connection may stay away before its node c
 
 @dataclass(frozen=True)
 class Update:
-    """Something that was seen of a run: a log line, the trainer's metrics, a node's end, or a note."""
+    """Something that was seen of a run: whole log lines, the trainer's metrics, a node's end, or a note."""
 
-    line: LogLine | None = None
+    chunk: LogChunk | None = None
     metric: dict[str, Any] | None = field(default=None, hash=False)
     node: str = ""
     ended: str = ""
@@ -47,11 +49,12 @@ class Watch:
         self.run, self.connections, self.now = run, connections, now
         self.record = run.read_record()
         self.cluster = cluster_of(run)
-        self.updates: queue.Queue[Update] = queue.Queue(maxsize=10_000)
+        self.updates: queue.Queue[Update] = queue.Queue(maxsize=128)  # chunks of 64 kB
         self.ends: dict[str, str] = {}
         self.closed = threading.Event()
         self.stopping = False
         self.cutters: dict[Path, LineCutter] = {}
+        self.times = LogTimes()
         self.reached: set[str] = set()  # nodes whose present connection has carried a request
 
     def __iter__(self) -> Iterator[Update]:
@@ -143,7 +146,9 @@ class Watch:
             for frame in asked:
                 path = frame.fields["path"]
                 home, about = homes[path]
-                fresh = LogKeeper.keep(home, int(frame.fields["offset"]), frame.payload)
+                offset = int(frame.fields["offset"])
+                fresh = LogKeeper.keep(home, offset, frame.payload)
+                self.times.note(home, offset + len(frame.payload), frame.fields.get("age"))
                 self._tell_lines(about, cutters[path].feed(fresh))
                 if self.closed.is_set():
                     return ""
@@ -172,9 +177,9 @@ class Watch:
                 found[remote.metrics] = (self.run.metrics, (node.name, -1, "metrics"))
         return found
 
-    def _tell_lines(self, about: tuple[str, int, str], texts: Sequence[str]) -> None:
-        for text in texts:
-            self._put(_update(*about, text))
+    def _tell_lines(self, about: tuple[str, int, str], block: bytes) -> None:
+        for update in _updates(*about, block):
+            self._put(update)
 
 
 class KeptWatch:
@@ -182,6 +187,8 @@ class KeptWatch:
 
     def __init__(self, run: RunDir) -> None:
         self.run, self.record = run, run.read_record()
+        self.offsets: dict[Path, int] = {}
+        """How much of each file has been read; a reader who has seen some of it sets it before."""
 
     def __iter__(self) -> Iterator[Update]:
         about = {self.run.metrics: ("", -1, "metrics")}
@@ -189,7 +196,8 @@ class KeptWatch:
             for rank in ranks:
                 for stream in ("out", "err"):
                     about[self.run.log(node, rank, stream, self.record["attempt"])] = (node, rank, stream)
-        offsets, cutters = dict.fromkeys(about, 0), {path: LineCutter() for path in about}
+        offsets = {path: self.offsets.get(path, 0) for path in about}
+        cutters = {path: LineCutter(half_line(path, offsets[path])) for path in about}
         while True:
             final = self.run.read_state().get("phase") in FINAL  # asked before the last look
             grew = False
@@ -197,29 +205,35 @@ class KeptWatch:
                 data = _read_from(path, offsets[path])
                 offsets[path] += len(data)
                 grew = grew or bool(data)
-                for text in cutters[path].feed(data):
-                    yield _update(node, rank, stream, text)
+                yield from _updates(node, rank, stream, cutters[path].feed(data))
             if final and not grew:
+                for path, (node, rank, stream) in about.items():
+                    yield from _updates(node, rank, stream, cutters[path].end())
                 return
             if not grew:
                 time.sleep(0.1)
 
 
 def _read_from(path: Path, offset: int) -> bytes:
-    if not path.exists():
+    try:
+        if path.stat().st_size <= offset:
+            return b""
+    except FileNotFoundError:
         return b""
     with path.open("rb") as file:
         file.seek(offset)
-        return file.read(1 << 20)
+        return file.read(READ)
 
 
-def _update(node: str, rank: int, stream: str, text: str) -> Update:
-    if rank >= 0:
-        return Update(node=node, line=LogLine(node, rank, stream, text))
-    try:
-        return Update(node=node, metric=json.loads(text))
-    except ValueError:
-        return Update(node=node, note=f"a line of {contract.METRICS_FILE} is no JSON: {text[:80]!r}")
+def _updates(node: str, rank: int, stream: str, block: bytes) -> Iterator[Update]:
+    """What whole lines say; rank -1 is the trainer's metrics."""
+    if rank >= 0 and block:
+        yield Update(node=node, chunk=LogChunk(node, rank, stream, block))
+    for text in shown(block) if rank < 0 else ():
+        try:
+            yield Update(node=node, metric=json.loads(text))
+        except ValueError:
+            yield Update(node=node, note=f"a line of {contract.METRICS_FILE} is no JSON: {text[:80]!r}")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from clusterctl.cli import screen
+from clusterctl.cli.log_printer import LogPrinter
 from clusterctl.logs import LogFilter
 from clusterctl.progress import TrainProgress, read_progress
 from clusterctl.views import log_line, start_text, step_text
@@ -14,6 +15,7 @@ from clusterctl.views import log_line, start_text, step_text
 if TYPE_CHECKING:
     from rich.live import Live
 
+    from clusterctl.log_lines import LogChunk
     from clusterctl.rundir import RunDir
     from clusterctl.watch import Update
 
@@ -27,11 +29,12 @@ class Follower:
         self.run, self.trains, self.quiet, self.as_json = run, trains, quiet, as_json
         self.progress = read_progress(run.metric_lines()) if trains else TrainProgress()
         self.filter = LogFilter()
+        self.printer = LogPrinter(as_json=as_json)
         self.live: Live | None = None
         self.said = 0.0
 
     def __enter__(self) -> Follower:
-        if not self.quiet and not self.as_json and screen.on_terminal():
+        if self.trains and not self.quiet and not self.as_json and screen.on_terminal():
             from rich.live import Live
 
             self.live = Live("", console=screen.error_console(), refresh_per_second=8, transient=True)
@@ -52,28 +55,21 @@ class Follower:
             self._metric(update)
         elif self.quiet:
             return
-        elif self.as_json and update.line:
-            screen.show_json_line(
-                {
-                    "node": update.line.node,
-                    "rank": update.line.rank,
-                    "stream": update.line.stream,
-                    "text": update.line.text,
-                }
-            )
-        elif update.line and self._wants(update):
-            screen.out_console().print(
-                log_line(update.line)
-            ) if not self.trains else screen.error_console().print(log_line(update.line))
+        elif update.chunk and self.as_json:
+            self.printer.lines(update.chunk.lines())
+        elif update.chunk and self.trains:
+            self._errors_of(update.chunk)
+        elif update.chunk:
+            self.printer.chunk(update.chunk, self.filter)
         elif update.note:
             screen.say(update.note, "yellow")
 
-    def _wants(self, update: Update) -> bool:
-        line = update.line
-        assert line is not None
-        if self.trains:  # the progress line says what rank 0 prints
-            return line.is_error and line.stream == "err"
-        return self.filter.wants(line)
+    def _errors_of(self, chunk: LogChunk) -> None:
+        """Of a training only what went wrong is shown: the progress line says what rank 0 prints."""
+        if chunk.stream == "err" and chunk.may_hold_errors():
+            for line in chunk.lines():
+                if line.is_error:
+                    screen.error_console().print(log_line(line))
 
     def _metric(self, update: Update) -> None:
         assert update.metric is not None

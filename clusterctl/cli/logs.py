@@ -1,10 +1,12 @@
-"""`logs tail | show`: what the ranks wrote."""
+"""`logs tail | show | pull`: what the ranks wrote."""
 
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,10 +15,13 @@ from clusterctl.cli import options, screen
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.logs import LogFilter, LogLine
+    from clusterctl.cli.log_printer import LogPrinter
+    from clusterctl.logs import LogFilter
     from clusterctl.rundir import RunDir
+    from clusterctl.transport import Connections
+    from clusterctl.watch import KeptWatch, Watch
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What the ranks wrote: tail, show.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What the ranks wrote: tail, show, pull.")
 
 Rank = Annotated[
     str | None,
@@ -27,10 +32,18 @@ Rank = Annotated[
         help="Only these ranks: 0,8-15. By default rank 0, and every rank's errors.",
     ),
 ]
-Node = Annotated[str | None, typer.Option("--node", "-n", metavar="SET", help="Only these nodes' ranks.")]
+Node = Annotated[str | None, typer.Option("--node", metavar="SET", help="Only these nodes' ranks.")]
 Grep = Annotated[str | None, typer.Option("--grep", "-g", metavar="REGEX", help="Only lines that match.")]
+Exclude = Annotated[str | None, typer.Option("--exclude", metavar="REGEX", help="No lines that match.")]
+Since = Annotated[
+    str | None,
+    typer.Option("--since", metavar="TIME", help="Only what was written since: 10m ago, 14:30, '2026-01-31 14:30'."),
+]
 Errors = Annotated[bool, typer.Option("--errors", help="Only lines that look like trouble.")]
 NoPrefix = Annotated[bool, typer.Option("--no-prefix", help="Without node:rank in front.")]
+Attempt = Annotated[
+    int | None, typer.Option("--attempt", min=1, help="An earlier start of the run; by default the last.")
+]
 
 
 @app.command()
@@ -39,21 +52,29 @@ def tail(
     rank: Rank = None,
     node: Node = None,
     grep: Grep = None,
+    exclude: Exclude = None,
+    since: Since = None,
     errors: Errors = False,
-    lines: Annotated[int, typer.Option("--lines", "-l", min=0, help="How many lines back to begin.")] = 20,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, help="How many lines back to begin, of each rank's streams.")
+    ] = 20,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     no_prefix: NoPrefix = False,
     as_json: options.Json = False,
 ) -> None:
     """The end of a run's logs; with -f on and on."""
+    from clusterctl.cli.log_printer import LogPrinter
     from clusterctl.run import FINAL
 
-    found, wanted = options.run_named(run), _filter(run, rank, node, grep, errors)
-    bring_home(found)
-    last = deque(_kept(found, wanted), maxlen=lines)
-    _print(last, no_prefix, as_json)
+    found, wanted = options.run_named(run), _filter(run, rank, node, grep, exclude, errors)
+    when = _when(since)
+    printer = LogPrinter(prefix=not no_prefix, as_json=as_json)
     if follow and found.read_state().get("phase") not in FINAL:
-        _print(_coming(found, wanted), no_prefix, as_json)
+        with options.connected_to(found) as connections, _watched(found, connections) as watch:
+            _show_on(found, watch, _tail(found, wanted, lines, when, printer, True), wanted, printer, connections)
+    else:
+        bring_home(found)
+        _tail(found, wanted, lines, when, printer)
 
 
 @app.command()
@@ -62,14 +83,68 @@ def show(
     rank: Rank = None,
     node: Node = None,
     grep: Grep = None,
+    exclude: Exclude = None,
+    since: Since = None,
     errors: Errors = False,
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Each line once, with the ranks that said it; by default of all ranks.")
+    ] = False,
+    fuzzy: Annotated[
+        bool, typer.Option("--fuzzy", help="With --fold: lines that differ in numbers alone are one.")
+    ] = False,
+    attempt: Attempt = None,
     no_prefix: NoPrefix = False,
     as_json: options.Json = False,
 ) -> None:
     """A run's logs from the beginning, rank by rank."""
-    found, wanted = options.run_named(run), _filter(run, rank, node, grep, errors)
+    from clusterctl.cli.log_printer import LogPrinter
+    from clusterctl.logs import kept_chunks
+
+    if fuzzy and not fold:
+        raise UsageError("--fuzzy goes with --fold", "add --fold, or leave out --fuzzy")
+    found, wanted = options.run_named(run), _filter(run, rank, node, grep, exclude, errors)
+    number, when = _attempt(found, attempt), _when(since)
     bring_home(found)
-    _print(_kept(found, wanted), no_prefix, as_json)
+    printer = LogPrinter(prefix=not no_prefix, as_json=as_json)
+    if fold:
+        from clusterctl.log_fold import fold_lines
+
+        wanted = replace(wanted, everybody=True)
+        printer.folded(fold_lines(kept_chunks(found, wanted, number, when), wanted, fuzzy=fuzzy))
+        return
+    for chunk in kept_chunks(found, wanted, number, when):
+        printer.chunk(chunk, wanted)
+
+
+@app.command()
+def pull(
+    run: options.RunName = "last",
+    dst: Annotated[
+        Path | None, typer.Argument(metavar="[DST]", help="A new folder; by default `pulled` in the run's own.")
+    ] = None,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """Everything that tells what happened, of all attempts, in a folder a node that `ascend-fd parse` reads."""
+    from clusterctl import log_pull
+
+    found = options.run_named(run)
+    target = (dst or found.root / "pulled").absolute()
+    if not dry_run:
+        log_pull.claim(target, replace=dst is None)
+    bring_home(found)
+    with options.connected_to(found) as connections:
+        pulled = log_pull.pull_run(found, connections, target, dry_run=dry_run)
+    if as_json:
+        screen.show_json(pulled.as_json())
+        return
+    for note in pulled.notes:
+        screen.say(note, "yellow")
+    if dry_run:
+        screen.write("".join(f"{path}\n" for path in pulled.files))
+    else:
+        screen.say(f"{len(pulled.files)} files; then, for Ascend devices: {pulled.next_command}")
+        screen.write(f"{target}\n")
 
 
 def bring_home(run: RunDir) -> None:
@@ -89,45 +164,88 @@ def bring_home(run: RunDir) -> None:
                     screen.say(update.note, "yellow")
 
 
-def _kept(run: RunDir, wanted: LogFilter) -> Iterable[LogLine]:
-    from clusterctl.logs import kept_lines
+@contextmanager
+def _watched(run: RunDir, connections: Connections) -> Iterator[Watch | KeptWatch]:
+    from clusterctl.watch import open_watch
 
-    return kept_lines(run, wanted, run.read_record()["attempt"])
+    with open_watch(run, connections) as watch:
+        yield watch
 
 
-def _coming(run: RunDir, wanted: LogFilter) -> Iterable[LogLine]:
+def _tail(
+    run: RunDir, wanted: LogFilter, lines: int, since: float | None, printer: LogPrinter, goes_on: bool = False
+) -> dict[Path, int]:
+    """Print the last lines that are here; gives how far each file has been read. Where it goes on from there, a
+    half line at the end waits for its other half."""
+    from clusterctl.log_lines import LogChunk
+    from clusterctl.log_times import offset_since
+    from clusterctl.logs import kept_files
+
+    read = {}
+    for file in kept_files(run, run.read_record()["attempt"]):
+        read[file.path] = size = file.path.stat().st_size
+        start = 0 if since is None else offset_since(file.path, since)
+        end = size if goes_on else None
+        if start == size or not lines:
+            continue
+        if wanted.wants_all(LogChunk(file.node, file.rank, file.stream, b"")):
+            for chunk in file.chunks(file.start_of_last(lines, start, end), end):
+                printer.chunk(chunk, wanted)
+        else:
+            printer.lines(file.last(lines, wanted, start, end))
+    return read
+
+
+def _show_on(
+    run: RunDir,
+    watch: Watch | KeptWatch,
+    read: Mapping[Path, int],
+    wanted: LogFilter,
+    printer: LogPrinter,
+    connections: Connections,
+) -> None:
+    """What comes after what was read, until the run ends."""
     from clusterctl import run as runs
-    from clusterctl.watch import Watch, open_watch
+    from clusterctl.watch import KeptWatch
 
-    with options.connected_to(run) as connections, open_watch(run, connections) as watch:
-        for update in watch:
-            if update.line and wanted.wants(update.line):
-                yield update.line
-        if isinstance(watch, Watch):
-            runs.finish(run, connections)
+    if isinstance(watch, KeptWatch):
+        watch.offsets.update(read)
+    for update in watch:
+        if update.chunk:
+            printer.chunk(update.chunk, wanted)
+        elif update.note:
+            screen.say(update.note, "yellow")
+    if not isinstance(watch, KeptWatch):
+        runs.finish(run, connections)
 
 
-def _filter(run: str, rank: str | None, node: str | None, grep: str | None, errors: bool) -> LogFilter:
+def _attempt(run: RunDir, attempt: int | None) -> int:
+    last = int(run.read_record()["attempt"])
+    if attempt is not None and attempt > last:
+        raise UsageError(f"--attempt {attempt}: {run.run_id} had {last}", f"1 to {last}")
+    return attempt or last
+
+
+def _when(since: str | None) -> float | None:
+    from clusterctl.log_times import moment
+
+    return None if since is None else moment(since)
+
+
+def _filter(
+    run: str, rank: str | None, node: str | None, grep: str | None, exclude: str | None, errors: bool
+) -> LogFilter:
     from clusterctl.logs import LogFilter, parse_ranks
     from clusterctl.record import cluster_of
 
-    try:
-        pattern = re.compile(grep) if grep else None
-    except re.error as error:
-        raise UsageError(
-            f"--grep {grep}: {error}", "a regular expression; put \\ before ( [ . * + ?"
-        ) from None
     nodes = frozenset(cluster_of(options.run_named(run)).select(node).names) if node else None
-    return LogFilter(parse_ranks(rank) if rank else None, nodes, pattern, errors)
+    ranks = parse_ranks(rank) if rank else None
+    return LogFilter(ranks, nodes, _pattern("--grep", grep), errors, _pattern("--exclude", exclude))
 
 
-def _print(lines: Iterable[LogLine], no_prefix: bool, as_json: bool) -> None:
-    from clusterctl.views import log_line
-
-    for line in lines:
-        if as_json:
-            screen.show_json_line(
-                {"node": line.node, "rank": line.rank, "stream": line.stream, "text": line.text}
-            )
-        else:
-            screen.out_console().print(log_line(line, prefix=not no_prefix), soft_wrap=True)
+def _pattern(option: str, text: str | None) -> re.Pattern[str] | None:
+    try:
+        return re.compile(text) if text else None
+    except re.error as error:
+        hint = "a regular expression; put \\ before ( [ . * + ?"
+        raise UsageError(f"{option} {text}: {error}", hint) from None

@@ -103,3 +103,129 @@ def test_what_the_rank_said_last_leads_to_a_remedy(tmp_path: Path, said: str, hi
     cause = find_cause(run, {"node": "a", "rank": 1, "device": 0, "exit_code": 1}, [], {"a": "failed"})
     assert cause.tail[-1] == said
     assert hint in cause.hint
+
+
+TRACEBACK = """step 12
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    loss / 0
+ZeroDivisionError: division by zero
+"""
+LOST = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    dist.barrier()
+RuntimeError: [../gloo/transport/tcp/pair.cc:525] Connection closed by peer [10.0.0.2]:4242
+"""
+
+
+def wrote(run: RunDir, node: str, rank: int, text: str) -> None:
+    path = run.log(node, rank, "err")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def at(node: str, rank: int, when: float, code: int | None = None, signal: int | None = None, **more: Any) -> Any:
+    return {**ended(rank, 0.0, code, signal), "node": node, "device": rank, "at": when, **more}
+
+
+def test_the_first_by_the_steady_clocks_counts_whatever_the_wall_clocks_say(tmp_path: Path) -> None:
+    def node(offset: float, rank: int, when: float, wall: float) -> dict[str, Any]:
+        one = {**ended(rank, wall, code=1), "monotonic": when + offset}
+        return {**answer("failed", one, failed=rank), "clock": offset}
+
+    late = runs.read_answers(
+        RECORD,
+        [
+            Outcome(Node("a", "a", "a"), node(5000.0, 0, 100.2, 10.0)),
+            Outcome(Node("b", "b", "b"), node(-70.0, 2, 100.0, 700.0)),
+        ],
+        None,
+    )
+    assert late.failure is not None
+    assert (late.failure["node"], late.failure["rank"]) == ("b", 2)
+    assert late.failure["at"] == pytest.approx(100.0)
+
+
+def test_a_rank_that_lost_another_is_not_the_cause_though_it_was_seen_first(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    wrote(run, "a", 0, LOST)
+    wrote(run, "b", 1, TRACEBACK)
+    ranks = [
+        at("a", 0, 10.0, code=1),
+        at("b", 1, 10.1, code=1),
+        at("b", 2, 11.0, signal=15),
+        at("b", 3, 12.0, signal=9),
+    ]
+    cause = find_cause(run, ranks[0], ranks, {"a": "failed", "b": "failed"})
+    assert cause.title == "rank 1 on b (device 1) exited with code 1: ZeroDivisionError: division by zero"
+    assert cause.tail[-1] == "ZeroDivisionError: division by zero"
+    assert cause.others == "3 other ranks ended in consequence: 2 stopped, 1 gloo waited for another rank in vain"
+    assert cause.folder == str(tmp_path)
+
+
+def test_many_consequences_are_one_line(tmp_path: Path) -> None:
+    run, ranks = RunDir(tmp_path), [at("a", 0, 5.0, signal=9, oom=True, kernel=["Out of memory: Killed process 7"])]
+    for rank in range(1, 32):
+        wrote(run, "a", rank, "ConnectionResetError: [Errno 104] Connection reset by peer\n")
+        ranks.append(at("a", rank, 5.5, code=1))
+    cause = find_cause(run, ranks[0], ranks, {"a": "failed"})
+    assert cause.title == "rank 0 on a (device 0) was killed by the kernel: the node was out of memory"
+    assert cause.kernel == ("Out of memory: Killed process 7",)
+    assert cause.others == "31 other ranks ended in consequence: connection lost"
+
+
+def test_a_lost_connection_while_another_error_is_handled_does_not_hide_it(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    wrote(run, "a", 0, TRACEBACK + "\nDuring handling of the above exception, another exception occurred:\n\n" + LOST)
+    rank = at("a", 0, 5.0, code=1)
+    assert "ZeroDivisionError" in find_cause(run, rank, [rank], {"a": "failed"}).title
+    wrote(run, "a", 0, TRACEBACK + "caught, going on\n" + LOST)
+    assert "gloo waited" in find_cause(run, rank, [rank], {"a": "failed"}).title
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[rank3]: Traceback (most recent call last):\n[rank3]:   File x\n[rank3]: ValueError: bad", "ValueError: bad"),
+        ("[E123] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", "NCCL waited for another rank"),
+        ("[ERROR] EI0006: Getting socket times out. Reason: x", "EI0006, waited for another rank's socket"),
+        ("EI0014: Value 1 for ranktable variable x is invalid", "EI0014, the rank table names what is not so"),
+        (LOST.replace("[../gloo/transport/tcp/pair.cc:525] ", "EI0011: "), "EI0011, out of memory on the device"),
+        ("EI0006: retried, fine\n" + TRACEBACK, "ZeroDivisionError"),
+    ],
+)
+def test_what_a_rank_said_is_put_in_words(tmp_path: Path, text: str, words: str) -> None:
+    run, rank = RunDir(tmp_path), at("a", 0, 5.0, code=1)
+    wrote(run, "a", 0, text)
+    assert words in find_cause(run, rank, [rank], {"a": "failed"}).title
+
+
+def test_a_cause_that_explains_itself_stands_before_a_node_that_is_lost_later(tmp_path: Path) -> None:
+    run, rank = RunDir(tmp_path), at("a", 0, 5.0, code=1)
+    wrote(run, "a", 0, TRACEBACK)
+    cause = find_cause(run, rank, [rank], {"a": "failed", "b": "lost"})
+    assert "ZeroDivisionError" in cause.title
+    assert cause.others == "lost b"
+    wrote(run, "a", 0, LOST)
+    assert find_cause(run, rank, [rank], {"a": "failed", "b": "lost"}).title.startswith("lost b")
+
+
+KERNEL = [
+    (90.0, "python[41]: segfault at 0 ip 00 sp 00 error 4 in libc.so"),
+    (99.8, "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task=python,pid=42,uid=0"),
+    (99.9, "Out of memory: Killed process 42 (python) total-vm:9000kB"),
+    (100.0, "eth0: link up"),
+    (150.0, "Out of memory: Killed process 43 (python)"),
+]
+
+
+def test_the_kernels_words_are_found_by_pid_and_time() -> None:
+    from clusterctl.agent.evidence import about
+
+    found = about(42, 100.0, 9, KERNEL)
+    assert found["oom"] is True
+    assert found["kernel"] == [KERNEL[1][1], KERNEL[2][1]]
+    assert about(42, 100.0, 11, KERNEL) == {"oom": False, "kernel": found["kernel"]}
+    assert about(7, 100.0, 9, KERNEL)["oom"] is True  # in a container, where the kernel's pids are others
+    assert about(41, 90.5, 11, KERNEL)["kernel"] == [KERNEL[0][1]]
+    assert about(8, 50.0, 9, KERNEL) == {"oom": False, "kernel": []}

@@ -1,0 +1,147 @@
+"""What ended one rank: its exit status and its last lines, in words, and whether it only followed from another's."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.report_hccl import MEANINGS, code_in
+
+HINTS = (
+    (
+        r"ModuleNotFoundError|ImportError",
+        "install it into the node's python (see `python` in the inventory), or push it with the job's `code`",
+    ),
+    (
+        r"out of memory|MemoryError|OutOfMemory",
+        "a smaller micro_batch, or a layout that splits the model; see `clusterctl plan`",
+    ),
+    (
+        r"Address already in use|EADDRINUSE",
+        "another run holds the port: give `master_port: 0`, or stop it (`clusterctl runs`)",
+    ),
+    (r"No space left on device", "free some space on that node, or give it another `workdir`"),
+    (r"Permission denied", "check the file's owner and mode on that node"),
+)
+SIGNALS = {
+    signal.SIGKILL: "killed (SIGKILL); if nobody did, the kernel's out-of-memory killer did: see dmesg on that node",
+    signal.SIGSEGV: "segmentation fault (SIGSEGV)",
+    signal.SIGABRT: "aborted itself (SIGABRT)",
+    signal.SIGBUS: "bus error (SIGBUS); often a full /dev/shm",
+    signal.SIGTERM: "ended by SIGTERM",
+}
+CONSEQUENCES = (
+    (
+        r"Watchdog caught collective operation timeout|NCCL timeout|ncclRemoteError|NCCL Error [26]\b"
+        r"|remote process exited or there was a network error",
+        "NCCL waited for another rank in vain",
+    ),
+    (
+        r"[Gg]loo.*(?:[Tt]imed? ?out|Connection (?:closed|reset)|Broken pipe|Connection refused)"
+        r"|Timed out waiting \d+ ?ms for (?:recv|send) operation",
+        "gloo waited for another rank in vain",
+    ),
+    (
+        r"Connection (?:was )?(?:likely )?(?:closed|reset)|ConnectionResetError|BrokenPipeError|Broken pipe"
+        r"|ConnectionRefusedError|ConnectionAbortedError|DistNetworkError|DistStoreError|recvValue failed"
+        r"|client socket has (?:failed|timed out)",
+        "connection lost",
+    ),
+)
+PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:? ?")  # torch's and torchrun's, before each line of a traceback
+RAISED = re.compile(r"[A-Za-z_][\w.]*(?::.*)?")
+TRACEBACK = "Traceback (most recent call last):"
+CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+WIDEST = 300  # characters of an exception's message in a title
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one rank ended."""
+
+    words: str
+    """For a title, after "rank 3 on node2 (device 3)"."""
+    short: str
+    """For a count of many: "connection lost"."""
+    hint: str = ""
+    follows: bool = False
+    sure: bool = False
+    """It explains itself: a lost node elsewhere does not stand before it."""
+
+
+def how_it_ended(rank: Mapping[str, Any]) -> str:
+    """An exit status in words."""
+    number = rank.get("signal")
+    if number:
+        known = {int(key): words for key, words in SIGNALS.items()}
+        return known.get(number, f"ended by {signal_name(number)}")
+    if rank.get("hang"):
+        return f"hung: no step in {rank['hang']:g} s after step {rank.get('step')}; its log ends with its stacks"
+    return f"exited with code {rank.get('exit_code')}"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
+    """What a rank's end was, by its exit status, the kernel's words and its own last ones."""
+    ended, said = how_it_ended(rank), "\n".join(tail)
+    if rank.get("oom"):
+        words = "was killed by the kernel: the node was out of memory"
+        hint = "less data in memory, fewer loader processes, a smaller micro_batch; `clusterctl doctor` shows memory"
+        return Kind(words, "killed by the kernel, out of memory", hint, sure=True)
+    raised = raised_in(tail)
+    code = code_in(said)
+    if code and _of_hccl(raised):
+        meaning = MEANINGS[code]
+        words = f"{ended}: {code}, {meaning.words}"
+        return Kind(words, f"{code} {meaning.words}", meaning.hint, meaning.follows, not meaning.follows)
+    consequence = _consequence(raised or said)
+    if consequence and rank.get("signal") in (None, 0, signal.SIGABRT):
+        hint = "no rank is known to have failed before it: one that stands still, or a link (`clusterctl doctor`)"
+        return Kind(f"{ended}: {consequence}", consequence, hint, follows=True)
+    hint = next((words for pattern, words in HINTS if re.search(pattern, raised or said)), "")
+    if raised and not rank.get("signal"):
+        return Kind(f"{ended}: {raised[:WIDEST]}", raised.partition(":")[0], hint, sure=True)
+    if rank.get("signal") == signal.SIGTERM:
+        return Kind(ended, "stopped", hint, follows=True)
+    return Kind(ended, ended.partition(";")[0], hint, sure=rank.get("signal") in (signal.SIGSEGV, signal.SIGBUS))
+
+
+def _consequence(text: str) -> str | None:
+    return next((words for pattern, words in CONSEQUENCES if re.search(pattern, text)), None)
+
+
+def _of_hccl(raised: str | None) -> bool:
+    """Whether an exception is how torch_npu passes on what HCCL said; a code in a log before another exception
+    is not what ended the rank."""
+    return raised is None or bool(re.search(r"\b(?:hccl|acl|npu|inner error|E[A-Z][0-9]{4})", raised, re.IGNORECASE))
+
+
+def raised_in(tail: Sequence[str]) -> str | None:
+    """The exception that ended a program, out of its last traceback; of a chain the nearest that is no
+    consequence: a lost connection while another error is being handled hides it."""
+    chain = _last_chain([PREFIX.sub("", line) for line in tail])
+    return next((one for one in reversed(chain) if not _consequence(one)), chain[-1] if chain else None)
+
+
+def _last_chain(lines: Sequence[str]) -> list[str]:
+    chain: list[str] = []
+    inside = chained = False
+    for line in lines:
+        if line.startswith(CHAINED):
+            chained = True
+        elif line.strip() == TRACEBACK and not line.startswith(" "):
+            chain = chain if chained else []
+            inside, chained = True, False
+        elif inside and line and not line[0].isspace() and RAISED.fullmatch(line):
+            chain.append(line.strip())
+            inside = False
+    return chain

@@ -1,0 +1,137 @@
+"""Logs of runs on real SSH nodes: connections that are cut, following, folding, pulling."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl import inventory
+from clusterctl import run as runs
+from clusterctl.errors import ClusterctlError
+from clusterctl.job import Job
+from clusterctl.rundir import NodeFiles
+from clusterctl.transport import Connections, transport_to
+from clusterctl.watch import Watch
+
+from .conftest import Shell
+
+pytestmark = pytest.mark.live
+
+CUTS = 20
+CHATTER = """
+import os, sys, time
+end, n = os.environ["CLUSTERCTL_RUN_DIR"] + "/enough", 0
+while not os.path.exists(end):
+    for _ in range(20):
+        print(n, "x" * (n % 300), flush=n % 7 == 0)
+        n += 1
+    sys.stderr.write(f"{n}\\r")
+    time.sleep(0.01)
+print("the end, without one", end="")
+"""
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def wait_for_more(path: Path) -> None:
+    size = path.stat().st_size if path.exists() else 0
+    wait_for(lambda: path.exists() and path.stat().st_size > size)
+
+
+@pytest.mark.timeout(240)
+def test_twenty_cut_connections_lose_and_double_no_line(tmp_path: Path, cluster_file: Path) -> None:
+    cluster = inventory.load(cluster_file)
+    job = Job(name="chatter", command=("python3", "-c", CHATTER), source="test")
+    cuts = 0
+
+    def cut() -> None:
+        """Each time some lines came, end the agent that sends them or the sshd before it, as a broken line does."""
+        nonlocal cuts
+        while cuts < CUTS:
+            node = cluster.nodes[cuts % 2]
+            home = run.log(node.name, 2 * (cuts % 2), "out")
+            wait_for_more(home)
+            try:
+                agent = connections.of(node).hello()["pid"]
+                script = f"read -r a b c parent rest < /proc/{agent}/stat; kill -9 $parent"
+                argv = ["kill", "-9", str(agent)] if cuts % 4 < 2 else ["sh", "-c", script]
+                cuts += others.of(node).run(argv).exit_code == 0
+            except ClusterctlError:
+                continue  # the connection was just gone
+        for node in cluster.nodes:
+            others.of(node).put(f"{run.read_record()['run_dirs'][node.name]}/enough", b"")
+
+    with Connections(transport_to(cluster)) as connections, Connections(transport_to(cluster)) as others:
+        run = runs.launch(cluster, job, connections, tmp_path / "runs", lambda *_: None)
+        seen: dict[tuple[str, int, str], bytes] = defaultdict(bytes)
+        cutter = threading.Thread(target=cut, daemon=True)
+        cutter.start()
+        for update in Watch(run, connections):
+            if update.chunk:
+                seen[update.chunk.node, update.chunk.rank, update.chunk.stream] += update.chunk.data
+        cutter.join(60)
+        assert cuts == CUTS
+        assert runs.finish(run, connections).phase == "finished"
+        for node, rank in (("node1", 0), ("node1", 1), ("node2", 2), ("node2", 3)):
+            for stream in ("out", "err"):
+                remote = NodeFiles(run.read_record()["run_dirs"][node]).log(rank, stream)
+                kept = run.log(node, rank, stream).read_bytes()
+                assert kept == connections.of(cluster.select(node).nodes[0]).get(remote)
+                if stream == "out":
+                    assert seen[node, rank, stream] == kept + b"\n"
+            lines = run.log(node, rank, "out").read_text().splitlines()
+            assert [int(line.split()[0]) for line in lines[:-1]] == list(range(len(lines) - 1))
+
+
+def test_logs_are_followed_folded_and_pulled(shell: Shell, tmp_path: Path) -> None:
+    code = """
+import os, sys, time
+rank = os.environ["RANK"]
+print("loading\\nstep 1 loss", rank, flush=True)
+sys.stderr.write("10%\\r50%\\r100%\\n")
+log = os.path.expanduser("~/ascend/log/debug/plog")
+os.makedirs(log, exist_ok=True)
+open(f"{log}/plog-{os.getpid()}_20260101000000000.log", "w").write("mine")
+open(f"{log}/plog-1_20260101000000000.log", "w").write("another's")
+time.sleep(1)
+print("done", end="")
+"""
+    started = shell("launch", "--no-code", "--detach", "--", "python3", "-c", code)
+    assert started.returncode == 0, started.stderr
+    followed = shell("logs", "tail", "last", "-f", "--rank", "0-3", "--exclude", "%")
+    assert followed.returncode == 0, followed.stderr
+    wanted = [
+        f"node{1 + rank // 2}:{rank} {text}" for rank in range(4) for text in ("loading", f"step 1 loss {rank}", "done")
+    ]
+    assert sorted(followed.stdout.splitlines()) == sorted(wanted)
+    assert shell("logs", "tail", "last", "-n", "1", "--rank", "1", "--no-prefix").stdout == "done\n100%\n"
+    assert shell("logs", "show", "last", "--since", "1h", "--rank", "1", "--node", "node1").stdout.count("\n") == 4
+    assert shell("logs", "show", "last", "--fold").stdout.splitlines() == [
+        "[0-3] loading", "[0] step 1 loss 0", "[1] step 1 loss 1", "[2] step 1 loss 2", "[3] step 1 loss 3",
+        "[0-3] done", "[0-3] 100%",
+    ]  # fmt: skip
+    fuzzy = shell("logs", "show", "last", "--fold", "--fuzzy", "--json", "--grep", "step").stdout
+    everybody = {"ranks": [0, 1, 2, 3], "nodes": ["node1", "node2"], "times": 4}
+    assert json.loads(fuzzy) == {**everybody, "text": "step # loss #"}
+    pulled = shell("logs", "pull", "last", str(tmp_path / "out"), "--json")
+    assert pulled.returncode == 0, pulled.stderr
+    files = json.loads(pulled.stdout)["files"]
+    place = tmp_path / "out" / "attempt-1"
+    assert (place / "node1" / "rank-0.txt").read_bytes() == b"loading\nstep 1 loss 0\ndone\n10%\r50%\r100%\n"
+    assert {f"attempt-1/node{1 + rank // 2}/rank-{rank}.txt" for rank in range(4)} <= set(files)
+    assert all((tmp_path / "out" / name).is_file() for name in files)
+    plogs = sorted((place / "node1" / "process_log/debug/plog").iterdir())
+    assert [path.read_text() for path in plogs] == ["mine", "mine"]
+    assert shell("logs", "pull", "last", str(tmp_path / "out")).returncode == 2
+    assert shell("logs", "pull", "last", "--dry-run").stdout.count("rank-") == 4
