@@ -124,7 +124,9 @@ def test_a_gateway_is_a_place_or_several(tmp_path: Path, gateway: str) -> None:
     assert inventory.load(written(tmp_path, text)).nodes[0].gateway == gateway
 
 
-@pytest.mark.parametrize("gateway", ["-oProxyCommand=x", "a;touch x;@gate", "$(x)", "me@-x", "a b", "gate\\nHost *", "`x`"])
+@pytest.mark.parametrize(
+    "gateway", ["-oProxyCommand=x", "a;touch x;@gate", "$(x)", "me@-x", "a b", "gate\\nHost *", "`x`"]
+)
 def test_a_gateway_that_is_an_option_or_a_command_is_refused(tmp_path: Path, gateway: str) -> None:
     with pytest.raises(InputFaults, match="can't be a gateway"):
         inventory.load(written(tmp_path, f'nodes: {{a: {{host: b, gateway: "{gateway}"}}}}'))
