@@ -28,9 +28,9 @@ HINTS = (
 )
 SIGNALS = {
     signal.SIGKILL: "killed (SIGKILL); if nobody did, the kernel's out-of-memory killer did: see dmesg on that node",
-    signal.SIGSEGV: "segmentation fault (SIGSEGV)",
+    signal.SIGSEGV: "ended by a segmentation fault (SIGSEGV)",
     signal.SIGABRT: "aborted itself (SIGABRT)",
-    signal.SIGBUS: "bus error (SIGBUS); often a full /dev/shm",
+    signal.SIGBUS: "ended by a bus error (SIGBUS); often a full /dev/shm",
     signal.SIGTERM: "ended by SIGTERM",
 }
 CONSEQUENCES = (
@@ -94,7 +94,9 @@ def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
     """What a rank's end was, by its exit status, the kernel's words and its own last ones."""
     ended, said = how_it_ended(rank), "\n".join(tail)
     if rank.get("oom"):
-        words = "was killed by the kernel: the node was out of memory"
+        limit = any("cgroup out of memory" in line for line in rank.get("kernel") or ())
+        whose = "its container's memory limit was reached" if limit else "the node was out of memory"
+        words = f"was killed by the kernel: {whose}"
         hint = "less data in memory, fewer loader processes, a smaller micro_batch; `clusterctl doctor` shows memory"
         return Kind(words, "killed by the kernel, out of memory", hint, sure=True)
     raised = raised_in(tail)

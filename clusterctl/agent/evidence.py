@@ -9,7 +9,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from clusterctl.agent.request import Request
 
-BEFORE, AFTER = 10.0, 3.0  # seconds around a process's end
+BEFORE, AFTER = 10.0, 2.0  # seconds around a process's end: a device may fall silent well before
+AT_ONCE = 2.0  # seconds around a kill for memory that names another pid: our own, in a container
 MOST = 10  # lines a process
 KILL = 9
 WORTH = re.compile(
@@ -17,8 +18,9 @@ WORTH = re.compile(
     r"|hardware error|i/o error|blocked for more than|davinci|devdrv",
     re.IGNORECASE,
 )
-OOM = re.compile(r"(?:out of memory|oom).*?killed process (\d+)|oom-kill:.*\bpid=(\d+)", re.IGNORECASE)
-PID = re.compile(r"\bpid[=: ](\d+)|process (\d+)\b|\[(\d+)\]: segfault", re.IGNORECASE)
+OOM = re.compile(r"oom-kill|out of memory|killed process", re.IGNORECASE)
+KILLED = re.compile(r"killed process (\d+)", re.IGNORECASE)
+PID = re.compile(r"\bpid[=: ](\d+)|process (\d+)\b|\[(\d+)\]: segfault|traps: \S+\[(\d+)\]", re.IGNORECASE)
 
 
 def evidence(request: Request) -> Dict[str, Any]:
@@ -40,11 +42,13 @@ def about(pid: int, ended: float, number: Optional[int], messages: List[Tuple[fl
     for when, text in messages:
         if not ended - BEFORE <= when <= ended + AFTER or not WORTH.search(text):
             continue
-        match = OOM.search(text)
-        if match and number == KILL:
-            oom = oom or int(match[1] or match[2]) == pid or abs(when - ended) < 1.0
         named = [int(group) for groups in PID.findall(text) for group in groups if group]
-        if not named or pid in named or (match and number == KILL):
+        if OOM.search(text):
+            mine = number == KILL and (pid in named or abs(when - ended) < AT_ONCE)
+            oom = oom or (mine and bool(KILLED.search(text)))
+        else:
+            mine = not named or pid in named
+        if mine:
             lines.append(text)
     return {"oom": oom, "kernel": lines[-MOST:]}
 

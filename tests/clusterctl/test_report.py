@@ -212,6 +212,8 @@ def test_a_cause_that_explains_itself_stands_before_a_node_that_is_lost_later(tm
 
 KERNEL = [
     (90.0, "python[41]: segfault at 0 ip 00 sp 00 error 4 in libc.so"),
+    (93.0, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),
+    (99.7, "python invoked oom-killer: gfp_mask=0xcc0"),
     (99.8, "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task=python,pid=42,uid=0"),
     (99.9, "Out of memory: Killed process 42 (python) total-vm:9000kB"),
     (100.0, "eth0: link up"),
@@ -222,10 +224,10 @@ KERNEL = [
 def test_the_kernels_words_are_found_by_pid_and_time() -> None:
     from clusterctl.agent.evidence import about
 
-    found = about(42, 100.0, 9, KERNEL)
-    assert found["oom"] is True
-    assert found["kernel"] == [KERNEL[1][1], KERNEL[2][1]]
-    assert about(42, 100.0, 11, KERNEL) == {"oom": False, "kernel": found["kernel"]}
+    xid, oom = KERNEL[1][1], [text for _, text in KERNEL[2:5]]
+    assert about(42, 100.0, 9, KERNEL) == {"oom": True, "kernel": [xid, *oom]}
+    assert about(42, 100.0, 11, KERNEL) == {"oom": False, "kernel": [xid]}
     assert about(7, 100.0, 9, KERNEL)["oom"] is True  # in a container, where the kernel's pids are others
+    assert about(7, 104.0, 9, KERNEL) == {"oom": False, "kernel": []}
     assert about(41, 90.5, 11, KERNEL)["kernel"] == [KERNEL[0][1]]
     assert about(8, 50.0, 9, KERNEL) == {"oom": False, "kernel": []}
