@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import document as documents
+from clusterctl.agent.frames import SILENCE
 from clusterctl.document import Document, Key, Section
 from clusterctl.errors import ClusterctlError, Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.inventory import Cluster, Node, named_devices, parse_devices
-from clusterctl.settings import environment
+from clusterctl.restarts import Restart
+from clusterctl.settings import duration, environment
 
 RANK_TABLE_CHOICES = ("auto", "always", "never")
 COLLECT_CHOICES = ("checkpoints",)
@@ -50,6 +52,11 @@ class Job:
     """Seconds between SIGTERM and SIGKILL, for a last checkpoint."""
     collect: tuple[str, ...] = ()
     """What is brought home at the end beside logs and metrics."""
+    restart: Restart | None = None
+    """What follows a failure; nothing where the job says nothing."""
+    hang_after: float | None = None
+    """Seconds without a step after which a training counts as hung; 0 = never. None: three times the 99th percentile
+    of its steps, 30 at least."""
     source: str = ""
     document: Document | None = field(default=None, repr=False, compare=False)
 
@@ -92,12 +99,60 @@ def _read(top: Section, path: Path) -> Job:
         master_port=_port(top),
         grace=top.take("grace", float, 30.0) or 0.0,
         collect=_known_words(top, "collect", COLLECT_CHOICES),
+        restart=_restart(top),
+        hang_after=_seconds(top, "hang_after", None),
         source=str(path),
     )
 
 
+def _restart(top: Section) -> Restart | None:
+    """The job's `restart` part; its presence asks for restarts."""
+    inner = top.section("restart")
+    if top.value.get("restart") is None:
+        return None
+    plain = Restart()
+    found = Restart(
+        max=_at_least(inner, "max", 0, plain.max),
+        backoff=_seconds(inner, "backoff", plain.backoff) or 0.0,
+        spare_nodes=inner.take("spare_nodes", str),
+        min_nodes=_at_least(inner, "min_nodes", 1, 0) or None,
+        node_lost_after=_seconds(inner, "node_lost_after", plain.node_lost_after) or 0.0,
+    )
+    if found.node_lost_after <= SILENCE:
+        what = f"{found.node_lost_after:g} s: a link's silence alone takes {SILENCE:g} s to notice"
+        inner.fault("node_lost_after", what, f"{plain.node_lost_after:g}s, or more")
+    inner.done()
+    return found
+
+
+def _at_least(section: Section, key: str, least: int, default: int) -> int:
+    value = section.take(key, int, default)
+    if value is not None and value < least and section.value.get(key) is not None:
+        section.fault(key, f"{value} is too small", f"{least} or more")
+    return value or 0
+
+
+def _seconds(section: Section, key: str, default: float | None) -> float | None:
+    """A time: a number of seconds, or `90s`, `10m`, `off`."""
+    section.taken.append(key)
+    value = section.value.get(key)
+    if value is None:
+        return default
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
+        return float(value)
+    try:
+        return duration(value if isinstance(value, str) else "?")
+    except UsageError:
+        section.fault(key, f"{value!r} is no time", "as in 10, 90s, 10m, or off")
+        return default
+
+
 def from_command(
-    argv: Sequence[str], code: Path | None, devices: str | None = None, env: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    code: Path | None,
+    devices: str | None = None,
+    env: Mapping[str, str] | None = None,
+    restarts: int = 0,
 ) -> Job:
     """A bare command as a job; its name is the program's, or the script's."""
     words = [Path(word).stem for word in argv[:2] if not word.startswith("-")]
@@ -110,6 +165,7 @@ def from_command(
         code=code,
         devices=chosen,
         env=dict(env or {}),
+        restart=Restart(max=restarts) if restarts else None,
         source="the command line",
     )
 

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from clusterctl.inventory import Cluster, Node
 from clusterctl.job import Job
 from clusterctl.plan import Plan
+from clusterctl.restarts import Restart
 from clusterctl.rundir import RunDir, replace_file
 
 NOT_KEPT = ("document",)  # of a job: the lines of its file
+STAYS = (
+    "created",
+    "spares",
+    "abandoned",
+    "metrics_base",
+    "code_paths",
+    "data_paths",
+)  # from one attempt to the next
 
 
-def write_run(run: RunDir, made: Plan) -> None:
+def write_run(run: RunDir, made: Plan, spares: Sequence[Node] = ()) -> None:
     """The record, the plan as it was carried out, and the texts that went to the nodes; for the owner's eyes only."""
     first = run.read_record() if run.record.exists() else {}
-    run.write_json(
-        run.record, {**_record(run, made), "created": first.get("created", time.time())}, mode=0o600
-    )
+    stays = {
+        "created": time.time(),
+        "spares": [asdict(node) for node in spares],
+        "abandoned": [],
+        "metrics_base": 0,
+        **{name: first[name] for name in STAYS if name in first},
+    }
+    run.write_json(run.record, {**_record(run, made), **stays}, mode=0o600)
     run.write_json(run.plan, _without_secrets(made.as_json(), set(made.facts.forwarded)), mode=0o600)
     replace_file(run.hostfile, made.hostfile)
     if made.facts.rank_table:
@@ -54,7 +69,8 @@ def _record(run: RunDir, made: Plan) -> dict[str, Any]:
 
 
 def _job_fields(job: Job) -> dict[str, Any]:
-    return {one.name: getattr(job, one.name) for one in fields(Job) if one.name not in NOT_KEPT}
+    found = {one.name: getattr(job, one.name) for one in fields(Job) if one.name not in NOT_KEPT}
+    return {**found, "restart": asdict(job.restart) if job.restart else None}
 
 
 def _without_secrets(value: dict[str, Any], names: set[str]) -> dict[str, Any]:
@@ -72,10 +88,32 @@ def cluster_of(run: RunDir) -> Cluster:
     return Cluster(record["name"], nodes, known_hosts=record["known_hosts"], source=record["source"])
 
 
+def spares_of(run: RunDir) -> list[Node]:
+    """The nodes that wait for one to be lost."""
+    return [Node(**_tuples(one)) for one in run.read_record().get("spares", [])]
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """A node that was given up with an attempt of the run on it."""
+
+    node: Node
+    run_dir: str
+    attempt: int
+
+
+def abandoned_of(run: RunDir) -> list[Abandoned]:
+    """The nodes that were given up and have not answered since."""
+    kept = run.read_record().get("abandoned", [])
+    return [Abandoned(Node(**_tuples(one["node"])), one["run_dir"], one["attempt"]) for one in kept]
+
+
 def job_of(run: RunDir) -> Job:
     """The job of a run as it was when it started, whatever its file says now."""
-    job = Job(**_tuples(run.read_record()["job"]))
-    return replace(job, code=job.code and Path(job.code), data=job.data and Path(job.data))
+    kept = run.read_record()["job"]
+    job = Job(**_tuples(kept))
+    restart = Restart(**kept["restart"]) if kept.get("restart") else None
+    return replace(job, code=job.code and Path(job.code), data=job.data and Path(job.data), restart=restart)
 
 
 def _tuples(value: dict[str, Any]) -> dict[str, Any]:

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl import contract, plan
 from clusterctl.aftermath import placed, when, with_aftermath
-from clusterctl.errors import ClusterctlError, NodeError, NodesFailed, UsageError, WorkFailed
+from clusterctl.errors import ClusterctlError, LinkLost, UsageError, WorkFailed
 from clusterctl.inventory import Cluster, Node
 from clusterctl.job import Job
+from clusterctl.outcomes import on_all
+from clusterctl.outcomes import raise_failures as raise_failures
 from clusterctl.record import cluster_of, job_of, write_run
 from clusterctl.rundir import NodeFiles, RunDir, new_run_id
-from clusterctl.words import size, some
+from clusterctl.stored import Stored, Tell, push_code, push_data
+from clusterctl.transport import Outcome
+from clusterctl.words import some
 
 if TYPE_CHECKING:
-    from clusterctl.push import Manifest
-    from clusterctl.transport import Connection, Connections, Outcome
+    from clusterctl.transport import Connection, Connections
 
 FINAL = ("finished", "failed", "stopped", "lost")
+RESTARTING = "restarting"  # an attempt failed and the controller waits to start the next
+SETTLE = 15.0  # seconds that `stop` gives a controller to bring the last bytes home
 FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
-
-Tell = Callable[[str, str], None]
-"""What waits is told of each phase: its name, and what came of it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,10 @@ class RunState:
     step: dict[str, Any] | None = field(default=None, hash=False)
     """The last step's metrics."""
     unreachable: dict[str, str] = field(default_factory=dict, hash=False)
+    controller: int | None = None
+    """The pid of the process on this machine that brings the run home and decides on restarts; None: nobody does."""
+    verdict: str = ""
+    """What was decided after the last failure, and why."""
 
     @property
     def is_final(self) -> bool:
@@ -50,43 +57,68 @@ class RunState:
 # -- start --------------------------------------------------------------------------------------------------
 
 
-def launch(cluster: Cluster, job: Job, connections: Connections, runs: Path, tell: Tell) -> RunDir:
-    """Push, write and start a run on all of its nodes, or leave none of it running; gives the run's folder."""
-    run = RunDir(runs / new_run_id(job.name))
-    hellos = reach(cluster, connections, tell)
-    code = _push_code(cluster, job, connections, tell)
-    data = _push_data(cluster, job, connections, tell)
+def launch(
+    cluster: Cluster,
+    job: Job,
+    connections: Connections,
+    runs: Path,
+    tell: Tell,
+    run: RunDir | None = None,
+    spares: Sequence[Node] = (),
+) -> RunDir:
+    """Push, write and start a run on all of its nodes, or leave none of it running; gives the run's folder.
+
+    Spare nodes get what is pushed too: a restart then needs nothing that may have changed here since.
+    """
+    run = run or new_run(job, runs)
+    everywhere = replace(cluster, nodes=(*cluster.nodes, *spares))
+    hellos = reach(everywhere, connections, tell)
+    code = push_code(everywhere, job, connections, tell)
+    data = push_data(everywhere, job, connections, tell)
     facts = prepare(cluster, job, connections, hellos, Stored(code, data), tell)
-    _start_all(run, plan.make_plan(cluster, job, replace(facts, run_id=run.run_id)), connections, tell)
+    made = plan.make_plan(cluster, job, replace(facts, run_id=run.run_id))
+    try:
+        start_all(run, made, connections, tell, spares)
+    except BaseException:
+        run.write_json(run.state, asdict(RunState("failed", dict.fromkeys(cluster.names, "stopped"))))
+        raise
     return run
+
+
+def new_run(job: Job, runs: Path) -> RunDir:
+    """A run's folder-to-be: known before anything starts, so that an interrupt at any moment finds it."""
+    return RunDir(runs / new_run_id(job.name))
 
 
 def resume(run: RunDir, connections: Connections, tell: Tell) -> None:
     """Start an ended run's next attempt: the same nodes, code and data, the same folders."""
-    record, cluster, job = run.read_record(), cluster_of(run), job_of(run)
     state = status(run, connections)
     if not state.is_final:
         hint = f"clusterctl attach {run.run_id} follows it, clusterctl stop {run.run_id} ends it"
         raise UsageError(f"{run.run_id} is {state.phase}, not ended", hint)
+    run.stop_asked.unlink(missing_ok=True)
+    run.add_event("resumed")
+    try:
+        start_next(run, cluster_of(run), connections, tell)
+    except BaseException:
+        run.write_json(run.state, asdict(RunState("failed", dict.fromkeys(cluster_of(run).names, "stopped"))))
+        raise
+
+
+def start_next(run: RunDir, cluster: Cluster, connections: Connections, tell: Tell) -> None:
+    """Start a run's next attempt on these nodes; the rank table and the hostfile are theirs."""
+    record, job = run.read_record(), job_of(run)
     hellos = reach(cluster, connections, tell)
     stored = Stored(record["code_paths"], record["data_paths"])
     _still_there(cluster, connections, stored)
     facts = prepare(cluster, job, connections, hellos, stored, tell)
     facts = replace(facts, run_id=run.run_id, attempt=record["attempt"] + 1)
-    _start_all(run, plan.make_plan(cluster, job, facts), connections, tell)
-
-
-@dataclass(frozen=True)
-class Stored:
-    """Where each node keeps what was pushed for a run."""
-
-    code: dict[str, str] = field(hash=False)
-    data: dict[str, str] = field(hash=False)
+    start_all(run, plan.make_plan(cluster, job, facts), connections, tell)
 
 
 def reach(cluster: Cluster, connections: Connections, tell: Tell) -> dict[str, dict[str, Any]]:
     """Every node's own word on who it is."""
-    hellos = _on_all(connections, cluster.nodes, lambda node, link: link.hello())
+    hellos = on_all(connections, cluster.nodes, lambda node, link: link.hello())
     tell("reach", f"{some(len(hellos), 'node')} reached")
     _same_machine_twice(cluster, hellos)
     return hellos
@@ -121,19 +153,25 @@ def prepare(
     )
 
 
-def _start_all(run: RunDir, made: plan.Plan, connections: Connections, tell: Tell) -> None:
+def start_all(
+    run: RunDir, made: plan.Plan, connections: Connections, tell: Tell, spares: Sequence[Node] = ()
+) -> None:
+    """Write and start an attempt on all of its nodes; where one can't, or the user asked for the end, on none."""
     nodes = made.cluster.nodes
-    write_run(run, made)
+    write_run(run, made, spares)
     try:
-        _on_all(connections, nodes, lambda node, link: _write_files(link, _node_plan(made, node), made))
-        _on_all(connections, nodes, lambda node, link: _start(link, _node_plan(made, node), made))
+        on_all(connections, nodes, lambda node, link: _write_files(link, _node_plan(made, node), made))
+        on_all(connections, nodes, lambda node, link: _start(link, _node_plan(made, node), made))
+        if (
+            run.stop_asked.exists()
+        ):  # asked after we looked last, so the asker may have stopped the attempt before
+            raise WorkFailed(f"{run.run_id} was stopped while attempt {made.facts.attempt} started")
         run.add_event("started", nodes=made.cluster.names, ranks=made.world_size, attempt=made.facts.attempt)
         what = f"{some(made.world_size, 'rank')} on {some(len(nodes), 'node')}, master {made.master}"
         tell("start", what + (f", attempt {made.facts.attempt}" if made.facts.attempt > 1 else ""))
     except BaseException as problem:
         run.add_event("start_failed", reason=str(problem))
         stop_nodes(connections, nodes, run, grace=0.0)
-        run.write_json(run.state, asdict(RunState("failed", {node.name: "stopped" for node in nodes})))
         raise
 
 
@@ -144,7 +182,7 @@ def _still_there(cluster: Cluster, connections: Connections, stored: Stored) -> 
                 hint = "launch the job anew: it is pushed again"
                 raise WorkFailed(f"{node.name}: the run's {kind} is gone from {paths[node.name]}", hint)
 
-    _on_all(connections, cluster.nodes, look)
+    on_all(connections, cluster.nodes, look)
 
 
 def _forwarded(job: Job) -> dict[str, str]:
@@ -185,64 +223,6 @@ def free_port(link: Connection, node: Node) -> int:
     return int(done.stdout)
 
 
-def trainer_code() -> tuple[Path, Manifest]:
-    """The embedded trainer and its fused ops as they are installed here, to be pushed."""
-    import importlib.util
-
-    from clusterctl import push
-
-    spec = importlib.util.find_spec("trainer")
-    if spec is None or spec.origin is None:
-        raise UsageError("the embedded trainer is not installed here", "pip install 'clusterctl[train]'")
-    root = Path(spec.origin).parent.parent
-    return root, push.make_manifest(
-        root, only=("trainer", "native"), everything=True
-    )  # the compiled op too, which git ignores
-
-
-def _push_code(cluster: Cluster, job: Job, connections: Connections, tell: Tell) -> dict[str, str]:
-    from clusterctl import push
-
-    if job.train is not None:
-        root, manifest = trainer_code()
-    elif job.code is not None:
-        root, manifest = job.code, push.make_manifest(job.code)
-    else:
-        return {}
-    return _push(cluster, connections, root, manifest, "code", tell)
-
-
-def _push_data(cluster: Cluster, job: Job, connections: Connections, tell: Tell) -> dict[str, str]:
-    from clusterctl import push
-
-    if job.data is None:
-        return {}
-    return _push(cluster, connections, job.data, push.make_manifest(job.data, everything=True), "data", tell)
-
-
-def _push(
-    cluster: Cluster, connections: Connections, root: Path, manifest: Manifest, kind: str, tell: Tell
-) -> dict[str, str]:
-    from clusterctl import push
-    from clusterctl.relay import relay_for
-
-    for warning in manifest.warnings:
-        tell("warning", warning)
-    began = time.monotonic()
-    source = push.Source(root, manifest)
-    with relay_for("auto", cluster.nodes) as relay:
-        stored = _on_all(
-            connections,
-            cluster.nodes,
-            lambda node, link: push.push_store(link, source, kind, relay=relay),
-        )
-    new = sum(not one.unchanged for one in stored.values())
-    seconds = time.monotonic() - began
-    what = f"{some(len(manifest.files), 'file')}, {size(manifest.size)}"
-    tell(f"push {kind}", f"{what} to {new} of {some(len(stored), 'node')} in {seconds:.1f} s")
-    return {name: one.path for name, one in stored.items()}
-
-
 def _node_plan(made: plan.Plan, node: Node) -> plan.NodePlan:
     return next(one for one in made.nodes if one.node.name == node.name)
 
@@ -264,30 +244,9 @@ def _start(link: Connection, one: plan.NodePlan, made: plan.Plan) -> dict[str, A
         "node": one.node.name,
         "ranks": ranks,
         "grace": made.job.grace,
+        "hang_after": made.job.hang_after,
     }
     return link.call("start", {"run_dir": one.run_dir, "spec": spec})
-
-
-def _on_all(
-    connections: Connections, nodes: Sequence[Node], work: Callable[[Node, Connection], Any]
-) -> dict[str, Any]:
-    """The same work on all nodes at once; every node that fails is named."""
-    outcomes = connections.on_each(nodes, work)
-    raise_failures(outcomes)
-    return {outcome.node.name: outcome.value for outcome in outcomes}
-
-
-def raise_failures(outcomes: Sequence[Outcome[Any]]) -> None:
-    """One error for all nodes that failed: unreachable ones first, since nothing else can be believed before."""
-    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-    unreachable = [error for error in errors if isinstance(error, NodeError)]
-    if unreachable:
-        raise unreachable[0] if len(unreachable) == 1 else NodesFailed(unreachable)
-    if errors:
-        hints = "\n".join(dict.fromkeys(error.hint for error in errors if error.hint))
-        raise (
-            errors[0] if len(errors) == 1 else WorkFailed("\n".join(error.message for error in errors), hints)
-        )
 
 
 # -- ask, stop, bring home ----------------------------------------------------------------------------------
@@ -295,37 +254,59 @@ def raise_failures(outcomes: Sequence[Outcome[Any]]) -> None:
 
 def finish(run: RunDir, connections: Connections) -> RunState:
     """After the watch: what the job asked for comes home, then the end is written down."""
+    return conclude(run, connections, ended(run, connections))
+
+
+def ended(
+    run: RunDir, connections: Connections, gone: Collection[str] = (), lost: Collection[str] = ()
+) -> RunState:
+    """How an attempt that was watched to its end came out; a node that is `gone`, or can't be asked, is lost too."""
+    state = ask(run, connections, gone)
+    nodes = {
+        name: "lost" if phase == "unknown" or name in lost else phase for name, phase in state.nodes.items()
+    }
+    return replace(state, nodes=nodes, phase=_phase(list(nodes.values())))
+
+
+def conclude(run: RunDir, connections: Connections, state: RunState) -> RunState:
+    """The run's last word: what the job asked for comes home, then the end is written down."""
     try:
         for name in collect(run, connections):
             run.add_event("collected", name=name)
     except ClusterctlError as error:
         run.add_event("collect_failed", reason=error.message)
-    state = _asked(run, connections)
-    gone = {name: "lost" if phase == "unknown" else phase for name, phase in state.nodes.items()}
-    state = replace(state, nodes=gone, phase=_phase(list(gone.values())))
     run.write_json(run.state, asdict(state))
-    run.add_event("ended", phase=state.phase)
+    run.add_event("ended", phase=state.phase, **({"verdict": state.verdict} if state.verdict else {}))
     return state
 
 
 def status(run: RunDir, connections: Connections) -> RunState:
     """The run as its nodes say now; where they can't be asked, as it was seen last."""
-    state, last = _asked(run, connections), run.read_state()
+    controller = run.controller()
+    state, last = ask(run, connections), run.read_state()
     if state.phase == "unknown" and last.get("phase") in FINAL:
         return replace(state_of(last), unreachable=state.unreachable)
-    if not state.unreachable and not run.is_watched():  # a living watcher writes the end itself, after the last byte
+    state = replace(state, controller=controller, verdict=last.get("verdict", ""))
+    if (
+        controller is not None
+    ):  # it writes the end itself, after the last byte; between two attempts none runs
+        return replace(state, phase=RESTARTING) if last.get("phase") == RESTARTING else state
+    if not state.unreachable:
         run.write_json(run.state, asdict(state))
     return state
 
 
-def _asked(run: RunDir, connections: Connections) -> RunState:
-    record = run.read_record()
+def ask(run: RunDir, connections: Connections, gone: Collection[str] = ()) -> RunState:
+    """What the nodes say of the present attempt; those that are `gone` are not asked."""
+    record, nodes = run.read_record(), cluster_of(run).nodes
 
     def asked(node: Node, link: Connection) -> dict[str, Any]:
         where = {"run_dir": record["run_dirs"][node.name], "attempt": record["attempt"]}
         return with_aftermath(link, link.call("state", where))
 
-    return read_answers(record, connections.on_each(cluster_of(run).nodes, asked), _last_step(run))
+    outcomes = connections.on_each([node for node in nodes if node.name not in gone], asked)
+    outcomes += [Outcome(node, error=LinkLost(node.name, "lost")) for node in nodes if node.name in gone]
+    return read_answers(record, outcomes, _last_step(run))
 
 
 def state_of(value: dict[str, Any]) -> RunState:
@@ -351,7 +332,11 @@ def read_answers(
         nodes[name] = (answer["node"] or {"state": "unknown"})["state"]
         devices = dict(zip(record["ranks"][name], record["devices"][name], strict=True))
         there = [placed(one, answer) for one in answer["ranks"]]
-        ranks += [{**one, "node": name, "device": devices.get(one["rank"])} for one in there]
+        beats = answer.get("heartbeats") or {}
+        ranks += [
+            {**one, "node": name, "device": devices.get(one["rank"]), **beat_of(beats.get(str(one["rank"])))}
+            for one in there
+        ]
         failure = (answer["node"] or {}).get("first_failure")
         if failure:
             whole = next((one for one in there if one["rank"] == failure["rank"]), {})
@@ -359,6 +344,12 @@ def read_answers(
     return RunState(
         _phase(list(nodes.values())), nodes, tuple(ranks), first_failure(failures), step, unreachable
     )
+
+
+def beat_of(said: dict[str, Any] | None) -> dict[str, Any]:
+    """The step that a rank's trainer finished last, and its age by the node's clock; nothing of a bare command."""
+    text = str((said or {}).get("text"))
+    return {"step": int(text), "step_age": (said or {})["age"]} if text.isdecimal() else {}
 
 
 def _phase(states: Sequence[str]) -> str:
@@ -384,21 +375,41 @@ def _last_step(run: RunDir) -> dict[str, Any] | None:
 
 def stop(run: RunDir, connections: Connections, grace: float | None = None) -> dict[str, int]:
     """Ask every node to end its ranks; how many processes are left on each, which should be 0."""
-    record = run.read_record()
+    if run.read_state().get("phase") not in FINAL:
+        run.write_json(run.stop_asked, {"asked": time.time()})  # before all else: no attempt may follow
     run.add_event("stop_asked")
-    return stop_nodes(
-        connections, cluster_of(run).nodes, run, record["job"]["grace"] if grace is None else grace, strict=True
-    )
+    while True:
+        record = run.read_record()
+        given = record["job"]["grace"] if grace is None else grace
+        left = stop_nodes(connections, cluster_of(run).nodes, run, given, strict=True)
+        _let_conclude(run)
+        if run.read_record()["attempt"] == record["attempt"]:  # else one began just before it was asked
+            return left
+
+
+def _let_conclude(run: RunDir) -> None:
+    """A controller that lives writes the run's end; what reads the folder next should find it there."""
+    deadline = time.monotonic() + SETTLE
+    while run.controller() not in (None, os.getpid()) and time.monotonic() < deadline:
+        if run.read_state().get("phase") in FINAL:
+            return
+        time.sleep(0.05)
 
 
 def stop_nodes(
-    connections: Connections, nodes: Sequence[Node], run: RunDir, grace: float, strict: bool = False
+    connections: Connections,
+    nodes: Sequence[Node],
+    run: RunDir,
+    grace: float,
+    strict: bool = False,
+    stacks: bool = False,
 ) -> dict[str, int]:
+    """End an attempt on some nodes; with `stacks`, a trainer's ranks say first where they stand."""
     record = run.read_record()
 
     def ask(node: Node, link: Connection) -> int:
-        where = {"run_dir": record["run_dirs"][node.name], "attempt": record["attempt"], "grace": grace}
-        return int(link.call("stop", where)["left"])
+        where = {"run_dir": record["run_dirs"][node.name], "attempt": record["attempt"]}
+        return int(link.call("stop", {**where, "grace": grace, "stacks": stacks})["left"])
 
     outcomes = connections.on_each(nodes, ask)
     if strict:

@@ -9,12 +9,13 @@ import os
 import posixpath
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from clusterctl import contract
+from clusterctl.agent.processes import identity, is_alive
 from clusterctl.errors import UsageError, did_you_mean
 
 
@@ -140,25 +141,44 @@ class RunDir:
 
     @property
     def lock(self) -> Path:
-        """Held by the process that brings the run home."""
+        """Held by the run's controller, the one process that brings it home; tells who that is."""
         return self.root / "controller.lock"
 
+    @property
+    def stop_asked(self) -> Path:
+        """There from the moment that somebody asked for the run's end: no attempt may follow."""
+        return self.root / "stop.json"
+
     @contextlib.contextmanager
-    def hold(self) -> Iterator[bool]:
-        """Be the one process that brings the run home; False where a living one is it already."""
+    def hold(self, patience: float = 1.0) -> Iterator[bool]:
+        """Be the run's controller; False where a living process is it already.
+
+        A lock without a living owner in it is somebody's look at it, and is waited for up to `patience` seconds.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
-        with self.lock.open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        with self.lock.open("a+") as lock:
+            if not _locked(lock, time.monotonic() + patience, self.controller):
                 yield False
                 return
-            yield True
+            lock.truncate(0)
+            lock.write(json.dumps(identity(os.getpid())))
+            lock.flush()
+            try:
+                yield True
+            finally:
+                lock.truncate(0)
+
+    def controller(self) -> int | None:
+        """The pid of the living process that this run's lock names; asked without touching the lock."""
+        try:
+            owner = json.loads(self.lock.read_text())
+        except (OSError, ValueError):
+            return None
+        return int(owner["pid"]) if isinstance(owner, dict) and is_alive(owner) else None
 
     def is_watched(self) -> bool:
         """Whether a living process brings this run home."""
-        with self.hold() as free:
-            return not free
+        return self.controller() is not None
 
     @property
     def controller_log(self) -> Path:
@@ -188,11 +208,28 @@ class RunDir:
         with self.events.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
+    def event_lines(self) -> Iterator[dict[str, Any]]:
+        """The run's history, oldest first; a line that is half written is left out."""
+        if self.events.exists():
+            for line in self.events.read_bytes().split(b"\n")[:-1]:
+                yield json.loads(line)
+
     def metric_lines(self) -> Iterator[dict[str, Any]]:
         """The trainer's metrics as far as they have come home."""
         if self.metrics.exists():
             for line in self.metrics.read_bytes().split(b"\n")[:-1]:
                 yield json.loads(line)
+
+
+def _locked(lock: IO[str], deadline: float, owner: Callable[[], int | None]) -> bool:
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if owner() is not None or time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl import contract
-from clusterctl.errors import ClusterctlError, NodeError
+from clusterctl.agent.supervisor import FAILED_GRACE
+from clusterctl.errors import ClusterctlError, NodeError, WorkFailed
 from clusterctl.inventory import Node
 from clusterctl.log_lines import LineCutter, LogChunk, shown
 from clusterctl.log_times import LogTimes
@@ -25,7 +26,16 @@ from clusterctl.rundir import NodeFiles, RunDir
 if TYPE_CHECKING:
     from clusterctl.transport import Connections
 
+UNWATCHED = 3.0  # seconds without a living controller until a reader gives up: a new one takes one to start
 PATIENCE = 60.0  # seconds that a cut connection may stay away before its node counts as lost
+
+
+class ControllerGone(WorkFailed):
+    """Nobody brings a run home any more; its ranks go on."""
+
+    def __init__(self, run_id: str) -> None:
+        hint = f"clusterctl attach --take-over {run_id} puts a new one in charge"
+        super().__init__(f"the controller of {run_id} is gone; its ranks go on", hint)
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,8 @@ class Update:
     node: str = ""
     ended: str = ""
     note: str = ""
+    failure: dict[str, Any] | None = field(default=None, hash=False)
+    """A node's first failure, told before the node has ended."""
     problem: BaseException | None = None
     """Why this node can't be watched from here; it says nothing of the run itself."""
 
@@ -44,9 +56,18 @@ class Update:
 class Watch:
     """Brings a run's files home while it goes on, and stops all nodes when one has failed."""
 
-    def __init__(self, run: RunDir, connections: Connections, now: bool = False) -> None:
-        """With `now`, what is there is brought home and nothing is waited for."""
+    def __init__(
+        self,
+        run: RunDir,
+        connections: Connections,
+        now: bool = False,
+        *,
+        lines: bool = True,
+        patience: float = PATIENCE,
+    ) -> None:
+        """With `now`, what is there is brought home and nothing is waited for; without `lines`, none is told."""
         self.run, self.connections, self.now = run, connections, now
+        self.lines, self.patience = lines, patience
         self.record = run.read_record()
         self.cluster = cluster_of(run)
         self.updates: queue.Queue[Update] = queue.Queue(maxsize=128)  # chunks of 64 kB
@@ -56,6 +77,8 @@ class Watch:
         self.cutters: dict[Path, LineCutter] = {}
         self.times = LogTimes()
         self.reached: set[str] = set()  # nodes whose present connection has carried a request
+        self.gone: dict[str, float] = {}  # since when a node's connection is broken
+        self.stopper: threading.Thread | None = None
 
     def __iter__(self) -> Iterator[Update]:
         """What is seen, as it is seen, until every node has ended."""
@@ -65,27 +88,63 @@ class Watch:
             ).start()
         try:
             while len(self.ends) < len(self.cluster.nodes):
-                update = self.updates.get()
-                if update.problem:
-                    raise update.problem
-                if update.ended:
-                    self._note_end(update)
-                yield update
+                yield from self._seen()
+            if self.stopper:
+                self.stopper.join()  # a node whose supervisor died has its ranks ended by then
         finally:
             self.closed.set()
+
+    def _seen(self) -> Iterator[Update]:
+        """The next update, or the nodes that have been away for too long: a try to connect may take longer."""
+        for name, since in list(self.gone.items()):
+            if time.monotonic() - since > self.patience and name not in self.ends:
+                yield self._lose(name)
+        try:
+            update = self.updates.get(timeout=0.5)
+        except queue.Empty:
+            return
+        if update.node in self.ends and not self.now and (update.ended or update.problem):
+            return  # it came back after it was given up
+        if update.problem:
+            raise update.problem
+        if update.failure:
+            self._stop_rest(update.node, stacks="hang" in update.failure)
+        if update.ended:
+            self._note_end(update)
+        yield update
+
+    def _lose(self, name: str) -> Update:
+        update = Update(
+            node=name, ended="lost", note=f"{name}: lost: it did not come back in {self.patience:g} s"
+        )
+        self._note_end(update)
+        return update
 
     def _note_end(self, update: Update) -> None:
         self.ends[update.node] = update.ended
         if self.now:
             return
         self.run.add_event("node_ended", node=update.node, state=update.ended)
-        others = [node for node in self.cluster.nodes if node.name not in self.ends]
-        if update.ended != "finished" and others and not self.stopping:
-            self.stopping = True
-            threading.Thread(target=self._stop_others, args=(others,), daemon=True).start()
+        if update.ended != "finished":
+            self._stop_rest(update.node)
 
-    def _stop_others(self, others: Sequence[Node]) -> None:
-        stop_nodes(self.connections, others, self.run, self.record["job"]["grace"])
+    def _stop_rest(self, failed: str, stacks: bool = False) -> None:
+        """End what still runs elsewhere; on a node without its supervisor too, where nobody else would."""
+        name = self.ends.get(failed)
+        there = [
+            node
+            for node in self.cluster.nodes
+            if (node.name not in self.ends and node.name != failed)
+            or (node.name == failed and name == "lost" and failed not in self.gone)
+        ]
+        if there and not self.stopping:
+            self.stopping = True
+            self.stopper = threading.Thread(target=self._stop, args=(there, stacks), daemon=True)
+            self.stopper.start()
+
+    def _stop(self, nodes: Sequence[Node], stacks: bool) -> None:
+        grace = min(self.record["job"]["grace"], FAILED_GRACE)
+        stop_nodes(self.connections, nodes, self.run, grace, stacks=stacks)
 
     def _follow(self, node: Node) -> None:
         """Follow one node in a thread of its own; what goes wrong here is raised where the watch is read."""
@@ -100,7 +159,6 @@ class Watch:
 
     def _follow_on(self, node: Node) -> None:
         """A cut connection is taken up again from the bytes that came home."""
-        gone_since = time.monotonic()
         while not self.closed.is_set():
             self.reached.discard(node.name)
             try:
@@ -110,13 +168,9 @@ class Watch:
                 return
             except NodeError as error:
                 self.connections.drop(node)
-                if node.name in self.reached:
-                    gone_since = time.monotonic()
-                if time.monotonic() - gone_since > PATIENCE:
-                    self._put(Update(node=node.name, note=f"{node.name}: {error.reason}"))
-                    self._put(Update(node=node.name, ended="lost"))
-                    return
-                self._put(Update(node=node.name, note=f"{error.message}; trying again"))
+                if node.name in self.reached or node.name not in self.gone:
+                    self.gone[node.name] = time.monotonic()
+                    self._put(Update(node=node.name, note=f"{error.message}; trying again"))
                 self.closed.wait(1.0)
             except ClusterctlError as error:
                 self._put(Update(node=node.name, note=error.message))
@@ -136,20 +190,29 @@ class Watch:
         for home, _ in homes.values():  # there from the start, so that a person can follow a silent rank too
             home.parent.mkdir(parents=True, exist_ok=True)
             home.touch()
-        files = [{"path": path, "offset": LogKeeper.cursor(home)} for path, (home, _) in homes.items()]
+        before = {path: self._before(about) for path, (_, about) in homes.items()}
+        files = [
+            {"path": path, "offset": LogKeeper.cursor(home) - before[path]}
+            for path, (home, _) in homes.items()
+        ]
         until: Any = {"run_dir": self.record["run_dirs"][node.name], "attempt": self.record["attempt"]}
         until = "now" if self.now else until
         asked = self.connections.of(node).open("follow", {"files": files, "until": until})
         self.reached.add(node.name)
+        self.gone.pop(node.name, None)
         cutters = {path: self._cutter(home) for path, (home, _) in homes.items()}
         try:
             for frame in asked:
                 path = frame.fields["path"]
+                if not path:
+                    self._put(Update(node=node.name, failure=_failure(node.name, frame.payload)))
+                    continue
                 home, about = homes[path]
                 offset = int(frame.fields["offset"])
                 fresh = LogKeeper.keep(home, offset, frame.payload)
                 self.times.note(home, offset + len(frame.payload), frame.fields.get("age"))
-                self._tell_lines(about, cutters[path].feed(fresh))
+                if self.lines:
+                    self._tell_lines(about, cutters[path].feed(fresh))
                 if self.closed.is_set():
                     return ""
             for path, cutter in cutters.items():
@@ -177,41 +240,70 @@ class Watch:
                 found[remote.metrics] = (self.run.metrics, (node.name, -1, "metrics"))
         return found
 
+    def _before(self, about: tuple[str, int, str]) -> int:
+        """How many bytes of a file here came from another node: rank 0 may move, and its metrics with it."""
+        return int(self.record.get("metrics_base", 0)) if about[2] == "metrics" else 0
+
     def _tell_lines(self, about: tuple[str, int, str], block: bytes) -> None:
         for update in _updates(*about, block):
             self._put(update)
 
 
 class KeptWatch:
-    """The same view of a run that another process brings home: read from the folder here."""
+    """The same view of a run that another process brings home: read from the folder here, attempt after attempt."""
 
     def __init__(self, run: RunDir) -> None:
-        self.run, self.record = run, run.read_record()
-        self.offsets: dict[Path, int] = {}
+        self.run, self.attempt = run, 0
+        self.about = {run.metrics: ("", -1, "metrics"), run.events: ("", -1, "events")}
+        self.offsets = {run.events: run.events.stat().st_size if run.events.exists() else 0}
         """How much of each file has been read; a reader who has seen some of it sets it before."""
+        self.cutters: dict[Path, LineCutter] = {}
 
     def __iter__(self) -> Iterator[Update]:
-        about = {self.run.metrics: ("", -1, "metrics")}
-        for node, ranks in self.record["ranks"].items():
-            for rank in ranks:
-                for stream in ("out", "err"):
-                    about[self.run.log(node, rank, stream, self.record["attempt"])] = (node, rank, stream)
-        offsets = {path: self.offsets.get(path, 0) for path in about}
-        cutters = {path: LineCutter(half_line(path, offsets[path])) for path in about}
+        """What is seen until the run's end is written; a ControllerGone where nobody is left to write it."""
+        unwatched = 0.0
         while True:
+            self._find()
             final = self.run.read_state().get("phase") in FINAL  # asked before the last look
             grew = False
-            for path, (node, rank, stream) in about.items():
-                data = _read_from(path, offsets[path])
-                offsets[path] += len(data)
-                grew = grew or bool(data)
-                yield from _updates(node, rank, stream, cutters[path].feed(data))
+            for update in self._grown():
+                grew = True
+                yield update
             if final and not grew:
-                for path, (node, rank, stream) in about.items():
-                    yield from _updates(node, rank, stream, cutters[path].end())
+                for path, cutter in self.cutters.items():
+                    yield from _updates(*self.about[path], cutter.end())
                 return
             if not grew:
-                time.sleep(0.1)
+                pause = max(0.1, 2e-4 * len(self.about))  # a look at a thousand files costs 10 ms
+                time.sleep(pause)
+                unwatched = 0.0 if self.run.is_watched() else unwatched + pause
+                if unwatched > UNWATCHED and self.run.read_state().get("phase") not in FINAL:
+                    raise ControllerGone(self.run.run_id)
+
+    def _find(self) -> None:
+        """The files of an attempt that began."""
+        record = self.run.read_record()
+        if record["attempt"] == self.attempt:
+            return
+        self.attempt = record["attempt"]
+        for node, ranks in record["ranks"].items():
+            for rank in ranks:
+                for stream in ("out", "err"):
+                    self.about[self.run.log(node, rank, stream, self.attempt)] = (node, rank, stream)
+
+    def _cutter(self, path: Path) -> LineCutter:
+        """A file's lines go on where it was read up to before, if it was."""
+        if path not in self.cutters:
+            self.cutters[path] = LineCutter(half_line(path, self.offsets.get(path, 0)))
+        return self.cutters[path]
+
+    def _grown(self) -> Iterator[Update]:
+        for path, (node, rank, stream) in self.about.items():
+            data = _read_from(path, self.offsets.get(path, 0))
+            if data:
+                cutter = self._cutter(path)
+                self.offsets[path] = self.offsets.get(path, 0) + len(data)
+                yield from _updates(node, rank, stream, cutter.feed(data))
 
 
 def _read_from(path: Path, offset: int) -> bytes:
@@ -225,13 +317,26 @@ def _read_from(path: Path, offset: int) -> bytes:
         return file.read(READ)
 
 
+def _failure(node: str, payload: bytes) -> dict[str, Any]:
+    """A node's first failure as it tells it; what makes no sense is one all the same."""
+    try:
+        value = json.loads(payload)
+    except ValueError:
+        value = None
+    return {**value, "node": node} if isinstance(value, dict) else {"node": node}
+
+
 def _updates(node: str, rank: int, stream: str, block: bytes) -> Iterator[Update]:
-    """What whole lines say; rank -1 is the trainer's metrics."""
+    """What whole lines say; rank -1 is the trainer's metrics, or the controller's own words."""
     if rank >= 0 and block:
         yield Update(node=node, chunk=LogChunk(node, rank, stream, block))
     for text in shown(block) if rank < 0 else ():
         try:
-            yield Update(node=node, metric=json.loads(text))
+            said = json.loads(text)
+            if stream == "metrics":
+                yield Update(node=node, metric=said)
+            elif said["event"] == "note":
+                yield Update(node=said.get("node", ""), note=said["text"])
         except ValueError:
             yield Update(node=node, note=f"a line of {contract.METRICS_FILE} is no JSON: {text[:80]!r}")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +31,7 @@ def _train(arguments: argparse.Namespace) -> int:
     from trainer.config import read_config
     from trainer.device import keep_freed_memory, prepare_import
 
+    faulthandler.register(signal.SIGUSR1)  # a supervisor that sees no steps asks where every thread stands
     environment = Env.read()
     config = read_config(_read_json(arguments.config), environment.world_size)
     run_dir = arguments.run_dir or environment.run_dir or arguments.config.resolve().parent

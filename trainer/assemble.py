@@ -24,7 +24,7 @@ from trainer.gpt import GPT
 from trainer.group import Group
 from trainer.keeper import Keeper
 from trainer.layout import Layout
-from trainer.loop import Training, train
+from trainer.loop import Training, pauses_after, train
 from trainer.observers import Console, DrillObserver, Heartbeat, Metrics, tell
 from trainer.tokenizer import Tokenizer
 
@@ -134,7 +134,8 @@ def _observers(
     watching: list[Observer] = []
     if environment.drill is not None and environment.drill.rank == rank:
         watching.append(DrillObserver(environment.drill))
-    watching.append(Heartbeat(run_dir / HEARTBEAT_DIR / f"rank-{rank}", start["step"]))
+    pauses = partial(pauses_after, config)
+    watching.append(Heartbeat(run_dir / HEARTBEAT_DIR / f"rank-{rank}", start["step"], pauses))
     if rank == 0:
         sys.stdout.write(start_lines(start))
         sys.stdout.flush()

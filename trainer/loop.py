@@ -63,6 +63,11 @@ def train(run: Training, step: int = 0) -> Ended:
     return ended
 
 
+def pauses_after(config: TrainConfig, step: int) -> bool:
+    """Whether an evaluation or a checkpoint follows a step."""
+    return step == config.steps or _due(step, config.eval.every) or _due(step, config.save.every)
+
+
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 

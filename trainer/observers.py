@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -91,20 +91,29 @@ def step_line(event: StepDone) -> str:
 
 
 class Heartbeat:
-    """A file a rank that holds its last finished step; the supervisor reads its age and its number."""
+    """A file a rank that holds its last finished step; the supervisor reads its age and its number.
 
-    def __init__(self, path: Path, step: int) -> None:
+    A second line, `pause`, says that an evaluation or a checkpoint follows, which may take longer than any step.
+    """
+
+    def __init__(self, path: Path, step: int, pauses: Callable[[int], bool] = lambda step: False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._pauses, self._paused = pauses, False
         self._beat(step)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepDone):
-            self._beat(event.step)
+            self._beat(event.step, self._pauses(event.step))
+        elif isinstance(event, StepBegan) and self._paused:
+            self._beat(event.step - 1)
 
-    def _beat(self, step: int) -> None:
+    def _beat(self, step: int, pause: bool = False) -> None:
         # One short write at the start: steps only grow within an attempt, so a reader sees a whole number.
-        os.pwrite(self._handle, f"{step}\n".encode(), 0)
+        written = os.pwrite(self._handle, f"{step}\n{'pause' * pause}".encode(), 0)
+        if self._paused and not pause:
+            os.ftruncate(self._handle, written)
+        self._paused = pause
 
 
 class DrillObserver:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 import time
 from io import FileIO
@@ -10,10 +11,10 @@ from typing import Any, Dict
 
 from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.supervisor import FINAL, read_state
+from clusterctl.agent.supervisor import FINAL, read_node
 
 LOOK = 0.05  # seconds between two looks at files that did not grow
-GLOB_LOOK = 0.5  # seconds between two looks for new files and at the attempt's state
+STATE_LOOK = 0.25  # seconds between two looks for new files and at the attempt's state
 
 
 class _Files:
@@ -67,7 +68,8 @@ def follow(request: Request) -> Dict[str, Any]:
     """Send what files hold from their cursors on, and what is added, until `until` says that it is enough.
 
     `until` is "now" (what is there), or {run_dir, attempt} (until that attempt ended and all its bytes were
-    sent); without one it goes on until the launcher cancels.
+    sent); without one it goes on until the launcher cancels. An attempt's first failure is told when it is seen, as
+    a chunk of no file: its end may be seconds away.
     """
     files = _Files(request)
     try:
@@ -79,12 +81,16 @@ def follow(request: Request) -> Dict[str, Any]:
 
 def _follow(request: Request, files: _Files) -> Any:
     until = request.params.get("until")
-    looked, ended, state = 0.0, False, None
+    looked, ended, state, told = 0.0, False, None, False
     while not request.cancelled.is_set():
-        if time.monotonic() - looked >= GLOB_LOOK:
+        if time.monotonic() - looked >= STATE_LOOK:
             looked = time.monotonic()
-            state = _ended(until)
+            node = _node(until)
+            state = _ended(until, node)
             ended = state is not None  # asked before the last look at the files, so that nothing is missed
+            if node.get("first_failure") and not told:
+                told = True
+                request.send(json.dumps(node["first_failure"]).encode(), path="", offset=0)
             files.find()
         if not files.send_new():
             if ended:
@@ -93,12 +99,16 @@ def _follow(request: Request, files: _Files) -> Any:
     return None
 
 
-def _ended(until: Any) -> Any:
+def _node(until: Any) -> Dict[str, Any]:
+    """What the watched attempt's node file says; nothing where no attempt is watched."""
+    if not isinstance(until, dict):
+        return {}
+    return read_node(os.path.expanduser(str(until["run_dir"])), int(until["attempt"]))[1] or {}
+
+
+def _ended(until: Any, node: Dict[str, Any]) -> Any:
     """How the watched attempt ended; None while it goes on."""
     if until == "now":
         return "now"
-    if isinstance(until, dict):
-        node = read_state(os.path.expanduser(str(until["run_dir"])), int(until["attempt"]))["node"]
-        if node and (node["state"] in FINAL or node["state"] == "lost"):
-            return node["state"]
-    return None
+    state = node.get("state")
+    return state if state in FINAL or state == "lost" else None

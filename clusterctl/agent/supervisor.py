@@ -9,14 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from clusterctl.agent.child import NOT_FOUND, NOT_RUNNABLE, command, environment
-from clusterctl.agent.processes import end_all, identity, is_alive, marked
+from clusterctl.agent.processes import end_all, identity, is_alive, marked, send
 from clusterctl.agent.request import Refused, Request
+from clusterctl.agent.steps import Steps
+from clusterctl.agent.watcher import Watcher
 
 GRACE = 30.0  # seconds that ranks have for a last checkpoint
+FAILED_GRACE = 5.0  # at most so many after a failure: ranks that wait for a dead one can't save
 SWEEP = 2.0  # seconds for what a finished rank left behind
+STACKS = 0.5  # seconds that a rank's threads take to write where they are
+LOOK = 1.0  # seconds between two looks at heartbeats, where nothing else wakes a supervisor
+KEPT = "CLUSTERCTL_SUPERVISED"  # in a rank's environment: what ends it when its supervisor is killed knows it by this
 FINAL = ("finished", "failed", "stopped")
 LAUNCH = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -155,9 +161,8 @@ def state(request: Request) -> Dict[str, Any]:
     return read_state(request.path("run_dir"), request.need("attempt", int))
 
 
-def read_state(run_dir: str, attempt: int) -> Dict[str, Any]:
-    """The attempt as it is now; its state is `lost` when the supervisor died before it could write the
-    end."""
+def read_node(run_dir: str, attempt: int) -> Tuple[Optional[Dict[str, Any]], Optional[Dict[str, Any]]]:
+    """The supervisor and the node's state; `lost` when the supervisor died before it could write the end."""
     files = AttemptFiles(run_dir, attempt)
     supervisor, node = read_json(files.supervisor), read_json(files.node)
     alive = supervisor is not None and is_alive(supervisor)
@@ -167,10 +172,17 @@ def read_state(run_dir: str, attempt: int) -> Dict[str, Any]:
         node = {"state": "running"}
     if node is not None and node["state"] not in FINAL and not alive:
         node = {**node, "state": "lost"}
+    return {**supervisor, "alive": alive} if supervisor else None, node
+
+
+def read_state(run_dir: str, attempt: int) -> Dict[str, Any]:
+    """The attempt as it is now, with each of its ranks."""
+    files = AttemptFiles(run_dir, attempt)
+    supervisor, node = read_node(run_dir, attempt)
     names = sorted(os.listdir(files.ranks), key=_rank_order) if os.path.isdir(files.ranks) else []
     ranks = [read_json(os.path.join(files.ranks, name)) for name in names if name.endswith(".json")]
     return {
-        "supervisor": {**supervisor, "alive": alive} if supervisor else None,
+        "supervisor": supervisor,
         "node": node,
         "ranks": [rank for rank in ranks if rank],
         "heartbeats": _heartbeats(files.heartbeats),
@@ -191,7 +203,7 @@ def _heartbeats(folder: str) -> Dict[str, Any]:
             try:
                 with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
                     found[rank] = {
-                        "text": file.read(200).strip(),
+                        "text": file.readline(200).strip(),
                         "age": time.time() - os.fstat(file.fileno()).st_mtime,
                     }
             except OSError:
@@ -209,7 +221,8 @@ def stop(request: Request) -> Dict[str, Any]:
     if (read_json(files.node) or {}).get("state") not in FINAL:
         os.makedirs(files.root, mode=0o700, exist_ok=True)
         # Before all else: a start that is still on its way, or a supervisor that is just starting, finds it and ends.
-        write_json(files.stop, {"grace": grace, "asked": time.time()})
+        stacks = bool(request.params.get("stacks"))
+        write_json(files.stop, {"grace": grace, "stacks": stacks, "asked": time.time()})
     if spec is None:
         return {"left": 0, "state": None}
     if supervisor is not None and is_alive(supervisor):
@@ -266,6 +279,10 @@ class Supervisor:
         self.first_failure: Optional[Dict[str, Any]] = None
         self.stop_asked = False
         self.started = time.time()
+        self.watcher = Watcher()
+        self.kept = {KEPT: os.urandom(8).hex()}
+        numbers = [rank.spec["rank"] for rank in self.ranks]
+        self.steps = Steps(self.files.heartbeats, numbers, spec.get("hang_after"), time.monotonic())
 
     def spawn_all(self) -> None:
         self._write_state("running")
@@ -275,7 +292,12 @@ class Supervisor:
 
     def _spawn(self, rank: Rank) -> None:
         number = rank.spec["rank"]
-        extra = {**(rank.spec.get("env") or {}), **self.marker, "CLUSTERCTL_RUN_DIR": self.files.run_dir}
+        extra = {
+            **(rank.spec.get("env") or {}),
+            **self.marker,
+            **self.kept,
+            "CLUSTERCTL_RUN_DIR": self.files.run_dir,
+        }
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         out = os.open(self.files.log(number, "out"), flags, 0o600)
         err = os.open(self.files.log(number, "err"), flags, 0o600)
@@ -303,6 +325,7 @@ class Supervisor:
         finally:
             os.close(out)
             os.close(err)
+        self.watcher.watch(rank.process.pid, f"{KEPT}={self.kept[KEPT]}")
         rank.record.update(identity(rank.process.pid), started=time.time(), state="running")
         write_json(self.files.rank(number), rank.record)
 
@@ -319,17 +342,45 @@ class Supervisor:
         while self._reap():
             if self.stop_asked or os.path.exists(self.files.stop):
                 self.stop_asked = True
-                grace = float((read_json(self.files.stop) or {}).get("grace", grace))
+                asked = read_json(self.files.stop) or {}
+                grace = float(asked.get("grace", grace))
+                if asked.get("stacks"):
+                    self._save_stacks()
             if self.stop_asked or self.first_failure:
-                self._end(grace)
+                self._end(grace if self.stop_asked else min(grace, FAILED_GRACE))
                 break
-            select.select([reading], [], [], 1.0)
+            select.select([reading], [], [], LOOK)
             _drain(reading)
+            self._look_for_hang()
         self._end(SWEEP)
+        for rank in self.ranks:
+            if rank.process:
+                self.watcher.release(rank.process.pid, f"{KEPT}={self.kept[KEPT]}")
         failed = self.first_failure is not None
         self._write_state(
             "stopped" if self.stop_asked else "failed" if failed else "finished", ended=time.time()
         )
+
+    def _look_for_hang(self) -> None:
+        """A rank without a step for too long is this node's failure; where it stands is written down first."""
+        hung = self.steps.look(time.monotonic())
+        if hung is None or self.first_failure:
+            return
+        local = {rank.spec["rank"]: rank.spec.get("local_rank") for rank in self.ranks}
+        now = {"ended": time.time(), "monotonic": time.monotonic()}
+        ended = {"local_rank": local[hung["rank"]], "exit_code": None, "signal": None}
+        self.first_failure = {**hung, **ended, **now}
+        self._write_state("running")
+        self._save_stacks()
+
+    def _save_stacks(self) -> None:
+        """Every trainer's rank writes its threads' stacks to its standard error; another program would die of it."""
+        beating = self.steps.beating()
+        for rank in self.ranks:
+            if rank.process and rank.process.returncode is None and rank.spec["rank"] in beating:
+                send([rank.process.pid], signal.SIGUSR1)
+        if beating:
+            time.sleep(STACKS)
 
     def _ask_stop(self, *_: object) -> None:
         self.stop_asked = True

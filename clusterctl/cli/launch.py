@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli import options, screen
+from clusterctl.cli import options, reaching, screen
 from clusterctl.errors import RunFailed, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.inventory import Cluster
+    from clusterctl.inventory import Cluster, Node
     from clusterctl.job import Job
     from clusterctl.rundir import RunDir
     from clusterctl.transport import Connections
@@ -45,6 +46,18 @@ Code = Annotated[
 ]
 NoCode = Annotated[bool, typer.Option("--no-code", help="For a command: push nothing.")]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Come back when it runs; `attach` follows it.")]
+Restarts = Annotated[
+    int | None,
+    typer.Option(
+        "--restarts",
+        metavar="N",
+        min=0,
+        help="Start again after a failure, N times at most; see `restart` in a job.",
+    ),
+]
+NoChecks = Annotated[
+    bool, typer.Option("--no-checks", help="Start whatever the nodes say of their disks, devices and ports.")
+]
 Env = Annotated[
     list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="For a command: more environment.")
 ]
@@ -95,28 +108,87 @@ def launch(
     code: Code = None,
     no_code: NoCode = False,
     env: Env = None,
+    restarts: Restarts = None,
+    no_checks: NoChecks = False,
     detach: Detach = False,
     dry_run: options.DryRun = False,
     accept_new: options.AcceptNew = False,
     as_json: options.Json = False,
 ) -> None:
     """Push, start and follow a job, or a command of yours: launch -n node[1-2] -- python train.py. Ctrl-C stops it."""
-    job = job_of(words, overrides, devices, code, no_code, env)
+    job = with_restarts(job_of(words, overrides, devices, code, no_code, env), restarts)
     chosen = cluster_for(job, cluster, nodes, exclude, include)
+    spares = spares_for(job, cluster, chosen)
     if dry_run:
         show_plan(chosen, job, as_json, argv=True)
         return
+    from clusterctl import checks_quick
     from clusterctl import job as jobs
+    from clusterctl import run as runs
 
     jobs.check(job, chosen)
+    run = runs.new_run(job, options.runs_folder())
     with options.connected(chosen, accept_new) as connections:
-        run = start(chosen, job, connections)
+        tell = phases()
+        if not no_checks:
+            checks_quick.before_launch(chosen, job, connections, tell)
+        with stopping_on_interrupt(run, connections):
+            runs.launch(chosen, job, connections, options.runs_folder(), tell, run, spares)
+            put_in_charge(run)
         if detach:
             leave(run, as_json)
             return
         follow_to_the_end(
             run, connections, stop_on_interrupt=True, trains=job.train is not None, as_json=as_json
         )
+
+
+def with_restarts(job: Job, restarts: int | None) -> Job:
+    """The job with `--restarts` over what it says itself."""
+    from dataclasses import replace
+
+    from clusterctl.restarts import Restart
+
+    if restarts is None:
+        return job
+    return replace(job, restart=replace(job.restart or Restart(), max=restarts))
+
+
+def spares_for(job: Job, file: Path | None, chosen: Cluster) -> tuple[Node, ...]:
+    """The nodes that wait for one to be lost; they can't be at work already."""
+    if job.restart is None or job.restart.spare_nodes is None:
+        return ()
+    spares = options.cluster_of(file, job.restart.spare_nodes).nodes
+    both = [node.name for node in spares if node.name in chosen.names]
+    if both:
+        what = f"{job.source}: restart.spare_nodes: {', '.join(both)} is among the run's own nodes"
+        raise UsageError(what, "name nodes that stand by, or take them off with --nodes or --exclude")
+    return spares
+
+
+def put_in_charge(run: RunDir) -> bool:
+    """A process of its own brings the run home, whatever becomes of this terminal; False where it can't."""
+    from clusterctl import controller
+    from clusterctl.logs import last_lines
+
+    if controller.start(run, reaching.chosen()):
+        return True
+    why = (last_lines(run.controller_log, 3) or ["it said nothing"])[0].removeprefix("error: ")
+    screen.say(
+        f"this terminal stays in charge of the run: a controller of its own can't be ({why})", "yellow"
+    )
+    return False
+
+
+@contextmanager
+def stopping_on_interrupt(run: RunDir, connections: Connections) -> Iterator[None]:
+    """What was started by then is stopped when a start is interrupted, at whatever moment."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as interrupt:
+        if run.record.exists():
+            stop_now(run, connections, interrupt)
+        raise
 
 
 def start(cluster: Cluster, job: Job, connections: Connections) -> RunDir:
@@ -133,8 +205,7 @@ def phases() -> Callable[[str, str], None]:
 
 
 def leave(run: RunDir, as_json: bool) -> None:
-    """Leave a run that was started to a controller, and say how to come back to it."""
-    _leave_to_a_controller(run)
+    """Leave a run that was started to its controller, and say how to come back to it."""
     screen.say(f"runs on without this terminal; follow it with: clusterctl attach {run.run_id}")
     if as_json:
         screen.show_json({"run": run.run_id, "folder": str(run.root)})
@@ -158,7 +229,12 @@ def resume(
         show_plan(cluster, job, as_json, argv=True)
         return
     with options.connected(cluster) as connections:
-        runs.resume(found, connections, phases())
+        with stopping_on_interrupt(found, connections):
+            if goes_on_alone(found, connections):
+                screen.say(f"{found.run_id} goes on without a controller; a new one takes charge")
+            else:
+                runs.resume(found, connections, phases())
+            put_in_charge(found)
         if detach:
             leave(found, as_json)
         else:
@@ -167,21 +243,47 @@ def resume(
             )
 
 
+def goes_on_alone(run: RunDir, connections: Connections) -> bool:
+    """Whether a run has not ended and nobody is in charge of it."""
+    from clusterctl import run as runs
+
+    state = runs.status(run, connections)
+    return not state.is_final and state.controller is None
+
+
 def attach(
     run: options.RunName = "last",
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Bring everything home and print nothing.")
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Put a new controller in charge, in a living one's place too."),
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Wait for the end and print nothing.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Follow a run again; Ctrl-C leaves it running."""
+    """Follow a run again; Ctrl-C leaves it running. A run whose controller died gets a new one."""
+    from clusterctl import controller
+    from clusterctl import run as runs
 
     found = options.run_named(run)
     trains = found.read_record()["job"]["train"] is not None
+    if take_over:
+        controller.end(found)
     with options.connected_to(found) as connections:
+        if found.controller() is None and found.read_state().get("phase") not in runs.FINAL:
+            screen.say(f"{found.run_id} has no controller; a new one takes charge")
+            put_in_charge(found)
         follow_to_the_end(
             found, connections, stop_on_interrupt=False, trains=trains, quiet=quiet, as_json=as_json
         )
+
+
+def control(run: options.RunName) -> None:
+    """Be a run's controller until its end; `launch` and `attach` start it."""
+    from clusterctl import controller
+
+    found = options.run_named(run)
+    with options.connected_to(found) as connections:
+        controller.serve(found, connections, lambda: screen.write(controller.READY.decode()))
 
 
 def follow_to_the_end(
@@ -197,22 +299,20 @@ def follow_to_the_end(
     """Show a run until it ended; a failed one raises its root cause."""
     from clusterctl import run as runs
     from clusterctl.cli.follow import Follower
-    from clusterctl.watch import Watch, open_watch
+    from clusterctl.controller import following
 
     try:
-        with open_watch(run, connections) as watch, Follower(run, trains, quiet, as_json) as follower:
+        with following(run, connections) as watch, Follower(run, trains, quiet, as_json) as follower:
             for update in watch:
                 follower.show(update)
-            state = (
-                runs.finish(run, connections) if isinstance(watch, Watch) else runs.state_of(run.read_state())
-            )
     except (KeyboardInterrupt, SystemExit) as interrupt:
         if outlives_terminal and getattr(interrupt, "code", None) == 128 + signal.SIGHUP:
-            _leave_to_a_controller(run)  # the terminal went, the run stays
+            if not run.is_watched():
+                put_in_charge(run)  # the terminal went, the run stays
         elif stop_on_interrupt:
             stop_now(run, connections, interrupt)
         raise
-    conclude(run, state, as_json)
+    conclude(run, runs.state_of(run.read_state()), as_json)
 
 
 def conclude(run: RunDir, state: Any, as_json: bool) -> None:
@@ -231,13 +331,14 @@ def conclude(run: RunDir, state: Any, as_json: bool) -> None:
     record = run.read_record()
     cause = report.find_cause(run, state.failure, state.ranks, state.nodes, record["attempt"])
     screen.error_console().print(views.cause_text(cause))
-    raise RunFailed(f"root cause: {cause.title}", cause.hint or f"clusterctl logs show {run.run_id} --errors")
+    hint = cause.hint or f"clusterctl logs show {run.run_id} --errors"
+    raise RunFailed(f"root cause: {cause.title}", "\n".join(filter(None, (hint, state.verdict))))
 
 
 def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) -> None:
     """Ctrl-C: say so at once, end every rank, keep what came home."""
     from clusterctl import run as runs
-    from clusterctl.watch import open_watch
+    from clusterctl.controller import following
 
     screen.say(
         f"stopping {run.run_id}; a last checkpoint may take {run.read_record()['job']['grace']:g} s, Ctrl-C again kills"
@@ -247,10 +348,9 @@ def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) ->
         left = runs.stop(run, connections)
     except KeyboardInterrupt:
         left = runs.stop(run, connections, grace=0.0)
-    with open_watch(run, connections) as watch:
+    with following(run, connections) as watch:
         for _ in watch:
             pass
-    runs.status(run, connections)
     screen.say(f"stopped    {sum(left.values())} processes left; {run.root}")
 
 
@@ -308,6 +408,9 @@ def cluster_for(
     job: Job, file: Path | None, nodes: str | None, exclude: str | None, include: str | None
 ) -> Cluster:
     """The nodes that a job runs on: the command line's choice, else the job's own, else all; then the filter."""
+    spare = job.restart.spare_nodes if job.restart else None
+    if spare and not (nodes or job.nodes):  # all nodes, but for those that stand by
+        exclude = f"{exclude},{spare}" if exclude else spare
     try:
         cluster = options.cluster_of(file, nodes or job.nodes, exclude)
     except UsageError as error:
@@ -328,13 +431,3 @@ def _names_slots(text: str | None) -> bool:
     import re
 
     return text is not None and re.search(r"[^,!&^@]@|[^:]:[0-9]+(,[0-9]+)*(@|\Z)", text) is not None
-
-
-def _leave_to_a_controller(run: RunDir) -> None:
-    """A process of its own brings the run home, whatever becomes of this terminal."""
-    import subprocess
-    import sys
-
-    with run.controller_log.open("a") as log:
-        argv = [sys.executable, "-m", "clusterctl", "attach", "--quiet", str(run.root)]
-        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

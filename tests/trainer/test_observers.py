@@ -48,6 +48,17 @@ def test_the_heartbeat_holds_the_last_finished_step(tmp_path: Path) -> None:
     assert (tmp_path / "heartbeat" / "rank-3").read_text() == "11\n"
 
 
+def test_the_heartbeat_says_that_a_checkpoint_or_an_evaluation_follows(tmp_path: Path) -> None:
+    beat, path = Heartbeat(tmp_path / "rank-0", 0, lambda step: step % 2 == 0), tmp_path / "rank-0"
+    said = []
+    for number in (1, 2, 3):
+        beat(StepBegan(number))
+        said.append(path.read_text())
+        beat(step(number))
+        said.append(path.read_text())
+    assert said == ["0\n", "1\n", "1\n", "2\npause", "2\n", "3\n"]
+
+
 def test_the_console_shows_every_so_many_steps_and_the_last() -> None:
     stream = io.StringIO()
     console = Console(4, stream)

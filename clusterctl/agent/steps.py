@@ -1,0 +1,90 @@
+"""How a trainer's ranks get on, seen from their node: heartbeat files that are touched at each step.
+
+Runs on nodes too: standard library only, Python 3.8 and newer.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, Iterable, List, Optional
+
+LEAST = 30.0  # seconds: a shorter silence is no hang, whatever the steps took
+TIMES = 3.0  # times the 99th percentile of a rank's steps
+KNOWN = 3  # steps that must have been seen: the first ones compile, open connections and fill caches
+KEPT = 512  # steps that the percentile is taken of
+PAUSE = 600.0  # seconds that a checkpoint or an evaluation may take: the trainer's own limit for a collective
+ASLEEP = 5.0  # seconds between two looks after which this node itself stood still, and not its ranks
+
+
+class Pace:
+    """One rank's steps."""
+
+    def __init__(self, now: float) -> None:
+        self.touched = 0
+        self.text = ""
+        self.since = now
+        self.times: List[float] = []
+
+    def note(self, touched: int, text: str, now: float) -> None:
+        """What the heartbeat file says now; `touched` is its time in nanoseconds."""
+        if touched == self.touched:
+            return
+        steps = number_of(text) - number_of(self.text)
+        if self.text and steps > 0 and "pause" not in self.text:
+            self.times = [*self.times[1 - KEPT :], (touched - self.touched) / 1e9 / steps]
+        self.touched, self.text, self.since = touched, text, now
+
+    def limit(self, given: Optional[float]) -> Optional[float]:
+        """Seconds after which silence is a hang; None while too little is known."""
+        if len(self.times) < KNOWN:
+            return None
+        if "pause" in self.text:
+            return max(PAUSE, given or 0.0)
+        if given is not None:
+            return given
+        longest = sorted(self.times)[int(0.99 * (len(self.times) - 1) + 0.5)]
+        return max(LEAST, TIMES * longest)
+
+
+def number_of(text: str) -> int:
+    """The step that a heartbeat names."""
+    word = text.split()[0] if text.split() else ""
+    return int(word) if word.isdigit() else 0
+
+
+class Steps:
+    """The heartbeats of an attempt's ranks on this node."""
+
+    def __init__(self, folder: str, ranks: Iterable[int], hang_after: Optional[float], now: float) -> None:
+        """`hang_after` is in seconds; None leaves it to the ranks' own pace, 0 is never."""
+        self.folder, self.hang_after = folder, hang_after
+        self.looked = now
+        self.ranks: Dict[int, Pace] = {rank: Pace(now) for rank in ranks}
+        self.stale = {rank: self._read(rank) for rank in self.ranks}  # what the attempt before left
+
+    def look(self, now: float) -> Optional[Dict[str, object]]:
+        """The rank that hangs, if one does: its step, and for how long; the one furthest behind."""
+        asleep = now - self.looked if now - self.looked > ASLEEP else 0.0
+        self.looked = now
+        hung: List[Dict[str, object]] = []
+        for rank, pace in self.ranks.items():
+            pace.since += asleep
+            found = self._read(rank)
+            if found is not None and found != self.stale[rank]:
+                pace.note(found[0], found[1], now)
+            limit = pace.limit(self.hang_after) if self.hang_after != 0 else None
+            if limit is not None and now - pace.since > limit:
+                hung.append({"rank": rank, "step": number_of(pace.text), "hang": round(now - pace.since, 1)})
+        return min(hung, key=lambda one: (one["step"], one["rank"])) if hung else None
+
+    def beating(self) -> List[int]:
+        """The ranks that are a trainer's: they write heartbeats, and answer SIGUSR1 with their stacks."""
+        return [rank for rank, pace in self.ranks.items() if pace.touched]
+
+    def _read(self, rank: int) -> "Optional[tuple[int, str]]":
+        path = os.path.join(self.folder, f"rank-{rank}")
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                return os.fstat(file.fileno()).st_mtime_ns, file.read(100)
+        except OSError:
+            return None

@@ -1,0 +1,305 @@
+"""The one process that is in charge of a run: it brings the run home, decides on restarts, writes the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from clusterctl import job as jobs
+from clusterctl import run as runs
+from clusterctl.agent.frames import SILENCE
+from clusterctl.agent.processes import identity, is_alive
+from clusterctl.errors import ClusterctlError, InputFaults, WorkFailed
+from clusterctl.inventory import Node
+from clusterctl.logs import last_lines
+from clusterctl.record import abandoned_of, cluster_of, job_of, spares_of
+from clusterctl.report import how_it_ended
+from clusterctl.restarts import Decision, Failure, History, Restart, decide, membership
+from clusterctl.rundir import RunDir
+from clusterctl.watch import PATIENCE, KeptWatch, Update, Watch
+
+if TYPE_CHECKING:
+    from clusterctl.transport import Connections
+
+READY = b"in charge\n"
+READY_LIMIT = 60.0  # seconds for a new controller to log in to every node
+CHASE = 5.0  # seconds between two tries to end what runs on a node that was given up
+LEAVE = 5.0  # seconds that a controller which is replaced has to go
+
+
+class Control:
+    """A run from one attempt to the next, until its end is written; what is seen on the way is told."""
+
+    def __init__(self, run: RunDir, connections: Connections, lines: bool = True) -> None:
+        self.run, self.connections, self.lines = run, connections, lines
+        self.job = job_of(run)
+        self.policy = self.job.restart or Restart(max=0)
+        self.closed = threading.Event()
+        self.writing = threading.Lock()  # the record has two writers: the chase, and a restart
+
+    def __iter__(self) -> Iterator[Update]:
+        threading.Thread(target=self._chase, daemon=True, name="chase").start()
+        try:
+            while True:
+                state = yield from self._attempt()
+                decision = self._decide(state)
+                if not decision.again:
+                    return self._conclude(state, decision)
+                yield self._note(decision.why)
+                while decision.again and not self._restart(state, decision):
+                    decision = self._decide(replace(state, failure=None), "the next attempt could not start")
+                    yield self._note(decision.why)
+                if not decision.again:
+                    return self._conclude(state, decision)
+        finally:
+            self.closed.set()
+
+    def _attempt(self) -> Any:
+        """Watch one attempt to its end; gives how it came out."""
+        state = runs.ask(self.run, self.connections)
+        if any(phase == "unknown" and name not in state.unreachable for name, phase in state.nodes.items()):
+            # The controller before this one died between the attempt's record and its start on every node.
+            runs.stop_nodes(self.connections, cluster_of(self.run).nodes, self.run, grace=0.0)
+            return replace(state, phase="failed")
+        restarts = self.job.restart is not None
+        patience = max(self.policy.node_lost_after - SILENCE, 1.0) if restarts else PATIENCE
+        watch = Watch(self.run, self.connections, lines=self.lines, patience=patience)
+        for update in watch:
+            if update.note:
+                self.run.add_event("note", node=update.node, text=update.note)
+            yield update
+        lost = [name for name, how in watch.ends.items() if how == "lost"]
+        return runs.ended(self.run, self.connections, watch.gone, lost)
+
+    def _note(self, text: str) -> Update:
+        if text:
+            self.run.add_event("note", text=text)
+        return Update(note=text)
+
+    # -- what follows an end
+
+    def _decide(self, state: runs.RunState, what: str = "") -> Decision:
+        if state.phase == "finished":
+            return Decision(False, "")
+        history = self._history()
+        decision = decide(self.policy, history, self._failure(state, what))
+        if decision.again:
+            self.run.add_event("restart", why=decision.why, wait=decision.wait, **asdict(decision.history))
+        return decision
+
+    def _failure(self, state: runs.RunState, what: str) -> Failure:
+        record, one = self.run.read_record(), state.failure
+        gone = [name for name, phase in state.nodes.items() if phase == "lost"]
+        if one and not gone:
+            what = what or f"rank {one['rank']} on {one['node']} {how_it_ended(one)}"
+        attempt, said = record["attempt"], ""
+        if one:
+            said = "\n".join(last_lines(self.run.log(one["node"], one["rank"], "err", attempt), 20))
+        started = [event["time"] for event in self.run.event_lines() if event["event"] == "started"]
+        return Failure(
+            what=what or f"lost {', '.join(gone)}",
+            step=int((state.step or {}).get("step", 0)),
+            seconds=time.time() - started[-1] if started else 0.0,
+            trains=self.job.train is not None,
+            exit_code=one.get("exit_code") if one and not gone else None,
+            said=said,
+            stopped=state.phase == "stopped" or self.run.stop_asked.exists(),
+        )
+
+    def _history(self) -> History:
+        """The failures since a user started the run or resumed it, from the run's own history."""
+        history = History()
+        for event in self.run.event_lines():
+            if event["event"] == "resumed":
+                history = History()
+            elif event["event"] == "restart":
+                history = History(event["restarts"], event["stalled"], event["step"])
+        return history
+
+    def _conclude(self, state: runs.RunState, decision: Decision) -> None:
+        if self.run.stop_asked.exists() and state.phase != "finished":
+            state = replace(state, phase="stopped")
+        runs.conclude(self.run, self.connections, replace(state, verdict=decision.why))
+
+    # -- the next attempt
+
+    def _restart(self, state: runs.RunState, decision: Decision) -> bool:
+        """Wait, choose the nodes, start; False where that failed or the user asked for the end."""
+        waiting = replace(state, phase=runs.RESTARTING, verdict=decision.why)
+        self.run.write_json(self.run.state, asdict(waiting))
+        if not self._wait(decision.wait):
+            return False
+        cluster = cluster_of(self.run)
+        nodes, spares = self._membership(self._lost(cluster.nodes, state.unreachable))
+        try:
+            with self.writing:
+                self._move(cluster.nodes, nodes, spares)
+                cluster = replace(cluster, nodes=tuple(nodes))
+                runs.start_next(self.run, cluster, self.connections, lambda *_: None)
+        except ClusterctlError as error:
+            self._note(error.message)
+            self.run.write_json(self.run.state, asdict(waiting))
+            return False
+        return True
+
+    def _wait(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not self.run.stop_asked.exists():
+            left = until - time.monotonic()
+            if left <= 0:
+                return True
+            time.sleep(min(left, 0.1))
+        return False
+
+    def _lost(self, nodes: Sequence[Node], silent: Collection[str]) -> set[str]:
+        """The nodes that don't answer; on all others nothing of the attempt before is left after this.
+
+        A node that was silent for so long that it counted as lost is asked once more only where no other could
+        stand in for it: a try to connect to a dead machine takes 10 s and more.
+        """
+        record = self.run.read_record()
+        replaceable = bool(record["spares"]) or self.policy.min_nodes is not None
+        asked = [node for node in nodes if not (replaceable and node.name in silent)]
+
+        def clear(node: Node, link: Any) -> None:
+            where = {"run_dir": record["run_dirs"][node.name], "attempt": record["attempt"], "grace": 0.0}
+            link.call("stop", where)
+
+        outcomes = self.connections.on_each(asked, clear)
+        answered = {outcome.node.name for outcome in outcomes if outcome.ok}
+        return {node.name for node in nodes} - answered
+
+    def _membership(self, lost: set[str]) -> tuple[list[Node], list[Node]]:
+        cluster = cluster_of(self.run)
+
+        def fits(nodes: Sequence[Node]) -> bool:
+            try:
+                jobs.check(self.job, replace(cluster, nodes=tuple(nodes)))
+            except InputFaults:
+                return False
+            return bool(nodes)
+
+        spares = spares_of(self.run)
+        if lost and spares:
+            outcomes = self.connections.on_each(spares, lambda node, link: link.hello())
+            lost = lost | {outcome.node.name for outcome in outcomes if not outcome.ok}
+        return membership(cluster.nodes, spares, lost, self.policy.min_nodes, fits)
+
+    def _move(self, before: Sequence[Node], after: Sequence[Node], spares: Sequence[Node]) -> None:
+        """Write down who left and who came, so that a controller after this one knows it too."""
+        record = self.run.read_record()
+        stay = {node.name for node in after}
+        left = [node for node in before if node.name not in stay]
+        if not left:
+            return
+        for node in left:
+            where = {"run_dir": record["run_dirs"][node.name], "attempt": record["attempt"]}
+            record["abandoned"].append({"node": asdict(node), **where})
+        record["spares"] = [asdict(node) for node in spares]
+        if after[0].name != before[0].name:
+            record["metrics_base"] = _whole_lines(self.run)
+        self.run.write_json(self.run.record, record, mode=0o600)
+        come = [node.name for node in after if node not in before]
+        self._note(
+            f"without {', '.join(node.name for node in left)}" + (f", with {', '.join(come)}" if come else "")
+        )
+
+    def _chase(self) -> None:
+        """A node that was given up may come back with its ranks: they are ended as soon as it answers."""
+        while not self.closed.wait(CHASE):
+            for one in abandoned_of(self.run):
+                with contextlib.suppress(ClusterctlError):
+                    link = self.connections.of(one.node)
+                    link.call("stop", {"run_dir": one.run_dir, "attempt": one.attempt, "grace": 0.0})
+                    self._forget(one.node.name)
+
+    def _forget(self, name: str) -> None:
+        with self.writing:
+            record = self.run.read_record()
+            record["abandoned"] = [one for one in record["abandoned"] if one["node"]["name"] != name]
+            self.run.write_json(self.run.record, record, mode=0o600)
+        self.run.add_event("note", node=name, text=f"{name} answers again; what ran there was ended")
+
+
+def _whole_lines(run: RunDir) -> int:
+    """Cut a half line off the metrics that came home from a node that is gone; gives what is left."""
+    if not run.metrics.exists():
+        return 0
+    with run.metrics.open("r+b") as file:
+        size = file.read().rfind(b"\n") + 1
+        file.truncate(size)
+    return size
+
+
+# -- the process
+
+
+@contextlib.contextmanager
+def following(run: RunDir, connections: Connections) -> Iterator[Control | KeptWatch]:
+    """The view of a run: what its living controller brings home, or, where none could be started, our own."""
+    with run.hold() as ours:
+        yield Control(run, connections) if ours else KeptWatch(run)
+
+
+def serve(run: RunDir, connections: Connections, tell: Any) -> bool:
+    """Be the run's controller until its end; False where a living one is it already. `tell` says when in charge."""
+    with run.hold(patience=10.0) as ours:
+        if not ours:
+            return False
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        runs.reach(cluster_of(run), connections, lambda *_: None)
+        tell()
+        for _ in Control(run, connections, lines=False):
+            pass
+    return True
+
+
+def start(run: RunDir, ssh: str) -> bool:
+    """Put a process of its own in charge of a run, whatever becomes of this terminal; False where it can't.
+
+    It comes back when the process has logged in to the nodes: one that would need a passphrase can't, and says why
+    in controller.log.
+    """
+    argv = [sys.executable, "-m", "clusterctl", "control", "--ssh", ssh, str(run.root)]
+    with run.controller_log.open("ab") as log:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+        )
+    assert process.stdout is not None
+    timer = threading.Timer(READY_LIMIT, process.kill)
+    timer.daemon = True  # an interrupt does not wait for it
+    timer.start()
+    try:
+        with process.stdout as said:
+            ready = said.readline() == READY
+    finally:
+        timer.cancel()
+    return ready or run.is_watched()
+
+
+def end(run: RunDir) -> None:
+    """End a run's controller, and nothing of the run."""
+    pid = run.controller()
+    if pid is None:
+        return
+    owner = identity(pid)
+    for number, seconds in ((signal.SIGTERM, LEAVE), (signal.SIGKILL, LEAVE)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if not is_alive(owner):
+                return
+            time.sleep(0.05)
+    raise WorkFailed(
+        f"process {pid}, the controller of {run.run_id}, does not end", "end it by hand, then again"
+    )

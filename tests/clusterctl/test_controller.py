@@ -1,0 +1,344 @@
+"""What follows a failure: the policy as a value, and a controller that carries it out on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl import job as jobs
+from clusterctl import run as runs
+from clusterctl.agent.steps import LEAST, PAUSE, Pace
+from clusterctl.controller import Control
+from clusterctl.errors import ClusterctlError, InputFaults
+from clusterctl.inventory import Node
+from clusterctl.restarts import Decision, Failure, History, Restart, decide, membership
+from clusterctl.rundir import RunDir
+from clusterctl.transport import Connections, LocalTransport
+from clusterctl.watch import ControllerGone, KeptWatch
+
+from .test_run import lab, launched, left_of, program, wait_for
+
+POLICY = Restart(max=5, backoff=10.0)
+
+
+def after(policy: Restart, *failures: Failure) -> list[Decision]:
+    """The decisions on failures, one after the other."""
+    history, made = History(), []
+    for failure in failures:
+        made.append(decide(policy, history, failure))
+        history = made[-1].history
+    return made
+
+
+def died(step: int, **more: object) -> Failure:
+    return Failure("rank 3 on node2 killed", step=step, trains=True, **more)  # type: ignore[arg-type]
+
+
+# -- the policy --------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_gets_on_is_restarted_as_often_as_allowed() -> None:
+    made = after(POLICY, *(died(step) for step in (10, 20, 30, 40, 50, 60)))
+    assert [one.again for one in made] == [True] * 5 + [False]
+    assert [one.wait for one in made[:5]] == [10.0] * 5
+    assert made[0].why == "restart 1 of 5 in 10 s: rank 3 on node2 killed"
+    assert made[5].why == "not restarted: all 5 restarts are used"
+
+
+def test_three_restarts_without_a_new_step_end_the_run() -> None:
+    made = after(POLICY, *(died(7) for _ in range(4)))
+    assert [one.again for one in made] == [True, True, True, False]
+    assert [one.wait for one in made[:3]] == [10.0, 20.0, 40.0]
+    assert made[3].why.startswith("do not requeue: 3 restarts brought no new step; the last failure: rank 3")
+
+
+def test_a_new_step_between_makes_patient_again() -> None:
+    made = after(Restart(max=9, backoff=10.0), *(died(step) for step in (7, 7, 7, 12, 12, 12, 12)))
+    assert [one.wait for one in made[:4]] == [10.0, 20.0, 40.0, 10.0]
+    assert [one.again for one in made] == [True] * 6 + [False]
+
+
+def test_a_wait_grows_to_five_minutes_and_no_further() -> None:
+    assert decide(Restart(max=9, backoff=200.0), History(1, 1, 7), died(7)).wait == 300.0
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Failure("x", trains=True, exit_code=2),
+        Failure("x", exit_code=1, said="Traceback\nModuleNotFoundError: No module named 'megatron'"),
+        Failure("x", exit_code=1, said="  File 'x.py'\nSyntaxError: invalid syntax"),
+        Failure("x", exit_code=127, said="clusterctl: cannot start 'trian'"),
+        Failure("x", exit_code=2, said="python: can't open file '/x/tain.py'"),
+    ],
+)
+def test_a_users_mistake_is_not_restarted(failure: Failure) -> None:
+    assert not after(POLICY, failure)[0].again
+    assert decide(POLICY, History(restarts=1), failure).again  # it had run before: the cause is another one
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Failure("lost node2", trains=True),
+        Failure("killed", exit_code=None),
+        Failure("x", exit_code=1, said="RuntimeError: NCCL error"),
+        Failure("x", trains=True, exit_code=1, step=3),
+    ],
+)
+def test_what_may_go_well_the_next_time_is_restarted(failure: Failure) -> None:
+    assert after(POLICY, failure)[0].again
+
+
+def test_a_stop_and_a_job_without_the_word_are_not_restarted() -> None:
+    assert decide(POLICY, History(), died(5, stopped=True)) == Decision(False, "", history=History(0, 0, 5))
+    assert not decide(Restart(max=0), History(), died(5)).again
+
+
+def test_a_program_without_steps_gets_on_by_running_long() -> None:
+    short, long = Failure("killed", seconds=5.0), Failure("killed", seconds=400.0)
+    assert [one.again for one in after(POLICY, short, short, long, short, short)] == [True] * 5
+    assert [one.again for one in after(POLICY, short, short, short, short)] == [True, True, True, False]
+
+
+# -- the nodes of the next attempt -------------------------------------------------------------------------
+
+NODES = [Node(f"n{number}", f"h{number}", f"10.0.0.{number}") for number in range(6)]
+
+
+def names(chosen: tuple[list[Node], list[Node]]) -> tuple[str, str]:
+    return " ".join(node.name for node in chosen[0]), " ".join(node.name for node in chosen[1])
+
+
+def test_a_spare_stands_where_the_lost_node_stood() -> None:
+    chosen = membership(NODES[:3], NODES[3:5], {"n1"}, None, lambda nodes: True)
+    assert names(chosen) == ("n0 n3 n2", "n4")
+
+
+def test_a_lost_spare_is_passed_over() -> None:
+    assert names(membership(NODES[:3], NODES[3:5], {"n0", "n3"}, None, lambda nodes: True)) == (
+        "n4 n1 n2",
+        "",
+    )
+
+
+def test_without_spares_as_many_nodes_as_fit_serve_and_the_rest_stand_by() -> None:
+    chosen = membership(NODES, [], {"n2"}, 2, lambda nodes: len(nodes) % 2 == 0)
+    assert names(chosen) == ("n0 n1 n3 n4", "n5")
+
+
+def test_where_fewer_are_not_allowed_the_same_nodes_have_to_come_back() -> None:
+    assert names(membership(NODES[:2], [], {"n1"}, None, lambda nodes: True)) == ("n0 n1", "")
+    assert names(membership(NODES[:3], [], {"n1"}, 2, lambda nodes: False)) == ("n0 n1 n2", "")
+
+
+# -- a rank's pace -----------------------------------------------------------------------------------------
+
+
+def paced(*seconds: float) -> Pace:
+    pace, clock = Pace(0.0), 0.0
+    pace.note(1, "0", clock)
+    for step, one in enumerate(seconds, start=1):
+        clock += one
+        pace.note(int(clock * 1e9) + 1, str(step), clock)
+    return pace
+
+
+def test_silence_is_a_hang_after_three_times_the_usual_and_half_a_minute_at_least() -> None:
+    assert paced(1, 1).limit(None) is None  # too little is known
+    assert paced(*[1.0] * 20).limit(None) == LEAST
+    assert paced(*[20.0] * 20).limit(None) == pytest.approx(60.0)
+    assert paced(*[1.0] * 20).limit(5.0) == 5.0
+
+
+def test_a_checkpoint_may_take_its_time() -> None:
+    pace = paced(*[1.0] * 20)
+    pace.note(21 * 10**9, "21\npause", 30.0)
+    assert pace.limit(None) == PAUSE
+    assert pace.limit(5.0) == PAUSE
+    pace.note(111 * 10**9, "22\n", 120.0)
+    assert max(pace.times) < 2  # what the pause took is no step's time
+
+
+# -- the job's words ---------------------------------------------------------------------------------------
+
+
+def test_all_faults_of_a_restart_part_come_at_once(tmp_path: Path) -> None:
+    text = "command: [a]\nrestart:\n  max: -1\n  backof: 3\n  backoff: soon\n  min_nodes: 0\n  node_lost_after: 5s\n"
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(InputFaults) as caught:
+        jobs.load(tmp_path / "job.yaml")
+    said = str(caught.value)
+    for part in (
+        ":3 restart.max",
+        "'backof'",
+        ":5 restart.backoff",
+        ":6 restart.min_nodes",
+        ":7 restart.node_lost",
+    ):
+        assert part in said
+
+
+def test_a_restart_part_is_read_and_kept_with_the_run(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "command: [a]\nhang_after: 2m\nrestart: {max: 2, backoff: 1m, spare_nodes: n5, min_nodes: 1}\n"
+    )
+    job = jobs.load(tmp_path / "job.yaml")
+    assert job.restart == Restart(max=2, backoff=60.0, spare_nodes="n5", min_nodes=1)
+    assert job.hang_after == 120.0
+
+
+# -- a controller at work ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connections() -> Iterator[Connections]:
+    with Connections(LocalTransport()) as opened:
+        yield opened
+
+
+def controlled(run: RunDir, connections: Connections) -> runs.RunState:
+    with run.hold() as ours:
+        assert ours
+        for _ in Control(run, connections, lines=False):
+            pass
+    return runs.state_of(run.read_state())
+
+
+def said(run: RunDir) -> str:
+    return "\n".join(str(event.get("text", "")) for event in run.event_lines())
+
+
+def test_a_run_whose_rank_dies_once_is_restarted_and_ends_well_with_both_logs_kept(
+    tmp_path: Path, connections: Connections
+) -> None:
+    text = """
+import os, signal, time
+print("attempt", os.environ["CLUSTERCTL_ATTEMPT"], flush=True)
+if os.environ["CLUSTERCTL_ATTEMPT"] == "1":
+    if os.environ["RANK"] == "3":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+"""
+    run = launched(tmp_path, connections, program(text, restart=Restart(max=2, backoff=0.1)))
+    state = controlled(run, connections)
+    assert state.phase == "finished"
+    assert run.read_record()["attempt"] == 2
+    assert "restart 1 of 2 in 0.1 s: rank 3 on node2 killed" in said(run)
+    assert run.log("node2", 3, "out", 1).read_text() == "attempt 1\n"
+    assert run.log("node1", 0, "out", 2).read_text() == "attempt 2\n"
+    assert left_of(run) == 0
+
+
+def test_a_crash_loop_ends_with_the_advice_not_to_requeue(tmp_path: Path, connections: Connections) -> None:
+    text = "import os, sys; sys.exit(7 if os.environ['RANK'] == '0' else 0)"
+    run = launched(tmp_path, connections, program(text, restart=Restart(max=9, backoff=0.05)))
+    state = controlled(run, connections)
+    assert state.phase == "failed"
+    assert state.verdict.startswith("do not requeue")
+    assert state.failure is not None
+    assert state.failure["exit_code"] == 7
+    assert run.read_record()["attempt"] == 4
+
+
+def test_a_stop_while_a_restart_is_awaited_ends_the_run(tmp_path: Path, connections: Connections) -> None:
+    run = launched(
+        tmp_path, connections, program("raise SystemExit(3)", restart=Restart(max=9, backoff=600.0))
+    )
+    states: list[runs.RunState] = []
+    thread = threading.Thread(target=lambda: states.append(controlled(run, connections)), daemon=True)
+    thread.start()
+    wait_for(lambda: run.read_state().get("phase") == runs.RESTARTING)
+    assert runs.status(run, connections).phase == runs.RESTARTING
+    assert runs.stop(run, connections) == {"node1": 0, "node2": 0}
+    thread.join(15)
+    assert [state.phase for state in states] == ["stopped"]
+    assert run.read_record()["attempt"] == 1
+
+
+def test_a_controller_after_a_dead_one_goes_on_with_its_count(
+    tmp_path: Path, connections: Connections
+) -> None:
+    run = launched(
+        tmp_path, connections, program("raise SystemExit(3)", restart=Restart(max=2, backoff=0.05))
+    )
+    run.add_event("restart", why="", wait=0.0, restarts=2, stalled=0, step=0)
+    state = controlled(run, connections)
+    assert state.verdict == "not restarted: all 2 restarts are used"
+
+
+def test_fewer_nodes_serve_where_the_job_says_so(tmp_path: Path, connections: Connections) -> None:
+    text = """
+import os, signal, time
+print(os.environ["WORLD_SIZE"], flush=True)
+if os.environ["CLUSTERCTL_ATTEMPT"] == "1":
+    time.sleep(600)
+"""
+    job = program(text, restart=Restart(max=3, backoff=0.05, min_nodes=1))
+    run = launched(tmp_path, connections, job)
+    control = Control(run, connections, lines=False)
+    control._lost = lambda nodes, silent: {"node1"}  # type: ignore[method-assign]
+    first = next(one for one in runs.ask(run, connections).ranks if one["rank"] == 0)
+    os.kill(first["pid"], signal.SIGKILL)
+    for _ in control:
+        pass
+    assert run.read_state()["phase"] == "finished"
+    assert run.log("node2", 0, "out", 2).read_text() == "2\n"
+    assert json.loads(run.record.read_text())["ranks"] == {"node2": [0, 1]}
+
+
+def test_a_killed_supervisor_leaves_no_rank_and_its_run_is_restarted(
+    tmp_path: Path, connections: Connections
+) -> None:
+    text = "import os, time; time.sleep(600 if os.environ['CLUSTERCTL_ATTEMPT'] == '1' else 0)"
+    run = launched(tmp_path, connections, program(text, restart=Restart(max=1, backoff=0.05)))
+    node, record = lab(tmp_path).nodes[0], run.read_record()
+    where = {"run_dir": record["run_dirs"]["node1"], "attempt": 1}
+    os.kill(connections.of(node).call("state", where)["supervisor"]["pid"], signal.SIGKILL)
+    assert controlled(run, connections).phase == "finished"
+    assert "lost node1" in said(run)
+    assert left_of(run) == 0
+
+
+def test_the_ranks_of_a_killed_supervisor_end_without_any_controller(
+    tmp_path: Path, connections: Connections
+) -> None:
+    run = launched(tmp_path, connections, program("import time; time.sleep(600)"))
+    record = run.read_record()
+    for node in lab(tmp_path).nodes:
+        where = {"run_dir": record["run_dirs"][node.name], "attempt": 1}
+        os.kill(connections.of(node).call("state", where)["supervisor"]["pid"], signal.SIGKILL)
+    wait_for(lambda: left_of(run) == 0, seconds=30.0)
+    assert runs.status(run, connections).phase == "lost"
+
+
+def test_a_reader_is_told_when_nobody_is_in_charge_any_more(
+    tmp_path: Path, connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterctl.watch.UNWATCHED", 0.3)
+    run = launched(tmp_path, connections, program("import time; time.sleep(600)"))
+    with pytest.raises(ControllerGone) as caught:
+        list(KeptWatch(run))
+    assert isinstance(caught.value, ClusterctlError)
+    assert "--take-over" in caught.value.hint
+    assert runs.stop(run, connections, grace=0.0) == {"node1": 0, "node2": 0}
+
+
+def test_one_controller_a_run_and_a_dead_ones_lock_is_free(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "r")
+    with run.hold() as first:
+        assert first
+        assert run.is_watched()
+        with run.hold() as second:
+            assert not second
+    assert not run.is_watched()
+    run.lock.write_text(json.dumps({"pid": 1, "start_time": 1, "boot_id": "of another time"}))
+    assert run.controller() is None
+    with run.hold() as third:
+        assert third

@@ -1,0 +1,189 @@
+"""Runs that survive, on real SSH nodes: a dead rank, a dead node, a dead terminal, a dead controller."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl import sandbox, sandbox_netns
+from clusterctl.rundir import RunDir
+
+from .conftest import Shell, clean_environment
+from .test_commands import marked
+from .test_training import data as data
+from .test_training import job_file, losses
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+TICKS = "import time\nfor n in range({count}):\n    print(n, flush=True)\n    time.sleep(0.1)"
+
+
+def wait_for(truth: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not truth():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.1)
+
+
+def last_run(shell: Shell) -> RunDir:
+    return RunDir(Path(json.loads(shell("runs", "--json").stdout)[0]["folder"]))
+
+
+def detached(shell: Shell, code: str, *options: str) -> RunDir:
+    done = shell("launch", "--detach", "--no-code", *options, "--", "python3", "-c", code)
+    assert done.returncode == 0, done.stderr
+    return RunDir(shell.folder / "runs" / done.stdout.strip())
+
+
+def test_a_training_whose_rank_is_killed_goes_on_by_itself_from_its_newest_checkpoint(
+    shell: Shell, data: Path
+) -> None:
+    name = job_file(shell, data, env="CLUSTERCTL_FAULT: rank3:step7:kill9")
+    text = (shell.folder / name).read_text()
+    (shell.folder / name).write_text(text + "restart: {max: 1, backoff: 0.2s}\n")
+    done = shell("launch", name, timeout=250)
+    assert done.returncode == 5, done.stderr  # the arranged fault strikes at step 7 of every attempt
+    assert "restart 1 of 1 in 0.2 s: rank 3 on node2 killed" in done.stderr
+    assert "not restarted: all 1 restarts are used" in done.stderr
+    run = last_run(shell)
+    assert sorted(losses(run.root)) == list(range(1, 7))
+    started = [metric for metric in run.metric_lines() if metric["event"] == "start"]
+    assert [metric["step"] for metric in started] == [0, 4]
+    assert not marked(run.run_id)
+
+
+def test_a_training_that_hangs_says_where_it_stands_and_goes_on(shell: Shell, data: Path) -> None:
+    name = job_file(shell, data, steps=400)
+    text = (shell.folder / name).read_text()
+    (shell.folder / name).write_text(text + "hang_after: 4s\nrestart: {max: 1, backoff: 0.2s}\n")
+    started = shell("launch", "--detach", name)
+    assert started.returncode == 0, started.stderr
+    run = RunDir(shell.folder / "runs" / started.stdout.strip())
+    wait_for(lambda: run.metrics.exists() and sum(1 for _ in run.metric_lines()) > 40)
+    state = json.loads(shell("status", run.run_id, "--json").stdout)
+    pids = {rank["rank"]: rank["pid"] for rank in state["ranks"]}
+    os.kill(pids[2], signal.SIGSTOP)
+    followed = shell("attach", run.run_id, timeout=200)
+    assert followed.returncode == 0, followed.stderr
+    assert "hung: no step in" in followed.stderr
+    assert run.read_record()["attempt"] == 2
+    said = run.log("node1", 0, "err", 1).read_text()
+    assert "Current thread" in said
+    assert "trainer/loop.py" in said
+    assert losses(run.root).keys() == set(range(1, 401))
+
+
+def test_a_killed_terminal_changes_nothing_for_the_run(shell: Shell) -> None:
+    argv = [
+        sys.executable,
+        "-m",
+        "clusterctl",
+        "launch",
+        "--no-code",
+        "--",
+        "python3",
+        "-c",
+        TICKS.format(count=30),
+    ]
+    process = subprocess.Popen(argv, cwd=shell.folder, env=shell.env, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "node1:0 0\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    run = last_run(shell)
+    wait_for(lambda: run.read_state().get("phase") == "finished")
+    assert run.log("node2", 3, "out").read_text().split() == [str(n) for n in range(30)]
+    wait_for(lambda: not run.is_watched())
+
+
+def test_a_dead_controller_is_told_and_another_takes_over_without_a_restart(shell: Shell) -> None:
+    run = detached(shell, TICKS.format(count=120))
+    controller = run.controller()
+    assert controller is not None
+    assert json.loads(shell("status", run.run_id, "--json").stdout)["controller"] == controller
+    os.kill(controller, signal.SIGKILL)
+    wait_for(lambda: run.controller() is None)
+    state = json.loads(shell("status", run.run_id, "--json").stdout)
+    assert (state["phase"], state["controller"]) == ("running", None)
+    followed = shell("attach", "--take-over", run.run_id)
+    assert followed.returncode == 0, followed.stderr
+    assert run.read_record()["attempt"] == 1
+    for node, rank in (("node1", 1), ("node2", 3)):
+        assert run.log(node, rank, "out").read_text().split() == [str(n) for n in range(120)]
+
+
+def test_a_controller_that_stands_still_is_replaced(shell: Shell) -> None:
+    run = detached(shell, TICKS.format(count=80))
+    stopped = run.controller()
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+    followed = shell("attach", "--take-over", run.run_id)
+    assert followed.returncode == 0, followed.stderr
+    assert run.read_state()["phase"] == "finished"
+    assert not Path(f"/proc/{stopped}").exists() or "Z" in Path(f"/proc/{stopped}/stat").read_text()
+
+
+def test_an_interrupt_right_after_the_start_leaves_nothing(shell: Shell) -> None:
+    argv = [sys.executable, "-m", "clusterctl", "launch", "--no-code", "--", "sleep", "600"]
+    process = subprocess.Popen(argv, cwd=shell.folder, env=shell.env, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while "start " not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=100)[1]
+    assert process.returncode == 130, rest
+    run = last_run(shell)
+    assert not marked(run.run_id)
+    assert run.read_state()["phase"] == "stopped"
+    assert run.controller() is None
+
+
+# -- a node that is gone -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sandbox.Sandbox]:
+    why = sandbox_netns.why_not()
+    if why:
+        pytest.skip(why)
+    directory = tmp_path_factory.mktemp("three") / "sandbox"
+    yield sandbox.up(directory, nodes=3, devices=1, mode="namespaces")
+    sandbox.down(directory)
+
+
+def test_a_spare_takes_the_place_of_a_node_that_lost_its_power(
+    tmp_path: Path, three_nodes: sandbox.Sandbox
+) -> None:
+    shell = Shell(tmp_path, {**clean_environment(), "CLUSTERCTL_CLUSTER": str(three_nodes.cluster_file)})
+    words = ["import os, time", "print(os.environ['RANK'], os.environ['MASTER_ADDR'], flush=True)"]
+    words.append("time.sleep(0.5 if os.environ['CLUSTERCTL_ATTEMPT'] == '2' else 600)")
+    job = {
+        "name": "spare",
+        "command": ["python3", "-c", "\n".join(words)],
+        "grace": 2,
+        "restart": {"max": 2, "backoff": 0.1, "spare_nodes": "node3"},
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    done = shell("launch", "--detach", "job.yaml")
+    assert done.returncode == 0, done.stderr
+    run = RunDir(tmp_path / "runs" / done.stdout.strip())
+    assert list(run.read_record()["ranks"]) == ["node1", "node2"]
+    wait_for(lambda: run.log("node2", 1, "out").exists() and run.log("node2", 1, "out").stat().st_size)
+    began = time.time()
+    three_nodes.kill("node2")
+    followed = shell("attach", run.run_id, timeout=200)
+    assert followed.returncode == 0, followed.stderr
+    assert list(run.read_record()["ranks"]) == ["node1", "node3"]
+    master = run.log("node1", 0, "out", 2).read_text().split()[1]
+    assert run.log("node3", 1, "out", 2).read_text().split() == ["1", master]
+    lost = next(event for event in run.event_lines() if event["event"] == "node_ended")
+    assert (lost["node"], lost["state"]) == ("node2", "lost")
+    assert lost["time"] - began < 30  # 15 s, on a machine that has the time
