@@ -51,6 +51,10 @@ class LogChunk:
         small = self.data.lower()
         return any(word in small for word in ERROR_WORDS) or bool(ERROR_CODE.search(self.data))
 
+    def may_hold_long_lines(self) -> bool:
+        """False only where every line is shown whole."""
+        return len(self.data) > LONGEST_LINE and max(map(len, self.data.split(b"\n"))) > LONGEST_LINE
+
 
 class LineCutter:
     """Cuts one stream at its last line end; of a line without end no more is kept than is shown of it."""

@@ -67,7 +67,7 @@ class LogPrinter:
 
     def _is_plain(self, chunk: LogChunk) -> bool:
         """Nothing in it to escape, to decode or to colour, and no line too long to show."""
-        if self.as_json or chunk.data.translate(None, PLAIN):
+        if self.as_json or chunk.data.translate(None, PLAIN) or chunk.may_hold_long_lines():
             return False
         return not (self.coloured and chunk.stream == "err" and chunk.may_hold_errors())
 
