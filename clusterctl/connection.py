@@ -106,7 +106,7 @@ class Connection:
         parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         try:
             _send_body(asked, stdin)
-            for frame in asked:
+            for frame in asked if timeout is None else asked.within(timeout):
                 stream = "stderr" if frame.fields.get("stream") == "stderr" else "stdout"
                 if on_output is None:
                     parts[stream].append(frame.payload)

@@ -99,11 +99,11 @@ class LinkLost(NodeError):
 
 
 class NodesFailed(NodeError):
-    """Several nodes could not be used; each with its own reason."""
+    """Several nodes could not be used, or could while others failed; each with its own reason."""
 
-    def __init__(self, errors: Sequence[NodeError]) -> None:
-        self.errors = tuple(errors)
-        names = ", ".join(error.node for error in self.errors)
+    def __init__(self, unreachable: Sequence[NodeError], failed: Sequence[ClusterctlError] = ()) -> None:
+        self.errors = (*unreachable, *failed)
+        names = ", ".join(error.node for error in unreachable)
         ClusterctlError.__init__(
             self,
             "\n".join(error.message for error in self.errors),

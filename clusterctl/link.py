@@ -36,6 +36,7 @@ from clusterctl.errors import ClusterctlError, LinkLost, Unreachable, WorkFailed
 
 MAX_NOISE = 1 << 20  # what a login script may print before the agent speaks
 START_LIMIT = 30.0  # seconds for a node's Python to start and take the agent
+LATE = 20.0  # seconds after a command's time-out: its agent takes up to 7 to end it
 
 
 class Pipe(Protocol):
@@ -175,8 +176,33 @@ class Asked:
 
     def __iter__(self) -> Iterator[Frame]:
         """The chunks of the reply as they come; raises what the node answered instead."""
+        return self._frames(self.inbox.get)
+
+    def within(self, seconds: float) -> Iterator[Frame]:
+        """The same; raises LinkLost where the node itself does not keep to a time-out of so many seconds.
+
+        Only the time that is spent waiting for the node counts against its LATE seconds, since whoever reads the
+        output may be slow.
+        """
+        deadline, left = time.monotonic() + seconds, LATE
+
+        def get() -> Frame | None:
+            nonlocal left
+            began = time.monotonic()
+            due = max(began, deadline)
+            try:
+                return self.inbox.get(due - began + left)
+            except TimeoutError:
+                problem = f"{self.op!r} did not end within {LATE:g} s of its time-out"
+                raise LinkLost(self._link.node, problem, "the node may still run it") from None
+            finally:
+                left -= max(0.0, time.monotonic() - due)
+
+        return self._frames(get)
+
+    def _frames(self, get: Callable[[], Frame | None]) -> Iterator[Frame]:
         while True:
-            frame = self.inbox.get()
+            frame = get()
             if frame is None:
                 return
             if frame.kind == "end":
@@ -263,9 +289,11 @@ class Link:
 
     def _start(self, workdir: str) -> None:
         files = agent_files()
-        ask = {"workdir": workdir, "hash": agent_hash(), "sums": bootstrap.sums(files)}
+        place = workdir.encode("utf-8", "surrogateescape").hex()
+        wanted = [f"{name}:{one}" for name, one in bootstrap.sums(files).items()]
+        ask = " ".join([agent_hash(), place, *wanted])
         try:
-            self._pipe.send(_first_lines() + json.dumps(ask).encode() + b"\n")
+            self._pipe.send(_first_lines() + ask.encode() + b"\n")
             word, text = self._answer()
             if word == "need":
                 bundle = json.dumps(files).encode()

@@ -131,7 +131,8 @@ class _Running:
 
     def run(self, text: bytes, on_output: OnOutput) -> Completed:
         """To its end; what it says goes to on_output as it comes."""
-        self._stream.send(text)
+        with contextlib.suppress(LinkLost):  # a login that ended at once may have said why
+            self._stream.send(text)
         while self._is_awaited():
             try:
                 name, data = self._stream.read(PIECE, AFTERMATH)

@@ -124,6 +124,9 @@ class _ScriptedAsked(Asked):
     def cancel(self) -> None:
         pass
 
+    def within(self, seconds: float) -> Iterator[Frame]:
+        return iter(self)
+
     def __iter__(self) -> Iterator[Frame]:
         for fields, payload in self._chunks:
             yield Frame(1, "data", fields, payload)

@@ -6,10 +6,13 @@ Runs on nodes too: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]  # the C half: the module around it brings enum
 import os
-import signal
 import time
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Set
+
+TYPE_CHECKING = False  # typing itself takes 10 ms
+if TYPE_CHECKING:
+    from typing import Callable, Dict, Iterable, List, Mapping, Optional, Set
 
 
 def text_of(path: str) -> str:

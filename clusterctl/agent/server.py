@@ -3,12 +3,11 @@ the link ends."""
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]  # the C half: the module around it brings enum
 import os
-import signal
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional
 
 from clusterctl.agent.frames import (
     AGENT_SILENCE,
@@ -26,7 +25,11 @@ from clusterctl.agent.processes import boot_id
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.watcher import Watcher
 
-Operation = Callable[[Request], Optional[Dict[str, Any]]]
+TYPE_CHECKING = False  # typing itself takes 10 ms
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional
+
+    Operation = Callable[[Request], Optional[Dict[str, Any]]]
 
 
 class Agent:

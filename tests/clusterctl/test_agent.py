@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 
 from clusterctl.agent.processes import is_alive, marked
 from clusterctl.errors import ClusterctlError, LinkLost
+from clusterctl.inventory import Node
 from clusterctl.link import RequestFailed
-from clusterctl.transport import Connection
+from clusterctl.transport import Connection, LocalTransport
 from tests.clusterctl.nodes import connect, oldest_python, wait_for
 
 SHOW = "import os,sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
@@ -377,6 +379,33 @@ def test_the_agent_is_sent_once_and_a_damaged_one_is_replaced(tmp_path: Path) ->
     again = connect(tmp_path)
     assert again.run(["echo", "whole"]).stdout == b"whole\n" and not Path("/tmp/pwned").exists()
     again.close()
+
+
+@pytest.mark.parametrize("python", [sys.executable, oldest_python()])
+def test_an_agent_starts_without_what_costs_most_and_finds_itself_compiled(
+    tmp_path: Path, python: str | None
+) -> None:
+    """typing, enum, re and json are 15 of 30 ms of a node's CPU."""
+    if python is None:
+        pytest.skip("no Python 3.8 here")
+    connect(tmp_path, python).close()
+    (installed,) = (tmp_path / "work" / "agent").iterdir()
+    assert list((installed / "clusterctl" / "agent" / "__pycache__").glob("server.*.pyc"))
+    code = f"import sys; sys.path.insert(0, {str(installed)!r}); import clusterctl.agent.server; print(*sys.modules)"
+    loaded = subprocess.run(
+        [python, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert not {"typing", "enum", "re", "json", "contextlib", "subprocess", "hashlib"} & set(loaded.split())
+
+
+def test_a_work_folder_may_have_any_name(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    workdir = f"{tmp_path}/a b:1 ä\n\udcff"
+    node = Node(name="node1", host="local", address="127.0.0.1", python=sys.executable, workdir=workdir)
+    link = LocalTransport(home=home).connect(node)
+    assert link.run(["echo", "there"]).stdout == b"there\n" and os.path.isdir(f"{workdir}/agent")
+    link.close()
 
 
 def test_a_work_folder_that_can_not_be_made_is_said(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clusterctl.agent import notation
 from clusterctl.agent.frames import (
     MAX_PAYLOAD,
     PREFIX,
@@ -77,6 +80,28 @@ def test_a_header_nested_without_end_is_a_bad_frame() -> None:
     stream = io.BytesIO(PREFIX.pack(0x43, 1, len(header), 0) + header)
     with pytest.raises(BadFrame):
         read_frame(stream.read)
+
+
+def read_by(loads: Callable[[str], object], text: str) -> object:
+    """The value, or the kind of its refusal; a NaN is told by its name."""
+    try:
+        return repr(loads(text))
+    except (ValueError, RecursionError) as problem:
+        return ValueError if isinstance(problem, ValueError) else RecursionError
+
+
+@settings(max_examples=300, deadline=None)
+@given(json_values | st.floats(), st.text(" \t\n\r\v}],x0", max_size=3), st.text(" \t\n\r\v[{-N", max_size=3))
+def test_json_is_read_and_written_as_the_whole_module_does_it(value: object, after: str, before: str) -> None:
+    text = notation.dumps(value)
+    assert text == json.dumps(value, separators=(",", ":"))
+    for one in (text, before + text + after, text[:-1]):
+        assert read_by(notation.loads, one) == read_by(json.loads, one)
+
+
+def test_what_json_does_not_have_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="set is nothing that JSON has"):
+        notation.dumps({"a": {1}})
 
 
 def test_a_name_that_is_no_utf8_survives_a_payload() -> None:

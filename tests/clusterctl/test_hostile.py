@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from clusterctl import local
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, LinkLost
 from clusterctl.sanitize import escape_controls
 from clusterctl.transport import Completed, Connection, LocalTransport
 from tests.clusterctl import evil_agent
 from tests.clusterctl.nodes import local_node
 
 PATIENCE = 40.0  # seconds for an answer that an honest node gives in milliseconds
-ENDLESS = ("silence_with_beats",)  # nothing ends these but the user
+ENDLESS = ("silence_with_beats",)  # nothing ends these but a time-out or the user
 GENERAL = [
     name for name in evil_agent.MODES if not name.startswith(("pull_", "want_", "push_")) and name not in ENDLESS
 ]
@@ -79,6 +79,14 @@ def test_a_command_on_a_lying_node_has_a_result_or_an_error_in_words(tmp_path: P
     if isinstance(said, Completed):
         assert type(said.exit_code) in (int, type(None)) and 0 <= said.code < 256
     assert isinstance(said, (Completed, ClusterctlError))
+
+
+def test_a_node_that_only_beats_does_not_hold_a_command_beyond_its_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterctl.link.LATE", 1.0)
+    said = answered(tmp_path, "silence_with_beats", lambda there: there.run(["true"], timeout=0.5))
+    assert isinstance(said, LinkLost) and "'run' did not end within 1 s of its time-out" in said.message
 
 
 @pytest.mark.parametrize("mode", [name for name in GENERAL if name.startswith(("end_", "fail_", "credit_", "unknown"))])
@@ -204,10 +212,8 @@ def test_a_push_to_lying_nodes_is_refused_in_words_and_reaches_the_honest_one(tm
     assert (tmp_path / "dest" / "file").read_text() == "right"
 
 
-@pytest.mark.parametrize(
-    "modes", [["fail_with_escapes"], ["greeting_with_escapes", "last_words_with_escapes"]], ids=["asked", "greeted"]
-)
-def test_what_lying_nodes_say_reaches_the_terminal_escaped(tmp_path: Path, modes: list[str]) -> None:
+def test_what_lying_nodes_say_reaches_the_terminal_escaped_and_none_hides_another(tmp_path: Path) -> None:
+    modes = ["fail_with_escapes", "greeting_with_escapes", "last_words_with_escapes"]
     (tmp_path / "here").mkdir()
     cluster = inventory_of(tmp_path, modes)
     (tmp_path / "here" / "file").write_text("x")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import LinkLost, Unreachable
+from clusterctl.errors import LinkLost, NodesFailed, Unreachable
 from clusterctl.inventory import Node
 from clusterctl.link import RequestFailed
+from clusterctl.run import raise_failures
 from clusterctl.transport import (
     Completed,
     Connections,
@@ -21,6 +22,19 @@ from clusterctl.transport import (
 from tests.clusterctl.nodes import local_node
 
 NODES = [Node(name=f"node{number}", host="local", address="127.0.0.1") for number in range(1, 9)]
+
+
+def test_an_unreachable_node_hides_no_other_nodes_failure() -> None:
+    full = RequestFailed("node1", "os", "no space left", "make room")
+    outcomes: list[Outcome[None]] = [Outcome(NODES[0], error=full), Outcome(NODES[1])]
+    with pytest.raises(RequestFailed):
+        raise_failures(outcomes)
+    outcomes.append(Outcome(NODES[2], error=Unreachable("node3", "down", "start it")))
+    with pytest.raises(NodesFailed) as raised:
+        raise_failures(outcomes)
+    said = raised.value
+    assert (said.message, said.hint) == ("node3: down\nnode1: no space left", "start it\nmake room")
+    assert (said.exit_code, said.node) == (3, "node3")
 
 
 def test_outcomes_come_in_the_order_of_the_nodes_and_one_failure_hides_nothing() -> None:
