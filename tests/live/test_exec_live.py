@@ -67,6 +67,7 @@ def test_a_second_interrupt_leaves_at_once(shell: Shell, tmp_path: Path) -> None
     launcher.send_signal(signal.SIGINT)
     assert launcher.stderr is not None
     assert b"Ctrl-C again" in launcher.stderr.readline()
+    time.sleep(0.3)  # within a millisecond of the words both would be the first
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(60) == 130
     assert sleepers(name)  # it did not wait for those that take two seconds to die
