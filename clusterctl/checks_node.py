@@ -27,7 +27,7 @@ TRAINER = ("torch", "numpy", "safetensors", "tokenizers")
 def findings(said: Said, quick: bool = False) -> Iterator[Finding]:
     """All that one node's answers say by themselves."""
     if not quick:
-        text = f"answers in {said.delay * 1000:.0f} ms, its host key is known; {some(said.hello['cpus'], 'core')}"
+        text = f"answers, its host key is known; {some(said.hello['cpus'], 'core')}"
         yield Finding("ok", said.node.name, f"{text}, Python {said.hello['python']} for the agent", check="ssh")
     yield from clock(said)
     yield from room(said)

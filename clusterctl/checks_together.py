@@ -13,10 +13,11 @@ EVERYWHERE = "all nodes"
 
 
 def findings(answers: Sequence[Said], quick: bool = False) -> Iterator[Finding]:
-    """Of two nodes or more; one is always like itself."""
+    """Of all nodes; a single one is always like itself."""
+    if answers:
+        yield from same_clock(answers, quick)
     if len(answers) > 1:
         yield from same_versions(answers, quick)
-        yield from same_clock(answers)
         yield from same_interface(answers, quick)
 
 
@@ -41,7 +42,7 @@ def same_versions(answers: Sequence[Said], quick: bool = False) -> Iterator[Find
         yield Finding("ok", EVERYWHERE, f"the same everywhere: {said}", check="versions")
 
 
-def same_clock(answers: Sequence[Said]) -> Iterator[Finding]:
+def same_clock(answers: Sequence[Said], quick: bool = False) -> Iterator[Finding]:
     """Nodes apart from each other, where none is far from this machine."""
     early, late = min(answers, key=lambda one: one.offset), max(answers, key=lambda one: one.offset)
     error = (early.delay + late.delay) / 2
@@ -49,6 +50,10 @@ def same_clock(answers: Sequence[Said]) -> Iterator[Finding]:
     if near and late.offset - early.offset > MAX_SKEW + error:
         text = f"{early.node.name} and {late.node.name} are {late.offset - early.offset:.1f} s apart"
         yield Finding("warning", EVERYWHERE, text, "run an NTP client on all nodes", "clock")
+    elif near and not quick:
+        furthest, slowest = max(abs(early.offset), abs(late.offset)), max(one.delay for one in answers)
+        text = f"clocks within {furthest:.2f} s of this machine's (round trips of {slowest * 1000:.0f} ms at most)"
+        yield Finding("ok", EVERYWHERE, text, check="clock")
 
 
 def same_interface(answers: Sequence[Said], quick: bool = False) -> Iterator[Finding]:

@@ -10,11 +10,11 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl import contract
 from clusterctl.errors import UsageError
-from clusterctl.record import cluster_of
+from clusterctl.record import Abandoned, abandoned_of, cluster_of
 from clusterctl.run import FINAL
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _stays(run: RunDir, connections: Connections | None, here_only: bool) -> tup
     try:
         phase = run.read_state().get("phase")
         if connections is not None:
-            return _alive(run, connections), tuple(run.read_record()["run_dirs"])
+            return _alive(run, connections), tuple(one.node.name for one in _places(run))
     except (UsageError, KeyError) as problem:
         return f"its record can't be read: {problem}", ()
     if here_only:
@@ -135,31 +135,42 @@ def _stays(run: RunDir, connections: Connections | None, here_only: bool) -> tup
     return "its record can't be read", ()
 
 
+def _places(run: RunDir) -> list[Abandoned]:
+    """Every node with a part of the run, those that were given up in the middle of it too."""
+    record = run.read_record()
+    there = [Abandoned(node, record["run_dirs"][node.name], record["attempt"]) for node in cluster_of(run).nodes]
+    return [*there, *abandoned_of(run)]
+
+
 def _alive(run: RunDir, connections: Connections) -> str:
     """Why a run counts as living, by its nodes' own words."""
-    record = run.read_record()
+    places = {one.node.name: one for one in _places(run)}
 
     def ask(node: Node, link: Connection) -> int:
+        one = places[node.name]
         marker = {contract.RUN_ID: run.run_id, contract.NODE: node.name}
-        where = {"run_dir": record["run_dirs"][node.name], "attempt": record["attempt"]}
-        supervisor = link.call("state", where)["supervisor"]
+        supervisor = link.call("state", {"run_dir": one.run_dir, "attempt": one.attempt})["supervisor"]
         return len(link.call("count", {"marker": marker})["pids"]) + bool(supervisor and supervisor["alive"])
 
-    for one in connections.on_each(cluster_of(run).nodes, ask):
-        if one.error is not None:
-            reason = getattr(one.error, "reason", one.error.message)
-            return f"{one.node.name} can't be asked whether it still runs: {reason}"
-        if one.value:
-            return f"it runs on {one.node.name}"
+    for outcome in connections.on_each([one.node for one in places.values()], ask):
+        name = outcome.node.name
+        if outcome.error is not None:
+            reason = getattr(outcome.error, "reason", outcome.error.message)
+            return f"{name} can't be asked whether it still runs there: {reason}"
+        if outcome.value:
+            return f"it runs on {name}"
     return ""
 
 
 def _removed(run: RunDir, connections: Connections | None) -> str:
     """Take a run away, its nodes first: what is left after a failure can still be named, and pruned again."""
     if connections is not None:
-        folders = run.read_record()["run_dirs"]
-        nodes = cluster_of(run).nodes
-        outcomes = connections.on_each(nodes, lambda node, link: link.call("remove", {"path": folders[node.name]}))
+        places = {one.node.name: one for one in _places(run)}
+
+        def remove(node: Node, link: Connection) -> dict[str, Any]:
+            return link.call("remove", {"path": places[node.name].run_dir, "empty_above": True})
+
+        outcomes = connections.on_each([one.node for one in places.values()], remove)
         failed = [one.error.message for one in outcomes if one.error is not None]
         if failed:
             return failed[0]

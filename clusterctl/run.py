@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +105,13 @@ def resume(run: RunDir, connections: Connections, tell: Tell) -> None:
         raise
 
 
-def start_next(run: RunDir, cluster: Cluster, connections: Connections, tell: Tell) -> None:
+def start_next(
+    run: RunDir,
+    cluster: Cluster,
+    connections: Connections,
+    tell: Tell,
+    before: Callable[[plan.Plan], None] = lambda made: None,
+) -> None:
     """Start a run's next attempt on these nodes; the rank table and the hostfile are theirs."""
     record, job = run.read_record(), job_of(run)
     hellos = reach(cluster, connections, tell)
@@ -113,7 +119,9 @@ def start_next(run: RunDir, cluster: Cluster, connections: Connections, tell: Te
     _still_there(cluster, connections, stored)
     facts = prepare(cluster, job, connections, hellos, stored, tell)
     facts = replace(facts, run_id=run.run_id, attempt=record["attempt"] + 1)
-    start_all(run, plan.make_plan(cluster, job, facts), connections, tell)
+    made = plan.make_plan(cluster, job, facts)
+    before(made)
+    start_all(run, made, connections, tell)
 
 
 def reach(cluster: Cluster, connections: Connections, tell: Tell) -> dict[str, dict[str, Any]]:
@@ -423,20 +431,23 @@ def stop_nodes(
 
 def collect(run: RunDir, connections: Connections) -> list[str]:
     """Bring home what the job asked for beside its logs; gives the names of what came."""
+    if contract.CHECKPOINT_DIR in run.read_record()["job"]["collect"]:
+        return bring_checkpoint(run, connections)
+    return []
+
+
+def bring_checkpoint(run: RunDir, connections: Connections) -> list[str]:
+    """Bring the newest checkpoint home from the first node; gives its name, if there is one."""
     from clusterctl.pull import pull_tree
 
-    record = run.read_record()
-    came: list[str] = []
-    if contract.CHECKPOINT_DIR in record["job"]["collect"]:
-        first = cluster_of(run).nodes[0]
-        link = connections.of(first)
-        remote = NodeFiles(record["run_dirs"][first.name]).checkpoints
-        names = [
-            one["name"]
-            for one in link.call("list", {"path": remote})["entries"]
-            if one["kind"] == "d" and not one["name"].startswith(".")
-        ]
-        for name in names[-1:]:
-            pull_tree(link, f"{remote}/{name}", run.checkpoints / name)
-            came.append(name)
-    return came
+    first = cluster_of(run).nodes[0]
+    link = connections.of(first)
+    remote = NodeFiles(run.read_record()["run_dirs"][first.name]).checkpoints
+    names = [
+        one["name"]
+        for one in link.call("list", {"path": remote})["entries"]
+        if one["kind"] == "d" and not one["name"].startswith(".")
+    ]
+    for name in names[-1:]:
+        pull_tree(link, f"{remote}/{name}", run.checkpoints / name)
+    return names[-1:]

@@ -12,21 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from clusterctl.contract import METRICS_FILE
-from clusterctl.report import how_it_ended
 from clusterctl.sanitize import escape_controls
 from clusterctl.words import count, device_text, duration, size, some
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from clusterctl.checks import Finding
     from clusterctl.inventory import Cluster
     from clusterctl.log_lines import LogLine
     from clusterctl.plan import Plan
     from clusterctl.progress import TrainProgress
     from clusterctl.ranktable import RankTable
     from clusterctl.report import Cause
-    from clusterctl.run import RunState
 
 PHASE_STYLE = {
     "running": "cyan",
@@ -198,26 +195,6 @@ def cause_text(cause: Cause) -> Text:
     return text
 
 
-def status_view(run_id: str, state: RunState) -> list[Table | Text]:
-    """A run and its nodes and ranks."""
-    head = Text.assemble((run_id, "bold"), "  ", (state.phase, PHASE_STYLE.get(state.phase, "")))
-    if state.step:
-        head.append("  " + step_text(state.step, None))
-    ranks = []
-    for one in sorted(state.ranks, key=lambda rank: rank["rank"]):
-        ended = one["state"] if one["state"] != "exited" else how_it_ended(one)
-        ranks.append([one["rank"], one["node"], one.get("device", ""), one.get("pid", ""), ended])
-    nodes = [
-        [name, Text(phase, style=PHASE_STYLE.get(phase, "")), state.unreachable.get(name, "")]
-        for name, phase in state.nodes.items()
-    ]
-    return [
-        head,
-        table(["NODE", "STATE", ""], nodes),
-        table(["RANK", "NODE", "DEVICE", "PID", "STATE"], ranks, right=["RANK"]),
-    ]
-
-
 COLOURS = (
     "cyan",
     "green",
@@ -257,22 +234,6 @@ def commands_table(plan: Plan) -> Table:
         for process in node.processes
     ]
     return table(["RANK", "NODE", "FOLDER", "COMMAND"], rows, right=["RANK"])
-
-
-LEVELS = {"ok": ("ok", "green"), "warning": ("warn", "yellow"), "bad": ("bad", "bold red")}
-
-
-def findings_view(findings: Sequence[Finding]) -> Text:
-    """Each finding on a line, its remedy below it."""
-    text = Text()
-    width = max((len(one.where) for one in findings), default=0)
-    for one in findings:
-        word, style = LEVELS[one.level]
-        text.append(f"{word:<5}", style=style).append(f"{one.where:<{width}}  {escape_controls(one.what)}\n")
-        if one.remedy:
-            text.append(f"{'':<{width + 7}}try: {one.remedy}\n", style="dim")
-    text.rstrip()
-    return text
 
 
 def rank_table(value: RankTable) -> Table:

@@ -11,7 +11,7 @@ from clusterctl.agent.request import Refused, Request
 
 TYPE_CHECKING = False  # typing itself takes 10 ms
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Optional
+    from typing import Any, Callable, Dict, List, Optional
 
     Operation = Callable[[Request], Optional[Dict[str, Any]]]
 
@@ -124,7 +124,19 @@ def remove(request: Request) -> Dict[str, Any]:
         shutil.rmtree(real)
     else:
         os.unlink(real)
+    if request.params.get("empty_above"):
+        _remove_empty(os.path.dirname(real), roots)
     return {"removed": True}
+
+
+def _remove_empty(folder: str, roots: List[str]) -> None:
+    """A folder and those above it that hold nothing any more; the agent's own ones stay."""
+    while any(folder.startswith(root + os.sep) for root in roots):
+        try:
+            os.rmdir(folder)
+        except OSError:  # not empty: another node's part of the run, where they share a file system
+            return
+        folder = os.path.dirname(folder)
 
 
 def count(request: Request) -> Dict[str, Any]:
