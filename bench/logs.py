@@ -4,7 +4,8 @@ python bench/logs.py [--lines 100000] [--runs 3]
 
 Each tool starts `seq` on 16 sshd nodes and shows every line with its node in front; the peers' lines go through tee
 into a file, clusterctl keeps a file a rank. The whole is measured, from the first process to the last line. A launch
-is followed by `logs tail -f`, so ours holds two commands, and what a supervised run costs beside its output.
+is followed by `logs tail -f`, so ours holds two commands, and what a supervised run costs beside its output. The cpu
+column holds what these processes used; our controller outlives them and is not in it, so that only walls compare.
 """
 
 from __future__ import annotations

@@ -143,16 +143,18 @@ class _NodePull:
                 index_of(home).unlink(missing_ok=True)  # nobody knows when these were written
 
     def _plogs(self, attempt: int) -> None:
-        started = self._pids(attempt)
+        started, root = self._pids(attempt), self._plog_root()
+        ours = root.startswith(f"{self.run_dir}/")  # nobody else writes there, whatever a wrapper's children are
         for kind in ("debug", "run", "security"):
-            for folder in self._list(f"{self._plog_root()}/{kind}"):
+            for folder in self._list(f"{root}/{kind}"):
                 if folder["kind"] != "d" or not re.fullmatch(r"plog|device-[\w-]+", folder["name"]):
                     continue
-                place = f"{self._plog_root()}/{kind}/{folder['name']}"
+                place = f"{root}/{kind}/{folder['name']}"
                 for entry in self._list(place):
                     match = PLOG.fullmatch(entry["name"])
                     # a pid comes again: a file that was last written before the process began is another's
-                    if match and entry["mtime"] >= started.get(int(match[1]), float("inf")) - 1.0:
+                    since = started.get(int(match[1]), float("inf")) if match and not ours else 0.0
+                    if match and entry["mtime"] >= since - 1.0:
                         name = f"process_log/{kind}/{folder['name']}/{entry['name']}"
                         self._save(attempt, name, self._get(f"{place}/{entry['name']}"))
 

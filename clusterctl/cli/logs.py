@@ -210,13 +210,16 @@ def _show_on(
 
     if isinstance(watch, KeptWatch):
         watch.offsets.update(read)
+    else:
+        hint = f"clusterctl attach --take-over {run.run_id}"
+        screen.say(f"nobody is in charge of {run.run_id}; `{hint}` puts a new controller there", "yellow")
     for update in watch:
         if update.chunk:
             printer.chunk(update.chunk, wanted)
         elif update.note:
             screen.say(update.note, "yellow")
     if not isinstance(watch, KeptWatch):
-        runs.finish(run, connections)
+        runs.status(run, connections)  # writes down what the nodes say; decisions are a controller's
 
 
 def _attempt(run: RunDir, attempt: int | None) -> int:

@@ -1,0 +1,97 @@
+"""A run's logs of all attempts, laid out a folder a node."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl import log_pull
+from clusterctl import run as runs
+from clusterctl.errors import UsageError
+from clusterctl.inventory import Cluster, Node
+from clusterctl.job import Job
+from clusterctl.rundir import RunDir
+from clusterctl.transport import Connections, LocalTransport
+from clusterctl.watch import Watch
+
+CODE = """
+import os, sys
+print("attempt", os.environ["CLUSTERCTL_ATTEMPT"], "rank", os.environ["RANK"], end="")
+print("a word of trouble", file=sys.stderr)
+logs = os.environ["ASCEND_PROCESS_LOG_PATH"] + "/debug/plog"
+os.makedirs(logs, exist_ok=True)
+for pid in (os.getpid(), 1):
+    open(f"{logs}/plog-{pid}_20260101000000000.log", "w").write(str(pid))
+sys.exit(int(os.environ["CLUSTERCTL_ATTEMPT"] == "1"))
+"""
+
+
+@pytest.fixture
+def connections() -> Iterator[Connections]:
+    with Connections(LocalTransport()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def two_attempts(tmp_path: Path, connections: Connections) -> RunDir:
+    node = Node("node1", "local", "127.0.0.1", devices=(0, 1), python=sys.executable, workdir=str(tmp_path / "n1"))
+    env = {"ASCEND_PROCESS_LOG_PATH": str(tmp_path / "plogs")}
+    job = Job(name="job", command=("python", "-c", CODE), source="job.yaml", env=env)
+    run = runs.launch(Cluster("lab", (node,), source="x"), job, connections, tmp_path / "runs", lambda *_: None)
+    watched(run, connections)
+    runs.resume(run, connections, lambda *_: None)
+    watched(run, connections)
+    return run
+
+
+def watched(run: RunDir, connections: Connections) -> None:
+    for _ in Watch(run, connections):
+        pass
+    runs.finish(run, connections)
+
+
+def test_every_attempt_is_there_and_what_nobody_brought_home_is_fetched(
+    tmp_path: Path, connections: Connections, two_attempts: RunDir
+) -> None:
+    cut = two_attempts.log("node1", 0, "out", 1)
+    cut.write_bytes(cut.read_bytes()[:5])
+    two_attempts.log("node1", 1, "err", 1).unlink()
+    dry = log_pull.pull_run(two_attempts, connections, tmp_path / "dry", dry_run=True)
+    assert not (tmp_path / "dry").exists()
+    assert cut.stat().st_size == 5
+    pulled = log_pull.pull_run(two_attempts, connections, tmp_path / "out")
+    assert pulled.files == dry.files
+    assert pulled.notes == []
+    for attempt in (1, 2):
+        place = tmp_path / "out" / f"attempt-{attempt}" / "node1"
+        for rank in (0, 1):
+            text = f"attempt {attempt} rank {rank}\na word of trouble\n"
+            assert (place / f"rank-{rank}.txt").read_text() == text
+        plogs = [path.name for path in (place / "process_log/debug/plog").iterdir()]
+        assert len(plogs) == 2
+        assert not any(name.startswith("plog-1_") for name in plogs)
+
+
+def test_a_node_that_does_not_answer_is_a_note_and_the_rest_is_laid_out(
+    tmp_path: Path, two_attempts: RunDir
+) -> None:
+    os.rename(tmp_path / "n1", tmp_path / "away")
+    (tmp_path / "n1").write_text("a file where the work folder should be")
+    with Connections(LocalTransport()) as connections:
+        pulled = log_pull.pull_run(two_attempts, connections, tmp_path / "out")
+    assert len(pulled.notes) == 1
+    assert "node1" in pulled.notes[0]
+    assert sum(name.endswith(".txt") for name in pulled.files) == 4
+
+
+def test_a_folder_with_something_in_it_is_refused_and_our_own_is_emptied(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    with pytest.raises(UsageError, match="there is something already"):
+        log_pull.claim(tmp_path / "a", replace=False)
+    log_pull.claim(tmp_path / "a", replace=True)
+    assert not (tmp_path / "a").exists()
+    log_pull.claim(tmp_path / "a", replace=False)
