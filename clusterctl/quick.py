@@ -15,7 +15,7 @@ from _socket import SCM_RIGHTS, SOL_SOCKET, socket
 from clusterctl import keeper_place as place
 from clusterctl.environment import raw_environment
 
-VERBS = ("exec",)  # short commands, where the start of a program is most of the time
+VERBS = ("exec", "push", "pull")  # often short, and the start of a program most of the time
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 TAKEN = b"+"  # the keeper's first word: from here on the command runs there, and nowhere else
 LOST = 255

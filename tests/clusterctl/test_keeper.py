@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -196,6 +197,33 @@ def test_a_warm_command_imports_next_to_nothing(kept: Keeping) -> None:
         [sys.executable, "-c", code], cwd=kept.folder, env=kept.env, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, "node1: on\n[]\n"), done.stderr
+
+
+def test_push_and_pull_go_to_the_keeper_too(kept: Keeping, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "file").write_text("first")
+    kept("exec", "all", "--", "true")
+
+    def warm(*words: str) -> subprocess.CompletedProcess[str]:
+        code = (
+            f"import sys; sys.argv = ['clusterctl', *{words!r}]\n"
+            "from clusterctl import quick\n"
+            "try: quick.main()\n"
+            "finally: assert not {'typer', 'clusterctl.push', 'clusterctl.errors'} & set(sys.modules)"
+        )
+        argv = [sys.executable, "-c", code]
+        return subprocess.run(argv, cwd=kept.folder, env=kept.env, capture_output=True, text=True)
+
+    done = [warm("push", "tree", f"{tmp_path}/there", "--nodes", "node2", "--json") for _ in range(2)]
+    assert [(one.returncode, json.loads(one.stdout)[0]["unchanged"]) for one in done] == [(0, False), (0, True)]
+    assert (tmp_path / "there" / "file").read_text() == "first"
+    (tree / "file").write_text("second")
+    assert warm("push", "tree", f"{tmp_path}/there", "--nodes", "node2").returncode == 0
+    back = warm("pull", f"{tmp_path}/there", "back", "--nodes", "node2")
+    assert (back.returncode, (tmp_path / "back/node2/there/file").read_text()) == (0, "second"), back.stderr
+    missing = warm("push", "nothing", "--nodes", "node2")
+    assert (missing.returncode, missing.stdout) == (2, "") and "no such file" in missing.stderr
 
 
 # ---- its life
