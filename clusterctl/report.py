@@ -11,7 +11,7 @@ from typing import Any
 
 from clusterctl.aftermath import when
 from clusterctl.logs import last_lines
-from clusterctl.report_kinds import Kind, kind_of
+from clusterctl.report_kinds import Kind, kind_of, lost_another
 from clusterctl.report_kinds import how_it_ended as how_it_ended
 from clusterctl.rundir import RunDir
 from clusterctl.words import some
@@ -86,7 +86,7 @@ class _Ends:
 
     def _kind(self, rank: Mapping[str, Any]) -> Kind:
         if self._was_stopped(rank):
-            return Kind(how_it_ended(rank), "stopped", follows=True)
+            return Kind(how_it_ended(rank), lost_another(self.said(rank)[1]) or "stopped", follows=True)
         return kind_of(rank, self.said(rank)[1])
 
     def _was_stopped(self, rank: Mapping[str, Any]) -> bool:

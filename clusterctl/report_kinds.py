@@ -40,8 +40,7 @@ CONSEQUENCES = (
         "NCCL waited for another rank in vain",
     ),
     (
-        r"[Gg]loo.*(?:[Tt]imed? ?out|Connection (?:closed|reset)|Broken pipe|Connection refused)"
-        r"|Timed out waiting \d+ ?ms for (?:recv|send) operation",
+        r"[Gg]loo.*[Tt]imed? ?out|Timed out waiting \d+ ?ms for (?:recv|send) operation",
         "gloo waited for another rank in vain",
     ),
     (
@@ -110,11 +109,17 @@ def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
         hint = "no rank is known to have failed before it: one that stands still, or a link (`clusterctl doctor`)"
         return Kind(f"{ended}: {consequence}", consequence, hint, follows=True)
     hint = next((words for pattern, words in HINTS if re.search(pattern, raised or said)), "")
-    if raised and not rank.get("signal"):
+    if raised and rank.get("signal") in (None, 0, signal.SIGABRT):  # threads of torch's abort a program that leaves
         return Kind(f"{ended}: {raised[:WIDEST]}", raised.partition(":")[0], hint, sure=True)
     if rank.get("signal") == signal.SIGTERM:
         return Kind(ended, "stopped", hint, follows=True)
     return Kind(ended, ended.partition(";")[0], hint, sure=rank.get("signal") in (signal.SIGSEGV, signal.SIGBUS))
+
+
+def lost_another(tail: Sequence[str]) -> str | None:
+    """What a rank that was stopped had said before of another's end."""
+    raised = raised_in(tail)
+    return _consequence(raised) if raised else None
 
 
 def _consequence(text: str) -> str | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl import run as runs
+from clusterctl.aftermath import placed, with_aftermath
 from clusterctl.errors import LinkLost
 from clusterctl.inventory import Node
 from clusterctl.report import find_cause, how_it_ended
 from clusterctl.rundir import RunDir
-from clusterctl.transport import Outcome
+from clusterctl.transport import Outcome, ScriptedTransport
 
 RECORD = {"ranks": {"a": [0, 1], "b": [2, 3]}, "devices": {"a": [4, 5], "b": [4, 5]}}
 
@@ -159,7 +161,7 @@ def test_a_rank_that_lost_another_is_not_the_cause_though_it_was_seen_first(tmp_
     cause = find_cause(run, ranks[0], ranks, {"a": "failed", "b": "failed"})
     assert cause.title == "rank 1 on b (device 1) exited with code 1: ZeroDivisionError: division by zero"
     assert cause.tail[-1] == "ZeroDivisionError: division by zero"
-    assert cause.others == "3 other ranks ended in consequence: 2 stopped, 1 gloo waited for another rank in vain"
+    assert cause.others == "3 other ranks ended in consequence: 2 stopped, 1 connection lost"
     assert cause.folder == str(tmp_path)
 
 
@@ -180,7 +182,7 @@ def test_a_lost_connection_while_another_error_is_handled_does_not_hide_it(tmp_p
     rank = at("a", 0, 5.0, code=1)
     assert "ZeroDivisionError" in find_cause(run, rank, [rank], {"a": "failed"}).title
     wrote(run, "a", 0, TRACEBACK + "caught, going on\n" + LOST)
-    assert "gloo waited" in find_cause(run, rank, [rank], {"a": "failed"}).title
+    assert find_cause(run, rank, [rank], {"a": "failed"}).title.endswith("exited with code 1: connection lost")
 
 
 @pytest.mark.parametrize(
@@ -188,6 +190,7 @@ def test_a_lost_connection_while_another_error_is_handled_does_not_hide_it(tmp_p
     [
         ("[rank3]: Traceback (most recent call last):\n[rank3]:   File x\n[rank3]: ValueError: bad", "ValueError: bad"),
         ("[E123] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", "NCCL waited for another rank"),
+        ("RuntimeError: [x/gloo/unbound_buffer.cc:81] Timed out waiting 9000ms for recv operation", "gloo waited"),
         ("[ERROR] EI0006: Getting socket times out. Reason: x", "EI0006, waited for another rank's socket"),
         ("EI0014: Value 1 for ranktable variable x is invalid", "EI0014, the rank table names what is not so"),
         (LOST.replace("[../gloo/transport/tcp/pair.cc:525] ", "EI0011: "), "EI0011, out of memory on the device"),
@@ -198,6 +201,39 @@ def test_what_a_rank_said_is_put_in_words(tmp_path: Path, text: str, words: str)
     run, rank = RunDir(tmp_path), at("a", 0, 5.0, code=1)
     wrote(run, "a", 0, text)
     assert words in find_cause(run, rank, [rank], {"a": "failed"}).title
+
+
+def test_a_program_that_raised_and_was_aborted_on_its_way_out_tells_what_it_raised(tmp_path: Path) -> None:
+    run, ranks = RunDir(tmp_path), [at("a", 0, 5.0, signal=6), at("a", 1, 7.0, signal=15), at("a", 2, 7.0, signal=15)]
+    wrote(run, "a", 0, TRACEBACK + "terminate called without an active exception\n")
+    wrote(run, "a", 1, LOST)
+    cause = find_cause(run, ranks[0], ranks, {"a": "failed"})
+    assert cause.title == "rank 0 on a (device 0) aborted itself (SIGABRT): ZeroDivisionError: division by zero"
+    assert cause.others == "2 other ranks ended in consequence: 1 connection lost, 1 stopped"
+
+
+class SkewedClock(ScriptedTransport):
+    """A node whose steady clock began at another time than ours."""
+
+    def __init__(self, ahead: float, more: dict[tuple[str, str], Any]) -> None:
+        super().__init__(more)
+        self.ahead = ahead
+
+    def answer(self, node: str, what: str, op: str) -> Any:
+        return {"monotonic": time.time() + self.ahead} if what == "hello" else super().answer(node, what, op)
+
+
+def test_a_nodes_clock_is_measured_where_something_failed_and_a_silent_kernel_is_no_fault() -> None:
+    answers = {("a", "state"): answer("failed", {**ended(0, 9.0, code=1), "pid": 7, "monotonic": 12345.0}, failed=0)}
+    link = SkewedClock(1000.0, answers).connect(Node("a", "a", "a"))
+    found = with_aftermath(link, link.call("state"))
+    assert found["clock"] == pytest.approx(1000.0, abs=1.0)
+    assert placed(found["ranks"][0], found)["at"] == pytest.approx(11345.0, abs=1.0)
+    fine = answer("running", {"rank": 0, "state": "running"})
+    assert with_aftermath(link, fine) is fine
+    told = SkewedClock(0.0, {("a", "evidence"): {"7": {"oom": True, "kernel": ["Killed process 7"]}}})
+    whole = with_aftermath(told.connect(Node("a", "a", "a")), answers["a", "state"])
+    assert placed(whole["ranks"][0], whole)["oom"] is True
 
 
 def test_a_cause_that_explains_itself_stands_before_a_node_that_is_lost_later(tmp_path: Path) -> None:
