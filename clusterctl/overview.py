@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from clusterctl.rundir import RunDir
 
 EVENTS = 12  # the newest ones shown: a restart is told in four
+UNSEEN = "ended unseen"  # without its supervisor, which would have had the exit status
 QUIET = ("planned", "collected")  # events that say nothing that another does not say
 
 
@@ -113,7 +115,7 @@ def _age(now: float, then: float | None) -> float | None:
 
 def _node(name: str, state: RunState, record: Mapping[str, Any]) -> NodeView:
     ranks = [one for one in state.ranks if one["node"] == name]
-    states = Counter(_state(one) for one in ranks)
+    states = Counter(state_of_rank(one) for one in ranks)
     missing = len(record["ranks"].get(name, ())) - len(ranks)
     if missing > 0:
         states["unknown"] += missing
@@ -130,11 +132,15 @@ def _node(name: str, state: RunState, record: Mapping[str, Any]) -> NodeView:
     )
 
 
-def _state(rank: Mapping[str, Any]) -> str:
-    """running, finished or failed, where the record says running or exited."""
+def state_of_rank(rank: Mapping[str, Any]) -> str:
+    """A rank's record in a word: running, finished, failed, stopped, or that nobody saw it end."""
     if rank["state"] != "exited":
         return str(rank["state"])
-    return "failed" if rank.get("exit_code") or rank.get("signal") else "finished"
+    if rank.get("exit_code") is None and rank.get("signal") is None:
+        return UNSEEN
+    if rank.get("signal") == signal.SIGTERM:  # what a supervisor asks with: a consequence, no cause
+        return "stopped"
+    return "finished" if rank.get("exit_code") == 0 else "failed"
 
 
 # ---- events

@@ -298,10 +298,11 @@ def follow_to_the_end(
 ) -> None:
     """Show a run until it ended; a failed one raises its root cause."""
     from clusterctl import run as runs
-    from clusterctl.cli.follow import Follower
-    from clusterctl.controller import following
 
-    try:
+    try:  # at once: an interrupt while modules load is one of a run that goes on
+        from clusterctl.cli.follow import Follower
+        from clusterctl.controller import following
+
         with following(run, connections) as watch, Follower(run, trains, quiet, as_json) as follower:
             for update in watch:
                 follower.show(update)

@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from clusterctl import views
+from clusterctl.overview import UNSEEN, state_of_rank
 from clusterctl.report import how_it_ended
 from clusterctl.sanitize import escape_controls
 from clusterctl.words import count, duration, some
@@ -95,7 +96,8 @@ def _is_odd(rank: Mapping[str, Any]) -> bool:
 
 
 def _rank(rank: Mapping[str, Any]) -> list[object]:
-    ended = rank["state"] if rank["state"] != "exited" else how_it_ended(rank)
+    state = state_of_rank(rank)
+    ended = state if state == UNSEEN or rank["state"] != "exited" else how_it_ended(rank)
     step = rank.get("step")
     places = [rank["rank"], rank["node"], rank.get("device", ""), rank.get("pid", "")]
     return [*places, "" if step is None else step, ended]

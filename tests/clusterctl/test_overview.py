@@ -113,6 +113,18 @@ def test_of_many_ranks_those_are_shown_that_are_not_as_the_others() -> None:
     assert "SIGKILL" in text_of(one) and " 17 " not in text_of(one)
 
 
+def test_an_end_that_nobody_saw_is_no_success() -> None:
+    gone = rank(0, "a", state="exited", exit_code=None, signal=None)
+    one = overview.make(RECORD, RunState("stopped", {"a": "stopped"}, (gone,)), read_progress([]), [], 1.0)
+    assert one.nodes[0].ranks == {"ended unseen": 1, "unknown": 1} and "ended unseen" in text_of(one)
+
+
+def test_a_rank_that_was_asked_to_end_is_stopped_and_not_failed() -> None:
+    ends = [{"exit_code": 0, "signal": None}, {"exit_code": None, "signal": 15}, {"exit_code": None, "signal": 9}]
+    states = [overview.state_of_rank(rank(0, "a", **{"state": "exited", **end})) for end in ends]
+    assert states == ["finished", "stopped", "failed"]
+
+
 def test_a_new_line_is_said_when_anything_but_an_age_differs() -> None:
     later = overview.make(RECORD, RunState("running", {"a": "running"}), read_progress(METRICS), EVENTS, 500.0)
     same = overview.make(RECORD, RunState("running", {"a": "running"}), read_progress(METRICS), EVENTS, 160.0)
