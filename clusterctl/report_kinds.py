@@ -112,7 +112,7 @@ def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
     if raised and rank.get("signal") in (None, 0, signal.SIGABRT):  # threads of torch's abort a program that leaves
         return Kind(f"{ended}: {raised[:WIDEST]}", raised.partition(":")[0], hint, sure=True)
     if rank.get("signal") == signal.SIGTERM:
-        return Kind(ended, "stopped", hint, follows=True)
+        return Kind(ended, lost_another(tail) or "stopped", hint, follows=True)
     return Kind(ended, ended.partition(";")[0], hint, sure=rank.get("signal") in (signal.SIGSEGV, signal.SIGBUS))
 
 

@@ -204,7 +204,7 @@ def test_what_a_rank_said_is_put_in_words(tmp_path: Path, text: str, words: str)
 
 
 def test_a_program_that_raised_and_was_aborted_on_its_way_out_tells_what_it_raised(tmp_path: Path) -> None:
-    run, ranks = RunDir(tmp_path), [at("a", 0, 5.0, signal=6), at("a", 1, 7.0, signal=15), at("a", 2, 7.0, signal=15)]
+    run, ranks = RunDir(tmp_path), [at("a", 0, 5.0, signal=6), at("a", 1, 5.1, signal=15), at("a", 2, 7.0, signal=15)]
     wrote(run, "a", 0, TRACEBACK + "terminate called without an active exception\n")
     wrote(run, "a", 1, LOST)
     cause = find_cause(run, ranks[0], ranks, {"a": "failed"})
