@@ -14,12 +14,12 @@ import time
 from clusterctl.agent.frames import CHUNK, StreamEnded
 from clusterctl.agent.processes import end_all
 from clusterctl.agent.request import Refused, Request
+from clusterctl.agent.watcher import MARKER as MARKER
 
 TYPE_CHECKING = False  # typing itself takes 10 ms
 if TYPE_CHECKING:
     from typing import Any, Dict, List
 
-MARKER = "CLUSTERCTL_EXEC"
 POLITE = 2.0  # seconds between the request to end and the kill
 AFTERMATH = 0.5  # seconds for the last output when the command left something behind that holds its pipes
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells say it
@@ -53,7 +53,8 @@ def run(request: Request) -> Dict[str, Any]:
     cwd = os.path.expanduser(request.params.get("cwd") or "~")
     if not os.path.isdir(cwd):
         raise Refused("not-found", f"no folder {cwd} to run in")
-    marker = {MARKER: os.urandom(16).hex()}
+    watcher = request.agent.watcher
+    marker, name = watcher.marker()
     env = environment({**(request.params.get("env") or {}), **marker})
     try:
         process = _started(request, command(argv), env, cwd)
@@ -62,12 +63,11 @@ def run(request: Request) -> Dict[str, Any]:
         request.send(f"{argv[0]}: {words}\n".encode(errors="replace"), stream="stderr")
         missing = getattr(problem, "errno", None) in MISSING
         return {"exit_code": NOT_FOUND if missing else NOT_RUNNABLE, "signal": None}
-    watched = process.pid, f"{MARKER}={marker[MARKER]}"
-    request.agent.watcher.watch(*watched)
+    watcher.watch(process.pid, name)
     try:
         return _Child(request, process, marker).finish()
     finally:
-        request.agent.watcher.release(*watched)
+        watcher.release(process.pid, name)
 
 
 def _started(
@@ -95,6 +95,33 @@ def _started(
     return _started(request, [b"/bin/sh", found, *argv[1:]], env, cwd)
 
 
+class _Exit:
+    """`fd`, which can be read once a command ended: the kernel's own word, or a thread's where there is none.
+
+    The kernel's (Linux 5.3, Python 3.9) spares each command a thread and a pipe, 0.2 of 1.4 ms.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._note = -1
+        try:
+            self.fd: int = os.pidfd_open(process.pid)  # type: ignore[attr-defined, unused-ignore]
+        except (AttributeError, OSError):
+            self.fd, self._note = os.pipe()
+            self._waiting = threading.Thread(target=self._wait, args=(process,), daemon=True)
+            self._waiting.start()
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        os.write(self._note, b".")
+
+    def close(self) -> None:
+        """After the command ended."""
+        os.close(self.fd)
+        if self._note >= 0:
+            self._waiting.join()
+            os.close(self._note)
+
+
 class _Child:
     """A started command and the threads around it."""
 
@@ -103,7 +130,7 @@ class _Child:
         self.process = process
         self.marker = marker
         self.timed_out = False
-        self.exited, self._exit_note = os.pipe()
+        self._exited = _Exit(process)
         self._ending = threading.Lock()
         request.on_cancel.append(self.end)
         if request.cancelled.is_set():
@@ -117,11 +144,8 @@ class _Child:
     def finish(self) -> Dict[str, Any]:
         timeout = self.request.params.get("timeout")
         timer = threading.Timer(float(timeout), self._time_out) if timeout else None
-        helpers = [threading.Thread(target=self._wait, daemon=True)]
         if self.process.stdin:
-            helpers.append(threading.Thread(target=self._feed, daemon=True))
-        for thread in helpers:
-            thread.start()
+            threading.Thread(target=self._feed, daemon=True).start()
         if timer:
             timer.daemon = True
             timer.start()
@@ -131,7 +155,7 @@ class _Child:
             self.end()  # nobody reads any more
             raise
         finally:
-            helpers[0].join()
+            self.process.wait()
             if timer:
                 timer.cancel()
             self._close()
@@ -145,10 +169,6 @@ class _Child:
     def _time_out(self) -> None:
         self.timed_out = True
         self.end()
-
-    def _wait(self) -> None:
-        self.process.wait()
-        os.write(self._exit_note, b".")
 
     def _feed(self) -> None:
         stdin = self.process.stdin
@@ -170,7 +190,7 @@ class _Child:
         """Send what comes on both streams until both end, or until shortly after the command itself ended."""
         assert self.process.stdout is not None and self.process.stderr is not None
         names = {self.process.stdout.fileno(): "stdout", self.process.stderr.fileno(): "stderr"}
-        watched: List[int] = [*names, self.exited]
+        watched: List[int] = [*names, self._exited.fd]
         deadline = None
         while any(fd in watched for fd in names):
             wait = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -178,7 +198,7 @@ class _Child:
             if not ready:
                 break
             for fd in ready:
-                if fd == self.exited:
+                if fd == self._exited.fd:
                     watched.remove(fd)
                     deadline = time.monotonic() + AFTERMATH
                     continue
@@ -192,5 +212,4 @@ class _Child:
         for stream in (self.process.stdout, self.process.stderr):
             if stream:
                 stream.close()
-        os.close(self.exited)
-        os.close(self._exit_note)
+        self._exited.close()

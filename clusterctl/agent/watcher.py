@@ -6,12 +6,16 @@ Runs on nodes too: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 
 TYPE_CHECKING = False  # typing itself takes 10 ms
 if TYPE_CHECKING:
     import subprocess
-    from typing import Optional
+    from typing import Dict, Optional, Tuple
+
+MARKER = "CLUSTERCTL_EXEC"
 
 # Shell functions. e ends group $q and all that carries the marker $k: politely for $P seconds, then by force until
 # $L, but never itself or $w. A read from /proc/self tells a subshell its own number. All that it starts has to ignore
@@ -49,7 +53,8 @@ fi
 }
 """
 
-# Reads `+ GROUP:MARKER` and `- GROUP:MARKER`, and ends what is then still under way when the pipe ends.
+# Reads `+ GROUP:MARKER` and `- GROUP:MARKER`, and ends what is then still under way when the pipe ends. A marker that
+# is a number stands behind $T: a shell reads byte by byte, and took 0.05 ms for the two lines of each command.
 WATCH = (
     "P=2 L=7 w="
     + ENDING
@@ -62,7 +67,7 @@ case $c in
 -)s="${s%%" $x "*}${s#*" $x "}";;
 esac
 done
-for x in $s;do q=${x%%:*} k=${x#*:};e& done
+for x in $s;do q=${x%%:*} k=${x#*:};case $k in *=*);;*)k=$T$k;;esac;e& done
 wait
 """
 )
@@ -72,12 +77,19 @@ class Watcher:
     """The shell, started with the first command; where a node has none, killed agents leave their commands."""
 
     def __init__(self) -> None:
+        self._token = os.urandom(16).hex() + "-"
+        self._numbers = itertools.count(1)
         self._shell: Optional["subprocess.Popen[bytes]"] = None
         self._change = threading.Lock()
         self._tried = False
 
+    def marker(self) -> "Tuple[Dict[str, str], str]":
+        """What the next command and its children have in their environment, and the short name of it."""
+        number = str(next(self._numbers))
+        return {MARKER: self._token + number}, number
+
     def watch(self, group: int, marker: str) -> None:
-        """Watch over a command: its process group, and NAME=VALUE in its environment."""
+        """Watch over a command: its process group, and NAME=VALUE in its environment, or the short name of that."""
         with self._change:
             if not self._tried:
                 self._tried = True
@@ -94,7 +106,7 @@ class Watcher:
 
         try:
             self._shell = subprocess.Popen(
-                ["/bin/sh", "-c", WATCH],
+                ["/bin/sh", "-c", f"T={MARKER}={self._token} {WATCH}"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

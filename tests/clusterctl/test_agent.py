@@ -421,6 +421,24 @@ def test_a_python_that_is_no_python_is_said_with_its_own_words(tmp_path: Path) -
         connect(tmp_path, "/no/python")
 
 
+@pytest.mark.parametrize("python", [sys.executable, oldest_python()])
+def test_an_end_is_told_by_the_kernel_or_a_thread_whatever_holds_the_output(
+    tmp_path: Path, python: str | None
+) -> None:
+    if python is None:
+        pytest.skip("no Python 3.8 here")
+    link = connect(tmp_path, python)
+    pid = link.hello()["pid"]
+    before = len(os.listdir(f"/proc/{pid}/fd"))
+    done = link.run(["/bin/sh", "-c", "sleep 616 & echo $!; kill -SEGV $$"])
+    os.kill(int(done.stdout), 9)
+    assert (done.exit_code, done.signal) == (None, 11)
+    closed = link.run(["/bin/sh", "-c", "exec >&- 2>&-; sleep 0.2; exit 9"])
+    assert (closed.exit_code, closed.code) == (9, 9)
+    wait_for(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before + 1)  # the pipe to the watcher stays
+    link.close()
+
+
 def test_a_killed_agent_leaves_no_commands_but_what_outlived_its_command_stays(
     link: Connection, tmp_path: Path
 ) -> None:
