@@ -165,8 +165,12 @@ def test_since_begins_where_the_index_says(tmp_path: Path) -> None:
     times.note(log, 14, 1e12)
     times.note(log, 14, "x")
     times.note(log, 14, 5.0)
-    times.note(log, 14, 4.9)
+    times.note(log, 15, 4.8)
+    times.note(log, 16, 4.7)
     assert len(index_of(log).read_text().splitlines()) == 4
+    times._noted[log] -= 3600  # an hour of silence
+    times.note(log, 30, 0.0)
+    assert [line.split()[1] for line in index_of(log).read_text().splitlines()[3:]] == ["14", "16", "30"]
 
 
 def test_a_time_is_read_or_refused() -> None:
