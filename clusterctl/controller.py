@@ -17,6 +17,7 @@ from clusterctl import job as jobs
 from clusterctl import run as runs
 from clusterctl.agent.frames import SILENCE
 from clusterctl.agent.processes import identity, is_alive
+from clusterctl.carry import Carrier
 from clusterctl.errors import ClusterctlError, InputFaults, WorkFailed
 from clusterctl.inventory import Node
 from clusterctl.logs import last_lines
@@ -43,10 +44,14 @@ class Control:
         self.job = job_of(run)
         self.policy = self.job.restart or Restart(max=0)
         self.closed = threading.Event()
+        moves = self.job.restart is not None and (self.policy.min_nodes or spares_of(run))
+        self.carrier = Carrier(run, connections) if moves and self.job.train is not None else None
         self.writing = threading.Lock()  # the record has two writers: the chase, and a restart
 
     def __iter__(self) -> Iterator[Update]:
         threading.Thread(target=self._chase, daemon=True, name="chase").start()
+        if self.carrier:
+            self.carrier.start()
         try:
             while True:
                 state = yield from self._attempt()
@@ -61,6 +66,8 @@ class Control:
                     return self._conclude(state, decision)
         finally:
             self.closed.set()
+            if self.carrier:
+                self.carrier.close()
 
     def _attempt(self) -> Any:
         """Watch one attempt to its end; gives how it came out."""
@@ -75,6 +82,8 @@ class Control:
         for update in watch:
             if update.note:
                 self.run.add_event("note", node=update.node, text=update.note)
+            if self.carrier:
+                self.carrier.look(update)
             yield update
         lost = [name for name, how in watch.ends.items() if how == "lost"]
         return runs.ended(self.run, self.connections, watch.gone, lost)
@@ -139,13 +148,20 @@ class Control:
             return False
         cluster = cluster_of(self.run)
         nodes, spares = self._membership(self._lost(cluster.nodes, state.unreachable))
+        kept = self.run.read_record()
         try:
             with self.writing:
                 self._move(cluster.nodes, nodes, spares)
+                moved = self.carrier is not None and nodes[0].name != cluster.nodes[0].name
+                before = self.carrier.put if self.carrier and moved else lambda made: None
                 cluster = replace(cluster, nodes=tuple(nodes))
-                runs.start_next(self.run, cluster, self.connections, lambda *_: None)
+                runs.start_next(self.run, cluster, self.connections, lambda *_: None, before)
         except ClusterctlError as error:
             self._note(error.message)
+            if (
+                self.run.read_record()["attempt"] == kept["attempt"]
+            ):  # a spare that never began is a spare again
+                self.run.write_json(self.run.record, kept, mode=0o600)
             self.run.write_json(self.run.state, asdict(waiting))
             return False
         return True
@@ -230,13 +246,13 @@ class Control:
 
 
 def _whole_lines(run: RunDir) -> int:
-    """Cut a half line off the metrics that came home from a node that is gone; gives what is left."""
+    """End a half line of the metrics that came home from a node that is gone; gives the file's size."""
     if not run.metrics.exists():
         return 0
     with run.metrics.open("r+b") as file:
-        size = file.read().rfind(b"\n") + 1
-        file.truncate(size)
-    return size
+        if not file.read().endswith(b"\n") and file.tell():
+            file.write(b"\n")
+        return file.tell()
 
 
 # -- the process

@@ -215,10 +215,11 @@ class RunDir:
                 yield json.loads(line)
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:
-        """The trainer's metrics as far as they have come home."""
+        """The trainer's metrics as far as they have come home; a line that broke off with its node is left out."""
         if self.metrics.exists():
             for line in self.metrics.read_bytes().split(b"\n")[:-1]:
-                yield json.loads(line)
+                with contextlib.suppress(ValueError):
+                    yield json.loads(line)
 
 
 def _locked(lock: IO[str], deadline: float, owner: Callable[[], int | None]) -> bool:

@@ -208,10 +208,10 @@ class Watch:
                     self._put(Update(node=node.name, failure=_failure(node.name, frame.payload)))
                     continue
                 home, about = homes[path]
-                offset = int(frame.fields["offset"])
+                offset = int(frame.fields["offset"]) + before[path]
                 fresh = LogKeeper.keep(home, offset, frame.payload)
                 self.times.note(home, offset + len(frame.payload), frame.fields.get("age"))
-                if self.lines:
+                if self.lines or about[2] == "metrics":
                     self._tell_lines(about, cutters[path].feed(fresh))
                 if self.closed.is_set():
                     return ""

@@ -342,3 +342,27 @@ def test_one_controller_a_run_and_a_dead_ones_lock_is_free(tmp_path: Path) -> No
     assert run.controller() is None
     with run.hold() as third:
         assert third
+
+
+def test_the_metrics_of_a_first_node_that_is_gone_stay_and_those_of_the_next_follow(
+    tmp_path: Path, connections: Connections
+) -> None:
+    text = """
+import json, os, signal, time
+attempt = int(os.environ["CLUSTERCTL_ATTEMPT"])
+if os.environ["RANK"] == "0":
+    with open(os.environ["CLUSTERCTL_RUN_DIR"] + "/metrics.jsonl", "a") as file:
+        for step in range(10 * attempt, 10 * attempt + 3):
+            file.write(json.dumps({"event": "step", "step": step}) + "\\n")
+        file.write('{"half' if attempt == 1 else "")
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL) if attempt == 1 else None
+time.sleep(600 if attempt == 1 else 0)
+"""
+    run = launched(tmp_path, connections, program(text, restart=Restart(max=1, backoff=0.05, min_nodes=1)))
+    control = Control(run, connections, lines=False)
+    control._lost = lambda nodes, silent: {"node1"}  # type: ignore[method-assign]
+    for _ in control:
+        pass
+    assert run.read_state()["phase"] == "finished"
+    assert [metric["step"] for metric in run.metric_lines()] == [10, 11, 12, 20, 21, 22]
