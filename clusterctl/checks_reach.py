@@ -15,6 +15,7 @@ from clusterctl.checks_node import holder
 from clusterctl.devices import VENDOR_TOOL, parse_conf
 from clusterctl.errors import ClusterctlError
 from clusterctl.finding import Finding
+from clusterctl.words import some
 
 if TYPE_CHECKING:
     from clusterctl.inventory import Node
@@ -86,7 +87,8 @@ def _reached(master: Node, port: int, said: dict[str, Any]) -> Iterator[Finding]
         yield Finding("bad", nodeset.fold(names), f"can't reach {where}: {reason}", remedy, "master-port", fix)
     if said and not groups:
         slowest = max(float(one["seconds"]) for one in said.values())
-        text = f"every node reaches the master {master.name} at {master.address}, in {slowest * 1000:.1f} ms at most"
+        text = f"the master {master.name} is reached at {master.address} by {some(len(said), 'node')}"
+        text += f", in {slowest * 1000:.1f} ms at most"
         yield Finding("ok", "all nodes", text, check="master-port")
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(help="The runs that were started from here, newest first.")
+STARTED = "%Y-%m-%d %H:%M:%S"
 EVERY = 2.0  # seconds between two looks of `status --watch`
 
 OlderThan = Annotated[
@@ -89,8 +90,13 @@ def prune(
 def _row(run: RunDir) -> dict[str, Any]:
     from clusterctl.progress import read_progress
 
-    record, state = run.read_record(), run.read_state()
-    last = read_progress(run.metric_lines()).last or {}
+    try:
+        record, state = run.read_record(), run.read_state()
+        last = read_progress(run.metric_lines()).last or {}
+    except (UsageError, ValueError):  # one folder that is damaged hides no other
+        started = time.strftime(STARTED, time.localtime(run.record.stat().st_mtime))
+        nothing = {"ranks": 0, "nodes": 0, "step": "", "loss": ""}
+        return {"run": run.run_id, "phase": "damaged", **nothing, "started": started, "folder": str(run.root)}
     return {
         "run": run.run_id,
         "phase": state.get("phase", "running"),
@@ -98,7 +104,7 @@ def _row(run: RunDir) -> dict[str, Any]:
         "nodes": len(record["ranks"]),
         "step": last.get("step", ""),
         "loss": f"{last['loss']:.4f}" if "loss" in last else "",
-        "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["created"])),
+        "started": time.strftime(STARTED, time.localtime(record["created"])),
         "folder": str(run.root),
     }
 

@@ -92,6 +92,9 @@ def test_status_watches_until_the_end_and_prune_takes_only_what_has_ended(shell:
     ended = shell("launch", "--no-code", "--", "python3", "-c", "print(1)")
     assert ended.returncode == 0, ended.stderr
     old = Path(ended.stderr.split()[-1]).name
+    broken = shell.folder / "runs" / "broken-1" / "run.json"
+    broken.parent.mkdir()
+    broken.write_text("{")
     alive = shell("launch", "-d", *SLEEP).stdout.strip()
     try:
         seen = json.loads(shell("status", alive, "--json").stdout)
@@ -101,7 +104,9 @@ def test_status_watches_until_the_end_and_prune_takes_only_what_has_ended(shell:
         assert shell("runs", "prune", "--keep", "0").returncode == 2, "without a yes nothing goes"
         pruned = shell("runs", "prune", "--keep", "0", "--yes")
         assert pruned.returncode == 0 and f"kept {alive}" in pruned.stdout, pruned.stderr
-        assert [one["run"] for one in json.loads(shell("runs", "--json").stdout)] == [alive]
+        assert "kept broken-1: its record can't be read" in pruned.stdout
+        listed = {one["run"]: one["phase"] for one in json.loads(shell("runs", "--json").stdout)}
+        assert listed == {alive: "running", "broken-1": "damaged"}
         left = [path.name for n in (1, 2) for path in (cluster_file.parent / f"node{n}").rglob("runs/*")]
         assert alive in left and old not in left
     finally:
