@@ -3,30 +3,31 @@ switched in at once, and what a cut leaves is gone on with the next time."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import hashlib
 import os
-import shutil
 import stat
 import threading
 import time
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from clusterctl.agent import tree
 from clusterctl.agent.memory import Memory, Seen, seen
 from clusterctl.agent.request import Refused
+from clusterctl.agent.rows import NamedTuple
 from clusterctl.agent.tree import Entry, Piece, Pieces, Range
+
+TYPE_CHECKING = False  # typing itself takes 10 ms
+if TYPE_CHECKING:
+    from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+    Data = Union[bytes, memoryview]
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 FICLONE = 0x40049409  # one file's blocks shared with another's until either is written
 STALE = 3600.0  # seconds after which an old tree whose remover was killed is cleared away
 LOCK_PAUSE = 0.05
 STEP = 256 << 10  # bytes received, hashed and written while they are still in the processor's cache
-
-
-Data = Union[bytes, memoryview]
 
 
 class Base(NamedTuple):
@@ -133,8 +134,7 @@ class Builder:
         return waited
 
     def _try_stage(self) -> bool:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self.staging, 0o700)
+        _make_folder(self.staging)
         try:
             handle = os.open(self.staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -447,6 +447,13 @@ def is_plain_folder(root: str, folder: str, known: Dict[str, bool]) -> bool:
     return known[folder]
 
 
+def _make_folder(path: str) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return  # an earlier push was cut, or another one is under way
+
+
 def copy_file(source: str, target: str) -> None:
     """Copied, not linked: a program that still writes into the old tree must not change the new one; where the
     file system can share blocks until one is written, it does."""
@@ -455,6 +462,8 @@ def copy_file(source: str, target: str) -> None:
         try:
             fcntl.ioctl(new.fileno(), FICLONE, there.fileno())
         except OSError:
+            import shutil  # 2 ms of every push otherwise
+
             shutil.copyfileobj(there, new, 1 << 20)
 
 
@@ -465,6 +474,8 @@ def remove_tree(path: str) -> None:
         return
     for folder, _, _ in os.walk(path):
         os.chmod(folder, 0o700)
+    import shutil
+
     shutil.rmtree(path)
 
 

@@ -22,6 +22,7 @@ from clusterctl.agent.frames import (
     read_frame,
     to_payload,
 )
+from clusterctl.agent.rows import NamedTuple
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters()),
@@ -97,6 +98,23 @@ def test_json_is_read_and_written_as_the_whole_module_does_it(value: object, aft
     assert text == json.dumps(value, separators=(",", ":"))
     for one in (text, before + text + after, text[:-1]):
         assert read_by(notation.loads, one) == read_by(json.loads, one)
+
+
+def test_rows_are_named_tuples() -> None:
+    class Row(NamedTuple):
+        """A row."""
+
+        path: str
+        size: int = 7
+
+        def twice(self) -> int:
+            return self.size * 2
+
+    row = Row("a")
+    assert row == ("a", 7) and row._replace(size=2).twice() == 4 and not hasattr(row, "__dict__")
+    assert repr(row) == "Row(path='a', size=7)" and Row._fields == ("path", "size") and Row.__doc__ == "A row."
+    with pytest.raises(TypeError):
+        Row()  # type: ignore[call-arg]
 
 
 def test_what_json_does_not_have_is_refused_by_name() -> None:
