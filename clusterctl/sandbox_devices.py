@@ -1,8 +1,8 @@
 """A node's make-believe accelerators: an hccn.conf, and tools that print what real ones print.
 
 The file `hccn_tool.answers`, beside hccn.conf, holds what a link or a health check answers; whoever edits a
-line there (`link_0=DOWN`) plays that fault; `health_0=Alarm`, `process_0=4711 python 512` and `ping_0=no answer`, added,
-play an ill, a busy and an unreachable device. With `npu_name=9392` added the boards are those of an A3 node, and
+line there (`link_0=DOWN`) plays that fault; `health_0=Alarm`, `process_0=4711 python 512` and `ping_0=no answer`,
+added, play an ill, a busy and an unreachable device. With `npu_name=9392` added the boards are those of an A3 node, and
 `sdid_0=7` is a device that has another place in its super pod.
 """
 
@@ -152,9 +152,10 @@ case $what in
         n=0
         while [ "$n" -lt "$devices" ]; do
             health=$(value "health_$n")
-            printf '| %s     910B3               | %s            | 90.0        36                0    / 0             |\\n' \\
-                "$n" "${{health:-OK}}"
-            printf '| 0                         | 0000:C%s:00.0  | 0           0    / 0          3415 / 65536         |\\n' "$n"
+            printf '| %s     910B3               | %s            ' "$n" "${{health:-OK}}"
+            printf '| 90.0        36                0    / 0             |\\n'
+            printf '| 0                         | 0000:C%s:00.0  ' "$n"
+            printf '| 0           0    / 0          3415 / 65536         |\\n'
             n=$((n + 1))
         done
         n=0
