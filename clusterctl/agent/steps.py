@@ -22,6 +22,7 @@ class Pace:
     def __init__(self, now: float) -> None:
         self.touched = 0
         self.text = ""
+        self.first = 0  # the step that the attempt began with
         self.since = now
         self.times: List[float] = []
 
@@ -32,18 +33,20 @@ class Pace:
         steps = number_of(text) - number_of(self.text)
         if self.text and steps > 0 and "pause" not in self.text:
             self.times = [*self.times[1 - KEPT :], (touched - self.touched) / 1e9 / steps]
+        if not self.touched:
+            self.first = number_of(text)
         self.touched, self.text, self.since = touched, text, now
 
     def limit(self, given: Optional[float]) -> Optional[float]:
         """Seconds after which silence is a hang; None while too little is known."""
-        if len(self.times) < KNOWN:
+        if number_of(self.text) - self.first < KNOWN:  # steps, not looks: many may pass between two of these
             return None
         if "pause" in self.text:
             return max(PAUSE, given or 0.0)
         if given is not None:
             return given
-        longest = sorted(self.times)[int(0.99 * (len(self.times) - 1) + 0.5)]
-        return max(LEAST, TIMES * longest)
+        times = sorted(self.times) or [0.0]
+        return max(LEAST, TIMES * times[int(0.99 * (len(times) - 1) + 0.5)])
 
 
 def number_of(text: str) -> int:
