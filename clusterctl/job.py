@@ -52,6 +52,8 @@ class Job:
     """Seconds between SIGTERM and SIGKILL, for a last checkpoint."""
     collect: tuple[str, ...] = ()
     """What is brought home at the end beside logs and metrics."""
+    share_devices: bool = False
+    """Whether the devices may be in use by another run; of NPUs and GPUs a run has its own otherwise."""
     restart: Restart | None = None
     """What follows a failure; nothing where the job says nothing."""
     hang_after: float | None = None
@@ -99,6 +101,7 @@ def _read(top: Section, path: Path) -> Job:
         master_port=_port(top),
         grace=top.take("grace", float, 30.0) or 0.0,
         collect=_known_words(top, "collect", COLLECT_CHOICES),
+        share_devices=top.take("share_devices", bool, False) or False,
         restart=_restart(top),
         hang_after=_seconds(top, "hang_after", None),
         source=str(path),

@@ -15,6 +15,7 @@ from clusterctl.aftermath import placed, when, with_aftermath
 from clusterctl.errors import ClusterctlError, LinkLost, UsageError, WorkFailed
 from clusterctl.inventory import Cluster, Node
 from clusterctl.job import Job
+from clusterctl.link import RequestFailed
 from clusterctl.outcomes import on_all
 from clusterctl.outcomes import raise_failures as raise_failures
 from clusterctl.record import cluster_of, job_of, write_run
@@ -253,8 +254,19 @@ def _start(link: Connection, one: plan.NodePlan, made: plan.Plan) -> dict[str, A
         "ranks": ranks,
         "grace": made.job.grace,
         "hang_after": made.job.hang_after,
+        "kind": one.node.kind,
+        "devices": [process.device for process in one.processes],
+        "share_devices": made.job.share_devices,
+        "master_port": made.facts.master_port if one is made.nodes[0] else None,
     }
-    return link.call("start", {"run_dir": one.run_dir, "spec": spec})
+    try:
+        return link.call("start", {"run_dir": one.run_dir, "spec": spec})
+    except RequestFailed as refused:
+        if refused.kind == "in_use":
+            refused.hint = (
+                "clusterctl runs, clusterctl stop; other --devices; --share-devices takes them all the same"
+            )
+        raise
 
 
 # -- ask, stop, bring home ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from clusterctl.agent.child import NOT_FOUND, NOT_RUNNABLE, command, environment
+from clusterctl.agent.neighbours import conflicts, one_start_at_a_time
 from clusterctl.agent.processes import end_all, identity, is_alive, marked, send
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.steps import Steps
@@ -95,10 +96,14 @@ def start(request: Request) -> Dict[str, Any]:
         raise Refused("stopped", f"attempt {spec['attempt']} of this run was stopped before it started")
     if there is not None:
         raise Refused("exists", f"attempt {spec['attempt']} of this run was already started in {run_dir}")
-    for folder in (files.root, files.ranks, files.logs):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-    write_json(files.spec, spec)
-    return _spawn_supervisor(files, run_dir, spec["attempt"])
+    with one_start_at_a_time(run_dir):
+        taken = conflicts(run_dir, spec)
+        if taken:
+            raise Refused("in_use", "; ".join(taken))
+        for folder in (files.root, files.ranks, files.logs):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        write_json(files.spec, spec)
+        return _spawn_supervisor(files, run_dir, spec["attempt"])
 
 
 def _check(spec: Dict[str, Any]) -> None:

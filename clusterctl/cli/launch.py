@@ -58,6 +58,10 @@ Restarts = Annotated[
 NoChecks = Annotated[
     bool, typer.Option("--no-checks", help="Start whatever the nodes say of their disks, devices and ports.")
 ]
+Share = Annotated[
+    bool,
+    typer.Option("--share-devices", help="Use devices that another run of yours is using; refused otherwise."),
+]
 Env = Annotated[
     list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="For a command: more environment.")
 ]
@@ -109,6 +113,7 @@ def launch(
     no_code: NoCode = False,
     env: Env = None,
     restarts: Restarts = None,
+    share: Share = False,
     no_checks: NoChecks = False,
     detach: Detach = False,
     dry_run: options.DryRun = False,
@@ -116,7 +121,10 @@ def launch(
     as_json: options.Json = False,
 ) -> None:
     """Push, start and follow a job, or a command of yours: launch -n node[1-2] -- python train.py. Ctrl-C stops it."""
+    from dataclasses import replace
+
     job = with_restarts(job_of(words, overrides, devices, code, no_code, env), restarts)
+    job = replace(job, share_devices=True) if share else job
     chosen = cluster_for(job, cluster, nodes, exclude, include)
     spares = spares_for(job, cluster, chosen)
     if dry_run:

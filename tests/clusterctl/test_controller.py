@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,15 @@ def test_silence_is_a_hang_after_three_times_the_usual_and_half_a_minute_at_leas
     assert paced(*[1.0] * 20).limit(None) == LEAST
     assert paced(*[20.0] * 20).limit(None) == pytest.approx(60.0)
     assert paced(*[1.0] * 20).limit(5.0) == 5.0
+
+
+def test_steps_that_pass_between_two_looks_are_known_too() -> None:
+    pace = Pace(0.0)
+    pace.note(1, "100", 0.0)
+    assert pace.limit(5.0) is None
+    pace.note(10**9, "140", 1.0)
+    assert pace.limit(5.0) == 5.0
+    assert pace.limit(None) == LEAST
 
 
 def test_a_checkpoint_may_take_its_time() -> None:
@@ -366,3 +376,34 @@ time.sleep(600 if attempt == 1 else 0)
         pass
     assert run.read_state()["phase"] == "finished"
     assert [metric["step"] for metric in run.metric_lines()] == [10, 11, 12, 20, 21, 22]
+
+
+def test_a_device_in_use_by_another_run_is_refused_unless_shared(
+    tmp_path: Path, connections: Connections
+) -> None:
+    cluster = lab(tmp_path)
+    npus = replace(cluster, nodes=tuple(replace(node, kind="npu") for node in cluster.nodes))
+    job = program("import time; time.sleep(600)", rank_table="never", grace=0.5)
+
+    def start(job: jobs.Job) -> RunDir:
+        return runs.launch(npus, job, connections, tmp_path / "runs", lambda phase, text: None)
+
+    first = start(replace(job, devices=(1,)))
+    with pytest.raises(ClusterctlError) as caught:
+        start(job)
+    assert f"node1: device 1 is in use by {first.run_id}" in str(caught.value)
+    assert "--share-devices" in caught.value.hint
+    beside, shared = start(replace(job, devices=(0,))), start(replace(job, share_devices=True))
+    assert all(left_of(run) >= 2 for run in (first, beside, shared))
+    for run in (first, beside, shared):
+        assert runs.stop(run, connections) == {"node1": 0, "node2": 0}
+
+
+def test_a_master_port_of_another_run_is_refused(tmp_path: Path, connections: Connections) -> None:
+    job = program("import time; time.sleep(600)", master_port=29511, grace=0.5)
+    first = launched(tmp_path, connections, job)
+    with pytest.raises(ClusterctlError, match=f"port 29511 is the master port of {first.run_id}"):
+        launched(tmp_path, connections, job)
+    assert runs.stop(first, connections) == {"node1": 0, "node2": 0}
+    again = launched(tmp_path, connections, job)
+    assert runs.stop(again, connections) == {"node1": 0, "node2": 0}
