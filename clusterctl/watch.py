@@ -270,8 +270,8 @@ class KeptWatch:
                 grew = True
                 yield update
             if final and not grew:
-                for path, cutter in self.cutters.items():
-                    yield from _updates(*self.about[path], cutter.end())
+                for path, about in self.about.items():  # also a half line that was read before, and never grew
+                    yield from _updates(*about, self._cutter(path).end())
                 return
             if not grew:
                 pause = max(0.1, 2e-4 * len(self.about))  # a look at a thousand files costs 10 ms

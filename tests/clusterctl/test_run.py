@@ -321,3 +321,14 @@ def test_a_start_that_comes_after_its_stop_starts_nothing(tmp_path: Path, connec
     spec = {"run_id": "late", "attempt": 1, "node": "node1", "ranks": [{"rank": 0, "argv": ["sleep", "600"]}]}
     with pytest.raises(ClusterctlError, match="stopped before it started"):
         link.call("start", {"run_dir": where["run_dir"], "spec": spec})
+
+
+def test_a_reader_who_comes_late_sees_a_half_line_that_never_grew(
+    tmp_path: Path, connections: Connections
+) -> None:
+    run = launched(tmp_path, connections, program("print('done', end='')"))
+    to_the_end(run, connections)
+    watch = KeptWatch(run)
+    watch.offsets.update({path: path.stat().st_size for path in run.root.rglob("rank-*.out")})
+    ranks = sum(map(len, run.read_record()["ranks"].values()))
+    assert [update.chunk.data for update in watch if update.chunk] == [b"done\n"] * ranks
