@@ -20,6 +20,7 @@ from clusterctl.agent.watcher import Watcher
 
 GRACE = 30.0  # seconds that ranks have for a last checkpoint
 FAILED_GRACE = 5.0  # at most so many after a failure: ranks that wait for a dead one can't save
+LEAVING = 2.0  # seconds at most between a supervisor's last word and its end, some 20 ms on an idle machine
 SWEEP = 2.0  # seconds for what a finished rank left behind
 STACKS = 0.5  # seconds that a rank's threads take to write where they are
 LOOK = 1.0  # seconds between two looks at heartbeats, where nothing else wakes a supervisor
@@ -184,6 +185,10 @@ def read_state(run_dir: str, attempt: int) -> Dict[str, Any]:
     """The attempt as it is now, with each of its ranks."""
     files = AttemptFiles(run_dir, attempt)
     supervisor, node = read_node(run_dir, attempt)
+    deadline = time.monotonic() + LEAVING
+    while supervisor and supervisor["alive"] and node and node["state"] in FINAL and time.monotonic() < deadline:
+        time.sleep(0.005)  # its last word is written, and it is on its way out: an ended attempt has no process
+        supervisor, node = read_node(run_dir, attempt)
     names = sorted(os.listdir(files.ranks), key=_rank_order) if os.path.isdir(files.ranks) else []
     ranks = [read_json(os.path.join(files.ranks, name)) for name in names if name.endswith(".json")]
     return {
