@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.corpus import Writer, describe, entropy, open_corpus, read_texts, token_type
+from trainer.corpus import describe, entropy, read_texts
 from trainer.errors import DataError
+from trainer.indexed import Writer, open_corpus, token_type
 
 # Documents [[1,2,3]], [[4,5],[6]], [[7,8,9,10]] in u16, as Megatron's own builder writes them.
 BIN = bytes.fromhex("0100020003000400050006000700080009000a00")
@@ -47,7 +48,8 @@ def test_what_was_written_is_read_back(golden: Path) -> None:
         (".bin", lambda content: content[:-2], "has 18 bytes, but its index counts 10 tokens"),
         (".bin", lambda content: content + b"\0\0", "has 22 bytes"),
         (".idx", lambda content: content[:-1], "marks need"),
-        (".idx", lambda content: b"TNTIDX\0\0" + content[8:], "not an MMIDIDX index"),
+        (".idx", lambda content: b"TNTIDY\0\0" + content[8:], "not an MMIDIDX index"),
+        (".idx", lambda content: content[:17] + b"\x07" + content[18:], "no tokens"),
         (".idx", lambda content: content[:17] + b"\x63" + content[18:], "token type 99"),
         (".idx", lambda content: content[:34] + b"\xff\xff\xff\xff" + content[38:], "negative length"),
         (".idx", lambda content: content[:50] + b"\x02" + content[51:], "not the sums"),
