@@ -62,6 +62,10 @@ class Connection:
         """End the link; what still runs for it on the node is ended there."""
         raise NotImplementedError
 
+    def silent_for(self) -> float:
+        """Seconds since anything was heard from the node; 0 where that can't be told."""
+        return 0.0
+
     def request(
         self, op: str, params: Mapping[str, Any] | None = None, body: Body | None = None
     ) -> Iterator[Frame]:
@@ -178,3 +182,6 @@ class LinkConnection(Connection):
 
     def close(self) -> None:
         self.link.close()
+
+    def silent_for(self) -> float:
+        return self.link.silent_for()

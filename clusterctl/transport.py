@@ -155,14 +155,24 @@ class Connections:
             there = self._open.get(node.name)
             if there is None:
                 there = self.transport.connect(node)
-                with self._change:
-                    closed = self._closed
-                    if not closed:
-                        self._open[node.name] = there
-                if closed:
-                    there.close()
-                    raise LinkLost(node.name, "interrupted")
+                self.adopt(node, there)
             return there
+
+    def adopt(self, node: Node, there: Connection) -> None:
+        """Take in a connection that was made elsewhere."""
+        with self._change:
+            closed = self._closed
+            if not closed:
+                self._open[node.name] = there
+        if closed:
+            there.close()
+            raise LinkLost(node.name, "interrupted")
+
+    def silent_for(self, node: Node) -> float:
+        """Seconds since anything was heard over a node's connection; 0 where there is none."""
+        with self._change:
+            there = self._open.get(node.name)
+        return there.silent_for() if there is not None else 0.0
 
     def drop(self, node: Node) -> None:
         """Close one node's connection; the next use opens a new one."""
