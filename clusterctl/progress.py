@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+NUMBERS = ("step", "steps", "loss", "grad_norm", "tokens_per_second", "step_seconds", "parameters", "time")
+NEEDED = {"step": ("step",), "eval": ("step", "loss"), "checkpoint": ("step",)}
+
+
+def metric_of(said: Any) -> dict[str, Any] | None:
+    """A line of metrics as it can be counted on, whatever program wrote it: what should be a number and is none is
+    left out; a loss that is not finite, which JSON has no number for, is `diverged`. None for a line that says
+    nothing."""
+    if not isinstance(said, dict):
+        return None
+    found = {key: value for key, value in said.items() if key not in NUMBERS or _is_number(value)}
+    if "loss" in said and "loss" not in found:
+        found["diverged"] = True
+    kind = said.get("event")
+    return found if all(key in found for key in (NEEDED.get(kind, ()) if isinstance(kind, str) else ())) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass
@@ -38,7 +59,8 @@ class TrainProgress:
         self.last = dict(metric)
         while self.losses and self.losses[-1][0] >= metric["step"]:  # an attempt that resumed repeats steps
             self.losses.pop()
-        self.losses.append((metric["step"], metric["loss"]))
+        if "loss" in metric:
+            self.losses.append((metric["step"], metric["loss"]))
         seconds = metric.get("step_seconds")
         if seconds:
             self.step_seconds = (
@@ -48,7 +70,7 @@ class TrainProgress:
     @property
     def left(self) -> float | None:
         """Seconds until the last step, at the speed of the last ones."""
-        if self.last is None or self.step_seconds is None:
+        if self.last is None or self.step_seconds is None or "steps" not in self.last:
             return None
         return float((self.last["steps"] - self.last["step"]) * self.step_seconds)
 

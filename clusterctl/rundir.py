@@ -17,6 +17,7 @@ from typing import IO, Any
 from clusterctl import contract
 from clusterctl.agent.processes import identity, is_alive
 from clusterctl.errors import UsageError, did_you_mean
+from clusterctl.progress import metric_of
 
 
 def replace_file(path: Path, data: bytes | str, mode: int = 0o644) -> None:
@@ -219,7 +220,8 @@ class RunDir:
         if self.metrics.exists():
             for line in self.metrics.read_bytes().split(b"\n")[:-1]:
                 with contextlib.suppress(ValueError):
-                    yield json.loads(line)
+                    if (metric := metric_of(json.loads(line))) is not None:
+                        yield metric
 
 
 def _locked(lock: IO[str], deadline: float, owner: Callable[[], int | None]) -> bool:

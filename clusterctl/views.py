@@ -139,19 +139,25 @@ def loss_curve(
 
 def start_text(metric: Mapping[str, Any]) -> str:
     """What a training begins with: size, engine, and which backend serves each op; one line each."""
-    engine = f"{metric.get('engine')} engine, zero {metric.get('zero')}, {metric.get('precision')}"
-    text = f"{count(metric['parameters'])} parameters, {engine}"
-    text += f", from step {metric['step']}" if metric.get("step") else ""
+    parts = [f"{count(metric['parameters'])} parameters"] if "parameters" in metric else []
+    if "engine" in metric:
+        parts.append(f"{metric['engine']} engine, zero {metric.get('zero')}, {metric.get('precision')}")
+    parts += [f"from step {metric['step']}"] if metric.get("step") else []
+    text = ", ".join(parts) or "begins"
     served: dict[str, list[str]] = {}
-    for one in metric.get("native", []):
-        served.setdefault(one["backend"], []).append(one["op"])
+    told = metric.get("native")
+    for one in told if isinstance(told, list) else ():
+        if isinstance(one, dict):
+            served.setdefault(str(one.get("backend")), []).append(str(one.get("op")))
     ops = "; ".join(f"{', '.join(names)} by {backend}" for backend, names in served.items())
     return text + (f"\n{'ops':<10} {ops}" if ops else "")
 
 
 def step_text(metric: Mapping[str, Any], left: float | None) -> str:
     """The progress line of a training run: step, loss, tokens/s, time left."""
-    parts = [f"step {metric['step']}/{metric['steps']}", f"loss {metric['loss']:.4f}"]
+    parts = [f"step {metric['step']}" + (f"/{metric['steps']}" if "steps" in metric else "")]
+    if "loss" in metric or metric.get("diverged"):
+        parts.append(f"loss {metric['loss']:.4f}" if "loss" in metric else "loss not finite")
     if metric.get("grad_norm") is not None:
         parts.append(f"grad {metric['grad_norm']:.2f}")
     if metric.get("tokens_per_second"):

@@ -19,6 +19,7 @@ from clusterctl.inventory import Node
 from clusterctl.log_lines import LineCutter, LogChunk, shown
 from clusterctl.log_times import LogTimes
 from clusterctl.logs import READ, LogKeeper, half_line
+from clusterctl.progress import metric_of
 from clusterctl.record import cluster_of
 from clusterctl.run import FINAL, stop_nodes
 from clusterctl.rundir import NodeFiles, RunDir
@@ -334,7 +335,8 @@ def _updates(node: str, rank: int, stream: str, block: bytes) -> Iterator[Update
         try:
             said = json.loads(text)
             if stream == "metrics":
-                yield Update(node=node, metric=said)
+                if (metric := metric_of(said)) is not None:
+                    yield Update(node=node, metric=metric)
             elif said["event"] == "note":
                 yield Update(node=said.get("node", ""), note=said["text"])
         except ValueError:

@@ -11,7 +11,7 @@ from rich.console import RenderableType as Renderable
 
 from clusterctl import views, words
 from clusterctl.logs import LogLine
-from clusterctl.progress import TrainProgress, read_progress
+from clusterctl.progress import TrainProgress, metric_of, read_progress
 from clusterctl.sanitize import escape_controls, escape_in_json
 
 
@@ -92,6 +92,18 @@ def test_a_progress_line_tells_step_loss_speed_and_what_is_left() -> None:
     assert progress.last is not None and progress.left == pytest.approx(45.0)
     said = views.step_text(progress.last, progress.left)
     assert said == "step 10/100  loss 3.5000  grad 1.00  12.3k tokens/s  45s left"
+
+
+def test_metrics_of_any_program_are_shown_as_far_as_they_make_sense() -> None:
+    lines = [5, None, "x", {"event": "step"}, {"event": "step", "step": "ten"}, {"event": ["step"]}, {"event": "eval"}]
+    assert [metric_of(line) for line in lines] == [None, None, None, None, None, {"event": ["step"]}, None]
+    bare = metric_of({"event": "step", "step": 3, "steps": "?", "loss": None, "tokens_per_second": True})
+    assert bare is not None
+    assert views.step_text(bare, None) == "step 3  loss not finite"
+    assert views.step_text({"step": 3}, None) == "step 3"
+    assert views.start_text({"event": "start", "native": [1, {}]}) == "begins\nops        None by None"
+    read = read_progress([bare, {"event": "step", "step": 4, "steps": 9, "loss": 1.5, "step_seconds": 2.0}])
+    assert (read.losses, read.left) == ([(4, 1.5)], 10.0)
 
 
 def test_steps_that_a_resume_repeats_are_drawn_once() -> None:
