@@ -22,6 +22,8 @@ RANK_TABLE_FILE = "RANK_TABLE_FILE"
 ASCEND_VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
+PLOG_PATH = "ASCEND_PROCESS_LOG_PATH"  # where CANN writes its logs of a process
+
 # Filled per node.
 HCCL_IF_IP = "HCCL_IF_IP"
 HCCL_SOCKET_IFNAME = "HCCL_SOCKET_IFNAME"
@@ -38,7 +40,7 @@ DEVICE_KIND = "CLUSTERCTL_DEVICE_KIND"  # cpu | cuda | npu
 # Files that the trainer writes below RUN_DIR and the launcher reads.
 METRICS_FILE = "metrics.jsonl"  # one JSON object a line: event, step, loss, tokens_per_second, ...
 CHECKPOINT_DIR = "checkpoints"  # step-00000100/ folders, each with a manifest.json
-HEARTBEAT_DIR = "heartbeat"  # rank-N: the last finished step, touched at each
+HEARTBEAT_DIR = "heartbeat"  # rank-N: the last finished step, and the seconds that this rank itself took for it
 TRAIN_CONFIG_FILE = "train.json"  # the job's train part, written by the launcher
 
 # glibc gives large buffers back to the kernel at each step and faults them in again;

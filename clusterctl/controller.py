@@ -21,11 +21,14 @@ from clusterctl.carry import Carrier
 from clusterctl.errors import ClusterctlError, InputFaults, WorkFailed
 from clusterctl.inventory import Node
 from clusterctl.logs import last_lines
-from clusterctl.record import abandoned_of, cluster_of, job_of, spares_of
-from clusterctl.report import how_it_ended
+from clusterctl.record import abandoned_of, cluster_of, job_of, size_of, spares_of
+from clusterctl.report import keep_cause
 from clusterctl.restarts import Decision, Failure, History, Restart, decide, membership
 from clusterctl.rundir import RunDir
+from clusterctl.stored import Stored
+from clusterctl.stragglers import Stragglers
 from clusterctl.watch import PATIENCE, KeptWatch, Update, Watch
+from clusterctl.words import some
 
 if TYPE_CHECKING:
     from clusterctl.transport import Connections
@@ -44,9 +47,10 @@ class Control:
         self.job = job_of(run)
         self.policy = self.job.restart or Restart(max=0)
         self.closed = threading.Event()
-        moves = self.job.restart is not None and (self.policy.min_nodes or spares_of(run))
+        moves = self.job.restart is not None and (self.policy.min_nodes or self.policy.spare_nodes or spares_of(run))
         self.carrier = Carrier(run, connections) if moves and self.job.train is not None else None
         self.writing = threading.Lock()  # the record has two writers: the chase, and a restart
+        self.growing = threading.Event()  # the attempt was ended by us, to take in nodes that are there again
 
     def __iter__(self) -> Iterator[Update]:
         threading.Thread(target=self._chase, daemon=True, name="chase").start()
@@ -60,7 +64,8 @@ class Control:
                     return self._conclude(state, decision)
                 yield self._note(decision.why)
                 while decision.again and not self._restart(state, decision):
-                    decision = self._decide(replace(state, failure=None), "the next attempt could not start")
+                    failed = replace(state, failure=None, phase="failed")
+                    decision = self._decide(failed, "the next attempt could not start")
                     yield self._note(decision.why)
                 if not decision.again:
                     return self._conclude(state, decision)
@@ -79,14 +84,30 @@ class Control:
         restarts = self.job.restart is not None
         patience = max(self.policy.node_lost_after - SILENCE, 1.0) if restarts else PATIENCE
         watch = Watch(self.run, self.connections, lines=self.lines, patience=patience)
+        paces = Stragglers(sum(map(len, self.run.read_record()["ranks"].values())))
+        self.growing.clear()
         for update in watch:
             if update.note:
                 self.run.add_event("note", node=update.node, text=update.note)
             if self.carrier:
                 self.carrier.look(update)
+            if update.pace:
+                yield from self._stragglers(paces, update)
+            if (update.metric or {}).get("event") == "checkpoint" and self.policy.grow == "checkpoint":
+                threading.Thread(target=self._grow, daemon=True, name="grow").start()
             yield update
         lost = [name for name, how in watch.ends.items() if how == "lost"]
         return runs.ended(self.run, self.connections, watch.gone, lost)
+
+    def _stragglers(self, paces: Stragglers, update: Update) -> Iterator[Update]:
+        """Name the ranks that hold up the others; once an attempt, and nothing is done to them."""
+        record = self.run.read_record()
+        for one in paces.note(update.pace):
+            device = record["devices"][update.node][record["ranks"][update.node].index(one.rank)]
+            text = one.words(update.node, device)
+            facts = {"rank": one.rank, "device": device, "times": round(one.times, 2), "seconds": one.seconds}
+            self.run.add_event("straggler", node=update.node, **facts, text=text)
+            yield Update(node=update.node, note=text)
 
     def _note(self, text: str) -> Update:
         if text:
@@ -99,6 +120,8 @@ class Control:
         if state.phase == "finished":
             return Decision(False, "")
         history = self._history()
+        if self.growing.is_set() and state.phase == "stopped" and not self.run.stop_asked.exists():
+            return Decision(True, "", history=history)  # no failure: it counts against nothing
         decision = decide(self.policy, history, self._failure(state, what))
         if decision.again:
             self.run.add_event("restart", why=decision.why, wait=decision.wait, **asdict(decision.history))
@@ -107,21 +130,25 @@ class Control:
     def _failure(self, state: runs.RunState, what: str) -> Failure:
         record, one = self.run.read_record(), state.failure
         gone = [name for name, phase in state.nodes.items() if phase == "lost"]
-        if one and not gone:
-            what = what or f"rank {one['rank']} on {one['node']} {how_it_ended(one)}"
+        cause = None if what else keep_cause(self.run, state)
         attempt, said = record["attempt"], ""
         if one:
             said = "\n".join(last_lines(self.run.log(one["node"], one["rank"], "err", attempt), 20))
         started = [event["time"] for event in self.run.event_lines() if event["event"] == "started"]
         return Failure(
-            what=what or f"lost {', '.join(gone)}",
+            what=what or (cause.title if cause else state.phase),
             step=int((state.step or {}).get("step", 0)),
             seconds=time.time() - started[-1] if started else 0.0,
             trains=self.job.train is not None,
             exit_code=one.get("exit_code") if one and not gone else None,
             said=said,
             stopped=state.phase == "stopped" or self.run.stop_asked.exists(),
+            awaited=not self._replaceable() and any(name in state.unreachable for name in gone),
         )
+
+    def _replaceable(self) -> bool:
+        """Whether the run can go on without a node that is lost."""
+        return bool(self.run.read_record()["spares"]) or self.policy.min_nodes is not None
 
     def _history(self) -> History:
         """The failures since a user started the run or resumed it, from the run's own history."""
@@ -181,8 +208,7 @@ class Control:
         A node that was silent for so long that it counted as lost is asked once more only where no other could
         stand in for it: a try to connect to a dead machine takes 10 s and more.
         """
-        record = self.run.read_record()
-        replaceable = bool(record["spares"]) or self.policy.min_nodes is not None
+        record, replaceable = self.run.read_record(), self._replaceable()
         asked = [node for node in nodes if not (replaceable and node.name in silent)]
 
         def clear(node: Node, link: Any) -> None:
@@ -203,18 +229,33 @@ class Control:
                 return False
             return bool(nodes)
 
-        spares = spares_of(self.run)
-        if lost and spares:
-            outcomes = self.connections.on_each(spares, lambda node, link: link.hello())
+        spares, full = spares_of(self.run), size_of(self.run)
+        if lost or len(cluster.nodes) < full:
+            record = self.run.read_record()
+            stored = Stored(record["code_paths"], record["data_paths"])
+            outcomes = self.connections.on_each(spares, lambda node, link: runs.still_there(node, link, stored))
             lost = lost | {outcome.node.name for outcome in outcomes if not outcome.ok}
-        return membership(cluster.nodes, spares, lost, self.policy.min_nodes, fits)
+        return membership(cluster.nodes, spares, lost, self.policy.min_nodes, fits, full)
+
+    def _grow(self) -> None:
+        """End an attempt on fewer nodes than the run began with, where the next one can have more."""
+        nodes = cluster_of(self.run).nodes
+        if self.growing.is_set() or len(nodes) >= size_of(self.run) or not spares_of(self.run):
+            return
+        with contextlib.suppress(ClusterctlError):
+            more = len(self._membership(set())[0]) - len(nodes)
+            if more > 0:
+                self.growing.set()
+                self._note(f"{some(more, 'node')} can be taken in again: this attempt ends after its checkpoint")
+                runs.stop_nodes(self.connections, nodes, self.run, self.job.grace)
 
     def _move(self, before: Sequence[Node], after: Sequence[Node], spares: Sequence[Node]) -> None:
         """Write down who left and who came, so that a controller after this one knows it too."""
         record = self.run.read_record()
         stay = {node.name for node in after}
         left = [node for node in before if node.name not in stay]
-        if not left:
+        come = [node.name for node in after if node not in before]
+        if not left and not come:
             return
         for node in left:
             where = {"run_dir": record["run_dirs"][node.name], "attempt": record["attempt"]}
@@ -223,10 +264,9 @@ class Control:
         if after[0].name != before[0].name:
             record["metrics_base"] = _whole_lines(self.run)
         self.run.write_json(self.run.record, record, mode=0o600)
-        come = [node.name for node in after if node not in before]
-        self._note(
-            f"without {', '.join(node.name for node in left)}" + (f", with {', '.join(come)}" if come else "")
-        )
+        parts = [f"without {', '.join(node.name for node in left)}" if left else ""]
+        parts += [f"with {', '.join(come)}" if come else ""]
+        self._note(", ".join(filter(None, parts)))
 
     def _chase(self) -> None:
         """A node that was given up may come back with its ranks: they are ended as soon as it answers."""
@@ -238,11 +278,15 @@ class Control:
                     self._forget(one.node.name)
 
     def _forget(self, name: str) -> None:
+        """Nothing runs on a node any more that was given up: it stands by from now on."""
         with self.writing:
             record = self.run.read_record()
+            back = [one["node"] for one in record["abandoned"] if one["node"]["name"] == name]
             record["abandoned"] = [one for one in record["abandoned"] if one["node"]["name"] != name]
+            known = [one["name"] for one in (*record["spares"], *record["cluster"]["nodes"])]
+            record["spares"] += back[:1] if name not in known else []
             self.run.write_json(self.run.record, record, mode=0o600)
-        self.run.add_event("note", node=name, text=f"{name} answers again; what ran there was ended")
+        self.run.add_event("note", node=name, text=f"{name} answers again; what ran there was ended, and it stands by")
 
 
 def _whole_lines(run: RunDir) -> int:

@@ -21,6 +21,7 @@ from clusterctl.settings import duration, environment
 
 RANK_TABLE_CHOICES = ("auto", "always", "never")
 COLLECT_CHOICES = ("checkpoints",)
+GROW_CHOICES = ("restart", "checkpoint")
 DATA = "{data}"  # in the train part: the folder that `data` names, wherever it lies on that machine
 
 
@@ -58,7 +59,7 @@ class Job:
     """What follows a failure; nothing where the job says nothing."""
     hang_after: float | None = None
     """Seconds without a step after which a training counts as hung; 0 = never. None: three times the 99th percentile
-    of its steps, 30 at least."""
+    of its steps, 30 at least. Of a program that tells no steps: seconds without a line of any rank; None is never."""
     source: str = ""
     document: Document | None = field(default=None, repr=False, compare=False)
 
@@ -120,6 +121,7 @@ def _restart(top: Section) -> Restart | None:
         spare_nodes=inner.take("spare_nodes", str),
         min_nodes=_at_least(inner, "min_nodes", 1, 0) or None,
         node_lost_after=_seconds(inner, "node_lost_after", plain.node_lost_after) or 0.0,
+        grow=_choice(inner, "grow", GROW_CHOICES, plain.grow),
     )
     if found.node_lost_after <= SILENCE:
         what = f"{found.node_lost_after:g} s: a link's silence alone takes {SILENCE:g} s to notice"

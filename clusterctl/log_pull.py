@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterctl import contract
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.log_times import index_of
 from clusterctl.logs import LogKeeper, kept_files
@@ -143,7 +144,7 @@ class _NodePull:
                 index_of(home).unlink(missing_ok=True)  # nobody knows when these were written
 
     def _plogs(self, attempt: int) -> None:
-        started, root = self._pids(attempt), self._plog_root()
+        started, root = self._pids(attempt), self._plog_root(attempt)
         ours = root.startswith(f"{self.run_dir}/")  # nobody else writes there, whatever a wrapper's children are
         for kind in ("debug", "run", "security"):
             for folder in self._list(f"{root}/{kind}"):
@@ -163,11 +164,13 @@ class _NodePull:
         answer = self.link.call("state", {"run_dir": self.run_dir, "attempt": attempt})
         return {int(one["pid"]): float(one["started"]) for one in answer["ranks"] if one.get("pid")}
 
-    def _plog_root(self) -> str:
-        """Where CANN writes, by the environment that the ranks were given."""
+    def _plog_root(self, attempt: int) -> str:
+        """Where CANN writes, by the environment that the ranks of the last attempt were given."""
         env = self._environment()
-        if env.get("ASCEND_PROCESS_LOG_PATH"):
-            return env["ASCEND_PROCESS_LOG_PATH"]
+        if env.get(contract.PLOG_PATH) == NodeFiles(self.run_dir, self.record["attempt"]).plogs:
+            return NodeFiles(self.run_dir, attempt).plogs  # each attempt's are its own
+        if env.get(contract.PLOG_PATH):
+            return env[contract.PLOG_PATH]
         return f"{env['ASCEND_WORK_PATH']}/log" if env.get("ASCEND_WORK_PATH") else "~/ascend/log"
 
     def _environment(self) -> dict[str, str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.progress import TrainProgress, read_progress
+from clusterctl.report import read_cause
+from clusterctl.stragglers import slow
 
 if TYPE_CHECKING:
     from clusterctl.run import RunState
@@ -61,6 +63,10 @@ class Overview:
     nodes: tuple[NodeView, ...] = ()
     ranks: tuple[dict[str, Any], ...] = field(default=(), hash=False)
     events: tuple[dict[str, Any], ...] = field(default=(), hash=False)
+    slow: dict[int, float] = field(default_factory=dict, hash=False)
+    """By rank that holds up the others: how many times as long as the median rank it takes for its part of a step."""
+    cause: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Why the run failed, as the run's folder keeps it; empty while it has not."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -69,7 +75,8 @@ class Overview:
 def look(run: RunDir, state: RunState, now: float) -> Overview:
     """The overview of a run's folder and of what its nodes just said."""
     progress = read_progress(run.metric_lines())
-    return make(run.read_record(), state, progress, tuple(run.event_lines()), now, str(run.root))
+    one = make(run.read_record(), state, progress, tuple(run.event_lines()), now, str(run.root))
+    return replace(one, cause=read_cause(run)) if state.is_final else one
 
 
 def make(
@@ -105,6 +112,7 @@ def make(
         nodes=nodes,
         ranks=state.ranks,
         events=tuple(_told(events)),
+        slow=slow({one["rank"]: one["step_seconds"] for one in state.ranks if one.get("step_seconds")}),
     )
 
 
@@ -160,6 +168,7 @@ def event_text(event: Mapping[str, Any]) -> str:
         "node_ended": "{node}: {state}",
         "restart": "another attempt after {wait:g} s: {why}",
         "note": "{text}",
+        "straggler": "{text}",
         "interrupted": "interrupted ({by})",
         "stop_asked": "asked to stop",
         "start_failed": "did not start: {reason}",

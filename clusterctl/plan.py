@@ -12,6 +12,7 @@ from clusterctl import contract
 from clusterctl.errors import UsageError
 from clusterctl.inventory import Cluster, Node
 from clusterctl.job import Job, devices_on, filled
+from clusterctl.rundir import NodeFiles
 
 
 @dataclass(frozen=True)
@@ -288,6 +289,7 @@ def _device_env(
             contract.RANK_SIZE: str(world),
             contract.DEVICE_ID: str(device),
             contract.HCCL_IF_IP: node.address,
+            contract.PLOG_PATH: NodeFiles(run_dir, facts.attempt).plogs,
             **table,
         }
     return table

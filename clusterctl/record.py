@@ -19,6 +19,7 @@ STAYS = (
     "created",
     "spares",
     "abandoned",
+    "size",
     "metrics_base",
     "code_paths",
     "data_paths",
@@ -32,6 +33,7 @@ def write_run(run: RunDir, made: Plan, spares: Sequence[Node] = ()) -> None:
         "created": time.time(),
         "spares": [asdict(node) for node in spares],
         "abandoned": [],
+        "size": len(made.cluster.nodes),
         "metrics_base": 0,
         **{name: first[name] for name in STAYS if name in first},
     }
@@ -91,6 +93,12 @@ def cluster_of(run: RunDir) -> Cluster:
 def spares_of(run: RunDir) -> list[Node]:
     """The nodes that wait for one to be lost."""
     return [Node(**_tuples(one)) for one in run.read_record().get("spares", [])]
+
+
+def size_of(run: RunDir) -> int:
+    """How many nodes the run began with, and has again when it can."""
+    record = run.read_record()
+    return int(record.get("size") or len(record["cluster"]["nodes"]))
 
 
 @dataclass(frozen=True)

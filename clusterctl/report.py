@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.aftermath import when
 from clusterctl.logs import last_lines
@@ -15,6 +16,9 @@ from clusterctl.report_kinds import Kind, kind_of, lost_another
 from clusterctl.report_kinds import how_it_ended as how_it_ended
 from clusterctl.rundir import RunDir
 from clusterctl.words import some
+
+if TYPE_CHECKING:
+    from clusterctl.run import RunState
 
 TAIL = 20  # lines of the failed rank's log that are shown
 READ = 200  # lines that are looked through for what ended it
@@ -34,6 +38,30 @@ class Cause:
     folder: str = ""
     kernel: tuple[str, ...] = ()
     """What the kernel said of it."""
+    node: str = ""
+    rank: int | None = None
+    device: int | None = None
+
+
+def keep_cause(run: RunDir, state: RunState) -> Cause | None:
+    """Write down how the present attempt ended, and why where it failed: for `status`, `runs` and the report."""
+    attempt = run.read_record()["attempt"]
+    run.write_json(run.attempt_state(attempt), asdict(state))
+    if state.phase == "finished" or (state.phase == "stopped" and not state.failure):
+        return None
+    cause = find_cause(run, state.failure, state.ranks, state.nodes, attempt)
+    for path in (run.attempt_cause(attempt), run.cause):
+        run.write_json(path, {"run": run.run_id, "attempt": attempt, **asdict(cause)})
+    return cause
+
+
+def read_cause(run: RunDir) -> dict[str, Any]:
+    """Why a run failed, as it was written down; empty where it did not, or was brought to its end by nobody."""
+    try:
+        value = json.loads(run.cause.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def find_cause(
@@ -50,7 +78,7 @@ def find_cause(
     if gone and not (first and ends.kinds[_key(first)].sure):  # what failed elsewhere followed from it
         title = f"lost {', '.join(gone)}: the node, its link or its supervisor is gone"
         hint = "look at the node; `clusterctl doctor` asks all of them"
-        return Cause(title, (), str(run.logs(attempt)), ends.others(None), hint, folder)
+        return Cause(title, (), str(run.logs(attempt)), ends.others(None), hint, folder, node=gone[0])
     if first is None:
         title = "ended without a reason that was recorded"
         return Cause(title, (), str(run.logs(attempt)), "", "clusterctl status shows every rank", folder)
@@ -58,7 +86,8 @@ def find_cause(
     title = f"rank {first['rank']} on {first['node']} (device {first.get('device')}) {kind.words}"
     others = "; ".join(part for part in (ends.others(first), gone and f"lost {', '.join(gone)}") if part)
     kernel = tuple(first.get("kernel") or ())
-    return Cause(title, tuple(tail[-TAIL:]), str(log), others, kind.hint, folder, kernel)
+    place = {"node": first["node"], "rank": first["rank"], "device": first.get("device")}
+    return Cause(title, tuple(tail[-TAIL:]), str(log), others, kind.hint, folder, kernel, **place)
 
 
 def _key(rank: Mapping[str, Any]) -> tuple[str, int]:
@@ -77,12 +106,17 @@ class _Ends:
     ) -> None:
         self.run, self.attempt = run, attempt
         self.all = [one for one in ranks if "node" in one]
-        if failure and not any(_key(one) == _key(failure) for one in self.all):
-            self.all.append(failure)
-        self.failure = next((one for one in self.all if failure and _key(one) == _key(failure)), None)
-        bad = [one for one in self.all if one.get("exit_code") or one.get("signal")]
+        self.failure = self._whole(failure) if failure else None
+        bad = [one for one in self.all if one.get("exit_code") or one.get("signal") or one.get("hang")]
         self.kinds = {_key(one): self._kind(one) for one in bad}
         self.bad = sorted(bad, key=when)
+
+    def _whole(self, failure: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A failure with all that its rank's record says; of a hang that record tells only how we ended it."""
+        same = [one for one in self.all if _key(one) == _key(failure)]
+        whole = {**same[0], **failure} if same else failure
+        self.all = [one for one in self.all if _key(one) != _key(failure)] + [whole]
+        return whole
 
     def _kind(self, rank: Mapping[str, Any]) -> Kind:
         if self._was_stopped(rank):

@@ -77,6 +77,8 @@ def how_it_ended(rank: Mapping[str, Any]) -> str:
     if number:
         known = {int(key): words for key, words in SIGNALS.items()}
         return known.get(number, f"ended by {signal_name(number)}")
+    if rank.get("hang") and rank.get("silent"):
+        return f"hung: no rank wrote a line for {rank['hang']:g} s, and this one was the last that did"
     if rank.get("hang"):
         return f"hung: no step in {rank['hang']:g} s after step {rank.get('step')}; its log ends with its stacks"
     return f"exited with code {rank.get('exit_code')}"
@@ -98,6 +100,10 @@ def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
         words = f"was killed by the kernel: {whose}"
         hint = "less data in memory, fewer loader processes, a smaller micro_batch; `clusterctl doctor` shows memory"
         return Kind(words, "killed by the kernel, out of memory", hint, sure=True)
+    if rank.get("hang") and rank.get("silent"):
+        seen = any("by py-spy:" in line for line in tail)
+        hint = "its log ends with its stacks" if seen else "py-spy in the nodes' Python shows where each rank stands"
+        return Kind(ended, "hung", f"{hint}; a program that is silent for long needs a longer hang_after")
     raised = raised_in(tail)
     code = code_in(said)
     if code and _of_hccl(raised):

@@ -26,13 +26,16 @@ class Restart:
     max: int = 3
     """How many restarts; 0 = none."""
     backoff: float = 10.0
-    """Seconds before the first; each next one waits twice as long, up to five minutes."""
+    """Seconds before a restart where the one before it brought no new step; each next one waits twice as long, up to
+    five minutes. The first restart after a new step is at once, unless a node has to come back for it."""
     spare_nodes: str | None = None
     """Nodes that take the place of lost ones."""
     min_nodes: int | None = None
     """Fewer nodes serve down to so many; the same number where nothing is said."""
     node_lost_after: float = NODE_LOST_AFTER
     """Seconds after which a silent node counts as lost."""
+    grow: str = "restart"
+    """When a run on fewer nodes takes in one that is there again: at the next restart, or at the next checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class Failure:
     """The end of the failed rank's log."""
     stopped: bool = False
     """Somebody asked for the run's end."""
+    awaited: bool = False
+    """A node that does not answer has to come back: no other may take its place."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,10 @@ def decide(policy: Restart, history: History, failure: Failure) -> Decision:
         return Decision(False, why, history=now)
     if now.restarts >= policy.max:
         return Decision(False, f"not restarted: all {policy.max} restarts are used", history=now)
-    wait = min(policy.backoff * 2**now.stalled, LONGEST)
-    why = f"restart {now.restarts + 1} of {policy.max} in {wait:g} s: {failure.what}"
+    doubled = now.stalled if failure.awaited else now.stalled - 1
+    wait = min(policy.backoff * 2**doubled, LONGEST) if doubled >= 0 else 0.0
+    when = f"in {wait:g} s" if wait else "now"
+    why = f"restart {now.restarts + 1} of {policy.max} {when}: {failure.what}"
     return Decision(True, why, wait, replace(now, restarts=now.restarts + 1))
 
 
@@ -110,11 +117,13 @@ def membership(
     lost: Collection[str],
     least: int | None,
     fits: Callable[[Sequence[Node]], bool],
+    full: int = 0,
 ) -> tuple[list[Node], list[Node]]:
     """The nodes of the next attempt, and the spares that are left.
 
-    A spare stands where the lost node stood, so that the others keep their ranks. Without spares the nodes that are
-    left serve, as many as `fits` allows, down to `least`; where that can't be, the old ones have to come back.
+    A spare stands where the lost node stood, so that the others keep their ranks; more of them join at the end, up to
+    the `full` number that the run began with. Without spares the nodes that are left serve, as many as `fits` allows,
+    down to `least`; where that can't be, the old ones have to come back.
     """
     free = [node for node in spares if node.name not in lost]
     chosen: list[Node] = []
@@ -123,9 +132,9 @@ def membership(
             chosen.append(node)
         elif free:
             chosen.append(free.pop(0))
-    if len(chosen) == len(nodes):
-        return chosen, free
+    more = max(full - len(nodes), 0) if len(chosen) == len(nodes) else 0
+    chosen, free = [*chosen, *free[:more]], free[more:]
     for count in range(len(chosen), (least or len(nodes)) - 1, -1):
-        if fits(chosen[:count]):
+        if count == len(nodes) or fits(chosen[:count]):
             return chosen[:count], [*chosen[count:], *free]
     return list(nodes), list(spares)

@@ -21,10 +21,12 @@ from clusterctl.outcomes import raise_failures as raise_failures
 from clusterctl.record import cluster_of, job_of, write_run
 from clusterctl.rundir import NodeFiles, RunDir, new_run_id
 from clusterctl.stored import Stored, Tell, push_code, push_data
+from clusterctl.stragglers import is_number
 from clusterctl.transport import Outcome
 from clusterctl.words import some
 
 if TYPE_CHECKING:
+    from clusterctl.silence import Hang
     from clusterctl.transport import Connection, Connections
 
 FINAL = ("finished", "failed", "stopped", "lost")
@@ -168,6 +170,7 @@ def start_all(
     """Write and start an attempt on all of its nodes; where one can't, or the user asked for the end, on none."""
     nodes = made.cluster.nodes
     write_run(run, made, spares)
+    run.cause.unlink(missing_ok=True)
     try:
         on_all(connections, nodes, lambda node, link: _write_files(link, _node_plan(made, node), made))
         on_all(connections, nodes, lambda node, link: _start(link, _node_plan(made, node), made))
@@ -185,13 +188,16 @@ def start_all(
 
 
 def _still_there(cluster: Cluster, connections: Connections, stored: Stored) -> None:
-    def look(node: Node, link: Connection) -> None:
-        for kind, paths in (("code", stored.code), ("data", stored.data)):
-            if node.name in paths and link.call("list", {"path": paths[node.name]})["missing"]:
-                hint = "launch the job anew: it is pushed again"
-                raise WorkFailed(f"{node.name}: the run's {kind} is gone from {paths[node.name]}", hint)
+    on_all(connections, cluster.nodes, lambda node, link: still_there(node, link, stored))
 
-    on_all(connections, cluster.nodes, look)
+
+def still_there(node: Node, link: Connection, stored: Stored) -> None:
+    """Raise where a node answers no more, or has lost what was pushed for the run."""
+    for kind, paths in (("code", stored.code), ("data", stored.data)):
+        if node.name in paths and link.call("list", {"path": paths[node.name]})["missing"]:
+            hint = "launch the job anew: it is pushed again"
+            raise WorkFailed(f"{node.name}: the run's {kind} is gone from {paths[node.name]}", hint)
+    link.hello()
 
 
 def _forwarded(job: Job) -> dict[str, str]:
@@ -295,8 +301,12 @@ def conclude(run: RunDir, connections: Connections, state: RunState) -> RunState
             run.add_event("collected", name=name)
     except ClusterctlError as error:
         run.add_event("collect_failed", reason=error.message)
+    from clusterctl.report import keep_cause
+
+    cause = keep_cause(run, state)
     run.write_json(run.state, asdict(state))
-    run.add_event("ended", phase=state.phase, **({"verdict": state.verdict} if state.verdict else {}))
+    more = {"verdict": state.verdict, "cause": cause.title if cause else ""}
+    run.add_event("ended", phase=state.phase, **{name: said for name, said in more.items() if said})
     return state
 
 
@@ -352,9 +362,15 @@ def read_answers(
         nodes[name] = (answer["node"] or {"state": "unknown"})["state"]
         devices = dict(zip(record["ranks"][name], record["devices"][name], strict=True))
         there = [placed(one, answer) for one in answer["ranks"]]
-        beats = answer.get("heartbeats") or {}
+        beats, pace = answer.get("heartbeats") or {}, answer.get("pace") or {}
         ranks += [
-            {**one, "node": name, "device": devices.get(one["rank"]), **beat_of(beats.get(str(one["rank"])))}
+            {
+                **one,
+                "node": name,
+                "device": devices.get(one["rank"]),
+                **beat_of(beats.get(str(one["rank"]))),
+                **pace_of(pace.get(str(one["rank"]))),
+            }
             for one in there
         ]
         failure = (answer["node"] or {}).get("first_failure")
@@ -368,8 +384,13 @@ def read_answers(
 
 def beat_of(said: dict[str, Any] | None) -> dict[str, Any]:
     """The step that a rank's trainer finished last, and its age by the node's clock; nothing of a bare command."""
-    text = str((said or {}).get("text"))
-    return {"step": int(text), "step_age": (said or {})["age"]} if text.isdecimal() else {}
+    word = next(iter(str((said or {}).get("text")).split()), "")
+    return {"step": int(word), "step_age": (said or {})["age"]} if word.isdecimal() else {}
+
+
+def pace_of(seconds: object) -> dict[str, Any]:
+    """What a rank itself takes for a step, where its node has measured it."""
+    return {"step_seconds": seconds} if is_number(seconds) else {}
 
 
 def _phase(states: Sequence[str]) -> str:
@@ -423,13 +444,15 @@ def stop_nodes(
     grace: float,
     strict: bool = False,
     stacks: bool = False,
+    hang: Hang | None = None,
 ) -> dict[str, int]:
-    """End an attempt on some nodes; with `stacks`, a trainer's ranks say first where they stand."""
+    """End an attempt on some nodes; with `stacks`, its ranks say first where they stand; `hang` is why, on its node."""
     record = run.read_record()
 
     def ask(node: Node, link: Connection) -> int:
         where = {"run_dir": record["run_dirs"][node.name], "attempt": record["attempt"]}
-        return int(link.call("stop", {**where, "grace": grace, "stacks": stacks})["left"])
+        why = {"hang": hang.as_failure()} if hang and hang.node == node.name else {}
+        return int(link.call("stop", {**where, "grace": grace, "stacks": stacks, **why})["left"])
 
     outcomes = connections.on_each(nodes, ask)
     if strict:

@@ -93,6 +93,11 @@ class NodeFiles:
     def checkpoints(self) -> str:
         return posixpath.join(self.root, contract.CHECKPOINT_DIR)
 
+    @property
+    def plogs(self) -> str:
+        """What CANN says of this attempt's processes, those that a wrapper script starts too."""
+        return posixpath.join(self.attempt_dir, "plogs")
+
     def log(self, rank: int, stream: str) -> str:
         """A rank's raw bytes; stream is "out" or "err"."""
         return posixpath.join(self.attempt_dir, "logs", f"rank-{rank}.{stream}")
@@ -131,6 +136,18 @@ class RunDir:
     @property
     def state(self) -> Path:
         return self.root / "state.json"
+
+    @property
+    def cause(self) -> Path:
+        """Why the run failed, once it has; each attempt has one of its own too."""
+        return self.root / "cause.json"
+
+    def attempt_cause(self, attempt: int) -> Path:
+        return self.root / "attempts" / str(attempt) / "cause.json"
+
+    def attempt_state(self, attempt: int) -> Path:
+        """How an attempt came out: every rank's exit status."""
+        return self.root / "attempts" / str(attempt) / "state.json"
 
     @property
     def metrics(self) -> Path:

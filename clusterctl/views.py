@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.ranktable import RankTable
     from clusterctl.report import Cause
 
+CAUSE = 70  # characters of a root cause in a list of runs; `status` tells all of it
 PHASE_STYLE = {
     "running": "cyan",
     "starting": "cyan",
@@ -178,12 +179,19 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             row["step"],
             row["loss"],
             row["started"],
+            _cut(row["cause"], CAUSE),
         ]
         for row in rows
     ]
-    return table(
-        ["RUN", "PHASE", "RANKS", "NODES", "STEP", "LOSS", "STARTED"], cells, right=["RANKS", "STEP", "LOSS"]
-    )
+    names = ["RUN", "PHASE", "RANKS", "NODES", "STEP", "LOSS", "STARTED", "ROOT CAUSE"]
+    drawn = table(names, cells, right=["RANKS", "STEP", "LOSS"])
+    for column in drawn.columns[:-1]:
+        column.no_wrap = True  # a narrow terminal takes it from the cause
+    return drawn
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def cause_text(cause: Cause) -> Text:

@@ -7,28 +7,36 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl import contract
+from clusterctl.agent.frames import BEAT, SILENCE
 from clusterctl.agent.supervisor import FAILED_GRACE
 from clusterctl.errors import ClusterctlError, NodeError, WorkFailed
 from clusterctl.inventory import Node
 from clusterctl.log_lines import LineCutter, LogChunk, shown
 from clusterctl.log_times import LogTimes
 from clusterctl.logs import READ, LogKeeper, half_line
+from clusterctl.outage import Outage
 from clusterctl.progress import metric_of
-from clusterctl.record import cluster_of
+from clusterctl.record import cluster_of, spares_of
 from clusterctl.run import FINAL, stop_nodes
 from clusterctl.rundir import NodeFiles, RunDir
+from clusterctl.silence import Hang, Silence
+from clusterctl.stragglers import is_number
 
 if TYPE_CHECKING:
     from clusterctl.transport import Connections
 
 UNWATCHED = 3.0  # seconds without a living controller until a reader gives up: a new one takes one to start
+TOLD = ("note", "straggler")  # events that a follower sees
 PATIENCE = 60.0  # seconds that a cut connection may stay away before its node counts as lost
+ALONE = 600.0  # the same where no node answers at all: rather this machine's own link is gone, and the run goes on
+QUIET = 2 * BEAT + 1  # seconds without a word after which a node may be silent for the reason that another one is
+LOOK = 0.2  # seconds between two looks at who has been away for too long
 
 
 class ControllerGone(WorkFailed):
@@ -50,6 +58,8 @@ class Update:
     note: str = ""
     failure: dict[str, Any] | None = field(default=None, hash=False)
     """A node's first failure, told before the node has ended."""
+    pace: dict[int, float] = field(default_factory=dict, hash=False)
+    """By rank of one node: seconds that it takes for a step itself."""
     problem: BaseException | None = None
     """Why this node can't be watched from here; it says nothing of the run itself."""
 
@@ -79,7 +89,9 @@ class Watch:
         self.times = LogTimes()
         self.reached: set[str] = set()  # nodes whose present connection has carried a request
         self.gone: dict[str, float] = {}  # since when a node's connection is broken
+        self.outage, self.alone = Outage(connections, spares_of(run)), False
         self.stopper: threading.Thread | None = None
+        self.silence = Silence(self.record)
 
     def __iter__(self) -> Iterator[Update]:
         """What is seen, as it is seen, until every node has ended."""
@@ -97,22 +109,49 @@ class Watch:
 
     def _seen(self) -> Iterator[Update]:
         """The next update, or the nodes that have been away for too long: a try to connect may take longer."""
-        for name, since in list(self.gone.items()):
-            if time.monotonic() - since > self.patience and name not in self.ends:
-                yield self._lose(name)
+        yield from self._overdue()
+        hung = None if self.now or self.stopping or self.gone else self.silence.hang(self.ends)
+        if hung:
+            yield self._call_hung(hung)
         try:
-            update = self.updates.get(timeout=0.5)
+            update = self.updates.get(timeout=LOOK)
         except queue.Empty:
             return
         if update.node in self.ends and not self.now and (update.ended or update.problem):
             return  # it came back after it was given up
         if update.problem:
             raise update.problem
+        if update.pace:
+            self.silence.steps_are_told()
         if update.failure:
+            if not self.now:
+                self.run.add_event("failed", node=update.node, rank=update.failure.get("rank"))
             self._stop_rest(update.node, stacks="hang" in update.failure)
         if update.ended:
             self._note_end(update)
         yield update
+
+    def _overdue(self) -> Iterator[Update]:
+        """The nodes that have been away for too long; where nobody answers at all, that is much longer."""
+        away = {name: since for name, since in list(self.gone.items()) if name not in self.ends}
+        overdue = [name for name, since in away.items() if time.monotonic() - since > self.patience - LOOK]
+        patience = self.patience
+        if not away or self._someone_answers(away):
+            self.outage.over()
+        elif self.outage.is_ours():
+            patience = max(ALONE, self.patience)
+            if overdue and not self.alone:
+                yield Update(note="no node answers: this machine's own link may be gone; the ranks go on meanwhile")
+            self.alone = bool(overdue)
+        for name in overdue:
+            if time.monotonic() - away[name] > patience - LOOK:
+                self.alone = False
+                yield self._lose(name)
+
+    def _someone_answers(self, away: Mapping[str, float]) -> bool:
+        """Whether a word of any node that still runs has come lately: each says one every two seconds."""
+        left = [node for node in self.cluster.nodes if node.name not in self.ends and node.name not in away]
+        return any(self.connections.silent_for(node) < QUIET for node in left)
 
     def _lose(self, name: str) -> Update:
         update = Update(
@@ -120,6 +159,11 @@ class Watch:
         )
         self._note_end(update)
         return update
+
+    def _call_hung(self, hung: Hang) -> Update:
+        """Make a failure of it, on the node whose rank was heard last; all ranks say first where they stand."""
+        self._stop_rest("", stacks=True, hang=hung)
+        return Update(node=hung.node, note=f"no rank has written anything for {hung.seconds:g} s: it counts as hung")
 
     def _note_end(self, update: Update) -> None:
         self.ends[update.node] = update.ended
@@ -129,7 +173,7 @@ class Watch:
         if update.ended != "finished":
             self._stop_rest(update.node)
 
-    def _stop_rest(self, failed: str, stacks: bool = False) -> None:
+    def _stop_rest(self, failed: str, stacks: bool = False, hang: Hang | None = None) -> None:
         """End what still runs elsewhere; on a node without its supervisor too, where nobody else would."""
         name = self.ends.get(failed)
         there = [
@@ -140,12 +184,12 @@ class Watch:
         ]
         if there and not self.stopping:
             self.stopping = True
-            self.stopper = threading.Thread(target=self._stop, args=(there, stacks), daemon=True)
+            self.stopper = threading.Thread(target=self._stop, args=(there, stacks, hang), daemon=True)
             self.stopper.start()
 
-    def _stop(self, nodes: Sequence[Node], stacks: bool) -> None:
+    def _stop(self, nodes: Sequence[Node], stacks: bool, hang: Hang | None) -> None:
         grace = min(self.record["job"]["grace"], FAILED_GRACE)
-        stop_nodes(self.connections, nodes, self.run, grace, stacks=stacks)
+        stop_nodes(self.connections, nodes, self.run, grace, stacks=stacks, hang=hang)
 
     def _follow(self, node: Node) -> None:
         """Follow one node in a thread of its own; what goes wrong here is raised where the watch is read."""
@@ -168,9 +212,10 @@ class Watch:
                     self._put(Update(node=node.name, ended=ended))
                 return
             except NodeError as error:
+                silent = max(0.0, self.connections.silent_for(node) - SILENCE)  # a look at it comes late
                 self.connections.drop(node)
                 if node.name in self.reached or node.name not in self.gone:
-                    self.gone[node.name] = time.monotonic()
+                    self.gone[node.name] = time.monotonic() - silent
                     self._put(Update(node=node.name, note=f"{error.message}; trying again"))
                 self.closed.wait(1.0)
             except ClusterctlError as error:
@@ -206,9 +251,10 @@ class Watch:
             for frame in asked:
                 path = frame.fields["path"]
                 if not path:
-                    self._put(Update(node=node.name, failure=_failure(node.name, frame.payload)))
+                    self._put(_word(node.name, str(frame.fields.get("word")), frame.payload))
                     continue
                 home, about = homes[path]
+                self.silence.broken_by(node.name, about[1])
                 offset = int(frame.fields["offset"]) + before[path]
                 fresh = LogKeeper.keep(home, offset, frame.payload)
                 self.times.note(home, offset + len(frame.payload), frame.fields.get("age"))
@@ -318,13 +364,18 @@ def _read_from(path: Path, offset: int) -> bytes:
         return file.read(READ)
 
 
-def _failure(node: str, payload: bytes) -> dict[str, Any]:
-    """A node's first failure as it tells it; what makes no sense is one all the same."""
+def _word(node: str, word: str, payload: bytes) -> Update:
+    """What a node tells beside its files: its ranks' pace, or its first failure; what makes no sense is one too."""
     try:
         value = json.loads(payload)
     except ValueError:
         value = None
-    return {**value, "node": node} if isinstance(value, dict) else {"node": node}
+    value = value if isinstance(value, dict) else {}
+    if word == "pace":
+        pairs = ((str(rank), seconds) for rank, seconds in value.items())
+        known = {int(rank): float(seconds) for rank, seconds in pairs if rank.isdecimal() and is_number(seconds)}
+        return Update(node=node, pace=known)
+    return Update(node=node, failure={**value, "node": node})
 
 
 def _updates(node: str, rank: int, stream: str, block: bytes) -> Iterator[Update]:
@@ -337,7 +388,7 @@ def _updates(node: str, rank: int, stream: str, block: bytes) -> Iterator[Update
             if stream == "metrics":
                 if (metric := metric_of(said)) is not None:
                     yield Update(node=node, metric=metric)
-            elif said["event"] == "note":
+            elif said["event"] in TOLD:
                 yield Update(node=said.get("node", ""), note=said["text"])
         except ValueError:
             yield Update(node=node, note=f"a line of {contract.METRICS_FILE} is no JSON: {text[:80]!r}")

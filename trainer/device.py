@@ -9,6 +9,7 @@ import ctypes
 import glob
 import importlib.util
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,11 +43,41 @@ class Device:
         if self.kind != "cpu":
             _runtime(self.kind).synchronize()
 
+    def stopwatch(self) -> Stopwatch:
+        """A clock of what this rank computes, started now."""
+        return Stopwatch(None if self.kind == "cpu" else _runtime(self.kind))
+
     def autocast(self, precision: str) -> Any:
         """The context that a forward pass runs in."""
         import torch
 
         return torch.autocast(self.kind, torch.bfloat16, enabled=precision == "bf16")
+
+
+class Stopwatch:
+    """Seconds from its making to `stop`; where work is queued, those of the device and not of who queues it."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._began = self._mark()
+        self._ended = self._began
+
+    def _mark(self) -> Any:
+        if self._runtime is None:
+            return time.perf_counter()
+        event = self._runtime.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def stop(self) -> None:
+        self._ended = self._mark()
+
+    def seconds(self) -> float:
+        """Asked after the step's own synchronization: it waits for the device else."""
+        if self._runtime is None:
+            return float(self._ended - self._began)
+        self._ended.synchronize()
+        return float(self._began.elapsed_time(self._ended)) / 1000
 
 
 def npu_fault() -> str:

@@ -26,13 +26,15 @@ Batch = Sequence[Tensor]  # one rank's micro-batches, each (micro_batch, sequenc
 class StepResult:
     """One optimizer step: `loss` is the mean over the global batch, `tokens` counts all ranks.
 
-    `skipped`: the gradient was not finite and nothing was updated.
+    `skipped`: the gradient was not finite and nothing was updated. `own_seconds`: what this rank took for its own
+    part, before it waited for others; of ranks in step it alone tells the slow one.
     """
 
     loss: float
     grad_norm: float
     tokens: int
     skipped: bool = False
+    own_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -168,20 +170,22 @@ class TorchEngine:
         torch.manual_seed(seed)
         self.gradients.clear()
         share = 1.0 / (len(batch) * self.group.world)
-        total = torch.zeros((), device=self.device.name)
+        total, own = torch.zeros((), device=self.device.name), self.device.stopwatch()
         for i, micro in enumerate(batch):
             if i == len(batch) - 1:
                 self.gradients.sum_on_next_backward()
             loss = model_loss(self.model, micro, self.device, self.config.precision) * share
             loss.backward()
             total += loss.detach()
+        own.stop()
         self.gradients.wait()
         norm = self.gradients.clip(self.config.optimizer.clip)
         finite = norm < float("inf")  # False for NaN too
         if finite:
             self.optimizer.step(rate)
         tokens = sum(micro.shape[0] * (micro.shape[1] - 1) for micro in batch) * self.group.world
-        return StepResult(self.group.total(float(total.item())), norm, tokens, skipped=not finite)
+        mean = self.group.total(float(total.item()))
+        return StepResult(mean, norm, tokens, skipped=not finite, own_seconds=own.seconds())
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
         return mean_loss(self.model, batches, self.device, self.config.precision, self.group)

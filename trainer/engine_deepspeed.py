@@ -81,9 +81,11 @@ class DeepSpeedEngine:
 
     def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
         torch.manual_seed(seed)
-        total = torch.zeros((), device=self.device.name)
+        total, own = torch.zeros((), device=self.device.name), self.device.stopwatch()
         for micro in batch:
             loss = model_loss(self.engine, micro, self.device, self.config.precision)
+            if micro is batch[-1]:
+                own.stop()  # the last backward pass waits for the other ranks
             self.engine.backward(loss)
             total += loss.detach() / len(batch)
             if micro is not batch[-1]:
@@ -94,7 +96,8 @@ class DeepSpeedEngine:
         self.engine.step()
         norm = float(self.engine.get_global_grad_norm() if norm is None else norm)
         tokens = sum(micro.shape[0] * (micro.shape[1] - 1) for micro in batch) * self.group.world
-        return StepResult(self.group.total(float(total.item())) / self.group.world, norm, tokens)
+        mean = self.group.total(float(total.item())) / self.group.world
+        return StepResult(mean, norm, tokens, own_seconds=own.seconds())
 
     def _norm(self) -> float:
         """Without ZeRO, DeepSpeed keeps no norm in fp32; the gradients are already averaged here."""

@@ -14,7 +14,10 @@ class StepBegan:
 
 @dataclass(frozen=True)
 class StepDone:
-    """`tokens` counts from the beginning of the training; the rate is of this step."""
+    """`tokens` counts from the beginning of the training; the rate is of this step.
+
+    `own_seconds` is this rank's part of `step_seconds`: without what it waited for others.
+    """
 
     step: int
     steps: int
@@ -25,6 +28,7 @@ class StepDone:
     tokens_per_second: float
     step_seconds: float
     skipped: bool
+    own_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ def _step(run: Training, finished: int) -> StepDone:
     assert config.global_batch is not None
     batch = _tensors(run.train.at(finished * config.global_batch))
     rate = learning_rate(config.optimizer, finished + 1, config.steps)
+    read = time.monotonic() - began  # a slow disk makes a slow rank too
     result: StepResult = run.engine.step(batch, rate, dropout_seed(config.seed, finished + 1, run.rank))
     seconds = time.monotonic() - began
     return StepDone(
@@ -89,6 +90,7 @@ def _step(run: Training, finished: int) -> StepDone:
         tokens_per_second=result.tokens / seconds,
         step_seconds=seconds,
         skipped=result.skipped,
+        own_seconds=read + result.own_seconds,
     )
 
 

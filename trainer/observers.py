@@ -91,7 +91,8 @@ def step_line(event: StepDone) -> str:
 
 
 class Heartbeat:
-    """A file a rank that holds its last finished step; the supervisor reads its age and its number.
+    """A file a rank that holds its last finished step and the seconds that this rank itself took for it; the
+    supervisor reads its age too.
 
     A second line, `pause`, says that an evaluation or a checkpoint follows, which may take longer than any step.
     """
@@ -100,17 +101,20 @@ class Heartbeat:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._pauses, self._paused = pauses, False
+        self._own = ""
         self._beat(step)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepDone):
+            if event.own_seconds:
+                self._own = f" {min(event.own_seconds, 99999.0):10.4f}"  # always as wide
             self._beat(event.step, self._pauses(event.step))
         elif isinstance(event, StepBegan) and self._paused:
             self._beat(event.step - 1)
 
     def _beat(self, step: int, pause: bool = False) -> None:
         # One short write at the start: steps only grow within an attempt, so a reader sees a whole number.
-        written = os.pwrite(self._handle, f"{step}\n{'pause' * pause}".encode(), 0)
+        written = os.pwrite(self._handle, f"{step}{self._own}\n{'pause' * pause}".encode(), 0)
         if self._paused and not pause:
             os.ftruncate(self._handle, written)
         self._paused = pause

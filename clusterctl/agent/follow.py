@@ -11,7 +11,7 @@ from typing import Any, Dict
 
 from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.supervisor import FINAL, read_node
+from clusterctl.agent.supervisor import FINAL, AttemptFiles, read_json, read_node
 
 LOOK = 0.05  # seconds between two looks at files that did not grow
 STATE_LOOK = 0.25  # seconds between two looks for new files and at the attempt's state
@@ -69,7 +69,7 @@ def follow(request: Request) -> Dict[str, Any]:
 
     `until` is "now" (what is there), or {run_dir, attempt} (until that attempt ended and all its bytes were
     sent); without one it goes on until the launcher cancels. An attempt's first failure is told when it is seen, as
-    a chunk of no file: its end may be seconds away.
+    a chunk of no file: its end may be seconds away. So is how long its ranks take for a step, each time it is measured.
     """
     files = _Files(request)
     try:
@@ -81,22 +81,49 @@ def follow(request: Request) -> Dict[str, Any]:
 
 def _follow(request: Request, files: _Files) -> Any:
     until = request.params.get("until")
-    looked, ended, state, told = 0.0, False, None, False
+    looked, ended, state, told, paced = 0.0, False, None, False, 0
+    written = 0
     while not request.cancelled.is_set():
-        if time.monotonic() - looked >= STATE_LOOK:
-            looked = time.monotonic()
+        if time.monotonic() - looked >= STATE_LOOK or _written(until) != written:
+            looked, written = time.monotonic(), _written(until)  # before it is read: what is written now is seen next
             node = _node(until)
             state = _ended(until, node)
             ended = state is not None  # asked before the last look at the files, so that nothing is missed
             if node.get("first_failure") and not told:
                 told = True
-                request.send(json.dumps(node["first_failure"]).encode(), path="", offset=0)
+                request.send(json.dumps(node["first_failure"]).encode(), path="", offset=0, word="failure")
+            paced = _tell_pace(request, until, paced)
             files.find()
         if not files.send_new():
             if ended:
                 return state
             request.cancelled.wait(LOOK)
     return None
+
+
+def _tell_pace(request: Request, until: Any, told: int) -> int:
+    """Send what was measured since; gives when that was."""
+    if not isinstance(until, dict):
+        return told
+    path = AttemptFiles(os.path.expanduser(str(until["run_dir"])), int(until["attempt"])).pace
+    try:
+        written = os.stat(path).st_mtime_ns
+    except OSError:
+        return told
+    if written != told:
+        request.send(json.dumps(read_json(path) or {}).encode(), path="", offset=0, word="pace")
+    return written
+
+
+def _written(until: Any) -> int:
+    """When the watched attempt's node file was written: a failure should not wait for the next look."""
+    if not isinstance(until, dict):
+        return 0
+    try:
+        path = AttemptFiles(os.path.expanduser(str(until["run_dir"])), int(until["attempt"])).node
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _node(until: Any) -> Dict[str, Any]:

@@ -13,6 +13,8 @@ TIMES = 3.0  # times the 99th percentile of a rank's steps
 KNOWN = 3  # steps that must have been seen: the first ones compile, open connections and fill caches
 KEPT = 512  # steps that the percentile is taken of
 PAUSE = 600.0  # seconds that a checkpoint or an evaluation may take: the trainer's own limit for a collective
+SPOKEN = 10.0  # seconds at least between two words on how long each rank takes
+SEEN = 3  # steps of each rank that such a word needs
 ASLEEP = 5.0  # seconds between two looks after which this node itself stood still, and not its ranks
 
 
@@ -25,6 +27,7 @@ class Pace:
         self.first = 0  # the step that the attempt began with
         self.since = now
         self.times: List[float] = []
+        self.own: List[float] = []  # since the last word: what the rank itself took, or else its steps
 
     def note(self, touched: int, text: str, now: float) -> None:
         """What the heartbeat file says now; `touched` is its time in nanoseconds."""
@@ -32,7 +35,9 @@ class Pace:
             return
         steps = number_of(text) - number_of(self.text)
         if self.text and steps > 0 and "pause" not in self.text:
-            self.times = [*self.times[1 - KEPT :], (touched - self.touched) / 1e9 / steps]
+            seconds = (touched - self.touched) / 1e9 / steps
+            self.times = [*self.times[1 - KEPT :], seconds]
+            self.own = [*self.own[1 - KEPT :], own_seconds(text) or seconds]
         if not self.touched:
             self.first = number_of(text)
         self.touched, self.text, self.since = touched, text, now
@@ -55,13 +60,22 @@ def number_of(text: str) -> int:
     return int(word) if word.isdigit() else 0
 
 
+def own_seconds(text: str) -> Optional[float]:
+    """What the rank itself took for that step, without waiting for others; None where the heartbeat does not say."""
+    words = text.split("\n", 1)[0].split()
+    try:
+        return float(words[1]) if len(words) > 1 else None
+    except ValueError:
+        return None
+
+
 class Steps:
     """The heartbeats of an attempt's ranks on this node."""
 
     def __init__(self, folder: str, ranks: Iterable[int], hang_after: Optional[float], now: float) -> None:
         """`hang_after` is in seconds; None leaves it to the ranks' own pace, 0 is never."""
         self.folder, self.hang_after = folder, hang_after
-        self.looked = now
+        self.looked = self.spoke = now
         self.ranks: Dict[int, Pace] = {rank: Pace(now) for rank in ranks}
         self.stale = {rank: self._read(rank) for rank in self.ranks}  # what the attempt before left
 
@@ -80,6 +94,17 @@ class Steps:
                 hung.append({"rank": rank, "step": number_of(pace.text), "hang": round(now - pace.since, 1)})
         return min(hung, key=lambda one: (one["step"], one["rank"])) if hung else None
 
+    def pace(self, now: float) -> Optional[Dict[str, float]]:
+        """By rank: the median seconds of its steps since this was answered last; None while too little was seen."""
+        beating = self.beating()
+        if now - self.spoke < SPOKEN or not beating or any(len(self.ranks[rank].own) < SEEN for rank in beating):
+            return None
+        self.spoke = now
+        said = {str(rank): _median(self.ranks[rank].own) for rank in beating}
+        for pace in self.ranks.values():
+            pace.own = []
+        return said
+
     def beating(self) -> List[int]:
         """The ranks that are a trainer's: they write heartbeats, and answer SIGUSR1 with their stacks."""
         return [rank for rank, pace in self.ranks.items() if pace.touched]
@@ -91,3 +116,7 @@ class Steps:
                 return os.fstat(file.fileno()).st_mtime_ns, file.read(100)
         except OSError:
             return None
+
+
+def _median(values: List[float]) -> float:
+    return round(sorted(values)[len(values) // 2], 6)

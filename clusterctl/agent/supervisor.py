@@ -11,9 +11,11 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from clusterctl.agent import stacks
 from clusterctl.agent.child import NOT_FOUND, NOT_RUNNABLE, command, environment
+from clusterctl.agent.kills import Kills
 from clusterctl.agent.neighbours import conflicts, one_start_at_a_time
-from clusterctl.agent.processes import end_all, identity, is_alive, marked, send
+from clusterctl.agent.processes import end_all, identity, is_alive, marked
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.steps import Steps
 from clusterctl.agent.watcher import Watcher
@@ -22,9 +24,9 @@ GRACE = 30.0  # seconds that ranks have for a last checkpoint
 FAILED_GRACE = 5.0  # at most so many after a failure: ranks that wait for a dead one can't save
 LEAVING = 2.0  # seconds at most between a supervisor's last word and its end, some 20 ms on an idle machine
 SWEEP = 2.0  # seconds for what a finished rank left behind
-STACKS = 0.5  # seconds that a rank's threads take to write where they are
 LOOK = 1.0  # seconds between two looks at heartbeats, where nothing else wakes a supervisor
 KEPT = "CLUSTERCTL_SUPERVISED"  # in a rank's environment: what ends it when its supervisor is killed knows it by this
+PLOGS = "ASCEND_PROCESS_LOG_PATH"
 FINAL = ("finished", "failed", "stopped")
 LAUNCH = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -43,6 +45,7 @@ class AttemptFiles:
         self.supervisor = os.path.join(self.root, "supervisor.json")
         self.supervisor_log = os.path.join(self.root, "supervisor.log")
         self.stop = os.path.join(self.root, "stop.json")
+        self.pace = os.path.join(self.root, "pace.json")
         self.ranks = os.path.join(self.root, "ranks")
         self.logs = os.path.join(self.root, "logs")
         self.heartbeats = os.path.join(run_dir, "heartbeat")
@@ -54,13 +57,14 @@ class AttemptFiles:
         return os.path.join(self.logs, f"rank-{rank}.{stream}")
 
 
-def write_json(path: str, value: Dict[str, Any]) -> None:
-    """Aside, fsync, rename; for its owner's eyes only."""
+def write_json(path: str, value: Dict[str, Any], durable: bool = True) -> None:
+    """Aside, fsync, rename; for its owner's eyes only. What is written again soon needs no fsync: it may take long."""
     aside = f"{path}.{os.getpid()}.aside"
     with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
     os.replace(aside, path)
 
 
@@ -196,6 +200,7 @@ def read_state(run_dir: str, attempt: int) -> Dict[str, Any]:
         "node": node,
         "ranks": [rank for rank in ranks if rank],
         "heartbeats": _heartbeats(files.heartbeats),
+        "pace": read_json(files.pace) or {},
     }
 
 
@@ -223,7 +228,7 @@ def _heartbeats(folder: str) -> Dict[str, Any]:
 
 def stop(request: Request) -> Dict[str, Any]:
     """Stop an attempt's ranks, wait for the end, and say how many processes are left of it: 0, or the kernel
-    holds them."""
+    holds them. With `hang`, {rank, hang: seconds}, its end is a failure: nothing was heard of any rank for so long."""
     run_dir, attempt = request.path("run_dir"), request.need("attempt", int)
     grace = float(request.params.get("grace", GRACE))
     files = AttemptFiles(run_dir, attempt)
@@ -231,8 +236,8 @@ def stop(request: Request) -> Dict[str, Any]:
     if (read_json(files.node) or {}).get("state") not in FINAL:
         os.makedirs(files.root, mode=0o700, exist_ok=True)
         # Before all else: a start that is still on its way, or a supervisor that is just starting, finds it and ends.
-        stacks = bool(request.params.get("stacks"))
-        write_json(files.stop, {"grace": grace, "stacks": stacks, "asked": time.time()})
+        asked = {name: request.params[name] for name in ("stacks", "hang") if request.params.get(name)}
+        write_json(files.stop, {"grace": grace, **asked, "asked": time.time()})
     if spec is None:
         return {"left": 0, "state": None}
     if supervisor is not None and is_alive(supervisor):
@@ -288,11 +293,13 @@ class Supervisor:
         self.ranks = [Rank(one) for one in spec["ranks"]]
         self.first_failure: Optional[Dict[str, Any]] = None
         self.stop_asked = False
+        self.ending = False
         self.started = time.time()
         self.watcher = Watcher()
         self.kept = {KEPT: os.urandom(8).hex()}
         numbers = [rank.spec["rank"] for rank in self.ranks]
         self.steps = Steps(self.files.heartbeats, numbers, spec.get("hang_after"), time.monotonic())
+        self.kills = Kills(time.monotonic())
 
     def spawn_all(self) -> None:
         self._write_state("running")
@@ -308,6 +315,8 @@ class Supervisor:
             **self.kept,
             "CLUSTERCTL_RUN_DIR": self.files.run_dir,
         }
+        if str(extra.get(PLOGS, "")).startswith(self.files.root):
+            os.makedirs(str(extra[PLOGS]), mode=0o700, exist_ok=True)  # CANN may not make it itself
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         out = os.open(self.files.log(number, "out"), flags, 0o600)
         err = os.open(self.files.log(number, "err"), flags, 0o600)
@@ -354,6 +363,8 @@ class Supervisor:
                 self.stop_asked = True
                 asked = read_json(self.files.stop) or {}
                 grace = float(asked.get("grace", grace))
+                if asked.get("hang"):
+                    self._note_hang(asked["hang"])
                 if asked.get("stacks"):
                     self._save_stacks()
             if self.stop_asked or self.first_failure:
@@ -361,41 +372,53 @@ class Supervisor:
                 break
             select.select([reading], [], [], LOOK)
             _drain(reading)
-            self._look_for_hang()
+            self._look()
         self._end(SWEEP)
         for rank in self.ranks:
             if rank.process:
                 self.watcher.release(rank.process.pid, f"{KEPT}={self.kept[KEPT]}")
-        failed = self.first_failure is not None
+        failure = self.first_failure
+        failed = failure is not None and ("hang" in failure or not self.stop_asked)
         self._write_state(
-            "stopped" if self.stop_asked else "failed" if failed else "finished", ended=time.time()
+            "failed" if failed else "stopped" if self.stop_asked else "finished", ended=time.time()
         )
 
-    def _look_for_hang(self) -> None:
-        """A rank without a step for too long is this node's failure; where it stands is written down first."""
-        hung = self.steps.look(time.monotonic())
-        if hung is None or self.first_failure:
+    def _look(self) -> None:
+        """At the heartbeats: a rank without a step for too long is this node's failure, and where it stands is
+        written down first."""
+        now = time.monotonic()
+        self.kills.look(now)
+        hung, pace = self.steps.look(now), self.steps.pace(now)
+        if pace is not None:
+            write_json(self.files.pace, pace, durable=False)
+        if hung is not None and not self.first_failure:
+            self._note_hang(hung)
+            self._save_stacks()
+
+    def _note_hang(self, hung: Dict[str, Any]) -> None:
+        """A failure that is no end; of a rank that ended meanwhile it is the next one's."""
+        if self.first_failure:
             return
-        local = {rank.spec["rank"]: rank.spec.get("local_rank") for rank in self.ranks}
+        there = [rank.spec for rank in self.ranks if rank.record["state"] != "exited"] or [self.ranks[0].spec]
+        spec = next((one for one in there if one["rank"] == hung["rank"]), there[0])
         now = {"ended": time.time(), "monotonic": time.monotonic()}
-        ended = {"local_rank": local[hung["rank"]], "exit_code": None, "signal": None}
-        self.first_failure = {**hung, **ended, **now}
+        ended = {"local_rank": spec.get("local_rank"), "exit_code": None, "signal": None}
+        self.first_failure = {**hung, "rank": spec["rank"], **ended, **now}
         self._write_state("running")
-        self._save_stacks()
 
     def _save_stacks(self) -> None:
-        """Every trainer's rank writes its threads' stacks to its standard error; another program would die of it."""
-        beating = self.steps.beating()
-        for rank in self.ranks:
-            if rank.process and rank.process.returncode is None and rank.spec["rank"] in beating:
-                send([rank.process.pid], signal.SIGUSR1)
-        if beating:
-            time.sleep(STACKS)
+        """Where the threads of each living rank stand goes to the end of its log."""
+        living = [one for one in self.ranks if one.process and one.process.returncode is None]
+        where = [
+            (one.spec, one.process.pid, self.files.log(one.spec["rank"], "err")) for one in living if one.process
+        ]
+        stacks.save(where, self.steps.beating())
 
     def _ask_stop(self, *_: object) -> None:
         self.stop_asked = True
 
     def _end(self, grace: float) -> None:
+        self.ending = True
         groups = [rank.process.pid for rank in self.ranks if rank.process and rank.process.returncode is None]
         end_all(groups, self.marker, grace, between=self._reap)
         self._reap()
@@ -417,6 +440,9 @@ class Supervisor:
         rank.record.update(
             state="exited", exit_code=code, signal=number, ended=time.time(), monotonic=time.monotonic()
         )
+        if code != 0 and not self.ending:  # what we end ourselves was not killed for want of memory
+            said = self.kills.of(time.monotonic())
+            rank.record.update({key: said[key] for key in said if key != "oom" or number == signal.SIGKILL})
         write_json(self.files.rank(rank.spec["rank"]), rank.record)
         if code != 0 and self.first_failure is None and not self.stop_asked:
             self.first_failure = {

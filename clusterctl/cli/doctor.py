@@ -43,17 +43,21 @@ def doctor(
     as_json: options.Json = False,
 ) -> None:
     """Whether this machine and the nodes are fit for a run; changes nothing."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from clusterctl import checks
     from clusterctl.checks_quick import folded
 
-    findings = checks.here()
-    if cluster or nodes or options.inventory_there():
-        chosen = options.cluster_of(cluster, nodes, exclude)
-        with options.connected(chosen, accept_new) as connections:
-            findings += checks.nodes(chosen, connections, master_port)
-    else:
+    chosen = options.cluster_of(cluster, nodes, exclude) if cluster or nodes or options.inventory_there() else None
+    with ThreadPoolExecutor(1) as beside:  # to load torch takes seconds, and so does a node that is gone
+        here, there = beside.submit(checks.here), []
+        if chosen is not None:
+            with options.connected(chosen, accept_new) as connections:
+                there = checks.nodes(chosen, connections, master_port)
+    if chosen is None:
         text, remedy = "no cluster.yaml in this folder: no node was asked", "clusterctl init, or -c FILE"
-        findings.append(checks.Finding("warning", "here", text, remedy, "inventory"))
+        there = [checks.Finding("warning", "here", text, remedy, "inventory")]
+    findings = [*here.result(), *there]
     if as_json:
         screen.show_json([asdict(one) for one in findings])
     else:

@@ -55,6 +55,14 @@ Restarts = Annotated[
         help="Start again after a failure, N times at most; see `restart` in a job.",
     ),
 ]
+HangAfter = Annotated[
+    str | None,
+    typer.Option(
+        "--hang-after",
+        metavar="TIME",
+        help="A failure: so long without a step, or, of a program that tells none, without a line of any rank: 10m.",
+    ),
+]
 NoChecks = Annotated[
     bool, typer.Option("--no-checks", help="Start whatever the nodes say of their disks, devices and ports.")
 ]
@@ -113,6 +121,7 @@ def launch(
     no_code: NoCode = False,
     env: Env = None,
     restarts: Restarts = None,
+    hang_after: HangAfter = None,
     share: Share = False,
     no_checks: NoChecks = False,
     detach: Detach = False,
@@ -125,6 +134,7 @@ def launch(
 
     job = with_restarts(job_of(words, overrides, devices, code, no_code, env), restarts)
     job = replace(job, share_devices=True) if share else job
+    job = replace(job, hang_after=_seconds(hang_after)) if hang_after else job
     chosen = cluster_for(job, cluster, nodes, exclude, include)
     spares = spares_for(job, cluster, chosen)
     if dry_run:
@@ -149,6 +159,15 @@ def launch(
         follow_to_the_end(
             run, connections, stop_on_interrupt=True, trains=job.train is not None, as_json=as_json
         )
+
+
+def _seconds(text: str) -> float:
+    from clusterctl.settings import duration
+
+    try:
+        return duration(text)
+    except UsageError:
+        raise UsageError(f"--hang-after {text}: no time", "as in 90s, 10m, or off") from None
 
 
 def with_restarts(job: Job, restarts: int | None) -> Job:

@@ -89,13 +89,15 @@ def prune(
 
 def _row(run: RunDir) -> dict[str, Any]:
     from clusterctl.progress import read_progress
+    from clusterctl.report import read_cause
+    from clusterctl.run import FINAL
 
     try:
         record, state = run.read_record(), run.read_state()
         last = read_progress(run.metric_lines()).last or {}
     except (UsageError, ValueError):  # one folder that is damaged hides no other
         started = time.strftime(STARTED, time.localtime(run.record.stat().st_mtime))
-        nothing = {"ranks": 0, "nodes": 0, "step": "", "loss": ""}
+        nothing = {"ranks": 0, "nodes": 0, "step": "", "loss": "", "cause": ""}
         return {"run": run.run_id, "phase": "damaged", **nothing, "started": started, "folder": str(run.root)}
     return {
         "run": run.run_id,
@@ -105,6 +107,7 @@ def _row(run: RunDir) -> dict[str, Any]:
         "step": last.get("step", ""),
         "loss": f"{last['loss']:.4f}" if "loss" in last else "",
         "started": time.strftime(STARTED, time.localtime(record["created"])),
+        "cause": read_cause(run).get("title", "") if state.get("phase") in FINAL else "",
         "folder": str(run.root),
     }
 

@@ -27,9 +27,10 @@ STYLE = {**views.PHASE_STYLE, "restarting": "yellow", "unknown": "yellow"}
 def whole(one: Overview, all_ranks: bool = False) -> Group:
     """Everything."""
     parts: list[RenderableType] = [head(one), views.table(*_nodes(one), right=["STEP", "AGE"])]
-    ranks = [rank for rank in one.ranks if all_ranks or len(one.ranks) <= ALL_RANKS or _is_odd(rank)]
+    few = all_ranks or len(one.ranks) <= ALL_RANKS
+    ranks = [rank for rank in one.ranks if few or _is_odd(rank) or rank["rank"] in one.slow]
     if ranks:
-        rows = [_rank(rank) for rank in sorted(ranks, key=lambda rank: int(rank["rank"]))]
+        rows = [_rank(rank, one.slow.get(rank["rank"])) for rank in sorted(ranks, key=lambda rank: int(rank["rank"]))]
         parts.append(views.table(["RANK", "NODE", "DEVICE", "PID", "STEP", "STATE"], rows, right=["RANK", "STEP"]))
     if one.events:
         parts.append(Text("\n".join(_event(event) for event in one.events), style="dim"))
@@ -44,9 +45,19 @@ def head(one: Overview) -> Text:
     if one.controller is None and one.phase in ("running", "restarting", "unknown"):
         text.append("\nnobody looks after it: ", style="yellow")
         text.append(f"clusterctl attach {one.run} does, and brings its logs home")
+    if one.cause:
+        text.append(f"\nroot cause: {escape_controls(str(one.cause.get('title')))}", style="red")
+        text.append("".join(f"\n  {escape_controls(line)}" for line in _about(one.cause)))
     if one.verdict:
         text.append(f"\n{escape_controls(one.verdict)}", style="yellow")
     return text
+
+
+def _about(cause: Mapping[str, Any]) -> Iterator[str]:
+    """What followed from a root cause, what to try, and where its log is."""
+    for word, name in (("", "others"), ("try: ", "hint"), ("log: ", "log")):
+        if cause.get(name):
+            yield f"{word}{cause[name]}"
 
 
 def line(one: Overview) -> str:
@@ -95,9 +106,10 @@ def _is_odd(rank: Mapping[str, Any]) -> bool:
     return rank["state"] == "exited" and bool(rank.get("exit_code") or rank.get("signal"))
 
 
-def _rank(rank: Mapping[str, Any]) -> list[object]:
+def _rank(rank: Mapping[str, Any], times: float | None = None) -> list[object]:
     state = state_of_rank(rank)
     ended = state if state == UNSEEN or rank["state"] != "exited" else how_it_ended(rank)
+    ended += f", a step takes it {times:.1f} times as long as the others" if times and state == "running" else ""
     step = rank.get("step")
     places = [rank["rank"], rank["node"], rank.get("device", ""), rank.get("pid", "")]
     return [*places, "" if step is None else step, ended]

@@ -18,6 +18,7 @@ from clusterctl.agent.steps import LEAST, PAUSE, Pace
 from clusterctl.controller import Control
 from clusterctl.errors import ClusterctlError, InputFaults
 from clusterctl.inventory import Node
+from clusterctl.report import read_cause
 from clusterctl.restarts import Decision, Failure, History, Restart, decide, membership
 from clusterctl.rundir import RunDir
 from clusterctl.transport import Connections, LocalTransport
@@ -47,22 +48,28 @@ def died(step: int, **more: object) -> Failure:
 def test_a_run_that_gets_on_is_restarted_as_often_as_allowed() -> None:
     made = after(POLICY, *(died(step) for step in (10, 20, 30, 40, 50, 60)))
     assert [one.again for one in made] == [True] * 5 + [False]
-    assert [one.wait for one in made[:5]] == [10.0] * 5
-    assert made[0].why == "restart 1 of 5 in 10 s: rank 3 on node2 killed"
+    assert [one.wait for one in made[:5]] == [0.0] * 5
+    assert made[0].why == "restart 1 of 5 now: rank 3 on node2 killed"
     assert made[5].why == "not restarted: all 5 restarts are used"
 
 
 def test_three_restarts_without_a_new_step_end_the_run() -> None:
     made = after(POLICY, *(died(7) for _ in range(4)))
     assert [one.again for one in made] == [True, True, True, False]
-    assert [one.wait for one in made[:3]] == [10.0, 20.0, 40.0]
+    assert [one.wait for one in made[:3]] == [0.0, 10.0, 20.0]
+    assert made[1].why == "restart 2 of 5 in 10 s: rank 3 on node2 killed"
     assert made[3].why.startswith("do not requeue: 3 restarts brought no new step; the last failure: rank 3")
 
 
 def test_a_new_step_between_makes_patient_again() -> None:
     made = after(Restart(max=9, backoff=10.0), *(died(step) for step in (7, 7, 7, 12, 12, 12, 12)))
-    assert [one.wait for one in made[:4]] == [10.0, 20.0, 40.0, 10.0]
+    assert [one.wait for one in made[:4]] == [0.0, 10.0, 20.0, 0.0]
     assert [one.again for one in made] == [True] * 6 + [False]
+
+
+def test_a_node_that_has_to_come_back_is_given_the_time() -> None:
+    made = after(Restart(max=9, backoff=10.0), *(died(7, awaited=True) for _ in range(3)))
+    assert [one.wait for one in made] == [10.0, 20.0, 40.0]
 
 
 def test_a_wait_grows_to_five_minutes_and_no_further() -> None:
@@ -139,6 +146,17 @@ def test_where_fewer_are_not_allowed_the_same_nodes_have_to_come_back() -> None:
     assert names(membership(NODES[:3], [], {"n1"}, 2, lambda nodes: False)) == ("n0 n1 n2", "")
 
 
+def test_a_node_that_is_there_again_joins_at_the_end_up_to_the_number_that_the_run_began_with() -> None:
+    def chosen(nodes: list[Node], spares: list[Node], lost: str = "", even: bool = False) -> tuple[str, str]:
+        return names(membership(nodes, spares, {lost}, 1, lambda those: not even or len(those) % 2 == 0, full=4))
+
+    assert chosen(NODES[:3], NODES[3:6]) == ("n0 n1 n2 n3", "n4 n5")
+    assert chosen(NODES[:4], NODES[4:6]) == ("n0 n1 n2 n3", "n4 n5"), "never more than that"
+    assert chosen(NODES[:3], NODES[3:5], "n1") == ("n0 n3 n2 n4", "")
+    assert chosen(NODES[:2], NODES[2:3], even=True) == ("n0 n1", "n2"), "three do not fit"
+    assert chosen(NODES[:2], NODES[2:4], "n3") == ("n0 n1 n2", "")
+
+
 # -- a rank's pace -----------------------------------------------------------------------------------------
 
 
@@ -181,6 +199,7 @@ def test_a_checkpoint_may_take_its_time() -> None:
 
 def test_all_faults_of_a_restart_part_come_at_once(tmp_path: Path) -> None:
     text = "command: [a]\nrestart:\n  max: -1\n  backof: 3\n  backoff: soon\n  min_nodes: 0\n  node_lost_after: 5s\n"
+    text += "  grow: never\n"
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(InputFaults) as caught:
         jobs.load(tmp_path / "job.yaml")
@@ -191,16 +210,18 @@ def test_all_faults_of_a_restart_part_come_at_once(tmp_path: Path) -> None:
         ":5 restart.backoff",
         ":6 restart.min_nodes",
         ":7 restart.node_lost",
+        ":8 restart.grow",
     ):
         assert part in said
 
 
 def test_a_restart_part_is_read_and_kept_with_the_run(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(
-        "command: [a]\nhang_after: 2m\nrestart: {max: 2, backoff: 1m, spare_nodes: n5, min_nodes: 1}\n"
+        "command: [a]\nhang_after: 2m\n"
+        "restart: {max: 2, backoff: 1m, spare_nodes: n5, min_nodes: 1, grow: checkpoint}\n"
     )
     job = jobs.load(tmp_path / "job.yaml")
-    assert job.restart == Restart(max=2, backoff=60.0, spare_nodes="n5", min_nodes=1)
+    assert job.restart == Restart(max=2, backoff=60.0, spare_nodes="n5", min_nodes=1, grow="checkpoint")
     assert job.hang_after == 120.0
 
 
@@ -240,7 +261,7 @@ if os.environ["CLUSTERCTL_ATTEMPT"] == "1":
     state = controlled(run, connections)
     assert state.phase == "finished"
     assert run.read_record()["attempt"] == 2
-    assert "restart 1 of 2 in 0.1 s: rank 3 on node2 killed" in said(run)
+    assert "restart 1 of 2 now: rank 3 on node2 (device 1) killed" in said(run)
     assert run.log("node2", 3, "out", 1).read_text() == "attempt 1\n"
     assert run.log("node1", 0, "out", 2).read_text() == "attempt 2\n"
     assert left_of(run) == 0
@@ -261,6 +282,7 @@ def test_a_stop_while_a_restart_is_awaited_ends_the_run(tmp_path: Path, connecti
     run = launched(
         tmp_path, connections, program("raise SystemExit(3)", restart=Restart(max=9, backoff=600.0))
     )
+    run.add_event("restart", why="", wait=0.0, restarts=1, stalled=0, step=0)  # the first would be at once
     states: list[runs.RunState] = []
     thread = threading.Thread(target=lambda: states.append(controlled(run, connections)), daemon=True)
     thread.start()
@@ -301,6 +323,98 @@ if os.environ["CLUSTERCTL_ATTEMPT"] == "1":
     assert run.read_state()["phase"] == "finished"
     assert run.log("node2", 0, "out", 2).read_text() == "2\n"
     assert json.loads(run.record.read_text())["ranks"] == {"node2": [0, 1]}
+
+
+def at_work(control: Control) -> threading.Thread:
+    def work() -> None:
+        for _ in control:
+            pass
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def loses_node1_once(control: Control) -> None:
+    answers = iter([{"node1"}])
+    control._lost = lambda nodes, silent: next(answers, set())  # type: ignore[method-assign]
+
+
+def test_a_node_that_answers_again_stands_by_and_is_taken_in_at_the_next_restart(
+    tmp_path: Path, connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterctl.controller.CHASE", 0.2)
+    text = """
+import os, time
+print(os.environ["WORLD_SIZE"], flush=True)
+time.sleep(0 if os.environ["CLUSTERCTL_ATTEMPT"] == "3" else 600)
+"""
+    run = launched(tmp_path, connections, program(text, restart=Restart(max=3, backoff=0.05, min_nodes=1), grace=1.0))
+    control = Control(run, connections, lines=False)
+    loses_node1_once(control)
+    thread = at_work(control)
+    for log in (run.log("node2", 2, "out", 1), run.log("node2", 0, "out", 2)):
+        wait_for(lambda log=log: log.exists() and log.read_text())  # type: ignore[misc]
+        wait_for(lambda log=log: log.name == "rank-2.out" or run.read_record()["spares"])  # type: ignore[misc]
+        living = [one for one in runs.ask(run, connections).ranks if one["state"] == "running"]
+        os.kill(living[-1]["pid"], signal.SIGKILL)
+    thread.join(60)
+    assert run.read_state()["phase"] == "finished"
+    assert "node1 answers again" in said(run)
+    assert "without node1" in said(run)
+    assert "with node1" in said(run).splitlines()
+    assert run.read_record()["ranks"] == {"node2": [0, 1], "node1": [2, 3]}
+    assert run.log("node2", 0, "out", 2).read_text() == "2\n"
+    assert run.log("node1", 2, "out", 3).read_text() == "4\n"
+
+
+def test_where_the_job_says_so_it_is_taken_in_at_the_next_checkpoint_and_no_restart_is_spent(
+    tmp_path: Path, connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterctl.controller.CHASE", 0.2)
+    text = """
+import json, os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print(os.environ["WORLD_SIZE"], flush=True)
+attempt, step = os.environ["CLUSTERCTL_ATTEMPT"], 0
+while attempt != "3":
+    time.sleep(0.2)
+    if attempt == "2" and os.environ["RANK"] == "0":
+        step += 1
+        with open(os.environ["CLUSTERCTL_RUN_DIR"] + "/metrics.jsonl", "a") as file:
+            file.write(json.dumps({"event": "checkpoint", "step": step}) + "\\n")
+"""
+    policy = Restart(max=1, backoff=0.05, min_nodes=1, grow="checkpoint")
+    run = launched(tmp_path, connections, program(text, restart=policy, grace=5.0))
+    control = Control(run, connections, lines=False)
+    loses_node1_once(control)
+    first = next(one for one in runs.ask(run, connections).ranks if one["rank"] == 0)
+    os.kill(first["pid"], signal.SIGKILL)
+    at_work(control).join(100)
+    assert run.read_state()["phase"] == "finished"
+    assert "1 node can be taken in again" in said(run)
+    assert run.read_record()["ranks"] == {"node2": [0, 1], "node1": [2, 3]}
+    assert sum(event["event"] == "restart" for event in run.event_lines()) == 1
+    assert left_of(run) == 0
+
+
+def test_every_attempt_keeps_its_exit_statuses_and_its_cause(tmp_path: Path, connections: Connections) -> None:
+    text = "import os, sys; sys.exit('ValueError: of attempt ' + os.environ['CLUSTERCTL_ATTEMPT'])"
+    job = program(text.replace("sys.exit(", "raise ValueError("), restart=Restart(max=1, backoff=0.05))
+    run = launched(tmp_path, connections, job)
+    state = controlled(run, connections)
+    assert state.phase == "failed"
+    for attempt in (1, 2):
+        kept = json.loads(run.attempt_cause(attempt).read_text())
+        assert kept["attempt"] == attempt
+        assert f"ValueError: ValueError: of attempt {attempt}" in kept["title"]
+        ranks = json.loads(run.attempt_state(attempt).read_text())["ranks"]
+        assert [rank["exit_code"] for rank in ranks if rank["exit_code"]]
+    cause = read_cause(run)
+    assert cause == json.loads(run.attempt_cause(2).read_text())
+    assert (cause["node"], cause["device"]) in {("node1", 0), ("node1", 1), ("node2", 0), ("node2", 1)}
+    last = list(run.event_lines())[-1]
+    assert (last["event"], last["cause"]) == ("ended", cause["title"])
 
 
 def test_a_killed_supervisor_leaves_no_rank_and_its_run_is_restarted(

@@ -76,6 +76,31 @@ def test_every_attempt_is_there_and_what_nobody_brought_home_is_fetched(
         assert not any(name.startswith("plog-1_") for name in plogs)
 
 
+WRAPPED = """
+import os, subprocess, sys
+write = "import os; open(os.environ['ASCEND_PROCESS_LOG_PATH'] + '/debug/plog/plog-%d_1.log' % os.getpid(), 'w')"
+os.makedirs(os.environ["ASCEND_PROCESS_LOG_PATH"] + "/debug/plog", exist_ok=True)
+subprocess.run([sys.executable, "-c", write], check=True)
+sys.exit(int(os.environ["CLUSTERCTL_ATTEMPT"] == "1"))
+"""
+
+
+def test_what_cann_says_of_a_wrappers_children_comes_home_by_attempt(
+    tmp_path: Path, connections: Connections
+) -> None:
+    node = Node("node1", "local", "127.0.0.1", devices=(0,), kind="npu", python=sys.executable, workdir=str(tmp_path))
+    job = Job(name="job", command=("python", "-c", WRAPPED), source="job.yaml", rank_table="never")
+    run = runs.launch(Cluster("lab", (node,), source="x"), job, connections, tmp_path / "runs", lambda *_: None)
+    watched(run, connections)
+    runs.resume(run, connections, lambda *_: None)
+    watched(run, connections)
+    pulled = log_pull.pull_run(run, connections, tmp_path / "out")
+    plogs = [name for name in pulled.files if "plog-" in name]
+    assert [name.split("/plog-")[0] for name in plogs] == [
+        f"attempt-{attempt}/node1/process_log/debug/plog" for attempt in (1, 2)
+    ]
+
+
 def test_a_node_that_does_not_answer_is_a_note_and_the_rest_is_laid_out(
     tmp_path: Path, two_attempts: RunDir
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -132,6 +133,20 @@ def test_a_new_line_is_said_when_anything_but_an_age_differs() -> None:
     assert "demo-1  running  attempt 2  1 restart  step 9/100" in status_view.line(same)
 
 
+def test_a_rank_that_holds_up_the_others_is_shown_also_of_many() -> None:
+    ranks = tuple(rank(number, "a", step_seconds=0.4 if number == 31 else 0.1) for number in range(40))
+    one = overview.make(RECORD, RunState("running", {"a": "running"}, ranks), read_progress([]), [], 1.0)
+    assert "running, a step takes it 4.0 times as long as the others" in text_of(one)
+    assert one.as_json()["slow"] == {31: 4.0}
+
+
+def test_an_ended_run_says_its_root_cause_what_to_try_and_where_to_look() -> None:
+    cause = {"title": "rank 3 on b (device 1) killed", "others": "3 other ranks ended", "hint": "look", "log": "/x"}
+    one = replace(seen(), phase="failed", cause=cause)
+    assert "root cause: rank 3 on b (device 1) killed\n  3 other ranks ended\n  try: look\n  log: /x" in text_of(one)
+
+
 def test_a_heartbeat_that_is_no_number_is_none() -> None:
+    assert beat_of({"text": "12     0.2500", "age": 0.5}) == {"step": 12, "step_age": 0.5}
     assert beat_of({"text": "12", "age": 0.5}) == {"step": 12, "step_age": 0.5}
     assert beat_of({"text": "", "age": 0.5}) == beat_of(None) == beat_of({"text": "starting", "age": 1}) == {}

@@ -56,6 +56,7 @@ def test_an_npu_rank_finds_ascend_names_and_its_rank_table() -> None:
         "ASCEND_RT_VISIBLE_DEVICES": "0,1",
         "RANK_TABLE_FILE": "/w/runs/r/node2/rank_table.json",
         "HCCL_IF_IP": "10.0.0.2",
+        "ASCEND_PROCESS_LOG_PATH": "/w/runs/r/node2/attempts/1/plogs",
         "HCCL_SOCKET_IFNAME": "=eth0",
     }
     assert {name: env.get(name) for name in wanted} == wanted

@@ -51,7 +51,7 @@ def test_a_training_whose_rank_is_killed_goes_on_by_itself_from_its_newest_check
     (shell.folder / name).write_text(text + "restart: {max: 1, backoff: 0.2s}\n")
     done = shell("launch", name, timeout=250)
     assert done.returncode == 5, done.stderr  # the arranged fault strikes at step 7 of every attempt
-    assert "restart 1 of 1 in 0.2 s: rank 3 on node2 killed" in done.stderr
+    assert "restart 1 of 1 now: rank 3 on node2 (device 1) killed" in done.stderr
     assert "not restarted: all 1 restarts are used" in done.stderr
     run = last_run(shell)
     assert sorted(losses(run.root)) == list(range(1, 7))

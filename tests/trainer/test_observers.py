@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,15 @@ def test_the_heartbeat_holds_the_last_finished_step(tmp_path: Path) -> None:
         beat(StepBegan(number))
         beat(step(number))
     assert (tmp_path / "heartbeat" / "rank-3").read_text() == "11\n"
+
+
+def test_the_heartbeat_says_what_the_rank_itself_took_and_is_always_whole(tmp_path: Path) -> None:
+    beat, path = Heartbeat(tmp_path / "rank-0", 8), tmp_path / "rank-0"
+    said = []
+    for number, own in ((9, 123.45678), (10, 0.25), (11, 0.0)):
+        beat(replace(step(number), own_seconds=own))
+        said.append(path.read_text())
+    assert said == ["9   123.4568\n", "10     0.2500\n", "11     0.2500\n"]
 
 
 def test_the_heartbeat_says_that_a_checkpoint_or_an_evaluation_follows(tmp_path: Path) -> None:

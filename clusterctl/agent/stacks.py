@@ -1,0 +1,90 @@
+"""Where the threads of a rank stand, written to the end of its log before it is ended.
+
+A trainer writes its own on a signal, which any other program would die of. Of every Python program py-spy tells it
+from outside, where that is installed on the node. Runs on nodes too: standard library only, Python 3.8 and newer.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from clusterctl.agent.processes import group_members, send, text_of
+
+WRITING = 0.5  # seconds that a rank's threads take to write where they are
+PATIENCE = 5.0  # seconds for all of a node's py-spy together
+MOST = 8  # processes of one rank that are looked at: the rank, and its loaders
+TOOL = "py-spy"
+
+
+def save(ranks: Sequence[Tuple[Dict[str, Any], int, str]], beating: Sequence[int]) -> None:
+    """For each living rank (its spec, its pid, the path of its log): its stacks, at the end of that log."""
+    own = [pid for spec, pid, _ in ranks if spec["rank"] in beating]
+    send(own, signal.SIGUSR1)
+    if own:
+        time.sleep(WRITING)
+    asked = [
+        (log, pid, process)
+        for spec, group, log in ranks
+        for pid, process in _asked(tool_of(spec), group)
+    ]
+    deadline = time.monotonic() + PATIENCE
+    for log, pid, process in asked:
+        _write(log, pid, _said(process, deadline))
+
+
+def tool_of(spec: Dict[str, Any]) -> Optional[str]:
+    """The py-spy beside the rank's own Python, or on its path; None where the node has none."""
+    program = os.path.expanduser(str(spec["argv"][0]))
+    beside = os.path.join(os.path.dirname(program), TOOL)
+    if os.path.isabs(program) and os.access(beside, os.X_OK):
+        return beside
+    return shutil.which(TOOL, path=(spec.get("env") or {}).get("PATH") or os.environ.get("PATH"))
+
+
+def _asked(tool: Optional[str], group: int) -> "List[Tuple[int, subprocess.Popen[bytes]]]":
+    """A py-spy under way for each Python process of a rank; it stops none of them, since one may stand still."""
+    if tool is None:
+        return []
+    pythons = sorted(pid for pid in group_members([group]) if _is_python(pid))[:MOST]
+    found = []
+    for pid in pythons:
+        argv = [tool, "dump", "--nonblocking", "--pid", str(pid)]
+        try:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except OSError:
+            return found
+        found.append((pid, process))
+    return found
+
+
+def _is_python(pid: int) -> bool:
+    """By what it maps: a program that embeds Python counts, a shell that starts one does not."""
+    try:
+        name = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return False
+    return "python" in name or "libpython" in text_of(f"/proc/{pid}/maps")
+
+
+def _said(process: "subprocess.Popen[bytes]", deadline: float) -> bytes:
+    try:
+        return process.communicate(timeout=max(deadline - time.monotonic(), 0.1))[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()[0] + b"py-spy did not end in time\n"
+
+
+def _write(log: str, pid: int, said: bytes) -> None:
+    """In one piece, so that it stays whole beside what the rank itself writes."""
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(fd, f"clusterctl: where process {pid} stands, by py-spy:\n".encode() + said)
+    finally:
+        os.close(fd)
