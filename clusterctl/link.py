@@ -3,6 +3,7 @@ silent."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -36,6 +37,7 @@ from clusterctl.errors import ClusterctlError, LinkLost, Unreachable, WorkFailed
 
 MAX_NOISE = 1 << 20  # what a login script may print before the agent speaks
 START_LIMIT = 30.0  # seconds for a node's Python to start and take the agent
+LAST_WORDS = 2000  # bytes
 LATE = 20.0  # seconds after a command's time-out: its agent takes up to 7 to end it
 
 
@@ -51,6 +53,51 @@ class Pipe(Protocol):
 
     def last_words(self) -> str:
         """The program's standard error and exit status, once it ended."""
+
+
+class Stream(Protocol):
+    """What a pipe needs of a program's three streams (transport.Stream)."""
+
+    def read(self, size: int, timeout: float) -> tuple[str, bytes]: ...
+
+    def send(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class StreamPipe:
+    """A started program's standard input and output as a pipe; its errors are its last words."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._words = b""
+
+    def receive(self, size: int, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
+        while True:
+            name, data = self._stream.read(size, max(deadline - time.monotonic(), 0.0))
+            if name != "stderr":
+                return data
+            self._words = (self._words + data)[-LAST_WORDS:]
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._stream.send(data)
+        except LinkLost as lost:
+            raise BrokenPipeError(lost.reason) from None
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def last_words(self) -> str:
+        with contextlib.suppress(TimeoutError, LinkLost):
+            while True:
+                name, data = self._stream.read(65536, 1.0)
+                if not name:
+                    break
+                if name == "stderr":
+                    self._words = (self._words + data)[-LAST_WORDS:]
+        return self._words.decode(errors="replace")
 
 
 class RequestFailed(WorkFailed):
@@ -75,6 +122,12 @@ def agent_files() -> dict[str, str]:
 def agent_hash() -> str:
     """What names an agent: a hash over its files' names and texts."""
     return hashlib.sha256(json.dumps(agent_files(), sort_keys=True).encode()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _wanted() -> str:
+    """NAME:SUM for each of the agent's files, made once for all nodes."""
+    return " ".join(f"{name}:{one}" for name, one in bootstrap.sums(agent_files()).items())
 
 
 @lru_cache(maxsize=1)
@@ -288,15 +341,13 @@ class Link:
     # ---- starting
 
     def _start(self, workdir: str) -> None:
-        files = agent_files()
         place = workdir.encode("utf-8", "surrogateescape").hex()
-        wanted = [f"{name}:{one}" for name, one in bootstrap.sums(files).items()]
-        ask = " ".join([agent_hash(), place, *wanted])
+        ask = f"{agent_hash()} {place} {_wanted()}\n"
         try:
-            self._pipe.send(_first_lines() + ask.encode() + b"\n")
+            self._pipe.send(_first_lines() + ask.encode())
             word, text = self._answer()
             if word == "need":
-                bundle = json.dumps(files).encode()
+                bundle = json.dumps(agent_files()).encode()
                 self._pipe.send(b"%d\n" % len(bundle) + bundle)
                 word, text = self._answer()
         except (OSError, EOFError) as problem:

@@ -7,10 +7,10 @@ sees is the same either way.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -120,7 +120,7 @@ class _Running:
         self._stream = stream
         self._timeout = timeout
         self._cwd = cwd
-        self.marker = uuid.uuid4().hex
+        self.marker = os.urandom(16).hex()
         self._noise = {"stdout": bytearray(), "stderr": bytearray()}  # what login scripts print
         self._began = ""  # what the node said when it began, `ok` or why not
         self._timed_out = False

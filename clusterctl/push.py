@@ -85,15 +85,17 @@ def push_tree(
     *,
     replace: bool = False,
     recheck: bool = False,
+    note: bool = False,
     progress: Progress | None = None,
     relay: Relay | None = None,
 ) -> PushResult:
     """Make `dest` on the node the same tree; what the node has already does not travel.
 
     Files that the node itself made in an earlier pushed tree stay; a folder that no push made is only
-    replaced with `replace`. With a `relay` the node may get it from other nodes.
+    replaced with `replace`. With a `relay` the node may get it from other nodes; with `note` an unchanged tree's
+    state is noted for the next Glance.
     """
-    params = {"dest": dest, "replace": replace, "recheck": recheck}
+    params = {"dest": dest, "replace": replace, "recheck": recheck, "note": note}
     return _Sending(connection, source, params, progress, relay).result()
 
 

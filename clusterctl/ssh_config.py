@@ -77,8 +77,13 @@ def way_to(node: Node, config: Configuration | str | None = None) -> Way:
     """How a node is reached; one Configuration asks once for many nodes. A text names a file that takes the
     place of the user's configuration, "none" stands for an empty one."""
     asked = config if isinstance(config, Configuration) else Configuration(config)
-    way = _resolved(node.host, node.user, node.port if node.port != 22 else None, node.gateway, asked)
-    return way if node.key is None else _with_identity(way, os.path.expanduser(node.key))
+    place = (node.host, node.user, node.port, node.gateway, node.key)
+    way: Way | None = asked.ways.get(place)
+    if way is None:
+        way = _resolved(node.host, node.user, node.port if node.port != 22 else None, node.gateway, asked)
+        way = way if node.key is None else _with_identity(way, os.path.expanduser(node.key))
+        asked.ways[place] = way
+    return way
 
 
 def _resolved(

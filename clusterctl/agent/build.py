@@ -12,7 +12,7 @@ import threading
 import time
 
 from clusterctl.agent import tree
-from clusterctl.agent.memory import Memory, Seen, seen
+from clusterctl.agent.memory import Memory, Seen
 from clusterctl.agent.request import Refused
 from clusterctl.agent.rows import NamedTuple
 from clusterctl.agent.tree import Entry, Piece, Pieces, Range
@@ -27,6 +27,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 FICLONE = 0x40049409  # one file's blocks shared with another's until either is written
 STALE = 3600.0  # seconds after which an old tree whose remover was killed is cleared away
 LOCK_PAUSE = 0.05
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 STEP = 256 << 10  # bytes received, hashed and written while they are still in the processor's cache
 
 
@@ -59,7 +60,7 @@ class Builder:
         self.ready = bytearray(self.pieces.count)
         self.closed = False
         self.is_shared = False
-        self.written: Dict[str, Seen] = {}
+        self.written: Dict[str, os.stat_result] = {}
         self._in_place = 0
         self._buffer = memoryview(bytearray(STEP))
         self._lock: Optional[int] = None
@@ -75,7 +76,7 @@ class Builder:
         for base in bases:
             memory = Memory(base.rows)
             folders = {"": os.path.isdir(base.root)}
-            for place, one in enumerate(self.files):
+            for place, one in enumerate(self.files if folders[""] else ()):
                 folder = one.path.rpartition("/")[0]
                 if not is_plain_folder(base.root, folder, folders):
                     continue
@@ -231,12 +232,33 @@ class Builder:
 
     def take(self, number: int, data: Data, piece: Piece) -> None:
         """Verify a piece, which is `pieces[number]`, and put it in its place."""
-        self._verify(piece, hashlib.sha256(data).digest())
         if piece.size == self.files[piece.file].size:
-            self._write_whole(self.files[piece.file], data)
-        else:
-            _write(self._handle_of(piece.file), data, piece.offset)
+            return self.take_file(piece.file, data)
+        self._verify(piece, hashlib.sha256(data).digest())
+        _write(self._handle_of(piece.file), data, piece.offset)
         self._mark(number, number + 1)
+
+    def take_file(self, place: int, data: Data) -> None:
+        """Verify a file of one piece, and put it in its place: seven system calls, since there may be very many."""
+        one = self.files[place]
+        if hashlib.sha256(data).hexdigest() != one.content:
+            raise _damaged(one)
+        handle = os.open(f"{self.staging}/{one.path}", NEW_FILE, one.mode)
+        try:
+            if os.write(handle, data) != len(data):
+                _write(handle, data, 0)
+            status = os.fstat(handle)
+            if status.st_mode & 0o7777 != one.mode:  # what the umask took away
+                os.fchmod(handle, one.mode)
+                status = os.fstat(handle)
+        finally:
+            os.close(handle)
+        self.written[one.path] = status
+        number = self.pieces.starts[place]
+        if self.is_shared:
+            self._mark(number, number + 1)
+        else:
+            self.ready[number] = 1
 
     def take_from(self, number: int, fill: Callable[[memoryview], None]) -> None:
         """The same of a piece that is read in steps; what is wrong in the end was written, but does not count."""
@@ -258,26 +280,7 @@ class Builder:
 
     def _verify(self, piece: Piece, digest: bytes) -> None:
         if digest != piece.digest:
-            raise Refused(
-                "damaged",
-                f"{self.files[piece.file].path} changed while it was sent, or arrived damaged; "
-                "the old tree is untouched",
-            )
-
-    def _write_whole(self, one: Entry, data: Data) -> None:
-        """A file of one piece: six system calls, since there may be very many of them."""
-        path = f"{self.staging}/{one.path}"
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, one.mode)
-        try:
-            if os.write(handle, data) != len(data):
-                _write(handle, data, 0)
-            status = os.fstat(handle)
-            if status.st_mode & 0o7777 != one.mode:  # what the umask took away
-                os.fchmod(handle, one.mode)
-                status = os.fstat(handle)
-        finally:
-            os.close(handle)
-        self.written[one.path] = seen(status, one.content)
+            raise _damaged(self.files[piece.file])
 
     def _handle_of(self, file: int) -> int:
         """The large file that is just being written."""
@@ -403,6 +406,11 @@ class Builder:
             )
             if stale and not os.path.exists(f"/proc/{entry.name.rsplit('-', 2)[1]}"):
                 remove_tree(entry.path)
+
+
+def _damaged(one: Entry) -> Refused:
+    what = f"{one.path} changed while it was sent, or arrived damaged"
+    return Refused("damaged", f"{what}; the old tree is untouched")
 
 
 def _write(handle: int, data: Data, offset: int) -> None:

@@ -211,25 +211,40 @@ class ByteReader:
 
     def __init__(self, next_chunk: Callable[[], bytes]) -> None:
         self._next = next_chunk  # b"" at the end
-        self._rest = bytearray()
+        self._chunk = b""
+        self._at = 0  # what of it was read
 
     def read(self, count: int) -> bytes:
         """Exactly `count` bytes, fewer only at the end."""
-        while len(self._rest) < count:
-            chunk = self._next()
-            if not chunk:
+        begin, end = self._at, self._at + count
+        if end > len(self._chunk):
+            return self._over_several(count)
+        self._at = end
+        return self._chunk[begin:end]
+
+    def _over_several(self, count: int) -> bytes:
+        parts = [self._chunk[self._at :]]
+        left = count - len(parts[0])
+        while left > 0:
+            self._chunk, self._at = self._next(), 0
+            if not self._chunk:
                 break
-            self._rest += chunk
-        taken = bytes(self._rest[:count])
-        del self._rest[:count]
-        return taken
+            parts.append(self._chunk[:left])
+            self._at = len(parts[-1])
+            left -= self._at
+        return b"".join(parts)
 
     def read_line(self, limit: int) -> bytes:
         """Up to and with the next newline; at most `limit` bytes."""
-        while b"\n" not in self._rest and len(self._rest) < limit:
-            chunk = self._next()
-            if not chunk:
+        parts: "list[bytes]" = []
+        while limit > 0:
+            if self._at == len(self._chunk):
+                self._chunk, self._at = self._next(), 0
+                if not self._chunk:
+                    break
+            end = self._chunk.find(b"\n", self._at) + 1
+            parts.append(self.read(min(end or len(self._chunk), self._at + limit) - self._at))
+            limit -= len(parts[-1])
+            if end and self._at == end:
                 break
-            self._rest += chunk
-        end = self._rest.find(b"\n") + 1 or len(self._rest)
-        return self.read(min(end, limit))
+        return b"".join(parts)

@@ -67,15 +67,15 @@ class Memory:
         return known.size, known.content, bytes.fromhex(known.digests)
 
 
-def is_settled(one: Seen, now: int) -> bool:
-    """Whether any later change must show in the file's times; one just written may change within their grain."""
-    return one.ctime + (TICK if one.ctime % 1_000_000_000 else COARSE_TICK) < now
+def is_settled(changed: int, now: int) -> bool:
+    """Whether any later change must show in the times of a file; one just written may change within their grain."""
+    return changed + (TICK if changed % 1_000_000_000 else COARSE_TICK) < now
 
 
 def settled(rows: Dict[str, Seen]) -> Dict[str, Seen]:
     """Those that may be remembered."""
     now = time.time_ns()
-    return {path: one for path, one in rows.items() if is_settled(one, now)}
+    return {path: one for path, one in rows.items() if is_settled(one.ctime, now)}
 
 
 def rows_to_json(rows: Dict[str, Seen]) -> List[List[Any]]:

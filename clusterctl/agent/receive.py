@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import time
 
-from clusterctl.agent import memory, notation, tree
+from clusterctl.agent import look, memory, notation, tree
 from clusterctl.agent.build import Base, Builder, is_as_said
 from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.memory import Memory, Seen
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.rows import NamedTuple
-from clusterctl.agent.tree import BadTree, Entry, Range
+from clusterctl.agent.tree import PIECE, BadTree, Entry, Range
 
 TYPE_CHECKING = False  # typing itself takes 10 ms
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Sequence
+    from typing import Any, Callable, Dict, List, Optional, Sequence
 
 MAX_ANSWER = 64 << 20  # bytes of what the launcher says between the pieces
 
@@ -50,7 +51,7 @@ def receive(request: Request) -> Dict[str, Any]:
         raise Refused("exists", f"{dest} is there and was not put there by a push")
     if request.params.get("recheck") and old is not None:
         old = old._replace(rows={}, tree="")
-    if old is not None and old.tree == request.need("tree", str) and _holds(_root(request), old, place):
+    if old is not None and old.tree == request.need("tree", str) and _is_unchanged(request, old, place):
         return _same(dest)
     builder = _builder(request, dest)
     builder.look([Base(builder.root, old.rows if old else {})])
@@ -67,6 +68,17 @@ def receive(request: Request) -> Dict[str, Any]:
         return _take(request, builder, place, old, _other_bases(request, dest) if named else [])
     finally:
         builder.close()
+
+
+def _is_unchanged(request: Request, old: Record, place: str) -> bool:
+    """Whether the last push's tree stands as it was; the launcher may want its state noted for a glance."""
+    dest, at = request.path("dest"), time.time_ns()
+    told = look.state(dest) if request.params.get("note") else look.NOTHING
+    rows = _holds(_root(request), old, place)
+    if rows is None:
+        return False
+    look.keep(look.path_of(request.agent.workdir, request.need("dest", str)), old.tree, told, dest, rows, at)
+    return True
 
 
 def _left_over(builder: Builder, old: Record) -> bool:
@@ -105,20 +117,33 @@ def _put_in_place(request: Request, builder: Builder, place: str, old: Optional[
     if old is not None and not request.params.get("single"):
         builder.keep_others([one.path for one in old.entries])
     builder.switch()
-    _write_record(place, builder.root, request.need("tree", str), builder.entries, builder.written)
+    _write_record(place, builder.root, request.need("tree", str), builder.entries, {}, builder.written)
     return {"path": builder.dest, "unchanged": False}
 
 
 def take_pieces(request: Request, builder: Builder, wanted: Sequence[Range]) -> None:
     """The bytes of some pieces out of the request's body, one after another."""
-    for begin, end in wanted:
-        for number in range(begin, end):
-            piece = builder.pieces[number]
-            data = request.body.read(piece.size)
-            if len(data) < piece.size:
-                name = builder.files[piece.file].path
-                raise Refused("cut", f"the transfer ended inside {name}; the old tree is untouched")
-            builder.take(number, data, piece)
+    read = request.body.read
+    for place, begin, end in builder.pieces.spans(wanted):
+        one = builder.files[place]
+        if one.size <= PIECE:
+            data = read(one.size)
+            whole = len(data) == one.size
+            if whole:
+                builder.take_file(place, data)
+        else:
+            whole = all(_take_piece(read, builder, number) for number in range(begin, end))
+        if not whole:
+            raise Refused("cut", f"the transfer ended inside {one.path}; the old tree is untouched")
+
+
+def _take_piece(read: Callable[[int], bytes], builder: Builder, number: int) -> bool:
+    """One piece of a large file; False where less of it came."""
+    piece = builder.pieces[number]
+    data = read(piece.size)
+    if len(data) == piece.size:
+        builder.take(number, data, piece)
+    return len(data) == piece.size
 
 
 def read_answer(request: Request) -> Any:
@@ -199,26 +224,27 @@ def _record_path(request: Request, dest: str) -> str:
     return os.path.join(request.agent.workdir, "trees", name + ".json")
 
 
-def _holds(dest: str, record: Record, place: str) -> bool:
-    """Whether a folder is still what the last push made of it; only files that changed since are read."""
+def _holds(dest: str, record: Record, place: str) -> Optional[Dict[str, Seen]]:
+    """The files as they are, if a folder is still what the last push made of it; only those that changed since are
+    read."""
     knows = Memory(record.rows)
     try:
         for one in record.entries:
             path = f"{dest}/{one.path}"
             if one.kind != "f":
                 if not is_as_said(dest, one):
-                    return False
+                    return None
                 continue
             status = os.lstat(path)
             if not stat.S_ISREG(status.st_mode) or stat.S_IMODE(status.st_mode) & 0o777 != one.mode:
-                return False
+                return None
             if status.st_size != one.size or knows.read(one.path, path, status)[1] != one.content:
-                return False
+                return None
     except OSError:
-        return False
+        return None
     if knows.read_bytes:
         _write_record(place, dest, record.tree, record.entries, knows.now)
-    return True
+    return knows.now
 
 
 def _read_record(path: str) -> Optional[Record]:
@@ -232,11 +258,22 @@ def _read_record(path: str) -> Optional[Record]:
         return None
 
 
-def _write_record(path: str, root: str, name: str, entries: Sequence[Entry], rows: Dict[str, Seen]) -> None:
-    """`rows` as they were when they were read or written; the other files as they are now, just put there."""
+def _write_record(
+    path: str,
+    root: str,
+    name: str,
+    entries: Sequence[Entry],
+    rows: Dict[str, Seen],
+    written: Optional[Dict[str, os.stat_result]] = None,
+) -> None:
+    """`rows` as they were when they were read, `written` when they were written; the other files as they are now,
+    just put there."""
+    written, now = written or {}, time.time_ns()
     for one in entries:
         if one.kind == "f" and one.path not in rows:
-            rows[one.path] = memory.seen(os.lstat(f"{root}/{one.path}"), one.content)
+            status = written.get(one.path) or os.lstat(f"{root}/{one.path}")
+            if memory.is_settled(status.st_ctime_ns, now):  # few are, just after a push
+                rows[one.path] = memory.seen(status, one.content)
     value = {"tree": name, "entries": entries, "rows": memory.rows_to_json(memory.settled(rows))}
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     aside = f"{path}.{os.getpid()}.aside"

@@ -61,31 +61,38 @@ def push(
     next push goes on."""
     from clusterctl import push as pushing
     from clusterctl.cli.transfer import bar, begun, promised
+    from clusterctl.glance import Glance
     from clusterctl.relay import relay_for
+    from clusterctl.transport import on_each
 
     chosen = options.cluster_of(cluster, nodes, exclude)
     if not source.exists():
         raise UsageError(f"{source}: no such file or folder", "name what is to be pushed")
     reading: Future[tuple[Source, str]] = promised()
 
-    def look(node: Node, link: Connection) -> Would:
+    def look(node: Node) -> Would:
+        link = connections.of(node)
         return pushing.look(link, *reading.result(), replace=replace)
 
-    def send(node: Node, link: Connection) -> PushResult:
-        tree, dest = reading.result()
-        progress = drawn.of(node.name)
+    def send(node: Node) -> PushResult:
+        unchanged = glance.at(node) if glances else None
+        if unchanged is not None:
+            return unchanged
+        link = connections.of(node)
         return pushing.push_tree(
-            link, tree, dest, replace=replace, recheck=checksum, progress=progress, relay=others
-        )
+            link, *reading.result(), replace=replace, recheck=checksum, note=glances, progress=drawn.of(node.name),
+            relay=others,
+        )  # fmt: skip
 
     with (
         options.connected(chosen, accept_new, persist, connect_timeout) as connections,
         relay_for(relay, chosen.nodes) as others,
         bar("push") as drawn,
     ):
+        glance, glances = Glance(connections, reading.result), not (connections.kept or checksum)
         # The nodes are connected to while the folder is read.
         each: Future[list[Outcome[Any]]] = begun(
-            lambda: connections.on_each(chosen.nodes, look if dry_run else send, fanout=fanout)
+            lambda: on_each(chosen.nodes, look if dry_run else send, fanout=fanout or connections.fanout)
         )
         try:
             tree, dest = _source(source, node_path, include_vcs, checksum)

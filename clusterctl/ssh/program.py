@@ -1,4 +1,4 @@
-"""A program on a node: one session channel, as three streams or as the pipe of an agent."""
+"""A program on a node: one session channel, as three streams."""
 
 from __future__ import annotations
 
@@ -166,38 +166,3 @@ class ProgramStream:
 
     def close(self) -> None:
         self._close()
-
-
-class ProgramPipe:
-    """The standard streams of an agent (link.Pipe)."""
-
-    def __init__(self, stream: ProgramStream) -> None:
-        self._stream = stream
-        self._words = b""
-
-    def receive(self, size: int, timeout: float) -> bytes:
-        deadline = time.monotonic() + timeout
-        while True:
-            name, data = self._stream.read(size, max(deadline - time.monotonic(), 0.0))
-            if name != "stderr":
-                return data
-            self._words = (self._words + data)[-2000:]
-
-    def send(self, data: bytes) -> None:
-        try:
-            self._stream.send(data)
-        except LinkLost as lost:
-            raise BrokenPipeError(lost.reason) from None
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def last_words(self) -> str:
-        with contextlib.suppress(TimeoutError, LinkLost):
-            while True:
-                name, data = self._stream.read(65536, 1.0)
-                if not name:
-                    break
-                if name == "stderr":
-                    self._words = (self._words + data)[-2000:]
-        return self._words.decode(errors="replace")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from clusterctl.connection import Connection, LinkConnection
 from clusterctl.errors import ClusterctlError, LoginRefused, Unreachable
 from clusterctl.host_keys import HostKey, SeenKey
-from clusterctl.link import Link, agent_argv, shell_command
+from clusterctl.link import Link, StreamPipe, agent_argv, shell_command
 from clusterctl.settings import inherited
 from clusterctl.ssh.dial import Doors, dial
 from clusterctl.ssh.gateways import Gateways, Login
@@ -66,10 +66,8 @@ class SshTransport:
 
     def connect(self, node: Node) -> Connection:
         """Log in and start the agent."""
-        from clusterctl.ssh.program import ProgramPipe
-
         stream = self.start(node, shell_command(agent_argv(node.python)))
-        return LinkConnection(Link(node.name, ProgramPipe(stream), node.workdir))
+        return LinkConnection(Link(node.name, StreamPipe(stream), node.workdir))
 
     def start(self, node: Node, command: str) -> ProgramStream:
         """Log in and give one command line to the login shell; the caller closes the stream."""
