@@ -51,7 +51,7 @@ def _asked(tool: Optional[str], group: int) -> "List[Tuple[int, subprocess.Popen
     if tool is None:
         return []
     pythons = sorted(pid for pid in group_members([group]) if _is_python(pid))[:MOST]
-    found = []
+    found: "List[Tuple[int, subprocess.Popen[bytes]]]" = []
     for pid in pythons:
         argv = [tool, "dump", "--nonblocking", "--pid", str(pid)]
         try:
