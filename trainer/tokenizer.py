@@ -1,10 +1,12 @@
-"""Byte-level BPE as GPT-2 has it: trained here or loaded from a tokenizer.json."""
+"""Byte-level BPE as GPT-2 has it: trained here, or loaded from tokenizer.json or from vocab.json and merges.txt."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -14,14 +16,31 @@ from trainer.files import replace_file, sha256
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCAB = 256 + 1  # every byte, and the end of a document
+FILE = "tokenizer.json"
+PAIRS = (("vocab.json", "merges.txt"), ("gpt2-vocab.json", "gpt2-merges.txt"))
+GLM_TOKENS = {
+    "sop": "<|startofpiece|>",
+    "eop": "<|endofpiece|>",
+    "cls": "[CLS]",
+    "mask": "[MASK]",
+    "sep": "[SEP]",
+    "unk": "[UNK]",
+    "gmask": "[gMASK]",
+    "smask": "[sMASK]",
+    "dblock": "<|dblock|>",
+}
+"""GLM's own, in the order of their ids: the first one after the vocabulary (50257 to 50265 on GPT-2's)."""
 
 
 class Tokenizer:
     """Text <-> token ids. `eod` is the tokenizer's own end-of-document id."""
 
-    def __init__(self, inner: tokenizers.Tokenizer, eod: int) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer, eod: int, sha256: str = "", source: str = "") -> None:
         self._inner = inner
         self.eod = eod
+        self.sha256 = sha256
+        """Of the file it was loaded from; of both files' bytes, vocabulary first, where there were two."""
+        self.source = source
 
     @property
     def vocab(self) -> int:
@@ -29,18 +48,43 @@ class Tokenizer:
         return max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
 
     @classmethod
-    def load(cls, path: Path) -> Tokenizer:
-        if not path.is_file():
+    def load(cls, path: Path, eod: str = "") -> Tokenizer:
+        """tokenizer.json, vocab.json (merges.txt beside it), or a folder with one of these in it.
+
+        `eod` names the token that ends a document where that is not <|endoftext|>.
+        """
+        files = _files(path)
+        inner = _from_pair(*files) if len(files) == 2 else tokenizers.Tokenizer.from_str(_checked(files[0]))
+        name = eod or _own_end(inner, files[0])
+        number = inner.token_to_id(name) if name else None
+        if number is None:
+            missing = f"no token {eod!r}" if eod else f"no {END_OF_DOCUMENT} token"
             raise DataError(
-                f"{path}: no such tokenizer", "train one with `tokenizer-train`, or check the path"
+                f"{path}: has {missing}",
+                "name the token that ends a document with --eod, or train one with `clusterctl data tokenizer train`",
             )
-        inner = tokenizers.Tokenizer.from_str(_checked(path))
-        eod = inner.token_to_id(END_OF_DOCUMENT)
-        if eod is None:
-            raise DataError(
-                f"{path}: has no {END_OF_DOCUMENT} token", "train a tokenizer with `tokenizer-train`"
-            )
-        return cls(inner, eod)
+        digest = hashlib.sha256(b"".join(one.read_bytes() for one in files)).hexdigest()
+        return cls(inner, number, digest, str(path))
+
+    def definition(self) -> dict[str, Any]:
+        """All of it as tokenizer.json says it."""
+        found: dict[str, Any] = json.loads(self._inner.to_str())
+        return found
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token by its own spelling."""
+        number: int | None = self._inner.token_to_id(token)
+        return number
+
+    def token_of(self, number: int) -> str | None:
+        token: str | None = self._inner.id_to_token(number)
+        return token
+
+    def glm_ids(self) -> dict[str, int] | None:
+        """GLM's special ids by name, where all of them are laid on top."""
+        found = {name: self.id_of(token) for name, token in GLM_TOKENS.items()}
+        whole = {name: number for name, number in found.items() if number is not None}
+        return whole if len(whole) == len(GLM_TOKENS) else None
 
     def encode(self, text: str) -> list[int]:
         return list(self._inner.encode(text, add_special_tokens=False).ids)
@@ -54,6 +98,36 @@ class Tokenizer:
         return str(self._inner.decode(list(ids), skip_special_tokens=True))
 
 
+# -- load ---------------------------------------------------------------------------------------------------
+
+
+def _files(path: Path) -> list[Path]:
+    """The one file or the two that a path names."""
+    if path.is_dir():
+        if (path / FILE).is_file():
+            return [path / FILE]
+        pairs = [[path / one for one in pair] for pair in PAIRS]
+        found = next((pair for pair in pairs if all(one.is_file() for one in pair)), None)
+        if found is None:
+            raise DataError(
+                f"{path}: has neither {FILE} nor {' and '.join(PAIRS[0])}", "name the tokenizer's file"
+            )
+        return found
+    if not path.is_file():
+        raise DataError(
+            f"{path}: no such tokenizer",
+            "train one with `clusterctl data tokenizer train`, or check the path",
+        )
+    if "vocab" in path.name and path.suffix == ".json":
+        merges = path.with_name(path.stem.replace("vocab", "merges") + ".txt")
+        if not merges.is_file():
+            raise DataError(
+                f"{merges}: no such file", f"the merges belong to {path.name}: put them beside it"
+            )
+        return [path, merges]
+    return [path]
+
+
 def _checked(path: Path) -> str:
     """The text of a tokenizer.json, its parts seen to be there: the library raises nothing but Exception."""
     try:
@@ -64,11 +138,75 @@ def _checked(path: Path) -> str:
         raise DataError(f"{path}: not a tokenizer.json ({type(error).__name__}: {error})") from None
     if not sound:
         raise DataError(f"{path}: not a tokenizer.json of the BPE kind")
+    merges = [one.split(" ") if isinstance(one, str) else one for one in model["merges"]]
+    _check_parts(model["vocab"], merges, path, path)
     return text
 
 
+def _from_pair(vocab_file: Path, merges_file: Path) -> tokenizers.Tokenizer:
+    """GPT-2's two files, as every tool of its kind reads them."""
+    try:
+        vocab = json.loads(vocab_file.read_text(encoding="utf-8"))
+        lines = merges_file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{vocab_file}: not a vocabulary and its merges ({type(error).__name__}: {error})"
+        ) from None
+    merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    _check_parts(vocab, merges, vocab_file, merges_file)
+    inner = tokenizers.Tokenizer(models.BPE(vocab, [tuple(pair) for pair in merges]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    if END_OF_DOCUMENT in vocab:
+        inner.add_special_tokens([END_OF_DOCUMENT])
+    return inner
+
+
+def _check_parts(vocab: Any, merges: Any, vocab_file: Path, merges_file: Path) -> None:
+    """What the library would refuse without saying where: ids that are none, merges of unknown tokens."""
+    faults = []
+    if not isinstance(vocab, dict) or not vocab:
+        raise DataError(f"{vocab_file}: not a vocabulary: a mapping of tokens to ids is needed")
+    wrong = [token for token, number in vocab.items() if type(number) is not int or not 0 <= number < 2**31]
+    faults += [f"{vocab_file}: the id of {token!r} is {vocab[token]!r}" for token in wrong[:5]]
+    for number, pair in enumerate(merges, 1):
+        if (
+            not isinstance(pair, (list, tuple))
+            or len(pair) != 2
+            or not all(isinstance(one, str) for one in pair)
+        ):
+            faults.append(f"{merges_file}: merge {number} is not two tokens: {pair!r}")
+        elif not (pair[0] in vocab and pair[1] in vocab and pair[0] + pair[1] in vocab):
+            faults.append(
+                f"{merges_file}: merge {number} has a token that is not in {vocab_file.name}: {pair}"
+            )
+        if len(faults) >= 5:
+            break
+    if faults:
+        raise DataError("\n".join(faults), "the two are of different tokenizers, or damaged")
+
+
+def _own_end(inner: tokenizers.Tokenizer, file: Path) -> str:
+    """GPT-2's name for the end of a document, or the one that tokenizer_config.json beside the file gives."""
+    if inner.token_to_id(END_OF_DOCUMENT) is not None:
+        return END_OF_DOCUMENT
+    try:
+        config = json.loads(file.with_name("tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    named = config.get("eos_token") if isinstance(config, dict) else None
+    named = named.get("content") if isinstance(named, dict) else named
+    return named if isinstance(named, str) else ""
+
+
+# -- make ---------------------------------------------------------------------------------------------------
+
+
 def train_tokenizer(texts: Iterator[str], vocab: int, output: Path) -> dict[str, object]:
-    """Learn a vocabulary from texts; writes `output`, and `<output>.info.json` with the eod id."""
+    """Learn a vocabulary from texts; writes `output`, and `<output>.info.json` with the eod id.
+
+    An output that does not end in .json is a folder, which gets vocab.json and merges.txt as well.
+    """
     if vocab < SMALLEST_VOCAB:
         raise InputError(
             f"a vocabulary of {vocab} is too small", f"use at least {SMALLEST_VOCAB}: 256 bytes and the end"
@@ -83,13 +221,45 @@ def train_tokenizer(texts: Iterator[str], vocab: int, output: Path) -> dict[str,
         show_progress=False,
     )
     inner.train_from_iterator(texts, trainer)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(output, inner.to_str().encode())
+    return {**_write(inner, output, END_OF_DOCUMENT), "asked_vocab": vocab}
+
+
+def lay_glm_tokens(path: Path, output: Path, eod: str = "") -> dict[str, object]:
+    """A tokenizer with GLM's special tokens after its own last id."""
+    tokenizer = Tokenizer.load(path, eod)
+    there = [token for token in GLM_TOKENS.values() if tokenizer.id_of(token) is not None]
+    if there:
+        raise DataError(f"{path}: has {', '.join(there)} already", "use it as it is, or one without them")
+    inner = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.definition()))
+    inner.add_special_tokens(list(GLM_TOKENS.values()))
+    end = inner.id_to_token(tokenizer.eod)
+    return {
+        **_write(inner, output, end),
+        "glm": {name: inner.token_to_id(one) for name, one in GLM_TOKENS.items()},
+    }
+
+
+def _write(inner: tokenizers.Tokenizer, output: Path, end: str) -> dict[str, object]:
+    file = output if output.suffix == ".json" else output / FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, inner.to_str().encode())
+    if file is not output:
+        _write_pair(json.loads(inner.to_str()), output, end)
     info = {
         "vocab": inner.get_vocab_size(),
-        "asked_vocab": vocab,
-        "sha256": sha256(output),
-        "eod": inner.token_to_id(END_OF_DOCUMENT),
+        "sha256": sha256(file),
+        "eod": inner.token_to_id(end),
+        "eod_token": end,
     }
-    replace_file(output.with_name(output.name + ".info.json"), json.dumps(info, indent=2).encode() + b"\n")
-    return {"output": str(output), **info}
+    replace_file(file.with_name(file.name + ".info.json"), json.dumps(info, indent=2).encode() + b"\n")
+    return {"output": str(file), **info}
+
+
+def _write_pair(definition: Mapping[str, Any], folder: Path, end: str) -> None:
+    """vocab.json and merges.txt, for the tools that read those."""
+    vocab = dict(definition["model"]["vocab"])
+    vocab.update({one["content"]: one["id"] for one in definition["added_tokens"]})
+    ordered = dict(sorted(vocab.items(), key=lambda item: item[1]))
+    merges = [one if isinstance(one, str) else " ".join(one) for one in definition["model"]["merges"]]
+    replace_file(folder / "vocab.json", json.dumps(ordered, ensure_ascii=False).encode())
+    replace_file(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]).encode())

@@ -11,8 +11,9 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 STEM = "_ops"
-OPS = ("cross_entropy",)  # each a file of C++
-SOURCES = ("native.h", *(f"{op}.cpp" for op in OPS))
+OPS = ("cross_entropy", "bpe")  # each a file of C++
+HEADERS = ("native.h", "bpe_merges.h", "bpe_words.h", "unicode_classes.h")
+SOURCES = (*HEADERS, *(f"{op}.cpp" for op in OPS))
 BUILD_HINT = "build it with `python -m native build`"
 LEVELS = ("baseline", "AVX2", "AVX-512")
 

@@ -1,0 +1,197 @@
+"""Byte-level BPE in C++: UTF-8 text in a buffer -> ids in an array. It knows tables, not files of tokenizers."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from native.cpu.library import load, why_not
+
+__all__ = ["Added", "Bpe", "NotUtf8", "Tables", "check_places", "unicode_ranges", "why_not"]
+
+MOST_MERGES = 1 << 23  # a rank and a place in a short word share 31 bits
+LARGEST_DOCUMENT = (1 << 31) - 2  # bytes: its ids are counted in 32 bits, and each byte may be one
+MOST_THREADS = 256
+_SLACK = 16  # as SLACK in bpe.cpp
+
+
+class NotUtf8(ValueError):
+    """Bytes that are no UTF-8, in `document` (the first one of the call that has some)."""
+
+    def __init__(self, document: int) -> None:
+        super().__init__(f"document {document} is not UTF-8")
+        self.document = document
+
+
+@dataclass(frozen=True)
+class Added:
+    """A token that is found in the text before its words are; `late` ones in what the others left."""
+
+    text: bytes
+    id: int
+    late: bool
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What makes one tokenizer: the id of every byte, and (left, right, made) of every merge by rank."""
+
+    byte_ids: NDArray[np.uint32]  # (256,)
+    merges: NDArray[np.uint32]  # (merges, 3)
+    added: Sequence[Added]
+    prefix_space: bool
+
+
+class _Spec(ctypes.Structure):
+    """As `struct Spec` in bpe.cpp."""
+
+    _fields_ = (
+        ("byte_ids", ctypes.c_void_p),
+        ("merges", ctypes.c_void_p),
+        ("added_text", ctypes.c_char_p),
+        ("added_ends", ctypes.c_void_p),
+        ("added_ids", ctypes.c_void_p),
+        ("added_passes", ctypes.c_void_p),
+        ("merge_count", ctypes.c_int64),
+        ("added_count", ctypes.c_int64),
+        ("prefix_space", ctypes.c_int),
+        ("wide", ctypes.c_int),
+        ("threads", ctypes.c_int),
+        ("level", ctypes.c_int),
+    )
+
+
+class _Job(ctypes.Structure):
+    """As `struct Job` in bpe.cpp."""
+
+    _fields_ = (
+        ("text", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("ends", ctypes.c_void_p),
+        ("documents", ctypes.c_int64),
+        ("readable", ctypes.c_int64),
+        ("ids", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("eod", ctypes.c_int64),
+        ("threads", ctypes.c_int),
+    )
+
+
+class Bpe:
+    """A model with its caches: 4 MiB for each of `threads`, whatever is encoded. `dtype`: uint16 or int32."""
+
+    def __init__(self, tables: Tables, dtype: Any, threads: int = 1, level: int | None = None) -> None:
+        self.dtype = np.dtype(dtype)
+        self.threads = min(max(1, threads), MOST_THREADS)
+        self._wide = self.dtype.itemsize == 4
+        self._room = 2 if tables.prefix_space else 1  # ids a byte, at most
+        self._lock = threading.Lock()
+        library = load()
+        self._call = library.functions
+        self._call.native_bpe_new.restype = ctypes.c_void_p
+        self._call.native_bpe_encode.restype = ctypes.c_int64
+        self._call.native_bpe_words.restype = ctypes.c_int64
+        self._handle = self._made(tables, library.level if level is None else level)
+
+    def _made(self, tables: Tables, level: int) -> ctypes.c_void_p:
+        if len(tables.merges) >= MOST_MERGES:
+            raise ValueError(f"{len(tables.merges)} merges; at most {MOST_MERGES - 1}")
+        byte_ids = np.ascontiguousarray(tables.byte_ids, np.uint32)
+        merges = np.ascontiguousarray(tables.merges, np.uint32).reshape(-1, 3)
+        added = sorted(tables.added, key=lambda one: -len(one.text))
+        ends = np.cumsum([len(one.text) for one in added], dtype=np.int64)
+        ids = np.array([one.id for one in added], np.uint32)
+        passes = np.array([one.late for one in added], np.uint8)
+        spec = _Spec(
+            byte_ids.ctypes.data,
+            merges.ctypes.data,
+            b"".join(one.text for one in added),
+            ends.ctypes.data,
+            ids.ctypes.data,
+            passes.ctypes.data,
+            len(merges),
+            len(added),
+            tables.prefix_space,
+            self._wide,
+            self.threads,
+            level,
+        )
+        handle = ctypes.c_void_p(self._call.native_bpe_new(ctypes.byref(spec)))
+        if not handle:
+            raise MemoryError("no memory for the tables of a tokenizer")
+        weakref.finalize(self, self._call.native_bpe_free, handle)
+        return handle
+
+    def encode(
+        self, text: Any, starts: NDArray[np.int64], ends: NDArray[np.int64], eod: int | None = None
+    ) -> tuple[NDArray[Any], NDArray[np.int32]]:
+        """The ids of the documents text[starts[i]:ends[i]], one after the other, and how many each has.
+
+        text: anything with a buffer of bytes; starts and ends ascend, and no two documents overlap.
+        eod: put after every document that has ids, and counted in its length.
+        """
+        view = np.frombuffer(text, np.uint8)
+        starts = np.ascontiguousarray(starts, np.int64)
+        ends = np.ascontiguousarray(ends, np.int64)
+        check_places(starts, ends, len(view))
+        documents = len(starts)
+        size = int(ends[-1] - starts[0]) if documents else 0
+        ids = np.empty(self._room * size + documents + self.threads * _SLACK, self.dtype)
+        lengths = np.zeros(documents, np.int32)
+        job = _Job(
+            view.ctypes.data,
+            starts.ctypes.data,
+            ends.ctypes.data,
+            documents,
+            len(view),
+            ids.ctypes.data,
+            lengths.ctypes.data,
+            -1 if eod is None else eod,
+            self.threads,
+        )
+        with self._lock:  # the caches are the model's
+            total: int = self._call.native_bpe_encode(self._handle, ctypes.byref(job))
+        if total == -1:
+            raise MemoryError("no memory to encode a long word")
+        if total < 0:
+            raise NotUtf8(-2 - total)
+        return ids[:total], lengths
+
+    def words(self, text: bytes) -> NDArray[np.int64]:
+        """Where the words of a text without added tokens end, in bytes."""
+        ends = np.empty(len(text), np.int64)
+        count = self._call.native_bpe_words(
+            self._handle, ctypes.c_char_p(text), ctypes.c_int64(len(text)), ctypes.c_void_p(ends.ctypes.data)
+        )
+        return ends[:count]
+
+
+def check_places(starts: NDArray[np.int64], ends: NDArray[np.int64], size: int) -> None:
+    """Refuse places that the C++ would read or write outside its memory for."""
+    if starts.ndim != 1 or starts.shape != ends.shape:
+        raise ValueError(f"starts and ends are {starts.shape} and {ends.shape}; each (documents,) is needed")
+    if not len(starts):
+        return
+    if starts[0] < 0 or ends[-1] > size or (ends < starts).any() or (starts[1:] < ends[:-1]).any():
+        raise ValueError(f"documents must ascend without overlap within the {size} bytes of the text")
+    longest = int((ends - starts).argmax())
+    if ends[longest] - starts[longest] > LARGEST_DOCUMENT:
+        raise ValueError(
+            f"document {longest} has {ends[longest] - starts[longest]} bytes; at most {LARGEST_DOCUMENT}"
+        )
+
+
+def unicode_ranges() -> NDArray[np.uint32]:
+    """(ranges, 3): the ranges [first, end) of code points that the table has, and their kind."""
+    functions = load().functions
+    functions.native_bpe_ranges.restype = ctypes.c_int64
+    address = ctypes.POINTER(ctypes.c_uint32)()
+    count = functions.native_bpe_ranges(ctypes.byref(address))
+    return np.ctypeslib.as_array(address, (count, 3)).copy()

@@ -1,0 +1,102 @@
+"""Writes `unicode_classes.h`: what \\p{L}, \\p{N} and \\s are to the regular expressions of `tokenizers`.
+
+    python -m native.cpu.unicode_classes > native/cpu/unicode_classes.h
+
+It asks `tokenizers` about every code point, because no other table is sure to be of the same Unicode version.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+KINDS = ("OTHER", "LETTER", "NUMBER", "SPACE")
+OTHER, LETTER, NUMBER, SPACE = range(len(KINDS))
+CODE_POINTS = 0x110000
+AT_ONCE = 4096
+_SURROGATES = range(0xD800, 0xE000)
+
+# Around a character, what divides the kinds: a letter joins the `a`, a number the `1`, any other but white space
+# the `!`; the line ends keep one character's neighbours apart.
+FRAME = "a{0}\n1{0}\n!{0}\n"
+_PLACES = (1, 4, 7)
+
+Range = tuple[int, int, int]
+
+
+def kinds(codes: Sequence[int]) -> list[int]:
+    """The kind of each code point, as `tokenizers` has it."""
+    from tokenizers import pre_tokenizers
+
+    text = "".join(FRAME.format(chr(code)) for code in codes)
+    splits = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
+    begun = {span[0] for _, span in splits}
+    size = len(FRAME.format("x"))
+    return [_kind(*(size * i + place not in begun for place in _PLACES)) for i in range(len(codes))]
+
+
+def _kind(joins_letter: bool, joins_number: bool, joins_other: bool) -> int:
+    if joins_letter + joins_number + joins_other > 1:
+        raise ValueError("a character of two kinds: the expression of `tokenizers` is another one")
+    return LETTER if joins_letter else NUMBER if joins_number else OTHER if joins_other else SPACE
+
+
+def ranges(codes: Iterable[int] = range(CODE_POINTS)) -> list[Range]:
+    """Half-open ranges (first, end, kind) of what is not OTHER; surrogates, which no text has, are OTHER."""
+    found: list[Range] = []
+    for code, kind in _asked(codes):
+        if kind == OTHER:
+            continue
+        if found and found[-1][1:] == (code, kind):
+            found[-1] = (found[-1][0], code + 1, kind)
+        else:
+            found.append((code, code + 1, kind))
+    return found
+
+
+def _asked(codes: Iterable[int]) -> Iterator[tuple[int, int]]:
+    real = (code for code in codes if code not in _SURROGATES)
+    while some := list(itertools.islice(real, AT_ONCE)):
+        yield from zip(some, kinds(some), strict=True)
+
+
+def header(found: Sequence[Range], version: str) -> str:
+    """The text of `unicode_classes.h`."""
+    rows = [f"{{0x{first:x}, 0x{end:x}, {KINDS[kind]}}}," for first, end, kind in found]
+    lines = [" ".join(rows[i : i + 4]) for i in range(0, len(rows), 4)]
+    return _HEADER.format(version=version, kinds=", ".join(KINDS), count=len(rows), rows="\n    ".join(lines))
+
+
+_HEADER = """\
+// What \\p{{L}}, \\p{{N}} and \\s are to tokenizers {version}; written by `python -m native.cpu.unicode_classes`.
+#pragma once
+
+#include "native.h"
+
+NATIVE_TEXT(native_text_of_unicode_classes)
+
+enum : uint32_t {{ {kinds} }};
+
+struct UnicodeRange {{
+    uint32_t first, end, kind;  // [first, end)
+}};
+
+constexpr int UNICODE_RANGE_COUNT = {count};
+
+// Ascending; every other code point is OTHER.
+constexpr UnicodeRange UNICODE_RANGES[] = {{
+    {rows}
+}};
+"""
+
+
+def main() -> None:
+    """The header on standard output."""
+    import tokenizers
+
+    sys.stdout.write(header(ranges(), tokenizers.__version__))
+
+
+if __name__ == "__main__":
+    main()
