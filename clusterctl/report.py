@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +49,7 @@ def keep_cause(run: RunDir, state: RunState) -> Cause | None:
     run.write_json(run.attempt_state(attempt), asdict(state))
     if state.phase == "finished" or (state.phase == "stopped" and not state.failure):
         return None
-    cause = find_cause(run, state.failure, state.ranks, state.nodes, attempt)
+    cause = find_cause(run, state.failure, state.ranks, state.nodes, attempt, state.orphaned)
     for path in (run.attempt_cause(attempt), run.cause):
         run.write_json(path, {"run": run.run_id, "attempt": attempt, **asdict(cause)})
     return cause
@@ -70,14 +70,20 @@ def find_cause(
     ranks: Sequence[Mapping[str, Any]],
     nodes: Mapping[str, str],
     attempt: int = 1,
+    orphaned: Collection[str] = (),
 ) -> Cause:
-    """The root cause as far as the nodes' records and the logs that came home tell."""
+    """The root cause as far as the nodes' records and the logs that came home tell; a node that is `orphaned` answers,
+    and its supervisor is dead."""
     ends = _Ends(run, ranks, failure, attempt)
     first, folder = ends.first(), str(run.root)
     gone = [name for name, state in nodes.items() if state in ("lost", "unknown")]
     if gone and not (first and ends.kinds[_key(first)].sure):  # what failed elsewhere followed from it
-        title = f"lost {', '.join(gone)}: the node, its link or its supervisor is gone"
+        dead = [name for name in gone if name in orphaned]
+        title = f"lost {', '.join(gone)}: the node or its link is gone"
         hint = "look at the node; `clusterctl doctor` asks all of them"
+        if dead == gone:
+            title = f"the supervisor on {', '.join(gone)} was killed; its ranks were ended"
+            hint = "if nobody did, the kernel's out-of-memory killer did: see dmesg on that node"
         return Cause(title, (), str(run.logs(attempt)), ends.others(None), hint, folder, node=gone[0])
     if first is None:
         title = "ended without a reason that was recorded"

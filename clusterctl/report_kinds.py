@@ -77,6 +77,8 @@ def how_it_ended(rank: Mapping[str, Any]) -> str:
     if number:
         known = {int(key): words for key, words in SIGNALS.items()}
         return known.get(number, f"ended by {signal_name(number)}")
+    if rank.get("hang") and rank.get("stopped"):
+        return f"stands still: a signal (SIGSTOP) has stopped it for {rank['hang']:g} s"
     if rank.get("hang") and rank.get("silent"):
         return f"hung: no rank wrote a line for {rank['hang']:g} s, and this one was the last that did"
     if rank.get("hang"):
@@ -104,6 +106,8 @@ def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
         seen = any("by py-spy:" in line for line in tail)
         hint = "its log ends with its stacks" if seen else "py-spy in the nodes' Python shows where each rank stands"
         return Kind(ended, "hung", f"{hint}; a program that is silent for long needs a longer hang_after")
+    if rank.get("hang") and rank.get("stopped"):  # what it said when it was ended is no cause
+        return Kind(ended, "hung", "see who sends SIGSTOP on that node; kill -CONT lets a process go on", sure=True)
     raised = raised_in(tail)
     code = code_in(said)
     if code and _of_hccl(raised):

@@ -51,6 +51,8 @@ class RunState:
     """The pid of the process on this machine that brings the run home and decides on restarts; None: nobody does."""
     verdict: str = ""
     """What was decided after the last failure, and why."""
+    orphaned: tuple[str, ...] = ()
+    """Nodes that answer, and whose supervisor is dead."""
 
     @property
     def is_final(self) -> bool:
@@ -341,7 +343,8 @@ def ask(run: RunDir, connections: Connections, gone: Collection[str] = ()) -> Ru
 
 def state_of(value: dict[str, Any]) -> RunState:
     """A state that a run's folder keeps."""
-    return RunState(**{**value, "ranks": tuple(value.get("ranks", ()))})
+    lists = {name: tuple(value.get(name, ())) for name in ("ranks", "orphaned")}
+    return RunState(**{**value, **lists})
 
 
 def read_answers(
@@ -352,6 +355,7 @@ def read_answers(
     ranks: list[dict[str, Any]] = []
     failures: list[dict[str, Any]] = []
     unreachable: dict[str, str] = {}
+    orphaned: list[str] = []
     for outcome in outcomes:
         name = outcome.node.name
         if outcome.error is not None:
@@ -360,6 +364,8 @@ def read_answers(
             continue
         answer = outcome.get()
         nodes[name] = (answer["node"] or {"state": "unknown"})["state"]
+        if nodes[name] == "lost" or (answer["node"] or {}).get("supervisor_lost"):
+            orphaned.append(name)
         devices = dict(zip(record["ranks"][name], record["devices"][name], strict=True))
         there = [placed(one, answer) for one in answer["ranks"]]
         beats, pace = answer.get("heartbeats") or {}, answer.get("pace") or {}
@@ -377,9 +383,8 @@ def read_answers(
         if failure:
             whole = next((one for one in there if one["rank"] == failure["rank"]), {})
             failures.append({**whole, **failure, "node": name, "device": devices.get(failure["rank"])})
-    return RunState(
-        _phase(list(nodes.values())), nodes, tuple(ranks), first_failure(failures), step, unreachable
-    )
+    phase, failure = _phase(list(nodes.values())), first_failure(failures)
+    return RunState(phase, nodes, tuple(ranks), failure, step, unreachable, orphaned=tuple(orphaned))
 
 
 def beat_of(said: dict[str, Any] | None) -> dict[str, Any]:

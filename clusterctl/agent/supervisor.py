@@ -18,6 +18,7 @@ from clusterctl.agent.neighbours import conflicts, one_start_at_a_time
 from clusterctl.agent.processes import end_all, identity, is_alive, marked
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.steps import Steps
+from clusterctl.agent.stopped import Stopped
 from clusterctl.agent.watcher import Watcher
 
 GRACE = 30.0  # seconds that ranks have for a last checkpoint
@@ -300,6 +301,7 @@ class Supervisor:
         numbers = [rank.spec["rank"] for rank in self.ranks]
         self.steps = Steps(self.files.heartbeats, numbers, spec.get("hang_after"), time.monotonic())
         self.kills = Kills(time.monotonic())
+        self.stopped = Stopped(spec.get("hang_after"))
 
     def spawn_all(self) -> None:
         self._write_state("running")
@@ -385,15 +387,21 @@ class Supervisor:
 
     def _look(self) -> None:
         """At the heartbeats: a rank without a step for too long is this node's failure, and where it stands is
-        written down first."""
+        written down first. So is one that a signal has stopped."""
         now = time.monotonic()
         self.kills.look(now)
         hung, pace = self.steps.look(now), self.steps.pace(now)
+        hung = self.stopped.look(now, self._living()) or hung
         if pace is not None:
             write_json(self.files.pace, pace, durable=False)
         if hung is not None and not self.first_failure:
             self._note_hang(hung)
             self._save_stacks()
+
+    def _living(self) -> Dict[int, int]:
+        """By rank the pid of each that has not ended."""
+        there = ((rank.spec["rank"], rank.process) for rank in self.ranks)
+        return {number: process.pid for number, process in there if process and process.returncode is None}
 
     def _note_hang(self, hung: Dict[str, Any]) -> None:
         """A failure that is no end; of a rank that ended meanwhile it is the next one's."""

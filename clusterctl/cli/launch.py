@@ -357,7 +357,7 @@ def conclude(run: RunDir, state: Any, as_json: bool) -> None:
     if state.phase == "stopped" and not state.failure:
         raise RunFailed("stopped before its end", f"clusterctl logs show {run.run_id}")
     record = run.read_record()
-    cause = report.find_cause(run, state.failure, state.ranks, state.nodes, record["attempt"])
+    cause = report.find_cause(run, state.failure, state.ranks, state.nodes, record["attempt"], state.orphaned)
     screen.error_console().print(views.cause_text(cause))
     hint = cause.hint or f"clusterctl logs show {run.run_id} --errors"
     raise RunFailed(f"root cause: {cause.title}", "\n".join(filter(None, (hint, state.verdict))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 from clusterctl import job as jobs
 from clusterctl import run as runs
 from clusterctl.agent.steps import LEAST, PAUSE, Pace
+from clusterctl.agent.stopped import Stopped, is_stopped
 from clusterctl.controller import Control
 from clusterctl.errors import ClusterctlError, InputFaults
 from clusterctl.inventory import Node
@@ -426,7 +428,7 @@ def test_a_killed_supervisor_leaves_no_rank_and_its_run_is_restarted(
     where = {"run_dir": record["run_dirs"]["node1"], "attempt": 1}
     os.kill(connections.of(node).call("state", where)["supervisor"]["pid"], signal.SIGKILL)
     assert controlled(run, connections).phase == "finished"
-    assert "lost node1" in said(run)
+    assert "the supervisor on node1 was killed" in said(run)
     assert left_of(run) == 0
 
 
@@ -521,3 +523,30 @@ def test_a_master_port_of_another_run_is_refused(tmp_path: Path, connections: Co
     assert runs.stop(first, connections) == {"node1": 0, "node2": 0}
     again = launched(tmp_path, connections, job)
     assert runs.stop(again, connections) == {"node1": 0, "node2": 0}
+
+
+# -- a rank that a signal has stopped ----------------------------------------------------------------------
+
+
+def test_a_stopped_rank_is_named_at_once_by_the_kernel_and_a_sleeping_one_is_not() -> None:
+    sleeper, stopped = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    try:
+        stopped.send_signal(signal.SIGSTOP)
+        wait_for(lambda: is_stopped(stopped.pid))
+        pids = {3: sleeper.pid, 4: stopped.pid}
+        looks = Stopped(None)
+        assert looks.look(0.0, pids) is None
+        assert looks.look(9.0, pids) is None
+        assert looks.look(10.5, pids) == {"rank": 4, "hang": 10.5, "stopped": True}
+        assert Stopped(0.0).look(0.0, pids) is None
+        quick = Stopped(2.0)
+        quick.look(0.0, pids)
+        stopped.send_signal(signal.SIGCONT)
+        wait_for(lambda: not is_stopped(stopped.pid))
+        assert quick.look(3.0, pids) is None
+        assert not quick.since  # it begins anew
+    finally:
+        sleeper.kill()
+        stopped.kill()
+        sleeper.wait()
+        stopped.wait()

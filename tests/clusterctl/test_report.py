@@ -55,7 +55,7 @@ def test_a_lost_node_is_the_cause_of_what_failed_elsewhere(tmp_path: Path) -> No
     assert state.phase == "unknown"
     assert state.unreachable == {"b": "nothing was heard for 10 s"}
     cause = find_cause(RunDir(tmp_path), state.failure, state.ranks, {"a": "failed", "b": "lost"})
-    assert cause.title == "lost b: the node, its link or its supervisor is gone"
+    assert cause.title == "lost b: the node or its link is gone"
 
 
 @pytest.mark.parametrize(
@@ -163,6 +163,24 @@ def test_a_rank_that_lost_another_is_not_the_cause_though_it_was_seen_first(tmp_
     assert cause.tail[-1] == "ZeroDivisionError: division by zero"
     assert cause.others == "3 other ranks ended in consequence: 2 stopped, 1 connection lost"
     assert cause.folder == str(tmp_path)
+
+
+def test_a_dead_supervisor_is_told_from_a_dead_node(tmp_path: Path) -> None:
+    nodes = {"a": "stopped", "b": "lost"}
+    cause = find_cause(RunDir(tmp_path), None, [], nodes, orphaned=["b"])
+    assert cause.title.startswith("the supervisor on b was killed")
+    assert find_cause(RunDir(tmp_path), None, [], nodes).title.startswith("lost b: the node or its link")
+    gone = find_cause(RunDir(tmp_path), None, [], {"a": "lost", "b": "lost"}, orphaned=["b"])
+    assert gone.title.startswith("lost a, b")
+
+
+def test_what_a_stopped_rank_said_when_it_was_ended_is_no_cause(tmp_path: Path) -> None:
+    log = RunDir(tmp_path).log("a", 1, "err")
+    log.parent.mkdir(parents=True)
+    log.write_text("Traceback (most recent call last):\n  x\nConnectionResetError: Connection closed by peer\n")
+    rank = {"node": "a", "rank": 1, "device": 0, "exit_code": None, "hang": 10.0, "stopped": True}
+    cause = find_cause(RunDir(tmp_path), rank, [rank], {"a": "failed"})
+    assert cause.title == "rank 1 on a (device 0) stands still: a signal (SIGSTOP) has stopped it for 10 s"
 
 
 def test_many_consequences_are_one_line(tmp_path: Path) -> None:
