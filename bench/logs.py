@@ -16,13 +16,14 @@ import shutil
 import signal
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from bench.reach_field import SETTINGS, Field, Sample, field
 
+OURS = "clusterctl"
 RANKS = 16
 MARK = b" of what a program prints"
 
@@ -35,22 +36,49 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the nodes go down with us
     with field(RANKS) as laid:
         samples: dict[str, list[Sample]] = {}
-        for _ in range(asked.runs):
+        for turn in range(asked.runs):
             for name, way in ways(laid, asked.lines).items():
                 samples.setdefault(name, []).append(way())
-    print(f"{'tool':<32}{'wall s':>9}{'spread':>15}{'cpu s':>8}{'lines/s':>12}{'failed':>8}")
+            print(f"turn {turn + 1} of {asked.runs}", file=sys.stderr, flush=True)
+    print(table(samples, RANKS * asked.lines))
+    said, fast = judged(samples)
+    print(said)
+    return int(not fast)
+
+
+def table(samples: Mapping[str, Sequence[Sample]], lines: int) -> str:
+    """Medians, how far they spread, and what did not come whole."""
+    rows = [f"{'tool':<32}{'wall s':>9}{'spread':>15}{'cpu s':>8}{'lines/s':>12}{'failed':>8}"]
     for name, all_of_it in samples.items():
         walls = sorted(one.wall for one in all_of_it)
         wall, cpu = statistics.median(walls), statistics.median(one.cpu for one in all_of_it)
-        rate, failed = RANKS * asked.lines / wall, sum(one.failed for one in all_of_it)
-        print(f"{name:<32}{wall:>9.2f}{f'{walls[0]:.2f}-{walls[-1]:.2f}':>15}{cpu:>8.2f}{rate:>12,.0f}{failed:>8}")
-    return int(any(one.failed for one in samples["clusterctl"]))
+        spread, failed = f"{walls[0]:.2f}-{walls[-1]:.2f}", sum(one.failed for one in all_of_it)
+        rows.append(f"{name:<32}{wall:>9.2f}{spread:>15}{cpu:>8.2f}{lines / wall:>12,.0f}{failed:>8}")
+    return "\n".join(rows)
+
+
+def judged(samples: Mapping[str, Sequence[Sample]]) -> tuple[str, bool]:
+    """Ours against each peer that brought every line, and whether it is whole and faster than the best of them."""
+    middle = {name: statistics.median(one.wall for one in several) for name, several in samples.items()}
+    lost = sum(one.failed for one in samples[OURS])
+    if lost:
+        return f"{OURS}: lines were lost or doubled in {lost} of {len(samples[OURS])} turns", False
+    rivals = sorted(
+        (wall, name)
+        for name, wall in middle.items()
+        if name != OURS and not any(one.failed for one in samples[name])
+    )
+    if not rivals:
+        return f"{OURS}: no peer here that brought every line: pdsh and clush are packages of those names", False
+    lines = [f"{OURS} took {middle[OURS] / wall:.2f} of {name}" for wall, name in rivals]
+    fast = middle[OURS] < rivals[0][0]
+    return "\n".join([*lines, f"faster than all of them: {'reached' if fast else 'not reached'}"]), fast
 
 
 def ways(laid: Field, lines: int) -> dict[str, Callable[[], Sample]]:
     """Each tool's way; a peer that is not installed is left out."""
     program = ["seq", "-f", f"line %.0f{MARK.decode()}", "1", str(lines)]
-    found: dict[str, Callable[[], Sample]] = {"clusterctl": lambda: ours(laid, program, lines)}
+    found: dict[str, Callable[[], Sample]] = {OURS: lambda: ours(laid, program, lines)}
     quoted = shlex.join(program)
     for setting in tuple(SETTINGS)[:2]:
         options = " ".join(laid.ssh_options(setting))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trainer.env import Env
 from trainer.errors import InputError, TrainerError
@@ -30,7 +32,10 @@ def _check(_: argparse.Namespace) -> int:
 def _train(arguments: argparse.Namespace) -> int:
     from trainer.config import read_config
     from trainer.device import keep_freed_memory, prepare_import
+    from trainer.startup import Startup
 
+    startup = Startup()
+    startup.done("python")
     faulthandler.register(signal.SIGUSR1)  # a supervisor that sees no steps asks where every thread stands
     environment = Env.read()
     config = read_config(_read_json(arguments.config), environment.world_size)
@@ -40,7 +45,7 @@ def _train(arguments: argparse.Namespace) -> int:
     from trainer.assemble import StopOnSigterm, run_training
     from trainer.group import leave
 
-    _, group = run_training(config, environment, run_dir, StopOnSigterm())
+    _, group = run_training(config, environment, run_dir, StopOnSigterm(), startup)
     leave(group, 0)
     return 0
 
@@ -181,5 +186,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def run() -> NoReturn:
+    """Be the process. Where torch is loaded, it ends without the interpreter's own end.
+
+    That takes half a second of a core, which every rank of a failed run would pay before the next attempt, and a
+    gloo rank now and then aborts in it, which hides how it ended.
+    """
+    try:
+        code = main()
+    except Exception:  # the outermost door: a bug's traceback, as Python itself would write it
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    if "torch" not in sys.modules:
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

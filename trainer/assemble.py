@@ -26,6 +26,7 @@ from trainer.keeper import Keeper
 from trainer.layout import Layout
 from trainer.loop import Training, pauses_after, train
 from trainer.observers import Console, DrillObserver, Heartbeat, Metrics, tell
+from trainer.startup import Startup, in_words
 from trainer.tokenizer import Tokenizer
 
 # Corpora of at most so many tokens are searched for ids that the model does not have (30 ms).
@@ -47,9 +48,15 @@ class StopOnSigterm:
 
 
 def run_training(
-    config: TrainConfig, environment: Env, run_dir: Path, stop: Callable[[], bool]
+    config: TrainConfig,
+    environment: Env,
+    run_dir: Path,
+    stop: Callable[[], bool],
+    startup: Startup | None = None,
 ) -> tuple[Ended, Group]:
     """Train as this rank of a run; files go below `run_dir`. The caller leaves the group."""
+    startup = startup or Startup()
+    startup.done("libraries")
     device = open_device(
         environment.device_kind,
         environment.local_rank,
@@ -58,12 +65,17 @@ def run_training(
         config.deterministic,
     )
     corpus = _open_data(config)
+    startup.done("data")
     ops = _choose_ops(config, device)
     group = Group.join(environment, device, always=config.engine == "deepspeed")
+    startup.done("group")
     engine = _engine(config, group, device, ops)
+    startup.done("model")
     keeper = Keeper(config, engine, group, run_dir / CHECKPOINT_DIR, corpus)
     step = keeper.resume()
+    startup.done("checkpoint")
     start = _start_facts(config, environment, group, device, ops, keeper, step)
+    start["startup"] = startup.parts
     observers = _observers(config, environment, run_dir, start)
     run = Training(
         config,
@@ -181,6 +193,7 @@ def start_lines(start: Mapping[str, Any]) -> str:
         f"torch {start['torch']}",
     ]
     lines += [f"native {one['op']}: {one['backend']} ({one['reason']})" for one in start["native"]]
+    lines.append(in_words(start["startup"]))
     lines += start["notes"]
     if start["resumed_from"]:
         lines.append(f"resumed from {start['resumed_from']} at step {start['step']}")
