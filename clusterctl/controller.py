@@ -49,6 +49,7 @@ class Control:
         self.closed = threading.Event()
         moves = self.job.restart is not None and (self.policy.min_nodes or self.policy.spare_nodes or spares_of(run))
         self.carrier = Carrier(run, connections) if moves and self.job.train is not None else None
+        self.refused = ""  # why the last start did not come about
         self.writing = threading.Lock()  # the record has two writers: the chase, and a restart
         self.growing = threading.Event()  # the attempt was ended by us, to take in nodes that are there again
 
@@ -65,7 +66,7 @@ class Control:
                 yield self._note(decision.why)
                 while decision.again and not self._restart(state, decision):
                     failed = replace(state, failure=None, phase="failed")
-                    decision = self._decide(failed, "the next attempt could not start")
+                    decision = self._decide(failed, f"the next attempt could not start: {self.refused}")
                     yield self._note(decision.why)
                 if not decision.again:
                     return self._conclude(state, decision)
@@ -103,11 +104,12 @@ class Control:
         """Name the ranks that hold up the others; once an attempt, and nothing is done to them."""
         record = self.run.read_record()
         for one in paces.note(update.pace):
-            device = record["devices"][update.node][record["ranks"][update.node].index(one.rank)]
-            text = one.words(update.node, device)
+            node = next(name for name, ranks in record["ranks"].items() if one.rank in ranks)
+            device = record["devices"][node][record["ranks"][node].index(one.rank)]
+            text = one.words(node, device)
             facts = {"rank": one.rank, "device": device, "times": round(one.times, 2), "seconds": one.seconds}
-            self.run.add_event("straggler", node=update.node, **facts, text=text)
-            yield Update(node=update.node, note=text)
+            self.run.add_event("straggler", node=node, **facts, text=text)
+            yield Update(node=node, note=text)
 
     def _note(self, text: str) -> Update:
         if text:
@@ -171,6 +173,7 @@ class Control:
         """Wait, choose the nodes, start; False where that failed or the user asked for the end."""
         waiting = replace(state, phase=runs.RESTARTING, verdict=decision.why)
         self.run.write_json(self.run.state, asdict(waiting))
+        self.refused = "it was stopped"
         if not self._wait(decision.wait):
             return False
         cluster = cluster_of(self.run)
@@ -184,7 +187,7 @@ class Control:
                 cluster = replace(cluster, nodes=tuple(nodes))
                 runs.start_next(self.run, cluster, self.connections, lambda *_: None, before)
         except ClusterctlError as error:
-            self._note(error.message)
+            self.refused = error.message
             if (
                 self.run.read_record()["attempt"] == kept["attempt"]
             ):  # a spare that never began is a spare again

@@ -21,6 +21,7 @@ RUN_DIR = "CLUSTERCTL_RUN_DIR"
 ATTEMPT = "CLUSTERCTL_ATTEMPT"
 NODE = "CLUSTERCTL_NODE"
 DEVICE_KIND = "CLUSTERCTL_DEVICE_KIND"
+CACHE_DIR = "CLUSTERCTL_CACHE_DIR"
 
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINT_DIR = "checkpoints"
@@ -35,13 +36,14 @@ MALLOC_TUNING = {
 
 FAULT = "CLUSTERCTL_FAULT"
 """For drills and tests: `rank1:step3:exit7`, `rank1:step3:kill9` or `rank0:step5:raise` makes that rank
-end in that way when it begins that step."""
+end in that way when it begins that step; `rank1:step3:slow200` adds 200 ms to each of its steps from that one on."""
 THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
 class Drill:
-    """A rank's arranged death: `how` is exit, kill or raise; `number` the exit code or the signal."""
+    """A rank's arranged death, or its slowness: `how` is exit, kill, raise or slow; `number` the exit code, the signal
+    or milliseconds."""
 
     rank: int
     step: int
@@ -64,6 +66,7 @@ class Env:
     attempt: int = 1
     node: str = ""
     device_kind: str = ""  # "" leaves the choice to device.py
+    cache_dir: Path | None = None  # what all runs of this node may share
     drill: Drill | None = None
     threads: int | None = None  # None: not told, share the cores among the node's ranks
 
@@ -83,6 +86,7 @@ class Env:
             attempt=_integer(given, ATTEMPT, 1, least=1),
             node=given.get(NODE, ""),
             device_kind=given.get(DEVICE_KIND, ""),
+            cache_dir=Path(given[CACHE_DIR]) if given.get(CACHE_DIR) else None,
             drill=_drill(given.get(FAULT, "")),
             threads=_integer(given, THREADS, 1, least=1) if given.get(THREADS) else None,
         )
@@ -132,10 +136,11 @@ def _integer(given: Mapping[str, str], name: str, default: int, least: int = 0) 
 def _drill(text: str) -> Drill | None:
     if not text:
         return None
-    match = re.fullmatch(r"rank(\d+):step(\d+):(?:(exit|kill)(\d+)|(raise))", text)
+    match = re.fullmatch(r"rank(\d+):step(\d+):(?:(exit|kill|slow)(\d+)|(raise))", text)
     if match is None:
         raise InputError(
-            f"{FAULT} is {text!r}", "write it like rank1:step3:exit7, rank1:step3:kill9 or rank0:step5:raise"
+            f"{FAULT} is {text!r}",
+            "write it like rank1:step3:exit7, rank1:step3:kill9, rank0:step5:raise or rank1:step3:slow200",
         )
     rank, step, how, number, raises = match.groups()
     return Drill(int(rank), int(step), how or raises, int(number or 0))

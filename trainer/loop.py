@@ -41,8 +41,9 @@ def train(run: Training, step: int = 0) -> Ended:
     eval_loss = _evaluate(run, 0) if step == 0 else None
     loss, saved_at, skipped, stopping = None, step, 0, False
     while step < config.steps and not stopping:
+        started = time.monotonic()
         run.tell(StepBegan(step + 1))
-        done = _step(run, step)
+        done = _step(run, step, started)
         step, loss = step + 1, done.loss
         run.tell(done)
         skipped = skipped + 1 if done.skipped or not math.isfinite(done.loss) else 0
@@ -72,8 +73,8 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _step(run: Training, finished: int) -> StepDone:
-    config, began = run.config, time.monotonic()
+def _step(run: Training, finished: int, began: float) -> StepDone:
+    config = run.config
     assert config.global_batch is not None
     batch = _tensors(run.train.at(finished * config.global_batch))
     rate = learning_rate(config.optimizer, finished + 1, config.steps)

@@ -121,14 +121,20 @@ class Heartbeat:
 
 
 class DrillObserver:
-    """Ends this rank as a drill arranged, when it begins the drill's step."""
+    """Ends this rank as a drill arranged, when it begins the drill's step; or makes it slow from then on."""
 
     def __init__(self, drill: Drill) -> None:
         self._drill = drill
 
     def __call__(self, event: Event) -> None:
-        if not isinstance(event, StepBegan) or event.step != self._drill.step:
+        if not isinstance(event, StepBegan) or event.step < self._drill.step:
             return
+        if self._drill.how == "slow":
+            time.sleep(self._drill.number / 1000)
+        elif event.step == self._drill.step:
+            self._end(event)
+
+    def _end(self, event: StepBegan) -> None:
         sys.stderr.write(f"drill: rank {self._drill.rank} ends at step {event.step} by {self._drill.how}\n")
         sys.stderr.flush()
         if self._drill.how == "exit":

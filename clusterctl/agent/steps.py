@@ -34,10 +34,13 @@ class Pace:
         if touched == self.touched:
             return
         steps = number_of(text) - number_of(self.text)
+        own = own_seconds(text)
         if self.text and steps > 0 and "pause" not in self.text:
             seconds = (touched - self.touched) / 1e9 / steps
             self.times = [*self.times[1 - KEPT :], seconds]
-            self.own = [*self.own[1 - KEPT :], own_seconds(text) or seconds]
+            own = own or seconds
+        if self.text and steps > 0 and own:
+            self.own = [*self.own[1 - KEPT :], own]
         if not self.touched:
             self.first = number_of(text)
         self.touched, self.text, self.since = touched, text, now

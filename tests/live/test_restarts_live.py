@@ -88,6 +88,22 @@ def test_a_training_that_hangs_says_where_it_stands_and_goes_on(shell: Shell, da
     assert losses(run.root).keys() == set(range(1, 201))
 
 
+def test_a_rank_that_holds_up_the_others_is_named_and_left_alone(shell: Shell, data: Path) -> None:
+    name = job_file(shell, data, steps=100_000, env="CLUSTERCTL_FAULT: rank3:step2:slow400")
+    started = shell("launch", "--detach", name)
+    assert started.returncode == 0, started.stderr
+    run = RunDir(shell.folder / "runs" / started.stdout.strip())
+    wait_for(lambda: any(event["event"] == "straggler" for event in run.event_lines()), seconds=200.0)
+    told = next(event for event in run.event_lines() if event["event"] == "straggler")
+    assert (told["node"], told["rank"], told["device"]) == ("node2", 3, 1)
+    assert told["times"] > 1.3
+    assert "straggler: rank 3 on node2 (device 1) takes" in shell("status", run.run_id).stdout
+    seen = json.loads(shell("status", run.run_id, "--json").stdout)
+    assert list(seen["overview"]["slow"]) == ["3"]
+    assert seen["phase"] == "running"
+    assert shell("stop", run.run_id, "--grace", "1").returncode == 0
+
+
 def test_a_killed_terminal_changes_nothing_for_the_run(shell: Shell) -> None:
     argv = [
         sys.executable,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +80,17 @@ def test_the_console_shows_every_so_many_steps_and_the_last() -> None:
         "8/10",
         "10/10",
     ]
+
+
+def test_a_slow_drill_takes_its_time_from_its_step_on() -> None:
+    drill = DrillObserver(Drill(rank=0, step=3, how="slow", number=30))
+    took = []
+    for number in (2, 3, 4):
+        began = time.monotonic()
+        drill(StepBegan(number))
+        took.append(time.monotonic() - began >= 0.03)
+    assert took[1:] == [True, True]
+    assert Env.read({"CLUSTERCTL_FAULT": "rank1:step3:slow200"}).drill == Drill(1, 3, "slow", 200)
 
 
 def test_a_drill_ends_its_step_and_no_other() -> None:
