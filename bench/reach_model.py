@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+ENOUGH = 10.0  # seconds for a thousand nodes: longer, and a user's thoughts are elsewhere
+
 
 @dataclass(frozen=True)
 class Line:
@@ -61,18 +63,21 @@ class Model:
         """Seconds on the measured machine, from the work alone: what the model is checked by."""
         return self.wall.start + (self.client.each + self.server.each) * count / self.cores / self.kept_busy
 
-    def flat(self, count: float, cores: int) -> float:
-        """Seconds from a launcher with so many cores of its own, to nodes that are machines of their own."""
+    def flat(self, count: float) -> float:
+        """Seconds from a launcher on a core of its own, to nodes that are machines of their own.
+
+        One core, however many there are: an interpreter runs on one at a time.
+        """
         one_node = self.server.each  # the last node's own work is waited for
-        return self.wall.start + self.client.each * count / cores / self.kept_busy + one_node
+        return self.wall.start + self.client.each * count / self.kept_busy + one_node
 
-    def tree(self, count: float, gateways: int, cores: int, gateway_cores: int) -> float:
-        """The same through gateways, each of which reaches its share of the nodes."""
-        return self.flat(gateways, cores) + self.flat(count / gateways, gateway_cores)
+    def tree(self, count: float, gateways: int) -> float:
+        """The same through gateways, each of which reaches its share of the nodes as the launcher would."""
+        return self.flat(gateways) + self.flat(count / gateways)
 
-    def best_tree(self, count: int, cores: int, gateway_cores: int) -> tuple[int, float]:
+    def best_tree(self, count: int) -> tuple[int, float]:
         """How many gateways cost least, and what that is."""
-        tried = {g: self.tree(count, g, cores, gateway_cores) for g in range(2, max(3, count // 2))}
+        tried = {g: self.tree(count, g) for g in range(2, max(3, count // 2))}
         chosen = min(tried, key=lambda g: tried[g])
         return chosen, tried[chosen]
 
@@ -101,10 +106,26 @@ def report(points: Sequence[Point], model: Model) -> str:
             f"{one.nodes:>7}{one.wall:>9.3f}{said:>9.3f}{(said / one.wall - 1) * 100:>8.0f}%{one.client:>10.3f}"
             f"{model.client.at(one.nodes):>9.3f}{one.server:>9.3f}{model.server.at(one.nodes):>9.3f}"
         )
-    lines.append("nodes that are machines of their own, seconds by the model:")
-    lines.append(f"{'nodes':>7}{'cores':>7}{'flat':>9}{'tree':>9}{'gateways':>10}")
+    if len(points) > 2:
+        last = points[-1]
+        said = model_of(points[:-1], model.cores).here(last.nodes)
+        lines.append(
+            f"fitted without the largest size it says {said:.2f} s for {last.nodes} nodes, "
+            f"which took {last.wall:.2f} s ({(said / last.wall - 1) * 100:+.0f}%)"
+        )
+    lines.append("nodes that are machines of their own, a launcher (and gateways) with one core, seconds by the model:")
+    lines.append(f"{'nodes':>7}{'flat':>9}{'tree':>9}{'gateways':>10}")
     for count in (256, 1_000, 10_000):
-        for cores in (2, 8):
-            gateways, tree = model.best_tree(count, cores, cores)
-            lines.append(f"{count:>7}{cores:>7}{model.flat(count, cores):>9.2f}{tree:>9.2f}{gateways:>10}")
-    return "\n".join(lines)
+        gateways, tree = model.best_tree(count)
+        lines.append(f"{count:>7}{model.flat(count):>9.2f}{tree:>9.2f}{gateways:>10}")
+    return "\n".join([*lines, conclusion(model)])
+
+
+def conclusion(model: Model, count: int = 1_000) -> str:
+    """Whether a tree of gateways is needed for so many nodes."""
+    flat, (gateways, tree) = model.flat(count), model.best_tree(count)
+    word = "flat is enough" if flat <= ENOUGH else "flat is not enough"
+    return (
+        f"{word} for {count:,} nodes: {flat:.1f} s, at most {ENOUGH:.0f} s wanted; "
+        f"{gateways} gateways would make it {tree:.1f} s"
+    )

@@ -20,7 +20,7 @@ def test_the_model_finds_what_a_node_costs_here_and_there() -> None:
     model = model_of(points(0.2, 0.004, 0.020, 2), 2)
     assert model.client.each == pytest.approx(0.004) and model.server.each == pytest.approx(0.020)
     assert model.here(128) == pytest.approx(0.2 + 0.024 * 128 / 2) and model.kept_busy == pytest.approx(1.0)
-    assert model.flat(1000, 4) == pytest.approx(0.2 + 1.0 + 0.020)
+    assert model.flat(1000) == pytest.approx(0.2 + 4.0 + 0.020)
 
 
 def test_idle_cores_count_into_the_models_seconds() -> None:
@@ -32,8 +32,8 @@ def test_idle_cores_count_into_the_models_seconds() -> None:
 
 def test_a_tree_pays_for_many_nodes_and_not_for_few() -> None:
     model = model_of(points(0.2, 0.004, 0.020, 2), 2)
-    assert model.best_tree(10_000, 2, 2)[1] < model.flat(10_000, 2) / 10
-    assert model.best_tree(16, 2, 2)[1] > model.flat(16, 2)
+    assert model.best_tree(10_000)[1] < model.flat(10_000) / 10
+    assert model.best_tree(16)[1] > model.flat(16)
 
 
 def test_one_size_alone_is_a_cost_that_does_not_grow() -> None:
@@ -43,7 +43,14 @@ def test_one_size_alone_is_a_cost_that_does_not_grow() -> None:
 def test_the_report_shows_how_far_off_the_model_is() -> None:
     rough = [*points(0.2, 0.004, 0.020, 2)[:-1], Point(256, 6.0, 1.2, 5.0)]
     said = report(rough, model_of(rough, 2))
-    assert said.count("%") == 1 + len(rough) and "\n  10000" in said
+    assert said.count("%") == 2 + len(rough) and "\n  10000" in said
+    assert "fitted without the largest size it says 3.27 s for 256 nodes, which took 6.00 s (-45%)" in said
+
+
+def test_the_report_ends_with_whether_flat_is_enough() -> None:
+    fast, slow = (points(0.2, each, 0.020, 2) for each in (0.004, 0.040))
+    assert report(fast, model_of(fast, 2)).splitlines()[-1].startswith("flat is enough for 1,000 nodes: 4.2 s,")
+    assert report(slow, model_of(slow, 2)).splitlines()[-1].startswith("flat is not enough for 1,000 nodes: 40.")
 
 
 def test_a_verdict_is_against_the_best_peer_that_reached_every_node() -> None:
