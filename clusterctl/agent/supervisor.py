@@ -25,6 +25,7 @@ GRACE = 30.0  # seconds that ranks have for a last checkpoint
 FAILED_GRACE = 5.0  # at most so many after a failure: ranks that wait for a dead one can't save
 LEAVING = 2.0  # seconds at most between a supervisor's last word and its end, some 20 ms on an idle machine
 SWEEP = 2.0  # seconds for what a finished rank left behind
+REAPING = 2.0  # seconds at most: a process looks ended before its last thread is, and only then tells how it ended
 LOOK = 1.0  # seconds between two looks at heartbeats, where nothing else wakes a supervisor
 KEPT = "CLUSTERCTL_SUPERVISED"  # in a rank's environment: what ends it when its supervisor is killed knows it by this
 PLOGS = "ASCEND_PROCESS_LOG_PATH"
@@ -429,7 +430,14 @@ class Supervisor:
         self.ending = True
         groups = [rank.process.pid for rank in self.ranks if rank.process and rank.process.returncode is None]
         end_all(groups, self.marker, grace, between=self._reap)
-        self._reap()
+        deadline = time.monotonic() + REAPING
+        while time.monotonic() < deadline:
+            left = [rank.process for rank in self._reap() if rank.process]
+            if not left:
+                break
+            for process in left:  # one whose first thread alone has ended is looked over by all that reads /proc
+                process.kill()
+            time.sleep(0.002)
 
     def _reap(self) -> List[Rank]:
         """Take the exit statuses that are there; the ranks that still run."""

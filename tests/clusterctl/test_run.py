@@ -114,6 +114,26 @@ time.sleep(600)
     assert left_of(run) == 0
 
 
+def test_a_rank_whose_first_thread_has_ended_is_stopped_all_the_same(
+    tmp_path: Path, connections: Connections
+) -> None:
+    """The kernel shows such a process as a zombie; so it does for a moment with every one that has many threads."""
+    text = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("up", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+    run = launched(tmp_path, connections, program(text, grace=2.0))
+    homes = [Path(home) / "attempts" / "1" for home in run.read_record()["run_dirs"].values()]
+    pids = [json.loads(path.read_text())["pid"] for home in homes for path in home.glob("ranks/*.json")]
+    wait_for(lambda: len(pids) == 4 and all("State:\tZ" in Path(f"/proc/{pid}/status").read_text() for pid in pids))
+    assert runs.stop(run, connections) == {"node1": 0, "node2": 0}
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    ended = [json.loads(path.read_text()) for home in homes for path in home.glob("ranks/*.json")]
+    assert [(one["state"], one["signal"]) for one in ended] == [("exited", 9)] * 4
+
+
 def test_stop_ends_what_hides_in_sessions_of_its_own_and_touches_no_other_run(
     tmp_path: Path, connections: Connections
 ) -> None:
