@@ -75,8 +75,8 @@ class Glance:
 
     def at(self, node: Node) -> PushResult | None:
         """What a push comes to that changes nothing; else None, and `connections` has the node's agent."""
-        began = time.monotonic()
         stream = self._connections.transport.start(node, LINE)
+        began = time.monotonic()
         try:
             answer = self._answer(node, stream)
             if answer.startswith(f"{OTHER} "):
@@ -95,6 +95,7 @@ class Glance:
         """The shell's one word and a path; nothing where no shell answers."""
         source, dest = self._pushed()
         mark = f"{MARK} {os.urandom(16).hex()}"
+        began, said = f"{mark}\n".encode(), f"{mark} ".encode()
         noise, deadline = b"", time.monotonic() + START_LIMIT
         with contextlib.suppress(LinkLost):  # a login that ended at once
             stream.send(script(node, mark, source.manifest.id, dest))
@@ -106,9 +107,9 @@ class Glance:
                 if not name:
                     break
                 noise += data if name == "stdout" else b""
-                if f"{mark}\n".encode() in noise:
+                if began in noise:
                     deadline = float("inf")  # it looks, for as long as that takes
-                found = re.search(rb"%b (.*)\n" % mark.encode(), noise)
-                if found:
-                    return found[1].decode("utf-8", "surrogateescape")
+                _, there, answer = noise.partition(said)
+                if there and b"\n" in answer:
+                    return answer.partition(b"\n")[0].decode("utf-8", "surrogateescape")
         return ""

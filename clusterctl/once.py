@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -121,6 +120,7 @@ class _Running:
         self._timeout = timeout
         self._cwd = cwd
         self.marker = os.urandom(16).hex()
+        self._mark = f"{MARK} {self.marker}".encode()
         self._noise = {"stdout": bytearray(), "stderr": bytearray()}  # what login scripts print
         self._began = ""  # what the node said when it began, `ok` or why not
         self._timed_out = False
@@ -184,16 +184,17 @@ class _Running:
         """The command's own part of the first output; what stands before is not its."""
         noise = self._noise[name]
         noise += data
-        found = re.search(rb"%b %b ?([a-z-]*)\n" % (MARK.encode(), self.marker.encode()), noise)
-        if found is None:
+        begin = noise.find(self._mark)  # no pattern: each would be compiled for one use, 0.3 ms
+        end = noise.find(b"\n", begin) if begin >= 0 else -1
+        if end < 0:
             if len(noise) > MAX_NOISE:
                 raise self._nothing_began("its login scripts print without end")
             return b""
         del self._noise[name]
         if name == "stdout":
-            self._began = found.group(1).decode()
+            self._began = noise[begin + len(self._mark) : end].strip().decode()
             self._deadline = time.monotonic() + self._timeout if self._timeout else float("inf")
-        return bytes(noise[found.end() :])
+        return bytes(noise[end + 1 :])
 
     def _completed(self) -> Completed:
         if not self._began:

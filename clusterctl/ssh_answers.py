@@ -95,13 +95,16 @@ class Configuration:
         with self._reading:
             if self._patterns is not None:
                 return
-            said = self._ask(host, None, None, self.file, verbose=True).stderr.decode(errors="replace")
+            done = self._ask(host, None, None, self.file, verbose=True)
+            said = done.stderr.decode(errors="replace")
             version = _VERSION.search(said)
             self._version = (int(version[1]), int(version[2])) if version else (0, 0)
             patterns: list[list[str]] = []
             for name in _READ.findall(said):
                 self._each_alone |= _read_patterns(Path(name), patterns)
             self._patterns = patterns
+            key: object = (host, None, None) if self._each_alone else self._class_of(host)
+            self._slots[key] = _Slot(answers=_parsed(done.stdout.decode(errors="replace")), asked_for=host)
 
     def _class_of(self, host: str) -> tuple[bool, ...]:
         return tuple(_applies(one, host) for one in self._patterns or ())

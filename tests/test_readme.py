@@ -63,7 +63,7 @@ def test_the_tour_works_when_it_is_typed_line_by_line(tmp_path: Path) -> None:
 def test_every_command_that_is_named_is_there(readme: Path) -> None:
     from typer.main import get_command
 
-    from clusterctl.cli import app
+    from clusterctl.cli.program import app
 
     root = get_command(app)
     named = re.findall(r"clusterctl ([a-z][a-z-]+)(?: ([a-z][a-z-]+))?", readme.read_text(encoding="utf-8"))

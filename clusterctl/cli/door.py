@@ -20,7 +20,7 @@ def run(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
     try:
-        from clusterctl.cli import command_for
+        from clusterctl.cli.direct import command_for
 
         command_for(argv)(args=argv, prog_name="clusterctl")
         return 0
@@ -42,7 +42,7 @@ def warm_up() -> None:
     from rich import console, text  # noqa: F401
 
     from clusterctl import hostfile_any, keeper_client, nodeset, output  # noqa: F401
-    from clusterctl.cli import command
+    from clusterctl.cli.program import command
 
     command()
 

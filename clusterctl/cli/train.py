@@ -15,8 +15,10 @@ FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 data = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Training data: train a tokenizer, build .bin/.idx, look into them.",
+    help="Training data: train a tokenizer, build .bin/.idx, verify, repair, look into, split and merge them.",
 )
+tokenizer = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Tokenizers: train one, add GLM's tokens.")
+data.add_typer(tokenizer, name="tokenizer")
 checkpoint = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Checkpoints: verify.")
 
 
@@ -33,22 +35,52 @@ def _forward(called: str, verb: str, words: list[str]) -> None:
     raise typer.Exit(code if code >= 0 else 128 - code)
 
 
-@data.command("tokenizer-train", context_settings=FORWARD)
+@tokenizer.command("train", context_settings=FORWARD)
 def tokenizer_train(context: typer.Context) -> None:
-    """Train a byte-level BPE tokenizer on text or JSON lines."""
-    _forward("data tokenizer-train", "tokenizer-train", context.args)
+    """Train a byte-level BPE tokenizer on text of any kind that `data build` takes."""
+    _forward("data tokenizer train", "tokenizer-train", context.args)
+
+
+@tokenizer.command("glm", context_settings=FORWARD)
+def tokenizer_glm(context: typer.Context) -> None:
+    """Lay GLM's special tokens on top of a tokenizer."""
+    _forward("data tokenizer glm", "tokenizer-glm", context.args)
 
 
 @data.command("build", context_settings=FORWARD)
 def build(context: typer.Context) -> None:
-    """Text or JSON lines to Megatron's .bin and .idx."""
+    """JSON lines, text, wiki dumps and more to Megatron's .bin and .idx, with a manifest."""
     _forward("data build", "data-build", context.args)
 
 
 @data.command("info", context_settings=FORWARD)
 def info(context: typer.Context) -> None:
-    """What a .bin/.idx pair holds, and whether the two match."""
+    """What a .bin/.idx pair holds: counts, lengths, samples, epochs of a token budget."""
     _forward("data info", "data-info", context.args)
+
+
+@data.command("verify", context_settings=FORWARD)
+def verify_data(context: typer.Context) -> None:
+    """Every rule that a .bin/.idx pair must keep; exit code 1 where one is broken."""
+    _forward("data verify", "data-verify", context.args)
+
+
+@data.command("repair", context_settings=FORWARD)
+def repair(context: typer.Context) -> None:
+    """Count end-of-document tokens that a preprocessor wrote and did not count, where that can be proved."""
+    _forward("data repair", "data-repair", context.args)
+
+
+@data.command("split", context_settings=FORWARD)
+def split(context: typer.Context) -> None:
+    """A corpus into shards, or into train, valid and test."""
+    _forward("data split", "data-split", context.args)
+
+
+@data.command("merge", context_settings=FORWARD)
+def merge(context: typer.Context) -> None:
+    """Several .bin/.idx pairs into one."""
+    _forward("data merge", "data-merge", context.args)
 
 
 @checkpoint.command("verify")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from clusterctl.cli import app
+from clusterctl.cli.program import app
 from clusterctl.errors import UsageError
 
 

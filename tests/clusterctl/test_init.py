@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from clusterctl import hostfile_any, inventory
-from clusterctl.cli import app
+from clusterctl.cli.program import app
 from clusterctl.errors import InputFaults, UsageError
 
 FOUR = Path(__file__).parents[2] / "rank_tables" / "hccl_4s_32p.json"
