@@ -198,20 +198,21 @@ class Lane:
         """All at once, as a machine stands still: nothing on it moves, and its connections stay open."""
         for _ in range(2):  # what was being forked at the first
             for pid in self.pids(node).values():
-                os.kill(pid, signal.SIGSTOP)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
 
     def thaw(self, node: str) -> None:
         for pid in self.pids(node).values():
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def drop_connections(self, node: str) -> int:
         """Kill the SSH sessions of a node; how many."""
-        killed = 0
-        for inner, pid in self.pids(node).items():
-            if inner != 1 and Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+        sessions = [pid for inner, pid in self.pids(node).items() if inner != 1 and words_of(pid).startswith("sshd")]
+        for pid in sessions:
+            with contextlib.suppress(ProcessLookupError):  # a parent's end was its own
                 os.kill(pid, signal.SIGKILL)
-                killed += 1
-        return killed
+        return len(sessions)
 
     def hold_relay(self, number: int) -> None:
         """SIGSTOP or SIGCONT to what stands between us and every node; nodes still reach each other."""
@@ -231,7 +232,8 @@ class Lane:
         self._mount(node, "umount", "-l", str(self.box.layout.home(self.box.node(node)) / WORKDIR / "runs"))
 
     def _mount(self, node: str, *words: str) -> None:
-        subprocess.run(["nsenter", f"--mount=/proc/{self.init(node)}/ns/mnt", *words], check=True)
+        spaces = [f"--{name}=/proc/{self.init(node)}/ns/{short}" for name, short in (("mount", "mnt"), ("pid", "pid"))]
+        subprocess.run(["nsenter", *spaces, *words], check=True)  # its pids too, or /proc/self there is nobody
 
     # -- clocks
 

@@ -21,6 +21,7 @@ from clusterctl.carry import Carrier
 from clusterctl.errors import ClusterctlError, InputFaults, WorkFailed
 from clusterctl.inventory import Node
 from clusterctl.logs import last_lines
+from clusterctl.outcomes import raise_failures
 from clusterctl.record import abandoned_of, cluster_of, job_of, size_of, spares_of
 from clusterctl.report import keep_cause
 from clusterctl.restarts import Decision, Failure, History, Restart, decide, membership
@@ -31,7 +32,7 @@ from clusterctl.watch import PATIENCE, KeptWatch, Update, Watch
 from clusterctl.words import some
 
 if TYPE_CHECKING:
-    from clusterctl.transport import Connections
+    from clusterctl.transport import Connections, Outcome
 
 READY = b"in charge\n"
 READY_LIMIT = 60.0  # seconds for a new controller to log in to every node
@@ -319,11 +320,32 @@ def serve(run: RunDir, connections: Connections, tell: Any) -> bool:
             return False
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        runs.reach(cluster_of(run), connections, lambda *_: None)
+        log_in(cluster_of(run).nodes, connections)
         tell()
         for _ in Control(run, connections, lines=False):
             pass
     return True
+
+
+def log_in(nodes: Sequence[Node], connections: Connections) -> None:
+    """Come back when one node has answered, or raise why none did: a key that serves for one serves for all, and a
+    node that is silent just now is a matter of the watch."""
+    answered = threading.Event()
+    outcomes: list[Outcome[Any]] = []
+
+    def note(outcome: Outcome[Any]) -> None:
+        if outcome.ok:
+            answered.set()
+
+    def ask() -> None:
+        outcomes.extend(connections.on_each(nodes, lambda node, link: link.hello(), on_outcome=note))
+
+    asking = threading.Thread(target=ask, daemon=True, name="log in")
+    asking.start()
+    while asking.is_alive() and not answered.wait(0.02):
+        continue
+    if not answered.is_set():
+        raise_failures(outcomes)
 
 
 def start(run: RunDir, ssh: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from clusterctl.report_hccl import MEANINGS, code_in
 
+NO_ROOM = "No space left on device"
 HINTS = (
     (
         r"ModuleNotFoundError|ImportError",
@@ -23,7 +24,7 @@ HINTS = (
         r"Address already in use|EADDRINUSE",
         "another run holds the port: give `master_port: 0`, or stop it (`clusterctl runs`)",
     ),
-    (r"No space left on device", "free some space on that node, or give it another `workdir`"),
+    (NO_ROOM, "free some space on that node, or give it another `workdir`"),
     (r"Permission denied", "check the file's owner and mode on that node"),
 )
 SIGNALS = {
@@ -108,6 +109,8 @@ def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
         return Kind(ended, "hung", f"{hint}; a program that is silent for long needs a longer hang_after")
     if rank.get("hang") and rank.get("stopped"):  # what it said when it was ended is no cause
         return Kind(ended, "hung", "see who sends SIGSTOP on that node; kill -CONT lets a process go on", sure=True)
+    if rank.get("full") and rank.get("exit_code") and NO_ROOM not in said:  # its own words found no room either
+        return Kind(f"{ended}: {NO_ROOM}, for {rank['full']}", NO_ROOM, dict(HINTS)[NO_ROOM], sure=True)
     raised = raised_in(tail)
     code = code_in(said)
     if code and _of_hccl(raised):

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 
+LATER = 3.0  # seconds more than a node takes that sees by heartbeats, or by a stopped process, which rank it is
+
+
 @dataclass(frozen=True)
 class Hang:
     """All ranks were silent for too long; the one that was heard last stands for them."""
@@ -47,7 +50,7 @@ class Silence:
         since, node, rank = self._heard
         silent = self._clock() - since
         left = [name for name, ranks in self._ranks.items() if ranks and name not in ended]
-        if not self._limit or silent <= self._limit or not left:
+        if not self._limit or silent <= self._limit + LATER or not left:
             return None
         if node not in left or rank < 0:
             node, rank = left[0], min(self._ranks[left[0]])

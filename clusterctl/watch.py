@@ -90,6 +90,7 @@ class Watch:
         self.reached: set[str] = set()  # nodes whose present connection has carried a request
         self.gone: dict[str, float] = {}  # since when a node's connection is broken
         self.outage, self.alone = Outage(connections, spares_of(run)), False
+        self.orphaned: set[str] = set()  # nodes that said that their supervisor is dead
         self.stopper: threading.Thread | None = None
         self.silence = Silence(self.record)
 
@@ -104,8 +105,25 @@ class Watch:
                 yield from self._seen()
             if self.stopper:
                 self.stopper.join()  # a node whose supervisor died has its ranks ended by then
+            yield from self._rest()
         finally:
             self.closed.set()
+
+    def _rest(self) -> Iterator[Update]:
+        """What ranks still wrote on nodes whose supervisor was dead already, until they were ended too."""
+        nodes = [node for node in self.cluster.nodes if node.name in self.orphaned]
+        threads = [threading.Thread(target=self._follow_rest, args=(node,), daemon=True) for node in nodes]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads) or (threads and not self.updates.empty()):
+            with contextlib.suppress(queue.Empty):
+                update = self.updates.get(timeout=LOOK)
+                if update.chunk or update.metric:
+                    yield update
+
+    def _follow_rest(self, node: Node) -> None:
+        with contextlib.suppress(ClusterctlError, OSError):  # what can't be had any more is in the node's folder
+            self._follow_once(node, now=True)
 
     def _seen(self) -> Iterator[Update]:
         """The next update, or the nodes that have been away for too long: a try to connect may take longer."""
@@ -207,7 +225,9 @@ class Watch:
         while not self.closed.is_set():
             self.reached.discard(node.name)
             try:
-                ended = self._follow_once(node)
+                ended = self._follow_once(node, self.now)
+                if ended == "lost":
+                    self.orphaned.add(node.name)
                 if ended:
                     self._put(Update(node=node.name, ended=ended))
                 return
@@ -230,7 +250,7 @@ class Watch:
             except queue.Full:
                 continue
 
-    def _follow_once(self, node: Node) -> str:
+    def _follow_once(self, node: Node, now: bool) -> str:
         """Until the node's attempt has ended; gives how, or nothing when the watch was closed."""
         homes = self._files(node)
         for home, _ in homes.values():  # there from the start, so that a person can follow a silent rank too
@@ -242,7 +262,7 @@ class Watch:
             for path, (home, _) in homes.items()
         ]
         until: Any = {"run_dir": self.record["run_dirs"][node.name], "attempt": self.record["attempt"]}
-        until = "now" if self.now else until
+        until = "now" if now else until
         asked = self.connections.of(node).open("follow", {"files": files, "until": until})
         self.reached.add(node.name)
         self.gone.pop(node.name, None)
@@ -262,9 +282,10 @@ class Watch:
                     self._tell_lines(about, cutters[path].feed(fresh))
                 if self.closed.is_set():
                     return ""
-            for path, cutter in cutters.items():
+            state = str((asked.result or {}).get("state") or "lost")
+            for path, cutter in cutters.items() if state != "lost" else ():
                 self._tell_lines(homes[path][1], cutter.end())
-            return str((asked.result or {}).get("state") or "lost")
+            return state
         finally:
             if asked.result is None:
                 asked.cancel()

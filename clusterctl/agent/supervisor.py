@@ -16,6 +16,8 @@ from clusterctl.agent.child import NOT_FOUND, NOT_RUNNABLE, command, environment
 from clusterctl.agent.kills import Kills
 from clusterctl.agent.neighbours import conflicts, one_start_at_a_time
 from clusterctl.agent.processes import end_all, identity, is_alive, marked
+from clusterctl.agent.records import Records, fullness, write_json
+from clusterctl.agent.records import read_json as read_json
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.steps import Steps
 from clusterctl.agent.stopped import Stopped
@@ -57,27 +59,6 @@ class AttemptFiles:
 
     def log(self, rank: int, stream: str) -> str:
         return os.path.join(self.logs, f"rank-{rank}.{stream}")
-
-
-def write_json(path: str, value: Dict[str, Any], durable: bool = True) -> None:
-    """Aside, fsync, rename; for its owner's eyes only. What is written again soon needs no fsync: it may take long."""
-    aside = f"{path}.{os.getpid()}.aside"
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        json.dump(value, file)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(aside, path)
-
-
-def read_json(path: str) -> Optional[Dict[str, Any]]:
-    """A state file's content; None where it is not there or is no state file."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file)
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def marker_of(spec: Dict[str, Any]) -> Dict[str, str]:
@@ -239,7 +220,7 @@ def stop(request: Request) -> Dict[str, Any]:
         os.makedirs(files.root, mode=0o700, exist_ok=True)
         # Before all else: a start that is still on its way, or a supervisor that is just starting, finds it and ends.
         asked = {name: request.params[name] for name in ("stacks", "hang") if request.params.get(name)}
-        write_json(files.stop, {"grace": grace, **asked, "asked": time.time()})
+        Records().write(files.stop, {"grace": grace, **asked, "asked": time.time()})  # no room: the signal serves
     if spec is None:
         return {"left": 0, "state": None}
     if supervisor is not None and is_alive(supervisor):
@@ -262,8 +243,9 @@ def _stop_without_supervisor(files: AttemptFiles, spec: Dict[str, Any], grace: f
             write_json(
                 files.rank(one["rank"]), {**record, "state": "exited", "exit_code": None, "signal": None}
             )
+    failure = (read_json(files.node) or {}).get("first_failure")
     write_json(
-        files.node, {"state": "stopped", "first_failure": None, "ended": time.time(), "supervisor_lost": True}
+        files.node, {"state": "stopped", "first_failure": failure, "ended": time.time(), "supervisor_lost": True}
     )
 
 
@@ -298,6 +280,7 @@ class Supervisor:
         self.ending = False
         self.started = time.time()
         self.watcher = Watcher()
+        self.records = Records()
         self.kept = {KEPT: os.urandom(8).hex()}
         numbers = [rank.spec["rank"] for rank in self.ranks]
         self.steps = Steps(self.files.heartbeats, numbers, spec.get("hang_after"), time.monotonic())
@@ -349,7 +332,7 @@ class Supervisor:
             os.close(err)
         self.watcher.watch(rank.process.pid, f"{KEPT}={self.kept[KEPT]}")
         rank.record.update(identity(rank.process.pid), started=time.time(), state="running")
-        write_json(self.files.rank(number), rank.record)
+        self.records.write(self.files.rank(number), rank.record)
 
     def supervise(self) -> None:
         """Wait until every rank ended, then write how the attempt ended on this node."""
@@ -385,16 +368,18 @@ class Supervisor:
         self._write_state(
             "failed" if failed else "stopped" if self.stop_asked else "finished", ended=time.time()
         )
+        self.records.finish()
 
     def _look(self) -> None:
         """At the heartbeats: a rank without a step for too long is this node's failure, and where it stands is
         written down first. So is one that a signal has stopped."""
         now = time.monotonic()
         self.kills.look(now)
+        self.records.again()
         hung, pace = self.steps.look(now), self.steps.pace(now)
         hung = self.stopped.look(now, self._living()) or hung
         if pace is not None:
-            write_json(self.files.pace, pace, durable=False)
+            self.records.write(self.files.pace, pace, durable=False)
         if hung is not None and not self.first_failure:
             self._note_hang(hung)
             self._save_stacks()
@@ -457,9 +442,9 @@ class Supervisor:
             state="exited", exit_code=code, signal=number, ended=time.time(), monotonic=time.monotonic()
         )
         if code != 0 and not self.ending:  # what we end ourselves was not killed for want of memory
-            said = self.kills.of(time.monotonic())
+            said = {**self.kills.of(time.monotonic()), **fullness(self.files.run_dir)}
             rank.record.update({key: said[key] for key in said if key != "oom" or number == signal.SIGKILL})
-        write_json(self.files.rank(rank.spec["rank"]), rank.record)
+        self.records.write(self.files.rank(rank.spec["rank"]), rank.record)
         if code != 0 and self.first_failure is None and not self.stop_asked:
             self.first_failure = {
                 key: rank.record[key]
@@ -469,7 +454,7 @@ class Supervisor:
 
     def _write_state(self, name: str, **more: Any) -> None:
         value = {"state": name, "first_failure": self.first_failure, "started": self.started, **more}
-        write_json(self.files.node, value)
+        self.records.write(self.files.node, value)
 
 
 def _drain(fd: int) -> None:

@@ -17,13 +17,14 @@ from clusterctl import job as jobs
 from clusterctl import run as runs
 from clusterctl.agent.steps import LEAST, PAUSE, Pace
 from clusterctl.agent.stopped import Stopped, is_stopped
-from clusterctl.controller import Control
-from clusterctl.errors import ClusterctlError, InputFaults
+from clusterctl.connection import Connection
+from clusterctl.controller import Control, log_in
+from clusterctl.errors import ClusterctlError, InputFaults, Unreachable
 from clusterctl.inventory import Node
 from clusterctl.report import read_cause
 from clusterctl.restarts import Decision, Failure, History, Restart, decide, membership
-from clusterctl.rundir import RunDir
-from clusterctl.transport import Connections, LocalTransport
+from clusterctl.rundir import NodeFiles, RunDir
+from clusterctl.transport import Connections, LocalTransport, Stream
 from clusterctl.watch import ControllerGone, KeptWatch
 
 from .test_run import lab, launched, left_of, program, wait_for
@@ -432,6 +433,26 @@ def test_a_killed_supervisor_leaves_no_rank_and_its_run_is_restarted(
     assert left_of(run) == 0
 
 
+def test_what_ranks_still_wrote_after_their_supervisors_death_comes_home_too(
+    tmp_path: Path, connections: Connections
+) -> None:
+    text = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for number in range(6000 if os.environ["CLUSTERCTL_ATTEMPT"] == "1" else 0):
+    print(number, flush=True)
+    time.sleep(0.02)
+"""
+    run = launched(tmp_path, connections, program(text, restart=Restart(max=1, backoff=0.05)))
+    node, record = lab(tmp_path).nodes[0], run.read_record()
+    where = {"run_dir": record["run_dirs"]["node1"], "attempt": 1}
+    os.kill(connections.of(node).call("state", where)["supervisor"]["pid"], signal.SIGKILL)
+    assert controlled(run, connections).phase == "finished"
+    there = NodeFiles(record["run_dirs"]["node1"], 1)
+    for rank in record["ranks"]["node1"]:
+        assert run.log("node1", rank, "out").read_bytes() == Path(there.log(rank, "out")).read_bytes()
+
+
 def test_the_ranks_of_a_killed_supervisor_end_without_any_controller(
     tmp_path: Path, connections: Connections
 ) -> None:
@@ -550,3 +571,37 @@ def test_a_stopped_rank_is_named_at_once_by_the_kernel_and_a_sleeping_one_is_not
         stopped.kill()
         sleeper.wait()
         stopped.wait()
+
+
+# -- a controller that begins while a node is silent -------------------------------------------------------
+
+
+class Halting:
+    """Nodes of which one keeps everybody waiting who wants to log in."""
+
+    def __init__(self, slow: str) -> None:
+        self.slow, self.free = slow, threading.Event()
+        self.local = LocalTransport()
+
+    def connect(self, node: Node) -> Connection:
+        if node.name == self.slow:
+            self.free.wait(30)
+            raise Unreachable(node.name, "no answer")
+        return self.local.connect(node)
+
+    def start(self, node: Node, command: str) -> Stream:
+        return self.local.start(node, command)
+
+
+def test_a_controller_is_in_charge_when_one_node_has_answered(tmp_path: Path) -> None:
+    transport = Halting("node2")
+    with Connections(transport) as connections:
+        log_in(lab(tmp_path).nodes, connections)  # it comes back though the other one never does
+        transport.free.set()
+
+
+def test_a_controller_that_can_reach_nobody_says_why(tmp_path: Path) -> None:
+    transport = Halting("node1")
+    transport.free.set()
+    with Connections(transport) as connections, pytest.raises(Unreachable, match="no answer"):
+        log_in(lab(tmp_path).nodes[:1], connections)

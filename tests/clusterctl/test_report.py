@@ -183,6 +183,13 @@ def test_what_a_stopped_rank_said_when_it_was_ended_is_no_cause(tmp_path: Path) 
     assert cause.title == "rank 1 on a (device 0) stands still: a signal (SIGSTOP) has stopped it for 10 s"
 
 
+def test_a_rank_whose_disk_was_full_is_said_to_have_had_no_room_though_its_own_words_are_lost(tmp_path: Path) -> None:
+    rank = {"node": "a", "rank": 1, "device": 0, "exit_code": 1, "full": "/home/me/runs"}
+    cause = find_cause(RunDir(tmp_path), rank, [rank], {"a": "failed"})
+    assert cause.title.endswith("exited with code 1: No space left on device, for /home/me/runs")
+    assert "free some space" in cause.hint
+
+
 def test_many_consequences_are_one_line(tmp_path: Path) -> None:
     run, ranks = RunDir(tmp_path), [at("a", 0, 5.0, signal=9, oom=True, kernel=["Out of memory: Killed process 7"])]
     for rank in range(1, 32):

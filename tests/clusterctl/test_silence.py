@@ -13,7 +13,7 @@ import pytest
 from clusterctl import run as runs
 from clusterctl.report import read_cause
 from clusterctl.rundir import RunDir
-from clusterctl.silence import Hang, Silence
+from clusterctl.silence import LATER, Hang, Silence
 from clusterctl.transport import Connections, LocalTransport
 
 from .test_controller import controlled, said
@@ -39,9 +39,9 @@ def test_silence_of_all_ranks_counts_and_the_last_that_spoke_stands_for_them() -
     one.broken_by("b", 3)
     clock.now += 60.0
     assert one.hang(()) is None
-    clock.now += 1.0
-    assert one.hang(()) == Hang("b", 3, 61.0)
-    assert one.hang(("b",)) == Hang("a", 0, 61.0), "what has ended does not hang"
+    clock.now += LATER + 1.0
+    assert one.hang(()) == Hang("b", 3, 64.0)
+    assert one.hang(("b",)) == Hang("a", 0, 64.0), "what has ended does not hang"
     assert one.hang(("a", "b")) is None
     one.broken_by("a", 0)
     assert one.hang(()) is None
@@ -50,8 +50,8 @@ def test_silence_of_all_ranks_counts_and_the_last_that_spoke_stands_for_them() -
 def test_before_the_first_line_the_first_rank_stands_for_them() -> None:
     clock = Clock()
     one = silence(clock)
-    clock.now += 61.0
-    assert one.hang(()) == Hang("a", 0, 61.0)
+    clock.now += 64.0
+    assert one.hang(()) == Hang("a", 0, 64.0)
 
 
 @pytest.mark.parametrize("job", [{"hang_after": None}, {"hang_after": 0.0}, {"train": {"steps": 1}}])
@@ -112,14 +112,14 @@ def test_a_program_that_falls_silent_is_ended_and_says_where_it_stood(
     assert state.phase == "failed"
     assert state.failure is not None
     assert (state.failure["rank"], state.failure["node"], state.failure["silent"]) == (2, "node2", True)
-    assert "no rank has written anything for 3" in said(run)
+    assert "no rank has written anything for" in said(run)
     for node, rank in (("node1", 0), ("node2", 2), ("node2", 3)):
         log = run.log(node, rank, "err").read_text()
         assert "by py-spy:\nThread 0x7F (idle): MainThread\n    wait_for_ever (train.py:8)\n" in log
     asked = (tmp_path / "told").read_text().splitlines()
     assert len(asked) == 4 and all(line.startswith("dump --nonblocking --pid ") for line in asked)
     cause = read_cause(run)
-    assert cause["title"].startswith("rank 2 on node2 (device 0) hung: no rank wrote a line for 3")
+    assert cause["title"].startswith("rank 2 on node2 (device 0) hung: no rank wrote a line for ")
     assert cause["hint"].startswith("its log ends with its stacks")
     assert left_of(run) == 0
 
