@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import socket
 import ssl
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from clusterctl.agent import tree, wire
+from clusterctl.agent import tree, wire, wire_tls
 from clusterctl.agent.relay import LENGTH
 from clusterctl.agent.tree import Range
 from clusterctl.errors import ClusterctlError, UsageError
@@ -23,6 +27,7 @@ from clusterctl.relay import HOPELESS, Relay, relay_for
 from clusterctl.transport import Connection
 from tests.clusterctl.nodes import connect, local_node, oldest_python, wait_for
 
+ROOT = Path(__file__).resolve().parents[2]
 SIZE = 12_000_000
 
 
@@ -317,6 +322,40 @@ def test_a_stranger_gets_nothing(made: Callable[[int], Nodes], root: Path, plain
         assert stream.read(size - 1) == (root / source.manifest.files[0].path).read_bytes()[: tree.PIECE]
     pushing.join()
     relay.release()
+
+
+def test_a_python_whose_openssl_is_called_otherwise_speaks_the_same_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "_ssl", ModuleType("_ssl"))
+    spec = importlib.util.spec_from_file_location("wire_tls_by_ssl", wire_tls.__file__)
+    assert spec and spec.loader
+    by_ssl = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(by_ssl)
+    assert by_ssl.Context is ssl.SSLContext is not wire_tls.Context
+    terms = Relay([local_node(tmp_path, "node0")]).terms("node0", SIZE)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        here = socket.create_connection(door.getsockname())
+        there, _ = door.accept()
+    with here, there, ThreadPoolExecutor() as pool:
+        theirs = pool.submit(by_ssl.TlsWire, there, by_ssl.prepared(terms, "/nowhere"), True)
+        mine = wire.opened(here, wire.prepared(terms, "/nowhere"), accepts=False)
+        theirs.result().send(b"x" * 100_000)
+        mine.send(b"y" * 100_000)
+        assert mine.read(100_000) == b"x" * 100_000 and theirs.result().read(100_000) == b"y" * 100_000
+
+
+def test_what_a_node_loads_to_take_part_stays_little() -> None:
+    script = (
+        "import sys\nfrom clusterctl.agent import relay, server, wire_tls\n"
+        "print(sorted({'enum', 'ipaddress', 'json', 're', 'socket', 'ssl', 'typing'} & set(sys.modules)))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{script}"],
+        capture_output=True,
+        text=True,
+    )
+    assert said.stdout == "[]\n", said.stderr
 
 
 def test_who_asks_for_what_is_not_there_is_left_alone(made: Callable[[int], Nodes], root: Path) -> None:
