@@ -125,14 +125,18 @@ class Session(_Transport):  # type: ignore[misc]
 
     # ---- handshake
 
-    def shake_hands(self, limit: float) -> None:
-        """Agree on keys; the server's own key was judged when this returns."""
+    def shake_hands(self, limit: float, first_word: float | None = None) -> None:
+        """Agree on keys; the server's own key was judged when this returns.
+
+        Its first line has to come within `first_word` seconds: where a kernel accepts a connection that no sshd takes
+        up, a whole `limit` would be waited for a machine that is frozen.
+        """
         deadline = time.monotonic() + limit
         self.active = True
         try:
             self.packets.write_all(f"{self.local_version}\r\n".encode())
             self._send_kex_init()  # the server's version changes nothing about it
-            self.remote_version = self._their_version(deadline)
+            self.remote_version = self._their_version(deadline, min(limit, first_word or limit))
             self._expect_packet(MSG_KEXINIT)
         except BaseException as problem:
             self.end(problem)
@@ -141,10 +145,14 @@ class Session(_Transport):  # type: ignore[misc]
             self.end(EOFError(f"no key exchange within {limit:g} s"))
             raise SSHException(f"no key exchange within {limit:g} s")
 
-    def _their_version(self, deadline: float) -> str:
+    def _their_version(self, deadline: float, first_word: float) -> str:
         """The server's first line that is meant for us, after what it tells people."""
-        for _ in range(MAX_LINES):
-            line = self.packets.readline(deadline)
+        first = time.monotonic() + first_word
+        for number in range(MAX_LINES):
+            try:
+                line = self.packets.readline(deadline if number else first)
+            except TimeoutError:
+                raise NoSshServer(f"nothing was heard of it for {first_word:g} s") from None
             if line.startswith("SSH-"):
                 if line.startswith(("SSH-2.0-", "SSH-1.99-")):
                     return line

@@ -160,7 +160,8 @@ class SshTransport:
 
             recorded = tuple(one.kind for one in self._known_hosts(way).of(way.name))
             session = Session(stream, judge, recorded, way.key_exchanges, way.ciphers)
-            session.shake_hands(HANDSHAKE_LIMIT)
+            # A ProxyCommand may have a login of its own to make before the server can say a word.
+            session.shake_hands(HANDSHAKE_LIMIT, None if way.proxy_command else self._limit(way))
         except BaseException as problem:
             stream.close()
             then()
@@ -172,8 +173,12 @@ class SshTransport:
             raise _worded(node, problem) from None
         return Login(session, way.user, then)
 
+    def _limit(self, way: Way) -> float:
+        """Seconds for a connection, and for the server's first word on it."""
+        return min(self._timeout, way.connect_timeout or self._timeout)
+
     def _stream(self, node: str, way: Way) -> socket.socket | paramiko.Channel:
-        limit = min(self._timeout, way.connect_timeout or self._timeout)
+        limit = self._limit(way)
         return self._gateways.channel_to(node, way, limit) if way.gateway else dial(node, way, limit)
 
     def _after(self, way: Way) -> Callable[[], None]:
@@ -211,7 +216,8 @@ def _worded(node: str, problem: BaseException) -> BaseException:
     if isinstance(problem, paramiko.AuthenticationException):
         return LoginRefused(node, str(problem) or "the login was refused")
     if isinstance(problem, NoSshServer):
-        return Unreachable(node, f"no SSH server answers there: {problem}", "check `host` and `port`")
+        hint = "check `host` and `port`; a machine that stands still accepts connections too"
+        return Unreachable(node, f"no SSH server answers there: {problem}", hint)
     if isinstance(problem, paramiko.ssh_exception.IncompatiblePeer):
         return Unreachable(node, f"no common way to encrypt: {problem}", "see `--ssh openssh`")
     if isinstance(problem, (paramiko.SSHException, EOFError, OSError)):
