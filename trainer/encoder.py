@@ -182,8 +182,10 @@ def _model_faults(model: dict[str, Any]) -> Iterable[str]:
         yield f"{absent} of the 256 bytes are not in its vocabulary"
     if len(set(vocab.values())) < len(vocab):
         yield "two of its tokens have one id"
-    if len(model["merges"]) >= bpe.MOST_MERGES:
+    if len(model["merges"]) > bpe.MOST_MERGES:
         yield f"it has {len(model['merges'])} merges"
+    if (largest := max(vocab.values())) > bpe.LARGEST_ID:
+        yield f"it has a token of id {largest}"
 
 
 def byte_characters() -> list[str]:

@@ -157,7 +157,7 @@ void long_word(const Model& m, Scratch<Id>& s, const uint8_t* word, int64_t n) {
 template <typename Id>
 void other_word(const Model& m, Scratch<Id>& s, const uint8_t* word, int64_t n, const Key& key, Brief<Id>* set) {
     Broad<Id>* broad = nullptr;
-    if (n <= BROAD_SIZE) {
+    if (n <= BROAD_SIZE && (!set || sizeof(Id) > 2)) {
         broad = &s.broad[hash_of(word, n) >> (64 - BROAD_BITS)];
         if (broad->size == n && std::memcmp(broad->bytes, word, static_cast<size_t>(n)) == 0) {
             std::memcpy(s.out, broad->ids, broad->count * sizeof(Id));

@@ -16,7 +16,9 @@ from native.cpu.library import load, why_not
 
 __all__ = ["Added", "Bpe", "NotUtf8", "Tables", "check_places", "unicode_ranges", "why_not"]
 
-MOST_MERGES = 1 << 23  # a rank and a place in a short word share 31 bits
+# These two because a pair of ids and its rank are kept in one number of 64 bits.
+MOST_MERGES = (1 << 23) - 1
+LARGEST_ID = (1 << 20) - 2
 LARGEST_DOCUMENT = (1 << 31) - 2  # bytes: its ids are counted in 32 bits, and each byte may be one
 MOST_THREADS = 256
 _SLACK = 16  # as SLACK in bpe.cpp
@@ -101,10 +103,12 @@ class Bpe:
         self._handle = self._made(tables, library.level if level is None else level)
 
     def _made(self, tables: Tables, level: int) -> ctypes.c_void_p:
-        if len(tables.merges) >= MOST_MERGES:
-            raise ValueError(f"{len(tables.merges)} merges; at most {MOST_MERGES - 1}")
+        if len(tables.merges) > MOST_MERGES:
+            raise ValueError(f"{len(tables.merges)} merges; at most {MOST_MERGES}")
         byte_ids = np.ascontiguousarray(tables.byte_ids, np.uint32)
         merges = np.ascontiguousarray(tables.merges, np.uint32).reshape(-1, 3)
+        if max(byte_ids.max(), merges.max(initial=0)) > LARGEST_ID:
+            raise ValueError(f"a token of id {merges.max()}; at most {LARGEST_ID}")
         added = sorted(tables.added, key=lambda one: -len(one.text))
         ends = np.cumsum([len(one.text) for one in added], dtype=np.int64)
         ids = np.array([one.id for one in added], np.uint32)

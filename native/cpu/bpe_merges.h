@@ -9,83 +9,91 @@ NATIVE_TEXT(native_text_of_bpe_merges)
 
 namespace {
 
-constexpr uint32_t NONE = 0xffffffffu;
-
 template <typename T>
 T* room(int64_t count) { return static_cast<T*>(std::calloc(static_cast<size_t>(count ? count : 1), sizeof(T))); }
 
-struct Slot {
-    uint64_t pair;  // left << 32 | right
-    uint32_t rank;  // NONE: free
-    uint32_t unused;
-};
+// A slot of the hash table is one number: left << 43 | right << 23 | rank. Eight of them are a bucket and a cache
+// line, compared together: that most pairs are not there, and some are, would cost a branch wrongly guessed each.
+constexpr int RANK_BITS = 23, ID_BITS = 20;
+constexpr uint32_t NEVER = (1u << RANK_BITS) - 1;  // the rank of what does not merge
+constexpr uint32_t NOBODY = (1u << ID_BITS) - 1;   // an id that merges with none
+constexpr uint64_t FREE = ~uint64_t{0};
+constexpr int64_t BUCKET = 8;
 
 struct Merges {
     uint32_t byte_ids[256];
     uint32_t* byte_ranks;  // (256, 256), for the first round
-    Slot* slots;           // a hash table, at most half full
+    uint64_t* slots;       // (buckets, BUCKET), at most half full
     int shift;
     uint32_t* made;  // by rank
 };
 
-NATIVE_INLINE uint64_t pair_of(uint32_t left, uint32_t right) { return static_cast<uint64_t>(left) << 32 | right; }
+NATIVE_INLINE uint64_t pair_of(uint32_t left, uint32_t right) { return static_cast<uint64_t>(left) << ID_BITS | right; }
 
-NATIVE_INLINE Slot* slot_of(const Merges& merges, uint64_t pair) {
-    const uint64_t mask = (uint64_t{1} << (64 - merges.shift)) - 1;
-    uint64_t at = ((pair ^ pair >> 31) * 0x9e3779b97f4a7c15u) >> merges.shift;
-    while (merges.slots[at].rank != NONE && merges.slots[at].pair != pair) at = (at + 1) & mask;
-    return &merges.slots[at];
+NATIVE_INLINE uint64_t* bucket_of(const Merges& merges, uint64_t pair) {
+    return merges.slots + ((pair * 0x9e3779b97f4a7c15u) >> merges.shift) * BUCKET;
+}
+
+// A full bucket goes on in the next one.
+NATIVE_INLINE uint64_t* bucket_after(const Merges& merges, uint64_t* bucket) {
+    const int64_t size = (int64_t{1} << (64 - merges.shift)) * BUCKET;
+    return merges.slots + (bucket - merges.slots + BUCKET) % size;
 }
 
 NATIVE_INLINE uint32_t rank_of(const Merges& merges, uint32_t left, uint32_t right) {
-    return slot_of(merges, pair_of(left, right))->rank;
+    const uint64_t pair = pair_of(left, right);
+    for (uint64_t* bucket = bucket_of(merges, pair);; bucket = bucket_after(merges, bucket)) {
+        uint64_t found = FREE;  // one at most is the pair's
+#pragma omp simd reduction(& : found)
+        for (int j = 0; j < BUCKET; ++j) found &= bucket[j] >> RANK_BITS == pair ? bucket[j] : FREE;
+        if (bucket[BUCKET - 1] == FREE || found != FREE) return static_cast<uint32_t>(found) & NEVER;
+    }
 }
 
-// Words up to this many bytes are merged by scanning for the least rank, which vectors do at 16 pairs an
-// instruction; it shares 31 bits with the rank.
+// Words up to this many bytes are merged by scanning for the least key, rank << 8 | place, which vectors do 16 at once.
 constexpr int SHORT = 256;
-constexpr int32_t NEVER = 0x7fffffff;
 
-NATIVE_INLINE int32_t key_of(uint32_t rank, int at) {
-    return rank == NONE ? NEVER : static_cast<int32_t>(rank << 8 | static_cast<uint32_t>(at));
+NATIVE_INLINE uint32_t least(const uint32_t* keys, int n) {
+    int32_t lane[16];  // signed, because the first vectors know no other minimum; no key has the top bit
+    std::memcpy(lane, keys, sizeof lane);
+    for (int i = 16; i < n; i += 16) {
+#pragma omp simd
+        for (int j = 0; j < 16; ++j) {
+            const int32_t key = static_cast<int32_t>(keys[i + j]);
+            lane[j] = key < lane[j] ? key : lane[j];
+        }
+    }
+    int32_t best = lane[0];
+#pragma omp simd reduction(min : best)
+    for (int j = 0; j < 16; ++j) best = lane[j] < best ? lane[j] : best;
+    return static_cast<uint32_t>(best);
 }
 
-NATIVE_INLINE int32_t least(const int32_t* keys, int n) {
-    int32_t lane[16];
-    for (int j = 0; j < 16; ++j) lane[j] = keys[j];
-    for (int i = 16; i < n; i += 16)
-        for (int j = 0; j < 16; ++j) lane[j] = keys[i + j] < lane[j] ? keys[i + j] : lane[j];
-    for (int half = 8; half > 0; half /= 2)
-        for (int j = 0; j < half; ++j) lane[j] = lane[j + half] < lane[j] ? lane[j + half] : lane[j];
-    return lane[0];
-}
-
-// The ids of a word of at most SHORT bytes, in `ids`; how many. The leftmost of equal ranks goes first.
-NATIVE_INLINE int merge_short(const Merges& merges, const uint8_t* word, int n, uint32_t* ids) {
-    int32_t keys[SHORT];  // of the pair that begins here: rank << 8 | place
-    int16_t next[SHORT], previous[SHORT];
-    const int lanes = (n + 15) & ~15;
+// The ids of a word of at most SHORT bytes, in `out`; how many. Place n is nobody's: before the first, after the last.
+NATIVE_INLINE int merge_short(const Merges& merges, const uint8_t* word, int n, uint32_t* out) {
+    uint32_t ids[SHORT + 1], keys[SHORT + 16];  // a key is of the pair that begins in its place
+    uint16_t next[SHORT + 1], previous[SHORT + 1];
     for (int i = 0; i < n; ++i) {
         ids[i] = merges.byte_ids[word[i]];
-        next[i] = static_cast<int16_t>(i + 1);
-        previous[i] = static_cast<int16_t>(i - 1);
+        next[i] = static_cast<uint16_t>(i + 1);
+        previous[i] = static_cast<uint16_t>(i ? i - 1 : n);
     }
-    for (int i = 0; i + 1 < n; ++i) keys[i] = key_of(merges.byte_ranks[word[i] << 8 | word[i + 1]], i);
-    for (int i = n - 1; i < lanes; ++i) keys[i] = NEVER;
-    for (int32_t key = least(keys, lanes); key != NEVER; key = least(keys, lanes)) {
-        const int at = key & 0xff, right = next[at], after = next[right], before = previous[at];
-        ids[at] = merges.made[key >> 8];
-        keys[right] = NEVER;
-        next[at] = static_cast<int16_t>(after);
-        keys[at] = NEVER;
-        if (after < n) {
-            previous[after] = static_cast<int16_t>(at);
-            keys[at] = key_of(rank_of(merges, ids[at], ids[after]), at);
-        }
-        if (before >= 0) keys[before] = key_of(rank_of(merges, ids[before], ids[at]), before);
+    ids[n] = NOBODY;
+    for (int i = 0; i + 1 < n; ++i)
+        keys[i] = merges.byte_ranks[word[i] << 8 | word[i + 1]] << 8 | static_cast<uint32_t>(i);
+    for (int i = n - 1; i < ((n + 15) & ~15); ++i) keys[i] = NEVER << 8;
+    for (uint32_t key = least(keys, n); key < NEVER << 8; key = least(keys, n)) {
+        const uint32_t at = key & 0xffu, right = next[at], after = next[right], before = previous[at];
+        const uint32_t made = merges.made[key >> 8];
+        ids[at] = made;
+        next[at] = static_cast<uint16_t>(after);
+        previous[after] = static_cast<uint16_t>(at);
+        keys[right] = NEVER << 8;
+        keys[at] = rank_of(merges, made, ids[after]) << 8 | at;
+        keys[before] = rank_of(merges, ids[before], made) << 8 | before;
     }
     int count = 0;
-    for (int i = 0; i < n; i = next[i]) ids[count++] = ids[i];
+    for (int i = 0; i < n; i = next[i]) out[count++] = ids[i];
     return count;
 }
 
@@ -128,7 +136,7 @@ void sink(Heap& heap, int64_t at) {
 }
 
 void push(Heap& heap, uint32_t rank, uint32_t place) {
-    if (rank == NONE) return;
+    if (rank == NEVER) return;
     const uint64_t item = static_cast<uint64_t>(rank) << 32 | place;
     int64_t at = heap.size++;
     for (; at > 0 && heap.items[(at - 1) / 2] > item; at = (at - 1) / 2) heap.items[at] = heap.items[(at - 1) / 2];
@@ -154,42 +162,52 @@ void merge_long(const Merges& merges, const uint8_t* word, uint32_t n, LongWord&
     for (uint32_t i = 0; i < n; ++i) {
         w.ids[i] = merges.byte_ids[word[i]];
         w.next[i] = i + 1;
-        w.previous[i] = i - 1;  // of the first: NONE
-        const uint32_t rank = i + 1 < n ? merges.byte_ranks[word[i] << 8 | word[i + 1]] : NONE;
-        if (rank != NONE) w.heap.items[w.heap.size++] = static_cast<uint64_t>(rank) << 32 | i;
+        w.previous[i] = i ? i - 1 : n;
+        const uint32_t rank = i + 1 < n ? merges.byte_ranks[word[i] << 8 | word[i + 1]] : NEVER;
+        if (rank != NEVER) w.heap.items[w.heap.size++] = static_cast<uint64_t>(rank) << 32 | i;
     }
     for (int64_t i = w.heap.size / 2 - 1; i >= 0; --i) sink(w.heap, i);
     while (w.heap.size) {
         const uint64_t top = pop(w.heap);
         const uint32_t at = static_cast<uint32_t>(top), right = w.next[at];
-        // A pair that has changed since: a byte that was merged away has no id.
-        if (w.ids[at] == NONE || right >= n || rank_of(merges, w.ids[at], w.ids[right]) != top >> 32) continue;
+        // A pair that has changed since: what was merged away is nobody.
+        if (w.ids[at] == NOBODY || right >= n || rank_of(merges, w.ids[at], w.ids[right]) != top >> 32) continue;
         const uint32_t after = w.next[right], before = w.previous[at];
         w.ids[at] = merges.made[top >> 32];
-        w.ids[right] = NONE;
+        w.ids[right] = NOBODY;
         w.next[at] = after;
         if (after < n) {
             w.previous[after] = at;
             push(w.heap, rank_of(merges, w.ids[at], w.ids[after]), at);
         }
-        if (before != NONE) push(w.heap, rank_of(merges, w.ids[before], w.ids[at]), before);
+        if (before < n) push(w.heap, rank_of(merges, w.ids[before], w.ids[at]), before);
     }
+}
+
+// Where a pair is, or is to be.
+uint64_t* slot_for(const Merges& merges, uint64_t pair) {
+    for (uint64_t* bucket = bucket_of(merges, pair);; bucket = bucket_after(merges, bucket))
+        for (int64_t j = 0; j < BUCKET; ++j)
+            if (bucket[j] == FREE || bucket[j] >> RANK_BITS == pair) return bucket + j;
 }
 
 // Tables for `count` merges, each (left, right, made) in the order of their ranks. Of a pair given twice the last
 // counts. False without memory; `merges` is all zeros before.
 bool load_merges(Merges& merges, const uint32_t* byte_ids, const uint32_t* rows, int64_t count) {
-    merges.shift = 60;
-    while ((int64_t{1} << (64 - merges.shift)) < 2 * count) --merges.shift;
-    const int64_t size = int64_t{1} << (64 - merges.shift);
-    merges.slots = room<Slot>(size);
+    int bits = 1;
+    while ((BUCKET << bits) < 2 * count) ++bits;
+    const int64_t size = BUCKET << bits;
+    void* slots = nullptr;
+    if (posix_memalign(&slots, 64, static_cast<size_t>(size) * sizeof(uint64_t))) return false;
+    merges.shift = 64 - bits;
+    merges.slots = static_cast<uint64_t*>(slots);
     merges.made = room<uint32_t>(count);
     merges.byte_ranks = room<uint32_t>(256 * 256);
-    if (!merges.slots || !merges.made || !merges.byte_ranks) return false;
-    for (int64_t i = 0; i < size; ++i) merges.slots[i].rank = NONE;
+    if (!merges.made || !merges.byte_ranks) return false;
+    for (int64_t i = 0; i < size; ++i) merges.slots[i] = FREE;
     for (int64_t rank = 0; rank < count; ++rank) {
         const uint64_t pair = pair_of(rows[3 * rank], rows[3 * rank + 1]);
-        *slot_of(merges, pair) = Slot{pair, static_cast<uint32_t>(rank), 0};
+        *slot_for(merges, pair) = pair << RANK_BITS | static_cast<uint64_t>(rank);
         merges.made[rank] = rows[3 * rank + 2];
     }
     std::memcpy(merges.byte_ids, byte_ids, sizeof merges.byte_ids);

@@ -35,7 +35,7 @@ def some_merges(random: Random, letters: bytes, count: int) -> Merges:
     known = [bytes([one]) for one in letters]
     rows: Merges = []
     while len(rows) < count:
-        left, right = random.choice(known), random.choice(known)
+        left, right = random.choice(known[:5000]), random.choice(known[:100])
         if len(left + right) > 12:
             continue
         made = spelled.setdefault(left + right, len(spelled))
@@ -44,9 +44,12 @@ def some_merges(random: Random, letters: bytes, count: int) -> Merges:
     return rows
 
 
-def merged(word: bytes, merges: Merges) -> list[int]:
+def by_pair(merges: Merges) -> dict[tuple[int, int], tuple[int, int]]:
+    return {(left, right): (rank, made) for rank, (left, right, made) in enumerate(merges)}
+
+
+def merged(word: bytes, ranks: dict[tuple[int, int], tuple[int, int]]) -> list[int]:
     """The meaning: the pair of the least rank, the leftmost of equals, until there is none."""
-    ranks = {(left, right): (rank, made) for rank, (left, right, made) in enumerate(merges)}
     ids = list(word)
     while True:
         best = min(
@@ -67,7 +70,7 @@ def test_words_are_merged_by_rank_and_place(size: int, dtype: type) -> None:
     for _ in range(6):
         merges = some_merges(random, b"abc", 60)
         words = [bytes(random.choices(b"abc", k=size)) for _ in range(4)]
-        wanted = [merged(word, merges) for word in words]
+        wanted = [merged(word, by_pair(merges)) for word in words]
         for level in range(library.load().level + 1):
             inner = model(merges, dtype, level=level)
             assert encode(inner, words) == wanted
@@ -79,16 +82,27 @@ def test_more_words_than_the_cache_has_room_for() -> None:
     merges = some_merges(random, b"abcdefgh", 300)
     words = [bytes(random.choices(b"abcdefgh", k=random.choice((3, 5, 9, 30)))) for _ in range(60_000)]
     inner = model(merges, np.uint16)
+    meaning = by_pair(merges)
     once = encode(inner, words)
     assert encode(inner, words[::-1]) == once[::-1]
     for i in range(0, len(words), 997):
-        assert once[i] == merged(words[i], merges)
+        assert once[i] == merged(words[i], meaning)
 
 
 def test_a_word_of_a_megabyte_takes_no_quadratic_time() -> None:
     merges = [(97, 97, 256), (256, 256, 257), (257, 257, 258)]
     (ids,) = encode(model(merges), [b"a" * 1_000_003])
     assert ids == [258] * 125_000 + [256, 97]
+
+
+def test_many_pairs_in_a_half_full_table_are_all_found() -> None:
+    """One in twenty of its buckets is full then, and goes on in the next."""
+    random = Random(6)
+    merges = some_merges(random, b"abcdefghijkl", 32_768)
+    inner = model(merges)
+    meaning = by_pair(merges)
+    words = [bytes(random.choices(b"abcdefghijkl", k=random.choice((2, 3, 4, 8, 12)))) for _ in range(3000)]
+    assert encode(inner, words) == [merged(word, meaning) for word in words]
 
 
 def test_threads_change_nothing() -> None:
@@ -116,8 +130,9 @@ def test_the_table_is_what_tokenizers_says_of_every_character() -> None:
     tokenizers = pytest.importorskip("tokenizers")
     theirs = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner = model()
-    # All planes that have characters; beyond them every hundredth.
-    codes = [*range(0x3_4000), *range(0x3_4000, 0xE_0000, 101), *range(0xE_0000, 0xE_0200), 0x10_FFFF]
+    # The two planes of most scripts whole, the ends of ranges beyond them, and every 50th of the rest.
+    ends = [int(one) + step for row in bpe.unicode_ranges() for one in row[:2] for step in (-1, 0)]
+    codes = [*range(0x2_0000), *(one for one in ends if one >= 0x2_0000), *range(0x2_0000, 0x11_0000, 50)]
     real = (code for code in codes if not 0xD800 <= code < 0xE000)
     while some := list(itertools.islice(real, unicode_classes.AT_ONCE)):
         text = "".join(map(unicode_classes.FRAME.format, map(chr, some)))
@@ -193,10 +208,13 @@ def test_a_document_beyond_31_bits_is_refused_before_anything_is_read() -> None:
         bpe.check_places(np.array([0, 5]), np.array([5, 5 + (1 << 31)]), 1 << 32)
 
 
-def test_too_many_merges_are_refused() -> None:
-    rows = np.lib.stride_tricks.as_strided(np.zeros(3, np.uint32), (bpe.MOST_MERGES, 3), (0, 4))
+def test_tables_that_do_not_fit_are_refused() -> None:
+    rows = np.lib.stride_tricks.as_strided(np.zeros(3, np.uint32), (bpe.MOST_MERGES + 1, 3), (0, 4))
     with pytest.raises(ValueError, match="8388608 merges; at most 8388607"):
         bpe.Bpe(bpe.Tables(np.arange(256, dtype=np.uint32), rows, (), False), np.int32)
+    with pytest.raises(ValueError, match="id 1048575; at most 1048574"):
+        model([(97, 97, bpe.LARGEST_ID + 1)])
+    assert encode(model([(97, 97, bpe.LARGEST_ID)]), [b"aaa"]) == [[bpe.LARGEST_ID, 97]]
 
 
 def test_added_tokens_are_found_longest_first_and_late_ones_in_what_is_left() -> None:
