@@ -84,6 +84,7 @@ def train_tokenizer(corpus: Path, output: Path, size: int = VOCABULARY) -> dict[
         str(size),
         "--output",
         str(output),
+        "--json",
     ]
     return ask_trainer(words)
 
@@ -99,6 +100,8 @@ def build_data(corpus: Path, tokenizer: Path, prefix: Path) -> dict[str, Any]:
         "--output",
         str(prefix),
         "--append-eod",
+        "--replace",
+        "--json",
     ]
     return ask_trainer(words)
 

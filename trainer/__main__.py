@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trainer.data_verbs import add_verbs
 from trainer.env import Env
 from trainer.errors import InputError, TrainerError
 
@@ -47,31 +48,6 @@ def _train(arguments: argparse.Namespace) -> int:
 
     _, group = run_training(config, environment, run_dir, StopOnSigterm(), startup)
     leave(group, 0)
-    return 0
-
-
-def _tokenizer_train(arguments: argparse.Namespace) -> int:
-    from trainer.corpus import read_texts
-    from trainer.tokenizer import train_tokenizer
-
-    _show(train_tokenizer(read_texts(arguments.input, arguments.key), arguments.vocab_size, arguments.output))
-    return 0
-
-
-def _data_build(arguments: argparse.Namespace) -> int:
-    from trainer.corpus import build_corpus, read_texts
-    from trainer.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer.load(arguments.tokenizer)
-    texts = read_texts(arguments.input, arguments.key)
-    _show(build_corpus(texts, tokenizer, arguments.output, arguments.append_eod))
-    return 0
-
-
-def _data_info(arguments: argparse.Namespace) -> int:
-    from trainer.corpus import describe
-
-    _show(describe(arguments.prefix))
     return 0
 
 
@@ -138,20 +114,7 @@ def _parser(called: str) -> argparse.ArgumentParser:
     train.add_argument(
         "--run-dir", type=Path, help="where metrics and checkpoints go (default: beside the config)"
     )
-    words = verb("tokenizer-train", _tokenizer_train, "learn a byte-level BPE vocabulary from texts")
-    words.add_argument("--vocab-size", type=int, required=True)
-    build = verb("data-build", _data_build, "texts to Megatron .bin/.idx")
-    build.add_argument("--tokenizer", type=Path, required=True)
-    build.add_argument(
-        "--append-eod", action="store_true", help="end each document by the end-of-document id"
-    )
-    for each in (words, build):
-        each.add_argument(
-            "--input", type=Path, nargs="+", required=True, metavar="FILE", help=".jsonl, or text"
-        )
-        each.add_argument("--output", type=Path, required=True)
-        each.add_argument("--key", default="text", help="key of the text in JSON lines (default: text)")
-    verb("data-info", _data_info, "what a .bin/.idx pair holds").add_argument("prefix", type=Path)
+    add_verbs(verb)
     _add_generate(verb("generate", _generate, "text from a checkpoint"))
     verb("checkpoint-verify", _checkpoint_verify, "compare a checkpoint with its manifest").add_argument(
         "folder", type=Path

@@ -5,6 +5,7 @@ TrainerError              1
 |  |- ConfigFaults        2   all the faults of one config at once
 |  |- DataError           2   a corpus, tokenizer or index that cannot be used
 |  '- CheckpointError     2   a checkpoint that is damaged, absent, or of another model or data
+|- DataFailed             1   a build of data began and cannot go on (a full disk); run again, it goes on
 '- TrainingFailed         1   training began and cannot go on (a loss that is not finite, a full disk)
 """
 
@@ -60,6 +61,10 @@ class DataError(InputError):
 
 class CheckpointError(InputError):
     """A checkpoint that is damaged, absent, or made of another model or other data."""
+
+
+class DataFailed(TrainerError):
+    """A build of data began and cannot go on; what is built is kept, and the same command goes on."""
 
 
 class TrainingFailed(TrainerError):

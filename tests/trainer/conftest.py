@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from trainer.corpus import Writer
+from trainer.indexed import Writer
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB = 60  # padded to 128, so that the padding is always in play

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from trainer.corpus import build_corpus
+from trainer.data_build import Order, build
+from trainer.data_part import Recipe
 from trainer.errors import CheckpointError, InputError
 from trainer.generate import Sampling, draw, generate, load_model
-from trainer.tokenizer import Tokenizer, train_tokenizer
+from trainer.tokenizer import train_tokenizer
 
 TEXTS = ["one two three four five six seven eight nine ten. " * 12] * 12
 
@@ -25,7 +26,9 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer and a corpus of counting words."""
     folder: Path = tmp_path_factory.mktemp("counting")
     train_tokenizer(iter(TEXTS), 300, folder / "tokenizer.json")
-    build_corpus(TEXTS, Tokenizer.load(folder / "tokenizer.json"), folder / "counting", append_eod=True)
+    (folder / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    wanted = (str(folder / "in.jsonl"),)
+    build(Order(wanted, folder / "tokenizer.json", folder / "counting", Recipe(append_eod=True)))
     return folder
 
 
@@ -93,7 +96,7 @@ def test_the_verbs_speak_json_and_mistakes_take_a_line(checkpoint: Path, materia
     )
     assert json.loads(made.stdout)["tokens"] <= 3
     assert json.loads(verb("checkpoint-verify", str(checkpoint)).stdout)["ok"]
-    assert json.loads(verb("data-info", str(material / "counting")).stdout)["documents"] == 12
+    assert json.loads(verb("data-info", str(material / "counting"), "--json").stdout)["documents"] == 12
     missing = verb("data-info", str(material / "none"))
     assert (missing.returncode, missing.stdout) == (2, "") and missing.stderr.startswith("error: ")
 

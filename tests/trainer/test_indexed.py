@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import struct
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from trainer.corpus import describe, entropy, read_texts
+from trainer.data_info import describe
 from trainer.errors import DataError
 from trainer.indexed import Writer, open_corpus, token_type
 
@@ -86,33 +88,69 @@ def test_a_build_that_fails_leaves_the_old_pair_and_no_trace(golden: Path) -> No
     assert sorted(path.name for path in golden.parent.iterdir()) == ["golden.bin", "golden.idx"]
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        (b'{"text": "a"', "not a line of JSON"),
-        (b'{"body": "a"}', "no text under 'text' .there is: body."),
-        (b'["a"]', "there is: list"),
-        (b'{"text": 3}', "no text under"),
-        (b"\xff\xfe", "not a line of JSON"),
-    ],
-)
-def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path, line: bytes, says: str) -> None:
-    file = tmp_path / "in.jsonl"
-    file.write_bytes(b'{"text": "good"}\n\n' + line + b"\n")
-    with pytest.raises(DataError, match=rf"in\.jsonl:3: .*{says}"):
-        list(read_texts([file]))
-
-
-def test_json_lines_give_documents_and_a_text_file_is_one(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"body": "x"}\n{"body": "y"}\n')
-    (tmp_path / "b.txt").write_text("one\n\ntwo\n")
-    assert list(read_texts([tmp_path / "a.jsonl"], "body")) == ["x", "y"]
-    assert list(read_texts([tmp_path / "b.txt"])) == ["one\n\ntwo\n"]
-
-
 def test_two_bytes_a_token_where_the_vocabulary_allows_it() -> None:
     assert token_type(65499) is np.uint16 and token_type(65500) is np.int32
 
 
-def test_the_entropy_of_even_tokens_is_the_logarithm_of_their_number() -> None:
-    assert entropy(np.array([5, 5, 0, 5, 5])) == pytest.approx(np.log(4))
+def old_pair(prefix: Path, documents: list[list[list[int]]], width: int = 2) -> None:
+    """As the lazy and cached builders of old write it: fairseq's TNTIDX."""
+    rows = [row for document in documents for row in document]
+    code = {2: 8, 4: 4}[width]
+    marks = np.cumsum([0, *map(len, documents)])
+    offsets = np.cumsum([0, *map(len, rows)])
+    head = b"TNTIDX\0\0" + struct.pack("<QQQQQQ", 1, code, width, len(rows), len(rows), len(marks))
+    body = [np.arange(len(rows) + 1), offsets, np.array([len(row) for row in rows]), marks]
+    prefix.with_suffix(".idx").write_bytes(head + b"".join(one.astype("<i8").tobytes() for one in body))
+    tokens = np.array([token for row in rows for token in row], f"<u{width}")
+    prefix.with_suffix(".bin").write_bytes(tokens.tobytes())
+
+
+def test_the_older_kind_of_index_is_read(tmp_path: Path) -> None:
+    old_pair(tmp_path / "old", [[[1, 2, 3]], [], [[4, 5], [6]], [[7, 8, 9, 10]]])
+    corpus = open_corpus(tmp_path / "old")
+    assert corpus.tokens.tolist() == list(range(1, 11))
+    assert (corpus.lengths.tolist(), corpus.offsets.tolist()) == ([3, 2, 1, 4], [0, 3, 5, 6])
+    assert [corpus.document(n).tolist() for n in range(4)] == [[1, 2, 3], [], [4, 5, 6], [7, 8, 9, 10]]
+
+
+def test_a_damaged_older_index_is_refused_in_words(tmp_path: Path) -> None:
+    old_pair(tmp_path / "old", [[[1, 2, 3]]])
+    whole = (tmp_path / "old.idx").read_bytes()
+    for damage, says in ((whole[:-8], "marks need"), (whole[:24] + b"\x04" + whole[25:], "not plain rows")):
+        (tmp_path / "old.idx").write_bytes(damage)
+        with pytest.raises(DataError, match=says):
+            open_corpus(tmp_path / "old")
+
+
+def test_documents_are_added_one_by_one_or_many_at_a_time_alike(tmp_path: Path) -> None:
+    random = np.random.RandomState(3)
+    documents = [[random.randint(0, 999, random.randint(1, 9)).tolist() for _ in range(random.randint(0, 4))]
+                 for _ in range(200)]  # fmt: skip
+    with Writer(tmp_path / "one", np.int32) as writer:
+        for document in documents:
+            writer.add_document(document)
+    rows = [row for document in documents for row in document]
+    with Writer(tmp_path / "many", np.int32) as writer:
+        writer.add(
+            np.array([*chain(*rows)]), [len(row) for row in rows], [len(document) for document in documents]
+        )
+    for ending in (".bin", ".idx"):
+        assert (tmp_path / f"one{ending}").read_bytes() == (tmp_path / f"many{ending}").read_bytes()
+    corpus = open_corpus(tmp_path / "one")
+    assert [corpus.document(n).tolist() for n in range(200)] == [[*chain(*document)] for document in documents]
+
+
+def test_an_id_that_the_type_cannot_hold_is_refused_and_not_wrapped(tmp_path: Path) -> None:
+    for wrong in (65536, -1):
+        with (
+            pytest.raises(DataError, match=f"token id {wrong} does not fit uint16"),
+            Writer(tmp_path / "c", np.uint16) as out,
+        ):
+            out.add_document([[1, wrong]])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_multimodal_index_has_one_byte_more_a_sequence(golden: Path) -> None:
+    idx = golden.with_suffix(".idx")
+    idx.write_bytes(idx.read_bytes() + bytes(4))
+    assert open_corpus(golden).lengths.tolist() == [3, 2, 1, 4]

@@ -1,0 +1,56 @@
+"""What the tests of builds share: a small tokenizer, texts, and what a pair says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.data_build import Order, build
+from trainer.data_filters import Filters
+from trainer.data_part import Recipe
+from trainer.indexed import open_corpus
+from trainer.tokenizer import Tokenizer, train_tokenizer
+
+SAYINGS = [
+    "the cat sat on the mat; " * 20,
+    "naïve café, 中文, \U0001f600 and\ttabs\n" * 10,
+    "One. Two! Three? " * 9,
+]
+
+
+def small_tokenizer(folder: Path, vocab: int = 300) -> Path:
+    train_tokenizer(iter(SAYINGS), vocab, folder / "tokenizer.json")
+    return folder / "tokenizer.json"
+
+
+def write_lines(path: Path, texts: Sequence[Any], key: str = "text") -> Path:
+    path.write_text("".join(json.dumps({key: text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def built(output: Path, tokenizer: Path, *inputs: Path | str, **options: Any) -> dict[str, Any]:
+    """A build; options of the order, the recipe and the filters by their names."""
+    filters = {name: options.pop(name) for name in list(options) if name in Filters.__dataclass_fields__}
+    options.setdefault("filters", Filters(**filters))
+    recipe = {name: options.pop(name) for name in list(options) if name in Recipe.__dataclass_fields__}
+    return build(Order(tuple(map(str, inputs)), tokenizer, output, Recipe(**recipe), **options))
+
+
+def texts_in(prefix: Path, tokenizer: Path) -> list[str]:
+    """Every document decoded."""
+    corpus, words = open_corpus(prefix), Tokenizer.load(tokenizer)
+    return [words.decode(corpus.document(number).tolist()) for number in range(corpus.documents)]
+
+
+def pair_bytes(prefix: Path) -> tuple[bytes, bytes]:
+    return prefix.with_name(prefix.name + ".bin").read_bytes(), prefix.with_name(
+        prefix.name + ".idx"
+    ).read_bytes()
+
+
+def verb(*words: str, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-m", "trainer", *words], input=stdin, capture_output=True, **more)

@@ -1,0 +1,193 @@
+"""Pieces of an input -> documents, each a text or a list of ids; what is none is told with its place."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainer.data_inputs import Piece, parquet_file
+from trainer.errors import DataError
+from trainer.mediawiki import article
+
+KEYS_SHOWN = 8
+ROWS = 1024  # of a Parquet file in memory together
+DOC = re.compile(r"<doc\b[^>]*>\n?(.*?)\n?</doc>", re.DOTALL)
+PAGE = re.compile(rb"<page>.*?</page>", re.DOTALL)
+PARAGRAPHS = re.compile(r"(?:\r?\n[ \t]*){2,}")
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A line (page, row) that holds no document, and why."""
+
+    place: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
+class NotADocument(Exception):
+    """Why a record cannot be used; becomes a Bad with its place."""
+
+
+def documents(piece: Piece, key: str, each: str, vocab: int) -> Iterator[str | list[int] | Bad]:
+    """Every document of a piece, in order. An empty one is a document too."""
+    if piece.bad:
+        yield Bad(f"{piece.name}:{piece.line}", piece.bad)
+        return
+    for place, record in RECORDS[piece.kind](piece, key if piece.kind == "parquet" else each):
+        try:
+            yield _checked(record if piece.kind != "jsonl" else _value(record, key), vocab)
+        except NotADocument as error:
+            yield Bad(f"{piece.name}:{place}", str(error))
+
+
+def _checked(value: Any, vocab: int) -> str | list[int]:
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise NotADocument(f"not UTF-8 (byte {error.start} of it)") from None
+    if isinstance(value, str):
+        return _whole(value)
+    if not _are_ids(value):
+        raise NotADocument(f"no text, but a {type(value).__name__}")
+    wrong = next((one for one in value if not 0 <= one < vocab), None)
+    if wrong is not None:
+        raise NotADocument(f"token id {wrong} is not in the vocabulary of {vocab}")
+    return list(value)
+
+
+def _whole(text: str) -> str:
+    """JSON can name half a character, which no tokenizer takes."""
+    if text.isascii():
+        return text
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise NotADocument(
+            f"half a character, \\u{ord(text[error.start]):04x}, without its other half"
+        ) from None
+    return text
+
+
+# -- JSON lines ---------------------------------------------------------------------------------------------
+
+
+def _lines(piece: Piece, each: str) -> Iterator[tuple[str, bytes]]:
+    data = piece.data
+    if piece.line == 1:
+        data = data.removeprefix(b"\xef\xbb\xbf")
+    for number, line in enumerate(data.split(b"\n"), piece.line):
+        if line and not line.isspace():
+            yield str(number), line
+
+
+def _value(line: bytes, key: str) -> Any:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise NotADocument(f"not UTF-8 (byte {error.start} of the line)") from None
+    except (ValueError, RecursionError) as error:
+        raise NotADocument(f"not a line of JSON: {error}") from None
+    value = record.get(key) if isinstance(record, dict) else None
+    if isinstance(value, str) or _are_ids(value):
+        return value
+    raise NotADocument(f"no text under {key!r} ({_there_is(record, key)})")
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) is int for one in value)
+
+
+def _there_is(record: Any, key: str) -> str:
+    if not isinstance(record, dict):
+        return f"the line is a {type(record).__name__}"
+    if key in record:
+        return f"it is a {type(record[key]).__name__}"
+    names = list(record)
+    return "there is: " + (
+        ", ".join(names[:KEYS_SHOWN]) + (", ..." if len(names) > KEYS_SHOWN else "") or "nothing"
+    )
+
+
+# -- the other kinds ----------------------------------------------------------------------------------------
+
+
+def _text(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
+    data = piece.data.removeprefix(b"\xef\xbb\xbf") if piece.line == 1 else piece.data
+    if each == "file":
+        yield str(piece.line), data
+    elif each == "line":
+        for number, line in enumerate(data.split(b"\n"), piece.line):
+            if line and not line.isspace():
+                yield str(number), line.removesuffix(b"\r")
+    else:
+        yield from _paragraphs(data, piece.line)
+
+
+def _paragraphs(data: bytes, line: int) -> Iterator[tuple[str, Any]]:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        yield str(line), data  # which is told as what it is
+        return
+    for paragraph in PARAGRAPHS.split(text):
+        if paragraph.strip():
+            yield str(line), paragraph.strip("\r\n")
+
+
+def _wikiextracted(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
+    """WikiExtractor's own files, `<doc id=... title=...>` to `</doc>`, the text between them."""
+    text = piece.data.decode("utf-8", "surrogateescape")
+    for found in DOC.finditer(text):
+        line = piece.line + text.count("\n", 0, found.start())
+        yield str(line), html.unescape(found[1]).encode("utf-8", "surrogateescape")
+
+
+def _pages(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
+    """The articles of a MediaWiki dump; redirects and pages that are no articles are passed over."""
+    for found in PAGE.finditer(piece.data):
+        line = piece.line + piece.data.count(b"\n", 0, found.start())
+        text = article(found[0])
+        if text is not None:
+            yield str(line), text
+
+
+def _ids(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
+    tokens = np.frombuffer(piece.data, "<i4")
+    ends = np.cumsum(piece.lengths)
+    for number, (end, length) in enumerate(zip(ends, piece.lengths, strict=True), piece.line):
+        yield str(number), tokens[end - length : end].tolist()
+
+
+def _rows(piece: Piece, key: str) -> Iterator[tuple[str, Any]]:
+    """One column of a row group, a few rows at a time."""
+    file = parquet_file(piece.name)
+    columns = file.schema_arrow.names
+    if key not in columns:
+        raise DataError(
+            f"{piece.name}: no column {key!r}; there is: {', '.join(columns)}", "name one with --key"
+        )
+    number = 0
+    for batch in file.iter_batches(ROWS, row_groups=[piece.row_group], columns=[key]):
+        for value in batch.column(0).to_pylist():
+            number += 1
+            yield f"row group {piece.row_group}, row {number}", value
+
+
+RECORDS: dict[str, Any] = {
+    "jsonl": _lines,
+    "text": _text,
+    "wikiextractor": _wikiextracted,
+    "mediawiki": _pages,
+    "lazy": _ids,
+    "parquet": _rows,
+}

@@ -1,0 +1,86 @@
+"""Which documents stay: long enough, in the language asked for. Duplicates are found when all are known."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.errors import DataError
+
+LOOKED_AT = 4096  # characters that the language is told by: about GLM's 1024 tokens
+HASH_BYTES = 16  # of a text: two of 1e9 documents are alike by chance once in 1e20
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What a document must be to stay. `language_model` is fastText's lid.176.bin or .ftz, the user's own."""
+
+    min_chars: int = 0
+    language: str = ""
+    language_model: str = ""
+    min_confidence: float = 0.0
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything is read."""
+        faults = []
+        if self.min_chars < 0:
+            faults.append(f"--min-chars {self.min_chars}: a length is at least 0")
+        if self.language and not self.language_model:
+            what = f"--language {self.language} needs --language-model FILE"
+            faults.append(f"{what}, fastText's lid.176.bin or lid.176.ftz")
+        if self.language_model and not self.language:
+            faults.append("--language-model needs --language, as in --language en")
+        if self.language_model and not Path(self.language_model).is_file():
+            faults.append(f"--language-model {self.language_model}: no such file")
+        if not 0 <= self.min_confidence <= 1:
+            faults.append(f"--min-confidence {self.min_confidence}: a share of 0 to 1")
+        if faults:
+            raise DataError("\n".join(faults))
+
+
+class Sieve:
+    """Filters made ready in one process."""
+
+    def __init__(self, filters: Filters) -> None:
+        self._filters = filters
+        self._model = _load(filters.language_model) if filters.language else None
+
+    def refusal(self, document: str | list[int]) -> str:
+        """Why a document goes (`short`, `language`), or nothing. What is ids already is not looked at."""
+        if not isinstance(document, str):
+            return ""
+        if len(document) < self._filters.min_chars:
+            return "short"
+        if self._model is not None and not self._is_wanted(document):
+            return "language"
+        return ""
+
+    def _is_wanted(self, text: str) -> bool:
+        labels, shares = self._model.predict(" ".join(text[:LOOKED_AT].split()), k=1)
+        label = labels[0].removeprefix("__label__") if labels else ""
+        return label == self._filters.language and float(shares[0]) >= self._filters.min_confidence
+
+
+def _load(path: str) -> Any:
+    try:
+        import fasttext
+    except ImportError:
+        raise DataError(
+            "--language needs the package fasttext-predict", "pip install 'clusterctl[data]', or leave it out"
+        ) from None
+    try:
+        return fasttext.load_model(path)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise DataError(
+            f"{path}: not a model of fastText: {error}", "lid.176.bin or lid.176.ftz, unpacked"
+        ) from None
+
+
+def content_hash(document: str | list[int]) -> bytes:
+    """What two documents have in common when they are alike to the last character."""
+    data = document.encode() if isinstance(document, str) else np.asarray(document, "<i4").tobytes()
+    return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()

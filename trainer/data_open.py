@@ -1,0 +1,134 @@
+"""Files as streams of bytes: unpacked by their ending, hashed and counted as they are read."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import lzma
+import sys
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trainer.errors import DataError
+
+PACKED = (".gz", ".bz2", ".xz", ".zst")
+STDIN = "-"
+
+
+@dataclass
+class Seen:
+    """What was read of one input, for the manifest."""
+
+    name: str
+    bytes: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"path": self.name, "bytes": self.bytes, "sha256": self.digest.hexdigest()}
+
+
+def open_stream(name: str, seen: Seen) -> BinaryIO:
+    """The unpacked bytes of a file, or of standard input."""
+    try:
+        inner = sys.stdin.buffer if name == STDIN else open(name, "rb", buffering=0)  # noqa: SIM115
+    except OSError as error:
+        raise DataError(f"{name}: {error.strerror}") from None
+    raw = io.BufferedReader(_Counted(inner, seen), 1 << 20)
+    unpack: Any = {".gz": gzip.GzipFile, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile, ".zst": _zst}
+    ending = Path(name).suffix
+    if ending not in unpack:
+        return raw
+    stream: BinaryIO = gzip.GzipFile(fileobj=raw) if ending == ".gz" else unpack[ending](raw)
+    return stream
+
+
+def read_some(stream: BinaryIO, size: int, name: str) -> bytes:
+    """Up to `size` bytes; a file that ends before its packing does is said to be damaged."""
+    try:
+        return stream.read(size)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DataError(f"{name}: cannot be read to its end: {reason}", "fetch or unpack it again") from None
+
+
+class _Counted(io.RawIOBase):
+    """A file that is hashed as it is read."""
+
+    def __init__(self, inner: BinaryIO, seen: Seen) -> None:
+        self._inner, self._seen = inner, seen
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._inner.readinto(buffer)  # type: ignore[attr-defined]
+        self._seen.digest.update(memoryview(buffer)[:count])
+        self._seen.bytes += count
+        return int(count)
+
+    def close(self) -> None:
+        self._inner.close()
+        super().close()
+
+
+def _zst(raw: BinaryIO) -> BinaryIO:
+    try:
+        import zstandard
+    except ImportError:
+        raise DataError(
+            "a .zst file needs the package zstandard",
+            "pip install 'clusterctl[data]', or unpack it with `zstd -d`",
+        ) from None
+    return io.BufferedReader(_Zst(raw, zstandard), 1 << 20)
+
+
+class _Zst(io.RawIOBase):
+    """Frames of zstd one after the other; the library's own reader takes a cut file for a whole one."""
+
+    def __init__(self, raw: BinaryIO, library: Any) -> None:
+        self._raw, self._library = raw, library
+        self._frame = library.ZstdDecompressor().decompressobj()
+        self._began = False
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            packed = (self._frame.unused_data if self._frame.eof else b"") or self._raw.read(1 << 16)
+            if not packed:
+                if self._began and not self._frame.eof:
+                    raise EOFError("it ends in the middle of a frame")
+                return 0
+            if self._frame.eof:
+                self._frame = self._library.ZstdDecompressor().decompressobj()
+            self._began = True
+            try:
+                self._ready = memoryview(self._frame.decompress(packed))
+            except self._library.ZstdError as error:
+                raise OSError(f"not zstd: {error}") from None
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+
+def stamp(name: str) -> tuple[int, int] | None:
+    """What changes when somebody writes to a file."""
+    if name == STDIN:
+        return None
+    status = Path(name).stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def hash_whole(path: Path, seen: Seen) -> None:
+    """Read a file for its hash alone."""
+    with path.open("rb") as stream:
+        while piece := stream.read(1 << 20):
+            seen.digest.update(piece)
+            seen.bytes += len(piece)

@@ -1,0 +1,115 @@
+"""One part of the inputs -> its tokens: what a worker does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data_documents import Bad, documents
+from trainer.data_filters import Filters, Sieve, content_hash
+from trainer.data_inputs import Part
+from trainer.indexed import token_type
+from trainer.sentences import sentences
+from trainer.tokenizer import Tokenizer
+
+UNITS = ("document", "sentence")
+BAD_TOLD = 20  # of a part; all are counted
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a document becomes; the same for all parts."""
+
+    key: str = "text"
+    each: str = "file"
+    unit: str = "document"
+    append_eod: bool = False
+    dedup: bool = False
+    filters: Filters = field(default_factory=Filters)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A part's documents as tokens."""
+
+    number: int
+    mark: str
+    tokens: NDArray[Any]
+    lengths: NDArray[np.int32]  # of the sequences
+    counts: NDArray[np.int32]  # sequences of each document
+    hashes: bytes
+    facts: dict[str, int]
+    bad: list[str]
+
+
+class Maker:
+    """Makes parts; one in each process."""
+
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer, threads: int = 1) -> None:
+        from trainer.encoder import encoder_for
+
+        self.recipe = recipe
+        self._vocab = tokenizer.vocab
+        self._eod = tokenizer.eod
+        self._dtype = token_type(tokenizer.vocab)
+        self._encoder = encoder_for(tokenizer, threads)
+        self._sieve = Sieve(recipe.filters)
+
+    def describe(self) -> str:
+        """Who turns text into ids, and why it."""
+        return self._encoder.describe()
+
+    def make(self, part: Part) -> Made:
+        facts: Counter[str] = Counter()
+        bad: list[str] = []
+        kept: list[str | list[int]] = []
+        for piece in part.pieces:
+            for one in documents(piece, self.recipe.key, self.recipe.each, self._vocab):
+                if isinstance(one, Bad):
+                    facts["bad"] += 1
+                    bad += [str(one)] if len(bad) < BAD_TOLD else []
+                    continue
+                refusal = self._sieve.refusal(one)
+                facts[refusal or "documents"] += 1
+                if not refusal:
+                    facts["characters"] += len(one) if isinstance(one, str) else 0
+                    kept.append(one)
+        tokens, lengths, counts = self._encoded(kept)
+        facts["empty"] += int((counts == 0).sum())
+        hashes = b"".join(map(content_hash, kept)) if self.recipe.dedup else b""
+        return Made(part.number, part.mark, tokens, lengths, counts, hashes, dict(facts), bad)
+
+    def _encoded(
+        self, kept: list[str | list[int]]
+    ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int32]]:
+        """All tokens, the length of each sequence, the sequences of each document; none of them empty."""
+        units: list[str | list[int]] = []
+        counts = np.ones(len(kept), np.int64)
+        for number, one in enumerate(kept):
+            some = sentences(one) if self.recipe.unit == "sentence" and isinstance(one, str) else [one]
+            units += some  # type: ignore[arg-type]
+            counts[number] = len(some)
+        tokens, lengths = self._ids(units)
+        owners = np.repeat(np.arange(len(kept)), counts)[lengths > 0]
+        lengths = lengths[lengths > 0].astype(np.int64)
+        counts = np.bincount(owners, minlength=len(kept))
+        if self.recipe.append_eod:
+            last = np.cumsum(counts)[counts > 0] - 1
+            tokens = np.insert(tokens, np.cumsum(lengths)[last], self._eod)
+            lengths[last] += 1
+        return tokens, lengths.astype(np.int32), counts.astype(np.int32)
+
+    def _ids(self, units: list[str | list[int]]) -> tuple[NDArray[Any], NDArray[np.int32]]:
+        texts = [one for one in units if isinstance(one, str)]
+        tokens, lengths = self._encoder.encode_many(texts)
+        if len(texts) == len(units):
+            return tokens.astype(self._dtype, copy=False), lengths
+        ends = np.cumsum(lengths)
+        encoded = iter(np.split(tokens, ends[:-1]) if len(texts) else [])
+        rows = [next(encoded) if isinstance(one, str) else np.asarray(one, self._dtype) for one in units]
+        joined = np.concatenate(rows).astype(self._dtype) if rows else np.zeros(0, self._dtype)
+        return joined, np.fromiter(map(len, rows), np.int32, len(rows))
