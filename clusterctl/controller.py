@@ -64,11 +64,11 @@ class Control:
                 decision = self._decide(state)
                 if not decision.again:
                     return self._conclude(state, decision)
-                yield self._note(decision.why)
+                yield Update(note=decision.why)
                 while decision.again and not self._restart(state, decision):
                     failed = replace(state, failure=None, phase="failed")
                     decision = self._decide(failed, f"the next attempt could not start: {self.refused}")
-                    yield self._note(decision.why)
+                    yield Update(note=decision.why)
                 if not decision.again:
                     return self._conclude(state, decision)
         finally:
@@ -127,7 +127,8 @@ class Control:
             return Decision(True, "", history=history)  # no failure: it counts against nothing
         decision = decide(self.policy, history, self._failure(state, what))
         if decision.again:
-            self.run.add_event("restart", why=decision.why, wait=decision.wait, **asdict(decision.history))
+            why = decision.why
+            self.run.add_event("restart", why=why, text=why, wait=decision.wait, **asdict(decision.history))
         return decision
 
     def _failure(self, state: runs.RunState, what: str) -> Failure:

@@ -414,7 +414,7 @@ class Link:
         except BadFrame as bad:
             problem = f"its answer makes no sense: {bad}"
         except (OSError, EOFError, ClusterctlError, ValueError) as broken:
-            problem = str(broken) or "the connection ended"
+            problem = str(getattr(broken, "reason", broken)) or "the connection ended"
         self._break(
             LinkLost(self.node, problem, "what ran there for this command is ended by the node itself")
         )

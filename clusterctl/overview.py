@@ -166,7 +166,8 @@ def event_text(event: Mapping[str, Any]) -> str:
     words = {
         "started": "attempt {attempt} started: {ranks} ranks",
         "node_ended": "{node}: {state}",
-        "restart": "another attempt after {wait:g} s: {why}",
+        "restart": "{why}",
+        "failed": "rank {rank} on {node} failed",
         "note": "{text}",
         "straggler": "{text}",
         "interrupted": "interrupted ({by})",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from clusterctl.transport import Connections
 
 UNWATCHED = 3.0  # seconds without a living controller until a reader gives up: a new one takes one to start
-TOLD = ("note", "straggler")  # events that a follower sees
+TOLD = ("note", "restart", "straggler")  # events that a follower sees
 PATIENCE = 60.0  # seconds that a cut connection may stay away before its node counts as lost
 ALONE = 600.0  # the same where no node answers at all: rather this machine's own link is gone, and the run goes on
 QUIET = 2 * BEAT + 1  # seconds without a word after which a node may be silent for the reason that another one is

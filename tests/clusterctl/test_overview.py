@@ -31,7 +31,7 @@ EVENTS = [
     {"time": 100.0, "event": "planned", "ranks": 4, "attempt": 1},
     {"time": 101.0, "event": "started", "ranks": 4, "attempt": 1, "nodes": ["a", "b"]},
     {"time": 120.0, "event": "node_ended", "node": "b", "state": "lost"},
-    {"time": 121.0, "event": "restart", "why": "lost b", "wait": 2.0},
+    {"time": 121.0, "event": "restart", "why": "restart 1 of 3 in 2 s: lost b", "wait": 2.0},
     {"time": 123.0, "event": "started", "ranks": 4, "attempt": 2, "nodes": ["a", "b"]},
     {"time": 124.0, "event": "new_kind", "node": "b"},
 ]
@@ -83,14 +83,15 @@ def test_events_are_said_in_words_with_their_reasons_and_unknown_ones_with_their
     assert [one["text"] for one in seen().events] == [
         "attempt 1 started: 4 ranks",
         "b: lost",
-        "another attempt after 2 s: lost b",
+        "restart 1 of 3 in 2 s: lost b",
         "attempt 2 started: 4 ranks",
         "new_kind node=b",
     ]
     assert overview.event_text({"event": "ended", "phase": "failed", "verdict": "do not requeue"}) == (
         "ended: failed; do not requeue"
     )
-    assert overview.event_text({"event": "restart", "why": "x"}) == "restart why=x"
+    assert overview.event_text({"event": "failed", "node": "a", "rank": 3}) == "rank 3 on a failed"
+    assert overview.event_text({"event": "failed", "node": "a"}) == "failed node=a"
 
 
 def test_a_person_sees_it_all_and_who_looks_after_it() -> None:
@@ -100,7 +101,7 @@ def test_a_person_sees_it_all_and_who_looks_after_it() -> None:
         "last step 4s ago  checkpoint of step 5 20s ago  46s left",
         "1 failed, 1 unknown",
         "exited with code 1",
-        "another attempt after 2 s: lost b",
+        "restart 1 of 3 in 2 s: lost b",
     ):
         assert part in shown, shown
     alone = text_of(overview.make(RECORD, RunState("running", {}), read_progress([]), [], 160.0))
