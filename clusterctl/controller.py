@@ -309,9 +309,10 @@ def _whole_lines(run: RunDir) -> int:
 
 @contextlib.contextmanager
 def following(run: RunDir, connections: Connections) -> Iterator[Control | KeptWatch]:
-    """The view of a run: what its living controller brings home, or, where none could be started, our own."""
+    """The view of a run: what its controller brings home or has brought, or, where none could be started, our own."""
     with run.hold() as ours:
-        yield Control(run, connections) if ours else KeptWatch(run)
+        ended = run.read_state().get("phase") in runs.FINAL
+        yield Control(run, connections) if ours and not ended else KeptWatch(run)
 
 
 def serve(run: RunDir, connections: Connections, tell: Any) -> bool:

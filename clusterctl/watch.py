@@ -321,7 +321,7 @@ class KeptWatch:
     """The same view of a run that another process brings home: read from the folder here, attempt after attempt."""
 
     def __init__(self, run: RunDir) -> None:
-        self.run, self.attempt = run, 0
+        self.run, self.attempt, self.read = run, 0, 0
         self.about = {run.metrics: ("", -1, "metrics"), run.events: ("", -1, "events")}
         self.offsets = {run.events: run.events.stat().st_size if run.events.exists() else 0}
         """How much of each file has been read; a reader who has seen some of it sets it before."""
@@ -333,10 +333,9 @@ class KeptWatch:
         while True:
             self._find()
             final = self.run.read_state().get("phase") in FINAL  # asked before the last look
-            grew = False
-            for update in self._grown():
-                grew = True
-                yield update
+            before = self.read
+            yield from self._grown()
+            grew = self.read > before  # bytes, not lines: a line may be longer than many looks
             if final and not grew:
                 for path, about in self.about.items():  # also a half line that was read before, and never grew
                     yield from _updates(*about, self._cutter(path).end())
@@ -371,6 +370,7 @@ class KeptWatch:
             if data:
                 cutter = self._cutter(path)
                 self.offsets[path] = self.offsets.get(path, 0) + len(data)
+                self.read += len(data)
                 yield from _updates(node, rank, stream, cutter.feed(data))
 
 

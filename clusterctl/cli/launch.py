@@ -295,6 +295,9 @@ def attach(
     trains = found.read_record()["job"]["train"] is not None
     if take_over:
         controller.end(found)
+    if found.controller() is None and found.read_state().get("phase") in runs.FINAL:
+        conclude(found, runs.state_of(found.read_state()), as_json)  # no node has to be asked
+        return
     with options.connected_to(found) as connections:
         if found.controller() is None and found.read_state().get("phase") not in runs.FINAL:
             screen.say(f"{found.run_id} has no controller; a new one takes charge")

@@ -18,13 +18,13 @@ from clusterctl import run as runs
 from clusterctl.agent.steps import LEAST, PAUSE, Pace
 from clusterctl.agent.stopped import Stopped, is_stopped
 from clusterctl.connection import Connection
-from clusterctl.controller import Control, log_in
+from clusterctl.controller import Control, following, log_in
 from clusterctl.errors import ClusterctlError, InputFaults, Unreachable
 from clusterctl.inventory import Node
 from clusterctl.report import read_cause
 from clusterctl.restarts import Decision, Failure, History, Restart, decide, membership
 from clusterctl.rundir import NodeFiles, RunDir
-from clusterctl.transport import Connections, LocalTransport, Stream
+from clusterctl.transport import Connections, LocalTransport, ScriptedTransport, Stream
 from clusterctl.watch import ControllerGone, KeptWatch
 
 from .test_run import lab, launched, left_of, program, wait_for
@@ -475,6 +475,19 @@ def test_a_reader_is_told_when_nobody_is_in_charge_any_more(
     assert isinstance(caught.value, ClusterctlError)
     assert "--take-over" in caught.value.hint
     assert runs.stop(run, connections, grace=0.0) == {"node1": 0, "node2": 0}
+
+
+def test_a_run_that_ended_before_it_was_followed_is_told_whole_and_no_node_is_asked(
+    tmp_path: Path, connections: Connections
+) -> None:
+    text = "import os; print('x' * 3_000_000 * (os.environ['RANK'] == '0') + 'y'); print('after the long line')"
+    run = launched(tmp_path, connections, program(text))
+    assert controlled(run, connections).phase == "finished"
+    events = run.events.read_bytes()
+    with Connections(ScriptedTransport({})) as nobody, following(run, nobody) as watch:
+        seen = [line.text for one in watch if one.chunk and one.chunk.rank == 0 for line in one.chunk.lines()]
+    assert [text[-12:] for text in seen] == ["xxxxxx [...]", "he long line"]
+    assert run.events.read_bytes() == events
 
 
 def test_one_controller_a_run_and_a_dead_ones_lock_is_free(tmp_path: Path) -> None:
