@@ -106,12 +106,14 @@ def report(found: Goodput, faults: list[Fault], metrics: list[dict[str, Any]], r
         ("starts, restarts, waits", found.idle),
     )
     lines += [f"  {name:<28}{seconds:>9.1f} s{100 * seconds / found.wall:>8.1f} %" for name, seconds in shares]
-    lines.append(f"{'fault':<22}{'count':>6}{'back':>6}{'to a new step: median':>24}{'worst':>9}")
+    lines.append(f"{'fault':<22}{'count':>6}{'back':>6}{'to a new step: median':>24}{'worst':>9}{'starts, worst':>15}")
     for kind in KINDS:
         these = [fault for fault in faults if fault.kind == kind]
-        took = [back.new_step - one.when for one in these if (back := recovered(metrics, one.when))]
+        backs = [(back, one.when) for one in these if (back := recovered(metrics, one.when))]
+        took = [back.new_step - when for back, when in backs]
         times = f"{statistics.median(took):>22.1f} s{max(took):>7.1f} s" if took else ""
-        lines.append(f"{kind:<22}{len(these):>6}{len(took):>6}{times}")
+        starts = f"{max(back.starts for back, _ in backs):>15}" if backs else ""
+        lines.append(f"{kind:<22}{len(these):>6}{len(took):>6}{times}{starts}")
     reached = "reached" if found.share >= LEAST else "not reached"
     return "\n".join([*lines, f"goodput {100 * found.share:.1f} %; at least {100 * LEAST:.0f} %: {reached}"])
 

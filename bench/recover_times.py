@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,13 +97,3 @@ def goodput(metrics: Metrics, began: float, ended: float) -> Goodput:
     counted = sum(last.values())
     saving = sum(float(one["seconds"]) for one in inside if one["event"] == "checkpoint")
     return Goodput(ended - began, counted, whole - counted, saving, len(last))
-
-
-def returns(metrics: Metrics, deaths: Iterable[float]) -> list[float]:
-    """Seconds from each death to the next new step; a death before the last one was mended shares its return."""
-    found = []
-    for killed in deaths:
-        back = recovered(metrics, killed)
-        if back is not None:
-            found.append(back.new_step - killed)
-    return found
