@@ -36,6 +36,7 @@ RUN_DIR = "CLUSTERCTL_RUN_DIR"  # the run's folder on this node
 ATTEMPT = "CLUSTERCTL_ATTEMPT"  # 1, 2, ...
 NODE = "CLUSTERCTL_NODE"  # the node's name in the inventory
 DEVICE_KIND = "CLUSTERCTL_DEVICE_KIND"  # cpu | cuda | npu
+CACHE_DIR = "CLUSTERCTL_CACHE_DIR"  # a folder of this node that all runs may share
 
 # Files that the trainer writes below RUN_DIR and the launcher reads.
 METRICS_FILE = "metrics.jsonl"  # one JSON object a line: event, step, loss, tokens_per_second, ...

@@ -249,6 +249,7 @@ def _rank_env(
             contract.ATTEMPT: str(facts.attempt),
             contract.NODE: node.name,
             contract.DEVICE_KIND: node.kind,
+            contract.CACHE_DIR: posixpath.join(facts.workdirs.get(node.name, node.workdir), "cache"),
         }
     )
     return env

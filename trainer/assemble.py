@@ -12,16 +12,18 @@ from typing import Any
 import torch
 
 import native
+from trainer.blend import Blend
 from trainer.config import TrainConfig
-from trainer.corpus import Corpus, open_corpus
-from trainer.dataset import Batches, Samples, Share, open_split
+from trainer.dataset import Batches, Data, Share
 from trainer.device import Device, open_device
 from trainer.engine import Engine, TorchEngine
 from trainer.env import CHECKPOINT_DIR, HEARTBEAT_DIR, METRICS_FILE, Env
 from trainer.errors import DataError, InputError
 from trainer.events import Ended, Observer
 from trainer.gpt import GPT
+from trainer.gpt_samples import Samples
 from trainer.group import Group
+from trainer.index_cache import IndexCache
 from trainer.keeper import Keeper
 from trainer.layout import Layout
 from trainer.loop import Training, pauses_after, train
@@ -64,15 +66,17 @@ def run_training(
         environment.threads,
         config.deterministic,
     )
-    corpus = _open_data(config)
+    data = _open_data(config, environment.cache_dir or run_dir / "indices")
+    orders = _make_orders(config, data)
     startup.done("data")
     ops = _choose_ops(config, device)
     group = Group.join(environment, device, always=config.engine == "deepspeed")
     startup.done("group")
     engine = _engine(config, group, device, ops)
     startup.done("model")
-    keeper = Keeper(config, engine, group, run_dir / CHECKPOINT_DIR, corpus)
+    keeper = Keeper(config, engine, group, run_dir / CHECKPOINT_DIR, data.identity())
     step = keeper.resume()
+    keeper.notes += data.cache.notes
     startup.done("checkpoint")
     start = _start_facts(config, environment, group, device, ops, keeper, step)
     start["startup"] = startup.parts
@@ -80,8 +84,8 @@ def run_training(
     run = Training(
         config,
         engine,
-        train=_batches(config, corpus, "train", config.steps, group),
-        valid=_batches(config, corpus, "valid", config.eval.batches, group) if config.eval.batches else None,
+        train=Batches(orders["train"], _share(config, group)),
+        valid=Batches(orders["valid"], _share(config, group)) if "valid" in orders else None,
         save=keeper.save,
         tell=partial(tell, observers),
         stop_asked=stop,
@@ -90,37 +94,38 @@ def run_training(
     return train(run, step), group
 
 
-def _open_data(config: TrainConfig) -> Corpus:
-    """The corpus; what cannot be read or has no part to read is refused before other ranks are awaited."""
-    corpus = open_corpus(Path(config.data.prefix))
+def _open_data(config: TrainConfig, cache: Path) -> Data:
+    """The corpora; what cannot be read is refused before other ranks are awaited."""
+    data = Data(config.data, config.model.sequence, IndexCache(cache))
     known = config.model.vocab
     if config.data.tokenizer:
         vocab = Tokenizer.load(Path(config.data.tokenizer)).vocab
         if vocab > known:
             remedy = f"use vocab: {vocab}"
             raise InputError(f"train.model.vocab is {known}, but the tokenizer has {vocab} ids", remedy)
-    largest = int(corpus.tokens.max()) if 0 < len(corpus.tokens) <= SEARCHED_TOKENS else 0
-    if largest >= known:
-        what = f"{corpus.prefix}.bin: has token id {largest}, but train.model.vocab is {known}"
-        raise DataError(what, f"use vocab: {largest + 1}, or the tokenizer that made the data")
-    _samples(config, corpus, "train", 1)
+    for corpus in data.corpora.values():
+        largest = int(corpus.tokens.max()) if 0 < len(corpus.tokens) <= SEARCHED_TOKENS else 0
+        if largest >= known:
+            what = f"{corpus.prefix}.bin: has token id {largest}, but train.model.vocab is {known}"
+            raise DataError(what, f"use vocab: {largest + 1}, or the tokenizer that made the data")
+    return data
+
+
+def _make_orders(config: TrainConfig, data: Data) -> dict[str, Samples | Blend]:
+    """Which samples come when: made, or waited for on this node, before other ranks are awaited."""
+    assert config.global_batch is not None
+    orders = {"train": data.samples("train", config.steps * config.global_batch)}
     if config.eval.batches:
-        _samples(config, corpus, "valid", 1)
-    return corpus
+        orders["valid"] = data.samples("valid", config.eval.batches * config.global_batch)
+    return orders
 
 
-def _samples(config: TrainConfig, corpus: Corpus, which: str, count: int) -> Samples:
-    data = config.data
-    return open_split(corpus, data.split, which, count, config.model.sequence, data.seed)
-
-
-def _batches(config: TrainConfig, corpus: Corpus, which: str, batches: int, group: Group) -> Batches:
-    """This rank's share of so many global batches."""
+def _share(config: TrainConfig, group: Group) -> Share:
+    """This rank's share of every global batch."""
     assert config.global_batch is not None
     layout = Layout.of(group.world)
     _, data_rank, _ = layout.place(group.rank)
-    share = Share(config.micro_batch, config.global_batch, data_rank, layout.data)
-    return Batches(_samples(config, corpus, which, batches * config.global_batch), share)
+    return Share(config.micro_batch, config.global_batch, data_rank, layout.data)
 
 
 def _choose_ops(config: TrainConfig, device: Device) -> native.Choice:

@@ -6,24 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from trainer.data_config import DataConfig, data_faults, listed_sources
 from trainer.errors import ConfigFaults, Fault
 from trainer.layout import Layout, nearest_batches
 from trainer.models import SIZES, ModelConfig, sized
 from trainer.settings import near, read_section, setting
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Where the tokens come from."""
-
-    prefix: str = setting("", required=True)
-    """Path of the .bin and .idx files without their endings."""
-    tokenizer: str = setting("")
-    """tokenizer.json that made the tokens; copied into every checkpoint, so that one folder can generate."""
-    split: str = setting("949,50,1")
-    """Parts of the corpus for training, validation and test, in the order of the documents."""
-    seed: int = setting(1234, least=0)
-    """Seed of the order of the samples."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +114,8 @@ def try_config(raw: object, world_size: int) -> tuple[TrainConfig, list[Fault]]:
     model = _read_model(raw.get("model"), faults)
     rest = {key: value for key, value in raw.items() if key != "model"}
     _explain_common_wrongs(rest, faults)
+    if "data" in rest:
+        rest["data"] = listed_sources(rest["data"])
     config = read_section(TrainConfig, rest, "train", faults)
     layout = Layout.of(world_size)
     if config.global_batch is None:
@@ -136,7 +125,7 @@ def try_config(raw: object, world_size: int) -> tuple[TrainConfig, list[Fault]]:
         *_model_faults(model),
         *_batch_faults(config, layout),
         *_schedule_faults(config),
-        *_split_faults(config),
+        *data_faults(config.data, rest.get("data"), evaluates=config.eval.batches > 0),
     ]
     return config, faults
 
@@ -216,24 +205,3 @@ def _schedule_faults(config: TrainConfig) -> list[Fault]:
         what = f"{optimizer.warmup_steps} leaves nothing of {config.steps} steps"
         faults.append(Fault("train.optimizer.warmup_steps", what, f"use less than {config.steps}"))
     return faults
-
-
-def _split_faults(config: TrainConfig) -> list[Fault]:
-    try:
-        split_fractions(config.data.split)
-    except ValueError as error:
-        return [Fault("train.data.split", str(error), 'write it like "949,50,1"')]
-    return []
-
-
-def split_fractions(text: str) -> list[float]:
-    """`949,50,1` -> three fractions that add up to 1."""
-    try:
-        parts = [float(part) for part in text.replace("/", ",").split(",") if part.strip()]
-    except ValueError:
-        raise ValueError(f"{text!r} is not a list of numbers") from None
-    if not 1 <= len(parts) <= 3 or min(parts) < 0 or not 0 < sum(parts) < float("inf"):
-        raise ValueError(f"{text!r} is not one to three numbers, none negative, not all zero")
-    parts += [0.0] * (3 - len(parts))
-    total = sum(parts)
-    return [part / total for part in parts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import torch
 from trainer import checkpoint as checkpoints
 from trainer.checkpoint import Checkpoint
 from trainer.config import TrainConfig
-from trainer.corpus import Corpus
 from trainer.engine import Engine, TrainState, logical_state
 from trainer.errors import CheckpointError
 from trainer.events import Saved
@@ -24,10 +24,11 @@ class Keeper:
     """Saves and resumes one training below `folder`. Every method is for all ranks together."""
 
     def __init__(
-        self, config: TrainConfig, engine: Engine, group: Group, folder: Path, corpus: Corpus
+        self, config: TrainConfig, engine: Engine, group: Group, folder: Path, data: Mapping[str, Any]
     ) -> None:
+        """`data`: what tells these corpora, and the order of their samples, from others."""
         self.config, self.engine, self.group, self.folder = config, engine, group, folder
-        self.data = {"idx_sha256": corpus.identity()}
+        self.data = dict(data)
         self.notes: list[str] = []  # what a user should know of the resume; on rank 0
         self.resumed_from = ""  # on rank 0
 
@@ -93,18 +94,21 @@ class Keeper:
             for key, value in now["model"].items()
             if then["model"].get(key) != value and key != "dropout"
         ]
-        if found.manifest["data"] != self.data:
-            faults.append(f"data: {self.config.data.prefix}.idx is not the index that it was trained on")
+        if found.manifest["data"].get("corpora") != self.data["corpora"]:
+            prefixes = ", ".join(source.prefix for source in self.config.data.sources("train"))
+            faults.append(f"data: {prefixes}: not what it was trained on (the .idx files are others)")
         if found.manifest["consumed_samples"] != found.step * (self.config.global_batch or 0):
             faults.append(f"global_batch was {then['global_batch']} and is {self.config.global_batch}")
         if found.step > self.config.steps:
             faults.append(f"it is at step {found.step}, and train.steps is {self.config.steps}")
         if faults:
             raise CheckpointError(f"{found.path}: does not fit this config: " + "; ".join(faults))
+        pairs = {key: (then[key], now[key]) for key in ("steps", "optimizer", "seed")}
+        pairs["order of samples"] = (found.manifest["data"].get("order"), self.data["order"])
         return [
-            f"note: {key} was {then[key]!r} at the checkpoint and is {now[key]!r}: not the course of one run"
-            for key in ("steps", "optimizer", "seed")
-            if then[key] != now[key]
+            f"note: {key} was {before!r} at the checkpoint and is {after!r}: not the course of one run"
+            for key, (before, after) in pairs.items()
+            if before != after
         ]
 
     def _receive(self, found: Checkpoint | None) -> TrainState:

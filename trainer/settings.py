@@ -108,6 +108,11 @@ def _read_union(kinds: Sequence[Any], raw: object, key: str, faults: list[Fault]
 
 
 def _read_tuple(kinds: Sequence[Any], raw: object, key: str, faults: list[Fault]) -> Any:
+    if len(kinds) == 2 and kinds[1] is ...:
+        if not isinstance(raw, (list, tuple)):
+            faults.append(Fault(key, f"is {_shown(raw)}; a list is needed"))
+            return BAD
+        kinds = (kinds[0],) * len(raw)
     if not isinstance(raw, (list, tuple)) or len(raw) != len(kinds):
         faults.append(Fault(key, f"is {_shown(raw)}; a list of {len(kinds)} is needed"))
         return BAD

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from trainer.config import read_config, split_fractions, try_config
+from trainer.config import read_config, try_config
+from trainer.data_config import split_fractions
 from trainer.errors import ConfigFaults
 
 Make = Callable[..., dict[str, Any]]

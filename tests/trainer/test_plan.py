@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from trainer.indexed import Writer, open_corpus
 from trainer.models import SIZES
 from trainer.plan import check
 
@@ -20,8 +22,12 @@ def test_a_plan_counts_parameters_tokens_and_epochs(raw_config: Make, prefix: Pa
     summary = answer["summary"]
     assert answer["ok"] and summary["layout"] == {"data": 2, "tensor": 1, "pipeline": 1}
     assert (summary["accumulation"], summary["tokens_per_step"], summary["tokens_total"]) == (2, 128, 1024)
-    tokens = prefix.with_name(prefix.name + ".bin").stat().st_size // 2
-    assert summary["epochs"] == pytest.approx(1024 / (0.8 * tokens))
+    lengths = open_corpus(prefix).lengths
+    tokens = int(lengths[:32].sum())  # of 40 documents, 80 %
+    assert summary["epochs"] == pytest.approx(1024 / tokens)
+    assert [(one["tokens"], one["sequences"], one["share"]) for one in summary["corpora"]] == [
+        (tokens, 40, 1.0)
+    ]
 
 
 def test_missing_data_is_a_fault_only_where_it_is_looked_for(raw_config: Make, tmp_path: Path) -> None:
@@ -29,7 +35,50 @@ def test_missing_data_is_a_fault_only_where_it_is_looked_for(raw_config: Make, t
     assert check(document)["ok"]
     faults = check({**document, "check_data": True})["faults"]
     assert {fault["key"] for fault in faults} == {"train.data.prefix"}
-    assert str(tmp_path / "nowhere.bin") in faults[0]["what"]
+    assert [
+        str(tmp_path / f"nowhere.{end}") in fault["what"]
+        for end, fault in zip(("idx", "bin"), faults, strict=True)
+    ]
+
+
+def test_every_fault_of_every_corpus_is_found_at_once(raw_config: Make, prefix: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    with Writer(short, np.uint16) as writer:
+        writer.add_document([[1, 2, 3]])
+    cut = tmp_path / "cut"
+    for end in (".bin", ".idx"):
+        content = prefix.with_name(prefix.name + end).read_bytes()
+        cut.with_name("cut" + end).write_bytes(content[: -4 if end == ".bin" else None])
+    blend = [{"prefix": str(one), "weight": 1} for one in (prefix, short, cut, "nowhere")]
+    data = {"blend": blend, "split": "80,20,0", "tokenizer": "none.json"}
+    faults = check({"train": raw_config(data=data), "base_dir": str(tmp_path), "check_data": True})["faults"]
+    told = sorted((fault["key"], fault["what"]) for fault in faults)
+    keys = [key for key, _ in told]
+    assert keys == [
+        *["train.data.blend[1].prefix"] * 2,  # neither part of it is as long as a sample
+        "train.data.blend[2].prefix",
+        *["train.data.blend[3].prefix"] * 2,
+        "train.data.tokenizer",
+    ]
+    assert "less than one sample" in told[0][1] and "has 0" not in told[2][1] and "bytes" in told[2][1]
+
+
+def test_corpora_of_their_own_for_training_and_validation_are_looked_at_whole(
+    raw_config: Make, prefix: Path
+) -> None:
+    sources = [{"prefix": str(prefix), "weight": 3}, {"prefix": str(prefix), "weight": 1}]
+    data = {"train": sources, "valid": str(prefix)}
+    answer = check({"train": raw_config(data=data), "check_data": True})
+    tokens = int(open_corpus(prefix).lengths.sum())
+    uses = answer["summary"]["corpora"]
+    assert [use["epochs"] for use in uses] == [pytest.approx(1024 * part / tokens) for part in (0.75, 0.25)]
+
+
+def test_one_epoch_of_corpora_without_weights_is_counted_at_plan_time(raw_config: Make, prefix: Path) -> None:
+    data = {"blend": [str(prefix), str(prefix)], "split": "80,20,0"}
+    assert check({"train": raw_config(data=data), "check_data": True})["ok"]
+    (fault,) = check({"train": raw_config(data=data, steps=100), "check_data": True})["faults"]
+    assert fault["key"] == "train.data.blend" and "800 are asked for" in fault["what"]
 
 
 def test_the_named_sizes_have_the_known_parameter_counts() -> None:

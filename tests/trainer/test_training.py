@@ -112,7 +112,7 @@ def test_another_model_or_other_data_is_refused(tmp_path: Path, train_here: Trai
         )
     message = caught.value.message
     assert (
-        "layers was 2 and is 1" in message and "not the index" in message and "global_batch was 8" in message
+        "layers was 2 and is 1" in message and "not what it was trained on" in message and "global_batch was 8" in message
     )
 
 

@@ -1,0 +1,191 @@
+// Samples of a stream of documents: where each begins, which corpus of a blend it is drawn from, and the tokens
+// of a batch. Megatron-core's order to the last index; no tensors, so that it serves before torch is loaded.
+#include "native.h"
+
+NATIVE_TEXT(native_text_of_sample_index)
+
+namespace {
+
+// An index is mapped where it lies in its file, and need not be aligned there.
+template <typename T>
+NATIVE_INLINE T at(const void* array, int64_t i) {
+    T value;
+    std::memcpy(&value, static_cast<const char*>(array) + i * static_cast<int64_t>(sizeof(T)), sizeof value);
+    return value;
+}
+
+struct Stream {
+    const void* lengths;    // i32 a sequence of the corpus
+    const void* documents;  // i32: the sequences in the stream's order
+};
+
+NATIVE_INLINE int64_t length_of(const Stream& stream, int64_t place) {
+    return at<int32_t>(stream.lengths, at<int32_t>(stream.documents, place));
+}
+
+// So far ahead a sequence's length is asked for: the lengths of 1e6 sequences (4 MB) leave the nearest caches.
+constexpr int64_t AHEAD = 24;
+
+// Rows [row, rows) of the samples that begin in the places [first, last); `left`: tokens from the first place's
+// beginning to the first of these samples.
+template <typename T>
+void write_starts(const Stream& stream, int64_t first, int64_t last, int64_t left, int64_t sequence, T* row,
+                  const T* rows) {
+    for (int64_t place = first; place < last && row < rows; ++place) {
+        if (place + AHEAD < last)
+            __builtin_prefetch(static_cast<const char*>(stream.lengths) +
+                               4 * static_cast<int64_t>(at<int32_t>(stream.documents, place + AHEAD)));
+        const int64_t length = length_of(stream, place);
+        // Written always, kept where the sample does begin in here: a document is about as long as a sample, and
+        // a branch would be guessed wrong at every second one.
+        row[0] = static_cast<T>(place);
+        row[1] = static_cast<T>(left);
+        const bool kept = left < length;
+        row += kept ? 2 : 0;
+        left += kept ? sequence : 0;
+        for (; left < length && row < rows; left += sequence, row += 2) {
+            row[0] = static_cast<T>(place);
+            row[1] = static_cast<T>(left);
+        }
+        left -= length;
+    }
+}
+
+int64_t tokens_in(const Stream& stream, int64_t first, int64_t last) {
+    int64_t tokens = 0;
+    for (int64_t place = first; place < last; ++place) tokens += length_of(stream, place);
+    return tokens;
+}
+
+constexpr int MOST_THREADS = 64;
+
+// Each thread has its share of the places; where its first sample begins follows from the tokens before it.
+template <typename T>
+void all_starts(const Stream& stream, int64_t places, int64_t sequence, int64_t count, T* out, int threads) {
+    int64_t before[MOST_THREADS + 1] = {};
+    const auto edge = [&](int64_t part) { return places * part / threads; };
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int part = 0; part < threads - 1; ++part)
+        before[part + 1] = tokens_in(stream, edge(part), edge(part + 1));
+    for (int part = 1; part < threads; ++part) before[part] += before[part - 1];
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int part = 0; part < threads; ++part) {
+        const auto row_after = [&](int64_t tokens) {
+            const int64_t row = (tokens + sequence - 1) / sequence;
+            return row < count + 1 ? row : count + 1;
+        };
+        const int64_t row = row_after(before[part]);
+        const int64_t rows = part + 1 < threads ? row_after(before[part + 1]) : count + 1;
+        write_starts(stream, edge(part), edge(part + 1), row * sequence - before[part], sequence, out + 2 * row,
+                     out + 2 * rows);
+    }
+    out[0] = out[1] = 0;  // also where the first documents are empty, as Megatron has it
+}
+
+#ifdef __clang__
+#define NATIVE_EXACT
+#else
+#define NATIVE_EXACT __attribute__((optimize("fp-contract=off")))
+#endif
+
+// The corpus that lags most behind its share of `j` samples, the first of several; never one that is spent. Product
+// and difference are rounded each, whatever the processor could do at once: an order must not depend on where it
+// was made.
+NATIVE_EXACT int64_t lagging(const double* weights, const double* taken, const double* there, int64_t corpora,
+                             double j) {
+#ifdef __clang__
+#pragma clang fp contract(off)
+#endif
+    int64_t most = 0;
+    double worst = -__builtin_inf();
+    for (int64_t corpus = 0; corpus < corpora; ++corpus) {
+        const double error = weights[corpus] * j - taken[corpus];
+        const bool more = error > worst && taken[corpus] < there[corpus];
+        worst = more ? error : worst;
+        most = more ? corpus : most;
+    }
+    return most;
+}
+
+template <typename T>
+NATIVE_INLINE void widen(int64_t* to, const void* from, int64_t first, int64_t tokens) {
+    for (int64_t i = 0; i < tokens; ++i) to[i] = at<T>(from, first + i);
+}
+
+bool copy_tokens(int type, int64_t* to, const void* from, int64_t first, int64_t tokens) {
+    switch (type) {
+        case 1: widen<uint8_t>(to, from, first, tokens); return true;
+        case 2: widen<int8_t>(to, from, first, tokens); return true;
+        case 3: widen<int16_t>(to, from, first, tokens); return true;
+        case 4: widen<int32_t>(to, from, first, tokens); return true;
+        case 5: widen<int64_t>(to, from, first, tokens); return true;
+        case 8: widen<uint16_t>(to, from, first, tokens); return true;
+        default: return false;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+// As `_Source` in sample_index.py.
+struct SampleSource {
+    const void* tokens;
+    const void* offsets;    // i64 a sequence: its first token
+    const void* lengths;    // i32 a sequence
+    const void* documents;  // i32 a place of the stream
+    const void* starts;     // (samples + 1, 2)
+    int64_t count;          // tokens
+    int64_t sequences;
+    int64_t places;
+    int64_t samples;
+    int type;  // as Megatron's index files number the types of tokens
+    int wide;  // starts are i64, not i32
+};
+}
+
+// `out`: (count + 1) rows of two i32, or of two i64 where `wide`.
+NATIVE_EXPORT void native_sample_starts(const void* lengths, const void* documents, int64_t places,
+                                        int64_t sequence, int64_t count, void* out, int wide, int threads) {
+    const Stream stream{lengths, documents};
+    const int most = threads < MOST_THREADS ? threads : MOST_THREADS;
+    const int used = most < 1 || places < 100000 ? 1 : most;
+    if (wide)
+        all_starts(stream, places, sequence, count, static_cast<int64_t*>(out), used);
+    else
+        all_starts(stream, places, sequence, count, static_cast<int32_t*>(out), used);
+}
+
+// `taken`: zeros, one a corpus; `there`: the samples of each.
+NATIVE_EXPORT void native_blend(const double* weights, double* taken, const double* there, int64_t corpora,
+                                int64_t size, int16_t* corpus, int64_t* sample) {
+    for (int64_t j = 0; j < size; ++j) {
+        const int64_t next = lagging(weights, taken, there, corpora, j > 1 ? static_cast<double>(j) : 1.0);
+        corpus[j] = static_cast<int16_t>(next);
+        sample[j] = static_cast<int64_t>(taken[next]);
+        taken[next] += 1.0;
+    }
+}
+
+// The tokens of `n` samples, `each` of one, widened; n, or -1 - i where sample i points outside of its corpus.
+NATIVE_EXPORT int64_t native_read_samples(const SampleSource* source, const int64_t* numbers, int64_t n,
+                                          int64_t each, int64_t* out) {
+    for (int64_t i = 0; i < n; ++i) {
+        if (numbers[i] < 0 || numbers[i] >= source->samples) return -1 - i;
+        int64_t place = source->wide ? at<int64_t>(source->starts, 2 * numbers[i])
+                                     : at<int32_t>(source->starts, 2 * numbers[i]);
+        int64_t begin = source->wide ? at<int64_t>(source->starts, 2 * numbers[i] + 1)
+                                     : at<int32_t>(source->starts, 2 * numbers[i] + 1);
+        for (int64_t have = 0; have < each; ++place, begin = 0) {
+            if (place < 0 || place >= source->places) return -1 - i;
+            const int64_t number = at<int32_t>(source->documents, place);
+            if (number < 0 || number >= source->sequences) return -1 - i;
+            const int64_t length = at<int32_t>(source->lengths, number) - begin;
+            const int64_t first = at<int64_t>(source->offsets, number) + begin;
+            const int64_t taken = length < each - have ? length : each - have;
+            if (begin < 0 || taken < 0 || first < 0 || first + taken > source->count) return -1 - i;
+            if (!copy_tokens(source->type, out + i * each + have, source->tokens, first, taken)) return -1 - i;
+            have += taken;
+        }
+    }
+    return n;
+}

@@ -1,0 +1,124 @@
+"""Samples over a stream of documents, in compiled code: where each begins, a blend's order, a batch's tokens.
+
+Arrays in, arrays out, and no torch. What each function means is written in NumPy by its caller in the trainer,
+which serves where there is no compiled library, and is what these are held to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from native.cpu.library import load, why_not
+
+__all__ = ["Reader", "blend", "sample_starts", "why_not"]
+
+# The numbers of token types in Megatron's index files.
+_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
+
+
+class _Source(ctypes.Structure):
+    """As `struct SampleSource` in sample_index.cpp."""
+
+    _fields_ = (
+        ("tokens", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("documents", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("sequences", ctypes.c_int64),
+        ("places", ctypes.c_int64),
+        ("samples", ctypes.c_int64),
+        ("type", ctypes.c_int),
+        ("wide", ctypes.c_int),
+    )
+
+
+def sample_starts(
+    lengths: NDArray[np.int32], documents: NDArray[np.int32], sequence: int, out: NDArray[Any], threads: int
+) -> None:
+    """Fill `out`, (samples + 1, 2) of int32 or int64; the stream must have samples * sequence + 1 tokens."""
+    for array in (lengths, documents):
+        _check(array, np.int32)
+    load().functions.native_sample_starts(
+        ctypes.c_void_p(lengths.ctypes.data),
+        ctypes.c_void_p(documents.ctypes.data),
+        ctypes.c_int64(len(documents)),
+        ctypes.c_int64(sequence),
+        ctypes.c_int64(len(out) - 1),
+        ctypes.c_void_p(out.ctypes.data),
+        ctypes.c_int(out.dtype == np.int64),
+        ctypes.c_int(threads),
+    )
+
+
+def blend(
+    weights: NDArray[np.float64], there: NDArray[np.float64], size: int
+) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    """Of each sample of a blend: the corpus, and which of that corpus' samples; `there` are as many, or infinite."""
+    weights, there = np.ascontiguousarray(weights, np.float64), np.ascontiguousarray(there, np.float64)
+    taken = np.zeros(len(weights), np.float64)
+    corpus, sample = np.empty(size, np.int16), np.empty(size, np.int64)
+    load().functions.native_blend(
+        ctypes.c_void_p(weights.ctypes.data),
+        ctypes.c_void_p(taken.ctypes.data),
+        ctypes.c_void_p(there.ctypes.data),
+        ctypes.c_int64(len(weights)),
+        ctypes.c_int64(size),
+        ctypes.c_void_p(corpus.ctypes.data),
+        ctypes.c_void_p(sample.ctypes.data),
+    )
+    return corpus, sample
+
+
+class Reader:
+    """Reads samples of one corpus in one order; it keeps the arrays alive that it points into."""
+
+    def __init__(
+        self,
+        tokens: NDArray[Any],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int32],
+        documents: NDArray[np.int32],
+        starts: NDArray[Any],
+    ) -> None:
+        self._arrays = (tokens, offsets, lengths, documents, starts)
+        wanted = (tokens.dtype, np.int64, np.int32, np.int32, starts.dtype)
+        for array, dtype in zip(self._arrays, wanted, strict=True):
+            _check(array, dtype)
+        self._source = _Source(
+            *(array.ctypes.data for array in self._arrays),
+            len(tokens),
+            len(lengths),
+            len(documents),
+            len(starts) - 1,
+            _CODES[tokens.dtype.name],
+            starts.dtype == np.int64,
+        )
+        self._read = load().functions.native_read_samples
+        self._read.restype = ctypes.c_int64
+
+    def read(self, numbers: NDArray[np.int64], each: int) -> NDArray[np.int64]:
+        """The first `each` tokens from where each sample begins; IndexError names one that is not in the corpus."""
+        numbers = np.ascontiguousarray(numbers, np.int64)
+        out = np.empty((len(numbers), each), np.int64)
+        done = self._read(
+            ctypes.byref(self._source),
+            ctypes.c_void_p(numbers.ctypes.data),
+            ctypes.c_int64(len(numbers)),
+            ctypes.c_int64(each),
+            ctypes.c_void_p(out.ctypes.data),
+        )
+        if done < 0:
+            raise IndexError(f"sample {int(numbers[-1 - done])} is not within its corpus")
+        return out
+
+
+def _check(array: NDArray[Any], dtype: Any) -> None:
+    """Compiled code reads one element after the other, little-endian; it need not be aligned."""
+    if array.dtype != dtype or not array.flags.c_contiguous or not array.dtype.isnative:
+        raise TypeError(f"a contiguous array of {np.dtype(dtype).name} is needed, not {array.dtype}")
