@@ -20,7 +20,16 @@ from trainer.data_inputs import EACH, KINDS, PART_BYTES, Input, Part, Reader, fi
 from trainer.data_open import STDIN
 from trainer.data_part import UNITS, Recipe
 from trainer.data_pool import make_all
-from trainer.data_store import MANIFEST, PLAN, Lock, Store, manifest_path, put_in_place, work_folder
+from trainer.data_store import (
+    MANIFEST,
+    PLAN,
+    Lock,
+    Store,
+    hashes_path,
+    manifest_path,
+    put_in_place,
+    work_folder,
+)
 from trainer.errors import DataError, DataFailed
 from trainer.files import replace_file, sha256, sync
 from trainer.indexed import bin_path, idx_path, token_type, write_index
@@ -48,6 +57,8 @@ class Order:
     max_bad: int = 0
     replace: bool = False
     fresh: bool = False
+    keep_hashes: bool = False
+    """With `dedup`: leave each document's hash beside the pair, for a merge that looks across pairs."""
 
     def check(self) -> None:
         """Everything wrong with the command line itself, at once."""
@@ -115,6 +126,8 @@ def _build(
             _finish(order, reader, store, tokenizer)
         finally:
             store.close()
+    if order.keep_hashes and (folder / "hashes").exists():
+        os.replace(folder / "hashes", hashes_path(order.output))
     put_in_place(folder, order.output)
     found: dict[str, Any] = json.loads(manifest_path(order.output).read_bytes())
     return found

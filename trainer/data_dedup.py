@@ -54,7 +54,8 @@ def _mine(hashes: NDArray[np.uint64], share: int, shares: int) -> NDArray[np.int
 def _write_kept(store: Store, keep: NDArray[np.bool_]) -> None:
     dtype = store.dtype
     digest, counts = hashlib.sha256(), np.zeros_like(store.counts)
-    sizes = dict.fromkeys(("bin", "lengths", "marks"), 0)
+    sizes = dict.fromkeys(("bin", "lengths", "marks", "hashes"), 0)
+    hashes = np.memmap(store.path("hashes"), "<u8", mode="r", shape=(len(keep), 2))
     lengths = np.memmap(store.path("lengths"), "<i4", mode="r") if store.sequences else np.zeros(0, "<i4")
     marks = np.memmap(store.path("marks"), "<i8", mode="r")
     tokens = np.memmap(store.path("bin"), dtype, mode="r") if store.tokens else np.zeros(0, dtype)
@@ -72,7 +73,13 @@ def _write_kept(store: Store, keep: NDArray[np.bool_]) -> None:
         counts += np.bincount(kept, minlength=len(counts))
         new_marks = np.cumsum(per_document[some]) + written
         written += int(per_document[some].sum())
-        for name, data in (("bin", kept), ("lengths", here[stays]), ("marks", new_marks.astype("<i8"))):
+        written_now = {
+            "bin": kept,
+            "lengths": here[stays],
+            "marks": new_marks.astype("<i8"),
+            "hashes": hashes[begin : begin + DOCUMENTS_AT_ONCE][some],
+        }
+        for name, data in written_now.items():
             sizes[name] += asides[name].write(data.tobytes())
         sequence, token = int(ends[-1]), reached
     for name, aside in asides.items():

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trainer.data_store import manifest_path
+from trainer.data_dedup import first_ones
+from trainer.data_filters import HASH_BYTES
+from trainer.data_store import BAD_KEPT, hashes_path, manifest_path
 from trainer.data_verify import read_manifest
 from trainer.errors import DataError
 from trainer.files import replace_file, sha256
@@ -87,14 +93,24 @@ def _refuse_existing(names: Iterable[Path], replace: bool) -> None:
         )
 
 
-def _copy(corpus: Corpus, begin: int, end: int, writer: Writer) -> None:
-    """Documents [begin, end), so many at a time that memory stays flat."""
+def _copy(
+    corpus: Corpus, begin: int, end: int, writer: Writer, keep: NDArray[np.bool_] | None = None
+) -> None:
+    """Documents [begin, end), of them those to `keep`, so many at a time that memory stays flat."""
     for first, last in _runs(corpus, begin, end):
         a, b = int(corpus.marks[first]), int(corpus.marks[last])
-        tokens = corpus.tokens[:0]
+        tokens, lengths = corpus.tokens[:0], corpus.lengths[a:b]
         if b > a:
             tokens = corpus.tokens[corpus.offsets[a] : corpus.offsets[b - 1] + corpus.lengths[b - 1]]
-        writer.add(tokens, corpus.lengths[a:b], np.diff(corpus.marks[first : last + 1]))
+        counts = np.diff(corpus.marks[first : last + 1])
+        if keep is not None and not keep[first:last].all():
+            stays = np.repeat(keep[first:last], counts)
+            tokens, lengths, counts = (
+                tokens[np.repeat(stays, lengths)],
+                lengths[stays],
+                counts[keep[first:last]],
+            )
+        writer.add(tokens, lengths, counts)
 
 
 def _runs(corpus: Corpus, begin: int, end: int) -> Iterator[tuple[int, int]]:
@@ -110,18 +126,65 @@ def _size(corpus: Corpus, begin: int, end: int) -> int:
     return int(corpus.lengths[int(corpus.marks[begin]) : int(corpus.marks[end])].sum(dtype=np.int64))
 
 
-def merge(prefixes: Sequence[Path], output: Path, replace: bool = False) -> dict[str, Any]:
-    """All documents of several pairs in one; those of different types or tokenizers are refused, all at once."""
+def merge(
+    prefixes: Sequence[Path], output: Path, replace: bool = False, dedup: bool = False
+) -> dict[str, Any]:
+    """All documents of several pairs in one; those of different types or tokenizers are refused, all at once.
+
+    `dedup` drops later copies across the pairs, by the hashes that lie beside them.
+    """
     corpora = _open_all(prefixes)
     if output in prefixes:
         raise DataError(f"{output}: is one of those to be merged", "name another --output")
     _refuse_existing([output], replace)
     manifests = [read_manifest(prefix)[0] for prefix in prefixes]
+    keeps = _firsts(corpora, output) if dedup else [None] * len(corpora)
     with Writer(output, corpora[0].tokens.dtype) as writer:
-        for corpus in corpora:
-            _copy(corpus, 0, corpus.documents, writer)
-    first = manifests[0] if all(one is not None for one in manifests) else None
-    return _tell(output, writer, first, {"merged_from": [str(prefix) for prefix in prefixes]})
+        for corpus, keep in zip(corpora, keeps, strict=True):
+            _copy(corpus, 0, corpus.documents, writer, keep)
+    whole = [one for one in manifests if one is not None]
+    first = whole[0] if len(whole) == len(manifests) else None
+    origin = {"merged_from": [str(prefix) for prefix in prefixes], **_sums(whole)}
+    if dedup:
+        origin["dropped"]["duplicate"] += sum(corpus.documents for corpus in corpora) - writer.documents
+    return _tell(output, writer, first, origin)
+
+
+def _sums(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the manifests of several pairs say of all of them together."""
+    dropped: Counter[str] = Counter({"bad": 0, "short": 0, "language": 0, "duplicate": 0})
+    for one in manifests:
+        dropped.update(one.get("dropped", {}))
+    return {
+        "empty_documents": sum(one.get("empty_documents", 0) for one in manifests),
+        "characters": sum(one.get("characters", 0) for one in manifests),
+        "dropped": dict(dropped),
+        "bad": [line for one in manifests for line in one.get("bad", [])][:BAD_KEPT],
+        "inputs": [source for one in manifests for source in one.get("inputs", [])],
+    }
+
+
+def _firsts(corpora: Sequence[Corpus], output: Path) -> list[NDArray[np.bool_]]:
+    """For each pair, which of its documents no earlier one is a copy of."""
+    faults = []
+    for corpus in corpora:
+        path = hashes_path(corpus.prefix)
+        if not path.is_file() or path.stat().st_size != HASH_BYTES * corpus.documents:
+            faults.append(f"{path}: has not the hashes of {corpus.documents} documents")
+    if faults:
+        raise DataError("\n".join(faults), "build with --dedup --keep-hashes")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    joined = output.with_name(f".{output.name}.{os.getpid()}.hashes.tmp")
+    try:
+        with joined.open("wb") as out:
+            for corpus in corpora:
+                with hashes_path(corpus.prefix).open("rb") as one:
+                    shutil.copyfileobj(one, out, 1 << 20)
+        keep = first_ones(joined)
+    finally:
+        joined.unlink(missing_ok=True)
+    ends = np.cumsum([corpus.documents for corpus in corpora])
+    return np.split(keep, ends[:-1])
 
 
 def _open_all(prefixes: Sequence[Path]) -> list[Corpus]:

@@ -41,6 +41,10 @@ def manifest_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".manifest.json")
 
 
+def hashes_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".hashes")
+
+
 class Lock:
     """One build of one output at a time; the system lets go of it when its process ends in any way."""
 

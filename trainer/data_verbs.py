@@ -8,9 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from trainer.data_build import Order
 
 UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 ADD = Callable[[str, Any, str], argparse.ArgumentParser]
@@ -26,6 +29,10 @@ def add_verbs(verb: ADD) -> None:
     info.add_argument("--eod", default="", help="the tokenizer's token that ends a document")
     info.add_argument("--samples", type=int, default=3, metavar="N", help="beginnings of documents shown (3)")
     info.add_argument("--tokens", metavar="BUDGET", help="how many epochs so many tokens are: 2.5B, 300e9")
+    shares = verb("data-shares", _shares, "cut a build's inputs into shares, one a node; answers in JSON")
+    _build_arguments(shares)
+    shares.add_argument("--count", type=int, required=True)
+    shares.add_argument("--folder", type=Path, required=True)
     check = verb(
         "data-verify", _verify, "every rule that a .bin/.idx pair must keep; exit code 1 if one is broken"
     )
@@ -53,6 +60,9 @@ def add_verbs(verb: ADD) -> None:
     )
     join = verb("data-merge", _merge, "several pairs into one, their documents in the order given")
     join.add_argument("prefix", type=Path, nargs="+")
+    join.add_argument(
+        "--dedup", action="store_true", help="drop later copies across the pairs (by --keep-hashes)"
+    )
     for each in (cut, join):
         each.add_argument("--output", type=Path, required=True, metavar="PREFIX")
         each.add_argument("--replace", action="store_true", help="also where something of that name is there")
@@ -129,6 +139,7 @@ def _build_arguments(build: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--fresh", action="store_true", help="do not go on with a build that was ended half-way"
     )
+    build.add_argument("--keep-hashes", action="store_true", help="with --dedup: for `data merge --dedup`")
     build.add_argument("--json", action="store_true")
 
 
@@ -153,7 +164,24 @@ def _tokenizer_glm(arguments: argparse.Namespace) -> int:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from trainer.data_build import Order, build
+    from trainer.data_build import build
+
+    order = _order(arguments)
+    meter = Meter(arguments.input)
+    manifest = build(order, meter.say, meter.show)
+    meter.clear()
+    return _show(arguments, {"prefix": str(arguments.output), **manifest}, _build_text)
+
+
+def _shares(arguments: argparse.Namespace) -> int:
+    from trainer.data_shares import make_shares
+
+    _write_json(make_shares(_order(arguments), arguments.count, arguments.folder))
+    return 0
+
+
+def _order(arguments: argparse.Namespace) -> Order:
+    from trainer.data_build import Order
     from trainer.data_filters import Filters
     from trainer.data_part import Recipe
 
@@ -163,7 +191,7 @@ def _build(arguments: argparse.Namespace) -> int:
     recipe = Recipe(
         arguments.key, arguments.each, arguments.unit, arguments.append_eod, arguments.dedup, filters
     )
-    order = Order(
+    return Order(
         tuple(arguments.input),
         arguments.tokenizer,
         arguments.output,
@@ -174,11 +202,8 @@ def _build(arguments: argparse.Namespace) -> int:
         max_bad=arguments.max_bad,
         replace=arguments.replace,
         fresh=arguments.fresh,
+        keep_hashes=arguments.keep_hashes,
     )
-    meter = Meter(arguments.input)
-    manifest = build(order, meter.say, meter.show)
-    meter.clear()
-    return _show(arguments, {"prefix": str(arguments.output), **manifest}, _build_text)
 
 
 def _info(arguments: argparse.Namespace) -> int:
@@ -230,7 +255,9 @@ def _split(arguments: argparse.Namespace) -> int:
 def _merge(arguments: argparse.Namespace) -> int:
     from trainer.data_shards import merge
 
-    return _show(arguments, merge(arguments.prefix, arguments.output, arguments.replace), _pair_text)
+    return _show(
+        arguments, merge(arguments.prefix, arguments.output, arguments.replace, arguments.dedup), _pair_text
+    )
 
 
 def token_count(text: str) -> int:

@@ -101,6 +101,13 @@ class Tokenizer:
 # -- load ---------------------------------------------------------------------------------------------------
 
 
+def tokenizer_files(path: Path) -> list[Path]:
+    """All the files that loading reads: to take a tokenizer elsewhere."""
+    files = _files(path)
+    config = files[0].with_name("tokenizer_config.json")
+    return [*files, config] if config.is_file() else files
+
+
 def _files(path: Path) -> list[Path]:
     """The one file or the two that a path names."""
     if path.is_dir():
