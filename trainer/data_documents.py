@@ -13,8 +13,10 @@ import numpy as np
 
 from trainer.data_inputs import Piece, parquet_file
 from trainer.errors import DataError
+from trainer.json_lines import texts
 from trainer.mediawiki import article
 
+KEYED = ("jsonl", "parquet")
 KEYS_SHOWN = 8
 ROWS = 1024  # of a Parquet file in memory together
 DOC = re.compile(r"<doc\b[^>]*>\n?(.*?)\n?</doc>", re.DOTALL)
@@ -42,9 +44,12 @@ def documents(piece: Piece, key: str, each: str, vocab: int) -> Iterator[str | l
     if piece.bad:
         yield Bad(f"{piece.name}:{piece.line}", piece.bad)
         return
-    for place, record in RECORDS[piece.kind](piece, key if piece.kind == "parquet" else each):
+    for place, record in RECORDS[piece.kind](piece, key if piece.kind in KEYED else each):
         try:
-            yield _checked(record if piece.kind != "jsonl" else _value(record, key), vocab)
+            if piece.kind != "jsonl":
+                yield _checked(record, vocab)
+            else:  # a text is sound already, a line is not
+                yield record if isinstance(record, str) else _checked(_value(record, key), vocab)
         except NotADocument as error:
             yield Bad(f"{piece.name}:{place}", str(error))
 
@@ -81,13 +86,13 @@ def _whole(text: str) -> str:
 # -- JSON lines ---------------------------------------------------------------------------------------------
 
 
-def _lines(piece: Piece, each: str) -> Iterator[tuple[str, bytes]]:
+def _lines(piece: Piece, key: str) -> Iterator[tuple[str, str | bytes]]:
+    """Each line's text, or the line itself where it has yet to be seen whether there is one."""
     data = piece.data
     if piece.line == 1:
         data = data.removeprefix(b"\xef\xbb\xbf")
-    for number, line in enumerate(data.split(b"\n"), piece.line):
-        if line and not line.isspace():
-            yield str(number), line
+    for number, found in texts(data, key):
+        yield str(piece.line + number), found
 
 
 def _value(line: bytes, key: str) -> Any:

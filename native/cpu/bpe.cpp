@@ -3,6 +3,7 @@
 #include "bpe_merges.h"
 #include "bpe_words.h"
 #include "native.h"
+#include "utf8.h"
 
 #include <cstdlib>
 
@@ -456,6 +457,6 @@ NATIVE_EXPORT int64_t native_bpe_ranges(const uint32_t** ranges) {
 
 NATIVE_EXPORT const char* native_source_bpe(int part) {
     const char* texts[] = {native_text_of_bpe, native_text_of_bpe_words, native_text_of_bpe_merges,
-                           native_text_of_unicode_classes};
+                           native_text_of_unicode_classes, native_text_of_utf8};
     return texts[part];
 }

@@ -61,37 +61,6 @@ NATIVE_INLINE Character character(const Classes& classes, const uint8_t* p) {
     return {classes.cells[classes.page[code >> 8] * 256 + (code & 0xffu)], 4};
 }
 
-bool continues(const uint8_t* p, int count) {
-    for (int i = 0; i < count; ++i)
-        if ((p[i] & 0xc0u) != 0x80u) return false;
-    return true;
-}
-
-// Bytes of the well-formed character at p, 0 for none: no surrogates, nothing overlong, nothing above 10FFFF.
-int well_formed(const uint8_t* p, int64_t left) {
-    const uint32_t c = *p;
-    if (c < 0x80) return 1;
-    const int size = c < 0xc2 ? 0 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : c < 0xf5 ? 4 : 0;
-    if (size == 0 || left < size || !continues(p + 1, size - 1)) return 0;
-    if ((c == 0xe0 && p[1] < 0xa0) || (c == 0xed && p[1] > 0x9f)) return 0;
-    if ((c == 0xf0 && p[1] < 0x90) || (c == 0xf4 && p[1] > 0x8f)) return 0;
-    return size;
-}
-
-bool is_utf8(const uint8_t* p, const uint8_t* end) {
-    while (p < end) {
-        uint64_t eight;
-        if (end - p >= 8 && (std::memcpy(&eight, p, 8), (eight & 0x8080808080808080u) == 0)) {
-            p += 8;
-            continue;
-        }
-        const int size = well_formed(p, end - p);
-        if (size == 0) return false;
-        p += size;
-    }
-    return true;
-}
-
 // Words: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 
 // How many of the eight bytes from p are ASCII letters before the first that is none.

@@ -1,0 +1,81 @@
+"""Lines of JSON -> the text under one key, by compiled code that makes no object of anything else."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from native.cpu.library import load, why_not
+
+__all__ = ["Lines", "read", "why_not"]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines that are not blank, in order. Where `plain`, text[starts:ends] is the text under the key, as UTF-8.
+
+    All others are left to Python's reader, which has words for what is wrong, or knows more: data[starts:ends].
+    """
+
+    text: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    """From 0."""
+    characters: NDArray[np.int64]
+    """Of each plain text."""
+    plain: NDArray[np.bool_]
+
+
+class _Reading(ctypes.Structure):
+    """As `struct Reading` in json_lines.cpp."""
+
+    _fields_ = (
+        ("data", ctypes.c_char_p),
+        ("size", ctypes.c_int64),
+        ("key", ctypes.c_char_p),
+        ("key_size", ctypes.c_int64),
+        ("text", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("ends", ctypes.c_void_p),
+        ("numbers", ctypes.c_void_p),
+        ("characters", ctypes.c_void_p),
+        ("plain", ctypes.c_void_p),
+    )
+
+
+def read(data: bytes, key: str) -> Lines:
+    """The texts under `key` of whole lines."""
+    most = data.count(b"\n") + 1
+    found = Lines(
+        np.empty(len(data) + 8, np.uint8),
+        *(np.empty(most, np.int64) for _ in range(4)),
+        plain=np.empty(most, np.bool_),
+    )
+    name = key.encode("utf-8", "surrogatepass")  # half a character in a key is in no line that is UTF-8
+    reading = _Reading(
+        data,
+        len(data),
+        name,
+        len(name),
+        found.text.ctypes.data,
+        found.starts.ctypes.data,
+        found.ends.ctypes.data,
+        found.numbers.ctypes.data,
+        found.characters.ctypes.data,
+        found.plain.ctypes.data,
+    )
+    call = load().functions.native_json_lines
+    call.restype = ctypes.c_int64
+    count = call(ctypes.byref(reading))
+    return Lines(
+        found.text,
+        found.starts[:count],
+        found.ends[:count],
+        found.numbers[:count],
+        found.characters[:count],
+        found.plain[:count],
+    )
