@@ -276,7 +276,7 @@ def aside_in(folder: Path) -> list[str]:
     found = []
     for here, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            if name.endswith((".aside", ".tmp")) or name.startswith(".tmp-") or ".incoming" in name:
+            if name.endswith((".aside", ".tmp")) or name.startswith(".tmp-"):  # half a push stays, for the next one
                 found.append(os.path.join(here, name))
     return found
 

@@ -43,11 +43,11 @@ from bench.faults_field import (
 from clusterctl.rundir import RunDir
 
 COMES = 90.0  # seconds for a moment to come, on a busy machine
-ENDS = 180.0  # seconds for a run to come to its end after a fault
+ENDS = 300.0  # seconds for a run to come to its end after a fault
 SETTLES = 40.0  # seconds for what is left to go: agents hear nothing for 10 s, a chase comes round every 5
 SHORT, LONG = 4.0, 22.0  # seconds that something is away
 FREED = 3.0  # seconds that a disk stays full
-REAL = 5  # times the stand-in's steps: a tiny model's take 20 ms
+REAL = 3  # times the stand-in's steps: a tiny model's take 20 ms
 FINAL = ("finished", "failed", "stopped", "lost")
 FROM_WITHIN = ("rank crashed", "crash at the same step", "user's mistake", "slow rank")
 
@@ -74,7 +74,8 @@ class Play:
         job: dict[str, Any] = {"name": "drill", "nodes": "node[1-2]", "grace": 5.0}
         if self.fault.kind == "rank frozen":
             job["hang_after"] = "9s"
-        job["restart"] = {"max": 6, "backoff": 0.2}
+        backoff = 2.0 if self.fault.kind == "disk full" else 0.2  # that takes longer to pass than a start
+        job["restart"] = {"max": 6, "backoff": backoff}
         if self.fault.spare:
             job["restart"]["spare_nodes"] = "node3"
         job |= self._training(data) if self.fault.real and data else self._stand_in()
@@ -115,7 +116,7 @@ class Play:
             "optimizer": {"lr": 1e-3, "warmup_steps": 2}, "eval": {"every": 0, "batches": 2},
             "save": {"every": SAVE_EVERY * REAL, "keep": 3},
         }  # fmt: skip
-        return {"data": str(data), "devices": "[0,1)", "train": train}
+        return {"data": str(data), "devices": "[0,1)", "env": {"OMP_NUM_THREADS": "1"}, "train": train}
 
     # -- from the start to the end
 

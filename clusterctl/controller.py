@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 READY = b"in charge\n"
 READY_LIMIT = 60.0  # seconds for a new controller to log in to every node
+ASKED = 2.0  # seconds for the nodes to say what there is of an attempt, before it is watched anyway
 CHASE = 5.0  # seconds between two tries to end what runs on a node that was given up
 LEAVE = 5.0  # seconds that a controller which is replaced has to go
 
@@ -78,14 +79,15 @@ class Control:
 
     def _attempt(self) -> Any:
         """Watch one attempt to its end; gives how it came out."""
-        state = runs.ask(self.run, self.connections)
+        began = time.monotonic()
+        state = runs.ask(self.run, self.connections, patience=ASKED)
         if any(phase == "unknown" and name not in state.unreachable for name, phase in state.nodes.items()):
             # The controller before this one died between the attempt's record and its start on every node.
             runs.stop_nodes(self.connections, cluster_of(self.run).nodes, self.run, grace=0.0)
             return replace(state, phase="failed")
         restarts = self.job.restart is not None
         patience = max(self.policy.node_lost_after - SILENCE, 1.0) if restarts else PATIENCE
-        watch = Watch(self.run, self.connections, lines=self.lines, patience=patience)
+        watch = Watch(self.run, self.connections, lines=self.lines, patience=patience, since=began)
         paces = Stragglers(sum(map(len, self.run.read_record()["ranks"].values())))
         self.growing.clear()
         for update in watch:
@@ -327,6 +329,14 @@ def serve(run: RunDir, connections: Connections, tell: Any) -> bool:
         for _ in Control(run, connections, lines=False):
             pass
     return True
+
+
+def finish_alone(run: RunDir, connections: Connections) -> None:
+    """After a stop: where nobody is in charge the last lines come home by us, and the end is written."""
+    if run.controller() is None and run.read_state().get("phase") not in runs.FINAL:
+        with following(run, connections) as watch:
+            for _ in watch:
+                pass
 
 
 def log_in(nodes: Sequence[Node], connections: Connections) -> None:

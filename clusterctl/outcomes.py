@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.errors import NodeError, NodesFailed, WorkFailed
+from clusterctl.errors import LinkLost, NodeError, NodesFailed, WorkFailed
 from clusterctl.inventory import Node
+from clusterctl.transport import Outcome
 
 if TYPE_CHECKING:
-    from clusterctl.transport import Connection, Connections, Outcome
+    from clusterctl.transport import Connection, Connections
 
 
 def on_all(
@@ -19,6 +21,29 @@ def on_all(
     outcomes = connections.on_each(nodes, work)
     raise_failures(outcomes)
     return {outcome.node.name: outcome.value for outcome in outcomes}
+
+
+def within(
+    connections: Connections,
+    nodes: Sequence[Node],
+    work: Callable[[Node, Connection], Any],
+    seconds: float | None = None,
+) -> list[Outcome[Any]]:
+    """What came of each node in so many seconds; a node that is silent is a lost link then, and holds up nobody."""
+    if seconds is None:
+        return connections.on_each(nodes, work)
+    found: dict[str, Outcome[Any]] = {}
+
+    def note(outcome: Outcome[Any]) -> None:
+        found[outcome.node.name] = outcome
+
+    asking = threading.Thread(
+        target=connections.on_each, args=(nodes, work), kwargs={"on_outcome": note}, daemon=True, name="ask"
+    )
+    asking.start()
+    asking.join(seconds)
+    late = f"no answer in {seconds:g} s"
+    return [found.get(node.name) or Outcome(node, error=LinkLost(node.name, late)) for node in nodes]
 
 
 def raise_failures(outcomes: Sequence[Outcome[Any]]) -> None:

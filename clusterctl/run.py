@@ -16,7 +16,7 @@ from clusterctl.errors import ClusterctlError, LinkLost, UsageError, WorkFailed
 from clusterctl.inventory import Cluster, Node
 from clusterctl.job import Job
 from clusterctl.link import RequestFailed
-from clusterctl.outcomes import on_all
+from clusterctl.outcomes import on_all, within
 from clusterctl.outcomes import raise_failures as raise_failures
 from clusterctl.record import cluster_of, job_of, write_run
 from clusterctl.rundir import NodeFiles, RunDir, new_run_id
@@ -328,15 +328,17 @@ def status(run: RunDir, connections: Connections) -> RunState:
     return state
 
 
-def ask(run: RunDir, connections: Connections, gone: Collection[str] = ()) -> RunState:
-    """What the nodes say of the present attempt; those that are `gone` are not asked."""
+def ask(
+    run: RunDir, connections: Connections, gone: Collection[str] = (), patience: float | None = None
+) -> RunState:
+    """What the nodes say of the present attempt, within `patience` seconds; those that are `gone` are not asked."""
     record, nodes = run.read_record(), cluster_of(run).nodes
 
     def asked(node: Node, link: Connection) -> dict[str, Any]:
         where = {"run_dir": record["run_dirs"][node.name], "attempt": record["attempt"]}
         return with_aftermath(link, link.call("state", where))
 
-    outcomes = connections.on_each([node for node in nodes if node.name not in gone], asked)
+    outcomes = within(connections, [node for node in nodes if node.name not in gone], asked, patience)
     outcomes += [Outcome(node, error=LinkLost(node.name, "lost")) for node in nodes if node.name in gone]
     return read_answers(record, outcomes, _last_step(run))
 

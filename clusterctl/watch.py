@@ -35,6 +35,7 @@ UNWATCHED = 3.0  # seconds without a living controller until a reader gives up: 
 TOLD = ("note", "restart", "straggler")  # events that a follower sees
 PATIENCE = 60.0  # seconds that a cut connection may stay away before its node counts as lost
 ALONE = 600.0  # the same where no node answers at all: rather this machine's own link is gone, and the run goes on
+SOONER = 3.0  # seconds that a node which was never reached has less than one that falls silent: a start takes them
 QUIET = 2 * BEAT + 1  # seconds without a word after which a node may be silent for the reason that another one is
 LOOK = 0.2  # seconds between two looks at who has been away for too long
 
@@ -75,8 +76,10 @@ class Watch:
         *,
         lines: bool = True,
         patience: float = PATIENCE,
+        since: float | None = None,
     ) -> None:
-        """With `now`, what is there is brought home and nothing is waited for; without `lines`, none is told."""
+        """With `now`, what is there is brought home and nothing is waited for; without `lines`, none is told. A node
+        that is never reached counts from `since`, by the steady clock."""
         self.run, self.connections, self.now = run, connections, now
         self.lines, self.patience = lines, patience
         self.record = run.read_record()
@@ -88,7 +91,8 @@ class Watch:
         self.cutters: dict[Path, LineCutter] = {}
         self.times = LogTimes()
         self.reached: set[str] = set()  # nodes whose present connection has carried a request
-        self.gone: dict[str, float] = {}  # since when a node's connection is broken
+        begun = (time.monotonic() if since is None else since) + SILENCE - SOONER
+        self.gone = dict.fromkeys(self.cluster.names, begun)  # since, or from, when a node has no connection
         self.outage, self.alone = Outage(connections, spares_of(run)), False
         self.orphaned: set[str] = set()  # nodes that said that their supervisor is dead
         self.stopper: threading.Thread | None = None
@@ -151,9 +155,12 @@ class Watch:
 
     def _overdue(self) -> Iterator[Update]:
         """The nodes that have been away for too long; where nobody answers at all, that is much longer."""
-        away = {name: since for name, since in list(self.gone.items()) if name not in self.ends}
-        overdue = [name for name, since in away.items() if time.monotonic() - since > self.patience - LOOK]
-        patience = self.patience
+        now, patience = time.monotonic(), self.patience
+        away = {name: since for name, since in list(self.gone.items()) if since <= now and name not in self.ends}
+        if self.alone and self._someone_answers(away):
+            self._begin_again(away, now)  # our own link was cut: each has its time from now on
+            return
+        overdue = [name for name, since in away.items() if now - since > patience - LOOK]
         if not away or self._someone_answers(away):
             self.outage.over()
         elif self.outage.is_ours():
@@ -162,9 +169,16 @@ class Watch:
                 yield Update(note="no node answers: this machine's own link may be gone; the ranks go on meanwhile")
             self.alone = bool(overdue)
         for name in overdue:
-            if time.monotonic() - away[name] > patience - LOOK:
+            if now - away[name] > patience - LOOK:
                 self.alone = False
                 yield self._lose(name)
+
+    def _begin_again(self, away: Mapping[str, float], now: float) -> None:
+        self.alone = False
+        for name in away:
+            self.gone[name] = now
+            if name in self.reached:  # meanwhile, by its own thread
+                self.gone.pop(name, None)
 
     def _someone_answers(self, away: Mapping[str, float]) -> bool:
         """Whether a word of any node that still runs has come lately: each says one every two seconds."""
@@ -222,8 +236,8 @@ class Watch:
 
     def _follow_on(self, node: Node) -> None:
         """A cut connection is taken up again from the bytes that came home."""
+        told = False
         while not self.closed.is_set():
-            self.reached.discard(node.name)
             try:
                 ended = self._follow_once(node, self.now)
                 if ended == "lost":
@@ -234,8 +248,10 @@ class Watch:
             except NodeError as error:
                 silent = max(0.0, self.connections.silent_for(node) - SILENCE)  # a look at it comes late
                 self.connections.drop(node)
-                if node.name in self.reached or node.name not in self.gone:
-                    self.gone[node.name] = time.monotonic() - silent
+                if node.name in self.reached or not told:
+                    told, heard = True, time.monotonic() - silent
+                    self.gone[node.name] = min(heard, self.gone.get(node.name, heard))
+                    self.reached.discard(node.name)
                     self._put(Update(node=node.name, note=f"{error.message}; trying again"))
                 self.closed.wait(1.0)
             except ClusterctlError as error:

@@ -193,6 +193,7 @@ def stop(
     as_json: options.Json = False,
 ) -> None:
     """End a run's processes, and only those; a trainer saves a last checkpoint first."""
+    from clusterctl import controller
     from clusterctl import run as runs_
 
     found = options.run_named(run)
@@ -202,7 +203,10 @@ def stop(
             screen.write(f"would stop ranks {', '.join(map(str, numbers))} of {found.run_id} on {node}\n")
         return
     with options.connected_to(found) as connections:
+        lived = found.read_state().get("phase") not in runs_.FINAL
         left = runs_.stop(found, connections, grace)
+        if lived:
+            controller.finish_alone(found, connections)
         state = runs_.status(found, connections)
     if as_json:
         screen.show_json({"run": found.run_id, "left": left, "phase": state.phase})

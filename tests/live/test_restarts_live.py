@@ -80,7 +80,7 @@ def test_a_training_that_hangs_says_where_it_stands_and_goes_on(shell: Shell, da
     os.kill(pids[2], signal.SIGSTOP)
     followed = shell("attach", run.run_id, timeout=200)
     assert followed.returncode == 0, followed.stderr
-    assert "hung: no step in" in followed.stderr
+    assert "rank 2 on node2 (device 0) stands still: a signal (SIGSTOP)" in followed.stderr
     assert run.read_record()["attempt"] == 2
     said = run.log("node1", 0, "err", 1).read_text()
     assert "Current thread" in said
@@ -145,6 +145,21 @@ def test_a_dead_controller_is_told_and_another_takes_over_without_a_restart(shel
         lines = run.log(node, rank, "out").read_text().split()
         assert lines == [str(n) for n in range(len(lines))]
         assert len(lines) > 5
+
+
+def test_a_stop_without_a_controller_brings_the_last_lines_home(shell: Shell) -> None:
+    ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('the last line', flush=True)))\n"
+    run = detached(shell, "import signal, sys\n" + ends + TICKS.format(count=600))
+    wait_for(lambda: run.log("node2", 3, "out").read_text())
+    controller = run.controller()
+    assert controller is not None
+    os.kill(controller, signal.SIGKILL)
+    wait_for(lambda: run.controller() is None)
+    stopped = shell("stop", run.run_id)
+    assert stopped.returncode == 0, stopped.stderr
+    assert "is stopped; 0 processes left" in stopped.stderr
+    for node, rank in (("node1", 0), ("node2", 3)):
+        assert run.log(node, rank, "out").read_text().endswith("\nthe last line\n")
 
 
 def test_a_controller_that_stands_still_is_replaced(shell: Shell) -> None:
