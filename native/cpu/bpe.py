@@ -198,4 +198,5 @@ def unicode_ranges() -> NDArray[np.uint32]:
     functions.native_bpe_ranges.restype = ctypes.c_int64
     address = ctypes.POINTER(ctypes.c_uint32)()
     count = functions.native_bpe_ranges(ctypes.byref(address))
-    return np.ctypeslib.as_array(address, (count, 3)).copy()
+    found: NDArray[np.uint32] = np.ctypeslib.as_array(address, (count, 3)).copy()
+    return found

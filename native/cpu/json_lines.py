@@ -50,32 +50,22 @@ class _Reading(ctypes.Structure):
 def read(data: bytes, key: str) -> Lines:
     """The texts under `key` of whole lines."""
     most = data.count(b"\n") + 1
-    found = Lines(
-        np.empty(len(data) + 8, np.uint8),
-        *(np.empty(most, np.int64) for _ in range(4)),
-        plain=np.empty(most, np.bool_),
-    )
+    starts, ends, numbers, characters = (np.empty(most, np.int64) for _ in range(4))
+    text, plain = np.empty(len(data) + 8, np.uint8), np.empty(most, np.bool_)
     name = key.encode("utf-8", "surrogatepass")  # half a character in a key is in no line that is UTF-8
     reading = _Reading(
         data,
         len(data),
         name,
         len(name),
-        found.text.ctypes.data,
-        found.starts.ctypes.data,
-        found.ends.ctypes.data,
-        found.numbers.ctypes.data,
-        found.characters.ctypes.data,
-        found.plain.ctypes.data,
+        text.ctypes.data,
+        starts.ctypes.data,
+        ends.ctypes.data,
+        numbers.ctypes.data,
+        characters.ctypes.data,
+        plain.ctypes.data,
     )
     call = load().functions.native_json_lines
     call.restype = ctypes.c_int64
-    count = call(ctypes.byref(reading))
-    return Lines(
-        found.text,
-        found.starts[:count],
-        found.ends[:count],
-        found.numbers[:count],
-        found.characters[:count],
-        found.plain[:count],
-    )
+    n = call(ctypes.byref(reading))
+    return Lines(text, starts[:n], ends[:n], numbers[:n], characters[:n], plain[:n])
