@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 CHOICES = ("auto", "on", "plain", "off")
 LEAST_NODES = 3
-# Bytes a node: by relay 16 MB cost 16 nodes 0.8 of the work, 4 MB cost 8 nodes the same, and 8 MB in 2,000 files cost
-# 32 nodes 1.1. A slow line from here makes it pay earlier: that is for the user to say (`--relay on`).
-LEAST_BYTES = 10_000_000
+# Bytes a node, and on top of them for each piece: of CPU alone 4 MB cost 12 nodes 0.93 of what they cost from here,
+# 8 MB cost 4 nodes 0.92, and 8 MB in 2,000 files cost 8 nodes 1.25, since each file costs each hop 25 us. A slow line
+# from here makes it pay earlier: that is for the user to say (`--relay on`).
+LEAST_BYTES, LEAST_PIECE = 4_000_000, 3_000
 CHAIN = 64  # nodes in a row; beyond it a second row begins beside, so that the last one need not wait for all
 CHOICE_OF_PARENTS = 3
 HOPELESS = 3  # nodes that reached none, while none reached one: the next ones need not try
@@ -29,10 +30,10 @@ HOPELESS = 3  # nodes that reached none, while none reached one: the next ones n
 class Relay:
     """The nodes of one transfer in the order in which they began to listen."""
 
-    def __init__(self, nodes: Sequence[Node], plain: bool = False, least: int = LEAST_BYTES) -> None:
+    def __init__(self, nodes: Sequence[Node], plain: bool = False, always: bool = False) -> None:
         self._addresses = {node.name: node.address for node in nodes}
         self._plain = plain
-        self._least = least
+        self._always = always
         self._terms: dict[str, str] = {}
         self._members: list[tuple[str, int]] = []
         self._lingering: list[Asked] = []
@@ -40,9 +41,9 @@ class Relay:
         self._worked = False
         self._change = threading.Lock()
 
-    def terms(self, node: str, wanted: int) -> dict[str, str]:
+    def terms(self, node: str, wanted: int, pieces: int = 1) -> dict[str, str]:
         """What a node that lacks some bytes is to do: listen, and where; or ask the launcher for all."""
-        if wanted < self._least:
+        if not self._always and wanted < LEAST_BYTES + LEAST_PIECE * pieces:
             return {"mode": "off"}
         with self._change:
             self._terms = self._terms or (_plain_terms() if self._plain else _tls_terms())
@@ -101,7 +102,7 @@ def relay_for(choice: str, nodes: Sequence[Node]) -> Iterator[Relay | None]:
     if choice == "off" or len(nodes) < (LEAST_NODES if choice == "auto" else 2):
         yield None
         return
-    relay = Relay(nodes, choice == "plain", LEAST_BYTES if choice == "auto" else 1)
+    relay = Relay(nodes, choice == "plain", always=choice != "auto")
     try:
         yield relay
     finally:

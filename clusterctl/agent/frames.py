@@ -234,6 +234,18 @@ class ByteReader:
             left -= self._at
         return b"".join(parts)
 
+    def read_into(self, view: memoryview) -> None:
+        """Fill the view, each byte copied once; EOFError where the stream ends before."""
+        while view:
+            if self._at == len(self._chunk):
+                self._chunk, self._at = self._next(), 0
+                if not self._chunk:
+                    raise EOFError
+            count = min(len(view), len(self._chunk) - self._at)
+            view[:count] = memoryview(self._chunk)[self._at : self._at + count]
+            self._at += count
+            view = view[count:]
+
     def read_line(self, limit: int) -> bytes:
         """Up to and with the next newline; at most `limit` bytes."""
         parts: "list[bytes]" = []

@@ -40,7 +40,7 @@ def push(
             "--relay",
             metavar="auto|on|off|plain",
             help="From node to node over TLS, so that little more than one copy leaves here: where it pays, "
-            "(from 10 MB and 3 nodes on), always, or never; plain: always, verified but not encrypted, for a "
+            "(from 4 MB and 3 nodes on), always, or never; plain: always, verified but not encrypted, for a "
             "network that you trust.",
         ),
     ] = "auto",
@@ -102,11 +102,19 @@ def push(
         for warning in tree.manifest.warnings:
             screen.say(f"warning: {warning}", style="yellow")
         reading.set_result((tree, dest))
+        _load_tables()
         outcomes = each.result()
     if dry_run:
         _show_dry_run(tree, dest, outcomes, as_json)
     else:
         _show(outcomes, as_json)
+
+
+def _load_tables() -> None:
+    """30 ms, while the nodes work rather than when they are done."""
+    from clusterctl import views  # noqa: F401
+
+    screen.out_console()
 
 
 def _source(source: Path, node_path: str | None, include_vcs: bool, checksum: bool) -> tuple[Source, str]:
@@ -177,7 +185,7 @@ def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[Would]], as
     from dataclasses import asdict
 
     from clusterctl import nodeset, words
-    from clusterctl.run import raise_failures
+    from clusterctl.outcomes import raise_failures
 
     files = source.manifest.files
     done = [(one.node.name, one.value) for one in looks if one.value is not None]
@@ -210,7 +218,7 @@ def _show(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
     from dataclasses import asdict
 
     from clusterctl import views, words
-    from clusterctl.run import raise_failures
+    from clusterctl.outcomes import raise_failures
 
     done = [(one.node.name, one.value) for one in outcomes if one.value is not None]
     for name, value in done:

@@ -49,6 +49,25 @@ def test_frames_arrive_as_they_were_sent_whatever_the_pieces(sent: list[Frame], 
     assert received == sent
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=300), st.integers(1, 50), st.lists(st.integers(0, 90), max_size=9))
+def test_bytes_come_in_order_whether_they_are_given_or_filled_in(whole: bytes, piece: int, sizes: list[int]) -> None:
+    stream = io.BytesIO(whole)
+    reader, taken = ByteReader(lambda: stream.read(piece)), b""
+    for turn, size in enumerate(sizes):
+        if turn % 2:
+            taken += reader.read(size)
+            continue
+        part = bytearray(size)
+        try:
+            reader.read_into(memoryview(part))
+        except EOFError:
+            assert len(taken) + size > len(whole)
+            return
+        taken += part
+    assert whole.startswith(taken)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes_give_a_frame_or_a_named_error_and_never_a_crash(

@@ -162,7 +162,7 @@ def test_a_node_that_has_some_of_it_gets_and_gives_the_rest(made: Callable[[int]
     push_tree(nodes.links[0], Source(root, make_manifest(root)), str(nodes.folders[0] / "dest"))
     (root / "deep" / "new").write_bytes(os.urandom(5_000_000))
     source = SlowSource(root, 0.5)
-    relay = Relay(nodes.nodes, least=1)
+    relay = Relay(nodes.nodes, always=True)
     results = good(nodes.push(source, relay, pause=0.3))
     relay.release()
     assert results[0].bytes_sent == 5_000_000 and results[1].bytes_relayed == source.manifest.size
@@ -388,6 +388,8 @@ def test_the_choice_of_a_relay(tmp_path: Path) -> None:
     with relay_for("auto", nodes) as relay:
         assert relay and relay.terms("node1", 1000) == {"mode": "off"}  # it would cost more than it spares
         assert relay.terms("node1", 1 << 30)["mode"] == "tls"
+        assert relay.terms("node1", 8_000_000, 8)["mode"] == "tls"
+        assert relay.terms("node1", 8_000_000, 2000) == {"mode": "off"}  # each small file costs each hop
     with relay_for("on", nodes) as relay:
         assert relay and relay.terms("node1", 1000)["mode"] == "tls"
     with relay_for("plain", nodes) as relay:
