@@ -65,8 +65,8 @@ def pull_tree(
         raise worded(connection.node, problem) from None
     for _ in replies:
         pass
-    files = {builder.pieces[number].file for begin, end in wanted for number in range(begin, end)}
-    return PushResult(str(dest), total, len(files), time.monotonic() - began, False)
+    files = builder.pieces.file_count(wanted)
+    return PushResult(str(dest), total, files, time.monotonic() - began, False)
 
 
 def _take(builder: Builder, wanted: list[Range], source: ByteReader) -> None:

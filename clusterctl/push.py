@@ -220,9 +220,9 @@ class _Sending:
     def _begin(self, wanted: list[Range]) -> None:
         pieces = self._source.manifest.pieces
         self._total = pieces.size(wanted)
-        self._files = len({pieces[number].file for begin, end in wanted for number in range(begin, end)})
+        self._files = pieces.file_count(wanted)
         if self._relay:
-            self._say(self._relay.terms(self._node, self._total))
+            self._say(self._relay.terms(self._node, self._total, sum(end - begin for begin, end in wanted)))
         else:
             self._feed(wanted)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 import stat
 import threading
 import time
+from hashlib import sha256
 
 from clusterctl.agent import tree
 from clusterctl.agent.memory import Memory, Seen
@@ -42,15 +42,23 @@ class Builder:
     """Makes a tree beside its place, out of what is there already and what comes, and switches it in
     whole."""
 
-    def __init__(self, dest: str, entries: Sequence[Entry], table: bytes = b"", single: bool = False) -> None:
+    def __init__(
+        self,
+        dest: str,
+        entries: Sequence[Entry],
+        table: bytes = b"",
+        single: bool = False,
+        manifest: bytes = b"",
+    ) -> None:
         """Raises BadTree where the digests in `table` are not those of the entries.
 
-        With `single` the tree is one file, and `dest` that file.
+        With `single` the tree is one file, and `dest` that file. `manifest` is the entries as they came.
         """
         self.dest = dest
         self.root = os.path.dirname(dest) if single else dest
         self._single = single
         self.entries = entries
+        self.manifest = manifest
         self.files = [one for one in entries if one.kind == "f"]
         self.pieces = Pieces(self.files, table)
         parent, name = os.path.split(dest)
@@ -85,6 +93,8 @@ class Builder:
             if base.root == self.root:
                 self._in_place = len(self.have)
                 self.known = memory.now
+        if not self.have and not any(self.ready):
+            return [(0, self.pieces.count)] if self.files else []
         lacking: List[int] = []
         for place in range(len(self.files)):
             if place not in self.have:
@@ -162,6 +172,8 @@ class Builder:
         """Count what an earlier transfer left aside, as far as its pieces are the wanted ones."""
         if not os.path.isdir(self.staging) or os.path.islink(self.staging):
             return
+        if not os.listdir(self.staging):
+            return
         places = {one.path: place for place, one in enumerate(self.files)}
         folders = {one.path for one in self.entries if one.kind == "d"}
         useless = []
@@ -185,7 +197,7 @@ class Builder:
             for number in range(begin, end):
                 piece = self.pieces[number]
                 data = os.pread(file.fileno(), piece.size, piece.offset)
-                if len(data) != piece.size or hashlib.sha256(data).digest() != piece.digest:
+                if len(data) != piece.size or sha256(data).digest() != piece.digest:
                     break
                 self.ready[number] = 1
                 good = piece.offset + piece.size
@@ -234,26 +246,26 @@ class Builder:
         """Verify a piece, which is `pieces[number]`, and put it in its place."""
         if piece.size == self.files[piece.file].size:
             return self.take_file(piece.file, data)
-        self._verify(piece, hashlib.sha256(data).digest())
+        self._verify(piece, sha256(data).digest())
         _write(self._handle_of(piece.file), data, piece.offset)
         self._mark(number, number + 1)
 
     def take_file(self, place: int, data: Data) -> None:
         """Verify a file of one piece, and put it in its place: seven system calls, since there may be very many."""
-        one = self.files[place]
-        if hashlib.sha256(data).hexdigest() != one.content:
-            raise _damaged(one)
-        handle = os.open(f"{self.staging}/{one.path}", NEW_FILE, one.mode)
+        path, _, mode, _, content = self.files[place]
+        if sha256(data).hexdigest() != content:
+            raise _damaged(path)
+        handle = os.open(f"{self.staging}/{path}", NEW_FILE, mode)
         try:
             if os.write(handle, data) != len(data):
                 _write(handle, data, 0)
             status = os.fstat(handle)
-            if status.st_mode & 0o7777 != one.mode:  # what the umask took away
-                os.fchmod(handle, one.mode)
+            if status.st_mode & 0o7777 != mode:  # what the umask took away
+                os.fchmod(handle, mode)
                 status = os.fstat(handle)
         finally:
             os.close(handle)
-        self.written[one.path] = status
+        self.written[path] = status
         number = self.pieces.starts[place]
         if self.is_shared:
             self._mark(number, number + 1)
@@ -267,7 +279,7 @@ class Builder:
             view = self._buffer[: piece.size]
             fill(view)
             return self.take(number, view, piece)
-        digest, done = hashlib.sha256(), 0
+        digest, done = sha256(), 0
         handle = self._handle_of(piece.file)
         while done < piece.size:
             view = self._buffer[: piece.size - done]
@@ -280,7 +292,7 @@ class Builder:
 
     def _verify(self, piece: Piece, digest: bytes) -> None:
         if digest != piece.digest:
-            raise _damaged(self.files[piece.file])
+            raise _damaged(self.files[piece.file].path)
 
     def _handle_of(self, file: int) -> int:
         """The large file that is just being written."""
@@ -408,8 +420,8 @@ class Builder:
                 remove_tree(entry.path)
 
 
-def _damaged(one: Entry) -> Refused:
-    what = f"{one.path} changed while it was sent, or arrived damaged"
+def _damaged(path: str) -> Refused:
+    what = f"{path} changed while it was sent, or arrived damaged"
     return Refused("damaged", f"{what}; the old tree is untouched")
 
 

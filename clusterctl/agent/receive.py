@@ -17,7 +17,7 @@ from clusterctl.agent.tree import PIECE, BadTree, Entry, Range
 
 TYPE_CHECKING = False  # typing itself takes 10 ms
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Sequence
+    from typing import Any, Dict, List, Optional, Sequence
 
 MAX_ANSWER = 64 << 20  # bytes of what the launcher says between the pieces
 
@@ -56,7 +56,8 @@ def receive(request: Request) -> Dict[str, Any]:
     builder = _builder(request, dest)
     builder.look([Base(builder.root, old.rows if old else {})])
     if builder.is_same() and not (old and not single and _left_over(builder, old)):
-        _write_record(place, builder.root, request.need("tree", str), builder.entries, builder.known)
+        name, text = request.need("tree", str), builder.manifest
+        _write_record(place, builder.root, name, builder.entries, builder.known, manifest=text)
         return _same(dest)
     if request.params.get("look"):
         return _would(builder, _other_bases(request, dest) if named else [])
@@ -117,7 +118,8 @@ def _put_in_place(request: Request, builder: Builder, place: str, old: Optional[
     if old is not None and not request.params.get("single"):
         builder.keep_others([one.path for one in old.entries])
     builder.switch()
-    _write_record(place, builder.root, request.need("tree", str), builder.entries, {}, builder.written)
+    name, entries, text = request.need("tree", str), builder.entries, builder.manifest
+    _write_record(place, builder.root, name, entries, {}, builder.written, text)
     return {"path": builder.dest, "unchanged": False}
 
 
@@ -132,18 +134,18 @@ def take_pieces(request: Request, builder: Builder, wanted: Sequence[Range]) -> 
             if whole:
                 builder.take_file(place, data)
         else:
-            whole = all(_take_piece(read, builder, number) for number in range(begin, end))
+            whole = all(_take_piece(request, builder, number) for number in range(begin, end))
         if not whole:
             raise Refused("cut", f"the transfer ended inside {one.path}; the old tree is untouched")
 
 
-def _take_piece(read: Callable[[int], bytes], builder: Builder, number: int) -> bool:
-    """One piece of a large file; False where less of it came."""
-    piece = builder.pieces[number]
-    data = read(piece.size)
-    if len(data) == piece.size:
-        builder.take(number, data, piece)
-    return len(data) == piece.size
+def _take_piece(request: Request, builder: Builder, number: int) -> bool:
+    """One piece of a large file, hashed and written as it comes; False where less of it came."""
+    try:
+        builder.take_from(number, request.body.read_into)
+    except EOFError:
+        return False
+    return True
 
 
 def read_answer(request: Request) -> Any:
@@ -169,11 +171,10 @@ def _would(builder: Builder, bases: Sequence[Base]) -> Dict[str, Any]:
     builder.adopt(prune=False)
     wanted = builder.look(bases)
     builder.room(wanted)
-    files = {builder.pieces[number].file for begin, end in wanted for number in range(begin, end)}
     return {
         "path": builder.dest,
         "unchanged": False,
-        "files": len(files),
+        "files": builder.pieces.file_count(wanted),
         "bytes": builder.pieces.size(wanted),
     }
 
@@ -192,7 +193,7 @@ def _builder(request: Request, dest: str) -> Builder:
         single = bool(request.params.get("single"))
         if single and [(one.path, one.kind) for one in entries] != [(os.path.basename(dest), "f")]:
             raise BadTree(f"it is not the one file {dest}")
-        return Builder(dest, entries, table, single)
+        return Builder(dest, entries, table, single, manifest)
     except BadTree as problem:
         raise Refused("bad-tree", str(problem)) from None
 
@@ -265,20 +266,22 @@ def _write_record(
     entries: Sequence[Entry],
     rows: Dict[str, Seen],
     written: Optional[Dict[str, os.stat_result]] = None,
+    manifest: bytes = b"",
 ) -> None:
     """`rows` as they were when they were read, `written` when they were written; the other files as they are now,
-    just put there."""
+    just put there. `manifest` is the entries' text where it is at hand."""
     written, now = written or {}, time.time_ns()
     for one in entries:
         if one.kind == "f" and one.path not in rows:
             status = written.get(one.path) or os.lstat(f"{root}/{one.path}")
             if memory.is_settled(status.st_ctime_ns, now):  # few are, just after a push
                 rows[one.path] = memory.seen(status, one.content)
-    value = {"tree": name, "entries": entries, "rows": memory.rows_to_json(memory.settled(rows))}
+    kept = notation.dumps(memory.rows_to_json(memory.settled(rows)))  # in one go: several times faster than by parts
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     aside = f"{path}.{os.getpid()}.aside"
-    with open(aside, "w", encoding="utf-8") as file:
-        file.write(notation.dumps(value))  # in one go: several times faster than by parts
+    with open(aside, "wb") as file:
+        text = manifest or tree.to_bytes(entries)
+        file.write(b'{"tree":%b,"entries":%b,"rows":%b}' % (notation.dumps(name).encode(), text, kept.encode()))
     os.replace(aside, path)
 
 

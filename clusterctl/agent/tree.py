@@ -281,9 +281,10 @@ class Pieces:
         self._tables: Dict[int, bytes] = {}
         place = 0
         for number, one in enumerate(files):
-            count = max(1, -(-one.size // piece_size(one.size)))
+            size = one.size
+            count = 1 if size <= PIECE else -(-size // piece_size(size))
             self.starts.append(self.starts[-1] + count)
-            self._sums.append(self._sums[-1] + one.size)
+            self._sums.append(self._sums[-1] + size)
             if count > 1:
                 digests = table[place : place + count * DIGEST]
                 place += count * DIGEST
@@ -331,6 +332,16 @@ class Pieces:
         except (TypeError, ValueError):
             raise BadTree("it asks for pieces that are not in the tree") from None
         return found
+
+    def file_count(self, ranges: Sequence[Range]) -> int:
+        """How many files some pieces are of, in order."""
+        count, last = 0, -1
+        for begin, end in ranges:
+            first = bisect.bisect_right(self.starts, begin) - 1
+            count -= first == last
+            last = bisect.bisect_right(self.starts, end - 1) - 1
+            count += last - first + 1
+        return count
 
     def size(self, ranges: Sequence[Range]) -> int:
         """The bytes in some pieces."""

@@ -608,3 +608,15 @@ def test_a_manifest_warns_of_what_nobody_can_have_meant(
         (tmp_path / name).write_text("xxx")
     warnings = "\n".join(make_manifest(tmp_path).warnings)
     assert "pipe" in warnings and "3 entries" in warnings and "GB" in warnings
+
+
+def test_the_files_of_some_pieces_are_counted_once_each(tmp_path: Path) -> None:
+    for name, size in (("a", 10), ("b", 3 * tree.PIECE), ("c", 0), ("d", 10)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    scanned = tree.scan(str(tmp_path))
+    pieces = tree.Pieces(scanned.entries, scanned.table)
+    for ranges in ([], [(0, 6)], [(0, 1), (1, 2), (3, 4)], [(2, 5)], [(1, 2), (3, 4), (5, 6)]):
+        files = [pieces[number].file for begin, end in ranges for number in range(begin, end)]
+        assert pieces.file_count(ranges) == len(set(files))
+        spans = [(file, number) for file, begin, end in pieces.spans(ranges) for number in range(begin, end)]
+        assert [file for file, _ in spans] == files
