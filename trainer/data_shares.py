@@ -122,8 +122,8 @@ def _write(slices: Sequence[Slice], place: Path, order: Order) -> None:
     (place / "tokenizer").mkdir()
     for number, one in enumerate(slices):
         _take(one, place / "in", number)
-    for file in tokenizer_files(order.tokenizer):
-        _link(file, place / "tokenizer" / file.name)
+    for name, file in tokenizer_files(order.tokenizer).items():
+        _link(file, place / "tokenizer" / name)
     if order.recipe.filters.language_model:
         (place / "model").mkdir()
         _link(Path(order.recipe.filters.language_model), place / "model" / "lid.bin")

@@ -15,6 +15,10 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     from trainer.data_build import Order
 
+SPREAD = (
+    "clusterctl data build --on node[1-4] ... spreads it over nodes, each building a part, and brings the result "
+    "together here, the same bytes; with --leave the parts stay on their nodes."
+)
 UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 
@@ -22,7 +26,9 @@ ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 def add_verbs(verb: ADD) -> None:
     """Every verb and its arguments; `verb` makes one of name, function and help."""
     _tokenizer_arguments(verb)
-    _build_arguments(verb("data-build", _build, "texts to Megatron's .bin/.idx, with a manifest"))
+    build = verb("data-build", _build, "texts to Megatron's .bin/.idx, with a manifest")
+    build.epilog = SPREAD
+    _build_arguments(build)
     info = verb("data-info", _info, "what a .bin/.idx pair holds")
     info.add_argument("prefix", type=Path, help="path of the pair without .bin or .idx")
     info.add_argument("--tokenizer", type=Path, help="to show samples (default: the one its manifest names)")
@@ -139,6 +145,7 @@ def _build_arguments(build: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--fresh", action="store_true", help="do not go on with a build that was ended half-way"
     )
+    build.add_argument("--progress-lines", action="store_true", help=argparse.SUPPRESS)
     build.add_argument("--keep-hashes", action="store_true", help="with --dedup: for `data merge --dedup`")
     build.add_argument("--json", action="store_true")
 
@@ -167,7 +174,7 @@ def _build(arguments: argparse.Namespace) -> int:
     from trainer.data_build import build
 
     order = _order(arguments)
-    meter = Meter(arguments.input)
+    meter = Meter(arguments.input, arguments.progress_lines)
     manifest = build(order, meter.say, meter.show)
     meter.clear()
     return _show(arguments, {"prefix": str(arguments.output), **manifest}, _build_text)
@@ -367,7 +374,9 @@ def _printable(text: str) -> str:
 class Meter:
     """Progress on standard error: one line, redrawn, on a terminal; elsewhere nothing."""
 
-    def __init__(self, inputs: list[str]) -> None:
+    def __init__(self, inputs: list[str], lines: bool = False) -> None:
+        """`lines`: for whoever reads it from afar, a line a second, `progress BYTES DOCUMENTS`."""
+        self._lines = lines
         self._began = self._drawn = time.monotonic()
         self._live = sys.stderr.isatty()
         self._total = sum(path.stat().st_size for path in map(Path, inputs) if path.is_file())
@@ -378,6 +387,10 @@ class Meter:
 
     def show(self, done: int, documents: int) -> None:
         now = time.monotonic()
+        if self._lines and now - self._drawn > 1.0:
+            self._drawn = now
+            sys.stderr.write(f"progress {done} {documents}\n")
+            sys.stderr.flush()
         if not self._live or now - self._drawn < 0.2 or now - self._began < 1.0:
             return
         self._drawn = now

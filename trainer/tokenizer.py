@@ -17,6 +17,7 @@ from trainer.files import replace_file, sha256
 END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCAB = 256 + 1  # every byte, and the end of a document
 FILE = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
 PAIRS = (("vocab.json", "merges.txt"), ("gpt2-vocab.json", "gpt2-merges.txt"))
 GLM_TOKENS = {
     "sop": "<|startofpiece|>",
@@ -101,11 +102,13 @@ class Tokenizer:
 # -- load ---------------------------------------------------------------------------------------------------
 
 
-def tokenizer_files(path: Path) -> list[Path]:
-    """All the files that loading reads: to take a tokenizer elsewhere."""
+def tokenizer_files(path: Path) -> dict[str, Path]:
+    """All the files that loading reads, by the names that they have in a folder: to take a tokenizer elsewhere."""
     files = _files(path)
-    config = files[0].with_name("tokenizer_config.json")
-    return [*files, config] if config.is_file() else files
+    names = (FILE,) if len(files) == 1 else PAIRS[0]
+    config = files[0].with_name(CONFIG)
+    more = {CONFIG: config} if config.is_file() else {}
+    return {**dict(zip(names, files, strict=True)), **more}
 
 
 def _files(path: Path) -> list[Path]:
@@ -198,7 +201,7 @@ def _own_end(inner: tokenizers.Tokenizer, file: Path) -> str:
     if inner.token_to_id(END_OF_DOCUMENT) is not None:
         return END_OF_DOCUMENT
     try:
-        config = json.loads(file.with_name("tokenizer_config.json").read_text(encoding="utf-8"))
+        config = json.loads(file.with_name(CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ""
     named = config.get("eos_token") if isinstance(config, dict) else None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.inventory import Cluster
 
 FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -48,9 +51,41 @@ def tokenizer_glm(context: typer.Context) -> None:
 
 
 @data.command("build", context_settings=FORWARD)
-def build(context: typer.Context) -> None:
+def build(
+    context: typer.Context,
+    on: Annotated[str | None, typer.Option("--on", metavar="SET", help="Spread it over these nodes.")] = None,
+    leave: Annotated[bool, typer.Option("--leave", help="With --on: the pairs stay on their nodes.")] = False,
+    cluster: options.ClusterFile = None,
+) -> None:
     """JSON lines, text, wiki dumps and more to Megatron's .bin and .idx, with a manifest."""
-    _forward("data build", "data-build", context.args)
+    if on is None or "--help" in context.args or "-h" in context.args:
+        if leave and on is None:
+            raise UsageError("--leave is for builds on nodes", "name them with --on, as in --on node[1-4]")
+        _forward("data build", "data-build", context.args)
+    else:
+        _build_on(options.cluster_of(cluster, on), list(context.args), leave)
+
+
+def _build_on(chosen: Cluster, words: list[str], leave: bool) -> None:
+    """A build spread over nodes; what is at --output is what one machine would build."""
+    from clusterctl.cli.transfer import bar
+    from clusterctl.data_spread import spread, value_of
+
+    output = value_of(words, "--output")
+    if output is None:
+        raise UsageError("--output PREFIX is missing", "see `clusterctl data build --help`")
+    with options.connected(chosen) as connections, bar("build") as drawn:
+        answer = spread(chosen, connections, words, Path(output), leave, _say_phase, drawn.of)
+    if "--json" in words:
+        return screen.show_json(answer)
+    for one in answer.get("shards", ()):
+        screen.show(screen.safe(f"{one['node']}:{one['prefix']}: {one['tokens']:,} tokens"))
+    where = answer.get("listing") or answer["prefix"]
+    screen.show(screen.safe(f"{where}: {answer['documents']:,} documents, {answer['tokens']:,} tokens"))
+
+
+def _say_phase(phase: str, what: str) -> None:
+    screen.say(f"{phase:9} {what}")
 
 
 @data.command("info", context_settings=FORWARD)
