@@ -19,7 +19,7 @@ from tokenizers import pre_tokenizers
 
 from native.cpu import bpe
 from native.cpu.library import LibraryMissing, load
-from native.cpu.unicode_classes import CODE_POINTS, FRAME
+from native.cpu.unicode_classes import CODE_POINTS, FRAMES, OTHER
 from trainer.corpus import token_type
 from trainer.errors import DataError
 from trainer.tokenizer import Tokenizer
@@ -159,14 +159,23 @@ def _faults(definition: dict[str, Any]) -> Iterable[str]:
     words = definition.get("pre_tokenizer") or {}
     if words.get("type") != "ByteLevel" or not words.get("use_regex", True):
         yield f"it finds words by {words.get('type', 'nothing')}, not as GPT-2 does"
-    after = definition.get("post_processor") or {}
-    if after.get("type", "ByteLevel") != "ByteLevel":
-        yield f"it has a {after['type']} after the model"
+    if not _leaves_ids(definition.get("post_processor")):
+        yield f"it has a {definition['post_processor']['type']} after the model"
     for one in definition["added_tokens"]:
         flags = [flag for flag in ("single_word", "lstrip", "rstrip") if one[flag]]
         if flags:
             yield f"its added token {one['content']!r} is {' and '.join(flags)}"
     yield from _model_faults(definition["model"])
+
+
+def _leaves_ids(after: dict[str, Any] | None) -> bool:
+    """Whether what comes after the model adds special tokens at most, which are not asked for here."""
+    kind = after["type"] if after else "ByteLevel"
+    if after and kind == "Sequence":
+        return all(map(_leaves_ids, after["processors"]))
+    if after and kind == "TemplateProcessing":
+        return [piece["Sequence"]["id"] for piece in after["single"] if "Sequence" in piece] == ["A"]
+    return kind in ("ByteLevel", "RobertaProcessing", "BertProcessing")
 
 
 def _model_faults(model: dict[str, Any]) -> Iterable[str]:
@@ -201,19 +210,20 @@ def _compare(inner: bpe.Bpe) -> None:
     Its Unicode version may be another than the table's. A new one extends ranges or begins them at multiples
     of 16, as blocks of characters do, so that some thousand code points tell; asking of all would take seconds.
     """
-    text = "".join(FRAME.format(chr(code)) for code in _telling())
+    text = "".join(FRAMES[kind].format(chr(code)) for code, kind in _telling())
     theirs = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
     if not np.array_equal(inner.words(text.encode()), np.cumsum([len(word) for word, _ in theirs])):
         raise NotExact(f"tokenizers {tokenizers.__version__} has the characters of another Unicode version")
 
 
-def _telling() -> list[int]:
-    ranges = bpe.unicode_ranges()[:, :2].astype(np.int64)
-    near = (ranges[:, :, None] + np.array([-1, 0])).ravel()
-    fine, coarse = np.arange(0, 0x20000, 16), np.arange(0x20000, CODE_POINTS, 256)
-    inside = np.zeros(CODE_POINTS, bool)
-    for first, end in ranges:
-        inside[first:end] = True
-    strides = np.concatenate([fine, coarse])
-    codes = np.unique(np.concatenate([near, strides[~inside[strides]]]))
-    return [code for code in codes.tolist() if 0 <= code < CODE_POINTS and not 0xD800 <= code < 0xE000]
+def _telling() -> Iterable[tuple[int, int]]:
+    """Code points at and beside the ends of ranges, and some between ranges, with the kind of each."""
+    ranges = bpe.unicode_ranges().astype(np.int64)
+    kinds = np.full(CODE_POINTS, OTHER, np.uint8)
+    for first, end, kind in ranges:
+        kinds[first:end] = kind
+    near = (ranges[:, :2, None] + np.array([-1, 0])).ravel()
+    strides = np.concatenate([np.arange(0, 0x20000, 16), np.arange(0x20000, CODE_POINTS, 256)])
+    codes = np.unique(np.concatenate([near, strides[kinds[strides] == OTHER]]))
+    codes = codes[(codes >= 0) & (codes < CODE_POINTS) & ((codes < 0xD800) | (codes >= 0xE000))]
+    return zip(codes.tolist(), kinds[codes].tolist(), strict=True)

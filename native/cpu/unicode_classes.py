@@ -22,6 +22,9 @@ _SURROGATES = range(0xD800, 0xE000)
 FRAME = "a{0}\n1{0}\n!{0}\n"
 _PLACES = (1, 4, 7)
 
+# That a character joins its neighbour tells its kind; that it joins none, only all three together.
+FRAMES = ("!{0}\n", "a{0}\n", "1{0}\n", FRAME)
+
 Range = tuple[int, int, int]
 
 

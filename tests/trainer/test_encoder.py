@@ -17,7 +17,7 @@ from bench import encode_fuzz
 from native.cpu import build, library
 from trainer import encoder as encoder_module
 from trainer.encoder import Encoder, LibraryEncoder, NotExact, NotText, encoder_for
-from trainer.tokenizer import Tokenizer, train_tokenizer
+from trainer.tokenizer import GLM_TOKENS, Tokenizer, lay_glm_tokens, train_tokenizer
 
 # The real GPT-2 vocabulary is not ours to ship: it is read where the variable says, or beside the repository.
 BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data" / "gpt2-tokenizer.json"
@@ -177,6 +177,52 @@ def test_another_kind_of_tokenizer_goes_to_the_library_and_says_so(
     assert found.describe().startswith("tokenizers ") and why in found.describe()
     if "dropout" not in why:  # which is drawn anew each time
         assert found.encode_many(["the end"])[0].tolist() == tokenizer.encode("the end")
+
+
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [
+        {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+    "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+}
+ROBERTA = {
+    "type": "RobertaProcessing",
+    "sep": ["<|endoftext|>", 0],
+    "cls": ["<|endoftext|>", 0],
+    "trim_offsets": True,
+    "add_prefix_space": False,
+}
+TWICE = {**TEMPLATE, "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2}
+
+
+@pytest.mark.parametrize(
+    "after", [TEMPLATE, ROBERTA, {"type": "Sequence", "processors": [ROBERTA, TEMPLATE]}]
+)
+def test_special_tokens_that_are_not_asked_for_do_not_matter(
+    plain: Path, tmp_path: Path, after: dict[str, Any]
+) -> None:
+    data = json.loads(plain.read_text())
+    data["post_processor"] = after
+    (tmp_path / "other.json").write_text(json.dumps(data))
+    one, other = both(tmp_path / "other.json")
+    texts = ["the end", "", " of it<|endoftext|>"]
+    assert np.array_equal(one.encode_many(texts)[0], other.encode_many(texts)[0])
+
+
+def test_a_template_that_says_the_text_twice_is_refused(plain: Path, tmp_path: Path) -> None:
+    data = json.loads(plain.read_text())
+    data["post_processor"] = TWICE
+    (tmp_path / "other.json").write_text(json.dumps(data))
+    with pytest.raises(NotExact, match="it has a TemplateProcessing after the model"):
+        Encoder.load(Tokenizer.load(tmp_path / "other.json"))
+
+
+def test_glm_tokens_laid_on_top_are_found_in_text(plain: Path, tmp_path: Path) -> None:
+    lay_glm_tokens(plain, tmp_path / "glm.json")
+    assert encode_fuzz.differing(tmp_path / "glm.json", range(1000), tuple(GLM_TOKENS.values())) == []
 
 
 def test_all_reasons_are_said_at_once(plain: Path, tmp_path: Path) -> None:
