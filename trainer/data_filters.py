@@ -47,7 +47,7 @@ class Sieve:
 
     def __init__(self, filters: Filters) -> None:
         self._filters = filters
-        self._model = _load(filters.language_model) if filters.language else None
+        self._model: Any = _load(filters.language_model) if filters.language else None
 
     def refusal(self, document: str | list[int]) -> str:
         """Why a document goes (`short`, `language`), or nothing. What is ids already is not looked at."""

@@ -42,8 +42,9 @@ def open_stream(name: str, seen: Seen) -> BinaryIO:
     ending = Path(name).suffix
     if ending not in unpack:
         return raw
-    stream: BinaryIO = gzip.GzipFile(fileobj=raw) if ending == ".gz" else unpack[ending](raw)
-    return stream
+    stream: Any = gzip.GzipFile(fileobj=raw) if ending == ".gz" else unpack[ending](raw)
+    found: BinaryIO = stream
+    return found
 
 
 def read_some(stream: BinaryIO, size: int, name: str) -> bytes:

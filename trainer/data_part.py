@@ -91,7 +91,7 @@ class Maker:
         counts = np.ones(len(kept), np.int64)
         for number, one in enumerate(kept):
             some = sentences(one) if self.recipe.unit == "sentence" and isinstance(one, str) else [one]
-            units += some  # type: ignore[arg-type]
+            units += some
             counts[number] = len(some)
         tokens, lengths = self._ids(units)
         owners = np.repeat(np.arange(len(kept)), counts)[lengths > 0]

@@ -202,7 +202,8 @@ def _known_type(path: Path, version: int, code: int) -> np.dtype[Any]:
         raise DataError(f"{path}: token type {code}: holds floating-point numbers, no tokens")
     if version != 1 or code not in TYPES:
         raise DataError(f"{path}: version {version}, token type {code}: not supported")
-    return np.dtype(TYPES[code])
+    known: np.dtype[Any] = np.dtype(TYPES[code])
+    return known
 
 
 # -- writing ------------------------------------------------------------------------------------------------

@@ -227,7 +227,12 @@ def _default(parts: list[str]) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
-SEEN = {"template": render_template, "link": _link, "param": _default, "table": lambda parts: GONE}
+SEEN: dict[str, Callable[[list[str]], str]] = {
+    "template": render_template,
+    "link": _link,
+    "param": _default,
+    "table": lambda parts: GONE,
+}
 
 
 def _close_gaps(text: str) -> str:

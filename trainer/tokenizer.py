@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class Tokenizer:
         """Of the file it was loaded from; of both files' bytes, vocabulary first, where there were two."""
         self.source = source
 
-    @property
+    @cached_property
     def vocab(self) -> int:
         """Ids run over [0, vocab)."""
         return max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
@@ -164,7 +165,7 @@ def _from_pair(vocab_file: Path, merges_file: Path) -> tokenizers.Tokenizer:
         ) from None
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     _check_parts(vocab, merges, vocab_file, merges_file)
-    inner = tokenizers.Tokenizer(models.BPE(vocab, [tuple(pair) for pair in merges]))
+    inner = tokenizers.Tokenizer(models.BPE(vocab, [(one, two) for one, two in merges]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     if END_OF_DOCUMENT in vocab:
@@ -242,7 +243,7 @@ def lay_glm_tokens(path: Path, output: Path, eod: str = "") -> dict[str, object]
         raise DataError(f"{path}: has {', '.join(there)} already", "use it as it is, or one without them")
     inner = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.definition()))
     inner.add_special_tokens(list(GLM_TOKENS.values()))
-    end = inner.id_to_token(tokenizer.eod)
+    end = tokenizer.token_of(tokenizer.eod) or ""
     return {
         **_write(inner, output, end),
         "glm": {name: inner.token_to_id(one) for name, one in GLM_TOKENS.items()},
