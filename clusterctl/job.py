@@ -161,7 +161,7 @@ def from_command(
 ) -> Job:
     """A bare command as a job; its name is the program's, or the script's."""
     words = [Path(word).stem for word in argv[:2] if not word.startswith("-")]
-    raw = words[-1] if words and re.match(r"python", words[0]) else words[0] if words else "command"
+    raw = words[-1] if words and re.match(r"python|(ba|z)?sh$", words[0]) else words[0] if words else "command"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", raw).strip("-.")[:30] or "command"
     chosen = None if devices is None else named_devices(devices)
     return Job(

@@ -2,7 +2,7 @@
 
     DST/attempt-1/node1/rank-0.txt                     what a rank wrote: stdout, then stderr
                         process_log/debug/plog/...     CANN's logs of this run's processes alone
-                        environment_check/npu_info_after.txt
+                        environment_check/npu_info_before.txt, npu_info_after.txt
                         dmesg, messages                where the login may read them; of the last attempt
 """
 
@@ -124,6 +124,7 @@ class _NodePull:
             if not self.dry_run and not (attempt == last and self.run.is_watched()):
                 self._bring_home(attempt)
             self._plogs(attempt)
+            self._before(attempt)
         self._said(last)
         self._system_log(last)
         return self.files
@@ -142,6 +143,13 @@ class _NodePull:
                     LogKeeper.keep(home, offset, data)
                     offset += len(data)
                 index_of(home).unlink(missing_ok=True)  # nobody knows when these were written
+
+    def _before(self, attempt: int) -> None:
+        """What npu-smi said when the attempt began, for a device that dropped out since."""
+        remote = NodeFiles(self.run_dir, attempt)
+        folder, _, name = remote.npu_info.rpartition("/")
+        if any(entry["name"] == name and entry["size"] for entry in self._list(folder)):
+            self._save(attempt, f"environment_check/{name}", self._get(remote.npu_info))
 
     def _plogs(self, attempt: int) -> None:
         started, root = self._pids(attempt), self._plog_root(attempt)

@@ -98,6 +98,11 @@ class NodeFiles:
         """What CANN says of this attempt's processes, those that a wrapper script starts too."""
         return posixpath.join(self.attempt_dir, "plogs")
 
+    @property
+    def npu_info(self) -> str:
+        """What npu-smi said when the attempt began."""
+        return posixpath.join(self.attempt_dir, "npu_info_before.txt")
+
     def log(self, rank: int, stream: str) -> str:
         """A rank's raw bytes; stream is "out" or "err"."""
         return posixpath.join(self.attempt_dir, "logs", f"rank-{rank}.{stream}")

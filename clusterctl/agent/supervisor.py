@@ -12,6 +12,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from clusterctl.agent import stacks
+from clusterctl.agent.before import Before
 from clusterctl.agent.child import NOT_FOUND, NOT_RUNNABLE, command, environment
 from clusterctl.agent.kills import Kills
 from clusterctl.agent.neighbours import conflicts, one_start_at_a_time
@@ -285,6 +286,7 @@ class Supervisor:
         numbers = [rank.spec["rank"] for rank in self.ranks]
         self.steps = Steps(self.files.heartbeats, numbers, spec.get("hang_after"), time.monotonic())
         self.kills = Kills(time.monotonic())
+        self.before = Before(spec, os.path.join(self.files.root, "npu_info_before.txt"))
         self.stopped = Stopped(spec.get("hang_after"))
 
     def spawn_all(self) -> None:
@@ -360,6 +362,7 @@ class Supervisor:
             _drain(reading)
             self._look()
         self._end(SWEEP)
+        self.before.end()
         for rank in self.ranks:
             if rank.process:
                 self.watcher.release(rank.process.pid, f"{KEPT}={self.kept[KEPT]}")

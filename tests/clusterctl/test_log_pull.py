@@ -101,6 +101,31 @@ def test_what_cann_says_of_a_wrappers_children_comes_home_by_attempt(
     ]
 
 
+def test_what_npu_smi_said_before_lies_beside_what_it_says_now(
+    tmp_path: Path, connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "bin" / "npu-smi"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\n[ $1 = info ] && echo looked >>{tmp_path}/count && wc -l <{tmp_path}/count\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr("clusterctl.local.LOGIN_PATH", f"{tool.parent}:/usr/bin:/bin")
+    node = Node("node1", "local", "127.0.0.1", devices=(0,), kind="npu", python=sys.executable, workdir=str(tmp_path))
+    waits = f"""
+import os, time
+for _ in range(600):
+    time.sleep(0.05 if not os.path.exists({str(tmp_path / "count")!r}) else 0)
+time.sleep(1)
+"""
+    job = Job(name="job", command=("python", "-c", waits), source="job.yaml", rank_table="never")
+    with Connections(LocalTransport()) as fresh:
+        run = runs.launch(Cluster("lab", (node,), source="x"), job, fresh, tmp_path / "runs", lambda *_: None)
+        watched(run, fresh)
+        log_pull.pull_run(run, fresh, tmp_path / "out")
+    place = tmp_path / "out" / "attempt-1" / "node1" / "environment_check"
+    said = [(place / f"npu_info_{when}.txt").read_text().strip() for when in ("before", "after")]
+    assert said == ["1", "2"]
+
+
 def test_a_node_that_does_not_answer_is_a_note_and_the_rest_is_laid_out(
     tmp_path: Path, two_attempts: RunDir
 ) -> None:

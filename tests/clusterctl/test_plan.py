@@ -152,3 +152,4 @@ def test_set_overrides_are_read_like_the_file(tmp_path: Path) -> None:
 def test_a_bare_command_is_named_after_its_script() -> None:
     assert job.from_command(["python", "train.py", "--lr", "1"], None).name == "train"
     assert job.from_command(["./bin/run me"], None).name == "run-me"
+    assert job.from_command(["bash", "run.sh"], None).name == "run"
