@@ -194,6 +194,19 @@ def test_what_login_scripts_print_is_no_answer(nodes: Nodes, folder: Path) -> No
     assert nodes.push(read(folder), "~/dest")[1]
 
 
+def test_a_look_that_is_cut_is_left_to_the_ordinary_way(nodes: Nodes, folder: Path, tmp_path: Path) -> None:
+    nodes.settle(read(folder), "~/dest")
+    own, cut = tmp_path / "bin", tmp_path / "cut"
+    own.mkdir()
+    (own / "find").write_text(f'#!/bin/sh\n[ -e {cut} ]&&rm {cut}&&kill -9 0\nexec {shutil.which("find")} "$@"\n')
+    (own / "find").chmod(0o755)
+    nodes.path = f"{own}:{nodes.path}"
+    cut.touch()
+    result, at_a_glance = nodes.push(read(folder), "~/dest")
+    assert result.unchanged and not at_a_glance and nodes.agents == 1 and not cut.exists()
+    assert nodes.push(read(folder), "~/dest")[1]
+
+
 def test_a_login_without_a_shell_is_left_to_the_ordinary_way(nodes: Nodes, folder: Path) -> None:
     nodes.says = "exit 3"
     assert not nodes.push(read(folder), "~/dest")[1] and nodes.agents == 1
