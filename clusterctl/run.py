@@ -16,6 +16,7 @@ from clusterctl.errors import ClusterctlError, LinkLost, UsageError, WorkFailed
 from clusterctl.inventory import Cluster, Node
 from clusterctl.job import Job
 from clusterctl.link import RequestFailed
+from clusterctl.master_port import free_port
 from clusterctl.outcomes import on_all, within
 from clusterctl.outcomes import raise_failures as raise_failures
 from clusterctl.record import cluster_of, job_of, write_run
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 FINAL = ("finished", "failed", "stopped", "lost")
 RESTARTING = "restarting"  # an attempt failed and the controller waits to start the next
 SETTLE = 15.0  # seconds that `stop` gives a controller to bring the last bytes home
-FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 
 
 @dataclass(frozen=True)
@@ -226,18 +226,6 @@ def _same_machine_twice(cluster: Cluster, hellos: dict[str, dict[str, Any]]) -> 
                 "keep one of them in the inventory",
             )
         seen[place] = node.name
-
-
-def free_port(link: Connection, node: Node) -> int:
-    """A port that is free on the master itself."""
-    done = link.run([node.python, "-c", FREE_PORT], timeout=20.0)
-    if done.exit_code != 0 or not done.stdout.strip().isdigit():
-        words = done.error_text.strip().splitlines()
-        hint = "see `python` in the inventory: the program that the ranks are run with"
-        raise WorkFailed(
-            f"{node.name}: {node.python} gives no free port: {words[-1] if words else done.exit_code}", hint
-        )
-    return int(done.stdout)
 
 
 def _node_plan(made: plan.Plan, node: Node) -> plan.NodePlan:
