@@ -321,7 +321,8 @@ class Play:
             return found + self.desk.processes()
 
         wait_for(lambda: not living(), SETTLES)
-        found = [*living(), *self.desk.temporary(), *aside_in(self.shared)]
+        whole = self.run is not None and self.run.read_state().get("phase") == "finished"
+        found = [*living(), *self.desk.temporary(), *(aside_in(self.shared) if whole else ())]  # whose it is, it clears
         return found + [line for node in nodes for line in self.lane.temporary(node)]
 
     def _story(self, left: tuple[str, ...], seconds: float) -> Story:

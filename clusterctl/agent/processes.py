@@ -121,6 +121,6 @@ def end_all(
             send(there, signal.SIGKILL)
         else:
             send(there - asked, signal.SIGTERM)
-            send(there - asked, signal.SIGCONT)
+            send(there, signal.SIGCONT)  # each time: one may be stopped in the middle of its last checkpoint
             asked |= there
         time.sleep(0.02 if waited < 1 or waited >= grace else 0.2)

@@ -17,7 +17,7 @@ from clusterctl.agent.child import NOT_FOUND, NOT_RUNNABLE, command, environment
 from clusterctl.agent.kills import Kills
 from clusterctl.agent.neighbours import conflicts, one_start_at_a_time
 from clusterctl.agent.processes import end_all, identity, is_alive, marked
-from clusterctl.agent.records import Records, fullness, write_json
+from clusterctl.agent.records import Records, fullness, remove_halves, write_json
 from clusterctl.agent.records import read_json as read_json
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.steps import Steps
@@ -366,6 +366,7 @@ class Supervisor:
         for rank in self.ranks:
             if rank.process:
                 self.watcher.release(rank.process.pid, f"{KEPT}={self.kept[KEPT]}")
+        remove_halves(self.files.run_dir)
         failure = self.first_failure
         failed = failure is not None and ("hang" in failure or not self.stop_asked)
         self._write_state(

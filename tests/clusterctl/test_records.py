@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.records import Records, fullness, read_json, write_json
+from clusterctl.agent.records import Records, fullness, read_json, remove_halves, write_json
 
 
 @pytest.fixture
@@ -43,6 +43,15 @@ def test_a_file_that_is_there_is_written_over_on_a_full_disk_and_nothing_lies_be
     with pytest.raises(OSError, match="No space"):
         write_json(str(disk / "new.json"), {"state": "running"})
     assert sorted(os.listdir(disk)) == ["ballast", "node.json"]
+
+
+def test_half_a_checkpoint_goes_and_whole_ones_stay(tmp_path: Path) -> None:
+    for name in ("step-00000005", ".tmp-step-00000010-77"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / "model").write_text("x")
+    remove_halves(str(tmp_path))
+    assert os.listdir(tmp_path / "checkpoints") == ["step-00000005"]
+    remove_halves(str(tmp_path / "none"))
 
 
 def test_what_can_not_be_written_is_written_when_there_is_room_again(disk: Path) -> None:
