@@ -47,7 +47,9 @@ def targets(nodes: int) -> list[tuple[str, int, str, str, float]]:
 
 TARGETS = [
     ("ten commands", 0, f"{OURS}, connected", "ten pdsh", 0.05),
+    ("push, one file", 0, OURS, "clush --copy, stock", 0.5),
     ("push, one file", 0, OURS, "clush --copy", 0.5),
+    ("push, one file", 0, f"{OURS} --relay plain", "clush --copy, stock", 0.25),
     ("push, one file", 0, f"{OURS} --relay plain", "clush --copy", 0.25),
     ("push, uplink 200mbit", 0, OURS, "", 0.12),
     ("small files, cold", 0, OURS, "tar over ssh", 0.8),

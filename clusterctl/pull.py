@@ -72,12 +72,11 @@ def pull_tree(
 def _take(builder: Builder, wanted: list[Range], source: ByteReader) -> None:
     for begin, end in wanted:
         for number in range(begin, end):
-            piece = builder.pieces[number]
-            data = source.read(piece.size)
-            if len(data) < piece.size:
-                name = builder.files[piece.file].path
-                raise tree.BadTree(f"the transfer ended inside {name}")
-            builder.take(number, data, piece)
+            try:
+                builder.take_from(number, source.read_into)
+            except EOFError:
+                name = builder.files[builder.pieces[number].file].path
+                raise tree.BadTree(f"the transfer ended inside {name}") from None
 
 
 def _builder(dest: Path, replies: Iterator[Frame]) -> Builder:

@@ -380,6 +380,9 @@ def send_pieces(
                 if not chunk:
                     raise BadTree(f"{one.path} became shorter while it was sent")
                 left -= len(chunk)
+                if not waiting and len(chunk) == CHUNK:
+                    send(chunk)  # most of a large file: not copied twice more
+                    continue
                 waiting += chunk
                 if len(waiting) >= CHUNK:
                     send(bytes(waiting))
