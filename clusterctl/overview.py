@@ -144,6 +144,8 @@ def state_of_rank(rank: Mapping[str, Any]) -> str:
     """A rank's record in a word: running, finished, failed, stopped, or that nobody saw it end."""
     if rank["state"] != "exited":
         return str(rank["state"])
+    if rank.get("hang"):  # however it was ended then
+        return "hung"
     if rank.get("exit_code") is None and rank.get("signal") is None:
         return UNSEEN
     if rank.get("signal") == signal.SIGTERM:  # what a supervisor asks with: a consequence, no cause

@@ -74,16 +74,16 @@ class Kind:
 
 def how_it_ended(rank: Mapping[str, Any]) -> str:
     """An exit status in words."""
-    number = rank.get("signal")
-    if number:
-        known = {int(key): words for key, words in SIGNALS.items()}
-        return known.get(number, f"ended by {signal_name(number)}")
     if rank.get("hang") and rank.get("stopped"):
         return f"stands still: a signal (SIGSTOP) has stopped it for {rank['hang']:g} s"
     if rank.get("hang") and rank.get("silent"):
         return f"hung: no rank wrote a line for {rank['hang']:g} s, and this one was the last that did"
     if rank.get("hang"):
         return f"hung: no step in {rank['hang']:g} s after step {rank.get('step')}; its log ends with its stacks"
+    number = rank.get("signal")
+    if number:
+        known = {int(key): words for key, words in SIGNALS.items()}
+        return known.get(number, f"ended by {signal_name(number)}")
     return f"exited with code {rank.get('exit_code')}"
 
 

@@ -359,9 +359,12 @@ def read_answers(
         devices = dict(zip(record["ranks"][name], record["devices"][name], strict=True))
         there = [placed(one, answer) for one in answer["ranks"]]
         beats, pace = answer.get("heartbeats") or {}, answer.get("pace") or {}
+        failure = (answer["node"] or {}).get("first_failure") or {}
+        hang = {key: failure[key] for key in ("hang", "silent", "stopped") if key in failure}
         ranks += [
             {
                 **one,
+                **(hang if one["rank"] == failure.get("rank") else {}),
                 "node": name,
                 "device": devices.get(one["rank"]),
                 **beat_of(beats.get(str(one["rank"]))),
@@ -369,12 +372,11 @@ def read_answers(
             }
             for one in there
         ]
-        failure = (answer["node"] or {}).get("first_failure")
         if failure:
             whole = next((one for one in there if one["rank"] == failure["rank"]), {})
             failures.append({**whole, **failure, "node": name, "device": devices.get(failure["rank"])})
-    phase, failure = _phase(list(nodes.values())), first_failure(failures)
-    return RunState(phase, nodes, tuple(ranks), failure, step, unreachable, orphaned=tuple(orphaned))
+    phase, first = _phase(list(nodes.values())), first_failure(failures)
+    return RunState(phase, nodes, tuple(ranks), first, step, unreachable, orphaned=tuple(orphaned))
 
 
 def beat_of(said: dict[str, Any] | None) -> dict[str, Any]:

@@ -127,6 +127,13 @@ def test_a_rank_that_was_asked_to_end_is_stopped_and_not_failed() -> None:
     assert states == ["finished", "stopped", "failed"]
 
 
+def test_a_rank_that_hung_is_told_so_though_it_was_ended_by_a_signal() -> None:
+    hung = rank(3, "b", state="exited", exit_code=None, signal=15, hang=61.0, silent=True)
+    one = overview.make(RECORD, RunState("failed", {"b": "failed"}, (hung,)), read_progress([]), [], 1.0)
+    assert one.nodes[0].ranks == {"hung": 1, "unknown": 1}
+    assert "hung: no rank wrote a line for 61 s" in text_of(one)
+
+
 def test_a_new_line_is_said_when_anything_but_an_age_differs() -> None:
     later = overview.make(RECORD, RunState("running", {"a": "running"}), read_progress(METRICS), EVENTS, 500.0)
     same = overview.make(RECORD, RunState("running", {"a": "running"}), read_progress(METRICS), EVENTS, 160.0)

@@ -112,6 +112,7 @@ def test_a_program_that_falls_silent_is_ended_and_says_where_it_stood(
     assert state.phase == "failed"
     assert state.failure is not None
     assert (state.failure["rank"], state.failure["node"], state.failure["silent"]) == (2, "node2", True)
+    assert [rank["rank"] for rank in state.ranks if rank.get("hang")] == [2]
     assert "no rank has written anything for" in said(run)
     for node, rank in (("node1", 0), ("node2", 2), ("node2", 3)):
         log = run.log(node, rank, "err").read_text()
