@@ -41,6 +41,8 @@ class Job:
     """A folder that the processes start in; pushed."""
     data: Path | None = None
     """A folder with training data; pushed."""
+    data_there: str = ""
+    """A folder of the nodes with training data that lies on all of them already; compared, not pushed."""
     env: dict[str, str] = field(default_factory=dict, hash=False)
     """More environment; `{node.address}` and the like are filled a node at a time."""
     forward: tuple[str, ...] = ()
@@ -96,6 +98,7 @@ def _read(top: Section, path: Path) -> Job:
         devices=_devices(top),
         code=_folder(top, "code", path),
         data=_folder(top, "data", path),
+        data_there=_data_there(top),
         env=top.take_env("env"),
         forward=_words(top, "forward"),
         rank_table=_choice(top, "rank_table", RANK_TABLE_CHOICES, "auto"),
@@ -107,6 +110,15 @@ def _read(top: Section, path: Path) -> Job:
         hang_after=_seconds(top, "hang_after", None),
         source=str(path),
     )
+
+
+def _data_there(top: Section) -> str:
+    folder = top.take_text("data_there")
+    if folder and not folder.startswith(("/", "~/")):
+        top.fault("data_there", f"{folder!r} is no folder of a node", "as in /data/wiki, or ~/wiki")
+    if folder and top.value.get("data") is not None:
+        top.fault("data_there", "`data` is given too", "data: a folder here, pushed; data_there: one on every node")
+    return folder
 
 
 def _restart(top: Section) -> Restart | None:
@@ -306,7 +318,7 @@ def _device_faults(job: Job, cluster: Cluster) -> Sequence[Fault]:
 def check_train(job: Job, world: int) -> dict[str, Any]:
     """What the trainer itself says of a configuration; asked in a process of its own, which needs no torch."""
     question = {
-        "train": filled(job.train or {}, str(job.data) if job.data else ""),
+        "train": filled(job.train or {}, str(job.data or job.data_there)),
         "world_size": world,
         "base_dir": str(Path(job.source).parent.resolve()),
         "check_data": job.data is not None,

@@ -135,7 +135,9 @@ def _node_plan(
     code = facts.code_paths.get(
         node.name, posixpath.join(node.workdir, "store/code/<hash>") if _has_code(job) else ""
     )
-    data = facts.data_paths.get(node.name, posixpath.join(node.workdir, "store/data/<hash>"))
+    data = facts.data_paths.get(
+        node.name, job.data_there or posixpath.join(node.workdir, "store/data/<hash>")
+    )
     devices = devices_on(job, node)
     processes = []
     for local, device in enumerate(devices):

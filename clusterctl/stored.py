@@ -60,6 +60,10 @@ def push_code(cluster: Cluster, job: Job, connections: Connections, tell: Tell) 
 def push_data(cluster: Cluster, job: Job, connections: Connections, tell: Tell) -> dict[str, str]:
     from clusterctl import push
 
+    if job.data_there:
+        from clusterctl.data_there import check_there
+
+        return check_there(cluster, job.data_there, connections, tell)
     if job.data is None:
         return {}
     return _push(cluster, connections, job.data, push.make_manifest(job.data, everything=True), "data", tell)

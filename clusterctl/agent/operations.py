@@ -168,6 +168,7 @@ ELSEWHERE = {
     "examine": ("examine", "examine"),
     "listen": ("sockets", "listen"),
     "knock": ("sockets", "knock"),
+    "there": ("there", "there"),
 }  # loaded when first asked for: an idle agent stays small
 
 

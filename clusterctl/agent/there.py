@@ -1,0 +1,113 @@
+"""Data that lies on a node already: what it is, told by so little reading that a terabyte takes seconds.
+
+Files up to 64 MiB are hashed whole; of larger ones the size and 64 blocks spread over them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+
+from clusterctl.agent.request import Refused
+
+TYPE_CHECKING = False  # typing itself takes 10 ms
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Tuple
+
+    from clusterctl.agent.request import Request
+
+WHOLE = 64 << 20  # bytes of a file that is hashed whole: 0.1 s
+BLOCKS, BLOCK = 64, 64 << 10
+MOST_FILES = 100_000
+HEADER = struct.Struct("<9sQBQQ")  # of Megatron's .idx
+WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}  # bytes a token, by the type in the header
+
+
+def there(request: Request) -> Dict[str, Any]:
+    """Every file below a folder as size and hash, and what can be seen to be wrong with any of them."""
+    path = request.path()
+    if not os.path.isdir(path):
+        return {"path": path, "missing": True, "files": {}, "faults": []}
+    files: Dict[str, List[Any]] = {}
+    for name, full in _files(path):
+        if len(files) == MOST_FILES:
+            raise Refused("too-many", f"{path} has more than {MOST_FILES} files")
+        size = os.stat(full).st_size
+        files[name] = [size, fingerprint_of(full, size)]
+    faults = [fault for name in files for fault in _faults(path, name, files)]
+    return {"path": path, "missing": False, "files": files, "faults": faults}
+
+
+def _files(root: str) -> Iterator[Tuple[str, str]]:
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        for name in sorted(names):
+            full = os.path.join(folder, name)
+            if not name.startswith(".") and os.path.isfile(full):
+                yield os.path.relpath(full, root), full
+
+
+def fingerprint_of(path: str, size: int) -> str:
+    """`sha256:` of a whole file, or `sample:` of blocks of a large one: two that differ in one bit may agree there."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        if size <= WHOLE:
+            for piece in iter(lambda: stream.read(1 << 20), b""):
+                digest.update(piece)
+            return "sha256:" + digest.hexdigest()
+        for number in range(BLOCKS):
+            stream.seek((size - BLOCK) * number // (BLOCKS - 1))
+            digest.update(stream.read(BLOCK))
+    return "sample:" + digest.hexdigest()
+
+
+def _faults(root: str, name: str, files: Dict[str, List[Any]]) -> Iterator[str]:
+    if name.endswith(".idx"):
+        yield from _index_faults(root, name, files)
+    if name.endswith(".manifest.json"):
+        yield from _manifest_faults(root, name, files)
+
+
+def _index_faults(root: str, name: str, files: Dict[str, List[Any]]) -> Iterator[str]:
+    """The last sequence of an index must end where its .bin ends."""
+    binary = name[:-4] + ".bin"
+    if binary not in files:
+        yield f"{name}: its .bin is not there"
+        return
+    with open(os.path.join(root, name), "rb") as stream:
+        head = stream.read(HEADER.size)
+        if len(head) < HEADER.size or not head.startswith(b"MMIDIDX\0\0"):
+            return
+        _, _, code, sequences, marks = HEADER.unpack(head)
+        needed = HEADER.size + 12 * sequences + 8 * marks
+        if code not in WIDTHS or files[name][0] not in (needed, needed + sequences):
+            yield f"{name}: has {files[name][0]} bytes; its header asks for {needed}: it was cut"
+            return
+        end = 0
+        if sequences:
+            stream.seek(HEADER.size + 4 * (sequences - 1))
+            (length,) = struct.unpack("<i", stream.read(4))
+            stream.seek(HEADER.size + 4 * sequences + 8 * (sequences - 1))
+            (start,) = struct.unpack("<q", stream.read(8))
+            end = start + length * WIDTHS[code]
+    if files[binary][0] != end:
+        yield f"{binary}: has {files[binary][0]} bytes, but its index ends at {end}"
+
+
+def _manifest_faults(root: str, name: str, files: Dict[str, List[Any]]) -> Iterator[str]:
+    try:
+        with open(os.path.join(root, name), "rb") as stream:
+            outputs = json.loads(stream.read().decode("utf-8"))["outputs"]
+        said = {name[: -len("manifest.json")] + ending: one for ending, one in outputs.items()}
+        for path, one in said.items():
+            size, digest = files.get(path, [None, ""])
+            if size is None:
+                yield f"{path}: is not there, and {name} names it"
+            elif size != one["bytes"]:
+                yield f"{path}: has {size} bytes, its manifest says {one['bytes']}"
+            elif digest.startswith("sha256:") and digest != "sha256:" + one["sha256"]:
+                yield f"{path}: is not the file that was built: its hash is another"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        yield f"{name}: not a manifest of a build"
