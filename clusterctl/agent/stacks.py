@@ -23,7 +23,8 @@ TOOL = "py-spy"
 
 def save(ranks: Sequence[Tuple[Dict[str, Any], int, str]], beating: Sequence[int]) -> None:
     """For each living rank (its spec, its pid, the path of its log): its stacks, at the end of that log."""
-    own = [pid for spec, pid, _ in ranks if spec["rank"] in beating]
+    groups = [group for spec, group, _ in ranks if spec["rank"] in beating]
+    own = [pid for pid in group_members(groups) if catches(pid, signal.SIGUSR1)]
     send(own, signal.SIGUSR1)
     if own:
         time.sleep(WRITING)
@@ -35,6 +36,12 @@ def save(ranks: Sequence[Tuple[Dict[str, Any], int, str]], beating: Sequence[int
     deadline = time.monotonic() + PATIENCE
     for log, pid, process in asked:
         _write(log, pid, _said(process, deadline))
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal: a program with a heartbeat of its own may have none."""
+    rows = [line.split() for line in text_of(f"/proc/{pid}/status").splitlines() if line.startswith("SigCgt:")]
+    return bool(rows and int(rows[0][1], 16) >> (number - 1) & 1)
 
 
 def tool_of(spec: Dict[str, Any]) -> Optional[str]:
