@@ -82,30 +82,52 @@ void all_starts(const Stream& stream, int64_t places, int64_t sequence, int64_t 
     out[0] = out[1] = 0;  // also where the first documents are empty, as Megatron has it
 }
 
-#ifdef __clang__
+// No product and sum in one rounding. The baseline of x86-64 cannot; elsewhere the attribute forbids it, at the price of
+// GCC's vectors.
+#if defined(__clang__) || defined(__x86_64__)
 #define NATIVE_EXACT
 #else
 #define NATIVE_EXACT __attribute__((optimize("fp-contract=off")))
 #endif
 
-// The corpus that lags most behind its share of `j` samples, the first of several; never one that is spent. Product
-// and difference are rounded each, whatever the processor could do at once: an order must not depend on where it
-// was made.
-NATIVE_EXACT int64_t lagging(const double* weights, const double* taken, const double* there, int64_t corpora,
-                             double j) {
+// The corpus that lags most behind its share of `j` samples, the first of several. Product and difference are rounded
+// each, whatever the processor could do at once: an order must not depend on where it was made.
+NATIVE_EXACT int64_t lagging_of_few(const double* weights, const double* taken, int64_t corpora, double j) {
 #ifdef __clang__
 #pragma clang fp contract(off)
 #endif
     int64_t most = 0;
-    double worst = -__builtin_inf();
-    for (int64_t corpus = 0; corpus < corpora; ++corpus) {
-        const double error = weights[corpus] * j - taken[corpus];
-        const bool more = error > worst && taken[corpus] < there[corpus];
-        worst = more ? error : worst;
-        most = more ? corpus : most;
+    double worst = weights[0] * j - taken[0];
+    for (int64_t i = 1; i < corpora; ++i) {
+        const double lag = weights[i] * j - taken[i];
+        most = lag > worst ? i : most;
+        worst = lag > worst ? lag : worst;
     }
     return most;
 }
+
+// Doubles side by side; the arrays of a blend are as long as a multiple of it.
+constexpr int64_t SIDE_BY_SIDE = 8;
+
+// The same over many: their largest lag by vectors, then its place. From about 20 corpora on it is the faster one.
+NATIVE_EXACT int64_t lagging_of_many(const double* __restrict weights, const double* __restrict taken,
+                                     double* __restrict lag, int64_t corpora, double j) {
+#ifdef __clang__
+#pragma clang fp contract(off)
+#endif
+    for (int64_t i = 0; i < corpora; ++i) lag[i] = weights[i] * j - taken[i];
+    double worst[SIDE_BY_SIDE];
+    for (int64_t k = 0; k < SIDE_BY_SIDE; ++k) worst[k] = lag[k];
+    for (int64_t i = SIDE_BY_SIDE; i < corpora; i += SIDE_BY_SIDE)
+        for (int64_t k = 0; k < SIDE_BY_SIDE; ++k) worst[k] = lag[i + k] > worst[k] ? lag[i + k] : worst[k];
+    double most = worst[0];
+    for (int64_t k = 1; k < SIDE_BY_SIDE; ++k) most = worst[k] > most ? worst[k] : most;
+    int64_t corpus = 0;
+    while (corpus < corpora - 1 && lag[corpus] != most) ++corpus;
+    return corpus;
+}
+
+constexpr int64_t MANY = 24;
 
 template <typename T>
 NATIVE_INLINE void widen(int64_t* to, const void* from, int64_t first, int64_t tokens) {
@@ -155,14 +177,18 @@ NATIVE_EXPORT void native_sample_starts(const void* lengths, const void* documen
         all_starts(stream, places, sequence, count, static_cast<int32_t*>(out), used);
 }
 
-// `taken`: zeros, one a corpus; `there`: the samples of each.
-NATIVE_EXPORT void native_blend(const double* weights, double* taken, const double* there, int64_t corpora,
+// Many corpora: arrays of a multiple of 8 entries, those after the last with a weight of -infinity. `there`: the samples of
+// each corpus; one that is spent gets that weight too. `taken` is zeros, `lag` room.
+NATIVE_EXPORT void native_blend(double* weights, double* taken, const double* there, double* lag, int64_t corpora,
                                 int64_t size, int16_t* corpus, int64_t* sample) {
     for (int64_t j = 0; j < size; ++j) {
-        const int64_t next = lagging(weights, taken, there, corpora, j > 1 ? static_cast<double>(j) : 1.0);
+        const double wanted = j > 1 ? static_cast<double>(j) : 1.0;
+        const int64_t next = corpora < MANY ? lagging_of_few(weights, taken, corpora, wanted)
+                                            : lagging_of_many(weights, taken, lag, corpora, wanted);
         corpus[j] = static_cast<int16_t>(next);
         sample[j] = static_cast<int64_t>(taken[next]);
         taken[next] += 1.0;
+        if (taken[next] >= there[next]) weights[next] = -__builtin_inf();
     }
 }
 

@@ -19,6 +19,8 @@ __all__ = ["Reader", "blend", "sample_starts", "why_not"]
 # The numbers of token types in Megatron's index files.
 _CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
 
+_SIDE_BY_SIDE, _MANY = 8, 24  # as in sample_index.cpp
+
 
 class _Source(ctypes.Structure):
     """As `struct SampleSource` in sample_index.cpp."""
@@ -60,14 +62,15 @@ def blend(
     weights: NDArray[np.float64], there: NDArray[np.float64], size: int
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
     """Of each sample of a blend: the corpus, and which of that corpus' samples; `there` are as many, or infinite."""
-    weights, there = np.ascontiguousarray(weights, np.float64), np.ascontiguousarray(there, np.float64)
-    taken = np.zeros(len(weights), np.float64)
+    padded = len(weights) if len(weights) < _MANY else -(-len(weights) // _SIDE_BY_SIDE) * _SIDE_BY_SIDE
+    shares, most = np.full(padded, -np.inf), np.full(padded, np.inf)
+    most[: len(there)] = there
+    shares[: len(weights)] = np.where(there > 0, weights, -np.inf)
+    taken, lag = np.zeros(padded), np.zeros(padded)
     corpus, sample = np.empty(size, np.int16), np.empty(size, np.int64)
     load().functions.native_blend(
-        ctypes.c_void_p(weights.ctypes.data),
-        ctypes.c_void_p(taken.ctypes.data),
-        ctypes.c_void_p(there.ctypes.data),
-        ctypes.c_int64(len(weights)),
+        *(ctypes.c_void_p(array.ctypes.data) for array in (shares, taken, most, lag)),
+        ctypes.c_int64(padded),
         ctypes.c_int64(size),
         ctypes.c_void_p(corpus.ctypes.data),
         ctypes.c_void_p(sample.ctypes.data),
@@ -86,7 +89,7 @@ class Reader:
         documents: NDArray[np.int32],
         starts: NDArray[Any],
     ) -> None:
-        self._arrays = (tokens, offsets, lengths, documents, starts)
+        self._arrays: list[NDArray[Any]] = [tokens, offsets, lengths, documents, starts]
         wanted = (tokens.dtype, np.int64, np.int32, np.int32, starts.dtype)
         for array, dtype in zip(self._arrays, wanted, strict=True):
             _check(array, dtype)
