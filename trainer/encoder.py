@@ -20,8 +20,8 @@ from tokenizers import pre_tokenizers
 from native.cpu import bpe
 from native.cpu.library import LibraryMissing, load
 from native.cpu.unicode_classes import CODE_POINTS, FRAMES, OTHER
-from trainer.corpus import token_type
 from trainer.errors import DataError
+from trainer.indexed import token_type
 from trainer.tokenizer import Tokenizer
 
 Encoded = tuple[NDArray[Any], NDArray[np.int32]]

@@ -70,6 +70,7 @@ reaching.mark(
 reaching.mark(nodes.app, "trust")
 reaching.mark(ranktable.app, "build", "push", "verify")
 reaching.mark(runs.app, "prune")
+reaching.mark(train.data, "build", "scatter")
 reaching.mark(logs.app, "tail", "show")
 
 

@@ -107,7 +107,7 @@ def push(
     if dry_run:
         _show_dry_run(tree, dest, outcomes, as_json)
     else:
-        _show(outcomes, as_json)
+        show_pushed(outcomes, as_json)
 
 
 def _load_tables() -> None:
@@ -178,7 +178,7 @@ def pull(
     if fold:
         files, saved = pulling.fold([places[one.node.name] for one in outcomes if one.ok])
         screen.say(f"{words.some(files, 'file')} folded, {words.size(saved)} spared")
-    _show(outcomes, as_json)
+    show_pushed(outcomes, as_json)
 
 
 def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[Would]], as_json: bool) -> None:
@@ -214,7 +214,8 @@ def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[Would]], as
     raise_failures(looks)
 
 
-def _show(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
+def show_pushed(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
+    """What each node got; the error of those that failed."""
     from dataclasses import asdict
 
     from clusterctl import views, words

@@ -118,6 +118,35 @@ def merge(context: typer.Context) -> None:
     _forward("data merge", "data-merge", context.args)
 
 
+@data.command("scatter")
+def scatter(
+    shards: Annotated[list[str], typer.Argument(metavar="SHARD...", help="Shards' prefixes, or their files.")],
+    to: Annotated[str, typer.Option("--to", metavar="NODE_PATH", help="The folder on each node.")],
+    cluster: options.ClusterFile = None,
+    nodes: options.Nodes = None,
+    exclude: options.Exclude = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also in the place of a folder that no push made, with all in it.")
+    ] = False,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """The shards of a corpus to different nodes: shard 1 to the first, 2 to the second, and so on, again and again."""
+    from clusterctl import data_scatter
+    from clusterctl.cli.push import show_pushed
+    from clusterctl.cli.transfer import bar
+
+    chosen = options.cluster_of(cluster, nodes, exclude)
+    folder, given = data_scatter.portions(chosen, shards)
+    if dry_run:
+        rows = [{"node": one.node.name, "to": to, "shards": list(one.shards)} for one in given]
+        lines = [f"{one.node.name}: {', '.join(one.shards)} -> {to}\n" for one in given]
+        return screen.show_json(rows) if as_json else screen.write("".join(lines))
+    with options.connected(chosen) as connections, bar("push") as drawn:
+        outcomes = data_scatter.scatter(folder, given, to, connections, drawn.of, replace)
+    show_pushed(outcomes, as_json)
+
+
 @checkpoint.command("verify")
 def verify(
     where: Annotated[

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.corpus import Writer
 from trainer.errors import CheckpointError, DataError, InputError, TrainingFailed
+from trainer.indexed import Writer
 
 TrainHere = Callable[..., Any]
 Read = Callable[..., list[dict[str, Any]]]
