@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.ranktable import RankTable
     from clusterctl.report import Cause
 
-CAUSE = 70  # characters of a root cause in a list of runs; `status` tells all of it
+CAUSES = 5  # root causes below a list of runs; `status` tells each
 PHASE_STYLE = {
     "running": "cyan",
     "starting": "cyan",
@@ -178,20 +178,20 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             row["nodes"],
             row["step"],
             row["loss"],
-            row["started"],
-            _cut(row["cause"], CAUSE),
+            row["started"][5:],  # without the year: an id of 21 letters and all the rest fit into 80 columns
         ]
         for row in rows
     ]
-    names = ["RUN", "PHASE", "RANKS", "NODES", "STEP", "LOSS", "STARTED", "ROOT CAUSE"]
-    drawn = table(names, cells, right=["RANKS", "STEP", "LOSS"])
-    for column in drawn.columns[:-1]:
-        column.no_wrap = True  # a narrow terminal takes it from the cause
-    return drawn
+    names = ["RUN", "PHASE", "RANKS", "NODES", "STEP", "LOSS", "STARTED"]
+    return table(names, cells, right=["RANKS", "STEP", "LOSS"])
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def causes_text(rows: Sequence[Mapping[str, Any]]) -> Text:
+    """Why the newest of the failed runs failed; in a column of the list no terminal would be wide enough for it."""
+    text = Text()
+    for row in [row for row in rows if row["cause"]][:CAUSES]:
+        text.append(f"\n{row['run']}: ", style="bold").append(escape_controls(row["cause"]))
+    return text
 
 
 def cause_text(cause: Cause) -> Text:

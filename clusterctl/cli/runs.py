@@ -47,7 +47,7 @@ def runs(context: typer.Context, as_json: options.Json = False) -> None:
     if as_json:
         screen.show_json(rows)
     elif rows:
-        screen.show(views.runs_table(rows))
+        screen.show(views.runs_table(rows), *[views.causes_text(rows)] * any(row["cause"] for row in rows))
     else:
         screen.say("no runs yet; start one with `clusterctl launch JOB`, or `clusterctl demo`")
 

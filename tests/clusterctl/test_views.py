@@ -125,3 +125,9 @@ def test_json_holds_nothing_that_a_terminal_obeys_and_reads_back_the_same() -> N
     text = escape_in_json(json.dumps(value, ensure_ascii=False, indent=2))
     assert json.loads(text) == value and "é😀 日本" in text
     assert all(escape_controls(line) == line for line in text.split("\n"))
+
+
+def test_below_a_list_of_runs_stands_why_the_newest_failed() -> None:
+    rows = [{"run": f"r{number}", "cause": f"cause {number}\x1b" if number % 2 else ""} for number in range(20)]
+    said = views.causes_text(rows).plain.splitlines()
+    assert said == ["", *[f"r{number}: cause {number}\\x1b" for number in (1, 3, 5, 7, 9)]]
