@@ -106,7 +106,8 @@ class Control:
     def _stragglers(self, paces: Stragglers, update: Update) -> Iterator[Update]:
         """Name the ranks that hold up the others; once an attempt, and nothing is done to them."""
         record = self.run.read_record()
-        for one in paces.note(update.pace):
+        its = {rank: seconds for rank, seconds in update.pace.items() if rank in record["ranks"][update.node]}
+        for one in paces.note(its):
             node = next(name for name, ranks in record["ranks"].items() if one.rank in ranks)
             device = record["devices"][node][record["ranks"][node].index(one.rank)]
             text = one.words(node, device)

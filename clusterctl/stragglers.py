@@ -6,6 +6,7 @@ itself took, without its waiting. Of a program that tells steps alone, these cou
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ IN_A_ROW = 3  # words of its node, some 10 s apart: a rank that had bad luck onc
 
 def is_number(value: object) -> bool:
     """Whether it can be seconds."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def slow(seconds: Mapping[int, float]) -> dict[int, float]:

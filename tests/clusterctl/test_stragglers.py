@@ -8,11 +8,14 @@ import pytest
 
 from clusterctl import overview
 from clusterctl.agent.steps import SPOKEN, Steps, own_seconds
+from clusterctl.controller import Control
 from clusterctl.inventory import Node
 from clusterctl.progress import read_progress
 from clusterctl.run import RunState, pace_of, read_answers
+from clusterctl.rundir import RunDir
 from clusterctl.stragglers import IN_A_ROW, Stragglers, slow
 from clusterctl.transport import Outcome
+from clusterctl.watch import Update
 
 
 def test_a_rank_is_slow_beside_the_median_and_not_beside_the_quickest() -> None:
@@ -62,6 +65,22 @@ def test_a_node_tells_what_its_ranks_took_themselves_and_forgets_it_then(tmp_pat
     assert steps.pace(3 * SPOKEN) is None, "nothing new was seen"
 
 
+def test_a_straggler_of_any_node_is_found_and_a_node_speaks_for_its_own_ranks_alone(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "r")
+    ranks, devices = {"a": [0, 1], "b": [2]}, {"a": [4, 5], "b": [7]}
+    run.root.mkdir()
+    run.write_json(run.record, {"ranks": ranks, "devices": devices})
+    control = Control.__new__(Control)
+    control.run = run
+    paces, told = Stragglers(ranks=3), []
+    for _ in range(IN_A_ROW):
+        told += control._stragglers(paces, Update(node="b", pace={2: 0.9, 0: 99.0, 17: 1.0}))
+        told += control._stragglers(paces, Update(node="a", pace={0: 0.1, 1: 0.1}))
+    assert [one.node for one in told] == ["b"]
+    (event,) = run.event_lines()
+    assert (event["node"], event["rank"], event["device"], event["times"]) == ("b", 2, 7, 9.0)
+
+
 def test_of_a_program_that_tells_steps_alone_these_count() -> None:
     assert own_seconds("12     0.2500\npause") == 0.25
     assert own_seconds("12\n") is own_seconds("") is own_seconds("12 soon") is None
@@ -85,6 +104,6 @@ def test_status_shows_it_while_it_is_so() -> None:
     assert one.slow == {1: pytest.approx(3.0)}
 
 
-@pytest.mark.parametrize("value", [None, "0.1", True, [1]])
+@pytest.mark.parametrize("value", [None, "0.1", True, [1], float("nan"), float("inf"), -1])
 def test_what_is_no_time_is_none(value: object) -> None:
     assert pace_of(value) == {}
