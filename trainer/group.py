@@ -20,6 +20,9 @@ T = TypeVar("T")
 
 # A rank waits this long for the others: longer than the slowest step or save, shorter than a night.
 PATIENCE = timedelta(minutes=10)
+# And so long for them to come at all: before, each node makes the order of its samples, at its own disk's speed. A rank
+# that died on the way is the launcher's to tell.
+ARRIVAL = timedelta(hours=12)
 
 
 class Group:
@@ -35,10 +38,10 @@ class Group:
         """Meet the other ranks; with `always`, torch's process group exists for a rank alone too."""
         rank, world = environment.rank, environment.world_size
         if world > 1:
-            host = environment.master_addr
-            host = f"[{host}]" if ":" in host else host
-            where = f"tcp://{host}:{environment.master_port}"
-            dist.init_process_group(device.collectives, where, timeout=PATIENCE, rank=rank, world_size=world)
+            store = _met(environment)
+            dist.init_process_group(
+                device.collectives, store=store, timeout=PATIENCE, rank=rank, world_size=world
+            )
         elif always:
             dist.init_process_group(device.collectives, store=HashStore(), rank=0, world_size=1)
         return cls(rank, world, device)
@@ -90,6 +93,18 @@ class Group:
     def barrier(self) -> None:
         if self.world > 1:
             dist.barrier()
+
+
+def _met(environment: Env) -> dist.Store:
+    """Where the ranks find each other, once all of them are there: no timeout of a collective runs before."""
+    host, port, world = environment.master_addr, environment.master_port, environment.world_size
+    store = dist.TCPStore(host, port, world, environment.rank == 0, timeout=ARRIVAL)  # rank 0 waits for all
+    if environment.rank == 0:
+        store.set("everyone", "is here")
+    else:
+        store.wait(["everyone"], ARRIVAL)
+    store.set_timeout(PATIENCE)
+    return store
 
 
 def leave(group: Group, code: int) -> None:
