@@ -88,9 +88,7 @@ def build(
     order: Order, tell: Tell = lambda text: None, progress: Progress = lambda *_: None
 ) -> dict[str, Any]:
     """Build, or go on with a build that ended half-way; the answer is the manifest."""
-    order.check()
-    inputs = find_inputs(order.inputs, order.kind)
-    tokenizer = Tokenizer.load(order.tokenizer, order.eod)
+    inputs, tokenizer = opened(order)
     plan = make_plan(order, inputs, tokenizer)
     folder = work_folder(order.output)
     try:
@@ -102,6 +100,25 @@ def build(
             _leave_nothing_empty(folder)
     except OSError as error:
         raise _in_words(error, folder) from None
+
+
+def opened(order: Order) -> tuple[list[Input], Tokenizer]:
+    """What an order names, found and loaded; all that is wrong with any of it at once."""
+    found: dict[str, Any] = {}
+    faults: list[DataError] = []
+    for name, does in (
+        ("order", order.check),
+        ("inputs", lambda: find_inputs(order.inputs, order.kind if order.kind in KINDS else "")),
+        ("tokenizer", lambda: Tokenizer.load(order.tokenizer, order.eod)),
+    ):
+        try:
+            found[name] = does()
+        except DataError as error:
+            faults.append(error)
+    if faults:
+        hints = "\n  try: ".join(dict.fromkeys(one.hint for one in faults if one.hint))
+        raise DataError("\n".join(one.message for one in faults), hints)
+    return found["inputs"], found["tokenizer"]
 
 
 def _build(
@@ -122,7 +139,7 @@ def _build(
             if store.note:
                 tell(store.note)
             reader = Reader(inputs, order.recipe.each)
-            _make(order, reader, store, tokenizer, progress)
+            _make(order, reader, store, tokenizer, tell, progress)
             _finish(order, reader, store, tokenizer)
         finally:
             store.close()
@@ -170,11 +187,17 @@ def _refuse_to_replace(order: Order) -> None:
         raise DataError(f"{names}: there already", "--replace builds it anew; or name another --output")
 
 
-def _make(order: Order, reader: Reader, store: Store, tokenizer: Tokenizer, progress: Progress) -> None:
+def _make(
+    order: Order, reader: Reader, store: Store, tokenizer: Tokenizer, tell: Tell, progress: Progress
+) -> None:
     _stop_at_bad(order, store)
     recipe = order.recipe
     workers = order.workers or len(os.sched_getaffinity(0))
+    told = ""
     for made in make_all(_new_parts(reader, store), recipe, tokenizer, workers):
+        if made.slow and not told:
+            told = f"tokenizers encodes, which is some ten times as slow as compiled code: {made.slow}"
+            tell(told)
         store.append(made)
         _stop_at_bad(order, store)
         progress(sum(one.bytes for one in reader.seen), store.documents)

@@ -14,8 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import encode_fuzz
+from bench.encode_texts import hostile
 from native.cpu import build, library
+from native.cpu.library import LibraryMissing
 from trainer import encoder as encoder_module
+from trainer.data_build import Order
+from trainer.data_build import build as build_data
 from trainer.encoder import Encoder, LibraryEncoder, NotExact, NotText, encoder_for
 from trainer.tokenizer import GLM_TOKENS, Tokenizer, lay_glm_tokens, train_tokenizer
 
@@ -250,10 +254,11 @@ def test_another_unicode_version_is_noticed(plain: Path, monkeypatch: pytest.Mon
         Encoder.load(Tokenizer.load(plain))
 
 
-def test_without_a_compiled_library_the_reason_is_said(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> library.Library:
-        raise library.LibraryMissing("it was not compiled here")
+def missing() -> library.Library:
+    raise LibraryMissing("it was not compiled here")
 
+
+def test_without_a_compiled_library_the_reason_is_said(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder_module.bpe, "load", missing)
     found = encoder_for(Tokenizer.load(plain))
     assert isinstance(found, LibraryEncoder) and "it was not compiled here" in found.describe()
@@ -269,3 +274,21 @@ def test_a_vocabulary_of_bytes_alone(tmp_path: Path) -> None:
     one, other = both(tmp_path / "bytes.json")
     text = ["any text: 中 \x00"]
     assert np.array_equal(one.encode_many(text)[0], other.encode_many(text)[0])
+
+
+def test_a_build_says_once_that_it_is_slow_and_writes_the_same(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data_inputs.Reader.__init__.__defaults__", ("file", 3000, 1 << 20))
+    rows = [json.dumps({"text": hostile(number)}) for number in range(100)]
+    (tmp_path / "some.jsonl").write_text("\n".join(rows))
+    said: list[str] = []
+    sizes = []
+    for name in ("fast", "slow"):
+        if name == "slow":
+            monkeypatch.setattr(encoder_module.bpe, "load", missing)
+        order = Order((str(tmp_path / "some.jsonl"),), plain, tmp_path / name, workers=1)
+        build_data(order, said.append)
+        sizes.append((tmp_path / f"{name}.bin").read_bytes() + (tmp_path / f"{name}.idx").read_bytes())
+    assert sizes[0] == sizes[1]
+    assert len(said) == 1 and said[0].endswith("it was not compiled here")
