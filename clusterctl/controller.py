@@ -13,20 +13,21 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from clusterctl import given_up
 from clusterctl import job as jobs
 from clusterctl import run as runs
 from clusterctl.agent.frames import SILENCE
 from clusterctl.agent.processes import identity, is_alive
 from clusterctl.carry import Carrier
 from clusterctl.errors import ClusterctlError, InputFaults, WorkFailed
-from clusterctl.inventory import Node
+from clusterctl.inventory import Cluster, Node
 from clusterctl.logs import last_lines
 from clusterctl.outcomes import raise_failures
-from clusterctl.record import abandoned_of, cluster_of, job_of, size_of, spares_of
+from clusterctl.record import cluster_of, job_of, size_of, spares_of
 from clusterctl.report import keep_cause
 from clusterctl.restarts import Decision, Failure, History, Restart, decide, membership
 from clusterctl.rundir import RunDir
-from clusterctl.stored import Stored
+from clusterctl.stored import Stored, Tell
 from clusterctl.stragglers import Stragglers
 from clusterctl.watch import PATIENCE, KeptWatch, Update, Watch
 from clusterctl.words import some
@@ -279,22 +280,26 @@ class Control:
     def _chase(self) -> None:
         """A node that was given up may come back with its ranks: they are ended as soon as it answers."""
         while not self.closed.wait(CHASE):
-            for one in abandoned_of(self.run):
-                with contextlib.suppress(ClusterctlError):
-                    link = self.connections.of(one.node)
-                    link.call("stop", {"run_dir": one.run_dir, "attempt": one.attempt, "grace": 0.0})
-                    self._forget(one.node.name)
+            given_up.clear(self.run, self.connections, self.writing)
 
-    def _forget(self, name: str) -> None:
-        """Nothing runs on a node any more that was given up: it stands by from now on."""
-        with self.writing:
-            record = self.run.read_record()
-            back = [one["node"] for one in record["abandoned"] if one["node"]["name"] == name]
-            record["abandoned"] = [one for one in record["abandoned"] if one["node"]["name"] != name]
-            known = [one["name"] for one in (*record["spares"], *record["cluster"]["nodes"])]
-            record["spares"] += back[:1] if name not in known else []
-            self.run.write_json(self.run.record, record, mode=0o600)
-        self.run.add_event("note", node=name, text=f"{name} answers again; what ran there was ended, and it stands by")
+    def resume(self, tell: Tell) -> None:
+        """Start the run again, which has ended, on as many nodes as it began with where they answer again."""
+        before = cluster_of(self.run)
+        kept: dict[str, Any] = {}
+
+        def chosen() -> Cluster:
+            given_up.clear(self.run, self.connections)
+            kept.update(self.run.read_record())
+            nodes, spares = self._membership(set())
+            self._move(before.nodes, nodes, spares)
+            return replace(before, nodes=tuple(nodes))
+
+        try:
+            runs.resume(self.run, self.connections, tell, chosen)
+        except BaseException:
+            if kept and self.run.read_record()["attempt"] == kept["attempt"]:  # nobody came, so nobody is missed
+                self.run.write_json(self.run.record, kept, mode=0o600)
+            raise
 
 
 def _whole_lines(run: RunDir) -> int:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl import contract, plan
+from clusterctl import contract, given_up, plan
 from clusterctl.aftermath import placed, when, with_aftermath
 from clusterctl.errors import ClusterctlError, LinkLost, UsageError, WorkFailed
 from clusterctl.inventory import Cluster, Node
@@ -95,8 +95,10 @@ def new_run(job: Job, runs: Path) -> RunDir:
     return RunDir(runs / new_run_id(job.name))
 
 
-def resume(run: RunDir, connections: Connections, tell: Tell) -> None:
-    """Start an ended run's next attempt: the same nodes, code and data, the same folders."""
+def resume(
+    run: RunDir, connections: Connections, tell: Tell, chosen: Callable[[], Cluster] | None = None
+) -> None:
+    """Start an ended run's next attempt: the same nodes or those `chosen`, the same code, data and folders."""
     state = status(run, connections)
     if not state.is_final:
         hint = f"clusterctl attach {run.run_id} follows it, clusterctl stop {run.run_id} ends it"
@@ -104,7 +106,7 @@ def resume(run: RunDir, connections: Connections, tell: Tell) -> None:
     run.stop_asked.unlink(missing_ok=True)
     run.add_event("resumed")
     try:
-        start_next(run, cluster_of(run), connections, tell)
+        start_next(run, chosen() if chosen else cluster_of(run), connections, tell)
     except BaseException:
         run.write_json(run.state, asdict(RunState("failed", dict.fromkeys(cluster_of(run).names, "stopped"))))
         raise
@@ -422,6 +424,7 @@ def stop(run: RunDir, connections: Connections, grace: float | None = None) -> d
         left = stop_nodes(connections, cluster_of(run).nodes, run, given, strict=True)
         _let_conclude(run)
         if run.read_record()["attempt"] == record["attempt"]:  # else one began just before it was asked
+            given_up.clear(run, connections)
             return left
 
 

@@ -247,8 +247,7 @@ def resume(
     as_json: options.Json = False,
 ) -> None:
     """Start an ended run again on its nodes; a training goes on from its newest checkpoint that verifies."""
-    from clusterctl import record
-    from clusterctl import run as runs
+    from clusterctl import controller, record
 
     found = options.run_named(run)
     job, cluster = record.job_of(found), record.cluster_of(found)
@@ -260,7 +259,7 @@ def resume(
             if goes_on_alone(found, connections):
                 screen.say(f"{found.run_id} goes on without a controller; a new one takes charge")
             else:
-                runs.resume(found, connections, phases())
+                controller.Control(found, connections).resume(phases())
             put_in_charge(found)
         if detach:
             leave(found, as_json)

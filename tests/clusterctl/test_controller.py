@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -369,6 +369,62 @@ time.sleep(0 if os.environ["CLUSTERCTL_ATTEMPT"] == "3" else 600)
     assert run.read_record()["ranks"] == {"node2": [0, 1], "node1": [2, 3]}
     assert run.log("node2", 0, "out", 2).read_text() == "2\n"
     assert run.log("node1", 2, "out", 3).read_text() == "4\n"
+
+
+def shrunk(tmp_path: Path, connections: Connections) -> RunDir:
+    """A run that ended on node2 alone after node1 was lost."""
+    text = """
+import os, time
+print(os.environ["WORLD_SIZE"], flush=True)
+time.sleep(0 if os.environ["CLUSTERCTL_ATTEMPT"] != "1" else 600)
+"""
+    run = launched(tmp_path, connections, program(text, restart=Restart(max=1, min_nodes=1), grace=1.0))
+    control = Control(run, connections, lines=False)
+    loses_node1_once(control)
+    os.kill(runs.ask(run, connections).ranks[0]["pid"], signal.SIGKILL)
+    for _ in control:
+        pass
+    assert run.read_record()["ranks"] == {"node2": [0, 1]}
+    return run
+
+
+def test_a_resume_takes_in_a_node_that_answers_again(tmp_path: Path, connections: Connections) -> None:
+    run = shrunk(tmp_path, connections)
+    Control(run, connections).resume(lambda *_: None)
+    assert run.read_record()["ranks"] == {"node2": [0, 1], "node1": [2, 3]}
+    assert controlled(run, connections).phase == "finished"
+    assert run.log("node1", 2, "out", 3).read_text() == "4\n"
+
+
+def test_a_resume_that_can_not_start_loses_no_node(
+    tmp_path: Path, connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shrunk(tmp_path, connections)
+
+    def refused(*_: object) -> None:
+        raise ClusterctlError("node2 has no port")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "prepare", refused)
+        with pytest.raises(ClusterctlError, match="no port"):
+            Control(run, connections).resume(lambda *_: None)
+    assert [one["name"] for one in run.read_record()["spares"]] == ["node1"]
+    Control(run, connections).resume(lambda *_: None)
+    assert run.read_record()["ranks"] == {"node2": [0, 1], "node1": [2, 3]}
+    assert controlled(run, connections).phase == "finished"
+
+
+def test_a_stop_ends_what_still_runs_on_a_node_that_was_given_up(tmp_path: Path, connections: Connections) -> None:
+    run = launched(tmp_path, connections, program("import time; time.sleep(600)", grace=0.5))
+    record = run.read_record()
+    gone, stays = lab(tmp_path).nodes
+    where = {"run_dir": record["run_dirs"][gone.name], "attempt": 1}
+    record["abandoned"] = [{"node": asdict(gone), **where}]
+    record["cluster"]["nodes"] = [asdict(stays)]
+    run.write_json(run.record, record)
+    assert runs.stop(run, connections) == {"node2": 0}
+    assert left_of(run) == 0
+    assert "node1 answers again" in said(run)
 
 
 def test_where_the_job_says_so_it_is_taken_in_at_the_next_checkpoint_and_no_restart_is_spent(
