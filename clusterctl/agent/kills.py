@@ -25,7 +25,7 @@ class Kills:
         self.rose = now - 2 * RECENT
 
     def look(self, now: float) -> None:
-        """Note when the counter rose; a look a second costs 20 us."""
+        """Note when the counter rose; a look costs 35 us."""
         found = read(self.path)
         if found.get("oom_kill", 0) > self.seen.get("oom_kill", 0):
             self.before, self.rose = self.seen, now
