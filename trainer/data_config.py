@@ -40,6 +40,19 @@ class DataConfig:
     """Parts of each corpus for training, validation and test, in the order of the documents."""
     seed: int = setting(1234, least=0, below=2**32)
     """Seed of the order of the samples."""
+    eod: int | None = setting(None, least=0)
+    """The token that ends a document, where no tokenizer is named that says it."""
+    mask_eod_loss: bool = setting(False)
+    """Leave what follows an end of document, another document's first token, out of the loss."""
+    reset_positions: bool = setting(False)
+    """Count positions anew after each end of document."""
+    reset_attention: bool = setting(False)
+    """Let nothing see what lies before the last end of document; attention is torch's own then, and slower."""
+
+    @property
+    def needs_eod(self) -> bool:
+        """Whether the end of a document must be known."""
+        return self.mask_eod_loss or self.reset_positions or self.reset_attention
 
     def sources(self, which: str) -> tuple[Source, ...]:
         """The corpora that `which` (train, valid or test) is made of."""
@@ -96,6 +109,9 @@ def data_faults(data: DataConfig, raw: object, evaluates: bool) -> list[Fault]:
         faults.append(Fault("train.data.valid", "missing: there is nothing to evaluate on", remedy))
     if data.valid and not data.train:
         faults.append(Fault("train.data.train", "missing beside `valid`", "add `train:`"))
+    if data.needs_eod and data.eod is None and not data.tokenizer:
+        what = "missing: mask_eod_loss, reset_positions and reset_attention need to know it"
+        faults.append(Fault("train.data.eod", what, "add `eod:`, or `tokenizer:`, which says it"))
     for key in ("blend", "train", "valid"):
         faults += _weight_faults(f"train.data.{key}", getattr(data, key))
     try:

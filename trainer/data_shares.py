@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.data_build import Order
-from trainer.data_inputs import Input, find_inputs
+from trainer.data_build import Order, opened
+from trainer.data_inputs import Input
 from trainer.data_open import PACKED, STDIN
 from trainer.errors import DataError
-from trainer.tokenizer import Tokenizer, tokenizer_files
+from trainer.tokenizer import tokenizer_files
 
 COPIED_AT_ONCE = 1 << 24
 
@@ -30,11 +30,9 @@ class Slice:
 
 def make_shares(order: Order, count: int, folder: Path) -> dict[str, Any]:
     """Write `count` shares (or fewer, where there is less to cut) below `folder`; whole files are hard links."""
-    order.check()
-    inputs = find_inputs(order.inputs, order.kind)
+    inputs, _ = opened(order)
     if any(one.name == STDIN for one in inputs):
         raise DataError("standard input cannot be cut into shares", "write it to a file first")
-    Tokenizer.load(order.tokenizer, order.eod)
     shares = [one for one in cut_even(inputs, count, order.recipe.each) if one]
     made = []
     for number, slices in enumerate(shares):

@@ -175,7 +175,11 @@ def _build(arguments: argparse.Namespace) -> int:
 
     order = _order(arguments)
     meter = Meter(arguments.input, arguments.progress_lines)
-    manifest = build(order, meter.say, meter.show)
+    try:
+        manifest = build(order, meter.say, meter.show)
+    except KeyboardInterrupt:
+        meter.say("interrupted; the same command goes on from here")
+        raise
     meter.clear()
     return _show(arguments, {"prefix": str(arguments.output), **manifest}, _build_text)
 
@@ -238,8 +242,11 @@ def _verify(arguments: argparse.Namespace) -> int:
                     f"{finding.what}\n" + (f"  try: {finding.remedy}\n" if finding.remedy else "")
                 )
             if not one.findings:
-                counts = f"{one.documents:,} documents, {one.tokens:,} tokens, largest id {one.largest_id}"
-                sys.stdout.write(f"{one.prefix}: good ({counts}; {', '.join(one.checked)} checked)\n")
+                counts = f"{_some(one.documents, 'document')}, {_some(one.tokens, 'token')}"
+                looked_at = f"largest id {one.largest_id}; {', '.join(one.checked)} checked"
+                sys.stdout.write(f"{one.prefix}: good ({counts}, {looked_at})\n")
+    if any(not one.is_there for one in looked):
+        return 2
     return 1 if any(one.findings for one in looked) else 0
 
 
@@ -300,7 +307,14 @@ def _tokenizer_text(made: dict[str, Any]) -> str:
 
 
 def _pair_text(made: dict[str, Any]) -> str:
-    return f"{made['prefix']}: {made['documents']:,} documents, {made['tokens']:,} tokens, {made['bytes']:,} bytes\n"
+    counts = ", ".join(
+        _some(made[f"{one}s"], one) for one in ("document", "token", "byte") if f"{one}s" in made
+    )
+    return f"{made['prefix']}: {counts}\n"
+
+
+def _some(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _build_text(made: dict[str, Any]) -> str:
@@ -310,7 +324,7 @@ def _build_text(made: dict[str, Any]) -> str:
         lines.append(f"  left out: {', '.join(gone)}")
     lines += [f"  bad: {one}" for one in made["bad"]]
     if made["empty_documents"]:
-        lines.append(f"  {made['empty_documents']:,} documents are empty; --min-chars 1 leaves them out")
+        lines.append(f"  empty: {_some(made['empty_documents'], 'document')}; --min-chars 1 leaves them out")
     end = f"{made['eod_token']} ({made['eod']})"
     lines.append(
         f"  each ends with {end}"

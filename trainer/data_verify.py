@@ -41,6 +41,11 @@ class Verified:
     largest_id: int = -1
     checked: tuple[str, ...] = ()
 
+    @property
+    def is_there(self) -> bool:
+        """Whether both files are."""
+        return all(path(Path(self.prefix)).is_file() for path in (bin_path, idx_path))
+
     def as_json(self) -> dict[str, Any]:
         return {"ok": not self.findings, **asdict(self)}
 

@@ -96,7 +96,7 @@ def test_a_build_is_what_document_after_document_gives(
 def test_the_number_of_workers_changes_no_byte(words: Path, tmp_path: Path, small_parts: None) -> None:
     write_lines(tmp_path / "in.jsonl", many_texts(400))
     manifests = set()
-    for workers in (1, 2, 3):
+    for workers in (1, 3):
         name = tmp_path / f"out{workers}"
         built(name, words, tmp_path / "in.jsonl", workers=workers, append_eod=True, dedup=True, min_chars=3)
         manifests.add((manifest_path(name).read_bytes(), *pair_bytes(name)))
@@ -380,11 +380,12 @@ def wait_for(seen: Callable[[], Any], process: subprocess.Popen[bytes]) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_kill_9_at_any_moment_changes_no_byte_and_leaves_no_worker(words: Path, tmp_path: Path) -> None:
-    texts = many_texts(1500)
+    texts = many_texts(900)
     write_lines(tmp_path / "in.jsonl", texts)
     journal = work_folder(tmp_path / "out") / "journal"
-    for parts in (0, 1, 9, 20, 30):
+    for parts in (0, 1, 9, 18):
         process = subprocess.Popen([sys.executable, "-c", SMALL_PARTS, *building(words, tmp_path)])
         enough = wait_for(
             lambda n=parts: journal.exists() and journal.read_bytes().count(b"\n") >= n, process
@@ -475,7 +476,7 @@ def test_the_verb_tells_people_and_programs(words: Path, tmp_path: Path) -> None
     text = done.stdout.decode()
     assert (
         "4 documents" in text
-        and "1 documents are empty" in text
+        and "empty: 1 document;" in text
         and "each ends with <|endoftext|> (0)" in text
     )
     again = verb(*building(words, tmp_path, "--replace", "--json"))
