@@ -14,6 +14,7 @@ import torch
 import native
 from trainer.blend import Blend
 from trainer.config import TrainConfig
+from trainer.data_config import DataConfig
 from trainer.dataset import Batches, Data, Share
 from trainer.device import Device, open_device
 from trainer.engine import Engine, TorchEngine
@@ -27,6 +28,7 @@ from trainer.index_cache import IndexCache
 from trainer.keeper import Keeper
 from trainer.layout import Layout
 from trainer.loop import Training, pauses_after, train
+from trainer.masks import Ends
 from trainer.observers import Console, DrillObserver, Heartbeat, Metrics, tell
 from trainer.startup import Startup, in_words
 from trainer.tokenizer import Tokenizer
@@ -77,6 +79,8 @@ def run_training(
     keeper = Keeper(config, engine, group, run_dir / CHECKPOINT_DIR, data.identity())
     step = keeper.resume()
     keeper.notes += data.cache.notes
+    if config.data.reset_attention:
+        keeper.notes.append("note: attention is torch's own, with a mask, for train.data.reset_attention")
     startup.done("checkpoint")
     start = _start_facts(config, environment, group, device, ops, keeper, step)
     start["startup"] = startup.parts
@@ -111,6 +115,14 @@ def _open_data(config: TrainConfig, cache: Path) -> Data:
     return data
 
 
+def _ends(data: DataConfig) -> Ends | None:
+    """What the job wants of the ends of documents within a sample."""
+    if not data.needs_eod:
+        return None
+    eod = Tokenizer.load(Path(data.tokenizer)).eod if data.eod is None else data.eod
+    return Ends(eod, data.mask_eod_loss, data.reset_positions, data.reset_attention)
+
+
 def _make_orders(config: TrainConfig, data: Data) -> dict[str, Samples | Blend]:
     """Which samples come when: made, or waited for on this node, before other ranks are awaited."""
     assert config.global_batch is not None
@@ -136,7 +148,7 @@ def _choose_ops(config: TrainConfig, device: Device) -> native.Choice:
 
 
 def _engine(config: TrainConfig, group: Group, device: Device, ops: native.Choice) -> Engine:
-    model = GPT(config.model, ops, config.seed).to(device.name)
+    model = GPT(config.model, ops, config.seed, _ends(config.data)).to(device.name)
     if config.engine == "deepspeed":
         from trainer.engine_deepspeed import DeepSpeedEngine
 

@@ -126,6 +126,7 @@ def try_config(raw: object, world_size: int) -> tuple[TrainConfig, list[Fault]]:
         *_batch_faults(config, layout),
         *_schedule_faults(config),
         *data_faults(config.data, rest.get("data"), evaluates=config.eval.batches > 0),
+        *_eod_faults(config),
     ]
     return config, faults
 
@@ -182,6 +183,13 @@ def _model_faults(model: ModelConfig) -> list[Fault]:
             f"use {best}",
         )
     ]
+
+
+def _eod_faults(config: TrainConfig) -> list[Fault]:
+    if config.data.eod is None or config.data.eod < config.model.vocab:
+        return []
+    what = f"{config.data.eod} is no token of a model of {config.model.vocab} (train.model.vocab)"
+    return [Fault("train.data.eod", what, "use the tokenizer's own end of document")]
 
 
 def _batch_faults(config: TrainConfig, layout: Layout) -> list[Fault]:

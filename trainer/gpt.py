@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import native
+from trainer import masks
 from trainer.layers import Block, LayerNorm, initialize
+from trainer.masks import Ends
 from trainer.models import ModelConfig
 
 
@@ -18,9 +20,13 @@ class GPT(nn.Module):
     get no gradient and stay zero: the padded model computes exactly what the logical one does.
     """
 
-    def __init__(self, config: ModelConfig, ops: native.Choice, seed: int = 1234) -> None:
+    def __init__(
+        self, config: ModelConfig, ops: native.Choice, seed: int = 1234, ends: Ends | None = None
+    ) -> None:
+        """`ends`: what an end of document does to the rest of its sample; nothing where it is None."""
         super().__init__()
         self.config = config
+        self.ends = ends
         self.ops = ops
         self.tokens = nn.Embedding(config.padded_vocab, config.hidden)
         self.positions = nn.Embedding(config.sequence, config.hidden)
@@ -32,14 +38,21 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits of every position (batch, sequence, vocab); with targets, the mean loss instead."""
+        ends, hidden = self.ends, None
         at = torch.arange(tokens.shape[1], device=tokens.device)
+        if ends and ends.positions:
+            at = masks.positions(tokens, ends.eod)
+        if ends and ends.attention:
+            hidden = masks.hidden(tokens, ends.eod)
         x = self.tokens(tokens) + self.positions(at)  # (batch, sequence, hidden)
         x = F.dropout(x, self.config.dropout, self.training)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, hidden)
         logits = F.linear(self.norm(x), self.tokens.weight)[..., : self.config.vocab]
         if targets is None:
             return logits
+        if ends and ends.loss:
+            targets = masks.counted(tokens, targets, ends.eod)
         return self.ops.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 

@@ -95,10 +95,11 @@ class Group:
             dist.barrier()
 
 
-def _met(environment: Env) -> dist.Store:
+def _met(environment: Env) -> Any:
     """Where the ranks find each other, once all of them are there: no timeout of a collective runs before."""
     host, port, world = environment.master_addr, environment.master_port, environment.world_size
-    store = dist.TCPStore(host, port, world, environment.rank == 0, timeout=ARRIVAL)  # rank 0 waits for all
+    make: Any = dist.TCPStore  # type: ignore[attr-defined]
+    store = make(host, port, world, environment.rank == 0, timeout=ARRIVAL)  # rank 0 waits for all
     if environment.rank == 0:
         store.set("everyone", "is here")
     else:

@@ -40,14 +40,18 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.hidden, config.hidden)
         self.ops = ops
 
-    def forward(self, x: Tensor) -> Tensor:
-        batch, sequence, hidden = x.shape
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """`hidden`: (batch, 1, sequence, sequence), True where a token is not seen; by default only later ones."""
+        batch, sequence, width = x.shape
         q, k, v = (
-            part.view(batch, sequence, self.heads, hidden // self.heads).transpose(1, 2)
-            for part in self.qkv(x).split(hidden, dim=2)
+            part.view(batch, sequence, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.qkv(x).split(width, dim=2)
         )  # each (batch, heads, sequence, head width)
-        mixed = self.ops.attention(q, k, v, causal=True)
-        mixed = mixed.transpose(1, 2).reshape(batch, sequence, hidden)
+        if hidden is None:
+            mixed = self.ops.attention(q, k, v, causal=True)
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, ~hidden)
+        mixed = mixed.transpose(1, 2).reshape(batch, sequence, width)
         return F.dropout(self.out(mixed), self.dropout, self.training)
 
 
@@ -78,8 +82,8 @@ class Block(nn.Module):
         self.norm_2 = LayerNorm(config, ops)
         self.feed_forward = FeedForward(config, ops)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm_1(x))
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.norm_1(x), hidden)
         x = x + self.feed_forward(self.norm_2(x))
         return x
 

@@ -1,43 +1,54 @@
 """What of a sample counts and what sees what, by its end-of-document tokens: as Megatron-core makes them.
 
-All three take the inputs of a batch, (batch, sequence), and answer for the same shape.
+All take the inputs of a batch, (batch, sequence).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
-Tokens = NDArray[Any]
-
-
-def loss_mask(inputs: Tokens, eod: int) -> NDArray[np.float32]:
-    """0 where the input is an end of document: what follows it is another document's first token."""
-    mask: NDArray[np.float32] = (inputs != eod).astype(np.float32)
-    return mask
+UNCOUNTED = -100  # a target that the loss passes over
 
 
-def positions(inputs: Tokens, eod: int) -> NDArray[np.int64]:
+@dataclass(frozen=True)
+class Ends:
+    """What an end of document (token `eod`) does to the rest of its sample."""
+
+    eod: int
+    loss: bool = False
+    """What follows one is not to be predicted: it is another document's first token."""
+    positions: bool = False
+    """Positions begin anew after one."""
+    attention: bool = False
+    """Nothing sees what lies before one."""
+
+
+def counted(inputs: Tensor, targets: Tensor, eod: int) -> Tensor:
+    """The targets, without those whose input is an end of document."""
+    return targets.masked_fill(inputs == eod, UNCOUNTED)
+
+
+def positions(inputs: Tensor, eod: int) -> Tensor:
     """Positions that begin at 0 anew after each end of document."""
-    at = np.arange(inputs.shape[-1], dtype=np.int64)
-    after_end = np.zeros(inputs.shape, np.int64)
-    after_end[..., 1:] = np.where(inputs[..., :-1] == eod, at[1:], 0)
-    return at - np.maximum.accumulate(after_end, axis=-1)
+    at = torch.arange(inputs.shape[-1], device=inputs.device).expand(inputs.shape)
+    begin = torch.zeros_like(at)
+    begin[..., 1:] = torch.where(inputs[..., :-1] == eod, at[..., 1:], 0)
+    return at - begin.cummax(-1).values
 
 
-def documents(inputs: Tokens, eod: int) -> NDArray[np.int64]:
+def documents(inputs: Tensor, eod: int) -> Tensor:
     """The number of the document, within the sample, that each token belongs to."""
-    number = np.zeros(inputs.shape, np.int64)
-    number[..., 1:] = np.cumsum(inputs[..., :-1] == eod, axis=-1)
+    number = torch.zeros_like(inputs)
+    number[..., 1:] = (inputs[..., :-1] == eod).cumsum(-1)
     return number
 
 
-def hidden(inputs: Tokens, eod: int) -> NDArray[np.bool_]:
+def hidden(inputs: Tensor, eod: int) -> Tensor:
     """(batch, 1, sequence, sequence), True where a row's token must not see a column's: later, or elsewhere."""
-    number = documents(inputs, eod)[..., None, :]
+    number = documents(inputs, eod).unsqueeze(-2)
     length = inputs.shape[-1]
-    later = np.triu(np.ones((length, length), np.bool_), 1)
-    elsewhere: NDArray[np.bool_] = number[..., :, None] != number[..., None, :]
-    return elsewhere | later
+    later = torch.ones(length, length, dtype=torch.bool, device=inputs.device).triu(1)
+    return (number.transpose(-1, -2) != number).unsqueeze(-3) | later

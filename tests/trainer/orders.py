@@ -187,17 +187,19 @@ def _indices(number: int, documents: Any, samples: Any, shuffle: Any) -> dict[st
 
 
 def _masks(asked: Setting, items: Any) -> dict[str, Any]:
+    import torch
+
     from trainer import masks
 
-    inputs, ones = items[:, :-1], np.ones_like(items[:, :-1])
-    length = inputs.shape[1]
-    later = np.broadcast_to(np.triu(np.ones((length, length), bool), 1), (len(items), 1, length, length))
+    tokens = torch.from_numpy(items)
+    inputs, labels, nowhere = tokens[:, :-1], tokens[:, 1:], -1
+    counted = masks.counted(inputs, labels, EOD if asked.mask_eod else nowhere)
     return {
-        "tokens": inputs,
-        "labels": items[:, 1:],
-        "loss_mask": masks.loss_mask(inputs, EOD) if asked.mask_eod else ones,
-        "positions": masks.positions(inputs, EOD) if asked.reset_positions else np.cumsum(ones, 1) - 1,
-        "hidden": masks.hidden(inputs, EOD) if asked.reset_attention else later,
+        "tokens": inputs.numpy(),
+        "labels": labels.numpy(),
+        "loss_mask": (counted != masks.UNCOUNTED).numpy(),
+        "positions": masks.positions(inputs, EOD if asked.reset_positions else nowhere).numpy(),
+        "hidden": masks.hidden(inputs, EOD if asked.reset_attention else nowhere).numpy(),
     }
 
 
