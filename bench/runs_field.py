@@ -42,6 +42,10 @@ train:
 """
 
 
+class TooLate(SystemExit):
+    """What was awaited did not come; it ends the bench where nobody expects it."""
+
+
 class Ground:
     """Nodes that are up, and the launcher as a user types it."""
 
@@ -129,6 +133,6 @@ def wait_for(what: str, truth: Callable[[], Any], limit: float = LIMIT) -> Any:
     deadline = time.monotonic() + limit
     while not (answer := truth()):
         if time.monotonic() > deadline:
-            raise SystemExit(f"{what}: not within {limit:g} s")
+            raise TooLate(f"{what}: not within {limit:g} s")
         time.sleep(0.02)
     return answer

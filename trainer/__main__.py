@@ -153,7 +153,7 @@ def run() -> NoReturn:
     """Be the process. Where torch is loaded, it ends without the interpreter's own end.
 
     That takes half a second of a core, which every rank of a failed run would pay before the next attempt, and a
-    gloo rank now and then aborts in it, which hides how it ended.
+    gloo rank now and then aborts in it, which hides how it ended. So nothing may be left to `atexit`.
     """
     try:
         code = main()

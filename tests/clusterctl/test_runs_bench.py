@@ -90,6 +90,17 @@ def test_the_report_of_a_recovery_shows_ours_in_parts_of_theirs() -> None:
     assert lines[-1].split()[-3:] == ["1", "2", "0.50"]
 
 
+def test_a_tool_that_never_came_back_has_no_column() -> None:
+    ours = recover.Turn(4.0, 3.0, 1, {recover.TO_BEGIN: 1.0}, {})
+    said = recover.report({"clusterctl": [ours], "torchrun": [ours], "torchrun, stock": []})
+    assert "stock" not in said
+
+
+def test_what_is_awaited_in_vain_ends_the_wait() -> None:
+    with pytest.raises(runs_field.TooLate, match="a step: not within"):
+        runs_field.wait_for("a step", lambda: False, limit=0.05)
+
+
 def test_a_file_that_grows_gives_its_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert runs_field.json_lines(path) == []
