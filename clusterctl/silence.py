@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
 LATER = 3.0  # seconds more than a node takes that sees by heartbeats, or by a stopped process, which rank it is
 
 
