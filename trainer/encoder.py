@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
 from native.cpu import bpe
-from native.cpu.library import LibraryMissing, load
+from native.cpu.library import LibraryMissing
 from native.cpu.unicode_classes import CODE_POINTS, FRAMES, OTHER
 from trainer.errors import DataError
 from trainer.indexed import token_type
@@ -62,7 +62,7 @@ class Encoder:
 
     def describe(self) -> str:
         count = self._inner.threads
-        return f"{load().describe()}, {count} {'thread' if count == 1 else 'threads'}"
+        return f"C++, {count} {'thread' if count == 1 else 'threads'}"
 
     def encode_many(self, texts: Sequence[str], append_eod: bool = False) -> Encoded:
         """`append_eod`: the tokenizer's end of a document after each that has ids, counted in its length."""

@@ -129,7 +129,6 @@ struct AddedPass {
 struct Model {
     Classes classes;
     Merges merges;
-    MergeShort merge;
     AddedPass passes[2];
     uint8_t* added_text;
     void* scratch;  // (threads)
@@ -168,7 +167,7 @@ void other_word(const Model& m, Scratch<Id>& s, const uint8_t* word, int64_t n, 
     }
     if (n > SHORT) return long_word(m, s, word, n);
     uint32_t ids[SHORT];
-    const int count = m.merge(m.merges, word, static_cast<int>(n), ids);
+    const int count = merge_short(m.merges, word, static_cast<int>(n), ids);
     put(s, ids, count);
     constexpr int brief_ids = sizeof(Brief<Id>::ids) / sizeof(Id), broad_ids = sizeof(Broad<Id>::ids) / sizeof(Id);
     if (set && count <= brief_ids) {
@@ -356,7 +355,7 @@ struct Spec {
     const uint32_t* added_ids;    // (added_count)
     const uint8_t* added_passes;  // (added_count): 0 or 1
     int64_t merge_count, added_count;
-    int prefix_space, wide, threads, level;
+    int prefix_space, wide, threads;
 };
 
 void add(AddedPass& pass, const Added& token) {
@@ -427,7 +426,6 @@ NATIVE_EXPORT Model* native_bpe_new(const Spec* spec) {
     m->threads = spec->threads < 1 ? 1 : spec->threads > MOST_THREADS ? MOST_THREADS : spec->threads;
     m->wide = spec->wide != 0;
     m->prefix_space = spec->prefix_space != 0;
-    m->merge = short_for(spec->level);
     const bool loaded = load_classes(m->classes) &&
                         load_merges(m->merges, spec->byte_ids, spec->merges, spec->merge_count) &&
                         load_added(*m, *spec) &&

@@ -66,7 +66,6 @@ class _Spec(ctypes.Structure):
         ("prefix_space", ctypes.c_int),
         ("wide", ctypes.c_int),
         ("threads", ctypes.c_int),
-        ("level", ctypes.c_int),
     )
 
 
@@ -89,20 +88,19 @@ class _Job(ctypes.Structure):
 class Bpe:
     """A model with its caches: 4 MiB for each of `threads`, whatever is encoded. `dtype`: uint16 or int32."""
 
-    def __init__(self, tables: Tables, dtype: Any, threads: int = 1, level: int | None = None) -> None:
+    def __init__(self, tables: Tables, dtype: Any, threads: int = 1) -> None:
         self.dtype = np.dtype(dtype)
         self.threads = min(max(1, threads), MOST_THREADS)
         self._wide = self.dtype.itemsize == 4
         self._room = 2 if tables.prefix_space else 1  # ids a byte, at most
         self._lock = threading.Lock()
-        library = load()
-        self._call = library.functions
+        self._call = load().functions
         self._call.native_bpe_new.restype = ctypes.c_void_p
         self._call.native_bpe_encode.restype = ctypes.c_int64
         self._call.native_bpe_words.restype = ctypes.c_int64
-        self._handle = self._made(tables, library.level if level is None else level)
+        self._handle = self._made(tables)
 
-    def _made(self, tables: Tables, level: int) -> ctypes.c_void_p:
+    def _made(self, tables: Tables) -> ctypes.c_void_p:
         if len(tables.merges) > MOST_MERGES:
             raise ValueError(f"{len(tables.merges)} merges; at most {MOST_MERGES}")
         byte_ids = np.ascontiguousarray(tables.byte_ids, np.uint32)
@@ -125,7 +123,6 @@ class Bpe:
             tables.prefix_space,
             self._wide,
             self.threads,
-            level,
         )
         handle = ctypes.c_void_p(self._call.native_bpe_new(ctypes.byref(spec)))
         if not handle:

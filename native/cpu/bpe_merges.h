@@ -50,7 +50,8 @@ NATIVE_INLINE uint32_t rank_of(const Merges& merges, uint32_t left, uint32_t rig
     }
 }
 
-// Words up to this many bytes are merged by scanning for the least key, rank << 8 | place, which vectors do 16 at once.
+// Words up to this many bytes are merged by scanning for the least key, rank << 8 | place, 16 at once. The compiler's
+// default vectors do it best: wider ones took a sixth longer, waiting for what was just written in smaller pieces.
 constexpr int SHORT = 256;
 
 NATIVE_INLINE uint32_t least(const uint32_t* keys, int n) {
@@ -70,7 +71,7 @@ NATIVE_INLINE uint32_t least(const uint32_t* keys, int n) {
 }
 
 // The ids of a word of at most SHORT bytes, in `out`; how many. Place n is nobody's: before the first, after the last.
-NATIVE_INLINE int merge_short(const Merges& merges, const uint8_t* word, int n, uint32_t* out) {
+int merge_short(const Merges& merges, const uint8_t* word, int n, uint32_t* out) {
     uint32_t ids[SHORT + 1], keys[SHORT + 16];  // a key is of the pair that begins in its place
     uint16_t next[SHORT + 1], previous[SHORT + 1];
     for (int i = 0; i < n; ++i) {
@@ -95,27 +96,6 @@ NATIVE_INLINE int merge_short(const Merges& merges, const uint8_t* word, int n, 
     int count = 0;
     for (int i = 0; i < n; i = next[i]) out[count++] = ids[i];
     return count;
-}
-
-using MergeShort = int (*)(const Merges&, const uint8_t*, int, uint32_t*);
-
-int short_plain(const Merges& m, const uint8_t* word, int n, uint32_t* ids) { return merge_short(m, word, n, ids); }
-#ifdef NATIVE_X86
-NATIVE_AVX2 int short_avx2(const Merges& m, const uint8_t* word, int n, uint32_t* ids) {
-    return merge_short(m, word, n, ids);
-}
-NATIVE_AVX512 int short_avx512(const Merges& m, const uint8_t* word, int n, uint32_t* ids) {
-    return merge_short(m, word, n, ids);
-}
-#endif
-
-MergeShort short_for(int level) {
-#ifdef NATIVE_X86
-    if (level == 2) return short_avx512;
-    if (level == 1) return short_avx2;
-#endif
-    (void)level;
-    return short_plain;
 }
 
 // A long word's pairs wait in a heap by rank and place: n log n, whatever the word. 28 bytes a byte of the word.

@@ -71,10 +71,9 @@ def test_words_are_merged_by_rank_and_place(size: int, dtype: type) -> None:
         merges = some_merges(random, b"abc", 60)
         words = [bytes(random.choices(b"abc", k=size)) for _ in range(4)]
         wanted = [merged(word, by_pair(merges)) for word in words]
-        for level in range(library.load().level + 1):
-            inner = model(merges, dtype, level=level)
-            assert encode(inner, words) == wanted
-            assert encode(inner, words) == wanted  # out of the cache
+        inner = model(merges, dtype)
+        assert encode(inner, words) == wanted
+        assert encode(inner, words) == wanted  # out of the cache
 
 
 def test_more_words_than_the_cache_has_room_for() -> None:
