@@ -285,13 +285,18 @@ def check(job: Job, cluster: Cluster) -> dict[str, Any]:
     if job.train is not None:
         answer = check_train(job, max(world, 1))
         faults += [
-            _fault(job, tuple(one["key"].split(".")), one["what"], one.get("remedy", ""))
+            _fault(job, _path(one["key"]), one["what"], one.get("remedy", ""))
             for one in answer["faults"]
         ]
         summary = answer.get("summary") or {}
     if faults:
         raise InputFaults(faults)
     return summary
+
+
+def _path(key: str) -> Key:
+    """`train.data.blend[1].prefix` as the keys and places that lead there."""
+    return tuple(int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", key))
 
 
 def _fault(job: Job, path: Key, what: str, remedy: str = "") -> Fault:

@@ -69,6 +69,11 @@ def plan_table(plan: Plan) -> Table:
     return table(["NODE", "ADDRESS", "DEVICES", "RANKS"], rows)
 
 
+def _corpus_line(use: Mapping[str, Any]) -> str:
+    name = escape_controls(str(use["prefix"]).rpartition("/")[2])
+    return f"corpus   {use['share']:.1%} {name}: {use['epochs']:.2g} epochs of {count(use['tokens'])} tokens"
+
+
 def plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Text:
     """The plan's figures: world, layout, tokens, memory."""
     who = f"{some(plan.world_size, 'rank')} on {some(len(plan.nodes), 'node')}"
@@ -82,6 +87,8 @@ def plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Text:
         tokens = f"{count(summary['tokens_total'])} tokens ({count(summary['tokens_per_step'])} a step)"
         steps = f"training {summary['steps']} steps, {tokens}"
         lines.append(steps + (f", {epochs:.2g} epochs" if epochs else ""))
+        corpora = summary.get("corpora") or []
+        lines += [_corpus_line(one) for one in corpora] if len(corpora) > 1 else []
         memory = summary.get("memory_per_device_bytes") or {}
         if memory:
             total = memory.get("total", 0)

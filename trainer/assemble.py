@@ -78,7 +78,7 @@ def run_training(
     startup.done("model")
     keeper = Keeper(config, engine, group, run_dir / CHECKPOINT_DIR, data.identity())
     step = keeper.resume()
-    keeper.notes += data.cache.notes
+    keeper.notes += data.notes
     if config.data.reset_attention:
         keeper.notes.append("note: attention is torch's own, with a mask, for train.data.reset_attention")
     startup.done("checkpoint")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from native.cpu import sample_index
 from trainer.blend import SURPLUS, Blend, BlendOrder, blend_order, normal, sizes
 from trainer.data_config import DataConfig, Source
 from trainer.errors import DataError
@@ -30,6 +31,15 @@ class Data:
         self.cache = cache or IndexCache(None)
         named = dict.fromkeys(config.prefixes().values())
         self.corpora = {prefix: open_corpus(Path(prefix)) for prefix in named}
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of how the samples are found and read."""
+        reason = sample_index.why_not()
+        plain = (
+            [f"note: samples are found and read by NumPy, not by compiled code: {reason}"] if reason else []
+        )
+        return [*plain, *self.cache.notes]
 
     @cached_property
     def hashes(self) -> dict[str, str]:

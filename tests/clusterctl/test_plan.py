@@ -139,6 +139,19 @@ def test_a_job_is_a_command_or_a_training_and_its_faults_come_at_once(tmp_path: 
         assert part in said, said
 
 
+def test_a_fault_of_one_corpus_of_several_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "name: mix\ntrain:\n  model: gpt-tiny\n  steps: 1\n  data:\n    blend:\n"
+        "      - {prefix: a, weight: 1}\n      - {prefix: b, weigth: 2}\n"
+    )
+    with pytest.raises(InputFaults) as caught:
+        job.check(job.load(path), cluster())
+    told = str(caught.value)
+    assert "job.yaml:8 train.data.blend.1.weigth: unknown key" in told
+    assert "job.yaml:8 train.data.blend.1: has no weight" in told
+
+
 def test_set_overrides_are_read_like_the_file(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("train: {steps: 10, optimizer: {lr: 1e-3}}\n")

@@ -95,7 +95,15 @@ def test_a_progress_line_tells_step_loss_speed_and_what_is_left() -> None:
 
 
 def test_metrics_of_any_program_are_shown_as_far_as_they_make_sense() -> None:
-    lines = [5, None, "x", {"event": "step"}, {"event": "step", "step": "ten"}, {"event": ["step"]}, {"event": "eval"}]
+    lines = [
+        5,
+        None,
+        "x",
+        {"event": "step"},
+        {"event": "step", "step": "ten"},
+        {"event": ["step"]},
+        {"event": "eval"},
+    ]
     assert [metric_of(line) for line in lines] == [None, None, None, None, None, {"event": ["step"]}, None]
     bare = metric_of({"event": "step", "step": 3, "steps": "?", "loss": None, "tokens_per_second": True})
     assert bare is not None
@@ -128,6 +136,23 @@ def test_json_holds_nothing_that_a_terminal_obeys_and_reads_back_the_same() -> N
 
 
 def test_below_a_list_of_runs_stands_why_the_newest_failed() -> None:
-    rows = [{"run": f"r{number}", "cause": f"cause {number}\x1b" if number % 2 else ""} for number in range(20)]
+    rows = [
+        {"run": f"r{number}", "cause": f"cause {number}\x1b" if number % 2 else ""} for number in range(20)
+    ]
     said = views.causes_text(rows).plain.splitlines()
     assert said == ["", *[f"r{number}: cause {number}\\x1b" for number in (1, 3, 5, 7, 9)]]
+
+
+def test_a_plan_tells_the_share_and_the_epochs_of_each_of_several_corpora() -> None:
+    from clusterctl import job, plan
+    from clusterctl.inventory import Cluster, Node
+
+    cluster = Cluster("lab", (Node("node1", "10.0.0.1", "10.0.0.1", devices=(0,), kind="cpu"),))
+    made = plan.make_plan(cluster, job.Job(name="mix", command=("true",), source="job.yaml"))
+    corpus = {"prefix": "/data/wi\x1bki", "share": 0.75, "epochs": 1.25, "tokens": 104_000, "sequences": 9}
+    summary = {"parameters": 5, "steps": 3, "tokens_total": 7, "tokens_per_step": 2, "epochs": 1.0}
+    one, two = ({**summary, "corpora": [corpus] * number} for number in (1, 2))
+    assert "corpus" not in drawn(views.plan_facts(made, one))
+    assert (
+        drawn(views.plan_facts(made, two)).count("corpus   75.0% wi\\x1bki: 1.2 epochs of 104k tokens") == 2
+    )

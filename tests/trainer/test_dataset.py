@@ -68,3 +68,35 @@ def test_batches_have_one_token_more_than_the_sequence(tmp_path: Path) -> None:
     batches = Batches(data.samples("train", 32), Share(micro_batch=2, global_batch=8))
     assert [micro.shape for micro in batches.at(8)] == [(2, 8)] * 4
     assert len(list(batches.first(3))) == 3
+
+
+def test_it_is_said_where_no_compiled_code_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Data(DataConfig(counting(tmp_path, [30] * 10), split="1"), 7)
+    monkeypatch.setattr("native.cpu.sample_index.why_not", lambda: "it was not compiled here")
+    assert data.notes == [
+        "note: samples are found and read by NumPy, not by compiled code: it was not compiled here"
+    ]
+
+
+@pytest.mark.parametrize("weights", [None, (3.0, 1.0)])
+def test_the_tokens_of_a_step_do_not_depend_on_the_number_of_ranks(
+    tmp_path: Path, weights: tuple[float, float] | None
+) -> None:
+    prefixes = [counting(tmp_path, [45] * 12, name, first) for name, first in (("a", 0), ("b", 10_000))]
+    sources = tuple(Source(*pair) for pair in zip(prefixes, weights or (None, None), strict=True))
+    whole = Data(DataConfig(blend=sources, split="1"), 8).samples("train", 96)
+    seen = []
+    for ranks, micro in ((1, 2), (2, 4), (4, 2), (8, 2), (1, 16)):
+        read = []
+        for consumed in range(0, 96, 16):  # each step by a process of its own: nothing is carried over
+            shares = [Share(micro, 16, rank, ranks) for rank in range(ranks)]
+            rows = [
+                row
+                for share in shares
+                for part in Batches(whole, share).at(consumed)
+                for row in part.tolist()
+            ]
+            read.append(sorted(map(tuple, rows)))
+        seen.append(read)
+    assert all(read == seen[0] for read in seen)
+    assert len({row for step in seen[0] for row in step}) == 96
