@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import io
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ def find_inputs(names: Sequence[str], kind: str = "") -> list[Input]:
                 found.append(Input(one, kind or kind_of(one)))
             except DataError as error:
                 faults.append(error.message)
-    twice = sorted({one.name for one in found if sum(other.name == one.name for other in found) > 1})
+    twice = sorted(name for name, count in Counter(one.name for one in found).items() if count > 1)
     faults += [f"{name}: is named twice" for name in twice]
     if faults:
         raise DataError(
@@ -201,6 +202,11 @@ class Reader:
             head = read_some(stream, SNIFFED, one.name)
             kind = one.kind or sniffed(head)
             rest = _after(head, stream, one.name)
+            if kind == "jsonl" and head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+                raise DataError(
+                    f"{one.name}: is one JSON array, not a document a line",
+                    f"jq -c '.[]' {one.name} > lines.jsonl",
+                )
             if kind == "text" and self.each == "file":
                 ends: tuple[bytes, ...] = ()
             else:

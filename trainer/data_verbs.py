@@ -19,6 +19,7 @@ SPREAD = (
     "clusterctl data build --on node[1-4] ... spreads it over nodes, each building a part, and brings the result "
     "together here, the same bytes; with --leave the parts stay on their nodes."
 )
+PAIR_ENDINGS = (".bin", ".idx", ".manifest.json", ".hashes")
 UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 
@@ -30,7 +31,7 @@ def add_verbs(verb: ADD) -> None:
     build.epilog = SPREAD
     _build_arguments(build)
     info = verb("data-info", _info, "what a .bin/.idx pair holds")
-    info.add_argument("prefix", type=Path, help="path of the pair without .bin or .idx")
+    info.add_argument("prefix", type=prefix_of, help="path of the pair without .bin or .idx")
     info.add_argument("--tokenizer", type=Path, help="to show samples (default: the one its manifest names)")
     info.add_argument("--eod", default="", help="the tokenizer's token that ends a document")
     info.add_argument("--samples", type=int, default=3, metavar="N", help="beginnings of documents shown (3)")
@@ -42,7 +43,7 @@ def add_verbs(verb: ADD) -> None:
     check = verb(
         "data-verify", _verify, "every rule that a .bin/.idx pair must keep; exit code 1 if one is broken"
     )
-    check.add_argument("prefix", type=Path, nargs="+")
+    check.add_argument("prefix", type=prefix_of, nargs="+")
     check.add_argument("--tokenizer", type=Path, help="every id must be in its vocabulary")
     check.add_argument("--vocab", type=int, metavar="N", help="every id must be below N")
     check.add_argument(
@@ -51,13 +52,13 @@ def add_verbs(verb: ADD) -> None:
     mend = verb(
         "data-repair", _repair, "count end-of-document tokens that a preprocessor wrote and did not count"
     )
-    mend.add_argument("prefix", type=Path)
+    mend.add_argument("prefix", type=prefix_of)
     mend.add_argument(
         "--output", type=Path, help="leave the pair as it is, and write another (its .bin a hard link)"
     )
     mend.add_argument("--dry-run", action="store_true")
     cut = verb("data-split", _split, "a corpus into shards, or into train, valid and test")
-    cut.add_argument("prefix", type=Path)
+    cut.add_argument("prefix", type=prefix_of)
     cut.add_argument(
         "--parts", type=int, default=0, metavar="N", help="so many shards of about as many tokens"
     )
@@ -65,7 +66,7 @@ def add_verbs(verb: ADD) -> None:
         "--split", default="", metavar="A,B,C", help="train, valid and test by documents: 949,50,1"
     )
     join = verb("data-merge", _merge, "several pairs into one, their documents in the order given")
-    join.add_argument("prefix", type=Path, nargs="+")
+    join.add_argument("prefix", type=prefix_of, nargs="+")
     join.add_argument(
         "--dedup", action="store_true", help="drop later copies across the pairs (by --keep-hashes)"
     )
@@ -232,7 +233,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     from trainer.data_verify import tokenizer_vocab, verify
 
     vocab = tokenizer_vocab(arguments.tokenizer) if arguments.tokenizer else arguments.vocab
-    looked = [verify(prefix, vocab, not arguments.no_hash) for prefix in arguments.prefix]
+    looked = [verify(prefix, vocab, not arguments.no_hash) for prefix in dict.fromkeys(arguments.prefix)]
     if arguments.json:
         _write_json([one.as_json() for one in looked])
     else:
@@ -270,8 +271,18 @@ def _merge(arguments: argparse.Namespace) -> int:
     from trainer.data_shards import merge
 
     return _show(
-        arguments, merge(arguments.prefix, arguments.output, arguments.replace, arguments.dedup), _pair_text
+        arguments,
+        merge(list(dict.fromkeys(arguments.prefix)), arguments.output, arguments.replace, arguments.dedup),
+        _pair_text,
     )
+
+
+def prefix_of(name: str) -> Path:
+    """A pair by its prefix or by any of its files, so that a shell's `data/*` will do."""
+    for ending in PAIR_ENDINGS:
+        if name.endswith(ending):
+            return Path(name[: -len(ending)])
+    return Path(name)
 
 
 def token_count(text: str) -> int:

@@ -139,6 +139,13 @@ def test_all_inputs_that_are_not_there_are_told_at_once(tmp_path: Path) -> None:
         find_inputs([str(tmp_path / "a.jsonl"), str(tmp_path / "*.jsonl")])
 
 
+def test_one_json_array_is_told_from_lines(words: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.json").write_text('[\n{"text": "a"},\n{"text": "b"}\n]\n')
+    with pytest.raises(DataError, match="is one JSON array") as caught:
+        built(tmp_path / "out", words, tmp_path / "in.json")
+    assert "jq -c" in caught.value.hint
+
+
 def test_many_small_files_share_a_part(tmp_path: Path) -> None:
     for number in range(50):
         (tmp_path / f"{number:02}.txt").write_text("word " * number)

@@ -110,6 +110,11 @@ def test_each_damage_is_found(pair: Path, name: str, change: Any, says: str) -> 
     assert done.returncode == 1 and says in done.stdout.decode() and done.stderr == b""
 
 
+def test_a_pair_may_be_named_by_its_files(pair: Path) -> None:
+    done = verb("data-verify", *map(str, sorted(pair.parent.iterdir())))
+    assert done.returncode == 0 and done.stdout.decode().count("good") == 1
+
+
 def test_ids_are_held_against_a_vocabulary_that_is_named(tmp_path: Path) -> None:
     written(tmp_path / "c", DOCUMENTS)
     assert not verify(tmp_path / "c", vocab=14).findings
