@@ -137,7 +137,9 @@ def test_documents_are_added_one_by_one_or_many_at_a_time_alike(tmp_path: Path) 
     for ending in (".bin", ".idx"):
         assert (tmp_path / f"one{ending}").read_bytes() == (tmp_path / f"many{ending}").read_bytes()
     corpus = open_corpus(tmp_path / "one")
-    assert [corpus.document(n).tolist() for n in range(200)] == [[*chain(*document)] for document in documents]
+    assert [corpus.document(n).tolist() for n in range(200)] == [
+        [*chain(*document)] for document in documents
+    ]
 
 
 def test_an_id_that_the_type_cannot_hold_is_refused_and_not_wrapped(tmp_path: Path) -> None:
@@ -154,3 +156,22 @@ def test_a_multimodal_index_has_one_byte_more_a_sequence(golden: Path) -> None:
     idx = golden.with_suffix(".idx")
     idx.write_bytes(idx.read_bytes() + bytes(4))
     assert open_corpus(golden).lengths.tolist() == [3, 2, 1, 4]
+
+
+@pytest.mark.parametrize("vocab", [300, 65499, 65500])
+def test_megatrons_own_builder_writes_the_same_bytes(tmp_path: Path, vocab: int) -> None:
+    """Where its package is installed; `bench/data.py` holds a whole build to it."""
+    theirs = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    random = np.random.RandomState(7)
+    documents = [[random.randint(0, vocab, random.randint(1, 40)).tolist() for _ in range(random.randint(0, 4))]
+                 for _ in range(120)]  # fmt: skip
+    builder = theirs.IndexedDatasetBuilder(str(tmp_path / "t.bin"), dtype=theirs.DType.optimal_dtype(vocab))
+    with Writer(tmp_path / "o", token_type(vocab)) as writer:
+        for document in documents:
+            builder.add_document([*chain(*document)], [len(row) for row in document])
+            writer.add_document(document)
+    builder.finalize(str(tmp_path / "t.idx"))
+    for ending in (".bin", ".idx"):
+        assert (tmp_path / f"o{ending}").read_bytes() == (tmp_path / f"t{ending}").read_bytes()
+    there = theirs.IndexedDataset(str(tmp_path / "o"))
+    assert len(there) == sum(map(len, documents))
