@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t NO_MEMORY = -1;  // below it: -2 - the first document that is not UTF-8
 constexpr int MOST_THREADS = 256;
+constexpr int64_t KEPT = 1 << 20;  // bytes: room for a longer word or text is given back after its document
 constexpr int64_t SLACK = 16;  // ids that a copy out of the cache may write past its end
 
 // The cache of words: fixed in size, so that a corpus of any length costs the same memory
@@ -96,13 +97,24 @@ struct Scratch {
 };
 
 template <typename Id>
+void drop_word(Scratch<Id>& s) {
+    void* all[] = {s.word.ids, s.word.next, s.word.previous, s.word.heap.items};
+    for (void* one : all) std::free(one);
+    s.word = LongWord{};
+    s.word_room = 0;
+}
+
+template <typename Id>
+void drop_prefixed(Scratch<Id>& s) {
+    std::free(s.prefixed);
+    s.prefixed = nullptr;
+    s.prefixed_room = 0;
+}
+
+template <typename Id>
 bool make_room(Scratch<Id>& s, int64_t n) {
     if (n <= s.word_room) return true;
-    std::free(s.word.ids);
-    std::free(s.word.next);
-    std::free(s.word.previous);
-    std::free(s.word.heap.items);
-    s.word_room = 0;
+    drop_word(s);
     s.word = LongWord{room<uint32_t>(n), room<uint32_t>(n), room<uint32_t>(n), Heap{room<uint64_t>(2 * n), 0}};
     if (!s.word.ids || !s.word.next || !s.word.previous || !s.word.heap.items) return false;
     s.word_room = n;
@@ -214,7 +226,7 @@ void piece(const Model& m, Scratch<Id>& s, const uint8_t* p, const uint8_t* end,
     if (!m.prefix_space || p == end || *p == ' ') return words(m, s, p, end, limit);
     const int64_t size = end - p + 1;
     if (size > s.prefixed_room) {
-        std::free(s.prefixed);
+        drop_prefixed(s);
         s.prefixed = room<uint8_t>(size + 16);
         s.prefixed_room = s.prefixed ? size : 0;
         s.failed |= !s.prefixed;
@@ -301,6 +313,8 @@ void encode_part(const Model& m, Scratch<Id>& s, const Job& job, Part& part) {
         if (job.eod >= 0 && s.out > start) *s.out++ = static_cast<Id>(job.eod);
         job.lengths[d] = static_cast<int32_t>(s.out - start);
         if (s.failed) part.fault = NO_MEMORY;
+        if (s.word_room > KEPT) drop_word(s);
+        if (s.prefixed_room > KEPT) drop_prefixed(s);
     }
     part.count = s.out - begin;
 }
@@ -398,9 +412,10 @@ void free_scratch(Model& m) {
     Scratch<Id>* scratch = static_cast<Scratch<Id>*>(m.scratch);
     for (int i = 0; scratch && i < m.threads; ++i) {
         Scratch<Id>& s = scratch[i];
-        void* all[] = {s.brief,         s.broad,           s.word.ids, s.word.next, s.word.previous,
-                       s.word.heap.items, s.prefixed};
-        for (void* one : all) std::free(one);
+        drop_word(s);
+        drop_prefixed(s);
+        std::free(s.brief);
+        std::free(s.broad);
     }
     std::free(scratch);
 }

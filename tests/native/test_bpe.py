@@ -6,6 +6,7 @@ import itertools
 from random import Random
 
 import numpy as np
+import psutil
 import pytest
 
 from bench.encode_texts import hostile
@@ -92,6 +93,16 @@ def test_a_word_of_a_megabyte_takes_no_quadratic_time() -> None:
     merges = [(97, 97, 256), (256, 256, 257), (257, 257, 258)]
     (ids,) = encode(model(merges), [b"a" * 1_000_003])
     assert ids == [258] * 125_000 + [256, 97]
+
+
+def test_the_room_of_a_long_word_is_given_back() -> None:
+    """Also where the text is a copy with a space before it, which the word lies in."""
+    tables = bpe.Tables(np.arange(256, dtype=np.uint32), np.array([(97, 97, 256)]), (), True)
+    inner = bpe.Bpe(tables, np.uint16)
+    encode(inner, [b"a" * 1000])
+    before = psutil.Process().memory_info().rss
+    assert encode(inner, [b"a" * 10_000_001]) == [[32] + [256] * 5_000_000 + [97]]
+    assert psutil.Process().memory_info().rss - before < 100 << 20  # a byte took 28
 
 
 def test_many_pairs_in_a_half_full_table_are_all_found() -> None:
