@@ -88,11 +88,14 @@ class Keeper:
 
     def _compare(self, found: Checkpoint) -> list[str]:
         """Refuse another model or other data; note what changes the course without making it wrong."""
-        then, now = found.manifest["config"], self.config.as_json()
+        then, now = dict(found.manifest["config"]), self.config.as_json()
+        plain = TrainConfig().as_json()  # what a checkpoint says nothing of was as it is by default
+        for key in ("model", "optimizer"):
+            then[key] = {**plain[key], **then[key]}
         faults = [
-            f"model.{key} was {then['model'].get(key)!r} and is {value!r}"
+            f"model.{key} was {then['model'][key]!r} and is {value!r}"
             for key, value in now["model"].items()
-            if then["model"].get(key) != value and key != "dropout"
+            if then["model"][key] != value and key != "dropout"
         ]
         if found.manifest["data"].get("corpora") != self.data["corpora"]:
             prefixes = ", ".join(source.prefix for source in self.config.data.sources("train"))

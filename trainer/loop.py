@@ -14,10 +14,7 @@ from trainer.dataset import Batches
 from trainer.engine import Batch, Engine, StepResult
 from trainer.errors import TrainingFailed
 from trainer.events import Ended, Evaluated, Event, Saved, StepBegan, StepDone
-from trainer.optim import learning_rate
-
-# Steps in a row without a finite gradient after which going on only wastes the devices.
-MOST_SKIPPED = 10
+from trainer.schedule import learning_rate
 
 
 @dataclass
@@ -47,7 +44,7 @@ def train(run: Training, step: int = 0) -> Ended:
         step, loss = step + 1, done.loss
         run.tell(done)
         skipped = skipped + 1 if done.skipped or not math.isfinite(done.loss) else 0
-        if skipped >= MOST_SKIPPED:
+        if skipped >= config.nan.stop_after:
             raise TrainingFailed(
                 f"no finite loss or gradient in {skipped} steps up to step {step}",
                 "lower train.optimizer.lr, or raise warmup_steps",
@@ -77,7 +74,9 @@ def _step(run: Training, finished: int, began: float) -> StepDone:
     config = run.config
     assert config.global_batch is not None
     batch = _tensors(run.train.at(finished * config.global_batch))
-    rate = learning_rate(config.optimizer, finished + 1, config.steps)
+    rate = learning_rate(
+        config.optimizer, finished + 1, config.steps, config.global_batch, config.model.sequence
+    )
     read = time.monotonic() - began  # a slow disk makes a slow rank too
     result: StepResult = run.engine.step(batch, rate, dropout_seed(config.seed, finished + 1, run.rank))
     seconds = time.monotonic() - began

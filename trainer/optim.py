@@ -1,30 +1,18 @@
-"""Parameter groups, the learning rate's schedule, and AdamW whose state may be divided among the ranks."""
+"""Parameter groups, and AdamW whose state may be divided among the ranks."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw as functional_adamw
 
-from trainer.config import OptimizerConfig
+from trainer.config_parts import OptimizerConfig
 from trainer.group import Group
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 FUSED_ON = ("cpu", "cuda")  # devices that have torch's fused kernel
-
-
-def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """The rate of step 1, 2, ..., steps: a linear rise over the warm-up, then down to min_lr at the last."""
-    if step <= config.warmup_steps:
-        return config.lr * step / config.warmup_steps
-    if config.schedule == "constant":
-        return config.lr
-    share = min(1.0, (step - config.warmup_steps) / max(1, steps - config.warmup_steps))
-    left = 1.0 - share if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * share))
-    return config.min_lr + (config.lr - config.min_lr) * left
 
 
 def decay_of(parameter: nn.Parameter, config: OptimizerConfig) -> float:

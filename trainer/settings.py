@@ -6,7 +6,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -31,9 +31,11 @@ def setting(
     below: float | None = None,
     choices: Sequence[object] = (),
     required: bool = False,
+    read: Callable[[object], Any] | None = None,
 ) -> Any:
-    """A dataclass field with the bounds that its value must keep."""
-    bounds = {"least": least, "above": above, "below": below, "choices": tuple(choices), "required": required}
+    """A dataclass field with the bounds that its value must keep; `read` makes the value, or raises ValueError."""
+    bounds: dict[str, Any] = {"least": least, "above": above, "below": below, "choices": tuple(choices)}
+    bounds |= {"required": required, "read": read}
     return field(default=default, metadata=bounds)
 
 
@@ -61,12 +63,22 @@ def read_section(kind: type[T], raw: object, key: str, faults: list[Fault], star
     for item in fields(kind):  # type: ignore[arg-type]
         where = f"{key}.{item.name}"
         if item.name in raw:
-            value = read_value(hints[item.name], raw[item.name], where, faults)
+            value = _read_field(item.metadata, hints[item.name], raw[item.name], where, faults)
             if value is not BAD and _within(item.metadata, value, where, faults):
                 values[item.name] = value
         elif item.metadata.get("required") and start is None:
             faults.append(Fault(where, "missing", f"add `{item.name}:`"))
     return kind(**{**{name: getattr(begin, name) for name in known}, **values})
+
+
+def _read_field(bounds: Mapping[str, Any], kind: Any, raw: object, key: str, faults: list[Fault]) -> Any:
+    if bounds.get("read") is None:
+        return read_value(kind, raw, key, faults)
+    try:
+        return bounds["read"](raw)
+    except ValueError as error:
+        faults.append(Fault(key, str(error)))
+        return BAD
 
 
 def read_value(kind: Any, raw: object, key: str, faults: list[Fault]) -> Any:

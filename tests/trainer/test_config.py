@@ -104,3 +104,67 @@ def test_a_split_is_normalised_and_padded() -> None:
     assert split_fractions("3,1") == [0.75, 0.25, 0.0]
     with pytest.raises(ValueError, match="not all zero"):
         split_fractions("0,0")
+
+
+def test_a_word_or_a_number_says_a_whole_section(raw_config: Make) -> None:
+    short = {"parallel": "auto", "recompute": "full", "loss_scale": 4096}
+    config, _ = try_config(raw_config(**short), 1, served=False)
+    assert config.parallel.auto and config.recompute.mode == "full"
+    assert (config.loss_scale.initial, config.loss_scale.dynamic) == (4096.0, False)
+
+
+def test_what_no_engine_does_is_refused_for_a_start_and_counted_for_a_plan(raw_config: Make) -> None:
+    raw = raw_config(
+        parallel={"tensor": 2, "pipeline": 2}, zero=3, offload=True, recompute="full", batch_ramp=RAMP
+    )
+    refused = faults_of(raw, world=8)
+    assert set(refused) == {
+        "train.parallel.tensor",
+        "train.parallel.pipeline",
+        "train.zero",
+        "train.offload",
+        "train.recompute",
+        "train.batch_ramp",
+    }
+    assert not try_config(raw, 8, served=False)[1]
+
+
+RAMP = {"start": 4, "increment": 4, "samples": 100}
+LAYOUTS: list[tuple[int, dict[str, Any], str, str]] = [
+    (6, {"parallel": {"tensor": 4}}, "train.parallel", "tensor x pipeline must divide 6"),
+    (4, {"parallel": {"tensor": 4}}, "train.parallel.tensor", "do not divide the model's 2 (heads)"),
+    (
+        2,
+        {"parallel": {"tensor": 2}, "model": {"hidden": 32, "heads": 4, "ffn": 33}},
+        "train.parallel.tensor",
+        "ffn",
+    ),
+    (2, {"parallel": {"sequence": True}}, "train.parallel.sequence", "tensor is 1"),
+    (4, {"parallel": {"pipeline": 4}}, "train.parallel.pipeline", "2 layers"),
+    (2, {"parallel": {"pipeline": 2, "layers": [2, 1]}}, "train.parallel.layers", "add up to 2"),
+    (2, {"parallel": {"pipeline": 2}, "micro_batch": 8}, "train.global_batch", "cannot fill 2 stages"),
+    (1, {"parallel": {"interleave": 2}}, "train.parallel.interleave", "no pipeline"),
+    (2, {"parallel": {"pipeline": 2}, "engine": "deepspeed", "zero": 2}, "train.zero", "0 and 1 only"),
+    (1, {"recompute": {"mode": "selective", "every": 2}}, "train.recompute.every", "mode: full"),
+    (1, {"recompute": {"mode": "full", "split": True}}, "train.recompute.split", "leave it out"),
+    (1, {"recompute": {"mode": "full", "every": 3}}, "train.recompute.every", "use 2 or less"),
+    (1, {"loss_scale": 4096}, "train.loss_scale", "fp16's"),
+    (1, {"optimizer": {"warmup": "60%", "decay": "0 steps"}}, "train.optimizer.decay", "nothing"),
+    (1, {"optimizer": {"warmup": "64 samples"}}, "train.optimizer.warmup", "leaves nothing"),
+    (1, {"optimizer": {"warmup": "1%", "warmup_steps": 3}}, "train.optimizer.warmup", "keep one"),
+    (1, {"batch_ramp": {"start": 4}}, "train.batch_ramp", "increment and samples"),
+    (1, {"batch_ramp": {**RAMP, "start": 3}}, "train.batch_ramp.start", "multiple of 2"),
+    (1, {"batch_ramp": {**RAMP, "increment": 6}}, "train.batch_ramp.increment", "divisor"),
+    (1, {"model": {"heads": 4, "query_groups": 3}}, "train.model.query_groups", "divisor"),
+    (1, {"model": {"kind": "glm", "rotary": True, "swiglu": True}}, "train.model.rotary", "learned"),
+    (1, {"model": {"hidden": 12, "heads": 4, "rotary": True}}, "train.model.rotary", "pairs"),
+    (1, {"model": {"sequence": 64, "positions": 32}}, "train.model.positions", "64 or more"),
+]
+
+
+@pytest.mark.parametrize(("world", "changes", "key", "says"), LAYOUTS)
+def test_what_cannot_be_laid_out_is_refused_with_what_can(
+    raw_config: Make, world: int, changes: dict[str, Any], key: str, says: str
+) -> None:
+    found = {fault.key: str(fault) for fault in try_config(raw_config(**changes), world, served=False)[1]}
+    assert says in found[key]

@@ -1,33 +1,12 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
-from trainer.config import OptimizerConfig
+from trainer.config_parts import OptimizerConfig
 from trainer.device import Device
 from trainer.group import Group
-from trainer.optim import ShardedAdamW, adamw, decay_of, learning_rate, owners
-
-
-def rates(schedule: str, warmup: int = 2, steps: int = 6) -> list[float]:
-    config = OptimizerConfig(lr=1.0, min_lr=0.2, schedule=schedule, warmup_steps=warmup)
-    return [learning_rate(config, step, steps) for step in range(1, steps + 1)]
-
-
-def test_the_rate_rises_over_the_warm_up_and_ends_at_the_least() -> None:
-    assert rates("linear") == pytest.approx([0.5, 1.0, 0.8, 0.6, 0.4, 0.2])
-    assert rates("constant") == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.0, 1.0])
-    cosine = rates("cosine")
-    assert (
-        cosine[:2] == pytest.approx([0.5, 1.0])
-        and cosine[3] == pytest.approx(0.6)
-        and cosine[-1] == pytest.approx(0.2)
-    )
-
-
-def test_without_warm_up_the_first_step_is_already_on_the_way_down() -> None:
-    assert rates("linear", warmup=0, steps=4) == pytest.approx([0.8, 0.6, 0.4, 0.2])
+from trainer.optim import ShardedAdamW, adamw, decay_of, owners
 
 
 def test_only_matrices_decay() -> None:

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer.amounts import amount, amount_text
+from trainer.config_parts import OptimizerConfig
+from trainer.schedule import bounds, learning_rate
+
+
+def rates(schedule: str, warmup: int = 2, steps: int = 6, **more: Any) -> list[float]:
+    config = OptimizerConfig(lr=1.0, min_lr=0.2, schedule=schedule, warmup_steps=warmup, **more)
+    return [learning_rate(config, step, steps) for step in range(1, steps + 1)]
+
+
+def test_the_rate_rises_over_the_warm_up_and_ends_at_the_least() -> None:
+    assert rates("linear") == pytest.approx([0.5, 1.0, 0.8, 0.6, 0.4, 0.2])
+    assert rates("constant") == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.0, 1.0])
+    cosine = rates("cosine")
+    assert cosine[:2] == pytest.approx([0.5, 1.0])
+    assert (cosine[3], cosine[-1]) == (pytest.approx(0.6), pytest.approx(0.2))
+
+
+def test_without_warm_up_the_first_step_is_already_on_the_way_down() -> None:
+    assert rates("linear", warmup=0, steps=4) == pytest.approx([0.8, 0.6, 0.4, 0.2])
+
+
+def test_wsd_stays_high_and_falls_in_its_last_part() -> None:
+    assert rates("wsd", steps=10, wsd_decay=0.4) == pytest.approx([0.5] + [1.0] * 5 + [0.8, 0.6, 0.4, 0.2])
+
+
+def test_the_rate_stays_at_its_least_after_a_decay_shorter_than_the_training() -> None:
+    assert rates("linear", warmup=0, steps=6, decay="4 steps")[3:] == pytest.approx([0.2] * 3)
+    assert rates("wsd", warmup=0, steps=6, decay="4 steps")[3:] == pytest.approx([0.2] * 3)
+
+
+def test_a_schedule_in_tokens_is_the_same_as_one_in_steps() -> None:
+    tokens = OptimizerConfig(warmup="25M tokens", decay="2.5B tokens")
+    assert bounds(tokens, 10_000, batch=256, sequence=2048) == (
+        pytest.approx(25e6 / 256 / 2048),
+        pytest.approx(2.5e9 / 256 / 2048),
+    )
+    parts = OptimizerConfig(warmup="1%", decay="320000 steps")
+    assert bounds(parts, 500_000, batch=16, sequence=1024) == (3200, 320_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("700", (700, "steps")),
+        ("3k samples", (3000, "samples")),
+        ("2.5B tokens", (2.5e9, "tokens")),
+        ("1e9 tokens", (1e9, "tokens")),
+        ("375Mtokens", (375e6, "tokens")),
+        ("1 step", (1, "steps")),
+        ("1%", (0.01, "part")),
+    ],
+)
+def test_an_amount_is_read_with_its_unit(text: str, meant: tuple[float, str]) -> None:
+    assert amount(text) == meant
+
+
+@pytest.mark.parametrize("raw", ["", 12, 0.01])
+def test_an_amount_survives_being_written_again(raw: object) -> None:
+    assert amount_text(amount_text(raw)) == amount_text(raw)
+
+
+@pytest.mark.parametrize("raw", ["fast", "-3", "3 epochs", "120%", True, None, ["1"], "1e999", -4, 1.5e400])
+def test_what_is_no_amount_is_refused_with_examples(raw: object) -> None:
+    with pytest.raises(ValueError, match=r"tokens|whole"):
+        amount_text(raw)

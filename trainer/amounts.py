@@ -1,0 +1,47 @@
+"""Lengths of a training in the unit that the user thinks in: `700 steps`, `2.5B tokens`, `1%`."""
+
+from __future__ import annotations
+
+import math
+import re
+
+UNITS = ("steps", "samples", "tokens", "part")
+_SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+_WRITTEN = re.compile(
+    r"(?P<number>[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?) ?(?P<scale>[kMGBT]?) ?(?P<unit>%|[a-z]*)\Z"
+)
+_EXAMPLE = 'write it as "700 steps", "3k samples", "2.5B tokens" or "1%"'
+
+
+def amount_text(raw: object) -> str:
+    """The text if it is an amount; a bare whole number is steps, one below 1 a part. ValueError says what is wrong."""
+    if isinstance(raw, (int, float)) and not isinstance(raw, bool):
+        raw = f"{raw:g} part" if 0 < raw < 1 else f"{raw} steps"
+    if not isinstance(raw, str):
+        raise ValueError(f"is {raw!r}; {_EXAMPLE}")
+    if raw:
+        amount(raw)
+    return raw
+
+
+def amount(text: str) -> tuple[float, str]:
+    """`2.5B tokens` -> (2.5e9, "tokens"); `1%` -> (0.01, "part")."""
+    found = _WRITTEN.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"is {text!r}; {_EXAMPLE}")
+    value = float(found["number"]) * _SCALES[found["scale"]]
+    unit = found["unit"] or "steps"
+    if unit == "%":
+        value, unit = value / 100, "part"
+    unit = unit if unit == "part" or unit.endswith("s") else unit + "s"
+    if unit not in UNITS or not math.isfinite(value):
+        raise ValueError(f"is {text!r}; {_EXAMPLE}")
+    if unit == "part" and value > 1:
+        raise ValueError(f"is {text!r}, more than the whole")
+    return value, unit
+
+
+def in_samples(text: str, batch: int, sequence: int, whole: float) -> float:
+    """An amount in samples, at `batch` samples a step; a part is one of `whole`."""
+    value, unit = amount(text)
+    return value * {"steps": batch, "samples": 1, "tokens": 1 / sequence, "part": whole}[unit]
