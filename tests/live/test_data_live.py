@@ -85,3 +85,24 @@ def test_what_goes_wrong_on_a_node_is_told_with_its_name(shell: Shell, corpus: P
     ):
         done = shell("data", "build", *argv, *words)
         assert done.returncode == 2 and says in done.stderr
+
+
+def test_a_launch_sees_that_data_on_the_nodes_is_whole_and_alike(shell: Shell, corpus: Path) -> None:
+    build(shell, corpus, "d/c")
+    assert shell("push", "d", "~/wiki").returncode == 0
+    program = "import os; print(len(os.listdir(os.environ['DATA'])))"
+    job = f"data_there: ~/wiki\nenv: {{DATA: '{{data}}'}}\ncommand: [python, -c, \"{program}\"]\n"
+    (shell.folder / "job.yaml").write_text(job)
+    done = shell("launch", "job.yaml", timeout=200)
+    assert done.returncode == 0 and "whole and alike on 2 nodes" in done.stderr, done.stderr
+    shell("exec", "node2", "--", "sh", "-c", "truncate -s -4 ~/wiki/c.bin")
+    done = shell("launch", "job.yaml")
+    assert done.returncode == 4, done.stderr
+    for part in (
+        "nothing was started",
+        "node2: ~/wiki/c.bin: has",
+        "but its index ends at",
+        "clusterctl push",
+    ):
+        assert part in done.stderr
+    assert "node1: " not in done.stderr
