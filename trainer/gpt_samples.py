@@ -26,6 +26,7 @@ MOST_THREADS = 8
 INT32 = 2**31 - 1
 # Megatron-core counts in uint32 below this number of samples.
 WIDE_SHUFFLE = 2**32 - 2
+MOST_SHUFFLED = 2**32 - 1  # items that compiled code shuffles
 
 
 def split_bounds(split: str, sequences: int) -> list[Bounds]:
@@ -110,9 +111,16 @@ def follow(recipe: Recipe, lengths: NDArray[np.int32]) -> Order:
 def _shuffled(random: np.random.RandomState, items: NDArray[Any], cut: int | None) -> NDArray[Any]:
     """Shuffle in place: as a whole, or the parts before and after `cut` each by itself."""
     parts = [items] if cut is None else [items[:cut], items[cut:]]
+    shuffle = (
+        sample_index.shuffle if not sample_index.why_not() and len(items) <= MOST_SHUFFLED else _plain_shuffle
+    )
     for part in parts:
-        random.shuffle(part)
+        shuffle(part, random)
     return items
+
+
+def _plain_shuffle(items: NDArray[Any], random: np.random.RandomState) -> None:
+    random.shuffle(items)
 
 
 def sample_starts(

@@ -129,6 +129,68 @@ NATIVE_EXACT int64_t lagging_of_many(const double* __restrict weights, const dou
 
 constexpr int64_t MANY = 24;
 
+// NumPy's RandomState: a Mersenne twister of 624 words, `pos` of which are spent.
+constexpr int WORDS = 624, MIDDLE = 397;
+
+struct Twister {
+    uint32_t* key;
+    int32_t* pos;
+    uint32_t ready[WORDS];  // the words as they are given out
+
+    void temper() {
+        for (int i = 0; i < WORDS; ++i) {
+            uint32_t y = key[i];
+            y ^= y >> 11;
+            y ^= (y << 7) & 0x9d2c5680u;
+            y ^= (y << 15) & 0xefc60000u;
+            ready[i] = y ^ (y >> 18);
+        }
+    }
+
+    void twist() {
+        const auto mixed = [](uint32_t high, uint32_t low, uint32_t far) {
+            const uint32_t y = (high & 0x80000000u) | (low & 0x7fffffffu);
+            return far ^ (y >> 1) ^ ((0u - (low & 1u)) & 0x9908b0dfu);
+        };
+        for (int i = 0; i < WORDS - MIDDLE; ++i) key[i] = mixed(key[i], key[i + 1], key[i + MIDDLE]);
+        for (int i = WORDS - MIDDLE; i < WORDS - 1; ++i) key[i] = mixed(key[i], key[i + 1], key[i + MIDDLE - WORDS]);
+        key[WORDS - 1] = mixed(key[WORDS - 1], key[0], key[MIDDLE - 1]);
+        *pos = 0;
+        temper();
+    }
+};
+
+// Places are drawn so many at a time, and asked of memory before they are swapped.
+constexpr int DRAWN = 256;
+
+// RandomState.shuffle: from the last item down each is swapped with one of those up to it.
+template <typename T>
+void shuffle(T* items, int64_t n, uint32_t* key, int32_t* pos) {
+    Twister random{key, pos, {}};
+    random.temper();
+    uint32_t places[DRAWN + 1];
+    for (int64_t last = n - 1; last > 0;) {
+        int64_t i = last;
+        int drawn = 0;
+        while (drawn < DRAWN && i > 0) {
+            if (*pos == WORDS) random.twist();
+            // A number beyond i is passed over; without a branch, which would be guessed wrong at every third.
+            const uint32_t place = random.ready[(*pos)++] & (0xffffffffu >> __builtin_clz(static_cast<uint32_t>(i)));
+            __builtin_prefetch(items + place, 1);
+            places[drawn] = place;
+            const bool taken = place <= static_cast<uint64_t>(i);
+            drawn += taken;
+            i -= taken;
+        }
+        for (int k = 0; k < drawn; ++k) {
+            const T item = items[last - k];
+            items[last - k] = items[places[k]];
+            items[places[k]] = item;
+        }
+        last = i;
+    }
+}
+
 template <typename T>
 NATIVE_INLINE void widen(int64_t* to, const void* from, int64_t first, int64_t tokens) {
     for (int64_t i = 0; i < tokens; ++i) to[i] = at<T>(from, first + i);
@@ -175,6 +237,14 @@ NATIVE_EXPORT void native_sample_starts(const void* lengths, const void* documen
         all_starts(stream, places, sequence, count, static_cast<int64_t*>(out), used);
     else
         all_starts(stream, places, sequence, count, static_cast<int32_t*>(out), used);
+}
+
+// Items of 4 bytes, or of 8 where `wide`; fewer than 2^32 of them. The generator's state goes on.
+NATIVE_EXPORT void native_shuffle(void* items, int64_t n, int wide, uint32_t* key, int32_t* pos) {
+    if (wide)
+        shuffle(static_cast<uint64_t*>(items), n, key, pos);
+    else
+        shuffle(static_cast<uint32_t*>(items), n, key, pos);
 }
 
 // Many corpora: arrays of a multiple of 8 entries, those after the last with a weight of -infinity. `there`: the samples of

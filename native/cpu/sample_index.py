@@ -1,4 +1,4 @@
-"""Samples over a stream of documents, in compiled code: where each begins, a blend's order, a batch's tokens.
+"""Samples over a stream of documents, in compiled code: where each begins, their order, a batch's tokens.
 
 Arrays in, arrays out, and no torch. What each function means is written in NumPy by its caller in the trainer,
 which serves where there is no compiled library, and is what these are held to.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from native.cpu.library import load, why_not
 
-__all__ = ["Reader", "blend", "sample_starts", "why_not"]
+__all__ = ["Reader", "blend", "sample_starts", "shuffle", "why_not"]
 
 # The numbers of token types in Megatron's index files.
 _CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
@@ -56,6 +56,22 @@ def sample_starts(
         ctypes.c_int(out.dtype == np.int64),
         ctypes.c_int(threads),
     )
+
+
+def shuffle(items: NDArray[Any], random: np.random.RandomState) -> None:
+    """`random.shuffle(items)`, 9 ms where it takes 50 (2e6 items): a row of fewer than 2^32 items of 4 or 8 bytes."""
+    if items.ndim != 1 or items.itemsize not in (4, 8) or not items.flags.c_contiguous or len(items) >= 2**32:
+        raise TypeError(f"a contiguous row of 4 or 8 bytes an item is needed, not {items.dtype}")
+    name, key, at, *rest = random.get_state()
+    key, pos = np.ascontiguousarray(key, np.uint32).copy(), np.array([at], np.int32)
+    load().functions.native_shuffle(
+        ctypes.c_void_p(items.ctypes.data),
+        ctypes.c_int64(len(items)),
+        ctypes.c_int(items.itemsize == 8),
+        ctypes.c_void_p(key.ctypes.data),
+        ctypes.c_void_p(pos.ctypes.data),
+    )
+    random.set_state((name, key, int(pos[0]), *rest))
 
 
 def blend(

@@ -165,6 +165,24 @@ def test_many_threads_find_the_same_starts_as_numpy(seed: int) -> None:
     np.testing.assert_array_equal(sample_starts(lengths, documents, sequence, count), want)
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64])
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 255, 256, 257, 623, 624, 625, 1000, 65_536, 65_537, 300_000])
+def test_compiled_shuffles_are_those_of_numpy_and_leave_the_generator_where_it_would_be(
+    size: int, dtype: Any
+) -> None:
+    if sample_index.why_not():
+        pytest.skip(sample_index.why_not())
+    ours, theirs = np.random.RandomState(size + 1), np.random.RandomState(size + 1)
+    for random in (ours, theirs):
+        random.random_sample(size % 700)
+    for _ in range(3):
+        got, want = np.arange(size, dtype=dtype), np.arange(size, dtype=dtype)
+        sample_index.shuffle(got, ours)
+        theirs.shuffle(want)
+        np.testing.assert_array_equal(got, want)
+        assert ours.randint(2**31) == theirs.randint(2**31)
+
+
 def test_an_order_of_another_corpus_is_an_error_and_no_crash(tmp_path: Path) -> None:
     large = corpus_of(tmp_path, [50] * 10)
     order = make_order(large.lengths, (0, 10), 20, 10, 1)
