@@ -133,18 +133,25 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def positive(text: str) -> int:
+    """A number of at least one."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least one")
+    return int(text)
+
+
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").splitlines()[0], epilog="\n".join((__doc__ or "").splitlines()[2:]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=200, help="how many faults")
-    parser.add_argument("--interrupts", type=int, metavar="N", help="Ctrl-C at N random moments, and nothing else")
+    parser.add_argument("--count", type=positive, default=200, help="how many faults")
+    parser.add_argument("--interrupts", type=positive, metavar="N", help="Ctrl-C at N random moments, and nothing else")
     parser.add_argument("--kinds", metavar="PATTERN", help="only kinds with this in their name")
     parser.add_argument("--only", type=int, action="append", metavar="NUMBER", help="only this fault of the campaign")
     parser.add_argument("--share", type=float, default=0.1, help="roughly how many against the embedded trainer")
-    parser.add_argument("--lanes", type=int, default=4, help="runs side by side")
+    parser.add_argument("--lanes", type=positive, default=4, help="runs side by side")
     parser.add_argument("--list", action="store_true", help="say what would be played")
     parser.add_argument("--keep", action="store_true", help="keep the folders of those that came out well too")
     parser.add_argument("--folder", type=Path, help="where; kept then, whatever comes of it")

@@ -13,6 +13,7 @@ from bench.faults_draw import AWAY, KINDS, STOP, Fault, wanted
 from bench.faults_program import state_at
 
 COMES_BACK = 30.0  # seconds that a node which answers again may keep what was given up there
+UNBORN = "Failed to import the site module"  # Python's own last words where it is interrupted in its first moments
 SAVES_BEHIND = 1  # checkpoints that may be lost with a node: the one that was under way home
 
 
@@ -34,6 +35,8 @@ class Story:
     metrics: Sequence[Mapping[str, Any]] = ()
     struck: float = 0.0
     healed: float = 0.0
+    noticed: float | None = None
+    """Seconds from the fault until the node of the rank knew."""
     known: float | None = None
     """Seconds from the fault until it stood in the run's history."""
     stopped: float | None = None
@@ -72,6 +75,8 @@ def judge(story: Story) -> Verdict:
 
 def _end(story: Story) -> Iterator[str]:
     want = wanted(story.fault)
+    if story.fault.kind == "Ctrl-C" and UNBORN in story.said and not story.phase:
+        return  # Python itself was not up yet
     if story.phase not in want.phases:
         yield f"the run is {story.phase or 'not written down'}, not {' or '.join(want.phases) or 'refused'}"
     least, most = want.attempts
@@ -176,6 +181,7 @@ def figures(stories: Sequence[Story]) -> list[str]:
     verdicts = [judge(one) for one in stories]
     well = sum(one.well for one in verdicts)
     right = sum(one.well or bool(one.cause) for one in verdicts)
+    noticed = [one.noticed for one in stories if one.fault.kind in RANKS and one.noticed is not None]
     deaths = [one.known for one in stories if one.fault.kind in RANKS and one.known is not None]
     stops = [one.stopped for one in stories if one.fault.kind in RANKS and one.stopped is not None]
     gone = [one.known for one in stories if _is_gone(one) and one.known is not None]
@@ -184,7 +190,8 @@ def figures(stories: Sequence[Story]) -> list[str]:
     return [
         f"ended well or with the right cause: {right} of {len(stories)}; ended well: {well}",
         f"left behind: {sum(len(one.left) for one in stories)}",
-        f"a rank's death known: {_worst(deaths, 1.0)}; the others stopped: {_worst(stops, 10.0)}",
+        f"a rank's death known on its node: {_worst(noticed, 1.0)}; here: {_worst(deaths, 1.0)}",
+        f"the others stopped after that: {_worst(stops, 10.0)}",
         f"a node lost or frozen known: {_worst(gone, 15.0)}",
         f"logs with lines lost or doubled: {lines} (of {len(stories)} runs, {cuts} of them cut off)",
     ]
@@ -195,4 +202,6 @@ def _is_gone(story: Story) -> bool:
 
 
 def _worst(values: Sequence[float], limit: float) -> str:
-    return f"worst {max(values):.2f} s of {len(values)} (at most {limit:g} s)" if values else "none"
+    if not values:
+        return "none"
+    return f"median {statistics.median(values):.2f} s, worst {max(values):.2f} s of {len(values)} (at most {limit:g} s)"

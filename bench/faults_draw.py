@@ -10,8 +10,8 @@ from dataclasses import dataclass
 STEPS, SAVE_EVERY = 30, 5
 NODES = ("node1", "node2")  # of a run; node3 stands by
 
-PUSH, STARTING, FIRST_STEP, RUNNING, CHECKPOINT, STOP = (
-    "push", "start", "first step", "running", "checkpoint", "stop",
+PUSH, STARTING, FIRST_STEP, RUNNING, CHECKPOINT, STOP, ANY = (
+    "push", "start", "first step", "running", "checkpoint", "stop", "any moment",
 )  # fmt: skip
 AT_WORK = (STARTING, FIRST_STEP, RUNNING, CHECKPOINT)
 LOST = ("node killed", "node frozen", "link cut for long")
@@ -121,7 +121,7 @@ def draw_interrupts(seed: int, count: int) -> list[Fault]:
     """So many Ctrl-C at moments that know nothing of phases: evenly over a launch and the first steps."""
     chance = random.Random(seed)
     return [
-        Fault(number, "Ctrl-C", PUSH, 0, 0, chance.uniform(0.0, 5.0), False, chance.choice(("once", "twice")))
+        Fault(number, "Ctrl-C", ANY, 0, 0, chance.uniform(0.0, 5.0), False, chance.choice(("once", "twice")))
         for number in range(1, count + 1)
     ]
 

@@ -185,12 +185,12 @@ class Lane:
             found += [f"{node}: port {port}" for port in ports if port != 22]
         return found
 
-    def temporary(self, node: str) -> list[str]:
-        """What lies in a node's folders for passing things, and what was written aside and never put in place."""
+    def temporary(self, node: str, run: str) -> list[str]:
+        """What lies in a node's folders for passing things, and what a run wrote aside and never put in place."""
         one, layout, root = self.box.node(node), self.box.layout, Path(f"/proc/{self.init(node)}/root")
         passing = [root / "dev/shm", layout.temporary(one) or root / "tmp"]
         found = [str(path) for folder in passing if folder.is_dir() for path in folder.iterdir()]
-        return found + aside_in(Path(f"{root}{layout.home(one)}"))
+        return found + aside_in(self.run_dir(node, run)) + aside_in(Path(f"{root}{layout.home(one)}/{WORKDIR}/store"))
 
     # -- what is done to it
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.faults_check import Story
 from bench.faults_draw import (
+    ANY,
     AWAY,
     CHECKPOINT,
     FIRST_STEP,
@@ -85,7 +86,7 @@ class Play:
         code = self.desk.folder / "code"
         code.mkdir()
         shutil.copy(PROGRAM, code / "program.py")
-        if self.fault.phase == PUSH:  # enough for a push to be caught in the middle
+        if self.fault.phase == PUSH or (self.fault.phase == ANY and self.fault.number % 2):  # it takes its time then
             (code / "ballast").write_bytes(os.urandom(24 << 20))
         env = {"STEPS": self.steps, "STEP_SECONDS": 0.1, "SAVE_EVERY": SAVE_EVERY, "SAVE_SECONDS": 0.25}
         if self.fault.kind != "disk full":
@@ -146,7 +147,7 @@ class Play:
     def _moment(self, launch: subprocess.Popen[bytes]) -> bool:
         """Wait until the run is where the fault should strike; False where it ended before."""
         fault = self.fault
-        if fault.detail in ("once", "twice"):
+        if fault.phase == ANY:
             return True
         looks: dict[str, Callable[[], bool]] = {
             PUSH: lambda: "reach " in self.desk.said(),
@@ -323,7 +324,8 @@ class Play:
         wait_for(lambda: not living(), SETTLES)
         whole = self.run is not None and self.run.read_state().get("phase") == "finished"
         found = [*living(), *self.desk.temporary(), *(aside_in(self.shared) if whole else ())]  # whose it is, it clears
-        return found + [line for node in nodes for line in self.lane.temporary(node)]
+        run = self.run.run_id if self.run else "none"
+        return found + [line for node in nodes for line in self.lane.temporary(node, run)]
 
     def _story(self, left: tuple[str, ...], seconds: float) -> Story:
         run = self.run
@@ -343,6 +345,7 @@ class Play:
             metrics=list(run.metric_lines()),
             struck=struck,
             healed=self.healed,
+            noticed=self._noticed(struck),
             known=known,
             stopped=self._stopped(struck + known) if known is not None else None,
             scans=self.scanner.seen.get(run.run_id, ()),
@@ -358,14 +361,21 @@ class Play:
         found = re.search(r"drill: \S+ at ([\d.]+)", log.read_text(errors="replace")) if log.exists() else None
         return float(found[1]) if found else 0.0
 
+    def _noticed(self, struck: float) -> float | None:
+        """Seconds from the fault until its node's supervisor had written down the failure of a rank."""
+        failure = self._record("node.json").get("first_failure") or {}
+        return max(0.0, float(failure["ended"]) - self._ahead(self.fault.node) - struck) if failure and struck else None
+
+    def _ahead(self, node: str) -> float:
+        return WALL_AHEAD if self.fault.kind == "clock skewed" and node == self.fault.node else 0.0
+
     def _stopped(self, known: float) -> float | None:
         """Seconds from the moment that a failure was known until the attempt's last rank had ended."""
         ends = []
         for node in NODES:
-            ahead = WALL_AHEAD if self.fault.kind == "clock skewed" and node == self.fault.node else 0
             for rank in range(4):
                 ended = self.lane.record(node, self._found().run_id, 1, f"ranks/{rank}.json").get("ended")
-                ends += [float(ended) - ahead] if ended else []
+                ends += [float(ended) - self._ahead(node)] if ended else []
         return max(0.0, max(ends) - known) if ends else None
 
     def _differing(self, run: RunDir, attempts: int) -> list[str]:
@@ -426,5 +436,6 @@ def known_after(events: list[dict[str, Any]], struck: float) -> float | None:
 def as_json(story: Story) -> str:
     """One line for the campaign's history."""
     fault = {**story.fault.__dict__, "node": story.fault.node}
-    kept = ("phase", "attempt", "reasons", "codes", "struck", "known", "stopped", "lost_lines", "left", "seconds")
-    return json.dumps({"fault": fault, **{name: getattr(story, name) for name in kept}}, default=list)
+    kept = ("phase", "attempt", "reasons", "codes", "struck", "noticed", "known", "stopped")
+    told = {name: getattr(story, name) for name in (*kept, "lost_lines", "left", "seconds")}
+    return json.dumps({"fault": fault, **told}, default=list)

@@ -25,8 +25,12 @@ def main() -> None:
     """The program `clusterctl`."""
     code = _by_keeper(sys.argv[1:]) if sys.argv[1:2] and sys.argv[1] in VERBS else None
     if code is None:
+        before = signal.getsignal(signal.SIGINT)
+        if callable(before):  # a Ctrl-C while modules load ends it without a traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         from clusterctl.cli.door import main as ordinary
 
+        signal.signal(signal.SIGINT, before)
         ordinary()
     sys.exit(code)
 

@@ -78,16 +78,22 @@ def launch(
     run = run or new_run(job, runs)
     everywhere = replace(cluster, nodes=(*cluster.nodes, *spares))
     hellos = reach(everywhere, connections, tell)
-    code = push_code(everywhere, job, connections, tell)
+    code = push_code(everywhere, job, connections, tell, runs)
     data = push_data(everywhere, job, connections, tell)
     facts = prepare(cluster, job, connections, hellos, Stored(code, data), tell)
     made = plan.make_plan(cluster, job, replace(facts, run_id=run.run_id))
     try:
         start_all(run, made, connections, tell, spares)
-    except BaseException:
-        run.write_json(run.state, asdict(RunState("failed", dict.fromkeys(cluster.names, "stopped"))))
+    except BaseException as problem:
+        _write_unstarted(run, problem)
         raise
     return run
+
+
+def _write_unstarted(run: RunDir, problem: BaseException) -> None:
+    """An attempt that never began: it failed, or somebody thought better of it."""
+    phase = "failed" if isinstance(problem, Exception) else "stopped"
+    run.write_json(run.state, asdict(RunState(phase, dict.fromkeys(cluster_of(run).names, "stopped"))))
 
 
 def new_run(job: Job, runs: Path) -> RunDir:
@@ -107,8 +113,8 @@ def resume(
     run.add_event("resumed")
     try:
         start_next(run, chosen() if chosen else cluster_of(run), connections, tell)
-    except BaseException:
-        run.write_json(run.state, asdict(RunState("failed", dict.fromkeys(cluster_of(run).names, "stopped"))))
+    except BaseException as problem:
+        _write_unstarted(run, problem)
         raise
 
 

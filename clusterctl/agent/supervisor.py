@@ -292,7 +292,7 @@ class Supervisor:
     def spawn_all(self) -> None:
         self._write_state("running")
         for rank in self.ranks:
-            if self.first_failure is None:
+            if self.first_failure is None and not self.stop_asked:
                 self._spawn(rank)
 
     def _spawn(self, rank: Rank) -> None:
@@ -342,7 +342,6 @@ class Supervisor:
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._ask_stop)
         for number in (signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         grace = float(self.spec.get("grace", GRACE))
@@ -412,7 +411,8 @@ class Supervisor:
         ]
         stacks.save(where, self.steps.beating())
 
-    def _ask_stop(self, *_: object) -> None:
+    def ask_stop(self, *_: object) -> None:
+        """SIGTERM: end what was started, and start no more."""
         self.stop_asked = True
 
     def _end(self, grace: float) -> None:
@@ -474,6 +474,7 @@ def main(arguments: List[str]) -> None:
     os.setsid()
     os.set_inheritable(ready, False)
     supervisor = Supervisor(run_dir, attempt)
+    signal.signal(signal.SIGTERM, supervisor.ask_stop)  # before its pid is known: a stop may come at once
     me = identity(os.getpid())
     write_json(supervisor.files.supervisor, {**me, "started": supervisor.started})
     supervisor.spawn_all()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options, reaching, screen
+from clusterctl.cli.hurry import Hurry
 from clusterctl.errors import RunFailed, UsageError
 
 if TYPE_CHECKING:
@@ -367,20 +368,21 @@ def conclude(run: RunDir, state: Any, as_json: bool) -> None:
 
 def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) -> None:
     """Ctrl-C: say so at once, end every rank, keep what came home."""
-    from clusterctl import run as runs
-    from clusterctl.controller import following
+    with Hurry() as hurry:  # before all else: the next Ctrl-C may come at once
+        from clusterctl import run as runs
+        from clusterctl.controller import following
 
-    screen.say(
-        f"stopping {run.run_id}; a last checkpoint may take {run.read_record()['job']['grace']:g} s, Ctrl-C again kills"
-    )
-    run.add_event("interrupted", by=type(interrupt).__name__)
-    try:
-        left = runs.stop(run, connections)
-    except KeyboardInterrupt:
-        left = runs.stop(run, connections, grace=0.0)
-    with following(run, connections) as watch:
-        for _ in watch:
-            pass
+        grace = run.read_record()["job"]["grace"]
+        screen.say(f"stopping {run.run_id}; a last checkpoint may take {grace:g} s, Ctrl-C again kills")
+        run.add_event("interrupted", by=type(interrupt).__name__)
+        try:
+            with hurry.may_force():
+                left = runs.stop(run, connections)
+        except KeyboardInterrupt:
+            left = runs.stop(run, connections, grace=0.0)
+        with following(run, connections) as watch:
+            for _ in watch:
+                pass
     screen.say(f"stopped    {sum(left.values())} processes left; {run.root}")
 
 

@@ -176,7 +176,8 @@ def test_the_table_counts_by_kind_and_the_figures_name_the_worst() -> None:
     said = "\n".join(figures([WELL, worse]))
     assert "ended well or with the right cause: 1 of 2; ended well: 1" in said
     assert "left behind: 1" in said
-    assert "worst 0.75 s of 2 (at most 1 s); the others stopped: worst 3.00 s of 2" in said
+    assert "here: median 0.50 s, worst 0.75 s of 2 (at most 1 s)" in said
+    assert "the others stopped after that: median 2.25 s, worst 3.00 s of 2" in said
 
 
 # -- the stand-in ------------------------------------------------------------------------------------------

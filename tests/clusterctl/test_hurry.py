@@ -1,0 +1,41 @@
+"""A second Ctrl-C forces, whenever it comes, and never leaves a stop half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from clusterctl.cli.hurry import Hurry
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)
+
+
+def test_one_that_comes_before_the_request_is_kept_for_it() -> None:
+    with Hurry() as hurry:
+        press()
+        with pytest.raises(KeyboardInterrupt), hurry.may_force():
+            raise AssertionError("the stop that can wait is passed over")
+        press()  # while the forced one is under way
+
+
+def test_one_that_comes_while_the_stop_waits_ends_the_waiting_and_the_next_one_nothing() -> None:
+    with Hurry() as hurry:
+        with pytest.raises(KeyboardInterrupt), hurry.may_force():
+            press()
+        press()
+    with pytest.raises(KeyboardInterrupt):
+        press()  # all is as it was
+
+
+def test_without_one_nothing_is_forced() -> None:
+    with Hurry() as hurry:
+        with hurry.may_force():
+            pass
+        press()
+        assert hurry.came
