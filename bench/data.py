@@ -112,9 +112,8 @@ def measured(name: str, argv: list[str], source: Path, documents: int, output: P
     """Run a build and look at all its processes while it runs."""
     before = os.times()
     began = time.monotonic()
-    process = subprocess.Popen(
-        argv, env={**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
-    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
+    process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL)
     peak = 0.0
     while process.poll() is None:
         peak = max(peak, held(process.pid))
