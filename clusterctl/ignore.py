@@ -9,6 +9,7 @@ VCS_FOLDERS = (".git", ".hg", ".svn", ".jj", "CVS")
 ALWAYS_OUT = (
     "__pycache__",
     ".venv",
+    ".clusterctl-sandbox",  # with its keys
     ".mypy_cache",
     ".ruff_cache",
     ".pytest_cache",

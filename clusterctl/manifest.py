@@ -58,19 +58,21 @@ def make_manifest(
     only: Sequence[str] = (),
     everything: bool = False,
     recheck: bool = False,
+    without: Path | None = None,
 ) -> Manifest:
     """Read a folder, without what ignore files, version control and caches leave out; only caches with
     `everything`.
 
     `only` names the entries at the top that are meant, where not all are. A file whose inode says that it did
-    not change since it was last read is not read again, but with `recheck`.
+    not change since it was last read is not read again, but with `recheck`. What is `without` stays at home.
     """
     if not root.is_dir():
         raise UsageError(f"{root} is no folder", "name the folder to send")
     rules = Ignore(root, include_vcs)
+    apart = _below(root, without)
 
     def skips(path: str, is_dir: bool) -> bool:
-        if only and path.split("/")[0] not in only:
+        if (only and path.split("/")[0] not in only) or path == apart:
             return True
         return path.rsplit("/", 1)[-1] in ALWAYS_OUT if everything else rules.skips(path, is_dir)
 
@@ -83,6 +85,13 @@ def make_manifest(
     _refuse_what_no_node_takes(root, scanned.entries)
     manifest = Manifest(tuple(scanned.entries), tuple(scanned.warnings), scanned.table)
     return replace(manifest, warnings=(*manifest.warnings, *_size_warnings(root, manifest)))
+
+
+def _below(root: Path, path: Path | None) -> str:
+    """A path as a tree names it that begins at root; "" where it lies elsewhere."""
+    if path is None or not path.resolve().is_relative_to(root.resolve()):
+        return ""
+    return path.resolve().relative_to(root.resolve()).as_posix()
 
 
 def _scan(root: Path, skips: Callable[[str, bool], bool], recheck: bool) -> tree.Scanned:

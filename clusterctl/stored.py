@@ -45,13 +45,17 @@ def trainer_code() -> tuple[Path, Manifest]:
     )  # the compiled op too, which git ignores
 
 
-def push_code(cluster: Cluster, job: Job, connections: Connections, tell: Tell) -> dict[str, str]:
+def push_code(
+    cluster: Cluster, job: Job, connections: Connections, tell: Tell, runs: Path | None = None
+) -> dict[str, str]:
+    """The program, without the folder of runs: it would travel with all logs and checkpoints, and be another one
+    after each run."""
     from clusterctl import push
 
     if job.train is not None:
         root, manifest = trainer_code()
     elif job.code is not None:
-        root, manifest = job.code, push.make_manifest(job.code)
+        root, manifest = job.code, push.make_manifest(job.code, without=runs)
     else:
         return {}
     return _push(cluster, connections, root, manifest, "code", tell)

@@ -585,6 +585,21 @@ def test_version_control_and_caches_stay_home_and_everything_means_all_but_cache
     assert {one.path for one in make_manifest(tmp_path, only=("pkg",)).files} == {"pkg/code.py"}
 
 
+def test_the_runs_of_a_project_and_a_sandbox_in_it_do_not_travel_with_its_code(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("x")
+    alone = make_manifest(tmp_path, without=tmp_path / "out" / "runs")
+    for path in ("out/runs/one/run.json", "out/kept", "runs.py", ".clusterctl-sandbox/keys/id_ed25519"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("x")
+    beside = make_manifest(tmp_path, without=tmp_path / "out" / "runs")
+    assert {one.path for one in beside.files} == {"train.py", "runs.py", "out/kept"}
+    (tmp_path / "out" / "kept").unlink()
+    (tmp_path / "runs.py").unlink()
+    assert make_manifest(tmp_path, without=tmp_path / "out").id == alone.id
+    elsewhere = make_manifest(tmp_path / "out", without=tmp_path)
+    assert {one.path for one in elsewhere.files} == {"runs/one/run.json"}
+
+
 def test_links_that_leave_the_tree_are_named_all_at_once(tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to("/etc/passwd")
     (tmp_path / "two").symlink_to("../elsewhere")
