@@ -85,15 +85,15 @@ def launch(
     try:
         start_all(run, made, connections, tell, spares)
     except BaseException as problem:
-        _write_unstarted(run, problem)
+        _write_unstarted(run, cluster, problem)
         raise
     return run
 
 
-def _write_unstarted(run: RunDir, problem: BaseException) -> None:
+def _write_unstarted(run: RunDir, cluster: Cluster, problem: BaseException) -> None:
     """An attempt that never began: it failed, or somebody thought better of it."""
     phase = "failed" if isinstance(problem, Exception) else "stopped"
-    run.write_json(run.state, asdict(RunState(phase, dict.fromkeys(cluster_of(run).names, "stopped"))))
+    run.write_json(run.state, asdict(RunState(phase, dict.fromkeys(cluster.names, "stopped"))))
 
 
 def new_run(job: Job, runs: Path) -> RunDir:
@@ -114,7 +114,7 @@ def resume(
     try:
         start_next(run, chosen() if chosen else cluster_of(run), connections, tell)
     except BaseException as problem:
-        _write_unstarted(run, problem)
+        _write_unstarted(run, cluster_of(run), problem)
         raise
 
 
