@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from trainer.data_config import DataConfig, Source
 from trainer.errors import DataError
 from trainer.gpt_samples import SPLITS, Bounds, Order, Recipe, Samples, follow, split_bounds
 from trainer.index_cache import Arrays, IndexCache
-from trainer.indexed import open_corpus
+from trainer.indexed import Corpus, open_corpus
 from trainer.split_faults import blend_fault, split_fault
 
 WHOLE = "1,0,0"  # of a corpus that is for one part alone
@@ -29,8 +29,7 @@ class Data:
     def __init__(self, config: DataConfig, sequence: int, cache: IndexCache | None = None) -> None:
         self.config, self.sequence = config, sequence
         self.cache = cache or IndexCache(None)
-        named = dict.fromkeys(config.prefixes().values())
-        self.corpora = {prefix: open_corpus(Path(prefix)) for prefix in named}
+        self.corpora = _opened(dict.fromkeys(config.prefixes().values()))
 
     @property
     def notes(self) -> list[str]:
@@ -112,6 +111,19 @@ class Data:
             return {"corpus": order.corpus, "sample": order.sample}
 
         return BlendOrder(**self.cache.arrays(about, build))
+
+
+def _opened(prefixes: Iterable[str]) -> dict[str, Corpus]:
+    """Every corpus, or one error that has the faults of all of them."""
+    opened, wrong = {}, list[DataError]()
+    for prefix in prefixes:
+        try:
+            opened[prefix] = open_corpus(Path(prefix))
+        except DataError as error:
+            wrong.append(error)
+    if wrong:
+        raise DataError("\n".join(error.message for error in wrong), wrong[0].hint)
+    return opened
 
 
 @dataclass(frozen=True)

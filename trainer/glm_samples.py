@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from trainer.errors import DataError
+from trainer.errors import DataError, InputError
 from trainer.indexed import Corpus
 from trainer.tokenizer import Tokenizer
 
@@ -63,6 +63,11 @@ def generator(seed: int, *numbers: int) -> RandomState:
 class Sampling:
     """How a window is cut."""
 
+    def __post_init__(self) -> None:
+        if self.length < 4 or not 0 <= self.short_chance <= 1:
+            what = f"samples of {self.length} tokens, short by a chance of {self.short_chance}"
+            raise InputError(what, "use at least 4 tokens, and a chance in [0,1]")
+
     length: int = 512
     """The most tokens of a sample, its leading ENC and end of document counted."""
     short_chance: float = 0.02
@@ -74,6 +79,25 @@ class Sampling:
 
 
 SHORTEST = 32
+
+
+class Document:
+    """The tokens of a document as they lie in their file, with an end where they have none; read in parts.
+
+    Of a book of a million tokens a sample takes a few hundred.
+    """
+
+    def __init__(self, tokens: NDArray[Any], eos: int) -> None:
+        self.tokens, self.eos = tokens, eos
+        self._length = len(tokens) + int(tokens[-1] != eos)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def part(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The tokens [start, stop), as far as there are any."""
+        text = self.tokens[start:stop].astype(np.int64)
+        return np.append(text, self.eos) if stop > len(self.tokens) < self._length else text
 
 
 class GlmSamples:
@@ -105,16 +129,16 @@ class GlmSamples:
         """Sample `number` as token ids: at most `sampling.length` of them, at least two."""
         random = generator(self.seed, number)
         limit = self._limit(random)
-        text = self._document(random)
-        if len(text) > limit - 1:
-            start = self._start(text, limit, random)
-            return self._cut(self._opened(text[start:]), limit)
-        parts = [self._opened(text)]
+        document = self._document(random)
+        if len(document) > limit - 1:
+            start = self._start(document, limit, random)
+            return self._cut(self._opened(document.part(start, start + limit)), limit)
+        parts = [self._opened(document.part(0, limit))]
         room = limit - len(parts[0])
         while self.sampling.across_documents and room > 2:
-            more = self._opened(self._document(random))
-            parts.append(self._cut(more, room))
-            room -= len(more)
+            document = self._document(random)
+            parts.append(self._cut(self._opened(document.part(0, room)), room))
+            room -= len(document) + 1
         return np.concatenate(parts)
 
     def _limit(self, random: RandomState) -> int:
@@ -122,29 +146,27 @@ class GlmSamples:
         is_short = random.random_sample() < self.sampling.short_chance
         return int(random.randint(SHORTEST, longest - 1)) if is_short and longest > SHORTEST + 1 else longest
 
-    def _document(self, random: RandomState) -> NDArray[np.int64]:
+    def _document(self, random: RandomState) -> Document:
         """A document, as likely as it is long, and its end."""
         place = int(random.randint(self.edges[0], self.edges[-1], dtype=np.int64))
         number = int(np.searchsorted(self.edges, place, side="right")) - 1
-        text = self.corpus.tokens[self.edges[number] : self.edges[number + 1]].astype(np.int64)
-        return text if text[-1] == self.tokens.eos else np.append(text, self.tokens.eos)
+        return Document(self.corpus.tokens[self.edges[number] : self.edges[number + 1]], self.tokens.eos)
 
-    def _start(self, text: NDArray[np.int64], limit: int, random: RandomState) -> int:
+    def _start(self, document: Document, limit: int, random: RandomState) -> int:
         """Where a window begins in a text that is too long: by chance, then moved to a sentence's start."""
-        start = int(random.randint(0, len(text) - limit + 2))
+        start = int(random.randint(0, len(document) - limit + 2))
         backwards = random.random_sample() < 0.5
         if not self.sampling.sentence_start or start == 0:
             return start
-        ends, most = self.ends, limit // 2  # moves
+        most = limit // 2  # moves
         if backwards:
-            before = text[max(0, start - most - 1) : start]
-            found = np.flatnonzero(ends[before])
+            before = document.part(max(0, start - most - 1), start)
+            found = np.flatnonzero(self.ends[before])
             if len(found):
                 return start - len(before) + int(found[-1]) + 1
             return max(0, start - most)
-        ahead = text[start - 1 : start + most]
-        found = np.flatnonzero(ends[ahead])
-        return min(start + (int(found[0]) if len(found) else most), len(text) - 2)
+        found = np.flatnonzero(self.ends[document.part(start - 1, start + most)])
+        return min(start + (int(found[0]) if len(found) else most), len(document) - 2)
 
     def _opened(self, text: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.concatenate([[self.tokens.enc], text])

@@ -44,6 +44,19 @@ def test_a_part_shorter_than_one_sample_is_explained(tmp_path: Path) -> None:
         Data(DataConfig(train=(Source(prefix),)), 64).samples("train", 1)
 
 
+def test_the_faults_of_all_corpora_are_told_at_once(tmp_path: Path) -> None:
+    good = counting(tmp_path, [30] * 10)
+    Path(counting(tmp_path, [30] * 10, "cut") + ".bin").write_bytes(b"x")
+    named = (good, str(tmp_path / "cut"), str(tmp_path / "gone"))
+    with pytest.raises(DataError) as caught:
+        Data(DataConfig(blend=tuple(Source(one, 1.0) for one in named)), 8)
+    assert [line.split(":")[0].rpartition("/")[2] for line in caught.value.message.splitlines()] == [
+        "cut.bin",
+        "gone.idx",
+        "gone.bin",
+    ]
+
+
 def test_more_than_one_epoch_of_corpora_without_weights_is_refused(tmp_path: Path) -> None:
     prefixes = [counting(tmp_path, [40] * n, f"c{n}") for n in (4, 1)]
     data = Data(DataConfig(blend=tuple(Source(one) for one in prefixes), split="1"), 10)

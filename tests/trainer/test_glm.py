@@ -233,6 +233,22 @@ def test_the_smallest_corpora_give_rows_too(tmp_path: Path, lengths: list[int]) 
             assert row.loss_mask.any() and len(row.tokens) == len(row.targets) == row.positions.shape[1]
 
 
+def test_a_window_of_a_long_document_does_not_read_the_whole_of_it(tmp_path: Path) -> None:
+    from trainer.glm_samples import Document
+
+    class Watched(np.ndarray):  # type: ignore[type-arg]
+        most = 0
+
+        def astype(self, *given: object, **more: object) -> np.ndarray:  # type: ignore[type-arg,override]
+            Watched.most = max(Watched.most, len(self))
+            return super().astype(*given, **more)  # type: ignore[call-overload,no-any-return]
+
+    samples = samples_of(corpus_of(tmp_path, [20_000]))
+    samples._document = lambda random: Document(samples.corpus.tokens.view(Watched), EOS)  # type: ignore[method-assign]
+    assert all(len(samples[number]) <= 64 for number in range(50))
+    assert 0 < Watched.most <= 65
+
+
 def test_a_tokens_text_says_whether_it_ends_a_sentence(tmp_path: Path) -> None:
     from trainer.tokenizer import Tokenizer, train_tokenizer
 
