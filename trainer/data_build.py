@@ -38,8 +38,8 @@ from trainer.tokenizer import Tokenizer
 DROPPED = ("bad", "short", "language", "duplicate")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Tell = Callable[[str], None]
-Progress = Callable[[int, int], None]
-"""Called with the bytes read so far and the documents made."""
+Progress = Callable[[int, int, int], None]
+"""Called with the bytes read so far, the bytes of all inputs, and the documents made."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,8 @@ def _build(
             store.close()
     if order.keep_hashes and (folder / "hashes").exists():
         os.replace(folder / "hashes", hashes_path(order.output))
+    elif not order.keep_hashes:
+        hashes_path(order.output).unlink(missing_ok=True)  # of what was there before
     put_in_place(folder, order.output)
     found: dict[str, Any] = json.loads(manifest_path(order.output).read_bytes())
     return found
@@ -194,13 +196,14 @@ def _make(
     recipe = order.recipe
     workers = order.workers or len(os.sched_getaffinity(0))
     told = ""
+    total = sum(stamp[0] for stamp in map(_stamp, [one.name for one in reader.inputs]) if stamp)
     for made in make_all(_new_parts(reader, store), recipe, tokenizer, workers):
         if made.slow and not told:
             told = f"tokenizers encodes, which is some ten times as slow as compiled code: {made.slow}"
             tell(told)
         store.append(made)
         _stop_at_bad(order, store)
-        progress(sum(one.bytes for one in reader.seen), store.documents)
+        progress(sum(one.bytes for one in reader.seen), total, store.documents)
 
 
 def _new_parts(reader: Reader, store: Store) -> Iterator[Part]:

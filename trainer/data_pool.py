@@ -14,6 +14,7 @@ from typing import Any
 
 from trainer.data_inputs import Part
 from trainer.data_part import Made, Maker, Recipe
+from trainer.env import preset
 from trainer.errors import DataError, DataFailed, TrainerError
 from trainer.tokenizer import Tokenizer
 
@@ -120,6 +121,7 @@ def _died(code: int) -> DataFailed:
 def serve(link: Any) -> None:
     """A worker's life: made ready once, then part after part until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and closes the pipe
+    preset("TOKENIZERS_PARALLELISM", "false")  # each core has a worker; its own threads would crowd them
     try:
         recipe, source, end = pickle.loads(link.recv_bytes())
         try:

@@ -175,7 +175,7 @@ def _build(arguments: argparse.Namespace) -> int:
     from trainer.data_build import build
 
     order = _order(arguments)
-    meter = Meter(arguments.input, arguments.progress_lines)
+    meter = Meter(arguments.progress_lines)
     try:
         manifest = build(order, meter.say, meter.show)
     except KeyboardInterrupt:
@@ -399,18 +399,17 @@ def _printable(text: str) -> str:
 class Meter:
     """Progress on standard error: one line, redrawn, on a terminal; elsewhere nothing."""
 
-    def __init__(self, inputs: list[str], lines: bool = False) -> None:
+    def __init__(self, lines: bool = False) -> None:
         """`lines`: for whoever reads it from afar, a line a second, `progress BYTES DOCUMENTS`."""
         self._lines = lines
         self._began = self._drawn = time.monotonic()
         self._live = sys.stderr.isatty()
-        self._total = sum(path.stat().st_size for path in map(Path, inputs) if path.is_file())
 
     def say(self, text: str) -> None:
         self.clear()
         sys.stderr.write(f"{text}\n")
 
-    def show(self, done: int, documents: int) -> None:
+    def show(self, done: int, total: int, documents: int) -> None:
         now = time.monotonic()
         if self._lines and now - self._drawn > 1.0:
             self._drawn = now
@@ -420,7 +419,7 @@ class Meter:
             return
         self._drawn = now
         rate = done / (now - self._began)
-        left = f", {max(0, self._total - done) / rate:.0f} s left" if self._total > done and rate else ""
+        left = f", {(total - done) / rate:,.0f} s left" if total > done and rate else ""
         text = f"{done / 1e6:,.0f} MB read, {documents:,} documents, {rate / 1e6:.1f} MB/s{left}"
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()

@@ -204,6 +204,14 @@ def test_documents_of_many_sequences_and_empty_ones_survive(tmp_path: Path) -> N
     assert pair_bytes(tmp_path / "m") == pair_bytes(tmp_path / "c")
 
 
+def test_the_older_kind_of_pair_is_converted_by_a_merge(tmp_path: Path) -> None:
+    from tests.trainer.test_indexed import old_pair
+
+    old_pair(tmp_path / "old", DOCUMENTS, width=4)
+    merge([tmp_path / "old"], tmp_path / "new")
+    assert pair_bytes(tmp_path / "new") == pair_bytes(written(tmp_path / "right", DOCUMENTS, np.int32))
+
+
 def test_what_does_not_belong_together_is_not_merged(pair: Path, tmp_path: Path) -> None:
     written(tmp_path / "wide", DOCUMENTS, np.int32)
     with pytest.raises(DataError) as caught:
