@@ -19,8 +19,13 @@ TRIES = 3  # askings for the clock; the quickest is believed
 
 
 def with_aftermath(link: Connection, answer: dict[str, Any]) -> dict[str, Any]:
-    """A node's answer on its attempt; where a rank failed, with our clock's offset and the kernel's words."""
-    if not (answer["node"] or {}).get("first_failure"):
+    """A node's answer on its attempt; where a rank failed, with our clock's offset and the kernel's words.
+
+    So too where ranks ended by themselves on a node that was stopped: before or after what failed elsewhere?
+    """
+    node = answer["node"] or {}
+    by_itself = any(one.get("exit_code") is not None for one in answer["ranks"])
+    if not node.get("first_failure") and not (node.get("state") == "stopped" and by_itself):
         return answer
     ended = [
         {"pid": one.get("pid"), "monotonic": one["monotonic"], "signal": one.get("signal")}

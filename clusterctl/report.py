@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 TAIL = 20  # lines of the failed rank's log that are shown
 READ = 200  # lines that are looked through for what ended it
+FEW = 4  # ranks that are worth naming
 SAME_TIME = 0.25  # seconds: closer ends than that have no order, by two clocks and two supervisors
 AFTER_STOP = (signal.SIGTERM, signal.SIGKILL)
 
@@ -88,12 +89,15 @@ def find_cause(
     if first is None:
         title = "ended without a reason that was recorded"
         return Cause(title, (), str(run.logs(attempt)), "", "clusterctl status shows every rank", folder)
+    if ends.kinds[_key(first)].follows and (left := ends.left_early(first, nodes)):
+        first = left
     kind, (log, tail) = ends.kinds[_key(first)], ends.said(first)
     title = f"rank {first['rank']} on {first['node']} (device {first.get('device')}) {kind.words}"
     others = "; ".join(part for part in (ends.others(first), gone and f"lost {', '.join(gone)}") if part)
+    hint = "\n".join(filter(None, (ends.did_not_wait() if kind.follows else "", kind.hint)))
     kernel = tuple(first.get("kernel") or ())
     place = {"node": first["node"], "rank": first["rank"], "device": first.get("device")}
-    return Cause(title, tuple(tail[-TAIL:]), str(log), others, kind.hint, folder, kernel, **place)
+    return Cause(title, tuple(tail[-TAIL:]), str(log), others, hint, folder, kernel, **place)
 
 
 def _key(rank: Mapping[str, Any]) -> tuple[str, int]:
@@ -153,6 +157,30 @@ class _Ends:
         if self.kinds.get(_key(self.failure), Kind("", "")).follows and causes:
             return (near or causes)[0]
         return self.failure
+
+    def left_early(self, first: Mapping[str, Any], nodes: Mapping[str, str]) -> Mapping[str, Any] | None:
+        """The first rank that ended well, as it has it, while the others still counted on it: they lost it.
+
+        What ended well after a stop is none: told by clocks that were compared, else by its node's state.
+        """
+        well = [one for one in self.all if one.get("exit_code") == 0 and _key(one) not in self.kinds]
+        before = when(first) + SAME_TIME
+        left = [one for one in well if (when(one) <= before if "at" in one else nodes.get(one["node"]) == "finished")]
+        if not left:
+            return None
+        words = "exited with code 0 while other ranks still needed it"
+        hint = "see that every rank takes the same number of steps, and that they leave together"
+        earliest = min(left, key=when)
+        self.kinds[_key(earliest)] = Kind(words, words, hint)
+        return earliest
+
+    def did_not_wait(self) -> str:
+        """Who did not wait where the others waited in vain, or lost each other: stopped without a word of it."""
+        silent = [one for one in self.bad if self.kinds[_key(one)].short == "stopped"]
+        if not silent or len(silent) > FEW or 2 * len(silent) > len(self.all):
+            return ""
+        names = ", ".join(f"rank {one['rank']} on {one['node']}" for one in silent)
+        return f"look at {names}: not waiting with the others, and still there when the run was stopped"
 
     def others(self, first: Mapping[str, Any] | None) -> str:
         """The other ranks in one line: they followed, they did not begin it."""

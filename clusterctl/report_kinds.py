@@ -52,6 +52,8 @@ CONSEQUENCES = (
     ),
 )
 PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:? ?")  # torch's and torchrun's, before each line of a traceback
+UNSTARTED = re.compile(r"clusterctl: cannot start (?P<what>'.*'|\".*\") in .*?: (?:\[Errno \d+\] )?(?P<why>[^:\[\]]+)")
+UNPARSED = re.compile(r'  File ".*", line \d+')  # of a program that Python can't read: no traceback stands before it
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?::.*)?")
 TRACEBACK = "Traceback (most recent call last):"
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -111,6 +113,8 @@ def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
         return Kind(ended, "hung", "see who sends SIGSTOP on that node; kill -CONT lets a process go on", sure=True)
     if rank.get("full") and rank.get("exit_code") and NO_ROOM not in said:  # its own words found no room either
         return Kind(f"{ended}: {NO_ROOM}, for {rank['full']}", NO_ROOM, dict(HINTS)[NO_ROOM], sure=True)
+    if rank.get("exit_code") in (126, 127) and (unstarted := UNSTARTED.match(tail[-1] if tail else "")):
+        return _unstarted(unstarted["what"], unstarted["why"].strip())
     raised = raised_in(tail)
     code = code_in(said)
     if code and _of_hccl(raised):
@@ -127,6 +131,14 @@ def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
     if rank.get("signal") == signal.SIGTERM:
         return Kind(ended, lost_another(tail) or "stopped", hint, follows=True)
     return Kind(ended, ended.partition(";")[0], hint, sure=rank.get("signal") in (signal.SIGSEGV, signal.SIGBUS))
+
+
+def _unstarted(what: str, why: str) -> Kind:
+    """A program that the node could not start."""
+    hint = "give its path on the node, or push it with its folder; what its first line (#!) names must be there too"
+    if why == "Permission denied":
+        hint = "chmod +x it, or start it by its interpreter: python FILE, sh FILE"
+    return Kind(f"could not start {what}: {why}", "could not start", hint, sure=True)
 
 
 def lost_another(tail: Sequence[str]) -> str | None:
@@ -161,6 +173,8 @@ def _last_chain(lines: Sequence[str]) -> list[str]:
         elif line.strip() == TRACEBACK and not line.startswith(" "):
             chain = chain if chained else []
             inside, chained = True, False
+        elif not inside and UNPARSED.fullmatch(line):
+            chain, inside = [], True
         elif inside and line and not line[0].isspace() and RAISED.fullmatch(line):
             chain.append(line.strip())
             inside = False

@@ -220,12 +220,51 @@ def test_a_lost_connection_while_another_error_is_handled_does_not_hide_it(tmp_p
         ("EI0014: Value 1 for ranktable variable x is invalid", "EI0014, the rank table names what is not so"),
         (LOST.replace("[../gloo/transport/tcp/pair.cc:525] ", "EI0011: "), "EI0011, out of memory on the device"),
         ("EI0006: retried, fine\n" + TRACEBACK, "ZeroDivisionError"),
+        ('  File "train.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax', "SyntaxError: invalid"),
     ],
 )
 def test_what_a_rank_said_is_put_in_words(tmp_path: Path, text: str, words: str) -> None:
     run, rank = RunDir(tmp_path), at("a", 0, 5.0, code=1)
     wrote(run, "a", 0, text)
     assert words in find_cause(run, rank, [rank], {"a": "failed"}).title
+
+
+@pytest.mark.parametrize(
+    ("why", "hint"), [("[Errno 2] No such file or directory: b'x'", "path"), ("[Errno 13] Permission denied", "chmod")]
+)
+def test_a_program_that_no_node_could_start_is_told_as_such(tmp_path: Path, why: str, hint: str) -> None:
+    run, rank = RunDir(tmp_path), at("a", 0, 5.0, code=127)
+    wrote(run, "a", 0, f"clusterctl: cannot start 'x' in /some/where: {why}\n")
+    cause = find_cause(run, rank, [rank], {"a": "failed"})
+    words = why.partition("] ")[2].partition(":")[0]
+    assert cause.title == f"rank 0 on a (device 0) could not start 'x': {words}" and hint in cause.hint
+
+
+def test_a_rank_that_left_while_the_others_counted_on_it_is_the_cause(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for rank in (0, 3):
+        wrote(run, "a" if rank == 0 else "b", rank, LOST)
+    ranks = [at("a", 0, 10.1, code=1), at("b", 2, 10.0, code=0), at("b", 3, 10.3, code=1)]
+    cause = find_cause(run, ranks[0], ranks, {"a": "failed", "b": "failed"})
+    assert cause.title == "rank 2 on b (device 2) exited with code 0 while other ranks still needed it"
+    assert cause.others == "2 other ranks ended in consequence: connection lost"
+    ranks[1] = at("b", 2, 11.0, code=0)  # it was stopped, saved a last checkpoint, and left
+    assert "rank 0 on a" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "failed"}).title
+    del ranks[1]["at"]  # nothing failed on that node, so nobody asked for its clock
+    ranks = ranks[:2]
+    assert "rank 2 on b" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "finished"}).title
+    assert "rank 0 on a" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "stopped"}).title
+
+
+def test_who_did_not_wait_where_all_others_waited_in_vain_is_named(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for rank in (0, 1, 3):
+        wrote(run, "a", rank, LOST.replace("Connection closed by peer", "Timed out waiting 9000ms for recv operation"))
+    ranks = [at("a", rank, 10.0, code=1) for rank in (0, 1, 3)] + [at("a", 2, 12.0, signal=15)]
+    cause = find_cause(run, ranks[0], ranks, {"a": "failed"})
+    assert "gloo waited" in cause.title and cause.hint.startswith("look at rank 2 on a: ")
+    several = [*ranks[:1], *(at("a", rank, 12.0, signal=15) for rank in (4, 5, 6))]
+    assert "look at" not in find_cause(run, several[0], several, {"a": "failed"}).hint
 
 
 def test_a_program_that_raised_and_was_aborted_on_its_way_out_tells_what_it_raised(tmp_path: Path) -> None:
@@ -256,6 +295,8 @@ def test_a_nodes_clock_is_measured_where_something_failed_and_a_silent_kernel_is
     assert placed(found["ranks"][0], found)["at"] == pytest.approx(11345.0, abs=1.0)
     fine = answer("running", {"rank": 0, "state": "running"})
     assert with_aftermath(link, fine) is fine
+    left = answer("stopped", {**ended(0, 9.0, code=0), "pid": 7, "monotonic": 12345.0})
+    assert with_aftermath(link, left)["clock"] == pytest.approx(1000.0, abs=1.0)
     told = SkewedClock(0.0, {("a", "evidence"): {"7": {"oom": True, "kernel": ["Killed process 7"]}}})
     whole = with_aftermath(told.connect(Node("a", "a", "a")), answers["a", "state"])
     assert placed(whole["ranks"][0], whole)["oom"] is True
