@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from clusterctl.errors import UsageError
 from clusterctl.sanitize import UNSAFE, escape_controls, escape_in_json
 from clusterctl.transport import Completed, Outcome
 
@@ -94,10 +95,13 @@ class Folder:
         """What the same nodes said before is removed: an old answer must not pass for a new one."""
         self._folder = folder
         self._files: dict[tuple[str, str], BinaryIO] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-        for node in nodes:
-            for stream in ("stdout", "stderr"):
-                self._path(node, stream).unlink(missing_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for node in nodes:
+                for stream in ("stdout", "stderr"):
+                    self._path(node, stream).unlink(missing_ok=True)
+        except OSError as problem:
+            raise UsageError(f"--out {folder}: {problem.strerror}", "name a folder that can be written") from None
 
     def feed(self, node: str, stream: str, data: bytes) -> None:
         self._file(node, stream).write(data)

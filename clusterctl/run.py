@@ -20,7 +20,7 @@ from clusterctl.master_port import free_port
 from clusterctl.outcomes import on_all, within
 from clusterctl.outcomes import raise_failures as raise_failures
 from clusterctl.record import cluster_of, job_of, write_run
-from clusterctl.rundir import NodeFiles, RunDir, new_run_id
+from clusterctl.rundir import NodeFiles, RunDir, make_runs, new_run_id
 from clusterctl.stored import Stored, Tell, push_code, push_data
 from clusterctl.stragglers import is_number
 from clusterctl.transport import Outcome
@@ -92,13 +92,15 @@ def launch(
 
 def _write_unstarted(run: RunDir, cluster: Cluster, problem: BaseException) -> None:
     """An attempt that never began: it failed, or somebody thought better of it."""
+    if not run.record.exists():
+        return  # what kept it from being written is what is to be told
     phase = "failed" if isinstance(problem, Exception) else "stopped"
     run.write_json(run.state, asdict(RunState(phase, dict.fromkeys(cluster.names, "stopped"))))
 
 
 def new_run(job: Job, runs: Path) -> RunDir:
     """A run's folder-to-be: known before anything starts, so that an interrupt at any moment finds it."""
-    return RunDir(runs / new_run_id(job.name))
+    return RunDir(make_runs(runs) / new_run_id(job.name))
 
 
 def resume(

@@ -57,6 +57,21 @@ def save_new(path: Path, text: str, force: bool = False, dry_run: bool = False) 
     return True
 
 
+def make_runs(folder: Path) -> Path:
+    """The folder of runs, there and to be written: before anything starts that could not be recorded."""
+    why = ""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        why = "" if os.access(folder, os.W_OK | os.X_OK) else "not to be written by you"
+    except OSError as problem:
+        why = problem.strerror or str(problem)
+    if why:
+        raise UsageError(
+            f"{folder}: no folder for runs: {why}", "$CLUSTERCTL_RUNS, or `runs` in clusterctl.yaml, names another"
+        )
+    return folder
+
+
 def new_run_id(name: str) -> str:
     """`demo-1120-142501-3fa9`: readable, sorted by time within a name, unlike any other's."""
     return f"{name}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import traceback
 from types import FrameType
 
 from clusterctl.errors import EXIT_BUG, ClusterctlError, InputFaults
+
+OF_THIS_MACHINE = {
+    errno.ENOSPC: "free some space on this machine; df -h . ~ /tmp shows where there is none",
+    errno.EDQUOT: "free some space on this machine; `quota` shows how much you may have",
+    errno.EROFS: "work in a folder that can be written",
+    errno.EACCES: "check the owner and mode of what is named there",
+    errno.EPERM: "check the owner and mode of what is named there",
+    errno.EMFILE: "ulimit -n raises how many files may be open, --fanout takes fewer nodes at once",
+    errno.ENOMEM: "free some memory on this machine",
+}
 
 
 def main() -> None:
@@ -29,6 +40,12 @@ def run(argv: list[str]) -> int:
     except ClusterctlError as error:
         tell(error)
         return error.exit_code
+    except OSError as problem:
+        said = _of_this_machine(problem)
+        if said is None:
+            return _confess(problem, argv)
+        tell(said)
+        return said.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -65,6 +82,15 @@ def tell(error: ClusterctlError) -> None:
         console.print(safe(f"error: {error.message}"), style="bold red", highlight=False)
     for line in error.hint.splitlines():
         console.print(safe(f"  try: {line}"), highlight=False)
+
+
+def _of_this_machine(problem: OSError) -> ClusterctlError | None:
+    """What is no bug of ours: a full disk, a folder that was removed under our feet."""
+    if problem.errno == errno.ENOENT and problem.filename is None:  # as only a question for the current folder has it
+        return ClusterctlError("the folder that this was started in is gone", "cd to one that is there")
+    hint = OF_THIS_MACHINE.get(problem.errno or 0)
+    where = problem.filename or "on this machine"
+    return ClusterctlError(f"{where}: {problem.strerror}", hint) if hint else None
 
 
 def _confess(bug: Exception, argv: list[str]) -> int:

@@ -38,6 +38,6 @@ def program(
 
 
 def _for_all(command: object, values: dict[str, str]) -> dict[str, object]:
-    """Defaults for every command below one, as click wants them: by the commands' names."""
+    """Defaults for every command below one, as click wants them: by the commands' names; a noun has its own too."""
     below: dict[str, object] = getattr(command, "commands", {})
-    return {name: _for_all(one, values) for name, one in below.items()} if below else dict(values)
+    return {**values, **{name: _for_all(one, values) for name, one in below.items()}}

@@ -84,3 +84,36 @@ def test_mistakes_end_with_2_and_a_failed_transfer_with_4(run: Run, tmp_path: Pa
 def test_trust_without_anybody_to_ask_records_nothing(run: Run) -> None:
     code, _, err = run("nodes", "trust", "node3")
     assert code == 3 and "nothing listens" in err
+
+
+def test_what_this_machine_refuses_is_no_bug_of_ours(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = run("exec", "node1", "--out", "file/below", "--", "true")
+    assert code == 2 and "--out file/below: Not a directory" in err and "try: " in err
+    monkeypatch.setenv("CLUSTERCTL_RUNS", str(tmp_path / "file"))
+    code, _, err = run("launch", "--no-code", "-n", "node1", "--", "true")
+    assert code == 2 and "no folder for runs" in err and "CLUSTERCTL_RUNS" in err
+    code, _, err = run("exec", "node1", "--out", "full", "--", "true")
+    assert code == 0
+    (tmp_path / "full" / "node1.out").unlink()
+    (tmp_path / "full" / "node1.out").symlink_to("/dev/full")
+    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
+    code, _, err = run("exec", "node1", "--out", "full", "--", "/bin/echo", "x")
+    assert code == 1 and "No space left on device" in err and "df -h" in err
+
+
+def test_a_folder_that_was_removed_under_a_command_is_told(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, _, err = run("nodes")
+    assert code == 1 and "is gone" in err and "bug" not in err
+
+
+def test_an_inventory_named_before_a_noun_that_is_a_command_itself_counts(run: Run) -> None:
+    assert run("-c", "other.yaml", "nodes")[0] == 2
+    assert run("-c", "cluster.yaml", "nodes")[0] == 0
