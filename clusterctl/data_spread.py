@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import posixpath
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,10 +70,8 @@ def spread(
 
     With `leave` the pairs stay where they are, and `OUTPUT.shards.json` says where that is.
     """
-    work = output.with_name(f".{output.name}.spread")
     _refuse(output, leave, words)
-    work.mkdir(parents=True, exist_ok=True)
-    try:
+    with _alone(output.with_name(f".{output.name}.spread")) as work:
         shares = _cut(words, len(cluster.nodes), work / "shares", output, leave, tell)
         nodes = cluster.nodes[: len(shares)]
         given = {node.name: share for node, share in zip(nodes, shares, strict=True)}
@@ -86,8 +87,23 @@ def spread(
         if leave:
             return _left(made, output)
         return _brought(nodes, connections, made, work / "pairs", output, "--dedup" in words, tell)
+
+
+@contextmanager
+def _alone(work: Path) -> Iterator[Path]:
+    """A folder of this build's own beside the output, gone at the end; a second build of the output is refused."""
+    work.mkdir(parents=True, exist_ok=True)
+    lock = os.open(work, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise UsageError(f"{work}: another build of the same output is running", "wait for its end") from None
+    try:
+        yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        os.close(lock)
 
 
 def value_of(words: Sequence[str], name: str) -> str | None:

@@ -1,0 +1,41 @@
+"""A spread build's parts that need no node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.data_spread import Told, _alone, value_of
+from clusterctl.errors import UsageError
+
+
+def test_a_second_build_of_one_output_is_refused_and_the_first_leaves_nothing(tmp_path: Path) -> None:
+    with _alone(tmp_path / ".c.spread") as work:
+        (work / "shares").mkdir()
+        with (
+            pytest.raises(UsageError, match="another build of the same output"),
+            _alone(tmp_path / ".c.spread"),
+        ):
+            pass
+    assert not list(tmp_path.iterdir())
+    with _alone(tmp_path / ".c.spread"):
+        pass
+
+
+def test_the_value_of_an_option_is_found_in_both_ways_of_writing_it() -> None:
+    assert value_of(["--input", "a", "--output", "x"], "--output") == "x"
+    assert value_of(["--output=y=z"], "--output") == "y=z"
+    assert value_of(["--output"], "--output") is None
+
+
+def test_progress_is_passed_on_and_all_else_kept_however_it_is_cut() -> None:
+    said = b"goes on after 3 parts\nprogress 10 1\nprogress 250 7\nerror: no\n"
+    for step in (1, 5, 1000):
+        seen: list[tuple[int, int]] = []
+        told = Told(200, lambda done, total, seen=seen: seen.append((done, total)))  # type: ignore[misc]
+        for at in range(0, len(said), step):
+            told.take("stderr", said[at : at + step])
+        told.take("stdout", b"{}")
+        assert seen[-1] == (200, 200) and told.text("stdout") == "{}"
+        assert told.text("stderr") == "goes on after 3 parts\nerror: no\n"
