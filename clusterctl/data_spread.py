@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import posixpath
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 PAIR = "c"  # the name of each pair in its own folder on its node
 DONE = "done.json"
+SHARED = re.compile(
+    r"^\S*/in/\d{6}-(?P<name>\S+?)(?:-from-line-(?P<first>\d+))?(?P<ending>\.[^\s:]+)?:(?P<line>\d+): "
+)
 
 
 @dataclass(frozen=True)
@@ -256,10 +260,17 @@ def _failed(node: Node, python: str, said: str, code: int) -> WorkFailed:
     hint = next((line.removeprefix("  try: ") for line in lines if line.startswith("  try: ")), "")
     if any("No module named" in line for line in told):
         hint = f"{python} there needs numpy and tokenizers: see `python` in the inventory"
-    words = (
-        "\n".join(f"{node.name}: {line}" for line in told) or f"{node.name}: the build ended with code {code}"
-    )
-    return WorkFailed(words, hint)
+    words = "\n".join(f"{node.name}: {as_named_here(line)}" for line in told)
+    return WorkFailed(words or f"{node.name}: the build ended with code {code}", hint)
+
+
+def as_named_here(line: str) -> str:
+    """A place in a share, `.../in/000000-wiki-from-line-600.jsonl:2: why`, as `wiki.jsonl:601: why`."""
+
+    def named(found: re.Match[str]) -> str:
+        return f"{found['name']}{found['ending'] or ''}:{int(found['first'] or 1) + int(found['line']) - 1}: "
+
+    return SHARED.sub(named, line)
 
 
 # -- all together

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.data_spread import Told, _alone, value_of
+from clusterctl.data_spread import Told, _alone, as_named_here, value_of
 from clusterctl.errors import UsageError
 
 
@@ -21,6 +21,16 @@ def test_a_second_build_of_one_output_is_refused_and_the_first_leaves_nothing(tm
     assert not list(tmp_path.iterdir())
     with _alone(tmp_path / ".c.spread"):
         pass
+
+
+def test_a_bad_line_of_a_share_is_told_as_the_user_knows_it() -> None:
+    for there, here in (
+        ("/x/in/000000-a-from-line-600.jsonl:2: not JSON", "a.jsonl:601: not JSON"),
+        ("/x/in/000012-b.jsonl.gz:7: not UTF-8: x", "b.jsonl.gz:7: not UTF-8: x"),
+        ("/x/in/000001-wiki_00:7: no", "wiki_00:7: no"),
+        ("3 bad lines so far", "3 bad lines so far"),
+    ):
+        assert as_named_here(there) == here
 
 
 def test_the_value_of_an_option_is_found_in_both_ways_of_writing_it() -> None:

@@ -76,7 +76,7 @@ def test_what_goes_wrong_on_a_node_is_told_with_its_name(shell: Shell, corpus: P
     argv = ["--input", "bad.jsonl", "--tokenizer", str(corpus / "tokenizer.json"), "--output", "c"]
     done = shell("data", "build", *argv, "--on", "node[1-2]")
     assert done.returncode == 4, done.stderr
-    assert "node2: " in done.stderr and "not a line of JSON" in done.stderr and "--max-bad" in done.stderr
+    assert "node2: bad.jsonl:601: not a line of JSON" in done.stderr and "--max-bad" in done.stderr
     assert {path.name for path in shell.folder.iterdir()} == {"bad.jsonl"}
     for words, says in (
         (["--leave"], "--leave is for builds on nodes"),
