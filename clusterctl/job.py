@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,10 @@ class Job:
     document: Document | None = field(default=None, repr=False, compare=False)
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Job:
-    """Read and check a job file; all its faults at once."""
+def load(
+    path: Path, overrides: Sequence[str] = (), further: Callable[[Job], Sequence[Fault]] = lambda job: ()
+) -> Job:
+    """Read and check a job file; all its faults at once, with those that `further` finds in what could be read."""
     document = documents.load_document(path)
     document = _with_overrides(document, overrides)
     top = Section(document)
@@ -79,9 +81,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Job:
             "a job has either a `command` or a `train` part",
             "command: [python, train.py], or train: {model: gpt-tiny, ...}",
         )
+    job = replace(job, document=document)
     if top.faults:
-        raise InputFaults(top.faults)
-    return replace(job, document=document)
+        raise InputFaults([*top.faults, *further(job)])
+    return job
 
 
 def _read(top: Section, path: Path) -> Job:
@@ -326,7 +329,7 @@ def check_train(job: Job, world: int) -> dict[str, Any]:
         "train": filled(job.train or {}, str(job.data or job.data_there)),
         "world_size": world,
         "base_dir": str(Path(job.source).parent.resolve()),
-        "check_data": job.data is not None,
+        "check_data": job.data is not None and job.data.is_dir(),
     }
     return ask_trainer(["check"], json.dumps(question))
 

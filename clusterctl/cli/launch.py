@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options, reaching, screen
+from clusterctl.cli.choice import Choice
 from clusterctl.cli.hurry import Hurry
 from clusterctl.errors import RunFailed, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.inventory import Cluster, Node
+    from clusterctl.inventory import Cluster
     from clusterctl.job import Job
     from clusterctl.rundir import RunDir
     from clusterctl.transport import Connections
@@ -90,9 +91,9 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Who starts what where, and what it needs; all faults at once. Touches no node."""
-    job = job_of(words, overrides, devices, code, no_code, env)
-    chosen = cluster_for(job, cluster, nodes, exclude, include)
-    show_plan(chosen, job, as_json)
+    choice = Choice(cluster, nodes, exclude, include)
+    job = job_of(words, overrides, devices, code, no_code, env, choice)
+    show_plan(choice.of(job)[0], job, as_json)
 
 
 def show_plan(cluster: Cluster, job: Job, as_json: bool = False, argv: bool = False) -> None:
@@ -133,11 +134,11 @@ def launch(
     """Push, start and follow a job, or a command of yours: launch -n node[1-2] -- python train.py. Ctrl-C stops it."""
     from dataclasses import replace
 
-    job = with_restarts(job_of(words, overrides, devices, code, no_code, env), restarts)
+    choice = Choice(cluster, nodes, exclude, include)
+    job = with_restarts(job_of(words, overrides, devices, code, no_code, env, choice), restarts)
     job = replace(job, share_devices=True) if share else job
     job = replace(job, hang_after=_seconds(hang_after)) if hang_after else job
-    chosen = cluster_for(job, cluster, nodes, exclude, include)
-    spares = spares_for(job, cluster, chosen)
+    chosen, spares = choice.of(job)
     if dry_run:
         show_plan(chosen, job, as_json, argv=True)
         return
@@ -180,18 +181,6 @@ def with_restarts(job: Job, restarts: int | None) -> Job:
     if restarts is None:
         return job
     return replace(job, restart=replace(job.restart or Restart(), max=restarts))
-
-
-def spares_for(job: Job, file: Path | None, chosen: Cluster) -> tuple[Node, ...]:
-    """The nodes that wait for one to be lost; they can't be at work already."""
-    if job.restart is None or job.restart.spare_nodes is None:
-        return ()
-    spares = options.cluster_of(file, job.restart.spare_nodes).nodes
-    both = [node.name for node in spares if node.name in chosen.names]
-    if both:
-        what = f"{job.source}: restart.spare_nodes: {', '.join(both)} is among the run's own nodes"
-        raise UsageError(what, "name nodes that stand by, or take them off with --nodes or --exclude")
-    return spares
 
 
 def put_in_charge(run: RunDir) -> bool:
@@ -393,6 +382,7 @@ def job_of(
     code: Path | None,
     no_code: bool,
     env: list[str] | None,
+    choice: Choice,
 ) -> Job:
     """What a command line asks to run: a yaml, or the words of a command."""
     from dataclasses import replace
@@ -407,7 +397,7 @@ def job_of(
             "clusterctl launch job.yaml, or clusterctl launch -n node[1-2] -- python train.py",
         )
     if len(words) == 1 and words[0].endswith((".yaml", ".yml", ".json")):
-        job = jobs.load(Path(words[0]), overrides or ())
+        job = jobs.load(Path(words[0]), overrides or (), choice.faults)
         return job if devices is None else replace(job, devices=named_devices(devices))
     if overrides:
         raise UsageError("--set goes with a job's yaml", "a command takes its settings as its own words")
@@ -434,32 +424,3 @@ def _code_folder(code: Path | None) -> Path:
             "--code DIR names the folder to push, --no-code pushes nothing",
         )
     return folder
-
-
-def cluster_for(
-    job: Job, file: Path | None, nodes: str | None, exclude: str | None, include: str | None
-) -> Cluster:
-    """The nodes that a job runs on: the command line's choice, else the job's own, else all; then the filter."""
-    spare = job.restart.spare_nodes if job.restart else None
-    if spare and not (nodes or job.nodes):  # all nodes, but for those that stand by
-        exclude = f"{exclude},{spare}" if exclude else spare
-    try:
-        cluster = options.cluster_of(file, nodes or job.nodes, exclude)
-    except UsageError as error:
-        if any(_names_slots(text) for text in (nodes, exclude)):
-            error.hint = f"{error.hint}\n--include names slots, the ones that stay: --include w0@w1:0,2"
-        raise
-    if include is None:
-        return cluster
-    if job.devices is not None:
-        raise UsageError("--include, and devices are chosen already", "leave out --include, or the devices")
-    from clusterctl.hostfile_convert import narrowed_cluster
-
-    return narrowed_cluster(cluster, include)
-
-
-def _names_slots(text: str | None) -> bool:
-    """Whether a node set reads like a filter of DeepSpeed's, `w0@w1:0,2`."""
-    import re
-
-    return text is not None and re.search(r"[^,!&^@]@|[^:]:[0-9]+(,[0-9]+)*(@|\Z)", text) is not None

@@ -117,3 +117,20 @@ def test_a_folder_that_was_removed_under_a_command_is_told(
 def test_an_inventory_named_before_a_noun_that_is_a_command_itself_counts(run: Run) -> None:
     assert run("-c", "other.yaml", "nodes")[0] == 2
     assert run("-c", "cluster.yaml", "nodes")[0] == 0
+
+
+def test_a_plan_tells_faults_of_the_job_of_its_nodes_and_of_its_spares_at_once(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "nam: x\nnodes: node[1-2]\nrestart: {spare_nodes: node7}\ntrain:\n  model: gpt-tiny\n  steps: many\n"
+    )
+    code, _, err = run("plan", "job.yaml")
+    assert code == 2 and "job.yaml:1 nam: unknown key" in err
+    assert "job.yaml:3 restart.spare_nodes: node set 'node7'" in err and "try: did you mean" in err
+    code, _, err = run("plan", "job.yaml", "--set", "restart.spare_nodes=node3")
+    assert code == 2 and "job.yaml:1 nam: unknown key" in err and "job.yaml:6 train.steps" in err
+    (tmp_path / "job.yaml").write_text("nodes: node[1-9]\nrestart: {spare_nodes: node1}\ncommand: [true]\n")
+    code, _, err = run("plan", "job.yaml")
+    assert code == 2 and "job.yaml:1 nodes: node set 'node[1-9]'" in err
+    code, _, err = run("plan", "job.yaml", "--nodes", "node[1-2]")
+    assert code == 2 and "job.yaml:2 restart.spare_nodes: node1 is among the run's own nodes" in err
+    assert run("plan", "job.yaml", "--nodes", "node2")[0] == 0
