@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
 import shutil
 import struct
@@ -30,6 +32,7 @@ TYPES: dict[int, Any] = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: n
 FLOAT_TYPES = (6, 7)  # their widths differ between the tools that write them; no tokens in either
 LARGEST_U16_VOCAB = 65500  # Megatron's own limit
 LONGEST = 2**31 - 1  # tokens of a sequence: its length is an i32
+ASIDE = ("bin", "idx", "lengths", "marks")  # what a writer keeps beside the pair until it is whole
 AT_ONCE = 1 << 20  # entries of an index that are looked at together: 8 MiB
 
 
@@ -223,7 +226,9 @@ class Writer:
 
     def __enter__(self) -> Writer:
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
+        self._clear()
         self._streams = {ending: self._aside(ending).open("w+b") for ending in ("bin", "lengths", "marks")}
+        fcntl.flock(self._streams["bin"], fcntl.LOCK_EX)  # the system lets go of it however this process ends
         return self
 
     def add_document(self, sequences: Sequence[Sequence[int]]) -> None:
@@ -253,7 +258,7 @@ class Writer:
         finally:
             for stream in self._streams.values():
                 stream.close()
-            for ending in ("bin", "idx", "lengths", "marks"):
+            for ending in ASIDE:
                 self._aside(ending).unlink(missing_ok=True)
 
     def _finish(self) -> None:
@@ -261,6 +266,19 @@ class Writer:
             write_index(index, self.dtype, self._streams["lengths"], self._streams["marks"])
         self._streams["bin"].flush()
         switch(self._aside("bin"), self._aside("idx"), self.prefix)
+
+    def _clear(self) -> None:
+        """Take away what a writer of the same pair left when it was killed: nobody holds its tokens."""
+        for left in self.prefix.parent.glob(f".{glob.escape(self.prefix.name)}.*.bin.tmp"):
+            with left.open("rb") as tokens:
+                try:
+                    fcntl.flock(tokens, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                for ending in ASIDE:
+                    left.with_name(left.name.removesuffix("bin.tmp") + f"{ending}.tmp").unlink(
+                        missing_ok=True
+                    )
 
     def _aside(self, ending: str) -> Path:
         return self.prefix.with_name(f".{self.prefix.name}.{os.getpid()}.{ending}.tmp")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from itertools import chain
 from pathlib import Path
 
@@ -73,6 +75,21 @@ def test_uncounted_end_of_document_tokens_are_noticed(tmp_path: Path) -> None:
         stream.write(b"\0\0")  # what a known tool does: the token is written and not counted
     with pytest.raises(DataError, match="has 6 bytes, but its index counts 2 tokens"):
         open_corpus(tmp_path / "defect")
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, numpy; from pathlib import Path; from trainer.indexed import Writer\n"
+        "with Writer(Path(sys.argv[1]), numpy.uint16) as writer:\n"
+        "    writer.add_document([[1, 2]]); os.kill(os.getpid(), 9)"
+    )
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / "c")], check=False)
+        assert len(list(tmp_path.iterdir())) == 3
+    with Writer(tmp_path / "c", np.uint16) as writer, Writer(tmp_path / "c-1", np.uint16) as other:
+        writer.add_document([[1]])
+        other.add_document([[2]])
+    assert {path.name for path in tmp_path.iterdir()} == {"c.bin", "c.idx", "c-1.bin", "c-1.idx"}
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
