@@ -18,7 +18,7 @@ from trainer.json_lines import texts
 KEYED = ("jsonl", "parquet")
 KEYS_SHOWN = 8
 ROWS = 1024  # of a Parquet file in memory together
-DOC = re.compile(r"<doc\b[^>]*>\n?(.*?)\n?</doc>", re.DOTALL)
+DOC = re.compile(rb"<doc\b[^>]*>\n?(.*?)\n?</doc>", re.DOTALL)
 PAGE = re.compile(rb"<page>.*?</page>", re.DOTALL)
 PARAGRAPHS = re.compile(r"(?:\r?\n[ \t]*){2,}")
 
@@ -54,6 +54,8 @@ def documents(piece: Piece, key: str, each: str, vocab: int) -> Iterator[str | l
 
 
 def _checked(value: Any, vocab: int) -> str | list[int]:
+    if isinstance(value, NotADocument):
+        raise value
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")
@@ -150,21 +152,46 @@ def _paragraphs(data: bytes, line: int) -> Iterator[tuple[str, Any]]:
 
 def _wikiextracted(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
     """WikiExtractor's own files, `<doc id=... title=...>` to `</doc>`, the text between them."""
-    text = piece.data.decode("utf-8", "surrogateescape")
-    for found in DOC.finditer(text):
-        line = piece.line + text.count("\n", 0, found.start())
-        yield str(line), html.unescape(found[1]).encode("utf-8", "surrogateescape")
+    for line, found in _marked(piece, DOC, b"<doc "):
+        text = found if isinstance(found, NotADocument) else found[1].decode("utf-8", "surrogateescape")
+        yield (
+            line,
+            text
+            if isinstance(text, NotADocument)
+            else html.unescape(text).encode("utf-8", "surrogateescape"),
+        )
 
 
 def _pages(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
     """The articles of a MediaWiki dump; redirects and pages that are no articles are passed over."""
     from trainer.mediawiki import article  # 25 ms of patterns
 
-    for found in PAGE.finditer(piece.data):
-        line = piece.line + piece.data.count(b"\n", 0, found.start())
-        text = article(found[0])
+    for line, found in _marked(piece, PAGE, b"<page>"):
+        if isinstance(found, NotADocument):
+            yield line, found
+            continue
+        try:
+            text = article(found[0])
+        except UnicodeDecodeError:
+            yield line, NotADocument("not UTF-8")
+            continue
         if text is not None:
-            yield str(line), text
+            yield line, text
+
+
+def _marked(
+    piece: Piece, pattern: re.Pattern[bytes], opening: bytes
+) -> Iterator[tuple[str, re.Match[bytes] | NotADocument]]:
+    """Records between marks, each with its line; one that is never closed was cut."""
+    line, at = piece.line, 0
+    for found in pattern.finditer(piece.data):
+        line += piece.data.count(b"\n", at, found.start())
+        yield str(line), found
+        line, at = line + found[0].count(b"\n"), found.end()
+    left = piece.data.find(opening, at)
+    if left >= 0:
+        line += piece.data.count(b"\n", at, left)
+        yield str(line), NotADocument(f"{opening.decode().strip()} has no end: the file was cut")
 
 
 def _ids(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:

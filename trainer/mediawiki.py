@@ -61,14 +61,17 @@ NO_PROSE = {
 
 
 def article(page: bytes) -> str | None:
-    """The plain text of a dump's `<page>`; None where it is no article (redirect, talk, template) or has no text."""
+    """The plain text of a dump's `<page>`; None where it is no article (redirect, talk, template) or has no text.
+
+    UnicodeDecodeError where its text is no UTF-8.
+    """
     found = {name: pattern.search(page) for name, pattern in FIELDS.items()}
     space, model, text = found["ns"], found["model"], found["text"]
     if text is None or REDIRECT.search(page) or (space is not None and space[1] != b"0"):
         return None
     if model is not None and model[1] != b"wikitext":
         return None
-    return plain(_unescaped(text[1].decode("utf-8", "replace"))) or None
+    return plain(_unescaped(text[1].decode("utf-8"))) or None
 
 
 def _unescaped(text: str) -> str:

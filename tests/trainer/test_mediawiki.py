@@ -125,6 +125,20 @@ def test_a_dump_is_read_as_it_was_downloaded(tmp_path: Path, monkeypatch: pytest
         built(tmp_path / "cut", words, tmp_path / "cut.xml.bz2")
 
 
+def test_a_page_that_is_cut_or_no_utf_8_is_a_bad_line(tmp_path: Path) -> None:
+    words = small_tokenizer(tmp_path)
+    whole = dump([page("first"), page("second")])
+    (tmp_path / "cut.xml").write_bytes(whole[:-60])
+    with pytest.raises(DataError, match=r"cut\.xml:15: <page> has no end: the file was cut"):
+        built(tmp_path / "out", words, tmp_path / "cut.xml")
+    (tmp_path / "odd.xml").write_bytes(whole.replace(b"second", b"sec\xffnd"))
+    with pytest.raises(DataError, match=r"odd\.xml:15: not UTF-8"):
+        built(tmp_path / "out", words, tmp_path / "odd.xml")
+    (tmp_path / "wiki_00").write_text("<doc id=1>\na\n</doc>\n<doc id=2>\nb")
+    with pytest.raises(DataError, match=r"wiki_00:4: <doc has no end"):
+        built(tmp_path / "out", words, tmp_path / "wiki_00")
+
+
 @pytest.mark.parametrize(
     "hostile",
     ["{{" * 50_000, "[[" * 50_000, "{|\n" * 30_000, "<ref>" * 30_000, "{{a|" * 20_000 + "}}" * 20_000, "'" * 100_000,
