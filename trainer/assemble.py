@@ -12,24 +12,24 @@ from typing import Any
 import torch
 
 import native
-from trainer.blend import Blend
 from trainer.config import TrainConfig
 from trainer.data_config import DataConfig
-from trainer.dataset import Batches, Data, Share
+from trainer.dataset import Batches, Data, Readable, Share
 from trainer.device import Device, open_device
-from trainer.engine import Engine, TorchEngine
+from trainer.engine import Engine, Model, TorchEngine
 from trainer.env import CHECKPOINT_DIR, HEARTBEAT_DIR, METRICS_FILE, Env
 from trainer.errors import DataError, InputError
 from trainer.events import Ended, Observer
+from trainer.glm import GLM
+from trainer.glm_config import SPECIAL_TOKENS
 from trainer.gpt import GPT
-from trainer.gpt_samples import Samples
-from trainer.group import Group
+from trainer.group import Group, Groups
 from trainer.index_cache import IndexCache
 from trainer.keeper import Keeper
-from trainer.layout import Layout
 from trainer.loop import Training, pauses_after, train
 from trainer.masks import Ends
 from trainer.observers import Console, DrillObserver, Heartbeat, Metrics, tell
+from trainer.recompute import Recompute
 from trainer.startup import Startup, in_words
 from trainer.tokenizer import Tokenizer
 
@@ -73,8 +73,10 @@ def run_training(
     startup.done("data")
     ops = _choose_ops(config, device)
     group = Group.join(environment, device, always=config.engine == "deepspeed")
+    layout = config.layout(group.world)
+    groups = Groups.of(group, layout, config.parallel.sequence)
     startup.done("group")
-    engine = _engine(config, group, device, ops)
+    engine = _engine(config, groups, device, ops)
     startup.done("model")
     keeper = Keeper(config, engine, group, run_dir / CHECKPOINT_DIR, data.identity())
     step = keeper.resume()
@@ -85,15 +87,16 @@ def run_training(
     start = _start_facts(config, environment, group, device, ops, keeper, step)
     start["startup"] = startup.parts
     observers = _observers(config, environment, run_dir, start)
+    share = _share(config, groups.data)
     run = Training(
         config,
         engine,
-        train=Batches(orders["train"], _share(config, group)),
-        valid=Batches(orders["valid"], _share(config, group)) if "valid" in orders else None,
+        train=Batches(orders["train"], share),
+        valid=Batches(orders["valid"], share) if "valid" in orders else None,
         save=keeper.save,
         tell=partial(tell, observers),
         stop_asked=stop,
-        rank=group.rank,
+        dropout_place=group.rank if groups.tensor.divides_sequence else groups.data.rank,
     )
     return train(run, step), group
 
@@ -101,18 +104,33 @@ def run_training(
 def _open_data(config: TrainConfig, cache: Path) -> Data:
     """The corpora; what cannot be read is refused before other ranks are awaited."""
     data = Data(config.data, config.model.sequence, IndexCache(cache))
-    known = config.model.vocab
-    if config.data.tokenizer:
-        vocab = Tokenizer.load(Path(config.data.tokenizer)).vocab
-        if vocab > known:
-            remedy = f"use vocab: {vocab}"
-            raise InputError(f"train.model.vocab is {known}, but the tokenizer has {vocab} ids", remedy)
+    known = _text_ids(config)
+    beside = SPECIAL_TOKENS if config.model.kind == "glm" else 0
     for corpus in data.corpora.values():
         largest = int(corpus.tokens.max()) if 0 < len(corpus.tokens) <= SEARCHED_TOKENS else 0
         if largest >= known:
-            what = f"{corpus.prefix}.bin: has token id {largest}, but train.model.vocab is {known}"
-            raise DataError(what, f"use vocab: {largest + 1}, or the tokenizer that made the data")
+            own = f", and GLM's own begin at {known}" if beside else ""
+            what = f"{corpus.prefix}.bin: has token id {largest}, but train.model.vocab is {config.model.vocab}{own}"
+            raise DataError(what, f"use vocab: {largest + 1 + beside}, or the tokenizer that made the data")
     return data
+
+
+def _text_ids(config: TrainConfig) -> int:
+    """Ids of texts run over [0, this): the model's, without those that GLM lays on top."""
+    vocab = config.model.vocab
+    if config.model.kind == "glm":
+        from trainer.glm_data import glm_tokens
+
+        tokens = glm_tokens(config)
+        if tokens.vocab > vocab:
+            what = f"train.model.vocab is {vocab}, but the tokenizer's ids and GLM's own are {tokens.vocab}"
+            raise InputError(what, f"use vocab: {tokens.vocab}")
+        return tokens.sop
+    if config.data.tokenizer:
+        there = Tokenizer.load(Path(config.data.tokenizer)).vocab
+        if there > vocab:
+            raise InputError(f"train.model.vocab is {vocab}, but the tokenizer has {there} ids", f"use vocab: {there}")
+    return vocab
 
 
 def _ends(data: DataConfig) -> Ends | None:
@@ -123,21 +141,23 @@ def _ends(data: DataConfig) -> Ends | None:
     return Ends(eod, data.mask_eod_loss, data.reset_positions, data.reset_attention)
 
 
-def _make_orders(config: TrainConfig, data: Data) -> dict[str, Samples | Blend]:
+def _make_orders(config: TrainConfig, data: Data) -> Mapping[str, Readable]:
     """Which samples come when: made, or waited for on this node, before other ranks are awaited."""
     assert config.global_batch is not None
+    if config.model.kind == "glm":
+        from trainer.glm_data import glm_batches
+
+        return glm_batches(config, data)
     orders = {"train": data.samples("train", config.steps * config.global_batch)}
     if config.eval.batches:
         orders["valid"] = data.samples("valid", config.eval.batches * config.global_batch)
     return orders
 
 
-def _share(config: TrainConfig, group: Group) -> Share:
-    """This rank's share of every global batch."""
+def _share(config: TrainConfig, data: Group) -> Share:
+    """This rank's share of every global batch; `data`: its data parallel ranks."""
     assert config.global_batch is not None
-    layout = Layout.of(group.world)
-    _, data_rank, _ = layout.place(group.rank)
-    return Share(config.micro_batch, config.global_batch, data_rank, layout.data)
+    return Share(config.micro_batch, config.global_batch, data.rank, data.world)
 
 
 def _choose_ops(config: TrainConfig, device: Device) -> native.Choice:
@@ -147,13 +167,22 @@ def _choose_ops(config: TrainConfig, device: Device) -> native.Choice:
         raise InputError(f"train.native: {error}", "use native: auto") from None
 
 
-def _engine(config: TrainConfig, group: Group, device: Device, ops: native.Choice) -> Engine:
-    model = GPT(config.model, ops, config.seed, _ends(config.data)).to(device.name)
+def build_model(config: TrainConfig, ops: native.Choice, groups: Groups) -> Model:
+    """This rank's part of the model; the weights are the same in every layout."""
+    wanted = config.recompute
+    recompute = Recompute(wanted.mode, wanted.every, wanted.split, groups.tensor)
+    if config.model.kind == "glm":
+        return GLM(config.model, ops, config.seed, groups.tensor, recompute)
+    return GPT(config.model, ops, config.seed, _ends(config.data), groups.tensor, recompute)
+
+
+def _engine(config: TrainConfig, groups: Groups, device: Device, ops: native.Choice) -> Engine:
+    model = build_model(config, ops, groups).to(device.name)
     if config.engine == "deepspeed":
         from trainer.engine_deepspeed import DeepSpeedEngine
 
-        return DeepSpeedEngine(model, config, group, device)
-    return TorchEngine(model, config, group, device)
+        return DeepSpeedEngine(model, config, groups.everyone, device)
+    return TorchEngine(model, config, groups, device)
 
 
 def _observers(
@@ -187,7 +216,7 @@ def _start_facts(
         "run": environment.run_id,
         "attempt": environment.attempt,
         "world": group.world,
-        "layout": Layout.of(group.world).as_json(),
+        "layout": config.layout(group.world).as_json(),
         "parameters": config.model.parameters(),
         "engine": config.engine,
         "zero": config.zero,

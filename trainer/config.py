@@ -21,6 +21,7 @@ from trainer.config_parts import (
 )
 from trainer.data_config import DataConfig, data_faults, listed_sources
 from trainer.errors import ConfigFaults, Fault
+from trainer.glm_config import glm_faults
 from trainer.layout import Layout
 from trainer.models import SIZES, ModelConfig, sized
 from trainer.served import unserved
@@ -122,6 +123,7 @@ def try_config(raw: object, world_size: int, served: bool = True) -> tuple[Train
     faults += wrong
     faults += config_rules.between_keys(config, layout)
     faults += data_faults(config.data, rest.get("data"), evaluates=config.eval.batches > 0)
+    faults += glm_faults(config)
     if served:
         faults += unserved(config, layout)
     return config, faults

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.errors import Fault
+from trainer.glm_config import Infilling, Windows
 from trainer.settings import setting
 
 MOST_CORPORA = 32767  # of a blend: it counts them in two bytes, as Megatron-core does
@@ -48,6 +49,10 @@ class DataConfig:
     """Count positions anew after each end of document."""
     reset_attention: bool = setting(False)
     """Let nothing see what lies before the last end of document; attention is torch's own then, and slower."""
+    windows: Windows = field(default_factory=Windows)
+    """GLM: how samples are cut from the documents."""
+    infilling: Infilling = field(default_factory=Infilling)
+    """GLM: what of a sample is taken out, to be filled in again."""
 
     @property
     def needs_eod(self) -> bool:

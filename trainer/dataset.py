@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from native.cpu import sample_index
 from trainer.blend import SURPLUS, Blend, BlendOrder, blend_order, normal, sizes
 from trainer.data_config import DataConfig, Source
 from trainer.errors import DataError
+from trainer.glm_blocks import GlmBatch
 from trainer.gpt_samples import SPLITS, Bounds, Order, Recipe, Samples, follow, split_bounds
 from trainer.index_cache import Arrays, IndexCache
 from trainer.indexed import Corpus, open_corpus
@@ -145,17 +146,27 @@ class Share:
         ]
 
 
+class Readable(Protocol):
+    """Samples by their numbers: GPT's as (samples, sequence + 1), GLM's as arrays of several kinds."""
+
+    def read(self, ks: Sequence[int], /) -> NDArray[np.int64] | GlmBatch: ...
+
+
+Micro = tuple[NDArray[Any], ...]  # a micro-batch, as its model takes it apart
+
+
 class Batches:
     """A split's global batches by place. The order depends on the samples consumed and on nothing else."""
 
-    def __init__(self, samples: Samples | Blend, share: Share) -> None:
+    def __init__(self, samples: Readable, share: Share) -> None:
         self.samples, self.share = samples, share
 
-    def at(self, consumed: int) -> list[NDArray[np.int64]]:
-        """This rank's micro-batches, each (micro_batch, sequence + 1), of the batch at `consumed` samples."""
-        return [self.samples.read(ks) for ks in self.share.samples_of(consumed)]
+    def at(self, consumed: int) -> list[Micro]:
+        """This rank's micro-batches of the batch at `consumed` samples."""
+        made = [self.samples.read(ks) for ks in self.share.samples_of(consumed)]
+        return [micro.arrays() if isinstance(micro, GlmBatch) else (micro,) for micro in made]
 
-    def first(self, batches: int) -> Iterator[list[NDArray[np.int64]]]:
+    def first(self, batches: int) -> Iterator[list[Micro]]:
         """The first so many global batches."""
         for number in range(batches):
             yield self.at(number * self.share.global_batch)

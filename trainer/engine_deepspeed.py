@@ -18,17 +18,18 @@ from trainer.config import TrainConfig
 from trainer.device import Device
 from trainer.engine import (
     Batch,
+    Model,
     StepResult,
     TrainState,
     load_parameters,
-    logical_state,
     mean_loss,
     model_loss,
-    padded_moments,
+    shapes_of,
+    tokens_of,
 )
 from trainer.errors import InputError
-from trainer.gpt import GPT
 from trainer.group import Group
+from trainer.logical import cuts_of, own_of, whole_of
 from trainer.optim import MOMENTS, adamw
 
 
@@ -66,8 +67,10 @@ def _settings(config: TrainConfig, accumulation: int) -> dict[str, Any]:
 class DeepSpeedEngine:
     """DeepSpeed in fp32; bf16 is autocast around the model, so that both engines mean the same by it."""
 
-    def __init__(self, model: GPT, config: TrainConfig, group: Group, device: Device) -> None:
-        self.config, self.group, self.device = config, group, device
+    def __init__(self, model: Model, config: TrainConfig, group: Group, device: Device) -> None:
+        self.model, self.config, self.group, self.device = model, config, group, device
+        self.cuts = cuts_of(model)
+        self.shapes: Mapping[str, tuple[int, ...]] = shapes_of(model)
         deepspeed = _import_deepspeed(device)
         self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         accumulation = (config.global_batch or 0) // (config.micro_batch * group.world)
@@ -83,7 +86,7 @@ class DeepSpeedEngine:
         torch.manual_seed(seed)
         total, own = torch.zeros((), device=self.device.name), self.device.stopwatch()
         for micro in batch:
-            loss = model_loss(self.engine, micro, self.device, self.config.precision)
+            loss = model_loss(self.engine, self.model, micro, self.device, self.config.precision)
             if micro is batch[-1]:
                 own.stop()  # the last backward pass waits for the other ranks
             self.engine.backward(loss)
@@ -95,7 +98,7 @@ class DeepSpeedEngine:
         norm = None if self.config.zero else self._norm()
         self.engine.step()
         norm = float(self.engine.get_global_grad_norm() if norm is None else norm)
-        tokens = sum(micro.shape[0] * (micro.shape[1] - 1) for micro in batch) * self.group.world
+        tokens = tokens_of(batch, self.group.world, self.config.model.sequence)
         mean = self.group.total(float(total.item())) / self.group.world
         return StepResult(mean, norm, tokens, own_seconds=own.seconds())
 
@@ -105,18 +108,26 @@ class DeepSpeedEngine:
         return float(torch.stack(norms).norm().item())
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
-        return mean_loss(self.engine.module, batches, self.device, self.config.precision, self.group)
+        return mean_loss(self.model, batches, self.device, self.config.precision, self.group)
 
     def any(self, flag: bool) -> bool:
         return self.group.any(flag)
 
     def state(self) -> TrainState:
         moments, taken = self._partitioned_state() if self.config.zero else self._whole_state()
-        return logical_state(self.config, self.parameters, moments, taken)
+        weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        alone = self.model.parallel
+        return TrainState(whole_of(weights, self.cuts, alone), whole_of(moments, self.cuts, alone), taken)
 
     def load(self, state: TrainState) -> None:
-        load_parameters(self.config, self.parameters, state.model)
-        moments = padded_moments(self.config, state.optimizer)
+        load_parameters(self.model, state.model)
+        moments = {
+            f"{moment}.{name}": own_of(
+                name, state.optimizer[f"{moment}.{name}"], parameter, self.cuts, self.model.parallel
+            )
+            for name, parameter in self.parameters.items()
+            for moment in MOMENTS
+        }
         if self.config.zero:
             self.zero.refresh_fp32_params()
             self._load_partitions(moments, state.optimizer_steps)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 import native
 from trainer.checkpoint import MODEL, TOKENIZER, Checkpoint, verify
+from trainer.engine import load_parameters, shapes_of
 from trainer.errors import CheckpointError, Fault, InputError
-from trainer.gpt import GPT, padded
+from trainer.gpt import GPT
 from trainer.models import ModelConfig
 from trainer.settings import read_section
 from trainer.tokenizer import Tokenizer
@@ -45,12 +46,15 @@ def load_model(found: Checkpoint) -> GPT:
     config = read_section(ModelConfig, found.manifest["config"]["model"], "model", faults)
     if faults:
         raise CheckpointError(f"{found.path}: {faults[0]}")
+    if config.kind != "gpt":
+        raise InputError(f"{found.path}: is a {config.kind}, which does not continue a text", "use a gpt's checkpoint")
     model = GPT(config, native.choose("cpu"))
     tensors = found.tensors(MODEL)
-    try:
-        model.load_state_dict({name: padded(config, name, tensor) for name, tensor in tensors.items()})
-    except RuntimeError as error:
-        raise CheckpointError(f"{found.path}: its tensors are not those of its config: {error}") from None
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if shapes != shapes_of(model):
+        wrong = sorted(name for name, _ in set(shapes.items()) ^ set(shapes_of(model).items()))
+        raise CheckpointError(f"{found.path}: its tensors are not those of its config: {wrong[0]}")
+    load_parameters(model, tensors)
     return model.eval()
 
 

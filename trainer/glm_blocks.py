@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
+from trainer.glm_config import Infilling
 from trainer.glm_samples import GlmSamples, GlmTokens, generator, stacked
 
 MODES = ("words", "sentences", "rest")
@@ -23,30 +25,6 @@ BLANKS = 1  # keeps the choices of a row apart from those of the sample it is ma
 
 Ids = NDArray[np.int64]
 Span = tuple[int, int]  # half-open
-
-
-@dataclass(frozen=True)
-class Infilling:
-    """How often each mode is used, and how much it takes out."""
-
-    words: float = 0.5
-    """Chance of short spans, [MASK] each; with `sentences` at most 1, what is left is [gMASK]'s."""
-    sentences: float = 0.3
-    """Chance of whole sentences, [sMASK] each."""
-    ratio: float = 0.15
-    """Part of a sample that these two take out."""
-    span: float = 3.0
-    """Mean length of a short span (of a Poisson distribution cut to 1..39)."""
-    one_span: float = 0.0
-    """Chance that `words` takes out one span alone."""
-    least_rest: float = 0.25
-    """Least part of a sample that [gMASK] takes out."""
-    inside: float = 0.5
-    """Chance that [gMASK] takes a sample's end without an end-of-piece, not a span from anywhere within."""
-    hide: float = 0.1
-    """Chance that a token of a short span is hidden from what comes after it (dBLOCK)."""
-    shuffle: bool = True
-    """Whether spans are written in another order than they are read."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +49,10 @@ class GlmBatch:
     positions: Ids  # (batch, 2, length)
     separators: Ids  # (batch,)
 
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """In the order in which the model takes them."""
+        return self.tokens, self.targets, self.loss_mask, self.positions, self.separators
+
 
 class GlmBatches:
     """Rows by sample number, and micro-batches of them."""
@@ -85,14 +67,7 @@ class GlmBatches:
 
     def read(self, numbers: Sequence[int]) -> GlmBatch:
         """The micro-batch of these samples; it is the same in whatever company each of them is."""
-        rows = [self.row(number) for number in numbers]
-        return GlmBatch(
-            stacked([row.tokens for row in rows]),
-            stacked([row.targets for row in rows]),
-            stacked([row.loss_mask for row in rows]),
-            stacked([row.positions for row in rows]),
-            np.array([row.separator for row in rows]),
-        )
+        return batch_of([self.row(number) for number in numbers])
 
     def _infilled(self, text: Ids, random: RandomState) -> Row:
         words, share = self.samples.tokens, self.infilling
@@ -139,6 +114,17 @@ class GlmBatches:
         if not spans:
             return continued(text, len(text) - length, words)
         return blanked(text, spans, words.gap, words, random, "rest", share.shuffle)
+
+
+def batch_of(rows: Sequence[Row]) -> GlmBatch:
+    """Rows as one micro-batch."""
+    return GlmBatch(
+        stacked([row.tokens for row in rows]),
+        stacked([row.targets for row in rows]),
+        stacked([row.loss_mask for row in rows]),
+        stacked([row.positions for row in rows]),
+        np.array([row.separator for row in rows]),
+    )
 
 
 def span_chances(mean: float) -> NDArray[np.float64]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -15,6 +16,8 @@ from torch._C._distributed_c10d import HashStore
 
 from trainer.device import Device
 from trainer.env import Env
+from trainer.layout import Layout
+from trainer.parallel import ALONE, Parallel
 
 T = TypeVar("T")
 
@@ -26,12 +29,17 @@ ARRIVAL = timedelta(hours=12)
 
 
 class Group:
-    """All ranks of a run. Every method but `rank` and `world` must be called by every rank."""
+    """All ranks of a run, or some of them. Every method is for all of its ranks together."""
 
-    def __init__(self, rank: int, world: int, device: Device) -> None:
+    def __init__(
+        self, rank: int, world: int, device: Device, members: Sequence[int] = (), handle: Any = None
+    ) -> None:
+        """`rank` and `world` count within the group; `members`: its ranks as the run counts them."""
         self.rank = rank
         self.world = world
         self.device = device
+        self.members = tuple(members) or tuple(range(world))
+        self.handle = handle  # torch's process group; None is the one of all ranks
 
     @classmethod
     def join(cls, environment: Env, device: Device, always: bool = False) -> Group:
@@ -56,21 +64,21 @@ class Group:
             return value
         tensor = torch.tensor(value, dtype=torch.float64 if self.device.kind == "cpu" else torch.float32)
         tensor = tensor.to(self.device.name)
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=self.handle)
         return float(tensor.item())
 
     def broadcast(self, tensors: Iterable[Tensor], source: int = 0) -> None:
-        """Overwrite the tensors by those of `source`."""
+        """Overwrite the tensors by those of the rank `source`."""
         if self.world > 1:
             for tensor in tensors:
-                dist.broadcast(tensor, source)
+                dist.broadcast(tensor, self.members[source], group=self.handle)
 
     def share(self, value: T) -> T:
         """Rank 0's plain value (numbers, text, lists of them), on every rank."""
         if self.world == 1:
             return value
         box: list[Any] = [value]
-        dist.broadcast_object_list(box, 0)
+        dist.broadcast_object_list(box, self.members[0], group=self.handle)
         return cast("T", box[0])
 
     def gather_flat(self, part: Tensor) -> Tensor:
@@ -78,7 +86,7 @@ class Group:
         if self.world == 1:
             return part
         whole = part.new_empty(self.world * part.numel())
-        dist.all_gather(list(whole.chunk(self.world)), part.contiguous())
+        dist.all_gather(list(whole.chunk(self.world)), part.contiguous(), group=self.handle)
         return whole
 
     def bring_to_zero(self, tensor: Tensor, owner: int) -> None:
@@ -86,13 +94,49 @@ class Group:
         if owner == 0:
             return
         if self.rank == owner:
-            dist.send(tensor, 0)
+            dist.send(tensor, self.members[0], group=self.handle)
         elif self.rank == 0:
-            dist.recv(tensor, owner)
+            dist.recv(tensor, self.members[owner], group=self.handle)
 
     def barrier(self) -> None:
         if self.world > 1:
-            dist.barrier()
+            dist.barrier(group=self.handle)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The ranks that this one has something in common with."""
+
+    everyone: Group
+    data: Group
+    """Those that hold the same part of the model and see other samples."""
+    tensor: Parallel
+    """Those that share every layer and see the same samples."""
+
+    @classmethod
+    def of(cls, everyone: Group, layout: Layout, sequence: bool = False) -> Groups:
+        """By a layout without a pipeline; for all ranks together."""
+        if layout.tensor == 1:
+            return cls(everyone, everyone, ALONE)
+        tensor = layout.tensor
+        own = _own_group([range(start, start + tensor) for start in range(0, layout.world, tensor)], everyone)
+        across = _own_group([range(place, layout.world, tensor) for place in range(tensor)], everyone)
+        return cls(
+            everyone,
+            across,
+            Parallel(own.rank, own.world, own.handle, sequence),
+        )
+
+
+def _own_group(divided: Sequence[Sequence[int]], everyone: Group) -> Group:
+    """Every rank makes every group, in the same order, as torch wants it; of them, the one with this rank."""
+    found = everyone
+    for members in divided:
+        handle = dist.new_group(list(members), timeout=PATIENCE) if len(members) > 1 else None
+        if everyone.rank in members:
+            place = list(members).index(everyone.rank)
+            found = Group(place, len(members), everyone.device, members, handle)
+    return found
 
 
 def _met(environment: Env) -> Any:

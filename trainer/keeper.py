@@ -13,7 +13,7 @@ import torch
 from trainer import checkpoint as checkpoints
 from trainer.checkpoint import Checkpoint
 from trainer.config import TrainConfig
-from trainer.engine import Engine, TrainState, logical_state
+from trainer.engine import Engine, TrainState
 from trainer.errors import CheckpointError
 from trainer.events import Saved
 from trainer.group import Group
@@ -130,15 +130,10 @@ class Keeper:
                 tensor.copy_(given[key])
 
     def _blank(self) -> TrainState:
-        parameters = self.engine.parameters
-        zeros = {
-            f"{moment}.{name}": torch.zeros_like(parameter)
-            for name, parameter in parameters.items()
-            for moment in MOMENTS
-        }
-        state = logical_state(self.config, parameters, zeros, 0)
+        shapes, device = self.engine.shapes, self.group.device.name
+        moments = {f"{moment}.{name}": shape for name, shape in shapes.items() for moment in MOMENTS}
         return TrainState(
-            {name: tensor.clone() for name, tensor in state.model.items()},
-            {name: tensor.contiguous() for name, tensor in state.optimizer.items()},
+            {name: torch.zeros(shape, device=device) for name, shape in shapes.items()},
+            {name: torch.zeros(shape, device=device) for name, shape in moments.items()},
             optimizer_steps=0,
         )

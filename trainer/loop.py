@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from trainer.config import TrainConfig
-from trainer.dataset import Batches
+from trainer.dataset import Batches, Micro
 from trainer.engine import Batch, Engine, StepResult
 from trainer.errors import TrainingFailed
 from trainer.events import Ended, Evaluated, Event, Saved, StepBegan, StepDone
@@ -28,7 +28,8 @@ class Training:
     save: Callable[[int], Saved | None]
     tell: Callable[[Event], None]
     stop_asked: Callable[[], bool]
-    rank: int = 0
+    dropout_place: int = 0
+    """What tells this rank's dropout from others'; those that hold the same numbers must drop the same."""
 
 
 def train(run: Training, step: int = 0) -> Ended:
@@ -78,7 +79,7 @@ def _step(run: Training, finished: int, began: float) -> StepDone:
         config.optimizer, finished + 1, config.steps, config.global_batch, config.model.sequence
     )
     read = time.monotonic() - began  # a slow disk makes a slow rank too
-    result: StepResult = run.engine.step(batch, rate, dropout_seed(config.seed, finished + 1, run.rank))
+    result: StepResult = run.engine.step(batch, rate, dropout_seed(config.seed, finished + 1, run.dropout_place))
     seconds = time.monotonic() - began
     return StepDone(
         finished + 1,
@@ -94,9 +95,9 @@ def _step(run: Training, finished: int, began: float) -> StepDone:
     )
 
 
-def dropout_seed(seed: int, step: int, rank: int) -> int:
-    """A seed of its own for every step and rank, so that a resume needs no saved generator."""
-    return (seed * 1_000_003 + step) * 65_537 + rank
+def dropout_seed(seed: int, step: int, place: int) -> int:
+    """A seed of its own for every step and place, so that a resume needs no saved generator."""
+    return (seed * 1_000_003 + step) * 65_537 + place
 
 
 def _evaluate(run: Training, step: int) -> float | None:
@@ -115,5 +116,5 @@ def _save(run: Training, step: int) -> int:
     return step
 
 
-def _tensors(arrays: list) -> Batch:  # type: ignore[type-arg]
-    return [torch.from_numpy(array) for array in arrays]
+def _tensors(batch: Sequence[Micro]) -> Batch:
+    return [tuple(torch.from_numpy(array) for array in micro) for micro in batch]

@@ -15,8 +15,8 @@ GREATEST_ZERO = {"torch": 1, "deepspeed": 1}
 
 
 def unserved(config: TrainConfig, layout: Layout) -> list[Fault]:
-    """All that the chosen engine and the models cannot do; a plan may still count it."""
-    return [*_of_layout(config, layout), *_of_model(config), *_of_loop(config)]
+    """All that the chosen engine and the loop cannot do; a plan may still count it."""
+    return [*_of_layout(config, layout), *_of_loop(config)]
 
 
 def serves(config: TrainConfig, layout: Layout) -> bool:
@@ -25,9 +25,9 @@ def serves(config: TrainConfig, layout: Layout) -> bool:
 
 
 def _of_layout(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
-    if layout.tensor > 1:
-        what = f"is {layout.tensor}: no engine here divides matrices among ranks yet"
-        yield Fault("train.parallel.tensor", what, "use 1; `clusterctl plan` counts it all the same")
+    if layout.tensor > 1 and config.engine == "deepspeed":
+        what = f"is {layout.tensor}: the deepspeed engine divides no matrices among ranks yet"
+        yield Fault("train.parallel.tensor", what, "use engine: torch")
     if layout.pipeline > 1:
         what = f"is {layout.pipeline}: no engine here has a pipeline yet"
         yield Fault("train.parallel.pipeline", what, "use 1; `clusterctl plan` counts it all the same")
@@ -37,26 +37,6 @@ def _of_layout(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
         yield Fault("train.zero", what, f"use {most}, which divides the optimizer's state")
     if config.offload:
         yield Fault("train.offload", "no engine here moves the optimizer off the device yet", "leave it out")
-    if config.recompute.mode != "none":
-        what = f"is {config.recompute.mode}: the models keep every activation so far"
-        yield Fault("train.recompute", what, "use none, and a smaller micro_batch")
-
-
-def _of_model(config: TrainConfig) -> Iterator[Fault]:
-    model = config.model
-    if model.kind == "glm":
-        yield Fault(
-            "train.model.kind", "glm cannot be trained yet; its samples and its plan are there", "use gpt"
-        )
-        return
-    for key in ("rotary", "swiglu"):
-        if getattr(model, key):
-            yield Fault(f"train.model.{key}", "the model does not do this yet", "leave it out")
-    if model.groups != model.heads:
-        yield Fault("train.model.query_groups", "the model does not do this yet", "leave it out")
-    if model.positions not in (0, model.sequence):
-        what = f"is {model.positions}: the model learns one for each token of a sample"
-        yield Fault("train.model.positions", what, "leave it out")
 
 
 def _of_loop(config: TrainConfig) -> Iterator[Fault]:

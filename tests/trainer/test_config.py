@@ -119,11 +119,9 @@ def test_what_no_engine_does_is_refused_for_a_start_and_counted_for_a_plan(raw_c
     )
     refused = faults_of(raw, world=8)
     assert set(refused) == {
-        "train.parallel.tensor",
         "train.parallel.pipeline",
         "train.zero",
         "train.offload",
-        "train.recompute",
         "train.batch_ramp",
     }
     assert not try_config(raw, 8, served=False)[1]

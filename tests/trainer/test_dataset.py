@@ -79,7 +79,7 @@ def test_a_global_batch_is_the_same_samples_on_any_number_of_ranks(ranks: int) -
 def test_batches_have_one_token_more_than_the_sequence(tmp_path: Path) -> None:
     data = Data(DataConfig(counting(tmp_path, [30] * 10), split="1", seed=5), 7)
     batches = Batches(data.samples("train", 32), Share(micro_batch=2, global_batch=8))
-    assert [micro.shape for micro in batches.at(8)] == [(2, 8)] * 4
+    assert [micro.shape for (micro,) in batches.at(8)] == [(2, 8)] * 4
     assert len(list(batches.first(3))) == 3
 
 
@@ -106,7 +106,7 @@ def test_the_tokens_of_a_step_do_not_depend_on_the_number_of_ranks(
             rows = [
                 row
                 for share in shares
-                for part in Batches(whole, share).at(consumed)
+                for (part,) in Batches(whole, share).at(consumed)
                 for row in part.tolist()
             ]
             read.append(sorted(map(tuple, rows)))

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 
 import native
-from trainer.gpt import GPT, TOKEN_TABLE, logical, padded
+from trainer.gpt import GPT
+from trainer.logical import cuts_of, own_of, whole_of
 from trainer.models import ModelConfig
+from trainer.parallel import ALONE
 
 CONFIG = ModelConfig(layers=2, hidden=32, heads=2, sequence=16, vocab=60)
 
@@ -53,10 +55,12 @@ def test_padded_rows_get_no_gradient_so_they_stay_zero(model: GPT) -> None:
     assert table.grad[: CONFIG.vocab].any()
 
 
-def test_logical_and_padded_are_each_others_reverse(model: GPT) -> None:
+def test_a_whole_parameter_and_a_ranks_own_are_each_others_reverse(model: GPT) -> None:
+    cuts, name = cuts_of(model), "tokens.weight"
     table = model.tokens.weight.detach()
-    assert logical(CONFIG, TOKEN_TABLE, table).shape == (60, 32)
-    assert torch.equal(padded(CONFIG, TOKEN_TABLE, logical(CONFIG, TOKEN_TABLE, table)), table)
+    whole = whole_of({name: table}, cuts, ALONE)[name]
+    assert whole.shape == (60, 32)
+    assert torch.equal(own_of(name, whole, table, cuts, ALONE), table)
 
 
 def test_what_writes_into_the_residual_starts_smaller() -> None:

@@ -1,0 +1,88 @@
+"""Every layout gives the losses of one process, and goes on from what any other saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Ranks = Callable[..., Any]
+Make = Callable[..., dict[str, Any]]
+Read = Callable[..., list[dict[str, Any]]]
+TrainHere = Callable[..., Any]
+
+GPT = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocab": 60}
+NEWER_GPT = {**GPT, "query_groups": 2, "rotary": True, "swiglu": True, "ffn": 64}
+GLM = {"kind": "glm", "layers": 2, "hidden": 32, "heads": 4, "sequence": 48, "vocab": 69}
+MODELS = {"gpt": GPT, "newer-gpt": NEWER_GPT, "glm": GLM}
+STEPS = 20
+
+
+def changes_of(model: str, prefix: Path, **changes: Any) -> dict[str, Any]:
+    data: dict[str, Any] = {"prefix": str(prefix), "split": "80,20,0"}
+    if model == "glm":
+        data["eod"] = 3
+    schedule = {"lr": 1e-2, "min_lr": 1e-3, "warmup_steps": 2}
+    rest = {"steps": STEPS, "eval": {"every": 10, "batches": 2}, "save": {"every": 10}, "optimizer": schedule}
+    return {"model": MODELS[model], "data": data, **rest, **changes}
+
+
+def losses(lines: list[dict[str, Any]]) -> dict[int, tuple[float, float]]:
+    return {line["step"]: (line["loss"], line["grad_norm"]) for line in lines}
+
+
+@pytest.fixture
+def alike(
+    tmp_path: Path, prefix: Path, raw_config: Make, run_ranks: Ranks, metrics: Read, train_here: TrainHere
+) -> Callable[..., Path]:
+    """Train with so many ranks and with one; both must give the same losses, norms and evaluations."""
+
+    def run(model: str, ranks: int, **changes: Any) -> Path:
+        train_here(tmp_path / "one", **changes_of(model, prefix))
+        done = run_ranks(ranks, raw_config(**changes_of(model, prefix, **changes)), tmp_path / "many")
+        assert [rank.returncode for rank in done] == [0] * ranks, done[0].stderr
+        one, many = (losses(metrics(tmp_path / name, "step")) for name in ("one", "many"))
+        assert len(one) == STEPS and one.keys() == many.keys()
+        for step, (loss, norm) in one.items():
+            assert many[step] == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)), step
+        evals = [[line["loss"] for line in metrics(tmp_path / name, "eval")] for name in ("one", "many")]
+        assert evals[1] == pytest.approx(evals[0], rel=1e-5)
+        assert one[STEPS][0] < one[1][0] - 0.2
+        return tmp_path / "many"
+
+    return run
+
+
+LAYOUTS = [
+    pytest.param("gpt", 2, {"parallel": {"tensor": 2}}, id="gpt-tensor2"),
+    pytest.param("gpt", 4, {"parallel": {"tensor": 4}}, id="gpt-tensor4"),
+    pytest.param(
+        "gpt",
+        4,
+        {"parallel": {"tensor": 4, "sequence": True}},
+        id="gpt-tensor4-sequence",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "newer-gpt", 4, {"parallel": {"tensor": 2, "sequence": True}, "zero": 1}, id="newer-gpt-2x2-zero1"
+    ),
+    pytest.param("glm", 2, {"zero": 1}, id="glm-data2-zero1"),
+    pytest.param("glm", 4, {"parallel": {"tensor": 2}}, id="glm-2x2"),
+    pytest.param("glm", 2, {"parallel": {"tensor": 2, "sequence": True}}, id="glm-tensor2-sequence"),
+    pytest.param(
+        "gpt",
+        8,
+        {"parallel": {"tensor": 2}, "micro_batch": 2},
+        id="gpt-tensor2-data4",
+        marks=pytest.mark.slow,
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "ranks", "changes"), LAYOUTS)
+def test_a_layout_gives_the_losses_of_one_process(
+    model: str, ranks: int, changes: dict[str, Any], alike: Callable[..., Path]
+) -> None:
+    alike(model, ranks, **changes)

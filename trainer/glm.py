@@ -1,0 +1,74 @@
+"""GLM, whole: blanks are filled in. Two rows of positions, and a source that is seen from everywhere.
+
+A row is a source with masks in the places of its blanks, and behind it the blanks' contents, which the model learns
+to write (glm_blocks makes them). A token's first position is its place in the source, or its blank's; the second
+counts within the blank, and is 0 in the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import native
+from trainer.layers import Block, LayerNorm, PositionTable, Sight, TokenTable, residual_deviation
+from trainer.logical import initialize
+from trainer.masks import UNCOUNTED
+from trainer.models import ModelConfig
+from trainer.parallel import ALONE, SEQUENCE, Parallel
+from trainer.recompute import NOTHING, Recompute
+
+
+class GLM(nn.Module):
+    """Rows in, logits or loss out."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: native.Choice,
+        seed: int = 1234,
+        parallel: Parallel = ALONE,
+        recompute: Recompute = NOTHING,
+    ) -> None:
+        super().__init__()
+        self.config, self.parallel, self.recompute = config, parallel, recompute
+        self.tokens = TokenTable(config, ops, parallel)
+        self.positions = PositionTable(config, parallel)
+        self.block_positions = PositionTable(config, parallel)
+        self.blocks = nn.ModuleList(Block(config, ops, parallel, recompute) for _ in range(config.layers))
+        self.norm = LayerNorm(config, ops)
+        initialize(self, config.init_std, residual_deviation(config), seed, parallel)
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, separators: Tensor, targets: Tensor | None = None
+    ) -> Tensor:
+        """Logits (batch, length, vocab); with targets, the mean loss instead.
+
+        tokens: (batch, length); positions: (batch, 2, length); separators: (batch,), the lengths of the sources.
+        """
+        x = self.tokens(tokens)  # (batch, length, hidden)
+        x = x + self.positions(positions[:, 0]) + self.block_positions(positions[:, 1])
+        x = F.dropout(x, self.config.dropout, self.training)
+        sight = Sight(unseen(separators, tokens.shape[1]))
+        x = self.norm(self.recompute.through(list(self.blocks), x, sight))
+        return self.tokens.logits(x) if targets is None else self.tokens.loss(x, targets)
+
+    def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What `forward` takes for the loss of a micro-batch: only what is behind the source is predicted."""
+        tokens, targets, loss_mask, positions, separators = micro
+        targets = targets.masked_fill(loss_mask == 0, UNCOUNTED)
+        if self.parallel.divides_sequence:  # rows are as long as their blanks make them
+            more = -tokens.shape[SEQUENCE] % self.parallel.size
+            tokens, positions = F.pad(tokens, (0, more)), F.pad(positions, (0, more))
+            targets = F.pad(targets, (0, more), value=UNCOUNTED)
+        return tokens, positions, separators, targets
+
+
+def unseen(separators: Tensor, length: int) -> Tensor:
+    """(batch, 1, length, length), True where a row's token must not see a column's: later, and not of the source."""
+    later = torch.ones(length, length, dtype=torch.bool, device=separators.device).triu(1)
+    behind = torch.arange(length, device=separators.device) >= separators.unsqueeze(-1)  # (batch, length)
+    return later & behind[:, None, None, :]

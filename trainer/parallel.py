@@ -1,0 +1,193 @@
+"""Tensor and sequence parallel: what the ranks that share every layer say to each other within a pass.
+
+A pair of matrices needs two exchanges: the first is cut by its outputs (columns), the second by its inputs (rows),
+so that only what enters the pair in the backward pass and what leaves it in the forward pass is summed. Sequence
+parallel keeps the same bytes but divides a sum's result along the sequence, so that layer norms and dropout between
+the pairs are divided too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+SEQUENCE = 1  # the dimension of (batch, sequence, hidden) that sequence parallel divides
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """This rank's place among those that share every layer; the default is a rank that has them to itself."""
+
+    rank: int = 0
+    size: int = 1
+    group: Any = None
+    """torch's process group of these ranks."""
+    sequence: bool = False
+    """Whether what lies between the matrices is divided along the sequence."""
+
+    @property
+    def divides_sequence(self) -> bool:
+        return self.sequence and self.size > 1
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Into matrices cut by columns: whole on every rank; the gradient is summed on its way back."""
+        if self.size == 1:
+            return x
+        return _apply(_Gathered if self.sequence else _Copied, x, self)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Out of a matrix cut by rows: the sum over the ranks, with sequence parallel this rank's part of it."""
+        if self.size == 1:
+            return x
+        return _apply(_Scattered if self.sequence else _Summed, x, self)
+
+    def own(self, x: Tensor, dim: int = SEQUENCE) -> Tensor:
+        """This rank's part of what every rank has whole; the gradient is whole on every rank again."""
+        return x if self.size == 1 else _apply(_Own, x, self, dim)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over the ranks, in place; no gradient."""
+        if self.size > 1:
+            dist.all_reduce(x, group=self.group)
+        return x
+
+    def largest(self, x: Tensor) -> Tensor:
+        """The maximum over the ranks, in place; no gradient."""
+        if self.size > 1:
+            dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.group)
+        return x
+
+    def gather(self, part: Tensor, dim: int = SEQUENCE) -> Tensor:
+        """The ranks' parts side by side along `dim`; no gradient."""
+        if self.size == 1:
+            return part
+        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        dist.all_gather(parts, part.contiguous(), group=self.group)
+        return torch.cat(parts, dim)
+
+    def scatter_sum(self, x: Tensor, dim: int = SEQUENCE) -> Tensor:
+        """This rank's part along `dim` of the sum over the ranks; no gradient."""
+        if self.size == 1:
+            return x
+        parts = torch.cat([part.flatten() for part in x.chunk(self.size, dim)])
+        shape = list(x.shape)
+        shape[dim] //= self.size
+        out = x.new_empty(shape)
+        dist.reduce_scatter_tensor(out.view(-1), parts, group=self.group)
+        return out
+
+
+ALONE = Parallel()
+
+
+def _apply(function: Any, *arguments: Any) -> Tensor:
+    result: Tensor = function.apply(*arguments)
+    return result
+
+
+class _Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parallel: Parallel) -> Tensor:
+        ctx.parallel = parallel
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return ctx.parallel.sum(upstream.clone(memory_format=torch.contiguous_format)), None
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parallel: Parallel) -> Tensor:
+        return parallel.sum(x.clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return upstream, None
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parallel: Parallel) -> Tensor:
+        ctx.parallel = parallel
+        return parallel.gather(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return ctx.parallel.scatter_sum(upstream), None
+
+
+class _Scattered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parallel: Parallel) -> Tensor:
+        ctx.parallel = parallel
+        return parallel.scatter_sum(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return ctx.parallel.gather(upstream), None
+
+
+class _Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parallel: Parallel, dim: int) -> Tensor:
+        ctx.parallel, ctx.dim = parallel, dim
+        return x.chunk(parallel.size, dim)[parallel.rank].clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.parallel.gather(upstream, ctx.dim), None, None
+
+
+def cross_entropy(
+    logits: Tensor, targets: Tensor, first: int, parallel: Parallel, ignored: int = -100
+) -> Tensor:
+    """Mean loss where each rank has some columns of the logits, from id `first` on; no rank ever has them all.
+
+    logits: (tokens, own columns), destroyed; targets: (tokens,). Three numbers a token travel.
+    """
+    return _apply(_CrossEntropy, logits, targets, first, parallel, ignored)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, first: int, parallel: Parallel, ignored: int
+    ) -> Tensor:
+        work = logits.float()  # the logits themselves where they are fp32
+        counts = targets != ignored
+        column = targets - first
+        here = counts & (column >= 0) & (column < work.shape[1])
+        rows, own = here.nonzero().squeeze(1), column[here]
+        top = work.new_full(work.shape[:1], float("-inf"))
+        if work.shape[1]:
+            top = work.amax(1)
+        work.sub_(parallel.largest(top).unsqueeze(1))
+        wanted = work.new_zeros(work.shape[0])
+        wanted[rows] = work[rows, own]
+        work.exp_()
+        sums = parallel.sum(torch.stack([work.sum(1), wanted]))
+        work.div_(sums[0].unsqueeze(1))  # probabilities
+        total = counts.sum()
+        ctx.save_for_backward(work, rows, own, counts, total)
+        ctx.dtype = logits.dtype
+        losses = sums[0].log() - sums[1]
+        return losses.masked_fill(~counts, 0.0).sum() / total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        work, rows, own, counts, total = ctx.saved_tensors
+        work[rows, own] -= 1.0
+        work.mul_((counts * (upstream / total)).unsqueeze(1))
+        return work.to(ctx.dtype), None, None, None, None
