@@ -32,7 +32,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 from native.cpu import sample_index  # noqa: E402
 from trainer.blend import blend_order  # noqa: E402
 from trainer.data_config import DataConfig  # noqa: E402
-from trainer.dataset import Batches, Data, Share  # noqa: E402
+from trainer.dataset import Data, Share  # noqa: E402
 from trainer.gpt_samples import Recipe, follow  # noqa: E402
 from trainer.indexed import write_index  # noqa: E402
 
@@ -173,9 +173,9 @@ def reading_rows(megatron: bool, folder: Path, repeat: int) -> Iterator[Row]:
         return [item["tokens"], item["labels"]]
 
     def in_batches() -> Any:
-        for step in range(0, READ, 80):
-            read = Batches(samples, Share(MICRO, 80)).at(step)
-        return [read[-1][0][:, :-1], read[-1][0][:, 1:]]
+        for ks in shares.samples_of(0):
+            read = samples.read(ks)
+        return [read[:, :-1], read[:, 1:]]
 
     def their_batches() -> Any:
         import torch
