@@ -316,11 +316,11 @@ def _whole_lines(run: RunDir) -> int:
 
 
 @contextlib.contextmanager
-def following(run: RunDir, connections: Connections) -> Iterator[Control | KeptWatch]:
+def following(run: RunDir, connections: Connections, first: int | None = None) -> Iterator[Control | KeptWatch]:
     """The view of a run: what its controller brings home or has brought, or, where none could be started, our own."""
     with run.hold() as ours:
         ended = run.read_state().get("phase") in runs.FINAL
-        yield Control(run, connections) if ours and not ended else KeptWatch(run)
+        yield Control(run, connections) if ours and not ended else KeptWatch(run, first)
 
 
 def serve(run: RunDir, connections: Connections, tell: Any) -> bool:

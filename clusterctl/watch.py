@@ -336,8 +336,9 @@ class Watch:
 class KeptWatch:
     """The same view of a run that another process brings home: read from the folder here, attempt after attempt."""
 
-    def __init__(self, run: RunDir) -> None:
-        self.run, self.attempt, self.read = run, 0, 0
+    def __init__(self, run: RunDir, first: int | None = None) -> None:
+        """From attempt `first` on; from the present one where nothing is said."""
+        self.run, self.first, self.attempt, self.read = run, first, 0, 0
         self.about = {run.metrics: ("", -1, "metrics"), run.events: ("", -1, "events")}
         self.offsets = {run.events: run.events.stat().st_size if run.events.exists() else 0}
         """How much of each file has been read; a reader who has seen some of it sets it before."""
@@ -368,6 +369,12 @@ class KeptWatch:
         record = self.run.read_record()
         if record["attempt"] == self.attempt:
             return
+        since = self.attempt + 1 if self.attempt else self.first or record["attempt"]
+        for passed in range(since, record["attempt"]):  # over before we looked, on nodes that may be others by now
+            for path in sorted(self.run.logs(passed).glob("*/rank-*.*")):
+                rank, _, stream = path.name.removeprefix("rank-").partition(".")
+                if rank.isdecimal() and stream in ("out", "err"):
+                    self.about.setdefault(path, (path.parent.name, int(rank), stream))
         self.attempt = record["attempt"]
         for node, ranks in record["ranks"].items():
             for rank in ranks:

@@ -154,12 +154,13 @@ def launch(
             checks_quick.before_launch(chosen, job, connections, tell)
         with stopping_on_interrupt(run, connections):
             runs.launch(chosen, job, connections, options.runs_folder(), tell, run, spares)
+            first = run.read_record()["attempt"]  # before anybody starts another: this one's lines are all shown
             put_in_charge(run)
         if detach:
             leave(run, as_json)
             return
         follow_to_the_end(
-            run, connections, stop_on_interrupt=True, trains=job.train is not None, as_json=as_json
+            run, connections, stop_on_interrupt=True, trains=job.train is not None, as_json=as_json, first=first
         )
 
 
@@ -314,6 +315,7 @@ def follow_to_the_end(
     quiet: bool = False,
     as_json: bool = False,
     outlives_terminal: bool = True,
+    first: int | None = None,
 ) -> None:
     """Show a run until it ended; a failed one raises its root cause."""
     from clusterctl import run as runs
@@ -322,7 +324,7 @@ def follow_to_the_end(
         from clusterctl.cli.follow import Follower
         from clusterctl.controller import following
 
-        with following(run, connections) as watch, Follower(run, trains, quiet, as_json) as follower:
+        with following(run, connections, first) as watch, Follower(run, trains, quiet, as_json) as follower:
             for update in watch:
                 follower.show(update)
     except (KeyboardInterrupt, SystemExit) as interrupt:

@@ -343,6 +343,22 @@ def test_a_start_that_comes_after_its_stop_starts_nothing(tmp_path: Path, connec
         link.call("start", {"run_dir": where["run_dir"], "spec": spec})
 
 
+def test_a_reader_who_comes_after_a_restart_sees_the_attempts_that_it_asks_for(
+    tmp_path: Path, connections: Connections
+) -> None:
+    run = launched(tmp_path, connections, program("import os; print('attempt', os.environ['CLUSTERCTL_ATTEMPT'])"))
+    to_the_end(run, connections)
+    runs.resume(run, connections, lambda phase, text: None)
+    to_the_end(run, connections)
+    ranks = sum(map(len, run.read_record()["ranks"].values()))
+
+    def seen(first: int | None) -> list[bytes]:
+        return sorted(update.chunk.data for update in KeptWatch(run, first) if update.chunk)
+
+    assert seen(1) == [b"attempt 1\n"] * ranks + [b"attempt 2\n"] * ranks
+    assert seen(None) == [b"attempt 2\n"] * ranks
+
+
 def test_a_reader_who_comes_late_sees_a_half_line_that_never_grew(
     tmp_path: Path, connections: Connections
 ) -> None:
