@@ -356,9 +356,8 @@ class Link:
             hint = "name a newer one in the inventory: `python: /path/to/python3.8` or newer"
             raise Unreachable(self.node, f"its Python is {text}, too old for the agent", hint)
         if word != "have":
-            raise Unreachable(
-                self.node, f"the agent can't be installed: {text}", "see `workdir` in the inventory"
-            )
+            hint = "give `workdir` in the inventory a folder that is this login's alone, as ~/.clusterctl is"
+            raise Unreachable(self.node, f"the agent can't be installed: {text}", hint)
 
     def _answer(self) -> tuple[str, str]:
         """The next line that is the agent's, after whatever login scripts printed."""

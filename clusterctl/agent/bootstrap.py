@@ -62,6 +62,18 @@ def install(folder: str, files: "dict[str, str]", wanted: "dict[str, int]") -> N
             raise
 
 
+def whose(folder: str) -> str:
+    """Why a folder that is there can't hold what will run here, or "": another user could put a program of theirs
+    into it. Writing by a group is let pass: many systems give each user one of their own."""
+    try:
+        about = os.stat(folder)
+    except FileNotFoundError:
+        return ""
+    if about.st_uid != os.geteuid():
+        return "it belongs to user %d, and this login is user %d" % (about.st_uid, os.geteuid())
+    return "everybody may write into it (mode %04o)" % (about.st_mode & 0o7777) if about.st_mode & 0o002 else ""
+
+
 def start() -> None:
     """Read what is wanted, make sure that it is here, and become the agent.
 
@@ -75,6 +87,9 @@ def start() -> None:
     root = os.path.join(workdir, "agent")
     folder = os.path.join(root, wanted_hash)
     try:
+        why = whose(workdir) or whose(root)
+        if why:
+            raise OSError(why)
         if not is_whole(folder, wanted):
             say("need")
             import json
@@ -85,7 +100,7 @@ def start() -> None:
             install(folder, files, wanted)
             os.umask(mask)  # what users run here has theirs
     except (OSError, ValueError) as problem:
-        return say("error", "%s: %s" % (root, problem))
+        return say("error", "%s: %s" % (workdir, problem))
     say("have")
     sys.path.insert(0, folder)
     from clusterctl.agent.server import main

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -163,6 +164,7 @@ def pull(
             if as_json
             else screen.write("".join(f"{one['node']}: {node_path} -> {one['to']}\n" for one in rows))
         )
+    _refuse_dest(dest)
     with options.connected(chosen, accept_new, persist, connect_timeout) as connections, bar("pull") as drawn:
 
         def work(node: Node, link: Connection, others: tuple[Path, ...] = ()) -> PushResult:
@@ -179,6 +181,14 @@ def pull(
         files, saved = pulling.fold([places[one.node.name] for one in outcomes if one.ok])
         screen.say(f"{words.some(files, 'file')} folded, {words.size(saved)} spared")
     show_pushed(outcomes, as_json)
+
+
+def _refuse_dest(dest: Path) -> None:
+    """A place here where no folder can be made is told once, before any node is asked."""
+    there = next(one for one in (dest.absolute(), *dest.absolute().parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "not to be written by you" if there.is_dir() else "no folder"
+        raise UsageError(f"{dest}: {there} is {why}", "name a folder here, or one that can be made")
 
 
 def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[Would]], as_json: bool) -> None:

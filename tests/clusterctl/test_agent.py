@@ -419,6 +419,24 @@ def test_a_work_folder_that_can_not_be_made_is_said(tmp_path: Path) -> None:
         connect(tmp_path)
 
 
+def test_no_agent_starts_out_of_a_folder_that_others_could_put_a_program_into(tmp_path: Path) -> None:
+    connect(tmp_path).close()  # it makes the folder itself, and finds it again
+    connect(tmp_path).close()
+    work = tmp_path / "work"
+    for folder in (work, work / "agent"):
+        folder.chmod(0o777)
+        with pytest.raises(ClusterctlError, match=r"everybody may write into it \(mode 0777\)") as caught:
+            connect(tmp_path)
+        assert "login's alone" in caught.value.hint
+        folder.chmod(0o770)
+        if os.geteuid() == 0:
+            os.chown(folder, 12345, -1)
+            with pytest.raises(ClusterctlError, match="it belongs to user 12345, and this login is user 0"):
+                connect(tmp_path)
+            os.chown(folder, 0, -1)
+    connect(tmp_path).close()
+
+
 def test_a_python_that_is_no_python_is_said_with_its_own_words(tmp_path: Path) -> None:
     with pytest.raises(ClusterctlError, match="no agent could be started"):
         connect(tmp_path, "/bin/false")

@@ -134,3 +134,9 @@ def test_a_plan_tells_faults_of_the_job_of_its_nodes_and_of_its_spares_at_once(r
     code, _, err = run("plan", "job.yaml", "--nodes", "node[1-2]")
     assert code == 2 and "job.yaml:2 restart.spare_nodes: node1 is among the run's own nodes" in err
     assert run("plan", "job.yaml", "--nodes", "node2")[0] == 0
+
+
+def test_a_pull_to_where_no_folder_can_be_is_told_once_before_any_node_is_asked(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = run("pull", "/etc/hostname", "file/below")
+    assert code == 2 and err.count("is no folder") == 1 and "node" not in err
