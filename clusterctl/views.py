@@ -176,21 +176,23 @@ def step_text(metric: Mapping[str, Any], left: float | None) -> str:
 
 
 def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The runs, newest first."""
+    """The runs, newest first; an id is never cut in two, and steps have columns only where a run has some."""
+    steps = [name for name in ("step", "loss") if any(str(row[name]) for row in rows)]
     cells = [
         [
             row["run"],
             Text(row["phase"], style=PHASE_STYLE.get(row["phase"], "")),
             row["ranks"],
             row["nodes"],
-            row["step"],
-            row["loss"],
+            *(row[name] for name in steps),
             row["started"][5:],  # without the year: an id of 21 letters and all the rest fit into 80 columns
         ]
         for row in rows
     ]
-    names = ["RUN", "PHASE", "RANKS", "NODES", "STEP", "LOSS", "STARTED"]
-    return table(names, cells, right=["RANKS", "STEP", "LOSS"])
+    names = ["RUN", "PHASE", "RANKS", "NODES", *(name.upper() for name in steps), "STARTED"]
+    drawn = table(names, cells, right=["RANKS", "STEP", "LOSS"])
+    drawn.columns[0].no_wrap = True
+    return drawn
 
 
 def causes_text(rows: Sequence[Mapping[str, Any]]) -> Text:

@@ -156,3 +156,12 @@ def test_a_plan_tells_the_share_and_the_epochs_of_each_of_several_corpora() -> N
     assert (
         drawn(views.plan_facts(made, two)).count("corpus   75.0% wi\\x1bki: 1.2 epochs of 104k tokens") == 2
     )
+
+
+def test_a_list_of_runs_in_80_columns_cuts_no_id_in_two() -> None:
+    plain = {"phase": "failed", "ranks": 2, "nodes": 1, "step": "", "loss": "", "started": "2026-11-21 17:42:03"}
+    long = {"run": "a-name-of-thirty-letters-or-so-1121-174202-a439", **plain}
+    assert all(len(line) <= 80 for line in drawn(views.runs_table([long])).splitlines())
+    assert long["run"] in drawn(views.runs_table([long])) and "LOSS" not in drawn(views.runs_table([long]))
+    trained = drawn(views.runs_table([long, {**plain, "run": "b", "step": "7", "loss": "3.21"}]))
+    assert long["run"] in trained and "LOSS" in trained and "3.21" in trained
