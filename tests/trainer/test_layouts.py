@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 Ranks = Callable[..., Any]
 Make = Callable[..., dict[str, Any]]
@@ -86,3 +87,46 @@ def test_a_layout_gives_the_losses_of_one_process(
     model: str, ranks: int, changes: dict[str, Any], alike: Callable[..., Path]
 ) -> None:
     alike(model, ranks, **changes)
+
+
+JOURNEYS = [
+    pytest.param("gpt", [(2, {"tensor": 2}), (1, {}), (4, {"tensor": 4})], id="gpt-2-1-4"),
+    pytest.param(
+        "newer-gpt", [(4, {"tensor": 2}), (2, {"tensor": 2, "sequence": True})], id="newer-gpt-2x2-2"
+    ),
+    pytest.param("glm", [(1, {}), (4, {"tensor": 2}), (2, {})], id="glm-1-2x2-data2"),
+]
+
+
+@pytest.mark.parametrize(("model", "journey"), JOURNEYS)
+def test_a_checkpoint_of_one_layout_goes_on_in_any_other(
+    model: str,
+    journey: list[tuple[int, dict[str, Any]]],
+    tmp_path: Path,
+    prefix: Path,
+    raw_config: Make,
+    run_ranks: Ranks,
+    metrics: Read,
+    train_here: TrainHere,
+) -> None:
+    train_here(tmp_path / "one", **changes_of(model, prefix))
+    for part, (ranks, parallel) in enumerate(journey):
+        changes = changes_of(
+            model, prefix, parallel=parallel, zero=int(part > 0), save={"every": 5, "keep": 9}
+        )
+        last = part == len(journey) - 1
+        fault = {} if last else {"CLUSTERCTL_FAULT": f"rank{ranks - 1}:step{5 * part + 7}:exit7"}
+        done = run_ranks(ranks, raw_config(**changes), tmp_path / "parts", **fault)
+        assert done[-1].returncode == (0 if last else 7), done[-1].stderr
+    starts = metrics(tmp_path / "parts", "start")
+    assert [start["step"] for start in starts] == [0, 5, 10][: len(journey)]
+    one, parts = (losses(metrics(tmp_path / name, "step")) for name in ("one", "parts"))
+    assert one.keys() == parts.keys()
+    for step, (loss, norm) in one.items():
+        assert parts[step] == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)), step
+    shapes = [
+        {name: tensor.shape for name, tensor in load_file(folder / "model.safetensors").items()}
+        for folder in sorted((tmp_path / "parts" / "checkpoints").glob("step-*"))
+    ]
+    assert len(shapes) == 4 and all(one == shapes[0] for one in shapes)
+    assert shapes[0]["tokens.weight"][0] == MODELS[model]["vocab"]
