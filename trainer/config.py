@@ -24,6 +24,7 @@ from trainer.errors import ConfigFaults, Fault
 from trainer.glm_config import glm_faults
 from trainer.layout import Layout
 from trainer.models import SIZES, ModelConfig, sized
+from trainer.plan_auto import Choice, choose
 from trainer.served import unserved
 from trainer.settings import near, read_section, setting
 
@@ -106,9 +107,25 @@ def try_config(raw: object, world_size: int, served: bool = True) -> tuple[Train
 
     Without `served`, what no engine does yet is no fault: a plan counts it all the same.
     """
+    found = plan_config(raw, world_size, served)
+    return found.config, found.faults
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A config as it was read: what is wrong with it, what no engine does yet, and how `auto` chose."""
+
+    config: TrainConfig
+    faults: list[Fault]
+    unserved: list[Fault]
+    choice: Choice | None = None
+
+
+def plan_config(raw: object, world_size: int, served: bool = True) -> Planned:
+    """As `try_config`, with what a plan tells beside it."""
     faults: list[Fault] = []
     if not isinstance(raw, Mapping):
-        return TrainConfig(), [Fault("train", f"is {type(raw).__name__}; a mapping is needed")]
+        return Planned(TrainConfig(), [Fault("train", f"is {type(raw).__name__}; a mapping is needed")], [])
     model = _read_model(raw.get("model"), faults)
     rest = {key: value for key, value in raw.items() if key != "model"}
     for key, shorten in SHORT.items():
@@ -117,6 +134,9 @@ def try_config(raw: object, world_size: int, served: bool = True) -> tuple[Train
     if "data" in rest:
         rest["data"] = listed_sources(rest["data"])
     config = replace(read_section(TrainConfig, rest, "train", faults), model=model)
+    choice = None
+    if config.parallel.auto and not faults:
+        config, choice = choose(config, world_size, frozenset(rest))
     layout, wrong = config_rules.layout_of(config, world_size)
     if config.global_batch is None:
         config = replace(config, global_batch=config.micro_batch * layout.data)
@@ -124,9 +144,8 @@ def try_config(raw: object, world_size: int, served: bool = True) -> tuple[Train
     faults += config_rules.between_keys(config, layout)
     faults += data_faults(config.data, rest.get("data"), evaluates=config.eval.batches > 0)
     faults += glm_faults(config)
-    if served:
-        faults += unserved(config, layout)
-    return config, faults
+    missing = unserved(config, layout)
+    return Planned(config, faults + missing if served else faults, missing, choice)
 
 
 def _short_loss_scale(given: object) -> object:

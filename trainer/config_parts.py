@@ -152,6 +152,8 @@ class HardwareConfig:
     """GB (10^9 bytes) a device."""
     tflops: float = setting(0.0, least=0.0)
     """Dense matrix rate of a device in the training's precision, 10^12 operations a second."""
+    efficiency: float = setting(0.0, least=0.0, below=1.0)
+    """Part of that rate which a training's matrices reach."""
     node_gbytes: float = setting(0.0, least=0.0)
     """GB/s that a device sends to another of its node."""
     net_gbytes: float = setting(0.0, least=0.0)

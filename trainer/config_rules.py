@@ -100,7 +100,7 @@ def _pipeline_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
         need = f"{pieces} numbers (pipeline x interleave) that add up to {model.layers}"
         yield Fault("train.parallel.layers", what, f"give {need}, or leave it out")
     micros = (config.global_batch or 0) // (config.micro_batch * layout.data)
-    if layout.pipeline > 1 and micros < layout.pipeline:
+    if layout.pipeline > 1 and micros < layout.pipeline and config.engine == "torch":
         what = f"{micros} micro-batches cannot fill {layout.pipeline} stages"
         least = config.micro_batch * layout.data * layout.pipeline
         yield Fault(

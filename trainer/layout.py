@@ -35,6 +35,23 @@ class Layout:
         return {"data": self.data, "tensor": self.tensor, "pipeline": self.pipeline}
 
 
+def piece_layers(layers: int, pieces: int, given: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Layers of each piece of a pipeline; what does not divide goes to the middle, since the ends have more to do.
+
+    (The first piece embeds, the last one has the vocabulary's matrix.)
+    """
+    if given:
+        return given
+    least, over = divmod(layers, pieces)
+    first = (pieces - over) // 2
+    return tuple(least + (first <= i < first + over) for i in range(pieces))
+
+
+def stage_pieces(stage: int, stages: int, interleave: int) -> tuple[int, ...]:
+    """The pieces that a stage holds: every so many, so that a micro-batch goes around."""
+    return tuple(stage + stages * i for i in range(interleave))
+
+
 def accumulation(global_batch: int, micro_batch: int, data: int) -> int:
     """Micro-batches that each rank adds up before a step; the division is exact in a checked config."""
     return global_batch // (micro_batch * data)

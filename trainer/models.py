@@ -150,37 +150,3 @@ SIZES: dict[str, ModelConfig] = {
 def sized(name: str, **changes: object) -> ModelConfig:
     """A named size with some of its fields changed."""
     return replace(SIZES[name], **changes)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes a device needs; the activations are an estimate, the rest is counted."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations_estimate: int
-
-    def as_json(self) -> dict[str, int]:
-        return {**self.__dict__, "total": sum(self.__dict__.values())}
-
-
-def memory(model: ModelConfig, micro_batch: int, precision: str, data: int, zero: int) -> Memory:
-    """Memory of one data parallel rank.
-
-    Weights, gradients and the two Adam moments are fp32 in both precisions (bf16 computes on cast copies).
-    Activations a layer: s*b*h*(34 + 5*a*s/h) bytes at two bytes a number (arXiv 2205.05198), twice that in
-    fp32; then the logits and their gradient.
-    """
-    numbers = model.parameters() + (model.padded_vocab - model.vocab) * model.hidden
-    s, b, h = model.sequence, micro_batch, model.hidden
-    width = 1 if precision == "bf16" else 2
-    layer = width * (34 * s * b * h + 5 * model.heads * s * s * b)
-    logits = 2 * 2 * width * s * b * model.padded_vocab
-    cast_weights = 2 * numbers if precision == "bf16" else 0
-    return Memory(
-        weights=4 * numbers,
-        gradients=4 * numbers,
-        optimizer=8 * numbers // (data if zero >= 1 else 1),
-        activations_estimate=layer * model.layers + logits + cast_weights,
-    )

@@ -7,23 +7,32 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.config import TrainConfig, try_config
+from trainer.config import TrainConfig, plan_config
 from trainer.errors import Fault
-from trainer.layout import Layout
-from trainer.models import memory
+from trainer.layout import Layout, accumulation
+from trainer.plan_cost import cost
+from trainer.plan_flops import CONVENTIONS, per_token
+from trainer.plan_hardware import hardware_of
+from trainer.plan_lint import lint
+from trainer.plan_memory import Stage, stages
 
 if TYPE_CHECKING:
+    from trainer.plan_auto import Choice
     from trainer.plan_data import CorpusUse
 
 
 def check(document: object) -> dict[str, Any]:
-    """Answer `{"train": ..., "world_size": n, "base_dir": "...", "check_data": bool}`: all faults at once."""
+    """Answer `{"train": ..., "world_size": n, "base_dir": "...", "check_data": bool}`: all faults at once.
+
+    With `"served": false`, what no engine does yet stands under `unserved` and is counted all the same.
+    """
     if not isinstance(document, Mapping):
         return _answer([Fault("", "the document is not a mapping", 'give {"train": {...}, "world_size": 4}')])
     world = document.get("world_size", 1)
     if not isinstance(world, int) or isinstance(world, bool) or world < 1:
         return _answer([Fault("world_size", f"is {world!r}; a whole number of at least 1 is needed")])
-    config, faults = try_config(document.get("train"), world)
+    found = plan_config(document.get("train"), world, bool(document.get("served", True)))
+    config, faults = found.config, found.faults
     uses: list[CorpusUse] = []
     if document.get("check_data") and config.data.prefixes():
         from trainer.plan_data import look_at_data  # with NumPy, which a plan without data does not need
@@ -33,7 +42,8 @@ def check(document: object) -> dict[str, Any]:
     return {
         **_answer(faults),
         "config": config.as_json(),
-        "summary": None if faults else summary(config, world, uses),
+        "unserved": [fault.as_json() for fault in found.unserved],
+        "summary": None if faults else summary(config, world, uses, found.choice),
     }
 
 
@@ -42,24 +52,55 @@ def _answer(faults: list[Fault]) -> dict[str, Any]:
         "ok": not faults,
         "faults": [fault.as_json() for fault in faults],
         "config": None,
+        "unserved": [],
         "summary": None,
     }
 
 
-def summary(config: TrainConfig, world: int, uses: Sequence[CorpusUse] = ()) -> dict[str, Any]:
+def summary(
+    config: TrainConfig, world: int, uses: Sequence[CorpusUse] = (), choice: Choice | None = None
+) -> dict[str, Any]:
     """Sizes of a checked config; `epochs` is None where the data is not at hand."""
     assert config.global_batch is not None
-    layout = Layout.of(world)
+    layout = config.layout(world)
     a_step = config.global_batch * config.model.sequence
-    need = memory(config.model, config.micro_batch, config.precision, layout.data, config.zero)
+    micros = accumulation(config.global_batch, config.micro_batch, layout.data)
+    hardware, found = hardware_of(config, world), stages(config, layout)
+    step = cost(config, layout, hardware)
+    need = max(found, key=lambda stage: stage.memory.total).memory
+    flops = per_token(config.model, config.recompute.mode)
+    rates = {name: count * step.tokens_per_second / world / 1e12 for name, count in flops.items()}
     return {
         "parameters": config.model.parameters(),
         "layout": layout.as_json(),
+        "parallel": asdict(config.parallel),
+        "zero": config.zero,
+        "recompute": config.recompute.mode,
         "steps": config.steps,
-        "accumulation": config.global_batch // (config.micro_batch * layout.data),
+        "accumulation": micros,
+        "bubble": (layout.pipeline - 1) / config.parallel.interleave / micros,
         "tokens_per_step": a_step,
         "tokens_total": a_step * config.steps,
         "epochs": a_step * config.steps / sum(use.tokens for use in uses) if uses else None,
         "corpora": [asdict(use) for use in uses],
         "memory_per_device_bytes": need.as_json(),
+        "memory_of_a_device_bytes": int(hardware.memory * 1e9) or None,
+        "stages": [_stage_json(stage, layout) for stage in found],
+        "time": {**asdict(step), "seconds": step.seconds, "tokens_per_second": step.tokens_per_second},
+        "flops_per_token": flops,
+        "tflops_per_device": rates,
+        "conventions": CONVENTIONS,
+        "hardware": hardware.as_json(),
+        "chosen": choice.as_json() if choice else None,
+        "notes": lint(config, layout, hardware, need, uses),
+    }
+
+
+def _stage_json(stage: Stage, layout: Layout) -> dict[str, Any]:
+    size = layout.tensor * layout.data
+    return {
+        "ranks": [stage.stage * size, (stage.stage + 1) * size],
+        "layers": [list(each) for each in stage.layers],
+        "parameters_per_rank": stage.parameters,
+        "memory": stage.memory.as_json(),
     }

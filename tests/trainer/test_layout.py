@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.layout import Layout, nearest_batches
+from trainer.layout import Layout, nearest_batches, piece_layers, stage_pieces
 
 
 def test_tensor_neighbours_are_neighbouring_ranks_and_stages_are_far_apart() -> None:
@@ -30,3 +30,15 @@ def test_ranks_that_do_not_divide_are_refused() -> None:
 def test_the_nearest_batches_surround_the_asked_one_and_are_never_zero() -> None:
     assert nearest_batches(30, 4, 2) == (24, 32)
     assert nearest_batches(3, 4, 2) == (8, 8)
+
+
+def test_layers_that_do_not_divide_go_to_the_middle_of_a_pipeline() -> None:
+    assert piece_layers(24, 4) == (6, 6, 6, 6)
+    assert piece_layers(10, 4) == (2, 3, 3, 2)
+    assert piece_layers(5, 4) == (1, 2, 1, 1)
+    assert piece_layers(10, 4, (1, 4, 4, 1)) == (1, 4, 4, 1)
+    assert all(sum(piece_layers(layers, 7)) == layers for layers in range(7, 60))
+
+
+def test_an_interleaved_stage_holds_every_so_manieth_piece() -> None:
+    assert [stage_pieces(stage, 2, 3) for stage in (0, 1)] == [(0, 2, 4), (1, 3, 5)]

@@ -1,0 +1,113 @@
+"""What the plan counts, held to what torch keeps: tensor by tensor, to a hundredth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import native
+from trainer import plan_activations as kept
+from trainer.config import TrainConfig, try_config
+from trainer.layers import Block, Sight, turns
+from trainer.layout import Layout
+from trainer.models import SIZES, ModelConfig
+from trainer.plan_memory import parameters_of, stages
+from trainer.recompute import Recompute
+
+Make = Callable[..., dict[str, Any]]
+SHAPES = [
+    {},
+    {"rotary": True},
+    {"query_groups": 2},
+    {"query_groups": 2, "rotary": True},
+    {"swiglu": True},
+    {"dropout": 0.1},
+]
+
+
+def kept_by(run: Callable[[], Tensor], parameters: list[nn.Parameter]) -> int:
+    """Bytes of every storage that a graph keeps, parameters left out."""
+    known = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    seen: dict[int, int] = {}
+    alive = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        place = tensor.untyped_storage()
+        if place.data_ptr() not in known:
+            seen[place.data_ptr()] = place.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run()
+    return sum(seen.values())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape) or "plain")
+@pytest.mark.parametrize(("samples", "sequence"), [(2, 64), (1, 64), (2, 256), (3, 300)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("mode", ["none", "selective"])
+def test_a_blocks_activations_are_counted_as_torch_keeps_them(
+    shape: dict[str, Any], samples: int, sequence: int, precision: str, mode: str
+) -> None:
+    model = ModelConfig(layers=1, hidden=64, heads=4, sequence=sequence, **shape)
+    block = Block(model, native.choose("cpu"), recompute=Recompute(mode))
+    x = torch.randn(samples, sequence, 64, requires_grad=True)
+    turning = turns(torch.arange(sequence), 16) if model.rotary else None
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        found = kept_by(lambda: block(x * 1.0, Sight(None, turning)), list(block.parameters()))
+    one = kept.Pass(model, samples, 2 if precision == "bf16" else 4)
+    shared = 0 if turning is None else 2 * sequence * 8 * (4 if precision == "fp32" else 2)  # by all blocks
+    counted = kept.layer(one, mode == "selective") + kept.cast_layer(one)
+    assert counted == pytest.approx(found - shared, rel=0.01)
+
+
+def config_of(raw: dict[str, Any], world: int = 1) -> TrainConfig:
+    config, faults = try_config({"steps": 1, "data": {"prefix": "x"}, **raw}, world, served=False)
+    assert not faults, faults
+    return config
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 4), (4, 2)])
+def test_every_number_of_the_model_is_on_some_rank(tensor: int, pipeline: int) -> None:
+    model = SIZES["gpt2-345M"]
+    world = tensor * pipeline
+    parallel = {"tensor": tensor, "pipeline": pipeline}
+    config = config_of(
+        {"model": "gpt2-345M", "micro_batch": 1, "global_batch": 8, "parallel": parallel}, world
+    )
+    found = sum(parameters_of(config, Layout(1, tensor, pipeline), stage) for stage in range(pipeline))
+    table = model.padded(tensor) // tensor * model.hidden
+    twice = table if pipeline > 1 else 0
+    whole = model.layers * 6 * model.hidden + 2 * model.hidden + model.sequence * model.hidden
+    cut = model.parameters() - whole - model.vocab * model.hidden
+    assert found == cut // tensor + whole + table + twice
+
+
+def test_zero_divides_moments_then_gradients_then_weights() -> None:
+    raw = {"model": "gpt2-345M", "micro_batch": 1, "global_batch": 4}
+    need = [stages(config_of({**raw, "zero": zero}, 4), Layout(4))[0].memory for zero in range(4)]
+    one = need[0]
+    assert [m.optimizer * 4 for m in need[1:]] == [one.optimizer] * 3
+    assert [m.gradients * 4 for m in need[2:]] == [one.gradients] * 2 and need[1].gradients == one.gradients
+    assert need[3].weights * 4 == one.weights and need[2].weights == one.weights
+
+
+def test_recomputation_keeps_less_and_every_kth_layer_less_still() -> None:
+    raw = {"model": "gpt2-345M", "micro_batch": 4, "precision": "bf16"}
+    modes: list[Any] = ["none", "selective", "full", {"mode": "full", "every": 4}]
+    need = [stages(config_of({**raw, "recompute": mode}), Layout())[0].memory for mode in modes]
+    assert need[0].activations > need[1].activations > need[2].activations > need[3].activations
+    assert need[0].total > need[2].total
+
+
+def test_the_first_stage_keeps_the_most_micro_batches() -> None:
+    raw = {"model": "gpt2-345M", "micro_batch": 1, "global_batch": 16, "parallel": {"pipeline": 4}}
+    found = stages(config_of(raw, 4), Layout(1, 1, 4))
+    needs = [stage.memory.activations for stage in found]
+    assert needs == sorted(needs, reverse=True) and needs[0] > 3 * needs[3]
+    assert [stage.layers for stage in found] == [((0, 6),), ((6, 12),), ((12, 18),), ((18, 24),)]

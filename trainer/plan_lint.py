@@ -1,0 +1,78 @@
+"""What is allowed, and surely not meant: contradictions between what a job says and what it will do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from trainer.layout import Layout, accumulation
+from trainer.models import SIZES, VOCAB_MULTIPLE, ModelConfig
+from trainer.plan_auto import ROOM
+from trainer.plan_hardware import Hardware
+from trainer.plan_memory import Memory
+
+if TYPE_CHECKING:
+    from trainer.config import TrainConfig
+    from trainer.plan_data import CorpusUse
+
+BUBBLE = 0.25  # of a step: above it the pipeline costs more than most layouts without it
+EPOCHS = 4.0  # a corpus read more often than this teaches little that is new
+
+
+def lint(
+    config: TrainConfig, layout: Layout, hardware: Hardware, need: Memory, uses: Sequence[CorpusUse]
+) -> list[str]:
+    """A line for each finding."""
+    return [
+        *_of_resuming(config),
+        *_of_layout(config, layout, hardware, need),
+        *(
+            f"{use.prefix} is read {use.epochs:.1f} times: more tokens, or fewer steps, would teach more"
+            for use in uses
+            if use.epochs > EPOCHS
+        ),
+    ]
+
+
+def name_fault(name: str, model: ModelConfig) -> str:
+    """A job whose name says one size and whose model is another's; empty where it agrees, or says none."""
+    told = re.search(r"(?<![0-9.])([0-9]+(?:\.[0-9]+)?)([mMbB])(?![a-zA-Z0-9])", name)
+    if told is None:
+        return ""
+    size = float(told[1]) * (1e6 if told[2] in "mM" else 1e9)
+    numbers = model.parameters()
+    if 0.8 * size <= numbers <= 1.25 * size:
+        return ""
+    near = min(SIZES, key=lambda known: abs(SIZES[known].parameters() - size))
+    found = f"{numbers / 1e9:.3g}B" if numbers >= 1e9 else f"{numbers / 1e6:.3g}M"
+    return f"the job is called {name}, and its model has {found} parameters; {near} is of that size"
+
+
+def _of_resuming(config: TrainConfig) -> Iterator[str]:
+    if config.resume == "never" and config.save.every:
+        yield "it saves every so often and resumes never: a restart begins from step 0 again (resume: auto)"
+    if not config.save.every and config.steps >= 5000:
+        yield f"nothing is saved before step {config.steps}: an interruption loses all of it (save: {{every: 500}})"
+    if config.optimizer.schedule != "constant" and not config.optimizer.min_lr and config.optimizer.decay:
+        yield "after its decay the rate is 0: those steps learn nothing (optimizer.min_lr)"
+
+
+def _of_layout(config: TrainConfig, layout: Layout, hardware: Hardware, need: Memory) -> Iterator[str]:
+    model = config.model
+    if layout.tensor > 1 and model.padded(layout.tensor) != model.padded_vocab:
+        rows = model.padded(layout.tensor)
+        yield f"tensor {layout.tensor} pads the vocabulary of {model.vocab} to {rows} rows ({VOCAB_MULTIPLE} x tensor)"
+    if layout.tensor > hardware.devices_per_node:
+        yield f"tensor {layout.tensor} spans nodes of {hardware.devices_per_node} devices: each block waits for the net"
+    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
+    bubble = (layout.pipeline - 1) / config.parallel.interleave / micros
+    if bubble > BUBBLE:
+        yield f"the bubble is {bubble:.0%} of the work: {micros} micro-batches for {layout.pipeline} stages"
+    room = hardware.memory * 1e9
+    if room and need.total > room * ROOM:
+        yield f"it does not fit: {need.total / 1e9:.1f} GB of {hardware.memory:g} ({hardware.sources['memory']})"
+    if config.recompute.mode != "none" and room and need.total < room / 3:
+        yield f"it recomputes, and would need {need.total / room:.0%} of the memory: recompute: none is faster"
+    if config.zero and layout.data == 1:
+        yield f"zero {config.zero} divides nothing: there is one data parallel rank"

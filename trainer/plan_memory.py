@@ -1,0 +1,190 @@
+"""Memory of every stage of a layout at its highest: what is kept between steps, and the worst moment of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from trainer import plan_activations as kept
+from trainer.layout import Layout, accumulation, piece_layers, stage_pieces
+from trainer.plan_activations import WIDE, Pass
+
+if TYPE_CHECKING:
+    from trainer.config import TrainConfig
+
+MASTER = 4  # bytes of a weight, a gradient and a moment: all fp32, in every precision
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes a device at the worst moment of a step."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """Kept for the backward pass, of all micro-batches that are under way."""
+    logits: int
+    """The vocabulary's scores, and what the loss makes of them."""
+    buffers: int
+    """Copies of weights in the matrices' type, one layer's working set, and what is being exchanged."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.__dict__.values())
+
+    def as_json(self) -> dict[str, int]:
+        return {**self.__dict__, "total": self.total}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the ranks of one pipeline stage hold."""
+
+    stage: int
+    layers: tuple[tuple[int, int], ...]
+    """Half-open ranges of the model's layers."""
+    parameters: int
+    """Numbers that one rank of it trains (its tensor parallel part, padding included)."""
+    memory: Memory
+
+
+def stages(config: TrainConfig, layout: Layout, ends: bool = False) -> list[Stage]:
+    """Every stage of a layout; with `ends` the first and the last, one of which needs most."""
+    some = sorted({0, layout.pipeline - 1}) if ends else range(layout.pipeline)
+    return [_stage(config, layout, at) for at in some]
+
+
+def layer_ranges(config: TrainConfig, layout: Layout, stage: int) -> tuple[tuple[int, int], ...]:
+    """The layers of a stage, a range a piece."""
+    parallel = config.parallel
+    return _ranges(config.model.layers, layout.pipeline, parallel.interleave, tuple(parallel.layers), stage)
+
+
+@lru_cache(4096)
+def _ranges(
+    layers: int, stages: int, interleave: int, given: tuple[int, ...], stage: int
+) -> tuple[tuple[int, int], ...]:
+    sizes = piece_layers(layers, stages * interleave, given)
+    return tuple(
+        (sum(sizes[:piece]), sum(sizes[: piece + 1])) for piece in stage_pieces(stage, stages, interleave)
+    )
+
+
+def parameters_of(config: TrainConfig, layout: Layout, stage: int) -> int:
+    """Numbers that one rank of a stage trains; the last stage has its own copy of a tied token table."""
+    model, tensor = config.model, layout.tensor
+    matrices = model.hidden * (model.qkv_width + model.hidden + model.up_width + model.inner)
+    cut = matrices + model.qkv_width + model.up_width
+    whole = model.layer_parameters() - cut
+    layers = sum(end - start for start, end in layer_ranges(config, layout, stage))
+    total = layers * (cut // tensor + whole)
+    table = model.padded(tensor) // tensor * model.hidden
+    if stage == 0:
+        total += table + model.position_tables * model.position_rows * model.hidden
+    if stage == layout.pipeline - 1:
+        total += 2 * model.hidden + (table if layout.pipeline > 1 else 0)
+    return total
+
+
+def under_way(config: TrainConfig, layout: Layout, stage: int) -> float:
+    """Micro-batches whose activations a stage keeps at once, in units of all its layers (1F1B)."""
+    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
+    stages_, pieces = layout.pipeline, config.parallel.interleave
+    if stages_ == 1:
+        return 1.0
+    if pieces == 1:
+        return float(min(micros, stages_ - stage))
+    warm = 2 * (stages_ - stage - 1) + (pieces - 1) * stages_ + 1
+    return min(micros * pieces, warm) / pieces
+
+
+def _stage(config: TrainConfig, layout: Layout, stage: int) -> Stage:
+    ranges = layer_ranges(config, layout, stage)
+    numbers = parameters_of(config, layout, stage)
+    one = pass_of(config, layout)
+    layers = sum(end - start for start, end in ranges)
+    first, last = stage == 0, stage == layout.pipeline - 1
+    ends = (kept.embedding(one) if first else 0) + (kept.head(one) if last else 0)
+    through = int(_activations(config, one, layers) * under_way(config, layout, stage)) + ends
+    activations, logits, buffers = max(_moments(config, layout, one, layers, numbers, last, through), key=sum)
+    state = state_memory(config, layout, numbers)
+    memory = replace(state, activations=activations, logits=logits, buffers=buffers)
+    return Stage(stage, ranges, numbers, memory)
+
+
+def pass_of(config: TrainConfig, layout: Layout) -> Pass:
+    """One micro-batch on one rank."""
+    width = WIDE if config.precision == "fp32" else 2
+    kind = config.hardware.kind or "cpu"
+    return Pass(config.model, config.micro_batch, width, kind, layout.tensor, config.parallel.sequence)
+
+
+def state_memory(config: TrainConfig, layout: Layout, numbers: int) -> Memory:
+    """What stays between steps: weights, gradients, the two moments of AdamW; divided as ZeRO says."""
+    share = [1, 1, 1]
+    for level in range(min(config.zero, 3)):
+        share[level] = layout.data
+    moments, gradients, weights = (MASTER * numbers // part for part in share)
+    return Memory(weights, gradients, 0 if config.offload else 2 * moments, 0, 0, 0)
+
+
+def _activations(config: TrainConfig, one: Pass, layers: int) -> int:
+    """Of one micro-batch through so many layers, without copies of weights."""
+    recompute = config.recompute
+    if recompute.mode == "full":
+        inputs = -(-layers // recompute.every)
+        return inputs * one.residual // (one.tensor if recompute.split and not one.sequence else 1)
+    return layers * kept.layer(one, recompute.mode == "selective")
+
+
+def _moments(
+    config: TrainConfig, layout: Layout, one: Pass, layers: int, numbers: int, last: bool, through: int
+) -> Iterator[tuple[int, int, int]]:
+    """(activations, logits, buffers) of each moment that may be the worst; `through`: all that is kept."""
+    casts = layers * kept.cast_layer(one)
+    gathered = _gathered(config, layout, numbers, layers)
+    if last:
+        rows = one.model.padded(one.tensor) // one.tensor
+        scores, table = one.tokens * rows, rows * one.model.hidden
+        everything = casts + kept.cast_table(one) + gathered
+        own_loss = one.kind == "cpu" and one.tensor == 1  # which makes the gradient in the logits' place
+        yield through, scores * (2 * one.width if own_loss else one.width + 2 * WIDE), everything
+        gradient = table * (WIDE + (one.width if one.width < WIDE else 0))
+        yield through, scores * one.width, everything + gradient + one.wide_share
+    if config.recompute.mode == "full":
+        casts = 0  # made anew with each block
+    yield through, 0, casts + _again(config, one, layers) + _working(one) + gathered
+    yield 0, 0, _exchange(config, layout, numbers)
+
+
+def _again(config: TrainConfig, one: Pass, layers: int) -> int:
+    """What recomputation makes anew at a time."""
+    if config.recompute.mode == "full":
+        return min(config.recompute.every, layers) * (kept.layer(one) + kept.cast_layer(one))
+    if config.recompute.mode == "selective":
+        return kept.attention(one) - kept.attention(one, selective=True)
+    return 0
+
+
+def _working(one: Pass) -> int:
+    """Gradients of activations on their way through a layer: the widest place is the feed-forward part."""
+    inner = one.width * one.tokens * one.model.up_width // one.tensor
+    matrix = one.model.hidden * max(one.model.up_width, one.model.qkv_width) // one.tensor
+    return 2 * inner + one.residual + matrix * (WIDE + (one.width if one.width < WIDE else 0))
+
+
+def _gathered(config: TrainConfig, layout: Layout, numbers: int, layers: int) -> int:
+    """Weights that ZeRO 3 has gathered at a time: a layer in use and the next."""
+    if config.zero < 3 or layout.data == 1 or not layers:
+        return 0
+    return 2 * MASTER * (numbers // layers)
+
+
+def _exchange(config: TrainConfig, layout: Layout, numbers: int) -> int:
+    """After the update: with ZeRO 1 and 2 an owner's weights in one piece, and what comes of the others."""
+    if config.zero not in (1, 2) or layout.data == 1:
+        return 0
+    return 2 * MASTER * numbers // layout.data
