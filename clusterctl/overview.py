@@ -126,7 +126,8 @@ def _node(name: str, state: RunState, record: Mapping[str, Any]) -> NodeView:
     states = Counter(state_of_rank(one) for one in ranks)
     missing = len(record["ranks"].get(name, ())) - len(ranks)
     if missing > 0:
-        states["unknown"] += missing
+        # a supervisor that lives to call its node failed has recorded each rank that it began
+        states["not started" if state.nodes[name] == "failed" else "unknown"] += missing
     beating = [one for one in ranks if one.get("step") is not None]
     behind = min(beating, key=lambda one: (one["step"], -one["step_age"]), default=None)
     return NodeView(

@@ -191,7 +191,8 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     ]
     names = ["RUN", "PHASE", "RANKS", "NODES", *(name.upper() for name in steps), "STARTED"]
     drawn = table(names, cells, right=["RANKS", "STEP", "LOSS"])
-    drawn.columns[0].no_wrap = True
+    drawn.columns[0].no_wrap = True  # the others fold first; where that is not enough the last of them is cut off
+    drawn.columns[0].min_width = max((len(row["run"]) for row in rows), default=0)
     return drawn
 
 

@@ -130,7 +130,7 @@ def test_a_rank_that_was_asked_to_end_is_stopped_and_not_failed() -> None:
 def test_a_rank_that_hung_is_told_so_though_it_was_ended_by_a_signal() -> None:
     hung = rank(3, "b", state="exited", exit_code=None, signal=15, hang=61.0, silent=True)
     one = overview.make(RECORD, RunState("failed", {"b": "failed"}, (hung,)), read_progress([]), [], 1.0)
-    assert one.nodes[0].ranks == {"hung": 1, "unknown": 1}
+    assert one.nodes[0].ranks == {"hung": 1, "not started": 1}, "its supervisor told how all that it began ended"
     assert "hung: no rank wrote a line for 61 s" in text_of(one)
 
 

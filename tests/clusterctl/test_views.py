@@ -164,4 +164,6 @@ def test_a_list_of_runs_in_80_columns_cuts_no_id_in_two() -> None:
     assert all(len(line) <= 80 for line in drawn(views.runs_table([long])).splitlines())
     assert long["run"] in drawn(views.runs_table([long])) and "LOSS" not in drawn(views.runs_table([long]))
     trained = drawn(views.runs_table([long, {**plain, "run": "b", "step": "7", "loss": "3.21"}]))
-    assert long["run"] in trained and "LOSS" in trained and "3.21" in trained
+    assert long["run"] in trained
+    short = drawn(views.runs_table([{**plain, "run": "gpt-1121-174202-a439", "step": "7", "loss": "3.2100"}]))
+    assert "LOSS" in short and "3.2100" in short and "11-21 17:42:03" in short
