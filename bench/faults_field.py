@@ -189,7 +189,14 @@ class Lane:
         """What lies in a node's folders for passing things, and what a run wrote aside and never put in place."""
         one, layout, root = self.box.node(node), self.box.layout, Path(f"/proc/{self.init(node)}/root")
         passing = [root / "dev/shm", layout.temporary(one) or root / "tmp"]
-        found = [str(path) for folder in passing if folder.is_dir() for path in folder.iterdir()]
+        mounts = mounted_in(self.init(node))  # a checkout below /tmp is shown to nodes, and nobody's leftover
+        found = [
+            str(path)
+            for folder in passing
+            if folder.is_dir()
+            for path in folder.iterdir()
+            if not any(mount.is_relative_to(path) for mount in mounts)
+        ]
         return found + aside_in(self.run_dir(node, run)) + aside_in(Path(f"{root}{layout.home(one)}/{WORKDIR}/store"))
 
     # -- what is done to it
@@ -337,6 +344,12 @@ class Desk:
         runs = self.folder / "runs"
         hidden = [str(path) for path in runs.rglob(".*") if path.is_file()] if runs.is_dir() else []
         return [str(path) for path in (self.folder / "tmp").iterdir()] + hidden
+
+
+def mounted_in(pid: int) -> list[Path]:
+    """Where something is mounted for a process, as paths that lead there from here."""
+    lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    return [Path(f"/proc/{pid}/root{line.split()[4]}") for line in lines]
 
 
 def lines_of(value: Mapping[str, Any], deep: int = 0) -> Iterator[str]:

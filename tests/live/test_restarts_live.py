@@ -150,7 +150,8 @@ def test_a_dead_controller_is_told_and_another_takes_over_without_a_restart(shel
 def test_a_stop_without_a_controller_brings_the_last_lines_home(shell: Shell) -> None:
     ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('the last line', flush=True)))\n"
     run = detached(shell, "import signal, sys\n" + ends + TICKS.format(count=600))
-    wait_for(lambda: run.log("node2", 3, "out").read_text())
+    printed = run.log("node2", 3, "out")
+    wait_for(lambda: printed.exists() and printed.read_text())
     controller = run.controller()
     assert controller is not None
     os.kill(controller, signal.SIGKILL)
