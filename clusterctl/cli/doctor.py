@@ -13,7 +13,7 @@ from clusterctl.cli import options, screen
 from clusterctl.errors import Found
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    from rich.console import RenderableType
 
     from clusterctl.finding import Finding
 
@@ -74,27 +74,26 @@ def _conclude(findings: Sequence[Finding], strict: bool) -> None:
         raise Found(f"{what} must be mended before a run", "clusterctl doctor --fix-hints says how")
 
 
-def view(findings: Sequence[Finding], fix_hints: bool = False) -> Text:
+def view(findings: Sequence[Finding], fix_hints: bool = False) -> RenderableType:
     """Each finding on a line, its remedy below it; with hints the command line too."""
+    from rich.table import Table
     from rich.text import Text
 
     from clusterctl.sanitize import escape_controls
 
-    text = Text()
-    width = max((len(one.where) for one in findings), default=0)
+    if not findings:
+        return Text("nothing to mend")
+    drawn = Table.grid(padding=(0, 2, 0, 0))
     for one in findings:
         word, style = LEVELS[one.level]
-        text.append(f"{word:<5}", style=style).append(f"{one.where:<{width}}  {escape_controls(one.what)}\n")
-        if one.remedy and not (fix_hints and one.fix):
-            text.append(f"{'':<{width + 7}}try: {escape_controls(one.remedy)}\n", style="dim")
-        elif one.remedy:
-            text.append(f"{'':<{width + 7}}{escape_controls(one.remedy)}\n", style="dim")
+        said = Text(escape_controls(one.what))
+        if one.remedy:
+            lead = "" if fix_hints and one.fix else "try: "
+            said.append(f"\n{lead}{escape_controls(one.remedy)}", style="dim")
         if fix_hints and one.fix:
-            text.append(f"{'':<{width + 7}}$ {escape_controls(typed(one))}\n", style="bold")
-    if not findings:
-        text.append("nothing to mend")
-    text.rstrip()
-    return text
+            said.append(f"\n$ {escape_controls(typed(one))}", style="bold")
+        drawn.add_row(Text(f"{word:<4}", style=style), Text(one.where), said)
+    return drawn
 
 
 def typed(finding: Finding) -> str:
