@@ -83,6 +83,8 @@ def run_training(
     keeper.notes += data.notes
     if config.data.reset_attention:
         keeper.notes.append("note: attention is torch's own, with a mask, for train.data.reset_attention")
+    if config.model.kind == "glm" and not config.data.tokenizer:
+        keeper.notes.append("note: without train.data.tokenizer a document is one sentence, which [sMASK] takes whole")
     startup.done("checkpoint")
     start = _start_facts(config, environment, group, device, ops, keeper, step)
     start["startup"] = startup.parts
@@ -181,7 +183,7 @@ def _engine(config: TrainConfig, groups: Groups, device: Device, ops: native.Cho
     if config.engine == "deepspeed":
         from trainer.engine_deepspeed import DeepSpeedEngine
 
-        return DeepSpeedEngine(model, config, groups.everyone, device)
+        return DeepSpeedEngine(model, config, groups, device)
     return TorchEngine(model, config, groups, device)
 
 
@@ -233,8 +235,10 @@ def _start_facts(
 
 def start_lines(start: Mapping[str, Any]) -> str:
     """What rank 0's log begins with: what runs, on what, and which backend serves each op."""
+    layout = " x ".join(f"{kind} {ranks}" for kind, ranks in start["layout"].items() if ranks > 1)
+    ranks = f"{start['world']} ranks" + (f" ({layout})" if start["layout"]["tensor"] > 1 else "")
     lines = [
-        f"{start['parameters']:,} parameters | {start['world']} ranks x {start['threads']} threads | "
+        f"{start['parameters']:,} parameters | {ranks} x {start['threads']} threads | "
         f"{start['device']} | {start['precision']} | {start['engine']} engine, zero {start['zero']} | "
         f"torch {start['torch']}",
     ]

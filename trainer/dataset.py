@@ -16,6 +16,7 @@ from trainer.blend import SURPLUS, Blend, BlendOrder, blend_order, normal, sizes
 from trainer.data_config import DataConfig, Source
 from trainer.errors import DataError
 from trainer.glm_blocks import GlmBatch
+from trainer.glm_config import Infilling, Windows
 from trainer.gpt_samples import SPLITS, Bounds, Order, Recipe, Samples, follow, split_bounds
 from trainer.index_cache import Arrays, IndexCache
 from trainer.indexed import Corpus, open_corpus
@@ -49,11 +50,14 @@ class Data:
     def identity(self) -> dict[str, Any]:
         """What a checkpoint remembers: the training's corpora by their content, and what their order follows from."""
         sources = self.config.sources("train")
-        order = {
+        order: dict[str, Any] = {
             "weights": [source.weight for source in sources],
             "split": None if self.config.parted else self.config.split,
             "seed": self.config.seed,
         }
+        for key, plain in (("windows", Windows()), ("infilling", Infilling())):
+            if getattr(self.config, key) != plain:
+                order[key] = asdict(getattr(self.config, key))
         return {"corpora": [self.hashes[source.prefix] for source in sources], "order": order}
 
     def samples(self, which: str, count: int) -> Samples | Blend:

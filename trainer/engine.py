@@ -23,6 +23,9 @@ Batch = Sequence[Micro]  # one rank's micro-batches
 Model = GPT | GLM
 
 
+Arriving = Iterable[tuple[str, Tensor]]  # names and whole tensors; all ranks must take all of them
+
+
 @dataclass(frozen=True)
 class StepResult:
     """One optimizer step: `loss` is the mean over the global batch, `tokens` counts all ranks.
@@ -40,7 +43,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class TrainState:
-    """All that training changes, whole, under logical names and without padding; on rank 0's device."""
+    """All that training changes, whole, under logical names and without padding."""
 
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
@@ -65,8 +68,8 @@ class Engine(Protocol):
     def state(self) -> TrainState:
         """Whole on rank 0; elsewhere parts of it may be stale."""
 
-    def load(self, state: TrainState) -> None:
-        """Take a whole state; every rank gives the same."""
+    def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
+        """Take a whole state, one tensor after another: no device need hold more of it than its own part."""
 
 
 def model_loss(
@@ -137,18 +140,18 @@ class TorchEngine:
     def state(self) -> TrainState:
         moments, taken = self.optimizer.state()
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        if self.groups.data.rank == 0:  # elsewhere the moments are not whole
+        if self.groups.data.rank == 0:  # elsewhere the moments are not there
             weights = whole_of(weights, self.cuts, self.parallel)
             moments = whole_of(moments, self.cuts, self.parallel)
         return TrainState(weights, moments, taken)
 
-    def load(self, state: TrainState) -> None:
-        load_parameters(self.model, state.model)
-        moments = {
-            key: own_of(key, state.optimizer[key], own, self.cuts, self.parallel)
-            for key, own in self.optimizer.moments.items()
-        }
-        self.optimizer.load(moments, state.optimizer_steps)
+    def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
+        load_parameters(self.model, model)
+        for key, whole in optimizer:
+            own = self.optimizer.moments.get(key)
+            if own is not None:  # else another rank updates it
+                own.copy_(own_of(key, whole, own, self.cuts, self.parallel))
+        self.optimizer.taken = optimizer_steps
 
 
 def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
@@ -161,8 +164,8 @@ def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 @torch.no_grad()
-def load_parameters(model: Model, whole: Mapping[str, Tensor]) -> None:
+def load_parameters(model: Model, arriving: Arriving) -> None:
     """Take whole parameters; this rank keeps its parts."""
-    cuts = cuts_of(model)
-    for name, parameter in model.named_parameters():
-        parameter.copy_(own_of(name, whole[name], parameter, cuts, model.parallel))
+    cuts, parameters = cuts_of(model), dict(model.named_parameters())
+    for name, whole in arriving:
+        parameters[name].copy_(own_of(name, whole, parameters[name], cuts, model.parallel))

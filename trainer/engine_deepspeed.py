@@ -17,6 +17,7 @@ from trainer import env
 from trainer.config import TrainConfig
 from trainer.device import Device
 from trainer.engine import (
+    Arriving,
     Batch,
     Model,
     StepResult,
@@ -28,7 +29,8 @@ from trainer.engine import (
     tokens_of,
 )
 from trainer.errors import InputError
-from trainer.group import Group
+from trainer.gradients import norm_of
+from trainer.group import Groups
 from trainer.logical import cuts_of, own_of, whole_of
 from trainer.optim import MOMENTS, adamw
 
@@ -64,21 +66,50 @@ def _settings(config: TrainConfig, accumulation: int) -> dict[str, Any]:
     }
 
 
+class _Places:
+    """The tensor and data parallel groups under the names that DeepSpeed asks for."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._data, self._tensor = groups.data, groups.tensor
+
+    def get_model_parallel_rank(self) -> int:
+        return self._tensor.rank
+
+    def get_model_parallel_world_size(self) -> int:
+        return self._tensor.size
+
+    def get_model_parallel_group(self) -> Any:
+        return self._tensor.group
+
+    def get_data_parallel_rank(self) -> int:
+        return self._data.rank
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._data.world
+
+    def get_data_parallel_group(self) -> Any:
+        return self._data.handle
+
+
 class DeepSpeedEngine:
     """DeepSpeed in fp32; bf16 is autocast around the model, so that both engines mean the same by it."""
 
-    def __init__(self, model: Model, config: TrainConfig, group: Group, device: Device) -> None:
-        self.model, self.config, self.group, self.device = model, config, group, device
+    def __init__(self, model: Model, config: TrainConfig, groups: Groups, device: Device) -> None:
+        self.model, self.config, self.groups, self.device = model, config, groups, device
+        self.data, self.parallel = groups.data, model.parallel
         self.cuts = cuts_of(model)
         self.shapes: Mapping[str, tuple[int, ...]] = shapes_of(model)
         deepspeed = _import_deepspeed(device)
         self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
-        accumulation = (config.global_batch or 0) // (config.micro_batch * group.world)
+        for name, parameter in self.parameters.items():
+            parameter.model_parallel = self.cuts[name].dim is not None  # type: ignore[attr-defined]
+        accumulation = (config.global_batch or 0) // (config.micro_batch * self.data.world)
         self.engine, self.zero, _, _ = deepspeed.initialize(
             model=model,
             optimizer=adamw(self.parameters, config.optimizer),
             config=_settings(config, accumulation),
             dist_init_required=False,
+            mpu=_Places(groups) if self.parallel.size > 1 else None,
         )
         self.adamw: torch.optim.Optimizer = self.zero.optimizer if config.zero else self.zero
 
@@ -98,43 +129,40 @@ class DeepSpeedEngine:
         norm = None if self.config.zero else self._norm()
         self.engine.step()
         norm = float(self.engine.get_global_grad_norm() if norm is None else norm)
-        tokens = tokens_of(batch, self.group.world, self.config.model.sequence)
-        mean = self.group.total(float(total.item())) / self.group.world
+        tokens = tokens_of(batch, self.data.world, self.config.model.sequence)
+        mean = self.data.total(float(total.item())) / self.data.world
         return StepResult(mean, norm, tokens, own_seconds=own.seconds())
 
     def _norm(self) -> float:
         """Without ZeRO, DeepSpeed keeps no norm in fp32; the gradients are already averaged here."""
-        norms = [p.grad.norm() for p in self.parameters.values() if p.grad is not None]
-        return float(torch.stack(norms).norm().item())
+        gradients = {name: one.grad for name, one in self.parameters.items() if one.grad is not None}
+        return float(norm_of(gradients, self.cuts, self.parallel).item())
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
-        return mean_loss(self.model, batches, self.device, self.config.precision, self.group)
+        return mean_loss(self.model, batches, self.device, self.config.precision, self.data)
 
     def any(self, flag: bool) -> bool:
-        return self.group.any(flag)
+        return self.groups.everyone.any(flag)
 
     def state(self) -> TrainState:
         moments, taken = self._partitioned_state() if self.config.zero else self._whole_state()
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        alone = self.model.parallel
-        return TrainState(whole_of(weights, self.cuts, alone), whole_of(moments, self.cuts, alone), taken)
+        weights = whole_of(weights, self.cuts, self.parallel)
+        return TrainState(weights, whole_of(moments, self.cuts, self.parallel), taken)
 
-    def load(self, state: TrainState) -> None:
-        load_parameters(self.model, state.model)
+    def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
+        load_parameters(self.model, model)
+        like = {f"{moment}.{name}": one for name, one in self.parameters.items() for moment in MOMENTS}
         moments = {
-            f"{moment}.{name}": own_of(
-                name, state.optimizer[f"{moment}.{name}"], parameter, self.cuts, self.model.parallel
-            )
-            for name, parameter in self.parameters.items()
-            for moment in MOMENTS
+            key: own_of(key, whole, like[key], self.cuts, self.parallel) for key, whole in optimizer
         }
         if self.config.zero:
             self.zero.refresh_fp32_params()
-            self._load_partitions(moments, state.optimizer_steps)
-        elif state.optimizer_steps:
+            self._load_partitions(moments, optimizer_steps)
+        elif optimizer_steps:
             for name, parameter in self.parameters.items():
                 self.adamw.state[parameter] = self._adam_state(
-                    {moment: moments[f"{moment}.{name}"] for moment in MOMENTS}, state.optimizer_steps
+                    {moment: moments[f"{moment}.{name}"] for moment in MOMENTS}, optimizer_steps
                 )
 
     def _whole_state(self) -> tuple[dict[str, Tensor], int]:
@@ -153,7 +181,7 @@ class DeepSpeedEngine:
             own = self.adamw.state.get(partition, {})
             taken = int(own["step"].item()) if own else 0
             for moment in MOMENTS:
-                flat = self.group.gather_flat(own[moment] if own else torch.zeros_like(partition))
+                flat = self.data.gather_flat(own[moment] if own else torch.zeros_like(partition))
                 start = 0
                 for name, parameter in self._in_group(group_index):
                     end = start + parameter.numel()
@@ -165,11 +193,11 @@ class DeepSpeedEngine:
         for group_index, partition in enumerate(self.zero.single_partition_of_fp32_groups):
             if not taken:
                 continue
-            begin = partition.numel() * self.group.rank
+            begin = partition.numel() * self.data.rank
             slices = {}
             for moment in MOMENTS:
                 parts = [moments[f"{moment}.{name}"].flatten() for name, _ in self._in_group(group_index)]
-                whole = torch.cat([*parts, parts[0].new_zeros(partition.numel() * self.group.world)])
+                whole = torch.cat([*parts, parts[0].new_zeros(partition.numel() * self.data.world)])
                 slices[moment] = whole[begin : begin + partition.numel()]
             self.adamw.state[partition] = self._adam_state(slices, taken)
 

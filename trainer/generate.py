@@ -54,7 +54,7 @@ def load_model(found: Checkpoint) -> GPT:
     if shapes != shapes_of(model):
         wrong = sorted(name for name, _ in set(shapes.items()) ^ set(shapes_of(model).items()))
         raise CheckpointError(f"{found.path}: its tensors are not those of its config: {wrong[0]}")
-    load_parameters(model, tensors)
+    load_parameters(model, tensors.items())
     return model.eval()
 
 

@@ -102,16 +102,22 @@ class GradientBuffer:
         return norm
 
     def _norm(self) -> Tensor:
-        """Over all parts of the model; what every tensor parallel rank has whole is counted on one of them."""
+        """Over all parts of the model."""
         if self.parallel.size == 1:
             norm: Tensor = torch.linalg.vector_norm(self.flat)
             return norm
-        first = self.parallel.rank == 0
-        counted = [self._gradient(name) for name, cut in self.cuts.items() if first or cut.dim is not None]
-        squares = torch.stack([torch.linalg.vector_norm(gradient).square() for gradient in counted])
-        return self.parallel.sum(squares.sum()).sqrt()
+        return norm_of({name: self._gradient(name) for name in self.cuts}, self.cuts, self.parallel)
 
     def _gradient(self, name: str) -> Tensor:
         gradient = self.parameters[name].grad
         assert gradient is not None  # a view of the buffer from the beginning
         return gradient
+
+
+def norm_of(gradients: Mapping[str, Tensor], cuts: Mapping[str, Cut], parallel: Parallel) -> Tensor:
+    """Over all parts of the model; what every tensor parallel rank has whole is counted on one of them."""
+    counted = [
+        gradient for name, gradient in gradients.items() if parallel.rank == 0 or cuts[name].dim is not None
+    ]
+    squares = torch.stack([torch.linalg.vector_norm(gradient).square() for gradient in counted])
+    return parallel.sum(squares.sum()).sqrt()

@@ -132,7 +132,7 @@ def _own_group(divided: Sequence[Sequence[int]], everyone: Group) -> Group:
     """Every rank makes every group, in the same order, as torch wants it; of them, the one with this rank."""
     found = everyone
     for members in divided:
-        handle = dist.new_group(list(members), timeout=PATIENCE) if len(members) > 1 else None
+        handle = dist.new_group(list(members), timeout=PATIENCE)
         if everyone.rank in members:
             place = list(members).index(everyone.rank)
             found = Group(place, len(members), everyone.device, members, handle)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainer import checkpoint as checkpoints
 from trainer.checkpoint import Checkpoint
@@ -70,7 +70,11 @@ class Keeper:
         if fault:
             raise CheckpointError(fault, "correct the config, or use resume: never to begin anew")
         if step:
-            self.engine.load(self._receive(found))
+            taken = self.group.share(found.manifest["optimizer_steps"] if found else 0)
+            shapes = self.engine.shapes
+            moments = {f"{moment}.{name}": shape for name, shape in shapes.items() for moment in MOMENTS}
+            model = self._arriving(shapes, found, checkpoints.MODEL)
+            self.engine.load(model, self._arriving(moments, found, checkpoints.OPTIMIZER), taken)
         return step
 
     def _find(self) -> Checkpoint | None:
@@ -114,26 +118,14 @@ class Keeper:
             if before != after
         ]
 
-    def _receive(self, found: Checkpoint | None) -> TrainState:
-        """The state on every rank; names and shapes are the model's own, so only bytes travel."""
-        blank = self._blank()
-        taken = self.group.share(found.manifest["optimizer_steps"] if found else 0)
-        if found is not None:
-            self._fill(blank, found)
-        self.group.broadcast([*blank.model.values(), *blank.optimizer.values()])
-        return replace(blank, optimizer_steps=taken)
-
-    def _fill(self, blank: TrainState, found: Checkpoint) -> None:
-        for name, wanted in ((checkpoints.MODEL, blank.model), (checkpoints.OPTIMIZER, blank.optimizer)):
-            given = found.tensors(name)
-            for key, tensor in wanted.items():
-                tensor.copy_(given[key])
-
-    def _blank(self) -> TrainState:
-        shapes, device = self.engine.shapes, self.group.device.name
-        moments = {f"{moment}.{name}": shape for name, shape in shapes.items() for moment in MOMENTS}
-        return TrainState(
-            {name: torch.zeros(shape, device=device) for name, shape in shapes.items()},
-            {name: torch.zeros(shape, device=device) for name, shape in moments.items()},
-            optimizer_steps=0,
-        )
+    def _arriving(
+        self, shapes: Mapping[str, tuple[int, ...]], found: Checkpoint | None, file: str
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Each tensor on every rank; names and shapes are the model's own, so only bytes travel."""
+        given = found.tensors(file) if found else {}  # on rank 0
+        for name, shape in shapes.items():
+            whole = torch.zeros(shape, device=self.group.device.name)
+            if found:
+                whole.copy_(given.pop(name))
+            self.group.broadcast([whole])
+            yield name, whole

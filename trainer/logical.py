@@ -98,8 +98,17 @@ def generator_of(seed: int, name: str) -> torch.Generator:
 
 
 def whole_of(tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut], parallel: Parallel) -> dict[str, Tensor]:
-    """Parameters, or moments (`exp_avg.<name>`), whole; for all tensor parallel ranks together."""
-    return {key: cuts[parameter_of(key, cuts)].join(tensor, parallel) for key, tensor in tensors.items()}
+    """Parameters, or moments (`exp_avg.<name>`), whole on rank 0; for all tensor parallel ranks together.
+
+    What is put together lies in the node's memory: a device need not have room for the whole model.
+    """
+    found = {}
+    for key, tensor in tensors.items():
+        whole = cuts[parameter_of(key, cuts)].join(tensor, parallel)
+        if parallel.size > 1:
+            whole = whole.cpu() if parallel.rank == 0 else tensor
+        found[key] = whole
+    return found
 
 
 def own_of(key: str, whole: Tensor, like: Tensor, cuts: Mapping[str, Cut], parallel: Parallel) -> Tensor:

@@ -123,9 +123,3 @@ class ShardedAdamW:
                     self.group.bring_to_zero(tensor, self.owner[name])
                 whole[f"{moment}.{name}"] = tensor
         return whole, self.taken
-
-    def load(self, moments: Mapping[str, Tensor], taken: int) -> None:
-        """Take the state of all parameters, whole on every rank; keeps what this rank owns."""
-        for key, tensor in self.moments.items():
-            tensor.copy_(moments[key])
-        self.taken = taken

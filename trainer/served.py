@@ -25,9 +25,9 @@ def serves(config: TrainConfig, layout: Layout) -> bool:
 
 
 def _of_layout(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
-    if layout.tensor > 1 and config.engine == "deepspeed":
-        what = f"is {layout.tensor}: the deepspeed engine divides no matrices among ranks yet"
-        yield Fault("train.parallel.tensor", what, "use engine: torch")
+    if config.parallel.sequence and config.engine == "deepspeed":
+        what = "the deepspeed engine has no sequence parallel: it would have to sum gradients between DeepSpeed's own"
+        yield Fault("train.parallel.sequence", what, "use engine: torch, or leave it out")
     if layout.pipeline > 1:
         what = f"is {layout.pipeline}: no engine here has a pipeline yet"
         yield Fault("train.parallel.pipeline", what, "use 1; `clusterctl plan` counts it all the same")

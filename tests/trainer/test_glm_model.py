@@ -187,3 +187,14 @@ def test_a_glm_is_not_asked_to_continue_a_text(tmp_path: Path, raw: Make, train_
     train_here(tmp_path, **raw(steps=3, eval={"batches": 0}))
     with pytest.raises(InputError, match="does not continue a text"):
         load_model(verify(tmp_path / "checkpoints" / "step-00000003"))
+
+
+def test_other_rules_of_blanking_are_noted_at_a_resume(
+    tmp_path: Path, prefix: Path, raw: Make, train_here: TrainHere, metrics: Read
+) -> None:
+    train_here(tmp_path, stop_after=3, **raw())
+    other = {"prefix": str(prefix), **GLM_DATA, "infilling": {"words": 0.9, "sentences": 0.1}}
+    train_here(tmp_path, **raw(data=other))
+    first, second = (line["notes"] for line in metrics(tmp_path, "start"))
+    assert len(first) == 1 and "a document is one sentence" in first[0]
+    assert any("order of samples" in note for note in second)

@@ -41,6 +41,8 @@ def alike(
     """Train with so many ranks and with one; both must give the same losses, norms and evaluations."""
 
     def run(model: str, ranks: int, **changes: Any) -> Path:
+        if changes.get("engine") == "deepspeed":
+            pytest.importorskip("deepspeed")
         train_here(tmp_path / "one", **changes_of(model, prefix))
         done = run_ranks(ranks, raw_config(**changes_of(model, prefix, **changes)), tmp_path / "many")
         assert [rank.returncode for rank in done] == [0] * ranks, done[0].stderr
@@ -70,6 +72,20 @@ LAYOUTS = [
         "newer-gpt", 4, {"parallel": {"tensor": 2, "sequence": True}, "zero": 1}, id="newer-gpt-2x2-zero1"
     ),
     pytest.param("glm", 2, {"zero": 1}, id="glm-data2-zero1"),
+    pytest.param(
+        "gpt",
+        4,
+        {"parallel": {"tensor": 2}, "zero": 1, "engine": "deepspeed"},
+        id="gpt-2x2-deepspeed-zero1",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "glm",
+        2,
+        {"parallel": {"tensor": 2}, "engine": "deepspeed"},
+        id="glm-tensor2-deepspeed",
+        marks=pytest.mark.slow,
+    ),
     pytest.param("glm", 4, {"parallel": {"tensor": 2}}, id="glm-2x2"),
     pytest.param("glm", 2, {"parallel": {"tensor": 2, "sequence": True}}, id="glm-tensor2-sequence"),
     pytest.param(
