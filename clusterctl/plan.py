@@ -45,6 +45,8 @@ class ProcessSpec:
     argv: tuple[str, ...]
     env: dict[str, str] = field(hash=False)
     cwd: str
+    programs: str = ""
+    """The folder of the node's Python, searched first: torchrun, deepspeed and ninja of a venv lie in it."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ def _node_plan(
             else node.python
         )
         argv = _argv(job, replace(node, python=python), run_dir, env)
-        processes.append(ProcessSpec(first + local, local, device, argv, env, code or run_dir))
+        programs = posixpath.dirname(python)
+        processes.append(ProcessSpec(first + local, local, device, argv, env, code or run_dir, programs))
     train = filled(job.train, data) if job.train is not None else None
     return NodePlan(node, run_dir, tuple(processes), train)
 

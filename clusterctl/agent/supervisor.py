@@ -303,6 +303,8 @@ class Supervisor:
             **self.kept,
             "CLUSTERCTL_RUN_DIR": self.files.run_dir,
         }
+        if rank.spec.get("programs") and "PATH" not in extra:
+            extra["PATH"] = f"{rank.spec['programs']}:{os.environ.get('PATH') or os.defpath}"
         if str(extra.get(PLOGS, "")).startswith(self.files.root):
             os.makedirs(str(extra[PLOGS]), mode=0o700, exist_ok=True)  # CANN may not make it itself
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND

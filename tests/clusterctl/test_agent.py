@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -257,6 +258,26 @@ def test_a_run_finishes_with_its_logs_and_exit_codes(link: Connection, tmp_path:
     state = link.call("state", {"run_dir": run_dir, "attempt": 1})
     assert state["node"]["state"] == "finished" and not state["supervisor"]["alive"]
     assert [rank["exit_code"] for rank in state["ranks"]] == [0, 0]
+
+
+def test_programs_beside_the_nodes_python_are_found_unless_the_job_sets_a_path(
+    link: Connection, tmp_path: Path
+) -> None:
+    run_dir, tools = str(tmp_path / "run"), tmp_path / "venv/bin"
+    tools.mkdir(parents=True)
+    (tools / "ninja").write_text("#!/bin/sh\necho the ninja of the venv\n")
+    (tools / "ninja").chmod(0o755)
+    asked = spec(1, "ninja", "ninja || echo none", run_id=unique(tmp_path))
+    ranks: Any = asked["ranks"]
+    for rank in ranks:
+        rank["programs"] = str(tools)
+    ranks[1]["env"] = {"PATH": "/usr/bin:/bin"}
+    link.call("start", {"run_dir": run_dir, "spec": asked})
+    until = {"run_dir": run_dir, "attempt": 1}
+    list(link.request("follow", {"globs": [f"{run_dir}/attempts/1/logs/*"], "until": until}))
+    logs = Path(run_dir, "attempts/1/logs")
+    assert (logs / "rank-0.out").read_text() == "the ninja of the venv\n"
+    assert (logs / "rank-1.out").read_text() == "none\n"
 
 
 def test_a_rank_that_dies_takes_the_others_along_and_is_the_first_failure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,13 @@ def test_an_npu_rank_finds_ascend_names_and_its_rank_table() -> None:
     }
     assert {name: env.get(name) for name in wanted} == wanted
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD" not in env
+
+
+def test_programs_beside_a_nodes_python_are_searched_first() -> None:
+    nodes = [replace(node, python="~/venv/bin/python") for node in cluster().nodes]
+    facts = plan.Facts(homes={node.name: "/home/u" for node in nodes})
+    made = plan.make_plan(Cluster("lab", tuple(nodes)), bare(), facts)
+    assert {one.programs for node in made.nodes for one in node.processes} == {"/home/u/venv/bin"}
 
 
 def test_a_cuda_rank_sees_its_nodes_devices() -> None:
