@@ -276,8 +276,11 @@ def devices_on(job: Job, node: Node) -> tuple[int, ...]:
     return job.devices if job.devices is not None else node.devices
 
 
-def check(job: Job, cluster: Cluster) -> dict[str, Any]:
-    """Everything that can be known before anything starts; gives the trainer's summary (empty for a command)."""
+def check(job: Job, cluster: Cluster, served: bool = True) -> dict[str, Any]:
+    """Everything that can be known before anything starts; gives the trainer's summary (empty for a command).
+
+    Without `served`, what no engine of the trainer does yet is no fault and stands in the summary's `unserved`.
+    """
     faults = list(_device_faults(job, cluster))
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
     if not world and not faults:
@@ -286,15 +289,27 @@ def check(job: Job, cluster: Cluster) -> dict[str, Any]:
         )
     summary: dict[str, Any] = {}
     if job.train is not None:
-        answer = check_train(job, max(world, 1))
-        faults += [
-            _fault(job, _path(one["key"]), one["what"], one.get("remedy", ""))
-            for one in answer["faults"]
-        ]
-        summary = answer.get("summary") or {}
+        answer = check_train(replace(job, train=train_part(job, cluster)), max(world, 1), served)
+        faults += train_faults(job, answer["faults"])
+        summary = {**(answer.get("summary") or {}), "unserved": answer.get("unserved", [])}
     if faults:
         raise InputFaults(faults)
     return summary
+
+
+def train_part(job: Job, cluster: Cluster) -> dict[str, Any] | None:
+    """The train part with what the inventory knows of devices, the same for all ranks; the job's own word counts."""
+    told = (job.train or {}).get("hardware") or {}
+    if job.train is None or not isinstance(told, dict) or not cluster.nodes:
+        return job.train
+    most = max(len(devices_on(job, node)) for node in cluster.nodes)
+    known: dict[str, Any] = {"kind": cluster.nodes[0].kind, "devices_per_node": most}
+    return {**job.train, "hardware": {**known, **told}}
+
+
+def train_faults(job: Job, told: Sequence[Mapping[str, str]]) -> list[Fault]:
+    """What the trainer found, with the lines of the job's file."""
+    return [_fault(job, _path(one["key"]), one["what"], one.get("remedy", "")) for one in told]
 
 
 def _path(key: str) -> Key:
@@ -323,15 +338,24 @@ def _device_faults(job: Job, cluster: Cluster) -> Sequence[Fault]:
     return faults
 
 
-def check_train(job: Job, world: int) -> dict[str, Any]:
+def check_train(job: Job, world: int, served: bool = True) -> dict[str, Any]:
     """What the trainer itself says of a configuration; asked in a process of its own, which needs no torch."""
     question = {
         "train": filled(job.train or {}, str(job.data or job.data_there)),
         "world_size": world,
+        "name": job.name,
+        "served": served,
         "base_dir": str(Path(job.source).parent.resolve()),
         "check_data": job.data is not None and job.data.is_dir(),
     }
     return ask_trainer(["check"], json.dumps(question))
+
+
+def rehearse(job: Job, cluster: Cluster) -> dict[str, Any]:
+    """One rank of the job's layout, built and stepped here by the trainer on tensors without memory."""
+    world = sum(len(devices_on(job, node)) for node in cluster.nodes)
+    train = filled(train_part(job, cluster), str(job.data or job.data_there))
+    return ask_trainer(["rehearse"], json.dumps({"train": train, "world_size": world}))
 
 
 def ask_trainer(words: Sequence[str], question: str = "") -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from clusterctl import contract
 from clusterctl.errors import UsageError
 from clusterctl.inventory import Cluster, Node
-from clusterctl.job import Job, devices_on, filled
+from clusterctl.job import Job, devices_on, filled, train_part
 from clusterctl.rundir import NodeFiles
 
 
@@ -110,8 +110,9 @@ def make_plan(cluster: Cluster, job: Job, facts: Facts | None = None) -> Plan:
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
     master = cluster.nodes[0].address
     plans, first = [], 0
+    same = replace(job, train=train_part(job, cluster))  # whatever a rank derives from it, all derive alike
     for place, node in enumerate(cluster.nodes):
-        plan = _node_plan(node, job, facts, world, first, place, master)
+        plan = _node_plan(node, same, facts, world, first, place, master)
         plans.append(plan)
         first += len(plan.processes)
     slots = {node.name: len(devices_on(job, node)) for node in cluster.nodes}

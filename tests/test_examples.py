@@ -7,10 +7,29 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl import document as documents
 from clusterctl import inventory, job, plan
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 JOBS = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "cluster.yaml")
+RANKS = {  # where the layout needs so many
+    "ascend-345m": 8,
+    "ascend-345m-plain": 8,
+    "ascend-1.3b": 8,
+    "ascend-2.7b": 8,
+    "ascend-3.7b": 8,
+    "gpt3-125m": 1,
+    "gpt3-1.3b": 4,
+    "gpt3-13b": 16,
+    "gpt2-13b": 32,
+    "gpt2-13b-tensor8": 32,
+    "gpt2-52b": 128,
+    "gpt2-1536x16": 8,
+    "gpt2-2304x24": 32,
+    "gpt3-175b": 1536,
+    "glm-large": 8,
+    "glm-10b": 16,
+}
 
 
 def test_there_are_recipes_and_an_inventory() -> None:
@@ -30,8 +49,26 @@ def test_a_recipe_is_planned_on_the_example_cluster(path: Path, tmp_path: Path) 
         made = plan.make_plan(cluster, loaded)
         assert made.nodes[1].processes[0].argv[-1] == "10.0.0.2"
         return
-    world = 32 if loaded.train["global_batch"] >= 512 else 4
-    question = {"train": loaded.train, "world_size": world, "base_dir": "/", "check_data": False}
+    world = RANKS.get(path.stem) or (32 if loaded.train["global_batch"] >= 512 else 4)
+    train = {"hardware": {"kind": "npu", "devices_per_node": 8}, **loaded.train}
+    question = {"train": train, "world_size": world, "name": loaded.name, "served": False}
     answer = job.ask_trainer(["check"], json.dumps(question))
     assert answer["faults"] == []
-    assert answer["summary"]["layout"]["data"] == world
+    layout = answer["summary"]["layout"]
+    assert layout["data"] * layout["tensor"] * layout["pipeline"] == world
+    assert not [note for note in answer["summary"]["notes"] if "the job is called" in note]
+
+
+def test_the_table_of_recipes_names_them_all() -> None:
+    told = (FOLDER / "README.md").read_text(encoding="utf-8")
+    named = {word.strip(" ,|") for line in told.splitlines() if line.startswith("|") for word in line.split()}
+    assert {path.stem for path in JOBS} <= named
+
+
+def test_the_smallest_recipes_can_be_started() -> None:
+    """The others tell at plan time what no engine does yet."""
+    ranks = {"tiny": 4, "tiny-deepspeed": 4, "blend": 8, "survive": 24, "gpt2-124m": 32, "gpt2-auto": 16}
+    for name, world in ranks.items():
+        train = documents.load_document(FOLDER / f"{name}.yaml").value["train"]
+        answer = job.ask_trainer(["check"], json.dumps({"train": train, "world_size": world}))
+        assert answer["faults"] == [], name

@@ -30,6 +30,29 @@ def _check(_: argparse.Namespace) -> int:
     return 0 if answer["ok"] else 1
 
 
+def _rehearse(_: argparse.Namespace) -> int:
+    from trainer.config import plan_config
+    from trainer.device import prepare_import
+    from trainer.errors import ConfigFaults
+
+    document = json.load(sys.stdin)
+    found = plan_config(document["train"], document["world_size"], served=False)
+    if found.faults:
+        raise ConfigFaults(found.faults)
+    prepare_import()
+    from trainer.rehearse import rehearse
+
+    _show(rehearse(found.config, document["world_size"]))
+    return 0
+
+
+def _schema(_: argparse.Namespace) -> int:
+    from trainer.schema import train_schema
+
+    _show(train_schema())
+    return 0
+
+
 def _train(arguments: argparse.Namespace) -> int:
     from trainer.config import read_config
     from trainer.device import keep_freed_memory, prepare_import
@@ -109,6 +132,8 @@ def _parser(called: str) -> argparse.ArgumentParser:
         return added
 
     verb("check", _check, "check a config: JSON on stdin, all faults and a summary on stdout")
+    verb("rehearse", _rehearse, "build and step one rank of a layout here: JSON on stdin, what it took on stdout")
+    verb("schema", _schema, "a JSON schema of the train part of a job")
     train = verb("train", _train, "train with the launcher's environment, or alone")
     train.add_argument("config", type=Path, metavar="CONFIG.json")
     train.add_argument(

@@ -13,7 +13,7 @@ from trainer.layout import Layout, accumulation
 from trainer.plan_cost import cost
 from trainer.plan_flops import CONVENTIONS, per_token
 from trainer.plan_hardware import hardware_of
-from trainer.plan_lint import lint
+from trainer.plan_lint import lint, name_fault
 from trainer.plan_memory import Stage, stages
 
 if TYPE_CHECKING:
@@ -39,11 +39,15 @@ def check(document: object) -> dict[str, Any]:
 
         uses, data_faults = look_at_data(config, Path(str(document.get("base_dir") or ".")))
         faults += data_faults
+    whole = None if faults else summary(config, world, uses, found.choice)
+    told = name_fault(str(document.get("name", "")), config.model)
+    if whole is not None and told:
+        whole["notes"].insert(0, told)
     return {
         **_answer(faults),
         "config": config.as_json(),
         "unserved": [fault.as_json() for fault in found.unserved],
-        "summary": None if faults else summary(config, world, uses, found.choice),
+        "summary": whole,
     }
 
 

@@ -14,6 +14,7 @@ from trainer.plan_activations import WIDE, Pass
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
 
+LIBRARIES = 90_000_000  # bytes that a CPU's libraries take when they begin to compute: code, packed matrices
 MASTER = 4  # bytes of a weight, a gradient and a moment: all fp32, in every precision
 
 
@@ -111,7 +112,8 @@ def _stage(config: TrainConfig, layout: Layout, stage: int) -> Stage:
     through = int(_activations(config, one, layers) * under_way(config, layout, stage)) + ends
     activations, logits, buffers = max(_moments(config, layout, one, layers, numbers, last, through), key=sum)
     state = state_memory(config, layout, numbers)
-    memory = replace(state, activations=activations, logits=logits, buffers=buffers)
+    libraries = LIBRARIES if one.kind == "cpu" else 0
+    memory = replace(state, activations=activations, logits=logits, buffers=buffers + libraries)
     return Stage(stage, ranges, numbers, memory)
 
 

@@ -13,6 +13,7 @@ from clusterctl.errors import Fault, InputFaults, UsageError
 if TYPE_CHECKING:
     from clusterctl.inventory import Cluster, Node
     from clusterctl.job import Job
+    from clusterctl.what_if import WhatIf
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Choice:
     nodes: str | None
     exclude: str | None
     include: str | None
+    what_if: WhatIf | None = None
+    """Nodes that are not there, in the place of the inventory's."""
 
     def of(self, job: Job) -> tuple[Cluster, tuple[Node, ...]]:
         """The nodes of a job, and its spare ones; what is wrong with both of them at once."""
@@ -69,12 +72,14 @@ class Choice:
 
     def _spares(self, job: Job) -> tuple[Node, ...]:
         """The nodes that wait for one to be lost; they can't be at work already."""
-        if job.restart is None or job.restart.spare_nodes is None:
+        if job.restart is None or job.restart.spare_nodes is None or self.what_if is not None:
             return ()
         return options.cluster_of(self.file, job.restart.spare_nodes).nodes
 
     def _cluster(self, job: Job) -> Cluster:
         """The command line's choice, else the job's own, else all; then the filter."""
+        if self.what_if is not None:
+            return self.what_if.cluster(lambda: options.cluster_of(self.file))
         spare, exclude = self._said(job, "restart.spare_nodes"), self.exclude
         if spare and not (self.nodes or job.nodes):  # all nodes, but for those that stand by
             exclude = f"{exclude},{spare}" if exclude else spare

@@ -14,7 +14,7 @@ import typer
 from clusterctl.cli import options, reaching, screen
 from clusterctl.cli.choice import Choice
 from clusterctl.cli.hurry import Hurry
-from clusterctl.errors import RunFailed, UsageError
+from clusterctl.errors import InputFaults, RunFailed, UsageError
 
 if TYPE_CHECKING:
     from clusterctl.inventory import Cluster
@@ -88,27 +88,58 @@ def plan(
     code: Code = None,
     no_code: NoCode = False,
     env: Env = None,
+    what_if: Annotated[
+        str | None,
+        typer.Option(
+            "--what-if",
+            metavar="nodes=N[,devices=N,kind=K]",
+            help="Plan for nodes that are not there, like the inventory's first.",
+        ),
+    ] = None,
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="Build and step one rank of the whole layout here, on tensors without memory."),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Who starts what where, and what it needs; all faults at once. Touches no node."""
-    choice = Choice(cluster, nodes, exclude, include)
+    """Who starts what where, what it needs and about how long it takes; all faults at once. Touches no node."""
+    from clusterctl import what_if as what_ifs
+
+    if what_if and (nodes or exclude or include):
+        raise UsageError("--what-if makes its own nodes", "leave out --nodes, --exclude and --include")
+    imagined = what_ifs.read(what_if) if what_if else None
+    if imagined and words and len(words) == 1:
+        overrides = [*what_ifs.without_folders(Path(words[0])), *(overrides or ())]
+    choice = Choice(cluster, nodes, exclude, include, imagined)
     job = job_of(words, overrides, devices, code, no_code, env, choice)
-    show_plan(choice.of(job)[0], job, as_json)
+    show_plan(choice.of(job)[0], job, as_json, rehearse=rehearse)
 
 
-def show_plan(cluster: Cluster, job: Job, as_json: bool = False, argv: bool = False) -> None:
+def show_plan(
+    cluster: Cluster, job: Job, as_json: bool = False, argv: bool = False, rehearse: bool = False
+) -> None:
     from clusterctl import job as jobs
     from clusterctl import plan as plans
-    from clusterctl import views
+    from clusterctl import views, what_if
+    from clusterctl.cli import plan_view
 
-    summary = jobs.check(job, cluster)
+    summary = jobs.check(job, cluster, served=False)
     made = plans.make_plan(cluster, job)
+    if rehearse and job.train is None:
+        raise UsageError("--rehearse goes with a training", f"{job.source} runs a command of its own")
+    if rehearse:
+        summary["rehearsed"] = jobs.rehearse(job, cluster)
     if as_json:
         screen.show_json({**made.as_json(), "summary": summary})
-        return
-    screen.show(views.plan_facts(made, summary), views.plan_table(made))
-    if argv:
-        screen.show(views.commands_table(made))
+    else:
+        nodes = [] if cluster.source == what_if.SOURCE else [views.plan_table(made)]
+        screen.show(views.plan_facts(made, summary), *plan_view.training(summary), *nodes)
+        if argv:
+            screen.show(views.commands_table(made))
+        for note in plan_view.notes(summary):
+            screen.say(f"note: {note}", "yellow")
+    if summary.get("unserved"):
+        raise InputFaults(jobs.train_faults(job, summary["unserved"]), "the plan stands, but it can't be launched yet")
 
 
 def launch(

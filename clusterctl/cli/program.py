@@ -28,6 +28,7 @@ from clusterctl.cli import (
     root,
     runs,
     sandbox,
+    schema,
     train,
     trust,
 )
@@ -51,6 +52,7 @@ ranktable.app.command("push")(ranktable_live.push)
 ranktable.app.command("verify")(ranktable_live.verify)
 app.add_typer(hostfile.app, name="hostfile")
 app.command()(launch.plan)
+app.command()(schema.schema)
 app.command()(launch.launch)
 app.command()(launch.attach)
 app.command()(launch.resume)

@@ -1,0 +1,201 @@
+"""The plan's memory beside what ranks really use on CPUs: predicted and measured peak of every case.
+
+    python bench/memory.py [--only WORD] [--tuned] [--json]
+
+Each case trains for some steps on made-up tokens, every rank a process of its own with the launcher's environment.
+Measured is the resident memory that a rank took at its highest, less what it had when its libraries were loaded; no
+checkpoint is written before that. The launcher has glibc keep what was freed, which is faster and takes more (--tuned):
+what a step needs shows without. Exit code 1 where a prediction is more than 10 % off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT)
+
+from trainer.config import read_config  # noqa: E402
+from trainer.env import MALLOC_TUNING, Env  # noqa: E402
+from trainer.plan_memory import stages  # noqa: E402
+
+STEPS = 3
+ALLOWED = 0.10
+SMALL = {"layers": 6, "hidden": 384, "heads": 6, "sequence": 256, "vocab": 50257}
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "124M fp32": (1, {"model": "gpt2-124M", "micro_batch": 1}),
+    "124M bf16": (1, {"model": "gpt2-124M", "micro_batch": 1, "precision": "bf16"}),
+    "124M bf16 batch 4": (1, {"model": "gpt2-124M", "micro_batch": 4, "precision": "bf16"}),
+    "124M bf16 full": (1, {"model": "gpt2-124M", "micro_batch": 4, "precision": "bf16", "recompute": "full"}),
+    "124M bf16 selective": (
+        1,
+        {"model": "gpt2-124M", "micro_batch": 4, "precision": "bf16", "recompute": "selective"},
+    ),
+    "6x384 fp32 batch 8": (1, {"model": SMALL, "micro_batch": 8}),
+    "6x384 bf16 batch 8": (1, {"model": SMALL, "micro_batch": 8, "precision": "bf16"}),
+    "6x384 bf16 batch 32": (1, {"model": SMALL, "micro_batch": 32, "precision": "bf16"}),
+    "12x512 dropout": (
+        1,
+        {
+            "model": {
+                "layers": 12,
+                "hidden": 512,
+                "heads": 8,
+                "sequence": 512,
+                "vocab": 8192,
+                "dropout": 0.1,
+            },
+            "micro_batch": 8,
+        },
+    ),
+    "124M bf16 2 ranks": (2, {"model": "gpt2-124M", "micro_batch": 1, "precision": "bf16"}),
+    "124M bf16 2 ranks zero 1": (2, {"model": "gpt2-124M", "micro_batch": 1, "precision": "bf16", "zero": 1}),
+    "124M bf16 tensor 2": (
+        2,
+        {"model": "gpt2-124M", "micro_batch": 1, "precision": "bf16", "parallel": {"tensor": 2}},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case: GB of the rank that needs most."""
+
+    case: str
+    ranks: int
+    predicted: float
+    measured: float
+    off: float
+
+
+def resident(key: str) -> int:
+    """A figure of this process from the kernel, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(key)
+
+
+def be_rank(file: Path) -> None:
+    """Train as one rank; prints the bytes that it took at its highest."""
+    import torch
+
+    from trainer.assemble import run_training
+
+    environment = Env.read()
+    config = read_config(json.loads(file.read_text()), environment.world_size)
+    warm = torch.randn(256, 256, requires_grad=True)
+    (warm @ warm).sum().backward()
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the highest counts from here
+    highest = 0
+
+    def stop() -> bool:
+        nonlocal highest
+        highest = max(highest, resident("VmHWM"))
+        print(resident("VmHWM") - before, file=sys.stderr)
+        return False
+
+    run_training(config, environment, file.parent / f"run-{environment.rank}", stop)
+    print(f"took {highest - before}", flush=True)
+    os._exit(0)
+
+
+def measure(ranks: int, config: dict[str, Any], tuned: bool) -> int:
+    """Bytes of the rank that took most."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "train.json"
+        prefix = Path(folder) / "tokens"
+        make_corpus(prefix, int(config["tokens"]))
+        file.write_text(json.dumps({**config["train"], "data": {"prefix": str(prefix), "split": "1,0,0"}}))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        shared = {
+            **os.environ,
+            **(MALLOC_TUNING if tuned else {}),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": "lo",
+            "CLUSTERCTL_DEVICE_KIND": "cpu",
+            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        }
+        argv = [sys.executable, __file__, "--rank", str(file)]
+        started = [
+            subprocess.Popen(
+                argv,
+                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        said = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit(f"a rank failed: {config}")
+    return max(int(text.rsplit("took ", 1)[1]) for text in said)
+
+
+def make_corpus(prefix: Path, tokens: int) -> None:
+    import numpy as np
+
+    from trainer.indexed import Writer
+
+    ids = np.random.RandomState(1).randint(0, 1000, tokens).astype(np.uint16)
+    with Writer(prefix, np.uint16) as writer:
+        for start in range(0, tokens, 4096):
+            writer.add_document([ids[start : start + 4096]])
+
+
+def rows(only: str, tuned: bool) -> Iterator[Row]:
+    for case, (ranks, given) in CASES.items():
+        if only not in case:
+            continue
+        train = {"steps": STEPS, "eval": {"batches": 0}, **given}
+        config = read_config({**train, "data": {"prefix": "tokens"}}, ranks)
+        layout = config.layout(ranks)
+        predicted = max(stage.memory.total for stage in stages(config, layout))
+        tokens = (STEPS + 1) * (config.global_batch or 0) * (config.model.sequence + 1)
+        measured = measure(ranks, {"train": train, "tokens": tokens}, tuned)
+        yield Row(case, ranks, predicted / 1e9, measured / 1e9, predicted / measured - 1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", metavar="WORD")
+    parser.add_argument(
+        "--tuned", action="store_true", help="with glibc told to keep freed memory, as ranks have it"
+    )
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        be_rank(arguments.rank)
+    worst = 0.0
+    for row in rows(arguments.only, arguments.tuned):
+        worst = max(worst, abs(row.off))
+        if arguments.json:
+            print(json.dumps(asdict(row)), flush=True)
+        else:
+            figures = f"predicted {row.predicted:6.3f} GB  measured {row.measured:6.3f} GB  {row.off:+6.1%}"
+            print(f"{row.case:<26} {row.ranks} ranks  {figures}", flush=True)
+    return 0 if worst <= ALLOWED else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""One rank of a large layout takes a step here, and holds what the plan says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+CASES: list[tuple[int, dict[str, Any]]] = [
+    (1, {"model": "gpt2-124M", "micro_batch": 2}),
+    (
+        1536,
+        {
+            "model": "gpt3-175B",
+            "micro_batch": 1,
+            "global_batch": 1536,
+            "parallel": {"tensor": 8, "pipeline": 16},
+        },
+    ),
+    (32, {"model": "gpt2-13B", "micro_batch": 2, "global_batch": 192, "zero": 1, "recompute": "full"}),
+    (8, {"model": "glm-large", "micro_batch": 2, "parallel": {"tensor": 2, "sequence": True}}),
+]
+
+
+@pytest.mark.parametrize(("world", "train"), CASES, ids=["alone", "175B", "13B", "glm"])
+def test_a_rank_is_built_and_stepped_without_memory(world: int, train: dict[str, Any]) -> None:
+    whole = {"steps": 1, "precision": "bf16", "data": {"prefix": "x", "tokenizer": "t"}, **train}
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", "rehearse"],
+        input=json.dumps({"train": whole, "world_size": world}),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["parameters"] == answer["planned_parameters"]
+    assert answer["peak_bytes"] == pytest.approx(answer["planned_bytes"], rel=0.15)
+    assert bool(answer["exchanges"]) == (world > 1)
+
+
+def test_a_job_that_makes_no_sense_is_refused_before_torch_is_loaded() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", "rehearse"],
+        input=json.dumps({"train": {"model": "gpt9"}, "world_size": 1}),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and "there is no model" in done.stderr
