@@ -139,7 +139,8 @@ def show_plan(
         for note in plan_view.notes(summary):
             screen.say(f"note: {note}", "yellow")
     if summary.get("unserved"):
-        raise InputFaults(jobs.train_faults(job, summary["unserved"]), "the plan stands, but it can't be launched yet")
+        screen.say("the plan stands, but it can't be launched yet:", "yellow")
+        raise InputFaults(jobs.train_faults(job, summary["unserved"]))
 
 
 def launch(

@@ -128,3 +128,28 @@ def test_figures_that_the_job_gives_take_the_place_of_known_ones() -> None:
     assert (hardware["memory"], hardware["tflops"]) == (64, 400)
     assert hardware["sources"]["memory"] == "train.hardware"
     assert hardware["sources"]["net_gbytes"].startswith("assumed")
+
+
+@pytest.mark.parametrize(
+    ("world", "published", "train"),
+    [
+        (1, 31, {"model": {"name": "gpt3-125M", "vocab": 52000}, "global_batch": 256}),
+        (4, 39, {"model": {"name": "gpt3-1.3B", "vocab": 52000}, "global_batch": 512, "zero": 2, "recompute": "full"}),
+        (
+            16,
+            70,
+            {
+                "model": {"name": "gpt3-13B", "vocab": 52000},
+                "global_batch": 1024,
+                "parallel": {"pipeline": 4},
+                "zero": 1,
+                "recompute": "full",
+            },
+        ),
+    ],
+    ids=["125M", "1.3B", "13B"],
+)
+def test_published_memory_of_other_trainers_is_met(world: int, published: int, train: dict[str, Any]) -> None:
+    hardware = {"kind": "cuda", "devices_per_node": 8}
+    need = answer(world, micro_batch=16, hardware=hardware, **train)["summary"]["memory_per_device_bytes"]
+    assert need["total"] / 1e9 == pytest.approx(published, rel=0.1)
