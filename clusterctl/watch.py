@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import threading
 import time
@@ -37,15 +38,21 @@ PATIENCE = 60.0  # seconds that a cut connection may stay away before its node c
 ALONE = 600.0  # the same where no node answers at all: rather this machine's own link is gone, and the run goes on
 SOONER = 3.0  # seconds that a node which was never reached has less than one that falls silent: a start takes them
 QUIET = 2 * BEAT + 1  # seconds without a word after which a node may be silent for the reason that another one is
+NO_ROOM = 64 << 10  # bytes free on a disk that takes no more records of a run
 LOOK = 0.2  # seconds between two looks at who has been away for too long
 
 
 class ControllerGone(WorkFailed):
     """Nobody brings a run home any more; its ranks go on."""
 
-    def __init__(self, run_id: str) -> None:
-        hint = f"clusterctl attach --take-over {run_id} puts a new one in charge"
-        super().__init__(f"the controller of {run_id} is gone; its ranks go on", hint)
+    def __init__(self, run: RunDir) -> None:
+        hint = f"clusterctl attach --take-over {run.run_id} puts a new one in charge"
+        free = os.statvfs(run.root)
+        full = free.f_bavail * free.f_frsize < NO_ROOM
+        if full:  # what a controller can't write ends it
+            hint = f"free some space, then: {hint}"
+        why = f": no space is left for {run.root}" if full else ""
+        super().__init__(f"the controller of {run.run_id} is gone{why}; its ranks go on", hint)
 
 
 @dataclass(frozen=True)
@@ -362,7 +369,7 @@ class KeptWatch:
                 time.sleep(pause)
                 unwatched = 0.0 if self.run.is_watched() else unwatched + pause
                 if unwatched > UNWATCHED and self.run.read_state().get("phase") not in FINAL:
-                    raise ControllerGone(self.run.run_id)
+                    raise ControllerGone(self.run)
 
     def _find(self) -> None:
         """The files of an attempt that began."""

@@ -244,10 +244,11 @@ def _filter(
     found = options.run_named(run)
     nodes = frozenset(cluster_of(found).select(node).names) if node else None
     ranks = parse_ranks(rank) if rank else None
-    record = found.read_record()
-    world = sum(map(len, record["ranks"].values()))
-    if ranks and min(ranks) >= world and record["attempt"] == 1:  # a later attempt may have fewer than one before it
-        raise UsageError(f"--rank {rank}: {found.run_id} has no such rank", f"0 to {world - 1}")
+    if ranks:
+        record = found.read_record()
+        world = sum(map(len, record["ranks"].values()))
+        if min(ranks) >= world and record["attempt"] == 1:  # a later attempt may have fewer than one before it
+            raise UsageError(f"--rank {rank}: {found.run_id} has no such rank", f"0 to {world - 1}")
     return LogFilter(ranks, nodes, _pattern("--grep", grep), errors, _pattern("--exclude", exclude))
 
 

@@ -530,6 +530,12 @@ def test_a_reader_is_told_when_nobody_is_in_charge_any_more(
         list(KeptWatch(run))
     assert isinstance(caught.value, ClusterctlError)
     assert "--take-over" in caught.value.hint
+    assert "no space" not in caught.value.message
+    monkeypatch.setattr("clusterctl.watch.NO_ROOM", 1 << 62)  # whatever is free is too little
+    with pytest.raises(ControllerGone) as caught:
+        list(KeptWatch(run))
+    assert f"no space is left for {run.root}" in caught.value.message
+    assert "free some space" in caught.value.hint
     assert runs.stop(run, connections, grace=0.0) == {"node1": 0, "node2": 0}
 
 
