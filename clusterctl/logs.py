@@ -188,12 +188,6 @@ def kept_chunks(
             yield from (chunk for chunk in file.chunks(start) if not wanted.wants_none(chunk))
 
 
-def kept_lines(run: RunDir, wanted: LogFilter, attempt: int = 1) -> Iterator[LogLine]:
-    """The lines that are here, rank by rank, stream by stream."""
-    for chunk in kept_chunks(run, wanted, attempt):
-        yield from (line for line in chunk.lines() if wanted.wants(line))
-
-
 def half_line(path: Path, end: int | None = None) -> bytes:
     """What stands before a file's end (or a place in it) after the line end before; at most what is shown of a
     line."""

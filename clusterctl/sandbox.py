@@ -39,7 +39,6 @@ from clusterctl.sandbox_layout import (
     write_inventory,
 )
 
-DEFAULT_DIRECTORY = Path(".clusterctl-sandbox")
 READY_WITHIN = 20.0  # seconds: a slow machine's first import of paramiko takes longest
 LOCK_WITHIN = 15.0
 TRIES = 5  # ports: another process may take one between our look and the daemon's bind

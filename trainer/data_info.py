@@ -14,7 +14,6 @@ from trainer.errors import DataError
 from trainer.indexed import Corpus, bin_path, open_corpus
 from trainer.tokenizer import Tokenizer
 
-BAR = 40  # characters of the longest bar
 SAMPLE_TOKENS = 48
 
 

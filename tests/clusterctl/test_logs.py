@@ -18,8 +18,8 @@ from clusterctl.logs import (
     KeptFile,
     LogFilter,
     LogKeeper,
+    kept_chunks,
     kept_files,
-    kept_lines,
     last_lines,
     parse_ranks,
 )
@@ -184,12 +184,13 @@ def test_a_time_is_read_or_refused() -> None:
             moment(bad, now)
 
 
-def test_kept_lines_come_rank_by_rank(tmp_path: Path) -> None:
+def test_kept_chunks_come_rank_by_rank(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for node, rank, text in (("b", 1, b"one\n"), ("a", 0, b"zero\nno end")):
         LogKeeper.keep(run.log(node, rank, "out"), 0, text)
     everything = LogFilter(ranks=frozenset(range(9)))
-    assert [(line.rank, line.text) for line in kept_lines(run, everything)] == [
+    kept = [line for chunk in kept_chunks(run, everything) for line in chunk.lines()]
+    assert [(line.rank, line.text) for line in kept] == [
         (0, "zero"),
         (0, "no end"),
         (1, "one"),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from tests.native.conftest import compiled  # noqa: F401  a fixture here too
 from trainer.indexed import Writer
 
 ROOT = Path(__file__).resolve().parents[2]

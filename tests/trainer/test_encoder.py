@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bench import encode_fuzz
 from bench.encode_texts import hostile
-from native.cpu import build, library
+from native.cpu import library
 from native.cpu.library import LibraryMissing
 from trainer import encoder as encoder_module
 from trainer.data_build import Order
@@ -23,21 +23,14 @@ from trainer.data_build import build as build_data
 from trainer.encoder import Encoder, LibraryEncoder, NotExact, NotText, encoder_for
 from trainer.tokenizer import GLM_TOKENS, Tokenizer, lay_glm_tokens, train_tokenizer
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 # The real GPT-2 vocabulary is not ours to ship: it is read where the variable says, or beside the repository.
 BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data" / "gpt2-tokenizer.json"
 GPT2 = Path(os.environ.get("GPT2_TOKENIZER", BESIDE))
 needs_gpt2 = pytest.mark.skipif(
     not GPT2.is_file(), reason="no GPT-2 vocabulary; name its tokenizer.json in $GPT2_TOKENIZER"
 )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled() -> None:
-    if library.why_not():
-        try:
-            build.build()
-        except build.BuildFailed as reason:
-            pytest.skip(str(reason))
 
 
 @pytest.fixture(scope="module")

@@ -11,18 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.encode_texts import hostile
-from native.cpu import build, library
 from native.cpu import json_lines as compiled_lines
 from trainer.json_lines import texts
 
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled() -> None:
-    if library.why_not():
-        try:
-            build.build()
-        except build.BuildFailed as reason:
-            pytest.skip(str(reason))
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def python(line: bytes, key: str = "text") -> str | None:
