@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl import job, what_if
-from clusterctl.cli import door, screen
 from clusterctl.document import Document, Section
 from clusterctl.errors import UsageError
 from clusterctl.inventory import Cluster, Node
 from clusterctl.job_schema import job_schema
+from tests.clusterctl.conftest import Run
 
-Run = Callable[..., tuple[int, str, str]]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TRAIN = """
 train:
@@ -30,19 +28,9 @@ train:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """A command line in a folder without an inventory: its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-
-    def call(*argv: str) -> tuple[int, str, str]:
-        screen.out_console.cache_clear()
-        screen.error_console.cache_clear()
-        capfd.readouterr()
-        code = door.run(list(argv))
-        return code, *capfd.readouterr()
-
-    return call
+def run(command_line: Run) -> Run:
+    """In a folder without an inventory."""
+    return command_line
 
 
 def test_a_training_is_planned_on_nodes_that_are_not_there(run: Run, tmp_path: Path) -> None:
@@ -65,7 +53,9 @@ def test_a_training_is_planned_on_nodes_that_are_not_there(run: Run, tmp_path: P
 
 
 def test_a_recipe_is_planned_whole_where_neither_its_data_nor_its_nodes_are(run: Run) -> None:
-    code, out, err = run("plan", str(EXAMPLES / "gpt3-175b.yaml"), "--what-if", "nodes=192,devices=8,kind=cuda")
+    code, out, err = run(
+        "plan", str(EXAMPLES / "gpt3-175b.yaml"), "--what-if", "nodes=192,devices=8,kind=cuda"
+    )
     assert code == 2 and "1536 ranks on 192 nodes" in out and "[90,96)" in out
     assert "train.parallel.pipeline" in err and "data" not in err
 

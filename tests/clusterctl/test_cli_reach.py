@@ -2,36 +2,23 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from clusterctl.cli import door, screen
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.clusterctl.conftest import Run
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """A command line over two nodes on this machine and one that can't be reached: its exit code, stdout and stderr."""
+def run(tmp_path: Path, command_line: Run) -> Run:
+    """Over two nodes on this machine and one that can't be reached."""
     lines = ["nodes:"]
     for number in (1, 2):
         place = f"host: local, port: {number}, python: {sys.executable}, workdir: {tmp_path}/work{number}"
         lines.append(f"  node{number}: {{{place}, env: {{NUMBER: '{number}'}}}}")
     lines.append("  node3: {host: 127.0.0.1, port: 9}")
     (tmp_path / "cluster.yaml").write_text("\n".join(lines) + "\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-
-    def call(*argv: str) -> tuple[int, str, str]:
-        screen.out_console.cache_clear()
-        screen.error_console.cache_clear()
-        capfd.readouterr()
-        code = door.run(list(argv))
-        return code, *capfd.readouterr()
-
-    return call
+    return command_line
 
 
 def test_exec_prefixes_whole_lines_and_keeps_stderr_apart(run: Run) -> None:
@@ -119,7 +106,9 @@ def test_an_inventory_named_before_a_noun_that_is_a_command_itself_counts(run: R
     assert run("-c", "cluster.yaml", "nodes")[0] == 0
 
 
-def test_a_plan_tells_faults_of_the_job_of_its_nodes_and_of_its_spares_at_once(run: Run, tmp_path: Path) -> None:
+def test_a_plan_tells_faults_of_the_job_of_its_nodes_and_of_its_spares_at_once(
+    run: Run, tmp_path: Path
+) -> None:
     (tmp_path / "job.yaml").write_text(
         "nam: x\nnodes: node[1-2]\nrestart: {spare_nodes: node7}\ntrain:\n  model: gpt-tiny\n  steps: many\n"
     )
@@ -136,7 +125,9 @@ def test_a_plan_tells_faults_of_the_job_of_its_nodes_and_of_its_spares_at_once(r
     assert run("plan", "job.yaml", "--nodes", "node2")[0] == 0
 
 
-def test_a_pull_to_where_no_folder_can_be_is_told_once_before_any_node_is_asked(run: Run, tmp_path: Path) -> None:
+def test_a_pull_to_where_no_folder_can_be_is_told_once_before_any_node_is_asked(
+    run: Run, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     code, _, err = run("pull", "/etc/hostname", "file/below")
     assert code == 2 and err.count("is no folder") == 1 and "node" not in err

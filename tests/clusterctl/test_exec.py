@@ -1,29 +1,30 @@
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
 from clusterctl.broadcast import FileInput, PipeInput, broadcast
-from clusterctl.cli import door, screen
+from clusterctl.cli import door
 from clusterctl.command import Command
 from clusterctl.errors import InputFaults
 from clusterctl.inventory import Node
+from tests.clusterctl.conftest import Run
 
-Run = Callable[..., tuple[int, str, str]]
 NODE = Node(name="node7", host="h", address="10.0.0.7")
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """A command line over four nodes on this machine and one that can't be reached: its exit code and output."""
+def run(tmp_path: Path, command_line: Run) -> Run:
+    """`exec` over four nodes on this machine and one that can't be reached."""
     lines = ["nodes:"]
     for number in range(1, 5):
         place = f"host: local, address: 10.0.0.{number}, port: {number}, python: {sys.executable}"
@@ -32,17 +33,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         )
     lines.append("  node9: {host: 127.0.0.1, port: 9}")
     (tmp_path / "cluster.yaml").write_text("\n".join(lines) + "\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-
-    def call(*argv: str) -> tuple[int, str, str]:
-        screen.out_console.cache_clear()
-        screen.error_console.cache_clear()
-        capfd.readouterr()
-        code = door.run(["exec", *argv])
-        return code, *capfd.readouterr()
-
-    return call
+    return functools.partial(command_line, "exec")
 
 
 @pytest.fixture
