@@ -19,13 +19,18 @@ from clusterctl.transport import Connections, LocalTransport
 from clusterctl.watch import Watch
 
 CODE = """
-import os, sys
+import os, sys, time
 print("attempt", os.environ["CLUSTERCTL_ATTEMPT"], "rank", os.environ["RANK"], end="")
 print("a word of trouble", file=sys.stderr)
 logs = os.environ["ASCEND_PROCESS_LOG_PATH"] + "/debug/plog"
 os.makedirs(logs, exist_ok=True)
 for pid in (os.getpid(), 1):
     open(f"{logs}/plog-{pid}_20260101000000000.log", "w").write(str(pid))
+sys.stdout.flush()
+said = os.environ["ASCEND_PROCESS_LOG_PATH"] + ".said-" + os.environ["CLUSTERCTL_ATTEMPT"] + "-"
+open(said + os.environ["RANK"], "w").close()
+while not all(os.path.exists(said + rank) for rank in "01"):  # the first that fails ends the other
+    time.sleep(0.02)
 sys.exit(int(os.environ["CLUSTERCTL_ATTEMPT"] == "1"))
 """
 
