@@ -16,7 +16,7 @@ from trainer.config import TrainConfig
 from trainer.data_config import DataConfig
 from trainer.dataset import Batches, Data, Readable, Share
 from trainer.device import Device, open_device
-from trainer.engine import Engine, Model, TorchEngine
+from trainer.engine import Engine, TorchEngine
 from trainer.env import CHECKPOINT_DIR, HEARTBEAT_DIR, METRICS_FILE, Env
 from trainer.errors import DataError, InputError
 from trainer.events import Ended, Observer
@@ -29,6 +29,7 @@ from trainer.keeper import Keeper
 from trainer.loop import Training, pauses_after, train
 from trainer.masks import Ends
 from trainer.observers import Console, DrillObserver, Heartbeat, Metrics, tell
+from trainer.passes import Model
 from trainer.recompute import Recompute
 from trainer.startup import Startup, in_words
 from trainer.tokenizer import Tokenizer

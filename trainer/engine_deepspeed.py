@@ -16,23 +16,14 @@ from torch import Tensor, nn
 from trainer import env
 from trainer.config import TrainConfig
 from trainer.device import Device
-from trainer.engine import (
-    Arriving,
-    Batch,
-    Model,
-    StepResult,
-    TrainState,
-    load_parameters,
-    mean_loss,
-    model_loss,
-    shapes_of,
-    tokens_of,
-)
+from trainer.engine import StepResult, TrainState
 from trainer.errors import InputError
 from trainer.gradients import norm_of
 from trainer.group import Groups
+from trainer.holding import Arriving, load_parameters, shapes_of
 from trainer.logical import cuts_of, own_of, whole_of
 from trainer.optim import MOMENTS, adamw
+from trainer.passes import Batch, Model, mean_loss, model_loss, tokens_of
 
 
 def _import_deepspeed(device: Device) -> Any:

@@ -11,9 +11,10 @@ import torch
 
 from trainer.config import TrainConfig
 from trainer.dataset import Batches, Micro
-from trainer.engine import Batch, Engine, StepResult
+from trainer.engine import Engine, StepResult
 from trainer.errors import TrainingFailed
 from trainer.events import Ended, Evaluated, Event, Saved, StepBegan, StepDone
+from trainer.passes import Batch
 from trainer.schedule import learning_rate
 
 

@@ -24,7 +24,7 @@ import native
 from trainer.assemble import build_model
 from trainer.config import TrainConfig
 from trainer.device import Device
-from trainer.engine import TorchEngine, model_loss
+from trainer.engine import TorchEngine
 from trainer.group import Group, Groups
 from trainer.layout import Layout
 from trainer.plan_memory import layer_ranges, stages
@@ -97,15 +97,14 @@ def rehearse(config: TrainConfig, world: int) -> dict[str, Any]:
         model.tokens.loss = _Shapes(model.tokens)  # type: ignore[assignment]
         engine = TorchEngine(model, one, groups, device)
         micro = _micro(one)
-        engine.gradients.clear()
-        engine.gradients.sum_on_next_backward()
-        loss = model_loss(model, model, micro, device, config.precision)
-        loss.backward()
-        engine.gradients.wait()
-        engine.optimizer.step(config.optimizer.lr)
+        holding = engine.holding
+        holding.clear()
+        engine.passes.step([micro], 1.0, device.stopwatch(), holding.last_backward)
+        holding.wait()
+        holding.update(config.optimizer.lr)
     dist.destroy_process_group()
     watching.counts.exchanges = dict(watching.said)
-    built = sum(parameter.numel() for parameter in engine.parameters.values())
+    built = sum(parameter.numel() for parameter in model.parameters())
     planned = stages(replace(one, global_batch=config.micro_batch * layout.data), layout)[0]
     return {
         **asdict(watching.counts),

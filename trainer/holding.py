@@ -1,0 +1,98 @@
+"""What a rank holds between steps: weights, gradients, moments, whole or its part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config_parts import OptimizerConfig
+from trainer.gradients import GradientBuffer
+from trainer.group import Group
+from trainer.logical import cuts_of, own_of
+from trainer.optim import ShardedAdamW
+from trainer.passes import Model
+
+Arriving = Iterable[tuple[str, Tensor]]  # names and whole tensors; all ranks must take all of them
+
+
+class Holding(Protocol):
+    """Weights and what belongs to them, of one rank among its data parallel ones; all methods are for all of these."""
+
+    def clear(self) -> None:
+        """Before a step's first backward pass: no gradients."""
+
+    def last_backward(self) -> None:
+        """The next backward pass finishes the gradients: they may travel while it goes on."""
+
+    def wait(self) -> None:
+        """Until every gradient is the sum over the data parallel ranks (and the sequence's parts)."""
+
+    def clip(self, limit: float) -> float:
+        """The norm over all parts of the model; gradients above `limit` (if not 0) are scaled down to it."""
+
+    def update(self, rate: float) -> None:
+        """One optimizer step; every rank has the new weights afterwards."""
+
+    def state(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], int]:
+        """Weights, moments, steps taken; of the tensor parallel part, whole on the first data parallel rank."""
+
+    def load(self, model: Arriving, optimizer: Arriving, taken: int) -> None:
+        """Take a whole state; this rank keeps its parts."""
+
+
+class Buffered:
+    """ZeRO 0 and 1: every rank has all weights and gradients; the optimizer's state may be divided."""
+
+    def __init__(self, model: Model, config: OptimizerConfig, zero: int, data: Group) -> None:
+        self.model, self.cuts, self.parallel = model, cuts_of(model), model.parallel
+        self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
+        data.broadcast(parameter.data for parameter in self.parameters.values())
+        self.gradients = GradientBuffer(self.parameters, self.cuts, data, self.parallel)
+        self.optimizer = ShardedAdamW(self.parameters, config, data, zero)
+
+    def clear(self) -> None:
+        self.gradients.clear()
+
+    def last_backward(self) -> None:
+        self.gradients.sum_on_next_backward()
+
+    def wait(self) -> None:
+        self.gradients.wait()
+
+    def clip(self, limit: float) -> float:
+        return self.gradients.clip(limit)
+
+    def update(self, rate: float) -> None:
+        self.optimizer.step(rate)
+
+    def state(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], int]:
+        moments, taken = self.optimizer.state()
+        return {name: one.detach() for name, one in self.parameters.items()}, moments, taken
+
+    def load(self, model: Arriving, optimizer: Arriving, taken: int) -> None:
+        load_parameters(self.model, model)
+        for key, whole in optimizer:
+            own = self.optimizer.moments.get(key)
+            if own is not None:  # else another rank updates it
+                own.copy_(own_of(key, whole, own, self.cuts, self.parallel))
+        self.optimizer.taken = taken
+
+
+def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
+    """Of each parameter its shape in a checkpoint."""
+    cuts = cuts_of(model)
+    return {
+        name: cuts[name].whole_shape(parameter.shape, model.parallel.size)
+        for name, parameter in model.named_parameters()
+    }
+
+
+@torch.no_grad()
+def load_parameters(model: Model, arriving: Arriving) -> None:
+    """Take whole parameters; this rank keeps its parts."""
+    cuts, parameters = cuts_of(model), dict(model.named_parameters())
+    for name, whole in arriving:
+        parameters[name].copy_(own_of(name, whole, parameters[name], cuts, model.parallel))
