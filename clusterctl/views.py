@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -69,36 +70,36 @@ def plan_table(plan: Plan) -> Table:
     return table(["NODE", "ADDRESS", "DEVICES", "RANKS"], rows)
 
 
-def _corpus_line(use: Mapping[str, Any]) -> str:
-    name = escape_controls(str(use["prefix"]).rpartition("/")[2])
-    return f"corpus   {use['share']:.1%} {name}: {use['epochs']:.2g} epochs of {count(use['tokens'])} tokens"
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names and what is to be said of each; what does not fit goes on below itself."""
+    drawn = Table.grid(padding=(0, 1, 0, 0))
+    drawn.add_column(min_width=8, no_wrap=True)
+    drawn.add_column(overflow="fold")
+    for name, said in rows:
+        drawn.add_row(name, Text(said))
+    return drawn
 
 
-def plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Text:
-    """The plan's figures: world, layout, tokens, memory."""
+def plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Group:
+    """The plan's first lines: who, what, how long."""
     who = f"{some(plan.world_size, 'rank')} on {some(len(plan.nodes), 'node')}"
-    lines = [f"{plan.job.name}: {who}, master {plan.master_address}"]
+    head = Text(f"{plan.job.name}: {who}, master {plan.master_address}")
+    return Group(head, facts(_plan_facts(plan, summary)))
+
+
+def _plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if plan.job.command:
-        lines.append("command  " + escape_controls(" ".join(plan.job.command)))
+        yield "command", escape_controls(" ".join(plan.job.command))
     if summary:
-        layout = " x ".join(f"{name} {degree}" for name, degree in summary.get("layout", {}).items())
-        lines.append(f"model    {count(summary['parameters'])} parameters; {layout}")
+        yield "model", f"{count(summary['parameters'])} parameters"
         epochs = summary.get("epochs")
         tokens = f"{count(summary['tokens_total'])} tokens ({count(summary['tokens_per_step'])} a step)"
-        steps = f"training {summary['steps']} steps, {tokens}"
-        lines.append(steps + (f", {epochs:.2g} epochs" if epochs else ""))
+        steps = f"{some(summary['steps'], 'step')}, {tokens}"
+        yield "training", steps + (f", {epochs:.2g} epochs" if epochs else "")
         corpora = summary.get("corpora") or []
-        lines += [_corpus_line(one) for one in corpora] if len(corpora) > 1 else []
-        memory = summary.get("memory_per_device_bytes") or {}
-        if memory:
-            total = memory.get("total", 0)
-            parts = ", ".join(
-                f"{name.replace('_estimate', '')} {size(value)}"
-                for name, value in memory.items()
-                if name != "total"
-            )
-            lines.append(f"memory   about {size(total)} a device: {parts}")
-    return Text("\n".join(lines))
+        for use in corpora if len(corpora) > 1 else ():
+            name = escape_controls(str(use["prefix"]).rpartition("/")[2])
+            yield "corpus", f"{use['share']:.1%} {name}: {use['epochs']:.2g} epochs of {count(use['tokens'])} tokens"
 
 
 def loss_curve(

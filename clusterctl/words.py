@@ -23,7 +23,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as `42s`, `3m05s`, `2h10m`."""
+    """Seconds as `42s`, `3m05s`, `2h10m`, `159d14h`."""
     if seconds < 0 or math.isinf(seconds) or math.isnan(seconds):
         return "?"
     whole = round(seconds)
@@ -31,7 +31,9 @@ def duration(seconds: float) -> str:
         return f"{whole}s"
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    if whole < 3 * 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
 def some(number: int, noun: str) -> str:

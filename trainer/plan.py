@@ -71,7 +71,8 @@ def summary(
     micros = accumulation(config.global_batch, config.micro_batch, layout.data)
     hardware, found = hardware_of(config, world), stages(config, layout)
     step = cost(config, layout, hardware)
-    need = max(found, key=lambda stage: stage.memory.total).memory
+    highest = max(found, key=lambda stage: stage.memory.total)
+    need = highest.memory
     flops = per_token(config.model, config.recompute.mode)
     rates = {name: count * step.tokens_per_second / world / 1e12 for name, count in flops.items()}
     return {
@@ -79,8 +80,10 @@ def summary(
         "layout": layout.as_json(),
         "parallel": asdict(config.parallel),
         "zero": config.zero,
+        "offload": config.offload,
         "recompute": config.recompute.mode,
         "steps": config.steps,
+        "micro_batch": config.micro_batch,
         "accumulation": micros,
         "bubble": (layout.pipeline - 1) / config.parallel.interleave / micros,
         "tokens_per_step": a_step,
@@ -88,6 +91,7 @@ def summary(
         "epochs": a_step * config.steps / sum(use.tokens for use in uses) if uses else None,
         "corpora": [asdict(use) for use in uses],
         "memory_per_device_bytes": need.as_json(),
+        "highest_stage": highest.stage,
         "memory_of_a_device_bytes": int(hardware.memory * 1e9) or None,
         "stages": [_stage_json(stage, layout) for stage in found],
         "time": {**asdict(step), "seconds": step.seconds, "tokens_per_second": step.tokens_per_second},
@@ -107,4 +111,6 @@ def _stage_json(stage: Stage, layout: Layout) -> dict[str, Any]:
         "layers": [list(each) for each in stage.layers],
         "parameters_per_rank": stage.parameters,
         "memory": stage.memory.as_json(),
+        "moment": stage.moment,
+        "most_activations": stage.activations,
     }

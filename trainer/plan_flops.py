@@ -6,9 +6,9 @@ from trainer.models import ModelConfig
 
 # What each counts; a figure without its convention means nothing.
 CONVENTIONS = {
-    "model": "Megatron-LM: three passes, causal attention counted half, no recomputation",
+    "model": "as Megatron-LM counts: three passes, causal attention half, no recomputation",
     "hardware": "the same, and what recomputation does again",
-    "palm": "nanoGPT, PaLM: 6 x parameters + 12 x layers x hidden x sequence, attention counted whole",
+    "palm": "as nanoGPT and PaLM count: 6 x parameters + 12 x layers x hidden x sequence, attention whole",
 }
 
 

@@ -50,6 +50,25 @@ class Stage:
     parameters: int
     """Numbers that one rank of it trains (its tensor parallel part, padding included)."""
     memory: Memory
+    """At its highest."""
+    moment: str
+    """When that is."""
+    activations: int
+    """The most of them at any moment: the highest one may be another, when none are left."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One of those that may be the highest of a step, by what is there beside what always is."""
+
+    name: str
+    activations: int
+    logits: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        return self.activations + self.logits + self.buffers
 
 
 def stages(config: TrainConfig, layout: Layout, ends: bool = False) -> list[Stage]:
@@ -110,11 +129,11 @@ def _stage(config: TrainConfig, layout: Layout, stage: int) -> Stage:
     first, last = stage == 0, stage == layout.pipeline - 1
     ends = (kept.embedding(one) if first else 0) + (kept.head(one) if last else 0)
     through = int(_activations(config, one, layers) * under_way(config, layout, stage)) + ends
-    activations, logits, buffers = max(_moments(config, layout, one, layers, numbers, last, through), key=sum)
+    highest = max(_moments(config, layout, one, layers, numbers, last, through), key=lambda moment: moment.total)
     state = state_memory(config, layout, numbers)
-    libraries = LIBRARIES if one.kind == "cpu" else 0
-    memory = replace(state, activations=activations, logits=logits, buffers=buffers + libraries)
-    return Stage(stage, ranges, numbers, memory)
+    buffers = highest.buffers + (LIBRARIES if one.kind == "cpu" else 0)
+    memory = replace(state, activations=highest.activations, logits=highest.logits, buffers=buffers)
+    return Stage(stage, ranges, numbers, memory, highest.name, through)
 
 
 def pass_of(config: TrainConfig, layout: Layout) -> Pass:
@@ -144,8 +163,8 @@ def _activations(config: TrainConfig, one: Pass, layers: int) -> int:
 
 def _moments(
     config: TrainConfig, layout: Layout, one: Pass, layers: int, numbers: int, last: bool, through: int
-) -> Iterator[tuple[int, int, int]]:
-    """(activations, logits, buffers) of each moment that may be the worst; `through`: all that is kept."""
+) -> Iterator[Moment]:
+    """Each moment that may be the highest; `through`: all activations that are kept."""
     casts = layers * kept.cast_layer(one)
     gathered = _gathered(config, layout, numbers, layers)
     if last:
@@ -153,13 +172,15 @@ def _moments(
         scores, table = one.tokens * rows, rows * one.model.hidden
         everything = casts + kept.cast_table(one) + gathered
         own_loss = one.kind == "cpu" and one.tensor == 1  # which makes the gradient in the logits' place
-        yield through, scores * (2 * one.width if own_loss else one.width + 2 * WIDE), everything
+        yield Moment("loss", through, scores * (2 * one.width if own_loss else one.width + 2 * WIDE), everything)
         gradient = table * (WIDE + (one.width if one.width < WIDE else 0))
-        yield through, scores * one.width, everything + gradient + one.wide_share
+        working = everything + gradient + one.wide_share
+        yield Moment("vocabulary", through, scores * one.width, working)
     if config.recompute.mode == "full":
         casts = 0  # made anew with each block
-    yield through, 0, casts + _again(config, one, layers) + _working(one) + gathered
-    yield 0, 0, _exchange(config, layout, numbers)
+    working = casts + _again(config, one, layers) + _working(one) + gathered
+    yield Moment("layer", through, 0, working)
+    yield Moment("update", 0, 0, _exchange(config, layout, numbers))
 
 
 def _again(config: TrainConfig, one: Pass, layers: int) -> int:

@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from clusterctl.sanitize import escape_controls
-from clusterctl.views import table
-from clusterctl.words import count, duration, size
+from clusterctl.views import facts, table
+from clusterctl.words import count, duration, size, some
 
 LOSING = 8  # kinds of layouts that lose, below the best five
 PARTS = {
@@ -21,27 +21,39 @@ PARTS = {
     "data": "data parallel exchanges",
     "update": "optimizer",
 }
+MOMENTS = {
+    "loss": "the loss",
+    "vocabulary": "the backward pass of the vocabulary's matrix",
+    "layer": "a layer's backward pass",
+    "update": "the exchange after the update",
+}
+FIGURES = {
+    "memory": "{:g} GB",
+    "tflops": "{:g} TFLOP/s",
+    "efficiency": "{:.0%} of them in matrix products",
+    "node_gbytes": "{:g} GB/s within a node",
+    "net_gbytes": "{:g} GB/s between nodes",
+}
 
 
 def training(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Everything beside the plan's first lines."""
     if "time" not in summary:
         return
-    yield Text("\n".join(_facts(summary)))
+    yield facts([*_layout_facts(summary), *_memory_facts(summary), *_time_facts(summary)])
     if summary.get("rehearsed"):
-        yield Text(_rehearsed(summary["rehearsed"]))
+        yield facts(_rehearsed(summary["rehearsed"]))
     if len(summary["stages"]) > 1:
         yield Text("")
         yield _stages(summary)
     chosen = summary.get("chosen")
     if chosen:
-        yield Text(
-            f"\nauto tried {chosen['tried']} layouts, of which {chosen['illegal']} are not legal; the best:"
-        )
+        yield Text(f"\nauto tried {chosen['tried']} layouts, {chosen['illegal']} of them not legal; the best:")
         yield _layouts(chosen["best"])
         losing = chosen["losing"][:LOSING]
         if losing:
-            yield Text("why others lose:\n" + "\n".join(f"  {_layout(one)}: {one['why']}" for one in losing))
+            yield Text("\nwhy others lose:")
+            yield facts((_layout(one), one["why"]) for one in losing)
 
 
 def notes(summary: Mapping[str, Any]) -> list[str]:
@@ -49,42 +61,69 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
     return [escape_controls(str(note)) for note in summary.get("notes", ())]
 
 
-def _facts(summary: Mapping[str, Any]) -> Iterator[str]:
+def _layout_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    parallel, layout = summary["parallel"], summary["layout"]
+    ways = [_layout({**layout, **parallel}), f"zero {summary['zero']}"]
+    ways += ["offload"] * bool(summary["offload"])
+    yield "layout", ", ".join([*ways, f"recompute {summary['recompute']}"])
+    micros, data = summary["accumulation"], layout["data"]
+    each = f"{_micros(micros)} of {summary['micro_batch']}" + f" on each of {data} data parallel ranks" * (data > 1)
+    bubble = f"; the bubble is {summary['bubble']:.0%} of the work" if summary["bubble"] else ""
+    yield "batch", f"{some(summary['micro_batch'] * data * micros, 'sample')} a step: {each}{bubble}"
+
+
+def _micros(number: int) -> str:
+    return f"{number} micro-batch" + ("es" if number > 1 else "")
+
+
+def _memory_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    need, whole = summary["memory_per_device_bytes"], summary["memory_of_a_device_bytes"]
+    stage = summary["stages"][summary["highest_stage"]]
+    of = f" of {size(whole)} ({need['total'] / whole:.0%})" if whole else ""
+    where = f" of stage {summary['highest_stage']}" if len(summary["stages"]) > 1 else ""
+    yield "memory", f"{size(need['total'])}{of} a device; highest in {MOMENTS[stage['moment']]}{where}"
+    yield "", "always " + ", ".join(f"{name} {size(need[name])}" for name in ("weights", "gradients", "optimizer"))
+    then = [f"{name} {size(need[name])}" for name in ("activations", "logits", "buffers") if need[name]]
+    most = stage["most_activations"]
+    before = f"; activations at most {size(most)}, before" if most > need["activations"] else ""
+    yield "", "then " + ", ".join(then) + before
+
+
+def _time_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     hardware, time = summary["hardware"], summary["time"]
-    parallel = summary["parallel"]
-    ways = [f"zero {summary['zero']}", f"recompute {summary['recompute']}"]
-    ways += [f"interleave {parallel['interleave']}"] * (parallel["interleave"] > 1)
-    ways += ["sequence parallel"] * bool(parallel["sequence"])
-    bubble = f", the bubble {summary['bubble']:.0%} of the work" if summary["bubble"] else ""
-    micros = summary["accumulation"]
-    yield f"layout   {', '.join(ways)}; {micros} micro-batch{'es' * (micros > 1)} a step{bubble}"
-    if summary["memory_of_a_device_bytes"]:
-        total = summary["memory_per_device_bytes"]["total"]
-        whole = summary["memory_of_a_device_bytes"]
-        yield f"room     {total / whole:.0%} of {size(whole)} a device ({hardware['sources']['memory']})"
-    whole_time = duration(time["seconds"] * summary["steps"])
+    whole = duration(time["seconds"] * summary["steps"])
     rate = count(time["tokens_per_second"])
-    yield f"time     about {time['seconds']:.3g} s a step, {rate} tokens/s, {whole_time} in all"
+    yield "time", f"about {time['seconds']:.3g} s a step, {rate} tokens/s, {whole} in all"
     shares = sorted(((time[name] / time["seconds"], words) for name, words in PARTS.items()), reverse=True)
-    yield "         " + ", ".join(f"{words} {share:.0%}" for share, words in shares if share >= 0.005)
-    for name, reached in summary["tflops_per_device"].items():
+    yield "", ", ".join(f"{words} {share:.0%}" for share, words in shares if share >= 0.005)
+    told = summary["tflops_per_device"]
+    for name, reached in told.items():
+        if name == "hardware" and reached == told["model"]:
+            continue  # nothing is recomputed
         share = reached / hardware["tflops"]
-        yield f"rate     {reached:.3g} TFLOP/s a device, {share:.0%} of peak ({summary['conventions'][name]})"
-    peak = f"{hardware['tflops']:g} TFLOP/s ({hardware['sources']['tflops']})"
-    usual = f"{hardware['efficiency']:.0%} of it in matrix products ({hardware['sources']['efficiency']})"
-    links = f"{hardware['node_gbytes']:g} GB/s within a node, {hardware['net_gbytes']:g} between"
-    yield f"device   {peak}; {usual}; {links} ({hardware['sources']['net_gbytes']})"
+        each = f"{summary['flops_per_token'][name] / 1e9:.3g} GFLOP a token, {summary['conventions'][name]}"
+        yield "rate", f"{reached:.3g} TFLOP/s a device, {share:.0%} of peak: {each}"
+    yield from (("device", text) for text in _device(hardware))
 
 
-def _rehearsed(done: Mapping[str, Any]) -> str:
+def _device(hardware: Mapping[str, Any]) -> Iterator[str]:
+    """Its figures, those from one source together."""
+    by_source: dict[str, list[str]] = {}
+    for name, words in FIGURES.items():
+        if hardware[name]:
+            by_source.setdefault(hardware["sources"][name], []).append(words.format(hardware[name]))
+    for source, figures in by_source.items():
+        yield f"{source}: {', '.join(figures)}"
+
+
+def _rehearsed(done: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What a rank did here, beside what the plan counts for it."""
     agree = "as planned" if done["parameters"] == done["planned_parameters"] else "NOT as planned"
     said = ", ".join(f"{times} {name}" for name, times in sorted(done["exchanges"].items())) or "no exchange"
-    return (
-        f"rehearsed one rank of {done['ranks']}, {done['layers']} layers, in {done['seconds']:.1f} s: "
-        f"{count(done['parameters'])} numbers ({agree}), {done['operations']} operations, {said}; "
-        f"at its highest {size(done['peak_bytes'])}, the plan counts {size(done['planned_bytes'])}"
-    )
+    layers = some(done["layers"], "layer")
+    yield "rehearsal", f"one rank of {done['ranks']}, {layers}, built and stepped here in {done['seconds']:.1f} s"
+    yield "", f"{count(done['parameters'])} numbers ({agree}), {done['operations']} operations, {said}"
+    yield "", f"at its highest {size(done['peak_bytes'])}; the plan counts {size(done['planned_bytes'])}"
 
 
 def _stages(summary: Mapping[str, Any]) -> RenderableType:
@@ -99,12 +138,14 @@ def _stages(summary: Mapping[str, Any]) -> RenderableType:
                 f"[{first},{end})",
                 layers,
                 count(stage["parameters_per_rank"]),
-                size(need["activations"]),
+                size(need["weights"] + need["gradients"] + need["optimizer"]),
+                size(stage["most_activations"]),
                 size(need["total"]),
+                stage["moment"],
             ]
         )
-    right = ["STAGE", "PARAMETERS", "ACTIVATIONS", "MEMORY"]
-    return table(["STAGE", "RANKS", "LAYERS", "PARAMETERS", "ACTIVATIONS", "MEMORY"], rows, right=right)
+    names = ["STAGE", "RANKS", "LAYERS", "NUMBERS", "STATE", "ACTIVATIONS", "HIGHEST", "IN"]
+    return table(names, rows, right=["STAGE", "NUMBERS", "STATE", "ACTIVATIONS", "HIGHEST"])
 
 
 def _layouts(best: list[Mapping[str, Any]]) -> RenderableType:
@@ -125,6 +166,6 @@ def _layouts(best: list[Mapping[str, Any]]) -> RenderableType:
 
 
 def _layout(one: Mapping[str, Any]) -> str:
-    text = f"data {one['data']} x tensor {one['tensor']} x pipeline {one['pipeline']}"
-    text += f" x interleave {one['interleave']}" if one["interleave"] > 1 else ""
+    kinds = ("data", "tensor", "pipeline", "interleave")
+    text = " x ".join(f"{kind} {one[kind]}" for kind in kinds if one[kind] > 1) or "one rank"
     return text + (" + sequence" if one["sequence"] else "")

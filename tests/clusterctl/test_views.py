@@ -33,6 +33,8 @@ def drawn(*what: Renderable, width: int = 80) -> str:
         (words.duration(59.4), "59s"),
         (words.duration(185), "3m05s"),
         (words.duration(7800), "2h10m"),
+        (words.duration(259_200 - 60), "71h59m"),
+        (words.duration(13_791_060), "159d14h"),
         (words.duration(math.inf), "?"),
         (words.some(1, "node"), "1 node"),
         (words.some(2, "node"), "2 nodes"),
