@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from trainer.batch_sizes import BatchSizes
+
 UNITS = ("steps", "samples", "tokens", "part")
 _SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _WRITTEN = re.compile(
@@ -41,7 +43,9 @@ def amount(text: str) -> tuple[float, str]:
     return value, unit
 
 
-def in_samples(text: str, batch: int, sequence: int, whole: float) -> float:
-    """An amount in samples, at `batch` samples a step; a part is one of `whole`."""
+def in_samples(text: str, batches: BatchSizes, sequence: int, whole: float) -> float:
+    """An amount in samples; a part is one of `whole`."""
     value, unit = amount(text)
-    return value * {"steps": batch, "samples": 1, "tokens": 1 / sequence, "part": whole}[unit]
+    if unit == "steps":
+        return batches.consumed(int(value)) + value % 1 * batches.of(int(value) + 1)
+    return value * {"samples": 1, "tokens": 1 / sequence, "part": whole}[unit]

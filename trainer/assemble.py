@@ -151,7 +151,7 @@ def _make_orders(config: TrainConfig, data: Data) -> Mapping[str, Readable]:
         from trainer.glm_data import glm_batches
 
         return glm_batches(config, data)
-    orders = {"train": data.samples("train", config.steps * config.global_batch)}
+    orders = {"train": data.samples("train", config.batches.consumed(config.steps))}
     if config.eval.batches:
         orders["valid"] = data.samples("valid", config.eval.batches * config.global_batch)
     return orders

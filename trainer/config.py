@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from trainer import config_rules
+from trainer.batch_sizes import BatchSizes
 from trainer.config_parts import (
     BatchRamp,
     EvalConfig,
@@ -88,6 +90,12 @@ class TrainConfig:
         document["parallel"]["layers"] = list(self.parallel.layers)
         document["profile"]["ranks"] = list(self.profile.ranks)
         return document
+
+    @cached_property
+    def batches(self) -> BatchSizes:
+        """Samples of each step."""
+        ramp = self.batch_ramp
+        return BatchSizes(self.global_batch or 1, ramp.start, ramp.increment, ramp.samples)
 
     def layout(self, world: int) -> Layout:
         """How so many ranks divide the work; ValueError where they do not divide."""

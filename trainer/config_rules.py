@@ -156,18 +156,26 @@ def _batch_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
 
 def _ramp_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     ramp, whole = config.batch_ramp, config.global_batch or 0
-    if not ramp.start:
+    given = (ramp.start, ramp.increment, ramp.samples)
+    if not any(given):
         return
-    if not (ramp.increment and ramp.samples):
-        yield Fault(
-            "train.batch_ramp", "needs start, increment and samples", "as in {start: 32, increment: 32, ...}"
-        )
+    if not all(given):
+        remedy = "as in {start: 32, increment: 32, samples: 100000}"
+        yield Fault("train.batch_ramp", "needs start, increment and samples", remedy)
         return
     unit = config.micro_batch * layout.data
+    per = f"micro_batch {config.micro_batch} x {layout.data} data parallel ranks"
+    if config.parallel.interleave > 1:
+        unit, per = unit * layout.pipeline, f"{per} x {layout.pipeline} stages, as interleaving needs"
     for key, value in (("start", ramp.start), ("increment", ramp.increment)):
         if value % unit:
-            what = f"{value} does not divide by micro_batch {config.micro_batch} x {layout.data} data parallel ranks"
-            yield Fault(f"train.batch_ramp.{key}", what, f"use a multiple of {unit}")
+            yield Fault(
+                f"train.batch_ramp.{key}", f"{value} does not divide by {per}", f"use a multiple of {unit}"
+            )
+    least = config.micro_batch * layout.data * layout.pipeline
+    if layout.pipeline > 1 and ramp.start < least and config.engine == "torch":
+        what = f"{ramp.start} samples cannot fill {layout.pipeline} stages"
+        yield Fault("train.batch_ramp.start", what, f"use {least} or more")
     if ramp.start > whole or (whole - ramp.start) % ramp.increment:
         what = f"steps of {ramp.increment} from {ramp.start} do not meet global_batch {whole}"
         yield Fault("train.batch_ramp.increment", what, "use a divisor of global_batch - start")
@@ -180,16 +188,16 @@ def _schedule_faults(config: TrainConfig) -> Iterator[Fault]:
     if optimizer.warmup and optimizer.warmup_steps:
         what = f"{optimizer.warmup} beside warmup_steps {optimizer.warmup_steps}"
         yield Fault("train.optimizer.warmup", what, "keep one of them")
-    batch, sequence = config.global_batch or 1, config.model.sequence
-    whole = float(config.steps * batch)
-    length = in_samples(optimizer.decay, batch, sequence, whole) if optimizer.decay else whole
+    batches, sequence = config.batches, config.model.sequence
+    whole = float(batches.consumed(config.steps))
+    length = in_samples(optimizer.decay, batches, sequence, whole) if optimizer.decay else whole
     if length <= 0:
         yield Fault("train.optimizer.decay", "is nothing", "leave it out for the whole training")
         return
-    if optimizer.warmup_steps and optimizer.warmup_steps * batch >= length:
-        what = f"{optimizer.warmup_steps} leaves nothing of {length / batch:g} steps"
-        yield Fault("train.optimizer.warmup_steps", what, f"use less than {length / batch:g}")
-    warmup = in_samples(optimizer.warmup, batch, sequence, length) if optimizer.warmup else 0.0
+    if optimizer.warmup_steps and batches.consumed(optimizer.warmup_steps) >= length:
+        what = f"{optimizer.warmup_steps} leaves nothing of {batches.in_steps(length):g} steps"
+        yield Fault("train.optimizer.warmup_steps", what, f"use less than {batches.in_steps(length):g}")
+    warmup = in_samples(optimizer.warmup, batches, sequence, length) if optimizer.warmup else 0.0
     if warmup >= length:
-        what = f"{optimizer.warmup} leaves nothing of a schedule of {length / batch:g} steps"
+        what = f"{optimizer.warmup} leaves nothing of a schedule of {batches.in_steps(length):g} steps"
         yield Fault("train.optimizer.warmup", what, "use less, or a longer decay")

@@ -140,13 +140,16 @@ class Share:
     data_rank: int = 0
     data: int = 1
 
-    def samples_of(self, consumed: int) -> list[list[int]]:
-        """The items of each of this rank's micro-batches, for the global batch after `consumed` samples."""
+    def samples_of(self, consumed: int, samples: int = 0) -> list[list[int]]:
+        """The items of each of this rank's micro-batches, for the global batch after `consumed` samples.
+
+        `samples`: its size, where it is not as large as the others.
+        """
         unit = self.micro_batch * self.data
         mine = self.data_rank * self.micro_batch
         return [
             list(range(start + mine, start + mine + self.micro_batch))
-            for start in range(consumed, consumed + self.global_batch, unit)
+            for start in range(consumed, consumed + (samples or self.global_batch), unit)
         ]
 
 
@@ -165,9 +168,9 @@ class Batches:
     def __init__(self, samples: Readable, share: Share) -> None:
         self.samples, self.share = samples, share
 
-    def at(self, consumed: int) -> list[Micro]:
-        """This rank's micro-batches of the batch at `consumed` samples."""
-        made = [self.samples.read(ks) for ks in self.share.samples_of(consumed)]
+    def at(self, consumed: int, samples: int = 0) -> list[Micro]:
+        """This rank's micro-batches of the batch at `consumed` samples, which has so many, or as many as most."""
+        made = [self.samples.read(ks) for ks in self.share.samples_of(consumed, samples)]
         return [micro.arrays() if isinstance(micro, GlmBatch) else (micro,) for micro in made]
 
     def first(self, batches: int) -> Iterator[list[Micro]]:

@@ -29,6 +29,8 @@ class StepDone:
     step_seconds: float
     skipped: bool
     own_seconds: float = 0.0
+    samples: int = 0
+    """Of this step, over all ranks."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Keeper:
     def _facts(self, state: TrainState, step: int) -> dict[str, Any]:
         return {
             "optimizer_steps": state.optimizer_steps,
-            "consumed_samples": step * (self.config.global_batch or 0),
+            "consumed_samples": self.config.batches.consumed(step),
             "world": self.group.world,
             "config": self.config.as_json(),
             "data": self.data,
@@ -104,8 +104,12 @@ class Keeper:
         if found.manifest["data"].get("corpora") != self.data["corpora"]:
             prefixes = ", ".join(source.prefix for source in self.config.data.sources("train"))
             faults.append(f"data: {prefixes}: not what it was trained on (the .idx files are others)")
-        if found.manifest["consumed_samples"] != found.step * (self.config.global_batch or 0):
-            faults.append(f"global_batch was {then['global_batch']} and is {self.config.global_batch}")
+        if found.manifest["consumed_samples"] != self.config.batches.consumed(found.step):
+            faults += [
+                f"{key} was {then[key]} and is {now[key]}"
+                for key in ("global_batch", "batch_ramp")
+                if then[key] != now[key]
+            ]
         if found.step > self.config.steps:
             faults.append(f"it is at step {found.step}, and train.steps is {self.config.steps}")
         if faults:

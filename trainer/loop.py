@@ -36,7 +36,6 @@ class Training:
 def train(run: Training, step: int = 0) -> Ended:
     """Train from `step` finished steps to the config's last, or until asked to stop; a stop saves first."""
     config, began = run.config, time.monotonic()
-    assert config.global_batch is not None
     eval_loss = _evaluate(run, 0) if step == 0 else None
     loss, saved_at, skipped, stopping = None, step, 0, False
     while step < config.steps and not stopping:
@@ -74,10 +73,11 @@ def _due(step: int, every: int) -> bool:
 
 def _step(run: Training, finished: int, began: float) -> StepDone:
     config = run.config
-    assert config.global_batch is not None
-    batch = _tensors(run.train.at(finished * config.global_batch))
+    consumed = config.batches.consumed(finished)
+    samples = config.batches.after(consumed)
+    batch = _tensors(run.train.at(consumed, samples))
     rate = learning_rate(
-        config.optimizer, finished + 1, config.steps, config.global_batch, config.model.sequence
+        config.optimizer, finished + 1, config.steps, config.batches, config.model.sequence
     )
     read = time.monotonic() - began  # a slow disk makes a slow rank too
     result: StepResult = run.engine.step(batch, rate, dropout_seed(config.seed, finished + 1, run.dropout_place))
@@ -88,11 +88,12 @@ def _step(run: Training, finished: int, began: float) -> StepDone:
         result.loss,
         rate,
         result.grad_norm,
-        tokens=result.tokens * (finished + 1),
+        tokens=(consumed + samples) * config.model.sequence,
         tokens_per_second=result.tokens / seconds,
         step_seconds=seconds,
         skipped=result.skipped,
         own_seconds=read + result.own_seconds,
+        samples=samples,
     )
 
 

@@ -68,6 +68,7 @@ def summary(
     assert config.global_batch is not None
     layout = config.layout(world)
     a_step = config.global_batch * config.model.sequence
+    drawn = config.batches.consumed(config.steps) * config.model.sequence
     micros = accumulation(config.global_batch, config.micro_batch, layout.data)
     hardware, found = hardware_of(config, world), stages(config, layout)
     step = cost(config, layout, hardware)
@@ -87,8 +88,8 @@ def summary(
         "accumulation": micros,
         "bubble": (layout.pipeline - 1) / config.parallel.interleave / micros,
         "tokens_per_step": a_step,
-        "tokens_total": a_step * config.steps,
-        "epochs": a_step * config.steps / sum(use.tokens for use in uses) if uses else None,
+        "tokens_total": drawn,
+        "epochs": drawn / sum(use.tokens for use in uses) if uses else None,
         "corpora": [asdict(use) for use in uses],
         "memory_per_device_bytes": need.as_json(),
         "highest_stage": highest.stage,

@@ -56,10 +56,10 @@ def _part_faults(config: TrainConfig, indices: dict[str, Index], which: str) -> 
             yield Fault(keys[source.prefix], *found)
         there.append((_tokens(indices, source, split, part) - 1) // config.model.sequence)
     read_once = len(sources) > 1 and sources[0].weight is None
-    asked = (config.global_batch or 0) * (config.steps if which == "train" else config.eval.batches)
-    if read_once and all(n > 0 for n in there) and sum(there) < asked:
+    drawn = {"train": config.batches.consumed(config.steps), "valid": config.batches.whole * config.eval.batches}
+    if read_once and all(n > 0 for n in there) and sum(there) < drawn[which]:
         key = f"train.data.{which if data.parted else 'blend'}"
-        yield Fault(key, *blend_fault(which, there, asked))
+        yield Fault(key, *blend_fault(which, there, drawn[which]))
 
 
 def _uses(config: TrainConfig, indices: dict[str, Index]) -> list[CorpusUse]:
@@ -68,7 +68,7 @@ def _uses(config: TrainConfig, indices: dict[str, Index]) -> list[CorpusUse]:
     sources = data.sources("train")
     tokens = [_tokens(indices, source, split, "train") for source in sources]
     shares = normal([source.weight or n for source, n in zip(sources, tokens, strict=True)])
-    drawn = (config.global_batch or 0) * config.steps * config.model.sequence
+    drawn = config.batches.consumed(config.steps) * config.model.sequence
     return [
         CorpusUse(source.prefix, len(indices[source.prefix].lengths), n, share, drawn * share / n)
         for source, n, share in zip(sources, tokens, shares, strict=True)

@@ -115,15 +115,12 @@ def test_a_word_or_a_number_says_a_whole_section(raw_config: Make) -> None:
 
 
 def test_what_no_engine_does_is_refused_for_a_start_and_counted_for_a_plan(raw_config: Make) -> None:
-    raw = raw_config(
-        parallel={"tensor": 2, "pipeline": 2}, zero=3, offload=True, recompute="full", batch_ramp=RAMP
-    )
+    raw = raw_config(parallel={"tensor": 2, "pipeline": 2}, zero=3, offload=True, recompute="full")
     refused = faults_of(raw, world=8)
     assert set(refused) == {
         "train.parallel.pipeline",
         "train.zero",
         "train.offload",
-        "train.batch_ramp",
     }
     assert not try_config(raw, 8, served=False)[1]
 
@@ -152,6 +149,7 @@ LAYOUTS: list[tuple[int, dict[str, Any], str, str]] = [
     (1, {"optimizer": {"warmup": "64 samples"}}, "train.optimizer.warmup", "leaves nothing"),
     (1, {"optimizer": {"warmup": "1%", "warmup_steps": 3}}, "train.optimizer.warmup", "keep one"),
     (1, {"batch_ramp": {"start": 4}}, "train.batch_ramp", "increment and samples"),
+    (2, {"batch_ramp": RAMP, "parallel": {"pipeline": 2}, "micro_batch": 4}, "train.batch_ramp.start", "fill 2"),
     (1, {"batch_ramp": {**RAMP, "start": 3}}, "train.batch_ramp.start", "multiple of 2"),
     (1, {"batch_ramp": {**RAMP, "increment": 6}}, "train.batch_ramp.increment", "divisor"),
     (1, {"model": {"heads": 4, "query_groups": 3}}, "train.model.query_groups", "divisor"),

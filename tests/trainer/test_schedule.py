@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from trainer.amounts import amount, amount_text
+from trainer.batch_sizes import BatchSizes
 from trainer.config_parts import OptimizerConfig
 from trainer.schedule import bounds, learning_rate
 
@@ -37,12 +38,21 @@ def test_the_rate_stays_at_its_least_after_a_decay_shorter_than_the_training() -
 
 def test_a_schedule_in_tokens_is_the_same_as_one_in_steps() -> None:
     tokens = OptimizerConfig(warmup="25M tokens", decay="2.5B tokens")
-    assert bounds(tokens, 10_000, batch=256, sequence=2048) == (
-        pytest.approx(25e6 / 256 / 2048),
-        pytest.approx(2.5e9 / 256 / 2048),
+    assert bounds(tokens, 10_000, BatchSizes(256), sequence=2048) == (
+        pytest.approx(25e6 / 2048),
+        pytest.approx(2.5e9 / 2048),
     )
     parts = OptimizerConfig(warmup="1%", decay="320000 steps")
-    assert bounds(parts, 500_000, batch=16, sequence=1024) == (3200, 320_000)
+    assert bounds(parts, 500_000, BatchSizes(16), sequence=1024) == (3200 * 16, 320_000 * 16)
+
+
+def test_while_batches_are_small_the_rate_moves_as_much_slower() -> None:
+    config = OptimizerConfig(lr=1.0, schedule="linear", warmup="16 samples")
+    ramp = BatchSizes(8, start=4, increment=4, samples=16)
+    assert [learning_rate(config, step, 8, ramp) for step in range(1, 9)] == pytest.approx(
+        [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0]
+    )
+    assert bounds(OptimizerConfig(warmup_steps=2, decay="6 steps"), 9, ramp) == (8, 32)
 
 
 @pytest.mark.parametrize(
