@@ -43,8 +43,8 @@ def _of_loop(config: TrainConfig) -> Iterator[Fault]:
     if config.precision == "fp16" and config.hardware.kind not in ("", "cpu"):
         what = "fp16 is not supported yet: no engine here scales the loss"
         yield Fault("train.precision", what, "use bf16, which needs no loss scale")
-    if config.batch_ramp.start:
-        yield Fault("train.batch_ramp", "the loop has one batch size so far", "leave it out")
+    if config.batch_ramp.start and config.engine == "deepspeed":
+        yield Fault("train.batch_ramp", "the deepspeed engine has one batch size", "use engine: torch, or leave it out")
     if config.profile.repeat:
         yield Fault("train.profile", "the loop starts no profiler yet", "leave it out")
     if config.nan.name_layer:
