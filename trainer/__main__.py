@@ -78,7 +78,8 @@ def _generate(arguments: argparse.Namespace) -> int:
     from trainer.device import prepare_import
 
     prepare_import()
-    from trainer.generate import Sampling, generate
+    from trainer.generate import generate
+    from trainer.sampling import Sampling
 
     sampling = Sampling(arguments.max_tokens, arguments.temperature, arguments.top_k, arguments.seed)
     made = generate(arguments.checkpoint, arguments.tokenizer, arguments.prompt, sampling)

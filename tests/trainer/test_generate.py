@@ -10,13 +10,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
+from numpy.random import RandomState
+from torch import Tensor
 
+import native
 from trainer.data_build import Order, build
 from trainer.data_part import Recipe
 from trainer.errors import CheckpointError, InputError
-from trainer.generate import Sampling, draw, generate, load_model
-from trainer.tokenizer import train_tokenizer
+from trainer.generate import draw, generate, load_model
+from trainer.generate_glm import fill
+from trainer.glm import GLM
+from trainer.glm_blocks import blanked, continued
+from trainer.glm_samples import GlmTokens
+from trainer.gpt import GPT
+from trainer.models import ModelConfig
+from trainer.sampling import Sampling
+from trainer.tokenizer import Tokenizer, train_tokenizer
 
 TEXTS = ["one two three four five six seven eight nine ten. " * 12] * 12
 
@@ -68,7 +81,7 @@ def test_padded_ids_are_never_drawn(checkpoint: Path) -> None:
     from trainer.checkpoint import verify
 
     model = load_model(verify(checkpoint))
-    assert model.config.padded_vocab == 384
+    assert isinstance(model, GPT) and model.config.padded_vocab == 384
     drawn = list(draw(model, [1], Sampling(max_tokens=200, temperature=100.0, top_k=0)))
     assert len(drawn) == 200 and max(drawn) < 300
 
@@ -80,6 +93,78 @@ def test_a_damaged_checkpoint_and_senseless_settings_are_refused(checkpoint: Pat
     (checkpoint / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="0 bytes"):
         generate(checkpoint, None, "", Sampling())
+
+
+class ScriptedGLM(GLM):
+    """Writes what it is told, and keeps what it was asked last."""
+
+    def __init__(self, sequence: int, vocab: int, script: list[int]) -> None:
+        shape = ModelConfig("glm", layers=1, hidden=8, heads=1, sequence=sequence, vocab=vocab)
+        super().__init__(shape, native.choose("cpu", "reference"))
+        self.script = iter(script)
+        self.asked: list[Any] = []
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, separators: Tensor, targets: Tensor | None = None
+    ) -> Tensor:
+        self.asked = [tokens[0].tolist(), positions[0].tolist(), separators.tolist()]
+        return F.one_hot(torch.tensor([next(self.script)]), self.config.vocab).float().unsqueeze(1)
+
+
+def filled(
+    material: Path, prompt: str, blanks: list[str], sequence: int = 32, most: int = 64
+) -> tuple[Any, ScriptedGLM, Tokenizer, GlmTokens]:
+    """A prompt whose blanks a scripted model fills, each up to the end of its piece."""
+    words = Tokenizer.load(material / "tokenizer.json")
+    tokens = GlmTokens.above(words.vocab, words.eod)
+    script = [number for blank in blanks for number in (*words.encode(blank), tokens.eop)]
+    model = ScriptedGLM(sequence, tokens.vocab, script)
+    data = {"eod": None, "tokenizer": "its own"}
+    return fill(model, words, data, prompt, Sampling(most, temperature=0)), model, words, tokens
+
+
+def test_a_glm_fills_in_blanks_as_training_made_them(material: Path) -> None:
+    made, model, words, tokens = filled(
+        material, "one two [MASK] five [MASK] eight nine.", [" three four", " six seven"]
+    )
+    assert made["text"] == "one two three four five six seven eight nine." and made["tokens"] == 4
+    assert [blank["text"] for blank in made["blanks"]] == [" three four", " six seven"]
+    assert {blank["ended"] for blank in made["blanks"]} == {"end of piece"}
+    text = np.array([tokens.enc, *words.encode(str(made["text"])), tokens.eos])
+    spans = [(3, 5), (6, 8)]  # of a token each, behind ENC
+    row = blanked(text, spans, tokens.mask, tokens, RandomState(1), "words", shuffle=False)
+    assert model.asked == [row.tokens.tolist(), row.positions.tolist(), [row.separator]]
+
+
+def test_a_glm_goes_on_with_a_prompt_that_has_no_blank(material: Path) -> None:
+    for prompt in ("one two", "one two [gMASK]"):
+        made, model, words, tokens = filled(material, prompt, [" three four five"])
+        assert made["text"] == "one two three four five" and made["blanks"][0]["mask"] == "[gMASK]"
+        row = continued(np.array([tokens.enc, *words.encode("one two three four five x")]), 3, tokens)
+        assert model.asked[0] == row.tokens.tolist()[: len(model.asked[0])]
+        assert model.asked[1][1] == row.positions[1].tolist()[: len(model.asked[0])]
+
+
+def test_a_blank_ends_where_the_model_has_no_more_positions(material: Path) -> None:
+    for most, ended in ((64, "position"), (3, "max tokens")):
+        made, *_ = filled(material, "one [MASK]", [" two" * 40], 8, most)
+        assert made["blanks"][0]["ended"] == ended and made["tokens"] == min(8, most)
+    with pytest.raises(InputError, match="the prompt makes 9 tokens, and the model was trained on 8 at most"):
+        filled(material, "one two three four five six [MASK]", [" seven"], 8)
+
+
+def test_a_glms_checkpoint_alone_goes_on_with_what_was_learned(
+    tmp_path: Path, material: Path, train_here: Callable[..., Any]
+) -> None:
+    base = config_for(material, save={"keep": 1}, eval={"batches": 0}, micro_batch=8)
+    base["model"] = {"kind": "glm", "layers": 2, "hidden": 32, "heads": 2, "sequence": 32, "vocab": 309}
+    base["data"]["infilling"] = {"words": 0.0, "sentences": 0.0}
+    train_here(tmp_path / "run", steps=100, **base)
+    folder = tmp_path / "run" / "checkpoints" / "step-00000100"
+    made: dict[str, Any] = generate(folder, None, "one two three", Sampling(max_tokens=4, temperature=0))
+    assert made["text"] == "one two three four five six seven" and made["step"] == 100
+    hot = [generate(folder, None, "one", Sampling(20, 5.0, 0, seed))["text"] for seed in (1, 1, 2)]
+    assert hot[0] == hot[1] != hot[2]
 
 
 # Two threads on busy cores wait for each other by spinning: 8 steps were seen to take a minute.
