@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import native
 from trainer.layers import Block, LayerNorm, PositionTable, Sight, TokenTable, residual_deviation
+from trainer.layout import Piece, pieces_of
 from trainer.logical import initialize
 from trainer.masks import UNCOUNTED
 from trainer.models import ModelConfig
@@ -32,29 +33,51 @@ class GLM(nn.Module):
         seed: int = 1234,
         parallel: Parallel = ALONE,
         recompute: Recompute = NOTHING,
+        pieces: Sequence[Piece] = (),
     ) -> None:
+        """`pieces`: what this rank holds, where it is a stage of a pipeline; other layers are not there at all."""
         super().__init__()
         self.config, self.parallel, self.recompute = config, parallel, recompute
-        self.tokens = TokenTable(config, ops, parallel)
-        self.positions = PositionTable(config, parallel)
-        self.block_positions = PositionTable(config, parallel)
-        self.blocks = nn.ModuleList(Block(config, ops, parallel, recompute) for _ in range(config.layers))
-        self.norm = LayerNorm(config, ops)
+        self.pieces = tuple(pieces) or pieces_of(config.layers)
+        begins, closes = (any(getattr(piece, end) for piece in self.pieces) for end in ("first", "last"))
+        if begins or closes:
+            self.tokens = TokenTable(config, ops, parallel)
+        if begins:
+            self.positions = PositionTable(config, parallel)
+            self.block_positions = PositionTable(config, parallel)
+        self.blocks = nn.ModuleDict(
+            {str(i): Block(config, ops, parallel, recompute) for piece in self.pieces for i in piece.layers}
+        )
+        if closes:
+            self.norm = LayerNorm(config, ops)
         initialize(self, config.init_std, residual_deviation(config), seed, parallel)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, separators: Tensor, targets: Tensor | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        separators: Tensor,
+        targets: Tensor | None = None,
+        x: Tensor | None = None,
+        piece: int = 0,
     ) -> Tensor:
         """Logits (batch, length, vocab); with targets, the mean loss instead.
 
         tokens: (batch, length); positions: (batch, 2, length); separators: (batch,), the lengths of the sources.
+        In a pipeline: of the piece of this number here, what the next one needs; `x` is what the one before gave.
         """
-        x = self.tokens(tokens)  # (batch, length, hidden)
-        x = x + self.positions(positions[:, 0]) + self.block_positions(positions[:, 1])
-        x = F.dropout(x, self.config.dropout, self.training)
+        own = self.pieces[piece]
+        x = self._embedded(tokens, positions) if x is None else x  # (batch, length, hidden)
         sight = Sight(unseen(separators, tokens.shape[1]))
-        x = self.norm(self.recompute.through(list(self.blocks), x, sight))
+        x = self.recompute.through([self.blocks[str(i)] for i in own.layers], x, sight)
+        if not own.last:
+            return x
+        x = self.norm(x)
         return self.tokens.logits(x) if targets is None else self.tokens.loss(x, targets)
+
+    def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(positions[:, 0]) + self.block_positions(positions[:, 1])
+        return F.dropout(x, self.config.dropout, self.training)
 
     def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What `forward` takes for the loss of a micro-batch: only what is behind the source is predicted."""

@@ -47,6 +47,26 @@ def piece_layers(layers: int, pieces: int, given: tuple[int, ...] = ()) -> tuple
     return tuple(least + (first <= i < first + over) for i in range(pieces))
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Layers that follow one another on a rank, and whether the model begins or ends with them."""
+
+    layers: range
+    first: bool = True
+    last: bool = True
+
+
+def pieces_of(
+    layers: int, stage: int = 0, stages: int = 1, interleave: int = 1, given: tuple[int, ...] = ()
+) -> tuple[Piece, ...]:
+    """What a stage holds of a model; by default all of it."""
+    sizes = piece_layers(layers, stages * interleave, given)
+    return tuple(
+        Piece(range(sum(sizes[:at]), sum(sizes[: at + 1])), at == 0, at == len(sizes) - 1)
+        for at in stage_pieces(stage, stages, interleave)
+    )
+
+
 def stage_pieces(stage: int, stages: int, interleave: int) -> tuple[int, ...]:
     """The pieces that a stage holds: every so many, so that a micro-batch goes around."""
     return tuple(stage + stages * i for i in range(interleave))

@@ -83,7 +83,7 @@ def initialize(model: nn.Module, std: float, into_residual: float, seed: int, pa
     """
     cuts = cuts_of(model)
     for name, parameter in model.named_parameters():
-        if parameter.dim() < 2:
+        if parameter.dim() < 2 or parameter.is_meta:
             continue  # biases and layer norms are already 0 and 1
         whole = torch.empty(cuts[name].whole_shape(parameter.shape, parallel.size))
         deviation = into_residual if name.endswith(INTO_RESIDUAL) else std

@@ -66,7 +66,7 @@ def test_a_whole_parameter_and_a_ranks_own_are_each_others_reverse(model: GPT) -
 def test_what_writes_into_the_residual_starts_smaller() -> None:
     config = ModelConfig(layers=8, hidden=128, heads=4)
     model = GPT(config, native.choose("cpu", "reference"))
-    block = model.blocks[0]
+    block = model.blocks["0"]
     assert block.attention.out.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
     assert block.feed_forward.up.weight.std().item() == pytest.approx(0.02, rel=0.05)
 
