@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
 
 import native
 from trainer.config import TrainConfig
@@ -17,22 +13,24 @@ from trainer.data_config import DataConfig
 from trainer.dataset import Batches, Data, Readable, Share
 from trainer.device import Device, open_device
 from trainer.engine import Engine, TorchEngine
-from trainer.env import CHECKPOINT_DIR, HEARTBEAT_DIR, METRICS_FILE, Env
+from trainer.env import CHECKPOINT_DIR, Env
 from trainer.errors import DataError, InputError
-from trainer.events import Ended, Observer
+from trainer.events import Ended
 from trainer.glm import GLM
 from trainer.glm_config import SPECIAL_TOKENS
 from trainer.gpt import GPT
 from trainer.group import Group, Groups
 from trainer.index_cache import IndexCache
 from trainer.keeper import Keeper
-from trainer.loop import Training, pauses_after, train
+from trainer.loop import Training, train
 from trainer.masks import Ends
-from trainer.observers import Console, DrillObserver, Heartbeat, Metrics, tell
+from trainer.observers import tell
 from trainer.passes import Model
 from trainer.recompute import Recompute
-from trainer.startup import Startup, in_words
+from trainer.startup import Startup
+from trainer.suspect import Search
 from trainer.tokenizer import Tokenizer
+from trainer.watching import observers, start_facts
 
 # Corpora of at most so many tokens are searched for ids that the model does not have (30 ms).
 SEARCHED_TOKENS = 1 << 26
@@ -77,7 +75,8 @@ def run_training(
     layout = config.layout(group.world)
     groups = Groups.of(group, layout, config.parallel.sequence)
     startup.done("group")
-    engine = _engine(config, groups, device, ops)
+    model = build_model(config, ops, groups).to(device.name)
+    engine = _engine(model, config, groups, device)
     startup.done("model")
     keeper = Keeper(config, engine, group, run_dir / CHECKPOINT_DIR, data.identity())
     step = keeper.resume()
@@ -87,9 +86,10 @@ def run_training(
     if config.model.kind == "glm" and not config.data.tokenizer:
         keeper.notes.append("note: without train.data.tokenizer a document is one sentence, which [sMASK] takes whole")
     startup.done("checkpoint")
-    start = _start_facts(config, environment, group, device, ops, keeper, step)
+    start = start_facts(config, environment, group, device, ops)
+    start |= {"step": step, "resumed_from": keeper.resumed_from or None, "notes": keeper.notes}
     start["startup"] = startup.parts
-    observers = _observers(config, environment, run_dir, start)
+    watching = observers(config, environment, run_dir, start)
     share = _share(config, groups.data)
     run = Training(
         config,
@@ -97,8 +97,9 @@ def run_training(
         train=Batches(orders["train"], share),
         valid=Batches(orders["valid"], share) if "valid" in orders else None,
         save=keeper.save,
-        tell=partial(tell, observers),
+        tell=partial(tell, watching),
         stop_asked=stop,
+        search=Search(model, group, layout) if config.nan.name_layer else None,
         dropout_place=group.rank if groups.tensor.divides_sequence else groups.data.rank,
     )
     return train(run, step), group
@@ -179,73 +180,9 @@ def build_model(config: TrainConfig, ops: native.Choice, groups: Groups) -> Mode
     return GPT(config.model, ops, config.seed, _ends(config.data), groups.tensor, recompute)
 
 
-def _engine(config: TrainConfig, groups: Groups, device: Device, ops: native.Choice) -> Engine:
-    model = build_model(config, ops, groups).to(device.name)
+def _engine(model: Model, config: TrainConfig, groups: Groups, device: Device) -> Engine:
     if config.engine == "deepspeed":
         from trainer.engine_deepspeed import DeepSpeedEngine
 
         return DeepSpeedEngine(model, config, groups, device)
     return TorchEngine(model, config, groups, device)
-
-
-def _observers(
-    config: TrainConfig, environment: Env, run_dir: Path, start: Mapping[str, Any]
-) -> list[Observer]:
-    rank = environment.rank
-    watching: list[Observer] = []
-    if environment.drill is not None and environment.drill.rank == rank:
-        watching.append(DrillObserver(environment.drill))
-    pauses = partial(pauses_after, config)
-    watching.append(Heartbeat(run_dir / HEARTBEAT_DIR / f"rank-{rank}", start["step"], pauses))
-    if rank == 0:
-        sys.stdout.write(start_lines(start))
-        sys.stdout.flush()
-        watching += [Metrics(run_dir / METRICS_FILE, start), Console(config.log_every, sys.stdout)]
-    return watching
-
-
-def _start_facts(
-    config: TrainConfig,
-    environment: Env,
-    group: Group,
-    device: Device,
-    ops: native.Choice,
-    keeper: Keeper,
-    step: int,
-) -> dict[str, Any]:
-    return {
-        "step": step,
-        "steps": config.steps,
-        "run": environment.run_id,
-        "attempt": environment.attempt,
-        "world": group.world,
-        "layout": config.layout(group.world).as_json(),
-        "parameters": config.model.parameters(),
-        "engine": config.engine,
-        "zero": config.zero,
-        "precision": config.precision,
-        "native": [{"op": one.op, "backend": one.backend, "reason": one.reason} for one in ops.report()],
-        "device": device.kind,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "resumed_from": keeper.resumed_from or None,
-        "notes": keeper.notes,
-        "config": config.as_json(),
-    }
-
-
-def start_lines(start: Mapping[str, Any]) -> str:
-    """What rank 0's log begins with: what runs, on what, and which backend serves each op."""
-    layout = " x ".join(f"{kind} {ranks}" for kind, ranks in start["layout"].items() if ranks > 1)
-    ranks = f"{start['world']} ranks" + (f" ({layout})" if start["layout"]["tensor"] > 1 else "")
-    lines = [
-        f"{start['parameters']:,} parameters | {ranks} x {start['threads']} threads | "
-        f"{start['device']} | {start['precision']} | {start['engine']} engine, zero {start['zero']} | "
-        f"torch {start['torch']}",
-    ]
-    lines += [f"native {one['op']}: {one['backend']} ({one['reason']})" for one in start["native"]]
-    lines.append(in_words(start["startup"]))
-    lines += start["notes"]
-    if start["resumed_from"]:
-        lines.append(f"resumed from {start['resumed_from']} at step {start['step']}")
-    return "\n".join(lines) + "\n"

@@ -120,8 +120,8 @@ class NanConfig:
 
     stop_after: int = setting(10, least=1)
     """Skipped steps in a row that end the training."""
-    name_layer: bool = setting(False)
-    """Find the first layer whose output is not finite, by one more pass over the batch."""
+    name_layer: bool = setting(True)
+    """Find the first layer that is not finite, and its rank, by one more pass over the first of such batches."""
 
 
 @dataclass(frozen=True)

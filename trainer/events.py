@@ -28,6 +28,8 @@ class StepDone:
     tokens_per_second: float
     step_seconds: float
     skipped: bool
+    cause: str = ""
+    """Where the first of several steps that were not finite went wrong."""
     own_seconds: float = 0.0
     samples: int = 0
     """Of this step, over all ranks."""
@@ -59,5 +61,13 @@ class Ended:
     seconds: float
 
 
-Event = StepBegan | StepDone | Evaluated | Saved | Ended
+@dataclass(frozen=True)
+class Failed:
+    """The training ends at this step, and why."""
+
+    step: int
+    message: str
+
+
+Event = StepBegan | StepDone | Evaluated | Saved | Failed | Ended
 Observer = Callable[[Event], None]

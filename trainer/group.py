@@ -81,6 +81,14 @@ class Group:
         dist.broadcast_object_list(box, self.members[0], group=self.handle)
         return cast("T", box[0])
 
+    def gather(self, value: T) -> list[T]:
+        """Every rank's plain value, in the ranks' order, on all of them."""
+        if self.world == 1:
+            return [value]
+        box: list[Any] = [None] * self.world
+        dist.all_gather_object(box, value, group=self.handle)
+        return box
+
     def gather_flat(self, part: Tensor) -> Tensor:
         """The ranks' equally long parts, one after the other."""
         if self.world == 1:

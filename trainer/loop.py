@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -13,7 +14,7 @@ from trainer.config import TrainConfig
 from trainer.dataset import Batches, Micro
 from trainer.engine import Engine, StepResult
 from trainer.errors import TrainingFailed
-from trainer.events import Ended, Evaluated, Event, Saved, StepBegan, StepDone
+from trainer.events import Ended, Evaluated, Event, Failed, Saved, StepBegan, StepDone
 from trainer.passes import Batch
 from trainer.schedule import learning_rate
 
@@ -29,6 +30,8 @@ class Training:
     save: Callable[[int], Saved | None]
     tell: Callable[[Event], None]
     stop_asked: Callable[[], bool]
+    search: Callable[[Callable[[], StepResult]], tuple[StepResult, str]] | None = None
+    """Repeats a step and says where it is not finite."""
     dropout_place: int = 0
     """What tells this rank's dropout from others'; those that hold the same numbers must drop the same."""
 
@@ -37,19 +40,17 @@ def train(run: Training, step: int = 0) -> Ended:
     """Train from `step` finished steps to the config's last, or until asked to stop; a stop saves first."""
     config, began = run.config, time.monotonic()
     eval_loss = _evaluate(run, 0) if step == 0 else None
-    loss, saved_at, skipped, stopping = None, step, 0, False
+    loss, saved_at, stopping = None, step, False
+    lost: list[StepDone] = []  # steps in a row that were not finite
     while step < config.steps and not stopping:
         started = time.monotonic()
         run.tell(StepBegan(step + 1))
-        done = _step(run, step, started)
+        done = _step(run, step, started, search=not lost)
         step, loss = step + 1, done.loss
         run.tell(done)
-        skipped = skipped + 1 if done.skipped or not math.isfinite(done.loss) else 0
-        if skipped >= config.nan.stop_after:
-            raise TrainingFailed(
-                f"no finite loss or gradient in {skipped} steps up to step {step}",
-                "lower train.optimizer.lr, or raise warmup_steps",
-            )
+        lost = [*lost, done] if _is_lost(done) else []
+        if len(lost) >= config.nan.stop_after:
+            raise _failed(run, lost)
         stopping = run.engine.any(run.stop_asked())
         if step == config.steps or _due(step, config.eval.every):
             eval_loss = _evaluate(run, step)
@@ -71,16 +72,30 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _step(run: Training, finished: int, began: float) -> StepDone:
+def _is_lost(done: StepDone) -> bool:
+    return done.skipped or not math.isfinite(done.loss)
+
+
+def _failed(run: Training, lost: Sequence[StepDone]) -> TrainingFailed:
+    """What ends a training that no longer learns, told first."""
+    told = f"no finite loss or gradient in {len(lost)} steps up to step {lost[-1].step}"
+    cause = f": at step {lost[0].step} {lost[0].cause}" if lost[0].cause else ""
+    run.tell(Failed(lost[-1].step, told + cause))
+    return TrainingFailed(told + cause, "lower train.optimizer.lr, or raise warmup_steps")
+
+
+def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
+    """One step; with `search`, one that is not finite is computed again to see where."""
     config = run.config
     consumed = config.batches.consumed(finished)
     samples = config.batches.after(consumed)
     batch = _tensors(run.train.at(consumed, samples))
-    rate = learning_rate(
-        config.optimizer, finished + 1, config.steps, config.batches, config.model.sequence
-    )
+    rate = learning_rate(config.optimizer, finished + 1, config.steps, config.batches, config.model.sequence)
     read = time.monotonic() - began  # a slow disk makes a slow rank too
-    result: StepResult = run.engine.step(batch, rate, dropout_seed(config.seed, finished + 1, run.dropout_place))
+    again = partial(run.engine.step, batch, rate, dropout_seed(config.seed, finished + 1, run.dropout_place))
+    result, cause = again(), ""
+    if search and run.search and not (math.isfinite(result.loss) and not result.skipped):
+        result, cause = run.search(again)
     seconds = time.monotonic() - began
     return StepDone(
         finished + 1,
@@ -92,6 +107,7 @@ def _step(run: Training, finished: int, began: float) -> StepDone:
         tokens_per_second=result.tokens / seconds,
         step_seconds=seconds,
         skipped=result.skipped,
+        cause=cause,
         own_seconds=read + result.own_seconds,
         samples=samples,
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trainer.env import Drill
-from trainer.events import Ended, Evaluated, Event, Observer, Saved, StepBegan, StepDone
+from trainer.events import Ended, Evaluated, Event, Failed, Observer, Saved, StepBegan, StepDone
 
 
 class Metrics:
@@ -32,6 +32,8 @@ class Metrics:
             self._write("eval", {**asdict(event), "perplexity": perplexity(event.loss)})
         elif isinstance(event, Saved):
             self._write("checkpoint", {**asdict(event), "path": str(event.path)})
+        elif isinstance(event, Failed):
+            self._write("failed", asdict(event))
         elif isinstance(event, Ended):
             self._write("stopped" if event.stopped else "end", asdict(event))
 
@@ -63,7 +65,8 @@ class Console:
 
     def _line(self, event: Event) -> str:
         if isinstance(event, StepDone):
-            return step_line(event) if event.step % self._every == 0 or event.step == event.steps else ""
+            due = event.step % self._every == 0 or event.step == event.steps or event.skipped
+            return step_line(event) if due else ""
         if isinstance(event, Evaluated):
             return (
                 f"eval at step {event.step} | loss {event.loss:.4f} | perplexity {perplexity(event.loss):.2f}"
@@ -87,7 +90,9 @@ def step_line(event: StepDone) -> str:
         f"{event.tokens_per_second:,.0f} tokens/s",
         f"{event.step_seconds * 1000:.0f} ms",
     ]
-    return " | ".join(parts + ["skipped: the gradient is not finite"] * event.skipped)
+    return " | ".join(
+        [*parts, *["skipped: the gradient is not finite"] * event.skipped, *filter(None, [event.cause])]
+    )
 
 
 class Heartbeat:
