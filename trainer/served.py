@@ -11,7 +11,7 @@ from trainer.layout import Layout
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
 
-GREATEST_ZERO = {"torch": 1, "deepspeed": 1}
+GREATEST_ZERO = {"torch": 3, "deepspeed": 1}
 
 
 def unserved(config: TrainConfig, layout: Layout) -> list[Fault]:
@@ -31,6 +31,9 @@ def _of_layout(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     if layout.pipeline > 1:
         what = f"is {layout.pipeline}: no engine here has a pipeline yet"
         yield Fault("train.parallel.pipeline", what, "use 1; `clusterctl plan` counts it all the same")
+    if config.zero >= 2 and layout.pipeline > 1 and config.engine == "torch":
+        what = f"is {config.zero}: the stages of a pipeline hold their weights and gradients whole"
+        yield Fault("train.zero", what, "use zero: 1, or no pipeline")
     most = GREATEST_ZERO[config.engine]
     if config.zero > most:
         what = f"is {config.zero}; the {config.engine} engine does 0 to {most} so far"
@@ -47,3 +50,5 @@ def _of_loop(config: TrainConfig) -> Iterator[Fault]:
         yield Fault("train.batch_ramp", "the deepspeed engine has one batch size", "use engine: torch, or leave it out")
     if config.profile.repeat:
         yield Fault("train.profile", "the loop starts no profiler yet", "leave it out")
+    if config.nan.name_layer:
+        yield Fault("train.nan.name_layer", "the loop does not look for the layer yet", "leave it out")

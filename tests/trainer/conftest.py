@@ -125,6 +125,7 @@ def run_ranks(tmp_path: Path, rank_server: subprocess.Popen[str]) -> Callable[..
             "environments": numbered,
             "outputs": outputs,
             "deepspeed": config.get("engine") == "deepspeed",
+            "sharded": config.get("zero", 0) >= 2,
         }
         assert rank_server.stdin is not None and rank_server.stdout is not None
         rank_server.stdin.write(json.dumps(ask) + "\n")

@@ -1,6 +1,7 @@
 """Forks ranks from a process that has torch loaded: a start costs 20 ms where a fresh interpreter takes 2 s.
 
-Reads one JSON line a group of ranks ({"argv", "environments", "outputs", "deepspeed"}) from stdin, runs
+Reads one JSON line a group of ranks ({"argv", "environments", "outputs", "deepspeed", "sharded"}) from
+stdin, runs
 `python -m trainer` with them as the launcher would, and answers with their exit codes when all have ended.
 """
 
@@ -39,6 +40,10 @@ def serve() -> None:
         if ask["deepspeed"]:
             import deepspeed
             import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  (what it loads late: the compiler)
+        if ask["sharded"]:
+            import torch._dynamo  # noqa: F401  (what fully_shard loads late)
+
+            import trainer.sharded  # noqa: F401
         started = []
         for environment, output in zip(ask["environments"], ask["outputs"], strict=True):
             child = os.fork()

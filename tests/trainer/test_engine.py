@@ -17,6 +17,8 @@ TrainHere = Callable[..., Any]
 ENGINES = [
     pytest.param("torch", 0, id="torch"),
     pytest.param("torch", 1, id="torch-zero1"),
+    pytest.param("torch", 2, id="torch-zero2"),
+    pytest.param("torch", 3, id="torch-zero3"),
     pytest.param("deepspeed", 0, id="deepspeed", marks=pytest.mark.slow),
     pytest.param("deepspeed", 1, id="deepspeed-zero1", marks=pytest.mark.slow),
 ]

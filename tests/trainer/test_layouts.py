@@ -72,6 +72,16 @@ LAYOUTS = [
         "newer-gpt", 4, {"parallel": {"tensor": 2, "sequence": True}, "zero": 1}, id="newer-gpt-2x2-zero1"
     ),
     pytest.param("glm", 2, {"zero": 1}, id="glm-data2-zero1"),
+    pytest.param("gpt", 4, {"zero": 3, "micro_batch": 1}, id="gpt-data4-zero3"),
+    pytest.param(
+        "glm", 4, {"parallel": {"tensor": 2, "sequence": True}, "zero": 2}, id="glm-2x2-sequence-zero2"
+    ),
+    pytest.param(
+        "newer-gpt",
+        4,
+        {"parallel": {"tensor": 2}, "zero": 3, "recompute": {"mode": "full", "every": 2}},
+        id="newer-gpt-2x2-zero3-recompute",
+    ),
     pytest.param(
         "gpt",
         4,
@@ -106,18 +116,19 @@ def test_a_layout_gives_the_losses_of_one_process(
 
 
 JOURNEYS = [
-    pytest.param("gpt", [(2, {"tensor": 2}), (1, {}), (4, {"tensor": 4})], id="gpt-2-1-4"),
+    pytest.param("gpt", [(2, {"tensor": 2}, 0), (1, {}, 1), (4, {"tensor": 4}, 1)], id="gpt-2-1-4"),
     pytest.param(
-        "newer-gpt", [(4, {"tensor": 2}), (2, {"tensor": 2, "sequence": True})], id="newer-gpt-2x2-2"
+        "newer-gpt", [(4, {"tensor": 2}, 0), (2, {"tensor": 2, "sequence": True}, 1)], id="newer-gpt-2x2-2"
     ),
-    pytest.param("glm", [(1, {}), (4, {"tensor": 2}), (2, {})], id="glm-1-2x2-data2"),
+    pytest.param("glm", [(1, {}, 0), (4, {"tensor": 2}, 1), (2, {}, 1)], id="glm-1-2x2-data2"),
+    pytest.param("gpt", [(4, {"tensor": 2}, 3), (1, {}, 0), (2, {}, 2)], id="gpt-zero3-1-zero2"),
 ]
 
 
 @pytest.mark.parametrize(("model", "journey"), JOURNEYS)
 def test_a_checkpoint_of_one_layout_goes_on_in_any_other(
     model: str,
-    journey: list[tuple[int, dict[str, Any]]],
+    journey: list[tuple[int, dict[str, Any], int]],
     tmp_path: Path,
     prefix: Path,
     raw_config: Make,
@@ -126,10 +137,8 @@ def test_a_checkpoint_of_one_layout_goes_on_in_any_other(
     train_here: TrainHere,
 ) -> None:
     train_here(tmp_path / "one", **changes_of(model, prefix))
-    for part, (ranks, parallel) in enumerate(journey):
-        changes = changes_of(
-            model, prefix, parallel=parallel, zero=int(part > 0), save={"every": 5, "keep": 9}
-        )
+    for part, (ranks, parallel, zero) in enumerate(journey):
+        changes = changes_of(model, prefix, parallel=parallel, zero=zero, save={"every": 5, "keep": 9})
         last = part == len(journey) - 1
         fault = {} if last else {"CLUSTERCTL_FAULT": f"rank{ranks - 1}:step{5 * part + 7}:exit7"}
         done = run_ranks(ranks, raw_config(**changes), tmp_path / "parts", **fault)

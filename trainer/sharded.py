@@ -1,0 +1,182 @@
+"""ZeRO 2 and 3 by torch's fully_shard: each data parallel rank has its rows of every matrix, and of what belongs to it.
+
+With ZeRO 2 the weights are gathered once a step and the gradients divided as soon as they are made; with ZeRO 3 each
+block's weights are gathered when it is their turn, forward and again backward. Layer norms stay whole on every rank:
+they are some 0.02 % of a model, and must not share the matrices' type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from trainer.config import TrainConfig
+from trainer.gradients import GradientBuffer
+from trainer.group import Group
+from trainer.holding import Arriving
+from trainer.layers import LayerNorm
+from trainer.logical import cuts_of, own_of, parameter_of
+from trainer.optim import ShardedAdamW
+from trainer.passes import Model
+
+
+class Sharded:
+    """A rank's rows of each matrix and bias in fp32, with their gradients and moments; layer norms whole."""
+
+    def __init__(self, model: Model, config: TrainConfig, data: Group) -> None:
+        self.model, self.zero, self.data, self.parallel = model, config.zero, data, model.parallel
+        self.cuts = cuts_of(model)
+        self.names = list(self.cuts)
+        norms = _norms_of(model)
+        self.whole = {name: one for name, one in model.named_parameters() if one in norms}
+        data.broadcast(one.data for one in self.whole.values())
+        self.modules = _shard(model, config, data, norms)
+        self.shards: dict[str, Any] = {
+            name: one for name, one in model.named_parameters() if name not in self.whole
+        }
+        self.rows = {name: nn.Parameter(_own_rows(one)) for name, one in self.shards.items()}
+        cuts = {name: self.cuts[name] for name in self.whole}
+        self.gradients = GradientBuffer(self.whole, cuts, data, self.parallel)
+        held = {name: one for name, one in {**self.whole, **self.rows}.items() if one.numel()}
+        self.optimizer = ShardedAdamW(held, config.optimizer, data, zero=0)
+
+    def clear(self) -> None:
+        self.gradients.clear()
+        for one in self.shards.values():
+            one.grad = None
+        self._keep_gathered(self.zero < 3)
+
+    def last_backward(self) -> None:
+        self.gradients.sum_on_next_backward()
+        self._keep_gathered(False)
+
+    def _keep_gathered(self, keep: bool) -> None:
+        """Between the micro-batches of a step no weight changes, so ZeRO 2 need not gather them again."""
+        for module in self.modules:
+            module.set_reshard_after_backward(not keep, recurse=False)
+
+    def wait(self) -> None:
+        self.gradients.wait()
+        for name, own in self.rows.items():
+            own.grad = _own_rows(self.shards[name].grad)
+        if self.parallel.divides_sequence:
+            self._add_parts()
+
+    def _add_parts(self) -> None:
+        """Sum what each tensor parallel rank has of its part of the sequence alone."""
+        parts = [self._gradient(name) for name in self.rows if self.cuts[name].partial]
+        whole = self.parallel.sum(torch.cat([part.flatten() for part in parts]))
+        for part, summed in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
+            part.copy_(summed.view_as(part))
+
+    def clip(self, limit: float) -> float:
+        norm = math.sqrt(self._square())
+        if 0 < limit < norm < float("inf"):
+            gradients = [self.gradients.flat, *map(self._gradient, self.rows)]
+            torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+        return norm
+
+    def _square(self) -> float:
+        """Of the norm: rows over all ranks, and what several have whole on the first of them."""
+        counted = [self._gradient(name) for name in self.rows if self._is_counted(name)]
+        if self.data.rank == 0 and self.parallel.rank == 0:
+            counted.append(self.gradients.flat)
+        norms = torch._foreach_norm(counted) if counted else [torch.zeros((), device=self.data.device.name)]
+        square = torch.stack(list(norms)).square().sum()
+        return self.data.total(float(self.parallel.sum(square).item()))
+
+    def _is_counted(self, name: str) -> bool:
+        return self.parallel.rank == 0 or self.cuts[name].dim is not None
+
+    def _gradient(self, name: str) -> Tensor:
+        gradient = self.rows[name].grad
+        assert gradient is not None  # `wait` has put it there
+        return gradient
+
+    def update(self, rate: float) -> None:
+        self._reshard()
+        self.optimizer.step(rate)
+
+    def _reshard(self) -> None:
+        """An evaluation leaves weights gathered, which the rows are about to differ from."""
+        for module in self.modules:
+            module.reshard()
+
+    def state(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], int]:
+        weights = {name: self._gathered(name, self._held(name)) for name in self.names}
+        moments = {
+            f"{moment}.{name}": self._gathered(name, self.optimizer.moments.get(f"{moment}.{name}"))
+            for name in self.names
+            for moment in ("exp_avg", "exp_avg_sq")
+        }
+        return weights, moments, self.optimizer.taken
+
+    def _held(self, name: str) -> Tensor:
+        return (self.whole if name in self.whole else self.rows)[name].detach()
+
+    def _gathered(self, name: str, own: Tensor | None) -> Tensor:
+        """One tensor of all ranks' rows, in the node's memory of the first of them; `own`: None where it has none."""
+        if name in self.whole:
+            assert own is not None
+            return own
+        shape = self.shards[name].shape
+        each = -(-shape[0] // self.data.world)  # rows a rank, padding included
+        padded = self.rows[name].new_zeros((each, *shape[1:]))
+        if own is not None:
+            padded[: len(own)] = own
+        together = self.data.gather_flat(padded.flatten()).view(-1, *shape[1:])[: shape[0]]
+        return together.cpu() if self.data.rank == 0 else padded
+
+    @torch.no_grad()
+    def load(self, model: Arriving, optimizer: Arriving, taken: int) -> None:
+        self._reshard()
+        for name, whole in model:
+            self._take(name, whole, self._held(name))
+        for key, whole in optimizer:
+            own = self.optimizer.moments.get(key)
+            if own is not None:  # else this rank has no row of it
+                self._take(key, whole, own)
+        self.optimizer.taken = taken
+
+    def _take(self, key: str, whole: Tensor, own: Tensor) -> None:
+        name = parameter_of(key, self.cuts)
+        part = own_of(key, whole, own if name in self.whole else self.shards[name], self.cuts, self.parallel)
+        if name in self.rows:
+            first = -(-len(part) // self.data.world) * self.data.rank
+            part = part[first : first + len(own)]
+        own.copy_(part)
+
+
+def _norms_of(model: nn.Module) -> set[nn.Parameter]:
+    return {one for module in model.modules() if isinstance(module, LayerNorm) for one in module.parameters()}
+
+
+def _shard(model: Model, config: TrainConfig, data: Group, norms: set[nn.Parameter]) -> list[FSDPModule]:
+    """Blocks, then what is left (the tables), each gathered and reduced as one."""
+    handle = data.handle or dist.group.WORLD
+    mesh = DeviceMesh.from_group(handle, data.device.kind)
+    kind = torch.bfloat16 if config.precision == "bf16" else None
+    policy = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    found = []
+    for module in (*model.blocks.values(), model):
+        # The tables are used first and last: there is no time in which they could be given away.
+        again = config.zero >= 3 and module is not model
+        fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=policy, ignored_params=norms)
+        assert isinstance(module, FSDPModule)
+        module.set_gradient_divide_factor(1.0)  # the losses are scaled for a sum already
+        module.set_force_sum_reduction_for_comms(True)
+        found.append(module)
+    return found
+
+
+def _own_rows(sharded: Any) -> Tensor:
+    """What this rank has of a divided tensor: the same memory."""
+    rows: Tensor = sharded.detach().to_local()
+    return rows
