@@ -47,6 +47,24 @@ class Device:
         """A clock of what this rank computes, started now."""
         return Stopwatch(None if self.kind == "cpu" else _runtime(self.kind))
 
+    def described(self) -> str:
+        """The device's own name; empty of a CPU."""
+        return "" if self.kind == "cpu" else str(_runtime(self.kind).get_device_name(self.index))
+
+    def memory_peak(self) -> int:
+        """Bytes held at most so far: a device's by tensors, a CPU's by the whole process."""
+        if self.kind != "cpu":
+            return int(_runtime(self.kind).max_memory_allocated())
+        return _resident("VmHWM")
+
+    def memory_before(self) -> int:
+        """What of `memory_peak` was there before any tensor: a CPU's libraries."""
+        return _resident("VmRSS") if self.kind == "cpu" else 0
+
+    def profiler(self) -> Any:
+        """The module with `profile` and `schedule`: torch's own or torch_npu's, which are called alike."""
+        return importlib.import_module("torch_npu.profiler" if self.kind == "npu" else "torch.profiler")
+
     def autocast(self, precision: str) -> Any:
         """The context that a forward pass runs in."""
         import torch
@@ -55,12 +73,12 @@ class Device:
 
 
 class Stopwatch:
-    """Seconds from its making to `stop`; where work is queued, those of the device and not of who queues it."""
+    """Seconds from its making, or from `go_on`, to `stop`; where work is queued, the device's and not the queuer's."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
         self._began = self._mark()
-        self._ended = self._began
+        self._spans: list[tuple[Any, Any]] = []
 
     def _mark(self) -> Any:
         if self._runtime is None:
@@ -70,14 +88,28 @@ class Stopwatch:
         return event
 
     def stop(self) -> None:
-        self._ended = self._mark()
+        self._spans.append((self._began, self._mark()))
+
+    def go_on(self) -> None:
+        self._began = self._mark()
 
     def seconds(self) -> float:
         """Asked after the step's own synchronization: it waits for the device else."""
         if self._runtime is None:
-            return float(self._ended - self._began)
-        self._ended.synchronize()
-        return float(self._began.elapsed_time(self._ended)) / 1000
+            return float(sum(ended - began for began, ended in self._spans))
+        if self._spans:
+            self._spans[-1][1].synchronize()
+        return sum(float(began.elapsed_time(ended)) for began, ended in self._spans) / 1000
+
+
+def _resident(key: str) -> int:
+    """Bytes of this process by the kernel's own count; 0 where it does not say."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            lines = file.read().split(b"\n")
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key.encode())), 0)
 
 
 def npu_fault() -> str:

@@ -18,6 +18,7 @@ from trainer.device import Device
 from trainer.env import Env
 from trainer.layout import Layout
 from trainer.parallel import ALONE, Parallel
+from trainer.pipeline import UNDIVIDED, Pipeline
 
 T = TypeVar("T")
 
@@ -120,31 +121,57 @@ class Groups:
     """Those that hold the same part of the model and see other samples."""
     tensor: Parallel
     """Those that share every layer and see the same samples."""
+    pipeline: Pipeline = UNDIVIDED
+    """Those that together have the model and see the same samples."""
 
     @classmethod
-    def of(cls, everyone: Group, layout: Layout, sequence: bool = False) -> Groups:
-        """By a layout without a pipeline; for all ranks together."""
-        if layout.tensor == 1:
-            return cls(everyone, everyone, ALONE)
-        tensor = layout.tensor
-        own = _own_group([range(start, start + tensor) for start in range(0, layout.world, tensor)], everyone)
-        across = _own_group([range(place, layout.world, tensor) for place in range(tensor)], everyone)
-        return cls(
-            everyone,
-            across,
-            Parallel(own.rank, own.world, own.handle, sequence),
+    def of(cls, everyone: Group, layout: Layout, sequence: bool = False, interleave: int = 1) -> Groups:
+        """By a layout; for all ranks together."""
+        stage, data, tensor = layout.place(everyone.rank)
+        beside, line = ALONE, UNDIVIDED
+        if layout.tensor > 1:
+            own = _made([layout.rank(stage, data, at) for at in range(layout.tensor)], everyone)
+            beside = Parallel(own.rank, own.world, own.handle, sequence)
+        across = _made([layout.rank(stage, at, tensor) for at in range(layout.data)], everyone)
+        if layout.pipeline > 1:
+            line = _line([layout.rank(at, data, tensor) for at in range(layout.pipeline)], everyone, interleave)
+        return cls(everyone, across, beside, line)
+
+    @property
+    def dropout_place(self) -> int:
+        """Tells this rank's dropout from others'; those that hold the same numbers must drop the same."""
+        if self.tensor.divides_sequence:
+            return self.everyone.rank
+        return self.data.rank + self.data.world * self.pipeline.stage
+
+
+def _made(members: Sequence[int], everyone: Group) -> Group:
+    """The group of these ranks, which are this one's; each of them makes its groups in the same order.
+
+    Its members alone meet for it: where all ranks meet for every group, those of a thousand take minutes.
+    """
+    if len(members) == everyone.world:
+        return everyone
+    handle = dist.new_group(list(members), timeout=PATIENCE, use_local_synchronization=True)
+    return Group(members.index(everyone.rank), len(members), everyone.device, members, handle)
+
+
+def _line(members: Sequence[int], everyone: Group, interleave: int) -> Pipeline:
+    """Beside the stages' own group those in which the passes send: see Pipeline."""
+    line = _made(members, everyone)
+    two_ways = 2 if len(members) == 2 and interleave > 1 else 1  # two neighbours send both ways then
+    backward, forward = (
+        tuple(
+            dist.new_group(list(members), timeout=PATIENCE, use_local_synchronization=True)
+            for _ in range(two_ways)
         )
-
-
-def _own_group(divided: Sequence[Sequence[int]], everyone: Group) -> Group:
-    """Every rank makes every group, in the same order, as torch wants it; of them, the one with this rank."""
-    found = everyone
-    for members in divided:
-        handle = dist.new_group(list(members), timeout=PATIENCE)
-        if everyone.rank in members:
-            place = list(members).index(everyone.rank)
-            found = Group(place, len(members), everyone.device, members, handle)
-    return found
+        for _ in range(2)
+    )
+    ends = line.handle
+    if len(members) > 2 and line.rank in (0, line.world - 1):  # the last group, since not all make it
+        both = [members[0], members[-1]]
+        ends = dist.new_group(both, timeout=PATIENCE, use_local_synchronization=True)
+    return Pipeline(line.rank, tuple(members), interleave, line.handle, ends, (backward, forward))
 
 
 def _met(environment: Env) -> Any:

@@ -31,6 +31,10 @@ class Layout:
         """A rank's (pipeline, data, tensor) place."""
         return rank // (self.tensor * self.data), rank // self.tensor % self.data, rank % self.tensor
 
+    def rank(self, pipeline: int, data: int, tensor: int) -> int:
+        """The rank at a place."""
+        return tensor + self.tensor * (data + self.data * pipeline)
+
     def as_json(self) -> dict[str, int]:
         return {"data": self.data, "tensor": self.tensor, "pipeline": self.pipeline}
 

@@ -1,0 +1,97 @@
+"""This rank's place in a pipeline, and what its stages say to each other outside of the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.layout import Piece
+
+TIED = "tokens.weight"  # the first stage embeds by it, the last one has its own copy for the output
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The stages that together have a whole model; the default is a rank that has it alone."""
+
+    stage: int = 0
+    ranks: tuple[int, ...] = (0,)
+    """Of every stage, its rank as the run counts them."""
+    interleave: int = 1
+    """Pieces of the model a stage."""
+    group: Any = None
+    """torch's process group of these ranks."""
+    ends: Any = None
+    """Of the first and the last alone; elsewhere None."""
+    ways: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
+    """Groups for what the passes send backward and forward, by the sender's stage in turn.
+
+    Each carries one kind of message in one direction between two ranks. NCCL queues all between two ranks of a group,
+    so that two of them that send first and receive then would wait for each other.
+    """
+
+    @property
+    def stages(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.stages - 1
+
+    def way(self, forward: bool, sender: int) -> Any:
+        return self.ways[forward][sender % len(self.ways[forward])]
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over the stages, in place."""
+        if self.stages > 1:
+            dist.all_reduce(x, group=self.group)
+        return x
+
+    def sum_ends(self, x: Tensor) -> None:
+        """The sum over the first and the last stage, in place there."""
+        if self.stages > 1 and (self.is_first or self.is_last):
+            dist.all_reduce(x, group=self.ends)
+
+    def counts(self, name: str) -> bool:
+        """Whether this stage's copy of a parameter is the one that a norm counts."""
+        return name != TIED or self.is_first
+
+    def bring(
+        self, tensors: Mapping[str, Tensor], holders: Mapping[str, int], like: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        """The tensors of all stages on the first, in the node's memory; `like`: what each looks like."""
+        found = {}
+        for key, holder in holders.items():
+            if self.stage not in (0, holder):
+                continue
+            if holder == 0:
+                found[key] = tensors[key]
+            elif self.stage == holder:
+                dist.send(tensors[key].contiguous(), self.ranks[0], group=self.group)
+            else:
+                there = torch.empty_like(like[key])
+                dist.recv(there, self.ranks[holder], group=self.group)
+                found[key] = there.cpu()
+        return found
+
+
+UNDIVIDED = Pipeline()
+
+
+def holder_of(name: str, pieces: Mapping[int, tuple[Piece, ...]]) -> int:
+    """The stage that a parameter's value is taken from; `pieces`: of every stage."""
+    last = len(pieces) - 1
+    part, _, rest = name.partition(".")
+    if part != "blocks":
+        return last if part == "norm" else 0
+    layer = int(rest.partition(".")[0])
+    return next(stage for stage, own in pieces.items() if any(layer in piece.layers for piece in own))
