@@ -1,206 +1,173 @@
-"""DeepSpeed as an engine: ZeRO 0 and 1. The only module that knows it.
-
-Three of its habits are turned off: it compiles a communication op on every CPU node when it starts (needs
-ninja and a compiler there), compiles its own AdamW for 41 s, and logs dozens of lines a rank.
-"""
+"""DeepSpeed as an engine: ZeRO 0 to 3, tensor and sequence parallel groups of our own, offload of the optimizer."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer import env
 from trainer.config import TrainConfig
+from trainer.deepspeed_held import Moments, Shares
+from trainer.deepspeed_setup import Places, import_deepspeed, settings
 from trainer.device import Device
 from trainer.engine import StepResult, TrainState
-from trainer.errors import InputError
 from trainer.gradients import norm_of
 from trainer.group import Groups
 from trainer.holding import Arriving, load_parameters, shapes_of
-from trainer.logical import cuts_of, own_of, whole_of
+from trainer.layout import accumulation
+from trainer.logical import cuts_of, own_of, parameter_of, whole_of
 from trainer.optim import MOMENTS, adamw
-from trainer.passes import Batch, Model, mean_loss, model_loss, tokens_of
+from trainer.passes import Batch, Micro, Model, model_loss, tokens_of
 
 
-def _import_deepspeed(device: Device) -> Any:
-    env.preset("DS_ACCELERATOR", device.kind)
-    env.preset(env.LOCAL_RANK, "0")  # a rank alone has none, and DeepSpeed insists
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    try:
-        import deepspeed
-        import deepspeed.ops
-        from deepspeed.utils import logger
-    except ImportError as error:
-        raise InputError(
-            f"train.engine is deepspeed, but it cannot be imported: {error}",
-            "pip install deepspeed, or use engine: torch",
-        ) from error
-    logger.setLevel(logging.ERROR)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    return deepspeed
+class Loss(nn.Module):
+    """What DeepSpeed calls: a micro-batch's loss in the precision asked for.
 
+    An autocast around DeepSpeed's own call is turned off by it, without a word at this log level. Its bf16 mode is no
+    choice: it would cast layer norms too, whose gradients torch then sums in bf16.
+    """
 
-def _settings(config: TrainConfig, accumulation: int) -> dict[str, Any]:
-    return {
-        "train_batch_size": config.global_batch,
-        "train_micro_batch_size_per_gpu": config.micro_batch,
-        "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": config.optimizer.clip,
-        "zero_optimization": {"stage": config.zero},
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 10**12,
-    }
+    def __init__(self, model: Model, device: Device, precision: str) -> None:
+        super().__init__()
+        self.model, self.device, self.precision = model, device, precision
 
-
-class _Places:
-    """The tensor and data parallel groups under the names that DeepSpeed asks for."""
-
-    def __init__(self, groups: Groups) -> None:
-        self._data, self._tensor = groups.data, groups.tensor
-
-    def get_model_parallel_rank(self) -> int:
-        return self._tensor.rank
-
-    def get_model_parallel_world_size(self) -> int:
-        return self._tensor.size
-
-    def get_model_parallel_group(self) -> Any:
-        return self._tensor.group
-
-    def get_data_parallel_rank(self) -> int:
-        return self._data.rank
-
-    def get_data_parallel_world_size(self) -> int:
-        return self._data.world
-
-    def get_data_parallel_group(self) -> Any:
-        return self._data.handle
+    def forward(self, *arguments: Tensor) -> Tensor:
+        with self.device.autocast(self.precision):
+            loss: Tensor = self.model(*arguments)
+        return loss
 
 
 class DeepSpeedEngine:
-    """DeepSpeed in fp32; bf16 is autocast around the model, so that both engines mean the same by it."""
+    """DeepSpeed in fp32; bf16 is autocast within the model."""
 
     def __init__(self, model: Model, config: TrainConfig, groups: Groups, device: Device) -> None:
         self.model, self.config, self.groups, self.device = model, config, groups, device
         self.data, self.parallel = groups.data, model.parallel
         self.cuts = cuts_of(model)
         self.shapes: Mapping[str, tuple[int, ...]] = shapes_of(model)
-        deepspeed = _import_deepspeed(device)
         self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         for name, parameter in self.parameters.items():
             parameter.model_parallel = self.cuts[name].dim is not None  # type: ignore[attr-defined]
-        accumulation = (config.global_batch or 0) // (config.micro_batch * self.data.world)
-        self.engine, self.zero, _, _ = deepspeed.initialize(
-            model=model,
-            optimizer=adamw(self.parameters, config.optimizer),
-            config=_settings(config, accumulation),
+            if self.cuts[name].partial and self.parallel.divides_sequence:
+                parameter.register_hook(self._sum_of_parts)  # before DeepSpeed sees the gradient
+        self.deepspeed = import_deepspeed(device)
+        self.engine, self.zero, self.adamw = self._initialize()
+        self.shares = Shares(self.zero, config.zero, self.parameters, self.data)
+        self.moments = Moments(self.adamw, self.shares.rows)
+        self.norm = 0.0
+
+    def _initialize(self) -> tuple[Any, Any, torch.optim.Optimizer]:
+        """DeepSpeed's engine, its optimizer, and torch's within."""
+        config, parameters = self.config, self.parameters.values()
+        micros = accumulation(config.global_batch or 0, config.micro_batch, self.data.world)
+        numbers = sum(parameter.numel() for parameter in parameters)
+        own = adamw(self.parameters, config.optimizer)
+        module = Loss(self.model, self.device, config.precision)
+        if config.zero == 3:
+            # The table is used by the loss too, outside of its own module's pass.
+            self.deepspeed.zero.register_external_parameter(self.model, self.model.tokens.weight)
+        engine, zero, _, _ = self.deepspeed.initialize(
+            model=module,
+            optimizer=own,
+            config=settings(config, micros, numbers, self.device),
             dist_init_required=False,
-            mpu=_Places(groups) if self.parallel.size > 1 else None,
+            mpu=Places(self.groups) if self.parallel.size > 1 else None,
         )
-        self.adamw: torch.optim.Optimizer = self.zero.optimizer if config.zero else self.zero
+        if not config.zero:
+            own.register_step_pre_hook(self._before_update)
+        return engine, zero, zero.optimizer if config.zero else own
+
+    def _sum_of_parts(self, gradient: Tensor) -> Tensor:
+        """With sequence parallel: over what each tensor parallel rank has of its part of the sequence alone."""
+        return self.parallel.sum(gradient.clone(memory_format=torch.contiguous_format))
+
+    def _before_update(self, *_: object) -> None:
+        """Without ZeRO, DeepSpeed knows no norm over all parts of the model, and takes a step that is not finite."""
+        gradients = {name: one.grad for name, one in self.parameters.items() if one.grad is not None}
+        self.norm = float(norm_of(gradients, self.cuts, self.parallel).item())
+        limit = self.config.optimizer.clip
+        if not self.norm < float("inf"):
+            for parameter in self.parameters.values():
+                parameter.grad = None  # an update without gradients changes nothing
+        elif 0 < limit < self.norm:
+            for gradient in gradients.values():
+                gradient.mul_(limit / (self.norm + 1e-6))
 
     def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
         torch.manual_seed(seed)
         total, own = torch.zeros((), device=self.device.name), self.device.stopwatch()
+        for settings_ in self.adamw.param_groups:
+            settings_["lr"] = rate
         for micro in batch:
-            loss = model_loss(self.engine, self.model, micro, self.device, self.config.precision)
+            loss = self._loss(micro)
             if micro is batch[-1]:
                 own.stop()  # the last backward pass waits for the other ranks
             self.engine.backward(loss)
             total += loss.detach() / len(batch)
-            if micro is not batch[-1]:
-                self.engine.step()
-        for settings in self.adamw.param_groups:
-            settings["lr"] = rate
-        norm = None if self.config.zero else self._norm()
-        self.engine.step()
-        norm = float(self.engine.get_global_grad_norm() if norm is None else norm)
+            self.engine.step()
+        if self.config.zero:
+            self.norm = float(self.engine.get_global_grad_norm())
         tokens = tokens_of(batch, self.data.world, self.config.model.sequence)
         mean = self.data.total(float(total.item())) / self.data.world
-        return StepResult(mean, norm, tokens, own_seconds=own.seconds())
+        skipped = not self.norm < float("inf")
+        return StepResult(mean, self.norm, tokens, skipped, own_seconds=own.seconds())
 
-    def _norm(self) -> float:
-        """Without ZeRO, DeepSpeed keeps no norm in fp32; the gradients are already averaged here."""
-        gradients = {name: one.grad for name, one in self.parameters.items() if one.grad is not None}
-        return float(norm_of(gradients, self.cuts, self.parallel).item())
+    def _loss(self, micro: Micro) -> Tensor:
+        return model_loss(self.engine, self.model, micro, self.device, "fp32")
 
+    @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> float:
-        return mean_loss(self.model, batches, self.device, self.config.precision, self.data)
+        self.engine.eval()
+        losses = [self._loss(micro) for batch in batches for micro in batch]
+        self.engine.train()
+        if not losses:
+            return float("nan")
+        return self.data.total(float(torch.stack(losses).double().mean().item())) / self.data.world
 
     def any(self, flag: bool) -> bool:
         return self.groups.everyone.any(flag)
 
     def state(self) -> TrainState:
-        moments, taken = self._partitioned_state() if self.config.zero else self._whole_state()
-        weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        weights = whole_of(weights, self.cuts, self.parallel)
-        return TrainState(weights, whole_of(moments, self.cuts, self.parallel), taken)
+        weights: dict[str, Tensor] = {}
+        moments: dict[str, Tensor] = {}
+        averages = {moment: self.moments.of(moment) for moment in MOMENTS}
+        for name, parameter in self.parameters.items():
+            weight = self.shares.collect(name, self.shares.rows) if self.config.zero == 3 else parameter.detach()
+            self._keep(weights, name, weight)
+            for moment in MOMENTS:
+                self._keep(moments, f"{moment}.{name}", self.shares.collect(name, averages[moment]))
+        return TrainState(weights, moments, self.moments.taken)
+
+    def _keep(self, state: dict[str, Tensor], key: str, own: Tensor | None) -> None:
+        """Whole on rank 0; what is put together of tensor parallel parts is so on the device, one at a time."""
+        if own is not None and self.data.rank == 0:
+            state.update(whole_of({key: own.to(self.device.name)}, self.cuts, self.parallel))
 
     def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
-        load_parameters(self.model, model)
-        like = {f"{moment}.{name}": one for name, one in self.parameters.items() for moment in MOMENTS}
-        moments = {
-            key: own_of(key, whole, like[key], self.cuts, self.parallel) for key, whole in optimizer
-        }
+        if self.config.zero == 3:
+            self._load_divided(model)
+        else:
+            load_parameters(self.model, model)
         if self.config.zero:
             self.zero.refresh_fp32_params()
-            self._load_partitions(moments, optimizer_steps)
-        elif optimizer_steps:
-            for name, parameter in self.parameters.items():
-                self.adamw.state[parameter] = self._adam_state(
-                    {moment: moments[f"{moment}.{name}"] for moment in MOMENTS}, optimizer_steps
-                )
+        if optimizer_steps:
+            self.moments.begin(optimizer_steps)
+        averages = {moment: self.moments.of(moment) for moment in MOMENTS}
+        for key, whole in optimizer:
+            name = parameter_of(key, self.cuts)
+            part = self._own(key, whole, self.shares.shapes[name])
+            self.shares.put(name, part, averages[key.removesuffix(f".{name}")])
 
-    def _whole_state(self) -> tuple[dict[str, Tensor], int]:
-        moments, taken = {}, 0
-        for name, parameter in self.parameters.items():
-            own = self.adamw.state.get(parameter, {})
-            taken = int(own["step"].item()) if own else 0
-            for moment in MOMENTS:
-                moments[f"{moment}.{name}"] = own[moment] if own else torch.zeros_like(parameter)
-        return moments, taken
+    @torch.no_grad()
+    def _load_divided(self, arriving: Arriving) -> None:
+        """Each parameter is whole for as long as it takes to change it."""
+        for name, whole in arriving:
+            parameter = self.parameters[name]
+            with self.deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                parameter.copy_(self._own(name, whole, parameter.shape))
 
-    def _partitioned_state(self) -> tuple[dict[str, Tensor], int]:
-        """Put together what stage 1 cut: a group's parameters in a row, padded, one equal slice a rank."""
-        moments, taken = {}, 0
-        for group_index, partition in enumerate(self.zero.single_partition_of_fp32_groups):
-            own = self.adamw.state.get(partition, {})
-            taken = int(own["step"].item()) if own else 0
-            for moment in MOMENTS:
-                flat = self.data.gather_flat(own[moment] if own else torch.zeros_like(partition))
-                start = 0
-                for name, parameter in self._in_group(group_index):
-                    end = start + parameter.numel()
-                    moments[f"{moment}.{name}"] = flat[start:end].view_as(parameter)
-                    start = end
-        return moments, taken
-
-    def _load_partitions(self, moments: dict[str, Tensor], taken: int) -> None:
-        for group_index, partition in enumerate(self.zero.single_partition_of_fp32_groups):
-            if not taken:
-                continue
-            begin = partition.numel() * self.data.rank
-            slices = {}
-            for moment in MOMENTS:
-                parts = [moments[f"{moment}.{name}"].flatten() for name, _ in self._in_group(group_index)]
-                whole = torch.cat([*parts, parts[0].new_zeros(partition.numel() * self.data.world)])
-                slices[moment] = whole[begin : begin + partition.numel()]
-            self.adamw.state[partition] = self._adam_state(slices, taken)
-
-    def _in_group(self, group_index: int) -> list[tuple[str, Tensor]]:
-        names = {parameter: name for name, parameter in self.parameters.items()}
-        return [
-            (names[parameter], parameter) for parameter in self.zero.round_robin_bit16_groups[group_index]
-        ]
-
-    def _adam_state(self, moments: dict[str, Tensor], taken: int) -> dict[str, Tensor]:
-        step = torch.tensor(float(taken), dtype=torch.float32, device=self.device.name)
-        return {
-            "step": step,
-            **{moment: tensor.clone().to(self.device.name) for moment, tensor in moments.items()},
-        }
+    def _own(self, key: str, whole: Tensor, shape: torch.Size) -> Tensor:
+        like = torch.empty(shape, device="meta")
+        return own_of(key, whole, like, self.cuts, self.parallel)

@@ -8,13 +8,15 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from trainer.config_parts import OptimizerConfig
-from trainer.gradients import GradientBuffer
+from trainer.config import TrainConfig
+from trainer.gradients import GradientBuffer, clip_factor
 from trainer.group import Group
-from trainer.logical import cuts_of, own_of
+from trainer.layers import LayerNorm
+from trainer.logical import cuts_of, own_of, parameter_of
 from trainer.optim import ShardedAdamW
 from trainer.passes import Model
 
+COMPUTED_IN = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Arriving = Iterable[tuple[str, Tensor]]  # names and whole tensors; all ranks must take all of them
 
 
@@ -44,14 +46,21 @@ class Holding(Protocol):
 
 
 class Buffered:
-    """ZeRO 0 and 1: every rank has all weights and gradients; the optimizer's state may be divided."""
+    """ZeRO 0 and 1: every rank has all weights and gradients; the optimizer's state may be divided.
 
-    def __init__(self, model: Model, config: OptimizerConfig, zero: int, data: Group) -> None:
+    Below fp32 the weights are kept in the type that matrices compute in, but for layer norms, and the optimizer
+    has masters of them in fp32. Nothing is cast in a pass then.
+    """
+
+    def __init__(self, model: Model, config: TrainConfig, data: Group) -> None:
         self.model, self.cuts, self.parallel = model, cuts_of(model), model.parallel
         self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         data.broadcast(parameter.data for parameter in self.parameters.values())
         self.gradients = GradientBuffer(self.parameters, self.cuts, data, self.parallel)
-        self.optimizer = ShardedAdamW(self.parameters, config, data, zero)
+        self.optimizer = ShardedAdamW(self.parameters, config.optimizer, data, config.zero)
+        if config.precision != "fp32":
+            self.optimizer.lower(lowered(model), COMPUTED_IN[config.precision])
+        self.factor = 1.0
 
     def clear(self) -> None:
         self.gradients.clear()
@@ -63,22 +72,30 @@ class Buffered:
         self.gradients.wait()
 
     def clip(self, limit: float) -> float:
-        return self.gradients.clip(limit)
+        norm = self.gradients.norm()
+        self.factor = clip_factor(norm, limit)
+        return norm
 
     def update(self, rate: float) -> None:
-        self.optimizer.step(rate)
+        self.optimizer.step(rate, self.gradients.gradients(), self.factor)
+        self.gradients.clear()
 
     def state(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], int]:
         moments, taken = self.optimizer.state()
-        return {name: one.detach() for name, one in self.parameters.items()}, moments, taken
+        return self.optimizer.weights(), moments, taken
 
     def load(self, model: Arriving, optimizer: Arriving, taken: int) -> None:
-        load_parameters(self.model, model)
-        for key, whole in optimizer:
-            own = self.optimizer.moments.get(key)
-            if own is not None:  # else another rank updates it
-                own.copy_(own_of(key, whole, own, self.cuts, self.parallel))
+        for arriving in (model, optimizer):
+            for key, whole in arriving:
+                like = self.parameters[parameter_of(key, self.cuts)]
+                self.optimizer.take(key, own_of(key, whole, like, self.cuts, self.parallel))
         self.optimizer.taken = taken
+
+
+def lowered(model: nn.Module) -> list[str]:
+    """Parameters that may be kept in less than fp32: all but those of layer norms."""
+    kept = {one for module in model.modules() if isinstance(module, LayerNorm) for one in module.parameters()}
+    return [name for name, parameter in model.named_parameters() if parameter not in kept]
 
 
 def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:

@@ -11,8 +11,6 @@ from trainer.layout import Layout
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
 
-GREATEST_ZERO = {"torch": 3, "deepspeed": 1}
-
 
 def unserved(config: TrainConfig, layout: Layout) -> list[Fault]:
     """All that the chosen engine and the loop cannot do; a plan may still count it."""
@@ -25,21 +23,14 @@ def serves(config: TrainConfig, layout: Layout) -> bool:
 
 
 def _of_layout(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
-    if config.parallel.sequence and config.engine == "deepspeed":
-        what = "the deepspeed engine has no sequence parallel: it would have to sum gradients between DeepSpeed's own"
-        yield Fault("train.parallel.sequence", what, "use engine: torch, or leave it out")
     if layout.pipeline > 1:
         what = f"is {layout.pipeline}: no engine here has a pipeline yet"
         yield Fault("train.parallel.pipeline", what, "use 1; `clusterctl plan` counts it all the same")
     if config.zero >= 2 and layout.pipeline > 1 and config.engine == "torch":
         what = f"is {config.zero}: the stages of a pipeline hold their weights and gradients whole"
         yield Fault("train.zero", what, "use zero: 1, or no pipeline")
-    most = GREATEST_ZERO[config.engine]
-    if config.zero > most:
-        what = f"is {config.zero}; the {config.engine} engine does 0 to {most} so far"
-        yield Fault("train.zero", what, f"use {most}, which divides the optimizer's state")
-    if config.offload:
-        yield Fault("train.offload", "no engine here moves the optimizer off the device yet", "leave it out")
+    if config.offload and config.engine == "torch":
+        yield Fault("train.offload", "the torch engine does not move the optimizer off the device yet", "leave it out")
 
 
 def _of_loop(config: TrainConfig) -> Iterator[Fault]:

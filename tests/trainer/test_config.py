@@ -32,7 +32,7 @@ def test_every_fault_is_told_at_once(raw_config: Make) -> None:
         micro_batch=3,
         precision="bf61",
         engine="torhc",
-        zero=3,
+        zero=4,
         seed=True,
         deterministic="yes",
         optimizer={"lr": "1e-3", "min_lr": -1, "betas": [0.9], "warmup_steps": 9},
