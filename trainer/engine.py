@@ -108,7 +108,7 @@ class TorchEngine:
 def _holding(model: Model, config: TrainConfig, groups: Groups) -> Holding:
     """What is divided among the data parallel ranks; one of them alone has all of it."""
     if config.zero < 2 or groups.data.world == 1:
-        return Buffered(model, config.optimizer, config.zero, groups.data)
+        return Buffered(model, config, groups.data)
     from trainer.sharded import Sharded  # loads 600 modules of torch in 0.6 s
 
     return Sharded(model, config, groups.data)

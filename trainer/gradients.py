@@ -1,8 +1,9 @@
-"""All gradients of a rank in one buffer, summed over the data parallel ranks, and their norm."""
+"""All gradients of a rank: used as they come where that is right, else added up in one fp32 buffer and summed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ BUCKET_BYTES = 25 << 20
 
 
 class GradientBuffer:
-    """All gradients as views of one fp32 buffer, summed over the ranks by pieces during the backward pass.
+    """Gradients of whatever type, added in fp32 and summed over the ranks by pieces during the backward pass.
+
+    A rank alone with one micro-batch uses each gradient as it comes: no buffer, nothing zeroed, nothing added.
 
     Why not DDP: it regroups its pieces after the first step, and gloo adds an element's parts in an order
     that depends on its place in a piece. With three ranks or more a resumed run would then differ from an
@@ -34,84 +37,127 @@ class GradientBuffer:
     ) -> None:
         """`group`: the ranks that hold the same parts of the model; `parallel`: those that share each matrix."""
         self.parameters, self.cuts, self.group, self.parallel = parameters, cuts, group, parallel
-        ordered = list(parameters.values())[::-1]  # about the order in which they are finished
-        self.flat = ordered[0].new_zeros(sum(parameter.numel() for parameter in ordered))
-        self.pieces: list[Tensor] = []
+        self.travels = group.world > 1
+        self.last = False  # whether the backward pass is the step's last
+        self.added: set[str] = set()  # whose gradients are in the buffer
+        ordered = list(parameters)[::-1]  # about the order in which they are finished
+        self.pieces = _pieces(ordered, parameters)
+        self.piece_of = {name: i for i, piece in enumerate(self.pieces) for name in piece}
         self.waiting: list[int] = []  # gradients still to come, a piece
-        self.sizes: list[int] = []
         self.next_piece = 0
-        self.summing = False
         self.work: list[Any] = []
-        self._lay_out(ordered)
+        for name in ordered:
+            parameters[name].register_post_accumulate_grad_hook(partial(self._arrived, name))
 
-    def _lay_out(self, ordered: Sequence[nn.Parameter]) -> None:
-        start = end = count = 0
-        for i, parameter in enumerate(ordered):
-            parameter.grad = self.flat[end : end + parameter.numel()].view_as(parameter)
-            parameter.register_post_accumulate_grad_hook(self._hook(len(self.pieces)))
-            end, count = end + parameter.numel(), count + 1
-            if (end - start) * self.flat.element_size() >= BUCKET_BYTES or i == len(ordered) - 1:
-                self.pieces.append(self.flat[start:end])
-                self.sizes.append(count)
-                start, count = end, 0
+    @cached_property
+    def flat(self) -> Tensor:
+        """The buffer, made when it is first needed."""
+        like = next(iter(self.parameters.values()))
+        numbers = sum(parameter.numel() for parameter in self.parameters.values())
+        return torch.zeros(numbers, device=like.device, dtype=torch.float32)
 
-    def _hook(self, piece: int) -> Any:
-        def arrived(_: Tensor) -> None:
-            if self.summing:
-                self.waiting[piece] -= 1
-                self._send_ready()
+    @cached_property
+    def views(self) -> Mapping[str, Tensor]:
+        """Of each parameter its place in the buffer."""
+        found, end = {}, 0
+        for name in (name for piece in self.pieces for name in piece):
+            parameter = self.parameters[name]
+            found[name] = self.flat[end : end + parameter.numel()].view_as(parameter)
+            end += parameter.numel()
+        return found
 
-        return arrived
+    def gradient(self, name: str) -> Tensor:
+        """One parameter's, after `wait`; in place, so that it may be changed."""
+        if name in self.added:
+            return self.views[name]
+        gradient = self.parameters[name].grad
+        assert gradient is not None  # `wait` fills up what never came
+        return gradient
+
+    def gradients(self) -> dict[str, Tensor]:
+        """All of them, after `wait`."""
+        return {name: self.gradient(name) for name in self.parameters}
+
+    def _arrived(self, name: str, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if self.last and not self.travels and not self.parallel.divides_sequence and name not in self.added:
+            return  # the only one there will be
+        if name in self.added:
+            self.views[name].add_(parameter.grad)
+        else:
+            self.views[name].copy_(parameter.grad)
+        self.added.add(name)
+        parameter.grad = None
+        if self.last and self.travels:
+            self.waiting[self.piece_of[name]] -= 1
+            self._send_ready()
 
     def _send_ready(self) -> None:
         """Send finished pieces in their order, which is then the same on every rank."""
         while self.next_piece < len(self.pieces) and self.waiting[self.next_piece] == 0:
-            piece = self.pieces[self.next_piece]
-            self.work.append(dist.all_reduce(piece, group=self.group.handle, async_op=True))
+            self.work.append(dist.all_reduce(self._piece(), group=self.group.handle, async_op=True))
             self.next_piece += 1
 
+    def _piece(self) -> Tensor:
+        """The next one to be sent, as a part of the buffer."""
+        first, last = (self.views[self.pieces[self.next_piece][at]] for at in (0, -1))
+        return self.flat[first.storage_offset() : last.storage_offset() + last.numel()]
+
     def clear(self) -> None:
-        self.flat.zero_()
+        """No gradients; what was not in the buffer gives its memory back."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        self.added.clear()
+        self.last = False
 
     def sum_on_next_backward(self) -> None:
         """The next backward pass is the step's last: send each piece as it becomes complete."""
-        self.summing = self.group.world > 1
-        self.waiting, self.next_piece = list(self.sizes), 0
+        self.last = True
+        self.waiting, self.next_piece = [len(piece) for piece in self.pieces], 0
 
+    @torch.no_grad()
     def wait(self) -> None:
-        """Until every piece is summed."""
+        """Until every gradient is there and summed."""
+        for name, parameter in self.parameters.items():
+            if parameter.grad is None and name not in self.added:  # a part of the model that had no part in the loss
+                self.views[name].zero_()
+                self.added.add(name)
+        if self.travels:
+            self.waiting = [0] * len(self.pieces)
+            self._send_ready()
         for work in self.work:
             work.wait()
         self.work.clear()
-        self.summing = False
+        self.last = False
         if self.parallel.divides_sequence:
             self._add_parts()
+        for name in self.added:
+            if self.parameters[name].dtype == self.flat.dtype:
+                self.parameters[name].grad = self.views[name]
 
     def _add_parts(self) -> None:
         """Sum what each tensor parallel rank has of its part of the sequence alone."""
-        parts = [self._gradient(name) for name, cut in self.cuts.items() if cut.partial]
+        parts = [self.gradient(name) for name, cut in self.cuts.items() if cut.partial]
         whole = self.parallel.sum(torch.cat([part.flatten() for part in parts]))
         for part, summed in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
             part.copy_(summed.view_as(part))
 
-    def clip(self, limit: float) -> float:
-        """The global norm; gradients above `limit` (if not 0) are scaled down to it."""
-        norm = float(self._norm().item())
-        if 0 < limit < norm < float("inf"):
-            self.flat.mul_(limit / (norm + 1e-6))
-        return norm
-
-    def _norm(self) -> Tensor:
+    def norm(self) -> float:
         """Over all parts of the model."""
-        if self.parallel.size == 1:
-            norm: Tensor = torch.linalg.vector_norm(self.flat)
-            return norm
-        return norm_of({name: self._gradient(name) for name in self.cuts}, self.cuts, self.parallel)
+        return float(norm_of(self.gradients(), self.cuts, self.parallel).item())
 
-    def _gradient(self, name: str) -> Tensor:
-        gradient = self.parameters[name].grad
-        assert gradient is not None  # a view of the buffer from the beginning
-        return gradient
+
+def _pieces(ordered: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
+    """Neighbours in the buffer that travel together."""
+    pieces: list[list[str]] = [[]]
+    size = 0
+    for name in ordered:
+        if size * 4 >= BUCKET_BYTES:
+            pieces.append([])
+            size = 0
+        pieces[-1].append(name)
+        size += parameters[name].numel()
+    return pieces
 
 
 def norm_of(gradients: Mapping[str, Tensor], cuts: Mapping[str, Cut], parallel: Parallel) -> Tensor:
@@ -119,5 +165,10 @@ def norm_of(gradients: Mapping[str, Tensor], cuts: Mapping[str, Cut], parallel: 
     counted = [
         gradient for name, gradient in gradients.items() if parallel.rank == 0 or cuts[name].dim is not None
     ]
-    squares = torch.stack([torch.linalg.vector_norm(gradient).square() for gradient in counted])
-    return parallel.sum(squares.sum()).sqrt()
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in counted]
+    return parallel.sum(torch.stack(norms).square().sum()).sqrt()
+
+
+def clip_factor(norm: float, limit: float) -> float:
+    """What the gradients are multiplied by, so that their norm is at most `limit` (if not 0)."""
+    return limit / (norm + 1e-6) if 0 < limit < norm < float("inf") else 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -64,28 +64,49 @@ class ShardedAdamW:
             for name, parameter in self.mine.items()
             for moment in MOMENTS
         }
+        self.masters: dict[str, Tensor] = {}
+        """In fp32, of the parameters in another type that this rank updates."""
         self.taken = 0
 
     def _is_mine(self, name: str) -> bool:
         return self.owner is None or self.owner[name] == self.group.rank
 
+    def lower(self, names: Collection[str], dtype: torch.dtype) -> None:
+        """From now on these parameters are of `dtype`; what they were is kept as masters, and updated."""
+        for name in names:
+            parameter = self.parameters[name]
+            if name in self.mine:
+                self.masters[name] = parameter.data
+            parameter.data = parameter.data.to(dtype)
+
     @torch.no_grad()
-    def step(self, rate: float) -> None:
-        """Update from the gradients; every rank has all new values afterwards."""
+    def step(self, rate: float, gradients: Mapping[str, Tensor] | None = None, factor: float = 1.0) -> None:
+        """Update from the gradients times `factor`; every rank has all new values afterwards.
+
+        `gradients`: of all parameters, in any type; by default what autograd left, and spent in any case.
+        """
+        if gradients is None:
+            gradients = {name: one.grad for name, one in self.mine.items() if one.grad is not None}
         for decay in dict.fromkeys(decay_of(parameter, self.config) for parameter in self.mine.values()):
-            self._update([n for n, p in self.mine.items() if decay_of(p, self.config) == decay], rate, decay)
+            names = [name for name, one in self.mine.items() if decay_of(one, self.config) == decay]
+            self._update(names, [gradients[name] for name in names], factor, rate, decay)
         self.taken += 1
         if self.owner is not None:
             self._exchange(self.owner)
 
-    def _update(self, names: Sequence[str], rate: float, decay: float) -> None:
-        parameters: list[Tensor] = [self.mine[name] for name in names]
+    def _update(
+        self, names: Sequence[str], gradients: Sequence[Tensor], factor: float, rate: float, decay: float
+    ) -> None:
+        held: list[Tensor] = [self.masters.get(name, self.mine[name]) for name in names]
+        wide = [gradient.to(one.dtype) for gradient, one in zip(gradients, held, strict=True)]
+        if factor != 1.0:
+            torch._foreach_mul_(wide, factor)
         # The kernel divides by the corrections of the step that is being taken, hence one more than were taken.
-        steps = [torch.tensor(self.taken + 1.0, device=parameter.device) for parameter in parameters]
-        kernel = torch._fused_adamw_ if parameters[0].device.type in FUSED_ON else functional_adamw
+        steps = [torch.tensor(self.taken + 1.0, device=one.device) for one in held]
+        kernel = torch._fused_adamw_ if held[0].device.type in FUSED_ON else functional_adamw
         kernel(
-            parameters,
-            [parameter.grad for parameter in parameters if parameter.grad is not None],
+            held,
+            wide,
             [self.moments[f"exp_avg.{name}"] for name in names],
             [self.moments[f"exp_avg_sq.{name}"] for name in names],
             [],  # amsgrad's maxima
@@ -98,28 +119,53 @@ class ShardedAdamW:
             eps=self.config.eps,
             maximize=False,
         )
+        for name, one in zip(names, held, strict=True):
+            if name in self.masters:
+                self.mine[name].copy_(one)
 
     def _exchange(self, owner: Mapping[str, int]) -> None:
-        """Every rank sends its parameters in one piece: 50 small ones would cost 0.3 ms each on gloo."""
+        """Every rank sends its parameters in one piece a type: 50 small ones would cost 0.3 ms each on gloo."""
         for rank in range(self.group.world):
-            sent = [parameter for name, parameter in self.parameters.items() if owner[name] == rank]
-            if not sent:
-                continue
-            flat = torch.cat([parameter.flatten() for parameter in sent])
-            self.group.broadcast([flat], rank)
-            if rank != self.group.rank:
-                parts = flat.split([parameter.numel() for parameter in sent])
-                for parameter, part in zip(sent, parts, strict=True):
-                    parameter.copy_(part.view_as(parameter))
+            owned = [parameter for name, parameter in self.parameters.items() if owner[name] == rank]
+            for dtype in dict.fromkeys(parameter.dtype for parameter in owned):
+                self._send([parameter for parameter in owned if parameter.dtype == dtype], rank)
+
+    def _send(self, parameters: Sequence[nn.Parameter], rank: int) -> None:
+        flat = torch.cat([parameter.flatten() for parameter in parameters])
+        self.group.broadcast([flat], rank)
+        if rank != self.group.rank:
+            parts = flat.split([parameter.numel() for parameter in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.copy_(part.view_as(parameter))
+
+    def weights(self) -> dict[str, Tensor]:
+        """In fp32, whole on rank 0; elsewhere parts of it may be stale."""
+        found = {}
+        for name, parameter in self.parameters.items():
+            if parameter.dtype == torch.float32:
+                found[name] = parameter.detach()
+            else:
+                found[name] = self._brought(name, self.masters.get(name))
+        return found
 
     def state(self) -> tuple[dict[str, Tensor], int]:
         """`exp_avg.<name>` and `exp_avg_sq.<name>`, whole on rank 0 (not elsewhere), and the steps taken."""
-        whole = {}
-        for name, parameter in self.parameters.items():
-            for moment in MOMENTS:
-                own = self.moments.get(f"{moment}.{name}")
-                tensor = torch.zeros_like(parameter, requires_grad=False) if own is None else own
-                if self.owner is not None:
-                    self.group.bring_to_zero(tensor, self.owner[name])
-                whole[f"{moment}.{name}"] = tensor
-        return whole, self.taken
+        keys = [(f"{moment}.{name}", name) for name in self.parameters for moment in MOMENTS]
+        return {key: self._brought(name, self.moments.get(key)) for key, name in keys}, self.taken
+
+    def _brought(self, name: str, own: Tensor | None) -> Tensor:
+        """What the owner of a parameter has, on rank 0; `own`: where this rank is the owner."""
+        like = self.parameters[name]
+        tensor = torch.zeros_like(like, dtype=torch.float32, requires_grad=False) if own is None else own
+        if self.owner is not None:
+            self.group.bring_to_zero(tensor, self.owner[name])
+        return tensor
+
+    @torch.no_grad()
+    def take(self, key: str, part: Tensor) -> None:
+        """A weight, or a moment (`exp_avg.<name>`), of this rank's part of the model; nothing if another updates it."""
+        if key in self.parameters:
+            self.parameters[key].copy_(part)
+        own = self.masters.get(key, self.moments.get(key))
+        if own is not None:
+            own.copy_(part)
