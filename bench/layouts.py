@@ -1,41 +1,114 @@
 """Every layout that a config accepts, on 1, 2, 4 and 8 ranks, beside one process: a tiny GPT and a tiny GLM, 20 steps
-in fp32 without dropout, over real process groups on loopback. Says the largest relative difference of a loss.
+in fp32 without dropout, over real process groups on loopback. Says the largest relative difference of a loss; what is
+recomputed must change no bit of any. With --resume each goes on from its tenth step once more: the same bytes again.
 
-python bench/layouts.py                          both models, torch's engine
-python bench/layouts.py --engine deepspeed --most 4
+python bench/layouts.py                                       both models, torch's engine
+python bench/layouts.py --engine deepspeed --ranks 1,2,4
+python bench/layouts.py --models glm --ranks 8 --resume --json layouts.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trainer.config import try_config
-from trainer.indexed import Writer
+sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-ROOT = Path(__file__).resolve().parents[1]
-SERVER = ROOT / "tests" / "trainer" / "rank_server.py"
+from bench.layouts_ranks import Failed, Server, Trained  # noqa: E402
+from trainer.config import try_config  # noqa: E402
+from trainer.indexed import Writer  # noqa: E402
+
 STEPS, BATCH, VOCAB = 20, 8, 60
-SHAPE = {"layers": 2, "hidden": 64, "heads": 8, "sequence": 32}
+SHAPE = {"layers": 4, "hidden": 64, "heads": 8, "sequence": 32}
 MODELS = {
     "gpt": {**SHAPE, "vocab": VOCAB},
-    "gpt, newer": {**SHAPE, "vocab": VOCAB, "rotary": True, "swiglu": True, "ffn": 128},
+    "newer": {**SHAPE, "vocab": VOCAB, "rotary": True, "swiglu": True, "ffn": 128},
     "glm": {**SHAPE, "kind": "glm", "vocab": VOCAB + 9},
 }
-ALLOWED = 1e-5
-KEEPING = [{"mode": "none"}, {"mode": "selective"}, {"mode": "full"}, {"mode": "full", "split": True}]
+ALLOWED, ALLOWED_NORM = 1e-5, 1e-4
+NONE: dict[str, Any] = {"mode": "none"}
+KEEPING: list[dict[str, Any]] = [
+    NONE,
+    {"mode": "selective"},
+    {"mode": "full"},
+    {"mode": "full", "every": 2},
+    {"mode": "full", "split": True},
+]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a job says of how its ranks divide the work."""
+
+    engine: str
+    tensor: int = 1
+    pipeline: int = 1
+    interleave: int = 1
+    sequence: bool = False
+    layers: tuple[int, ...] = ()
+    zero: int = 0
+    offload: bool = False
+    recompute: dict[str, Any] = field(default_factory=lambda: NONE)
+
+    def config(self) -> dict[str, Any]:
+        parallel = {"tensor": self.tensor, "pipeline": self.pipeline, "interleave": self.interleave}
+        return {
+            "engine": self.engine,
+            "parallel": {**parallel, "sequence": self.sequence, "layers": list(self.layers)},
+            "zero": self.zero,
+            "offload": self.offload,
+            "recompute": self.recompute,
+        }
+
+    def kept(self) -> tuple[Any, ...]:
+        """All of it but what is recomputed."""
+        rest = (self.tensor, self.pipeline, self.interleave, self.sequence, self.layers)
+        return (*rest, self.zero, self.offload)
+
+    def in_words(self, ranks: int) -> str:
+        parts = [f"data {ranks // self.tensor // self.pipeline}"]
+        for name in ("tensor", "pipeline", "interleave"):
+            parts += [f"{name} {getattr(self, name)}"] if getattr(self, name) > 1 else []
+        parts += ["sequence"] * self.sequence
+        parts += [f"layers {'+'.join(map(str, self.layers))}"] if self.layers else []
+        parts += [f"zero {self.zero}"] if self.zero else []
+        parts += ["offload"] * self.offload
+        if self.recompute["mode"] != "none":
+            parts += ["recompute " + " ".join(str(value) for value in self.recompute.values() if value is not True)]
+            parts[-1] += " split" * bool(self.recompute.get("split"))
+        return ", ".join(parts)
+
+
+def layouts(engine: str, ranks: int, shapes_alone: bool) -> Iterator[Layout]:
+    """All that could be asked; the config's own rules say what is legal on so many ranks.
+
+    Every kind of recomputation with ZeRO 0 (on 8 ranks the whole blocks alone), the whole blocks with ZeRO 3 too:
+    there weights come and go. ZeRO only where there are ranks to divide among.
+    """
+    for tensor, pipeline, interleave in product((1, 2, 4, 8), (1, 2, 4), (1, 2)):
+        data = ranks // (tensor * pipeline)
+        for sequence in (False, True):
+            shape = {"tensor": tensor, "pipeline": pipeline, "interleave": interleave, "sequence": sequence}
+            for zero, recompute in product((0, 1, 2, 3) if data > 1 else (0,), KEEPING):
+                whole = recompute == {"mode": "full"}
+                wanted = recompute is NONE or (zero == 0 and (whole or ranks < 8)) or (zero == 3 and whole)
+                if wanted and not (shapes_alone and (zero or recompute is not NONE)):
+                    yield Layout(engine, **shape, zero=zero, recompute=recompute)
+            if shapes_alone or sequence:
+                continue
+            if (pipeline, interleave) == (2, 1):
+                yield Layout(engine, **shape, layers=(1, 3))
+            for zero in (0, 1, 2, 3) if data > 1 else (0,):
+                yield Layout(engine, **shape, zero=zero, offload=True)
 
 
 def corpus(folder: Path) -> Path:
@@ -60,114 +133,76 @@ def config_of(model: str, prefix: Path, **changes: Any) -> dict[str, Any]:
         "global_batch": BATCH,
         "optimizer": {"lr": 3e-3, "warmup_steps": 2},
         "eval": {"batches": 0},
+        "save": {"every": STEPS // 2, "keep": 9},
     }
     return {**base, **changes}
 
 
-def layouts() -> Iterator[dict[str, Any]]:
-    """All that could be asked; the config's own rules say what is legal on so many ranks."""
-    for tensor in (1, 2, 4, 8):
-        for sequence in (False, True):
-            for zero in (0, 1, 2, 3):
-                for recompute in KEEPING if zero == 0 else KEEPING[:1]:
-                    yield {
-                        "parallel": {"tensor": tensor, "sequence": sequence},
-                        "zero": zero,
-                        "recompute": recompute,
-                    }
+@dataclass
+class Measure:
+    """One model on one engine, layout after layout."""
+
+    server: Server
+    prefix: Path
+    model: str
+    engine: str
+    resume: bool
+    alone: Trained = field(init=False)
+    seen: dict[tuple[Any, ...], list[float]] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.alone = self.server.train(1, config_of(self.model, self.prefix))
+
+    def of(self, ranks: int, layout: Layout) -> dict[str, Any]:
+        """A row: how far its losses are from one process's, and what is wrong with it, if anything."""
+        row = {"model": self.model, "engine": self.engine, "ranks": ranks, "layout": layout.in_words(ranks)}
+        config = config_of(self.model, self.prefix, **layout.config())
+        try:
+            done = self.server.train(ranks, config)
+            off = _apart(done.losses, self.alone.losses)
+            wrong = ["too far"] if not off <= ALLOWED else []
+            wrong += ["another norm"] if not _apart(done.norms, self.alone.norms) <= ALLOWED_NORM else []
+            same = self.seen.setdefault((ranks, *layout.kept()), done.losses) == done.losses
+            wrong += ["other bits than without recomputation"] if not same else []
+            if self.resume and layout.recompute is NONE:
+                wrong += self._resumed(ranks, config, done)
+            row |= {"off": off, "wrong": ", ".join(wrong)}
+        except Failed as error:
+            row |= {"off": float("nan"), "wrong": str(error)}
+        self.rows.append(row)
+        return row
+
+    def _resumed(self, ranks: int, config: dict[str, Any], whole: Trained) -> list[str]:
+        half = self.server.go_on(ranks, config)
+        same = half.losses == whole.losses[STEPS // 2 :] and half.norms == whole.norms[STEPS // 2 :]
+        wrong = [] if same else ["other bits after a resume"]
+        return wrong if half.files == whole.files else [*wrong, "another checkpoint after a resume"]
 
 
-class Server:
-    """Ranks, forked from one process that has torch loaded."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "DS_ACCELERATOR": "cpu",
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, str(SERVER)],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-
-    def losses(self, ranks: int, config: dict[str, Any]) -> list[float]:
-        """Of every step; a failed training ends the measurement with what rank 0 said."""
-        run_dir, file = self.folder / "run", self.folder / "train.json"
-        shutil.rmtree(run_dir, ignore_errors=True)
-        file.write_text(json.dumps(config))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        shared = {
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "CLUSTERCTL_DEVICE_KIND": "cpu",
-            "CLUSTERCTL_RUN_DIR": str(run_dir),
-        }
-        ask = {
-            "argv": ["train", str(file)],
-            "environments": [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)],
-            "outputs": [str(self.folder / f"rank-{rank}") for rank in range(ranks)],
-            "deepspeed": config.get("engine") == "deepspeed",
-        }
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(ask) + "\n")
-        self.process.stdin.flush()
-        codes = json.loads(self.process.stdout.readline())
-        if any(codes):
-            raise SystemExit(f"ranks ended with {codes}:\n{(self.folder / 'rank-0.err').read_text()}")
-        lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-        return [line["loss"] for line in lines if line["event"] == "step"]
-
-    def end(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+def _apart(one: Sequence[float], other: Sequence[float]) -> float:
+    if len(one) != len(other):
+        return float("inf")
+    return max(abs(a - b) / b for a, b in zip(one, other, strict=True))
 
 
-def in_words(ranks: int, layout: dict[str, Any]) -> str:
-    tensor, recompute = layout["parallel"]["tensor"], layout["recompute"]
-    parts = [f"data {ranks // tensor}", f"tensor {tensor}"]
-    parts += ["sequence"] if layout["parallel"]["sequence"] else []
-    parts += [f"zero {layout['zero']}"] if layout["zero"] else []
-    if recompute["mode"] != "none":
-        parts.append("recompute " + recompute["mode"] + (" split" if recompute.get("split") else ""))
-    return ", ".join(parts)
-
-
-def measure(server: Server, prefix: Path, engine: str, most: int) -> bool:
+def measure(server: Server, options: argparse.Namespace, prefix: Path) -> bool:
     good = True
-    for model in MODELS:
-        alone = server.losses(1, config_of(model, prefix))
-        worst, count = 0.0, 0
-        kept: dict[str, list[float]] = {}
-        for ranks in (1, 2, 4, 8):
-            for layout in layouts():
-                config = config_of(model, prefix, engine=engine, **layout)
-                if ranks > most or try_config(config, ranks)[1]:
+    for model in options.models.split(","):
+        found = Measure(server, prefix, model, options.engine, options.resume)
+        for ranks in map(int, options.ranks.split(",")):
+            for layout in layouts(options.engine, ranks, shapes_alone=model == "newer"):
+                if try_config(config_of(model, prefix, **layout.config()), ranks)[1]:
                     continue
-                losses = server.losses(ranks, config)
-                off = max(abs(one - other) / other for one, other in zip(losses, alone, strict=True))
-                key = in_words(ranks, {**layout, "recompute": {"mode": "none"}})
-                same = losses == kept.setdefault(key, losses)  # recomputation changes no bit
-                good &= off <= ALLOWED and same
-                worst, count = max(worst, off), count + 1
-                mark = (
-                    "" if off <= ALLOWED and same else "  <- too far" if same else "  <- another than without"
-                )
-                print(f"{model:<11} {in_words(ranks, layout):<64} {off:.1e}{mark}", flush=True)
-        print(f"{model:<11} {count} layouts, {STEPS} steps: at most {worst:.1e} from one process")
+                row = found.of(ranks, layout)
+                mark = f"  <- {row['wrong']}" if row["wrong"] else ""
+                print(f"{model:<5} {ranks} ranks: {row['layout']:<60} {row['off']:.1e}{mark}", flush=True)
+                if options.json:
+                    with options.json.open("a") as out:
+                        out.write(json.dumps(row) + "\n")
+        good &= not any(row["wrong"] for row in found.rows)
+        largest = max((row["off"] for row in found.rows), default=0.0)
+        print(f"{model:<5} {len(found.rows)} layouts, {STEPS} steps: at most {largest:.1e} from one process")
     return good
 
 
@@ -176,12 +211,15 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--engine", default="torch", choices=("torch", "deepspeed"))
-    parser.add_argument("--most", type=int, default=8, help="ranks at most")
+    parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}")
+    parser.add_argument("--ranks", default="1,2,4,8", help="some of 1,2,4,8")
+    parser.add_argument("--resume", action="store_true", help="each goes on from its middle too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="a line for each layout, added to what is there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder))
         try:
-            return 0 if measure(server, corpus(Path(folder)), options.engine, options.most) else 1
+            return 0 if measure(server, options, corpus(Path(folder))) else 1
         finally:
             server.end()
 
