@@ -24,6 +24,7 @@ from trainer.index_cache import IndexCache
 from trainer.keeper import Keeper
 from trainer.loop import Training, train
 from trainer.masks import Ends
+from trainer.memory import MemoryReport, planned_bytes
 from trainer.observers import tell
 from trainer.passes import Model
 from trainer.recompute import Recompute
@@ -67,6 +68,7 @@ def run_training(
         environment.threads,
         config.deterministic,
     )
+    before = device.memory_before()
     data = _open_data(config, environment.cache_dir or run_dir / "indices")
     orders = _make_orders(config, data)
     startup.done("data")
@@ -89,7 +91,7 @@ def run_training(
     start = start_facts(config, environment, group, device, ops)
     start |= {"step": step, "resumed_from": keeper.resumed_from or None, "notes": keeper.notes}
     start["startup"] = startup.parts
-    watching = observers(config, environment, run_dir, start)
+    watching = observers(config, environment, run_dir, device, start)
     share = _share(config, groups.data)
     run = Training(
         config,
@@ -99,6 +101,7 @@ def run_training(
         save=keeper.save,
         tell=partial(tell, watching),
         stop_asked=stop,
+        measure=MemoryReport(device, group, planned_bytes(config, layout), before),
         search=Search(model, group, layout) if config.nan.name_layer else None,
         dropout_place=group.rank if groups.tensor.divides_sequence else groups.data.rank,
     )

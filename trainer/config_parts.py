@@ -138,6 +138,8 @@ class ProfileConfig:
     """Steps that are kept; with the defaults and repeat 2, steps 2 to 4 and 7 to 9 counted from 0."""
     ranks: tuple[int, ...] = setting((0,), least=0)
     """Whose traces are kept."""
+    stacks: bool = setting(False)
+    """Where in the source each operation was called: larger and slower traces."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ CACHE_DIR = "CLUSTERCTL_CACHE_DIR"
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINT_DIR = "checkpoints"
 HEARTBEAT_DIR = "heartbeat"
+PROFILE_DIR = "profile"
+TENSORBOARD_DIR = "tensorboard"
 TRAIN_CONFIG_FILE = "train.json"
 
 MALLOC_TUNING = {

@@ -33,6 +33,8 @@ class StepDone:
     own_seconds: float = 0.0
     samples: int = 0
     """Of this step, over all ranks."""
+    consumed: int = 0
+    """Samples since the beginning of the training."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,15 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class MemoryTaken:
+    """Bytes that each rank held at most since its start, and what the plan says of each."""
+
+    step: int
+    bytes: tuple[int, ...]
+    planned: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Failed:
     """The training ends at this step, and why."""
 
@@ -69,5 +80,5 @@ class Failed:
     message: str
 
 
-Event = StepBegan | StepDone | Evaluated | Saved | Failed | Ended
+Event = StepBegan | StepDone | Evaluated | Saved | MemoryTaken | Failed | Ended
 Observer = Callable[[Event], None]

@@ -14,7 +14,7 @@ from trainer.config import TrainConfig
 from trainer.dataset import Batches, Micro
 from trainer.engine import Engine, StepResult
 from trainer.errors import TrainingFailed
-from trainer.events import Ended, Evaluated, Event, Failed, Saved, StepBegan, StepDone
+from trainer.events import Ended, Evaluated, Event, Failed, MemoryTaken, Saved, StepBegan, StepDone
 from trainer.passes import Batch
 from trainer.schedule import learning_rate
 
@@ -32,6 +32,8 @@ class Training:
     stop_asked: Callable[[], bool]
     search: Callable[[Callable[[], StepResult]], tuple[StepResult, str]] | None = None
     """Repeats a step and says where it is not finite."""
+    measure: Callable[[int], MemoryTaken] | None = None
+    """What memory the ranks took, asked after the first step and at the end."""
     dropout_place: int = 0
     """What tells this rank's dropout from others'; those that hold the same numbers must drop the same."""
 
@@ -40,7 +42,7 @@ def train(run: Training, step: int = 0) -> Ended:
     """Train from `step` finished steps to the config's last, or until asked to stop; a stop saves first."""
     config, began = run.config, time.monotonic()
     eval_loss = _evaluate(run, 0) if step == 0 else None
-    loss, saved_at, stopping = None, step, False
+    loss, saved_at, stopping, first = None, step, False, step + 1
     lost: list[StepDone] = []  # steps in a row that were not finite
     while step < config.steps and not stopping:
         started = time.monotonic()
@@ -48,6 +50,8 @@ def train(run: Training, step: int = 0) -> Ended:
         done = _step(run, step, started, search=not lost)
         step, loss = step + 1, done.loss
         run.tell(done)
+        if run.measure and step == first:
+            run.tell(run.measure(step))
         lost = [*lost, done] if _is_lost(done) else []
         if len(lost) >= config.nan.stop_after:
             raise _failed(run, lost)
@@ -58,6 +62,8 @@ def train(run: Training, step: int = 0) -> Ended:
             saved_at = _save(run, step)
     if saved_at != step:
         _save(run, step)
+    if run.measure:
+        run.tell(run.measure(step))
     ended = Ended(step, step < config.steps, loss, eval_loss, time.monotonic() - began)
     run.tell(ended)
     return ended
@@ -110,6 +116,7 @@ def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
         cause=cause,
         own_seconds=read + result.own_seconds,
         samples=samples,
+        consumed=consumed + samples,
     )
 
 

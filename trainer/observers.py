@@ -14,24 +14,36 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trainer.env import Drill
-from trainer.events import Ended, Evaluated, Event, Failed, Observer, Saved, StepBegan, StepDone
+from trainer.events import Ended, Evaluated, Event, Failed, MemoryTaken, Observer, Saved, StepBegan, StepDone
+from trainer.memory import memory_line
+from trainer.rates import Rates
 
 
 class Metrics:
     """metrics.jsonl: one object a line, whole lines only, each given to the system at once."""
 
-    def __init__(self, path: Path, start: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        start: Mapping[str, Any],
+        rates: Rates | None = None,
+        views: Sequence[Callable[[Mapping[str, Any]], None]] = (),
+    ) -> None:
+        """`views` are given every line too."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._rates, self._views = rates, tuple(views)
         self._write("start", start)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepDone):
-            self._write("step", asdict(event))
+            self._write("step", {**asdict(event), **(self._rates.of_step(event) if self._rates else {})})
         elif isinstance(event, Evaluated):
             self._write("eval", {**asdict(event), "perplexity": perplexity(event.loss)})
         elif isinstance(event, Saved):
             self._write("checkpoint", {**asdict(event), "path": str(event.path)})
+        elif isinstance(event, MemoryTaken):
+            self._write("memory", asdict(event))
         elif isinstance(event, Failed):
             self._write("failed", asdict(event))
         elif isinstance(event, Ended):
@@ -40,6 +52,8 @@ class Metrics:
     def _write(self, name: str, values: Mapping[str, Any]) -> None:
         line = {"event": name, **{key: _plain(value) for key, value in values.items()}, "time": time.time()}
         os.write(self._handle, json.dumps(line).encode() + b"\n")
+        for view in self._views:
+            view(line)
 
 
 def _plain(value: Any) -> Any:
@@ -54,8 +68,8 @@ def perplexity(loss: float) -> float:
 class Console:
     """One line an event, on rank 0's log."""
 
-    def __init__(self, every: int, stream: TextIO) -> None:
-        self._every, self._stream = every, stream
+    def __init__(self, every: int, stream: TextIO, rates: Rates | None = None) -> None:
+        self._every, self._stream, self._rates = every, stream, rates
 
     def __call__(self, event: Event) -> None:
         line = self._line(event)
@@ -66,13 +80,15 @@ class Console:
     def _line(self, event: Event) -> str:
         if isinstance(event, StepDone):
             due = event.step % self._every == 0 or event.step == event.steps or event.skipped
-            return step_line(event) if due else ""
+            return step_line(event, self._rates) if due else ""
         if isinstance(event, Evaluated):
             return (
                 f"eval at step {event.step} | loss {event.loss:.4f} | perplexity {perplexity(event.loss):.2f}"
             )
         if isinstance(event, Saved):
             return f"saved {event.path} | {event.bytes / 1e6:.1f} MB | {event.seconds:.2f} s"
+        if isinstance(event, MemoryTaken):
+            return memory_line(event)
         if isinstance(event, Ended):
             return (
                 f"{'stopped' if event.stopped else 'finished'} at step {event.step} | {event.seconds:.1f} s"
@@ -80,7 +96,7 @@ class Console:
         return ""
 
 
-def step_line(event: StepDone) -> str:
+def step_line(event: StepDone, rates: Rates | None = None) -> str:
     width = len(str(event.steps))
     parts = [
         f"step {event.step:>{width}}/{event.steps}",
@@ -90,6 +106,11 @@ def step_line(event: StepDone) -> str:
         f"{event.tokens_per_second:,.0f} tokens/s",
         f"{event.step_seconds * 1000:.0f} ms",
     ]
+    if rates is not None:
+        parts += [
+            f"{event.samples / event.step_seconds:,.1f} samples/s",
+            rates.words(event.tokens_per_second),
+        ]
     return " | ".join(
         [*parts, *["skipped: the gradient is not finite"] * event.skipped, *filter(None, [event.cause])]
     )

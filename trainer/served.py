@@ -39,7 +39,3 @@ def _of_loop(config: TrainConfig) -> Iterator[Fault]:
         yield Fault("train.precision", what, "use bf16, which needs no loss scale")
     if config.batch_ramp.start and config.engine == "deepspeed":
         yield Fault("train.batch_ramp", "the deepspeed engine has one batch size", "use engine: torch, or leave it out")
-    if config.profile.repeat:
-        yield Fault("train.profile", "the loop starts no profiler yet", "leave it out")
-    if config.nan.name_layer:
-        yield Fault("train.nan.name_layer", "the loop does not look for the layer yet", "leave it out")

@@ -13,18 +13,20 @@ import torch
 import native
 from trainer.config import TrainConfig
 from trainer.device import Device
-from trainer.env import HEARTBEAT_DIR, METRICS_FILE, Env
+from trainer.env import HEARTBEAT_DIR, METRICS_FILE, PROFILE_DIR, TENSORBOARD_DIR, Env
 from trainer.events import Observer
 from trainer.group import Group
 from trainer.loop import pauses_after
 from trainer.observers import Console, DrillObserver, Heartbeat, Metrics
+from trainer.plan_flops import CONVENTIONS
+from trainer.rates import TOLD, Rates
 from trainer.startup import in_words
 
 
 def observers(
-    config: TrainConfig, environment: Env, run_dir: Path, start: Mapping[str, Any]
+    config: TrainConfig, environment: Env, run_dir: Path, device: Device, start: Mapping[str, Any]
 ) -> list[Observer]:
-    """Who watches on this rank."""
+    """Who watches on this rank; the profiler is last, so that a trace has the others' time apart."""
     rank = environment.rank
     watching: list[Observer] = []
     if environment.drill is not None and environment.drill.rank == rank:
@@ -32,10 +34,31 @@ def observers(
     pauses = partial(pauses_after, config)
     watching.append(Heartbeat(run_dir / HEARTBEAT_DIR / f"rank-{rank}", start["step"], pauses))
     if rank == 0:
-        sys.stdout.write(start_lines(start))
-        sys.stdout.flush()
-        watching += [Metrics(run_dir / METRICS_FILE, start), Console(config.log_every, sys.stdout)]
+        watching += _of_rank_0(config, run_dir, device, start)
+    if config.profile.repeat and rank in config.profile.ranks:
+        from trainer.profiler import Profiler
+
+        watching.append(Profiler(config.profile, device, run_dir / PROFILE_DIR, rank))
     return watching
+
+
+def _of_rank_0(
+    config: TrainConfig, run_dir: Path, device: Device, start: Mapping[str, Any]
+) -> list[Observer]:
+    views, lines = [], start_lines(start)
+    if config.tensorboard:
+        from trainer.tensorboard import EventFile
+
+        views.append(EventFile(run_dir / TENSORBOARD_DIR).add)
+        lines += f"tensorboard --logdir {run_dir / TENSORBOARD_DIR}\n"
+    rates = Rates.of(config, start["world"], device.kind, device.described(), start["threads"])
+    lines += f"rates are of {rates.peak:.3g} TFLOP/s a device ({rates.source}); " + "".join(
+        f"{name}: {CONVENTIONS[name]}; " for name in TOLD
+    )
+    sys.stdout.write(lines.removesuffix("; ") + "\n")
+    sys.stdout.flush()
+    metrics = Metrics(run_dir / METRICS_FILE, {**start, "rates": rates.as_json()}, rates, views)
+    return [metrics, Console(config.log_every, sys.stdout, rates)]
 
 
 def start_facts(
