@@ -73,6 +73,8 @@ class TrainConfig:
     """What follows a loss that is not finite."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """torch's profiler by a schedule of steps."""
+    tensorboard: bool = setting(False)
+    """Write TensorBoard's files too, on rank 0; `clusterctl tensorboard RUN` makes them of any run's metrics."""
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     """What the plan takes a device to be."""
     log_every: int = setting(1, least=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
 from collections.abc import Callable, Iterator
@@ -134,19 +135,8 @@ def test_a_training_writes_them_while_it_goes_on_and_a_trace_of_each_cycle(
     assert "profiled steps 3 to 3 of rank 0" in said and "profiled steps 6 to 6 of rank 0" in said
     traces = sorted((tmp_path / "profile").glob("rank-0.*.pt.trace.json.gz"))
     assert len(traces) == 2
-    import gzip
-
     names = {event["name"] for event in json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]}
     assert any(name.startswith("aten::") for name in names)
-
-
-def test_nothing_of_it_is_loaded_where_no_job_asks() -> None:
-    import subprocess
-    import sys
-
-    code = "import sys, trainer.assemble; print({'trainer.profiler', 'trainer.tensorboard'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
 
 
 def test_a_line_that_was_cut_by_a_nodes_end_is_passed_over(tmp_path: Path) -> None:
