@@ -109,6 +109,21 @@ def _checkpoint_verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _tensorboard(arguments: argparse.Namespace) -> int:
+    from trainer.env import METRICS_FILE, TENSORBOARD_DIR
+    from trainer.tensorboard import convert
+
+    metrics, folder = arguments.run / METRICS_FILE, arguments.output or arguments.run / TENSORBOARD_DIR
+    if not metrics.is_file():
+        raise InputError(f"{metrics} does not exist", "name the folder of a run that trains")
+    if folder.is_dir() and any(folder.iterdir()):
+        what = f"{folder} is not empty: a curve would be drawn twice"
+        raise InputError(what, "remove it, or name another by --output")
+    lines = convert(metrics, folder)
+    sys.stdout.write(f"{lines} lines of {metrics}\ntensorboard --logdir {folder}\n")
+    return 0
+
+
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
@@ -141,6 +156,9 @@ def _parser(called: str) -> argparse.ArgumentParser:
         "--run-dir", type=Path, help="where metrics and checkpoints go (default: beside the config)"
     )
     add_verbs(verb)
+    board = verb("tensorboard", _tensorboard, "a run's metrics as TensorBoard's files, with Megatron's tags")
+    board.add_argument("run", type=Path, metavar="RUN_DIR")
+    board.add_argument("--output", type=Path, metavar="DIR", help="default: tensorboard/ in the run's folder")
     _add_generate(verb("generate", _generate, "text from a checkpoint"))
     verb("checkpoint-verify", _checkpoint_verify, "compare a checkpoint with its manifest").add_argument(
         "folder", type=Path

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-SESSION_STARTS = b"\x08\x01"  # SessionLog.status = START: what a file before has of later steps is void
-
 # Of each event of metrics.jsonl: its key and TensorBoard's tag.
 TAGS = {
     "step": {
@@ -47,7 +45,11 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 class EventFile:
-    """One event file in `folder`; fed with lines of metrics in their order."""
+    """One event file in `folder`; fed with lines of metrics in their order.
+
+    A resume does not void later steps of an earlier file (SessionLog.START would): TensorBoard compares them with
+    samples too, and steps that are taken again give the same losses.
+    """
 
     def __init__(self, folder: Path, began: float | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,8 +63,6 @@ class EventFile:
     def add(self, line: Mapping[str, Any]) -> None:
         """One line of metrics."""
         at, step = float(line.get("time") or 0.0), int(line.get("step") or 0)
-        if line.get("event") == "start":
-            self._write(_event(at, step, _bytes(7, SESSION_STARTS)))
         found = scalars(line)
         if line.get("event") == "step":
             self._samples = int(line.get("consumed") or 0)

@@ -65,6 +65,7 @@ app.add_typer(keeper.app, name="keeper")
 app.add_typer(train.data, name="data")
 app.add_typer(train.checkpoint, name="checkpoint")
 app.command()(train.generate)
+app.command()(train.tensorboard)
 
 reaching.mark(
     app, "demo", "exec", "push", "pull", "doctor", "launch", "attach", "resume", "control", "status", "stop"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.contract import METRICS_FILE
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -189,6 +190,18 @@ def generate(
         screen.show_json(answer)
     else:
         screen.show(screen.safe(answer["text"]))
+
+
+def tensorboard(
+    where: Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a folder with metrics.jsonl.")] = "last",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Instead of the run's own folder.")
+    ] = None,
+) -> None:
+    """A training's metrics as TensorBoard's files, with Megatron's tags; they need no TensorBoard to be made."""
+    folder = Path(where) if (Path(where) / METRICS_FILE).is_file() else options.run_named(where).root
+    words = ["--output", str(output)] if output else []
+    _forward("tensorboard", "tensorboard", [str(folder), *words])
 
 
 def checkpoint_of(where: str) -> Path:

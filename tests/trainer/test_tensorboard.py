@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from trainer.__main__ import main
 from trainer.tensorboard import EventFile, convert
 
 
@@ -103,7 +104,9 @@ EXPECTED = [
 
 
 def write(folder: Path) -> Path:
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES) + '{"event": "st')
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in LINES) + '{"event": "st'
+    )
     return folder / "metrics.jsonl"
 
 
@@ -123,7 +126,10 @@ def test_tensorboard_itself_reads_them(tmp_path: Path) -> None:
 
 
 def test_a_training_writes_them_while_it_goes_on_and_a_trace_of_each_cycle(
-    tmp_path: Path, train_here: Callable[..., Any], metrics: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    train_here: Callable[..., Any],
+    metrics: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     train_here(tmp_path, tensorboard=True, profile={"repeat": 2, "wait": 1, "warmup": 1, "active": 1})
     steps = {step: values for step, values in events(tmp_path / "tensorboard") if "lm loss" in values}
@@ -149,5 +155,14 @@ def test_an_event_file_is_whole_after_every_line(tmp_path: Path) -> None:
     file = EventFile(tmp_path)
     for count, line in enumerate(LINES, 1):
         file.add(line)
-        assert len(events(tmp_path)) > count
+        assert len([event for event in events(tmp_path) if event[1]]) >= count
     file.close()
+
+
+def test_a_run_that_is_over_is_converted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path)
+    assert main(["tensorboard", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith(f"tensorboard --logdir {tmp_path / 'tensorboard'}\n")
+    assert main(["tensorboard", str(tmp_path)]) == 2
+    assert "would be drawn twice" in capsys.readouterr().err
+    assert main(["tensorboard", str(tmp_path / "none")]) == 2
