@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import torch
+
 import native
 from trainer.config import TrainConfig
 from trainer.data_config import DataConfig
@@ -20,12 +22,14 @@ from trainer.glm import GLM
 from trainer.glm_config import SPECIAL_TOKENS
 from trainer.gpt import GPT
 from trainer.group import Group, Groups
+from trainer.holding import shapes_of
 from trainer.index_cache import IndexCache
 from trainer.keeper import Keeper
 from trainer.loop import Training, train
 from trainer.masks import Ends
 from trainer.memory import MemoryReport, planned_bytes
 from trainer.observers import tell
+from trainer.parallel import ALONE
 from trainer.passes import Model
 from trainer.recompute import Recompute
 from trainer.startup import Startup
@@ -75,10 +79,10 @@ def run_training(
     ops = _choose_ops(config, device)
     group = Group.join(environment, device, always=config.engine == "deepspeed")
     layout = config.layout(group.world)
-    groups = Groups.of(group, layout, config.parallel.sequence)
+    groups = Groups.of(group, layout, config.parallel.sequence, config.parallel.interleave)
     startup.done("group")
     model = build_model(config, ops, groups).to(device.name)
-    engine = _engine(model, config, groups, device)
+    engine = _engine(model, config, groups, device, ops)
     startup.done("model")
     keeper = Keeper(config, engine, group, run_dir / CHECKPOINT_DIR, data.identity())
     step = keeper.resume()
@@ -103,7 +107,7 @@ def run_training(
         stop_asked=stop,
         measure=MemoryReport(device, group, planned_bytes(config, layout), before),
         search=Search(model, group, layout) if config.nan.name_layer else None,
-        dropout_place=group.rank if groups.tensor.divides_sequence else groups.data.rank,
+        dropout_place=groups.dropout_place,
     )
     return train(run, step), group
 
@@ -178,14 +182,22 @@ def build_model(config: TrainConfig, ops: native.Choice, groups: Groups) -> Mode
     """This rank's part of the model; the weights are the same in every layout."""
     wanted = config.recompute
     recompute = Recompute(wanted.mode, wanted.every, wanted.split, groups.tensor)
+    pieces = config.stages[groups.pipeline.stage] if groups.pipeline.stages > 1 else ()
     if config.model.kind == "glm":
-        return GLM(config.model, ops, config.seed, groups.tensor, recompute)
-    return GPT(config.model, ops, config.seed, _ends(config.data), groups.tensor, recompute)
+        return GLM(config.model, ops, config.seed, groups.tensor, recompute, pieces)
+    return GPT(config.model, ops, config.seed, _ends(config.data), groups.tensor, recompute, pieces)
 
 
-def _engine(model: Model, config: TrainConfig, groups: Groups, device: Device) -> Engine:
+def _whole_shapes(config: TrainConfig, ops: native.Choice, groups: Groups) -> dict[str, tuple[int, ...]]:
+    """Of the whole model's parameters, without making it."""
+    with torch.device("meta"):
+        return shapes_of(build_model(config, ops, Groups(groups.everyone, groups.everyone, ALONE)))
+
+
+def _engine(model: Model, config: TrainConfig, groups: Groups, device: Device, ops: native.Choice) -> Engine:
     if config.engine == "deepspeed":
         from trainer.engine_deepspeed import DeepSpeedEngine
 
         return DeepSpeedEngine(model, config, groups, device)
-    return TorchEngine(model, config, groups, device)
+    shapes = _whole_shapes(config, ops, groups) if groups.pipeline.stages > 1 else None
+    return TorchEngine(model, config, groups, device, shapes)

@@ -24,7 +24,7 @@ from trainer.config_parts import (
 from trainer.data_config import DataConfig, data_faults, listed_sources
 from trainer.errors import ConfigFaults, Fault
 from trainer.glm_config import glm_faults
-from trainer.layout import Layout
+from trainer.layout import Layout, Piece, pieces_of
 from trainer.models import SIZES, ModelConfig, sized
 from trainer.plan_auto import Choice, choose
 from trainer.served import unserved
@@ -102,6 +102,14 @@ class TrainConfig:
     def layout(self, world: int) -> Layout:
         """How so many ranks divide the work; ValueError where they do not divide."""
         return Layout.of(world, self.parallel.tensor, self.parallel.pipeline)
+
+    @property
+    def stages(self) -> list[tuple[Piece, ...]]:
+        """What each stage of the pipeline holds."""
+        how, layers = self.parallel, self.model.layers
+        return [
+            pieces_of(layers, stage, how.pipeline, how.interleave, tuple(how.layers)) for stage in range(how.pipeline)
+        ]
 
 
 def read_config(raw: object, world_size: int = 1) -> TrainConfig:

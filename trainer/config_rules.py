@@ -172,10 +172,6 @@ def _ramp_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
             yield Fault(
                 f"train.batch_ramp.{key}", f"{value} does not divide by {per}", f"use a multiple of {unit}"
             )
-    least = config.micro_batch * layout.data * layout.pipeline
-    if layout.pipeline > 1 and ramp.start < least and config.engine == "torch":
-        what = f"{ramp.start} samples cannot fill {layout.pipeline} stages"
-        yield Fault("train.batch_ramp.start", what, f"use {least} or more")
     if ramp.start > whole or (whole - ramp.start) % ramp.increment:
         what = f"steps of {ramp.increment} from {ramp.start} do not meet global_batch {whole}"
         yield Fault("train.batch_ramp.increment", what, "use a divisor of global_batch - start")

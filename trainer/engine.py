@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,10 @@ from trainer.device import Device
 from trainer.group import Groups
 from trainer.holding import Arriving, Buffered, Holding, shapes_of
 from trainer.logical import cuts_of, whole_of
+from trainer.optim import MOMENTS
 from trainer.passes import Batch, Model, Passes, Plain, tokens_of
+from trainer.pipeline import holder_of
+from trainer.pipeline_passes import Pipelined
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,22 @@ class Engine(Protocol):
 class TorchEngine:
     """Everything with torch alone; runs wherever torch has collectives."""
 
-    def __init__(self, model: Model, config: TrainConfig, groups: Groups, device: Device) -> None:
+    def __init__(
+        self,
+        model: Model,
+        config: TrainConfig,
+        groups: Groups,
+        device: Device,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """`shapes`: of the whole model's parameters, where this rank's is a stage of it."""
         self.config, self.groups, self.device = config, groups, device
         self.cuts, self.parallel = cuts_of(model), model.parallel
-        self.shapes: Mapping[str, tuple[int, ...]] = shapes_of(model)
+        self.shapes = shapes or shapes_of(model)
         self.holding = _holding(model, config, groups)
         self.passes: Passes = Plain(model, device, config.precision, groups.data)
+        if groups.pipeline.stages > 1:
+            self.passes = Pipelined(model, device, config.precision, groups.data, groups.pipeline)
 
     def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
         torch.manual_seed(seed)
@@ -85,7 +98,7 @@ class TorchEngine:
         if finite:
             self.holding.update(rate)
         tokens = tokens_of(batch, data.world, self.config.model.sequence)
-        mean = data.total(float(total.item()))
+        mean = self.groups.pipeline.total(data.total(float(total.item())), self.device)
         return StepResult(mean, norm, tokens, skipped=not finite, own_seconds=own.seconds())
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
@@ -99,7 +112,16 @@ class TorchEngine:
         if self.groups.data.rank == 0:  # elsewhere the moments are not there
             weights = whole_of(weights, self.cuts, self.parallel)
             moments = whole_of(moments, self.cuts, self.parallel)
+            if self.groups.pipeline.stages > 1 and self.parallel.rank == 0:
+                weights, moments = self._of_all_stages(weights), self._of_all_stages(moments, MOMENTS)
         return TrainState(weights, moments, taken)
+
+    def _of_all_stages(self, tensors: Mapping[str, Tensor], moments: Sequence[str] = ()) -> dict[str, Tensor]:
+        """On the first stage, what all of them have of weights or moments."""
+        keys = {f"{moment}.{name}" if moment else name: name for name in self.shapes for moment in moments or ("",)}
+        shapes = {key: self.shapes[name] for key, name in keys.items()}
+        held = {key: holder_of(name, self.config.stages) for key, name in keys.items()}
+        return self.groups.pipeline.bring(tensors, shapes, held, self.device)
 
     def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
         self.holding.load(model, optimizer, optimizer_steps)
@@ -108,7 +130,7 @@ class TorchEngine:
 def _holding(model: Model, config: TrainConfig, groups: Groups) -> Holding:
     """What is divided among the data parallel ranks; one of them alone has all of it."""
     if config.zero < 2 or groups.data.world == 1:
-        return Buffered(model, config, groups.data)
+        return Buffered(model, config, groups.data, groups.pipeline)
     from trainer.sharded import Sharded  # loads 600 modules of torch in 0.6 s
 
     return Sharded(model, config, groups.data)

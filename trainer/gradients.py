@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from trainer.group import Group
 from trainer.logical import Cut
 from trainer.parallel import Parallel
+from trainer.pipeline import TIED, UNDIVIDED, Pipeline
 
 # Gradients travel in pieces of this size while the backward pass goes on (DDP's own default).
 BUCKET_BYTES = 25 << 20
@@ -34,11 +35,13 @@ class GradientBuffer:
         cuts: Mapping[str, Cut],
         group: Group,
         parallel: Parallel,
+        pipeline: Pipeline = UNDIVIDED,
     ) -> None:
         """`group`: the ranks that hold the same parts of the model; `parallel`: those that share each matrix."""
         self.parameters, self.cuts, self.group, self.parallel = parameters, cuts, group, parallel
+        self.pipeline = pipeline
         self.travels = group.world > 1
-        self.last = False  # whether the backward pass is the step's last
+        self.last: Collection[str] = ()  # whose last backward pass of the step is under way, or over
         self.added: set[str] = set()  # whose gradients are in the buffer
         ordered = list(parameters)[::-1]  # about the order in which they are finished
         self.pieces = _pieces(ordered, parameters)
@@ -80,7 +83,7 @@ class GradientBuffer:
 
     def _arrived(self, name: str, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        if self.last and not self.travels and not self.parallel.divides_sequence and name not in self.added:
+        if name in self.last and not self.travels and not self.parallel.divides_sequence and name not in self.added:
             return  # the only one there will be
         if name in self.added:
             self.views[name].add_(parameter.grad)
@@ -88,7 +91,7 @@ class GradientBuffer:
             self.views[name].copy_(parameter.grad)
         self.added.add(name)
         parameter.grad = None
-        if self.last and self.travels:
+        if name in self.last and self.travels:
             self.waiting[self.piece_of[name]] -= 1
             self._send_ready()
 
@@ -108,12 +111,12 @@ class GradientBuffer:
         for parameter in self.parameters.values():
             parameter.grad = None
         self.added.clear()
-        self.last = False
-
-    def sum_on_next_backward(self) -> None:
-        """The next backward pass is the step's last: send each piece as it becomes complete."""
-        self.last = True
+        self.last = ()
         self.waiting, self.next_piece = [len(piece) for piece in self.pieces], 0
+
+    def sum_on_next_backward(self, names: Collection[str] = ()) -> None:
+        """The next backward pass is the step's last, of these if not of all: send each piece as it is complete."""
+        self.last = {*self.last, *names} if names else self.parameters.keys()
 
     @torch.no_grad()
     def wait(self) -> None:
@@ -128,9 +131,11 @@ class GradientBuffer:
         for work in self.work:
             work.wait()
         self.work.clear()
-        self.last = False
+        self.last = ()
         if self.parallel.divides_sequence:
             self._add_parts()
+        if self.pipeline.stages > 1 and TIED in self.parameters:
+            self.pipeline.sum_ends(self.gradient(TIED))
         for name in self.added:
             if self.parameters[name].dtype == self.flat.dtype:
                 self.parameters[name].grad = self.views[name]
@@ -144,7 +149,8 @@ class GradientBuffer:
 
     def norm(self) -> float:
         """Over all parts of the model."""
-        return float(norm_of(self.gradients(), self.cuts, self.parallel).item())
+        counted = {name: one for name, one in self.gradients().items() if self.pipeline.counts(name)}
+        return float(norm_of(counted, self.cuts, self.parallel, self.pipeline).item())
 
 
 def _pieces(ordered: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
@@ -160,13 +166,19 @@ def _pieces(ordered: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> l
     return pieces
 
 
-def norm_of(gradients: Mapping[str, Tensor], cuts: Mapping[str, Cut], parallel: Parallel) -> Tensor:
+def norm_of(
+    gradients: Mapping[str, Tensor],
+    cuts: Mapping[str, Cut],
+    parallel: Parallel,
+    pipeline: Pipeline = UNDIVIDED,
+) -> Tensor:
     """Over all parts of the model; what every tensor parallel rank has whole is counted on one of them."""
     counted = [
         gradient for name, gradient in gradients.items() if parallel.rank == 0 or cuts[name].dim is not None
     ]
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in counted]
-    return parallel.sum(torch.stack(norms).square().sum()).sqrt()
+    squares = torch.stack(norms).square() if norms else next(iter(gradients.values())).new_zeros(1, dtype=torch.float32)
+    return pipeline.sum(parallel.sum(squares.sum())).sqrt()
 
 
 def clip_factor(norm: float, limit: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 import torch
@@ -15,6 +15,7 @@ from trainer.layers import LayerNorm
 from trainer.logical import cuts_of, own_of, parameter_of
 from trainer.optim import ShardedAdamW
 from trainer.passes import Model
+from trainer.pipeline import UNDIVIDED, Pipeline
 
 COMPUTED_IN = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Arriving = Iterable[tuple[str, Tensor]]  # names and whole tensors; all ranks must take all of them
@@ -26,11 +27,11 @@ class Holding(Protocol):
     def clear(self) -> None:
         """Before a step's first backward pass: no gradients."""
 
-    def last_backward(self) -> None:
-        """The next backward pass finishes the gradients: they may travel while it goes on."""
+    def last_backward(self, names: Collection[str] = ()) -> None:
+        """The next backward pass finishes the gradients, of these if not of all: they may travel while it goes on."""
 
     def wait(self) -> None:
-        """Until every gradient is the sum over the data parallel ranks (and the sequence's parts)."""
+        """Until every gradient is the sum over the data parallel ranks, the sequence's parts and tied copies."""
 
     def clip(self, limit: float) -> float:
         """The norm over all parts of the model; gradients above `limit` (if not 0) are scaled down to it."""
@@ -52,11 +53,13 @@ class Buffered:
     has masters of them in fp32. Nothing is cast in a pass then.
     """
 
-    def __init__(self, model: Model, config: TrainConfig, data: Group) -> None:
+    def __init__(
+        self, model: Model, config: TrainConfig, data: Group, pipeline: Pipeline = UNDIVIDED
+    ) -> None:
         self.model, self.cuts, self.parallel = model, cuts_of(model), model.parallel
         self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         data.broadcast(parameter.data for parameter in self.parameters.values())
-        self.gradients = GradientBuffer(self.parameters, self.cuts, data, self.parallel)
+        self.gradients = GradientBuffer(self.parameters, self.cuts, data, self.parallel, pipeline)
         self.optimizer = ShardedAdamW(self.parameters, config.optimizer, data, config.zero)
         if config.precision != "fp32":
             self.optimizer.lower(lowered(model), COMPUTED_IN[config.precision])
@@ -65,8 +68,8 @@ class Buffered:
     def clear(self) -> None:
         self.gradients.clear()
 
-    def last_backward(self) -> None:
-        self.gradients.sum_on_next_backward()
+    def last_backward(self, names: Collection[str] = ()) -> None:
+        self.gradients.sum_on_next_backward(names)
 
     def wait(self) -> None:
         self.gradients.wait()
@@ -87,8 +90,9 @@ class Buffered:
     def load(self, model: Arriving, optimizer: Arriving, taken: int) -> None:
         for arriving in (model, optimizer):
             for key, whole in arriving:
-                like = self.parameters[parameter_of(key, self.cuts)]
-                self.optimizer.take(key, own_of(key, whole, like, self.cuts, self.parallel))
+                like = self.parameters.get(parameter_of(key, self.cuts))
+                if like is not None:  # else another stage has it
+                    self.optimizer.take(key, own_of(key, whole, like, self.cuts, self.parallel))
         self.optimizer.taken = taken
 
 

@@ -21,11 +21,11 @@ Model = GPT | GLM
 class Passes(Protocol):
     """How the micro-batches of a step go through the layers; which ranks hold what is not its business."""
 
-    def step(self, batch: Batch, scale: float, own: Stopwatch, before_last: Callable[[], None]) -> Tensor:
+    def step(self, batch: Batch, scale: float, own: Stopwatch, before_last: Callable[..., None]) -> Tensor:
         """Leave the gradients of `scale` times the sum of the losses; gives that sum, as this rank knows it.
 
-        `before_last` is called before the backward pass that finishes the gradients; `own` is stopped when this
-        rank's part is done.
+        `before_last` is called before the backward pass that finishes the gradients, with their names where that
+        does not finish all; `own` is stopped when this rank's part is done.
         """
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
@@ -38,7 +38,7 @@ class Plain:
     def __init__(self, model: Model, device: Device, precision: str, data: Group) -> None:
         self.model, self.device, self.precision, self.data = model, device, precision, data
 
-    def step(self, batch: Batch, scale: float, own: Stopwatch, before_last: Callable[[], None]) -> Tensor:
+    def step(self, batch: Batch, scale: float, own: Stopwatch, before_last: Callable[..., None]) -> Tensor:
         total = torch.zeros((), device=self.device.name)
         for i, micro in enumerate(batch):
             if i == len(batch) - 1:

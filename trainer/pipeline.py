@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.device import Device
 from trainer.layout import Piece
 
 TIED = "tokens.weight"  # the first stage embeds by it, the last one has its own copy for the output
@@ -56,6 +57,13 @@ class Pipeline:
             dist.all_reduce(x, group=self.group)
         return x
 
+    def total(self, value: float, device: Device) -> float:
+        """The sum over the stages of what each knows."""
+        if self.stages == 1:
+            return value
+        kind = torch.float64 if device.kind == "cpu" else torch.float32
+        return float(self.sum(torch.tensor(value, dtype=kind, device=device.name)).item())
+
     def sum_ends(self, x: Tensor) -> None:
         """The sum over the first and the last stage, in place there."""
         if self.stages > 1 and (self.is_first or self.is_last):
@@ -66,19 +74,21 @@ class Pipeline:
         return name != TIED or self.is_first
 
     def bring(
-        self, tensors: Mapping[str, Tensor], holders: Mapping[str, int], like: Mapping[str, Any]
+        self,
+        tensors: Mapping[str, Tensor],
+        shapes: Mapping[str, Sequence[int]],
+        held: Mapping[str, int],
+        device: Device,
     ) -> dict[str, Tensor]:
-        """The tensors of all stages on the first, in the node's memory; `like`: what each looks like."""
+        """The tensors of all stages on the first, in the node's memory; `held`: of each, the stage that gives it."""
         found = {}
-        for key, holder in holders.items():
-            if self.stage not in (0, holder):
-                continue
-            if holder == 0:
-                found[key] = tensors[key]
+        for key, holder in held.items():
+            if self.stage == holder == 0:
+                found[key] = tensors[key].cpu()
             elif self.stage == holder:
-                dist.send(tensors[key].contiguous(), self.ranks[0], group=self.group)
-            else:
-                there = torch.empty_like(like[key])
+                dist.send(tensors[key].to(device.name).contiguous(), self.ranks[0], group=self.group)
+            elif self.stage == 0:
+                there = torch.empty(shapes[key], device=device.name)
                 dist.recv(there, self.ranks[holder], group=self.group)
                 found[key] = there.cpu()
         return found
@@ -87,11 +97,10 @@ class Pipeline:
 UNDIVIDED = Pipeline()
 
 
-def holder_of(name: str, pieces: Mapping[int, tuple[Piece, ...]]) -> int:
-    """The stage that a parameter's value is taken from; `pieces`: of every stage."""
-    last = len(pieces) - 1
+def holder_of(name: str, stages: Sequence[Sequence[Piece]]) -> int:
+    """The stage that a parameter's value is taken from; `stages`: what each of them holds."""
     part, _, rest = name.partition(".")
     if part != "blocks":
-        return last if part == "norm" else 0
+        return len(stages) - 1 if part == "norm" else 0
     layer = int(rest.partition(".")[0])
-    return next(stage for stage, own in pieces.items() if any(layer in piece.layers for piece in own))
+    return next(stage for stage, own in enumerate(stages) if any(layer in piece.layers for piece in own))

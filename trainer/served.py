@@ -23,9 +23,9 @@ def serves(config: TrainConfig, layout: Layout) -> bool:
 
 
 def _of_layout(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
-    if layout.pipeline > 1:
-        what = f"is {layout.pipeline}: no engine here has a pipeline yet"
-        yield Fault("train.parallel.pipeline", what, "use 1; `clusterctl plan` counts it all the same")
+    if layout.pipeline > 1 and config.engine == "deepspeed":
+        what = f"is {layout.pipeline}: the deepspeed engine has no pipeline yet"
+        yield Fault("train.parallel.pipeline", what, "use engine: torch, or 1")
     if config.zero >= 2 and layout.pipeline > 1 and config.engine == "torch":
         what = f"is {config.zero}: the stages of a pipeline hold their weights and gradients whole"
         yield Fault("train.zero", what, "use zero: 1, or no pipeline")

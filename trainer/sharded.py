@@ -8,7 +8,7 @@ they are some 0.02 % of a model, and must not share the matrices' type.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -53,8 +53,8 @@ class Sharded:
             one.grad = None
         self._keep_gathered(self.zero < 3)
 
-    def last_backward(self) -> None:
-        self.gradients.sum_on_next_backward()
+    def last_backward(self, names: Collection[str] = ()) -> None:
+        self.gradients.sum_on_next_backward(names)
         self._keep_gathered(False)
 
     def _keep_gathered(self, keep: bool) -> None:

@@ -56,8 +56,8 @@ def test_a_recipe_is_planned_whole_where_neither_its_data_nor_its_nodes_are(run:
     code, out, err = run(
         "plan", str(EXAMPLES / "gpt3-175b.yaml"), "--what-if", "nodes=192,devices=8,kind=cuda"
     )
-    assert code == 2 and "1536 ranks on 192 nodes" in out and "[90,96)" in out
-    assert "train.parallel.pipeline" in err and "data" not in err
+    assert code == 0 and "1536 ranks on 192 nodes" in out and "[90,96)" in out
+    assert "data" not in err
 
 
 def test_what_no_engine_does_yet_is_planned_and_then_refused_with_its_line(run: Run, tmp_path: Path) -> None:

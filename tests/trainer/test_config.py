@@ -118,7 +118,6 @@ def test_what_no_engine_does_is_refused_for_a_start_and_counted_for_a_plan(raw_c
     raw = raw_config(parallel={"tensor": 2, "pipeline": 2}, zero=3, offload=True, recompute="full")
     refused = faults_of(raw, world=8)
     assert set(refused) == {
-        "train.parallel.pipeline",
         "train.zero",
         "train.offload",
     }
@@ -149,7 +148,12 @@ LAYOUTS: list[tuple[int, dict[str, Any], str, str]] = [
     (1, {"optimizer": {"warmup": "64 samples"}}, "train.optimizer.warmup", "leaves nothing"),
     (1, {"optimizer": {"warmup": "1%", "warmup_steps": 3}}, "train.optimizer.warmup", "keep one"),
     (1, {"batch_ramp": {"start": 4}}, "train.batch_ramp", "increment and samples"),
-    (2, {"batch_ramp": RAMP, "parallel": {"pipeline": 2}, "micro_batch": 4}, "train.batch_ramp.start", "fill 2"),
+    (
+        2,
+        {"batch_ramp": RAMP, "parallel": {"pipeline": 2, "interleave": 2}, "micro_batch": 4},
+        "train.batch_ramp.start",
+        "multiple of 8",
+    ),
     (1, {"batch_ramp": {**RAMP, "start": 3}}, "train.batch_ramp.start", "multiple of 2"),
     (1, {"batch_ramp": {**RAMP, "increment": 6}}, "train.batch_ramp.increment", "divisor"),
     (1, {"model": {"heads": 4, "query_groups": 3}}, "train.model.query_groups", "divisor"),

@@ -108,6 +108,36 @@ LAYOUTS = [
 ]
 
 
+PIPELINES = [
+    pytest.param("gpt", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="gpt-pipeline2"),
+    pytest.param(
+        "gpt",
+        2,
+        {"parallel": {"pipeline": 2, "interleave": 2, "layers": [1, 2, 1, 0]}, "micro_batch": 2},
+        id="gpt-pipeline2-interleaved-uneven",
+    ),
+    pytest.param(
+        "newer-gpt",
+        8,
+        {"parallel": {"pipeline": 2, "tensor": 2, "sequence": True}, "micro_batch": 2, "zero": 1},
+        id="newer-gpt-2x2x2-sequence-zero1",
+    ),
+    pytest.param("glm", 4, {"parallel": {"pipeline": 4}, "recompute": "full"}, id="glm-pipeline4"),
+]
+
+
+@pytest.mark.parametrize(("model", "ranks", "changes"), PIPELINES)
+def test_a_pipeline_gives_the_losses_of_one_process(
+    model: str,
+    ranks: int,
+    changes: dict[str, Any],
+    alike: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(MODELS, model, {**MODELS[model], "layers": 4})
+    alike(model, ranks, **changes)
+
+
 @pytest.mark.parametrize(("model", "ranks", "changes"), LAYOUTS)
 def test_a_layout_gives_the_losses_of_one_process(
     model: str, ranks: int, changes: dict[str, Any], alike: Callable[..., Path]
