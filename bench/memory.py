@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,8 +23,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
+from bench.ranks import run, write_config  # noqa: E402
 from trainer.config import read_config  # noqa: E402
-from trainer.env import MALLOC_TUNING, Env  # noqa: E402
+from trainer.env import Env  # noqa: E402
 from trainer.plan_memory import stages  # noqa: E402
 
 STEPS = 3
@@ -111,53 +110,13 @@ def be_rank(file: Path) -> None:
     os._exit(0)
 
 
-def measure(ranks: int, config: dict[str, Any], tuned: bool) -> int:
+def measure(ranks: int, train: dict[str, Any], tuned: bool) -> int:
     """Bytes of the rank that took most."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "train.json"
-        prefix = Path(folder) / "tokens"
-        make_corpus(prefix, int(config["tokens"]))
-        file.write_text(json.dumps({**config["train"], "data": {"prefix": str(prefix), "split": "1,0,0"}}))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        shared = {
-            **os.environ,
-            **(MALLOC_TUNING if tuned else {}),
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "GLOO_SOCKET_IFNAME": "lo",
-            "CLUSTERCTL_DEVICE_KIND": "cpu",
-            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-        }
-        argv = [sys.executable, __file__, "--rank", str(file)]
-        started = [
-            subprocess.Popen(
-                argv,
-                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
-        said = [process.communicate()[0] for process in started]
-    if any(process.returncode for process in started):
-        raise SystemExit(f"a rank failed: {config}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        argv = [sys.executable, __file__, "--rank", str(write_config(folder, train))]
+        said = run(argv, ranks, folder, tuned)
     return max(int(text.rsplit("took ", 1)[1]) for text in said)
-
-
-def make_corpus(prefix: Path, tokens: int) -> None:
-    import numpy as np
-
-    from trainer.indexed import Writer
-
-    ids = np.random.RandomState(1).randint(0, 1000, tokens).astype(np.uint16)
-    with Writer(prefix, np.uint16) as writer:
-        for start in range(0, tokens, 4096):
-            writer.add_document([ids[start : start + 4096]])
 
 
 def rows(only: str, tuned: bool) -> Iterator[Row]:
@@ -168,8 +127,7 @@ def rows(only: str, tuned: bool) -> Iterator[Row]:
         config = read_config({**train, "data": {"prefix": "tokens"}}, ranks)
         layout = config.layout(ranks)
         predicted = max(stage.memory.total for stage in stages(config, layout))
-        tokens = (STEPS + 1) * (config.global_batch or 0) * (config.model.sequence + 1)
-        measured = measure(ranks, {"train": train, "tokens": tokens}, tuned)
+        measured = measure(ranks, train, tuned)
         yield Row(case, ranks, predicted / 1e9, measured / 1e9, predicted / measured - 1)
 
 

@@ -95,7 +95,12 @@ def summary(
         "highest_stage": highest.stage,
         "memory_of_a_device_bytes": int(hardware.memory * 1e9) or None,
         "stages": [_stage_json(stage, layout) for stage in found],
-        "time": {**asdict(step), "seconds": step.seconds, "tokens_per_second": step.tokens_per_second},
+        "time": {
+            **asdict(step),
+            "seconds": step.seconds,
+            "tokens_per_second": step.tokens_per_second,
+            "in_all": drawn / step.tokens_per_second,
+        },
         "flops_per_token": flops,
         "tflops_per_device": rates,
         "conventions": CONVENTIONS,

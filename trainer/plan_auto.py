@@ -6,7 +6,7 @@ the model of time can be trusted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,11 @@ class Candidate:
     served: bool
 
     @property
+    def cuts(self) -> tuple[int, int]:
+        """How the model is cut."""
+        return self.layout.tensor, self.layout.pipeline
+
+    @property
     def complexity(self) -> tuple[float, ...]:
         """What a simpler layout has less of."""
         config, parallel = self.config, self.config.parallel
@@ -51,6 +56,7 @@ class Candidate:
             "interleave": self.config.parallel.interleave,
             "sequence": self.config.parallel.sequence,
             "zero": self.config.zero,
+            "offload": self.config.offload,
             "recompute": self.config.recompute.mode,
             "memory": self.memory,
             "seconds": self.cost.seconds,
@@ -72,7 +78,7 @@ class Choice:
         return {
             "tried": self.tried,
             "illegal": self.refused,
-            "best": [one.as_json() for one in self.fitting[:SHOWN]],
+            "best": [one.as_json() for one in _best_of_each(self.fitting)[:SHOWN]],
             "losing": [{**one.as_json(), "why": why} for one, why in self.others],
         }
 
@@ -154,34 +160,59 @@ def _simplest_first(ordered: list[Candidate]) -> list[Candidate]:
     return result
 
 
+def _best_of_each(ordered: Sequence[Candidate]) -> list[Candidate]:
+    """The first of every way to cut the model."""
+    found: dict[tuple[int, int], Candidate] = {}
+    for one in ordered:
+        found.setdefault(one.cuts, one)
+    return list(found.values())
+
+
 def _losing(fitting: list[Candidate], legal: list[Candidate], room: float) -> Iterator[tuple[Candidate, str]]:
-    """The best of each kind that is not chosen, and what it loses by."""
+    """What the chosen layout could have been with other ZeRO levels, and every cut that is not among the best."""
     best = fitting[0] if fitting else None
-    kinds: dict[tuple[int, int], Candidate] = {}
-    for one in sorted(legal, key=lambda one: one.cost.seconds):
-        kinds.setdefault((one.layout.tensor, one.layout.pipeline), one)
-    shown = set(map(id, fitting[:SHOWN]))
-    for one in kinds.values():
-        if id(one) in shown:
-            continue
-        if one.memory > room:
-            yield one, f"needs {one.memory / 1e9:.1f} GB of {room / 1e9:.1f}"
-        elif best is not None and not one.served and best.served:
-            yield one, "no engine here does it yet"
-        elif best is not None:
-            yield one, _slower_by(best.cost, one.cost)
+    groups: dict[tuple[int, ...], list[Candidate]] = {}
+    shown: set[tuple[int, ...]] = {one.cuts for one in _best_of_each(fitting)[:SHOWN]}
+    shown |= {(*best.cuts, best.config.zero)} if best else set()
+    for one in legal:
+        alike = best is not None and one.cuts == best.cuts
+        groups.setdefault((*one.cuts, one.config.zero) if alike else one.cuts, []).append(one)
+    told = [_why(group, best, room) for key, group in groups.items() if key not in shown]
+    near = [one for one in told if best and one[0].cuts == best.cuts]
+    far = [one for one in told if not (best and one[0].cuts == best.cuts)]
+    yield from near
+    yield from sorted(far, key=lambda one: (one[0].memory > room, one[0].cost.seconds))
 
 
-def _slower_by(best: Cost, other: Cost) -> str:
+def _why(group: list[Candidate], best: Candidate | None, room: float) -> tuple[Candidate, str]:
+    """The best of a group, and what it loses by."""
+    served = [one for one in group if one.served]
+    if best is not None and best.served and not served:
+        return min(group, key=lambda one: one.cost.seconds), "no engine does it yet"
+    there = sorted((one for one in served or group if one.memory <= room), key=lambda one: one.cost.seconds)
+    if best is None or not there:
+        least = min(served or group, key=lambda one: one.memory)
+        return least, f"needs {least.memory / 1e9:.1f} GB of {room / 1e9:.1f}, at the least"
+    one = _simplest_first(there)[0]
+    if one.cost.seconds <= best.cost.seconds * (1 + TRUSTED):
+        return one, "no faster, and less simple"
+    return one, _slower_by(best, one)
+
+
+def _slower_by(best: Candidate, other: Candidate) -> str:
     """The part of a step in which it loses most."""
     names = {
         "compute": "computation",
-        "tensor": "tensor parallel exchanges",
-        "pipeline": "exchanges between stages",
+        "tensor": "tensor parallel",
+        "pipeline": "what stages send",
         "bubble": "the pipeline's bubble",
-        "data": "data parallel exchanges",
+        "data": "data parallel",
         "update": "the optimizer",
     }
-    more = {words: getattr(other, name) - getattr(best, name) for name, words in names.items()}
-    worst = max(more, key=lambda words: more[words])
-    return f"{other.seconds / best.seconds:.2g} times as slow: {worst} take {more[worst]:.2g} s more"
+    more = {words: getattr(other.cost, name) - getattr(best.cost, name) for name, words in names.items()}
+    worst, seconds = max(more.items(), key=lambda one: one[1])
+    ratio, again = other.cost.seconds / best.cost.seconds, other.config.recompute.mode
+    slower = f"{ratio:.2g} times as slow" if ratio >= 2 else f"{ratio - 1:.0%} slower"
+    if worst == names["compute"] and again not in ("none", best.config.recompute.mode):
+        worst = f"recompute {again}"
+    return f"{slower}: {seconds:.2g} s more for {worst}"

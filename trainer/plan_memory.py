@@ -175,7 +175,7 @@ def _moments(
         yield Moment("loss", through, scores * (2 * one.width if own_loss else one.width + 2 * WIDE), everything)
         gradient = table * (WIDE + (one.width if one.width < WIDE else 0))
         working = everything + gradient + one.wide_share
-        yield Moment("vocabulary", through, scores * one.width, working)
+        yield Moment("head", through, scores * one.width, working)
     if config.recompute.mode == "full":
         casts = 0  # made anew with each block
     working = casts + _again(config, one, layers) + _working(one) + gathered

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rich.console import RenderableType
@@ -21,9 +22,11 @@ PARTS = {
     "data": "data parallel exchanges",
     "update": "optimizer",
 }
+CUTS = ("DATA", "TENSOR", "PIPELINE", "ZERO")
+RIGHT = ("DATA", "MEMORY", "STEP", "TOKENS/S")
 MOMENTS = {
     "loss": "the loss",
-    "vocabulary": "the backward pass of the vocabulary's matrix",
+    "head": "the backward pass of the vocabulary's matrix",
     "layer": "a layer's backward pass",
     "update": "the exchange after the update",
 }
@@ -45,7 +48,7 @@ def training(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield facts(_rehearsed(summary["rehearsed"]))
     if len(summary["stages"]) > 1:
         yield Text("")
-        yield _stages(summary)
+        yield from _stages(summary)
     chosen = summary.get("chosen")
     if chosen:
         yield Text(f"\nauto tried {chosen['tried']} layouts, {chosen['illegal']} of them not legal; the best:")
@@ -53,7 +56,7 @@ def training(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
         losing = chosen["losing"][:LOSING]
         if losing:
             yield Text("\nwhy others lose:")
-            yield facts((_layout(one), one["why"]) for one in losing)
+            yield table([*CUTS, "BECAUSE"], [[*_cuts(one), one["why"]] for one in losing], right=RIGHT)
 
 
 def notes(summary: Mapping[str, Any]) -> list[str]:
@@ -91,7 +94,7 @@ def _memory_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _time_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     hardware, time = summary["hardware"], summary["time"]
-    whole = duration(time["seconds"] * summary["steps"])
+    whole = duration(time["in_all"])
     rate = count(time["tokens_per_second"])
     yield "time", f"about {time['seconds']:.3g} s a step, {rate} tokens/s, {whole} in all"
     shares = sorted(((time[name] / time["seconds"], words) for name, words in PARTS.items()), reverse=True)
@@ -101,7 +104,7 @@ def _time_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if name == "hardware" and reached == told["model"]:
             continue  # nothing is recomputed
         share = reached / hardware["tflops"]
-        each = f"{summary['flops_per_token'][name] / 1e9:.3g} GFLOP a token, {summary['conventions'][name]}"
+        each = f"{summary['flops_per_token'][name] / 1e9:,.4g} GFLOP a token, {summary['conventions'][name]}"
         yield "rate", f"{reached:.3g} TFLOP/s a device, {share:.0%} of peak: {each}"
     yield from (("device", text) for text in _device(hardware))
 
@@ -126,17 +129,20 @@ def _rehearsed(done: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "", f"at its highest {size(done['peak_bytes'])}; the plan counts {size(done['planned_bytes'])}"
 
 
-def _stages(summary: Mapping[str, Any]) -> RenderableType:
+def _stages(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Who holds which layers; of pieces that are equally far apart the first alone."""
+    stages, apart = summary["stages"], _apart(summary["stages"])
+    if apart:
+        yield Text(f"{len(stages[0]['layers'])} pieces a stage, {apart} layers apart; the first ones:")
     rows = []
-    for number, stage in enumerate(summary["stages"]):
+    for number, stage in enumerate(stages):
         first, end = stage["ranks"]
-        layers = " ".join(f"[{start},{stop})" for start, stop in stage["layers"])
         need = stage["memory"]
         rows.append(
             [
                 number,
                 f"[{first},{end})",
-                layers,
+                " ".join(f"[{start},{stop})" for start, stop in stage["layers"][: 1 if apart else None]),
                 count(stage["parameters_per_rank"]),
                 size(need["weights"] + need["gradients"] + need["optimizer"]),
                 size(stage["most_activations"]),
@@ -144,25 +150,40 @@ def _stages(summary: Mapping[str, Any]) -> RenderableType:
                 stage["moment"],
             ]
         )
-    names = ["STAGE", "RANKS", "LAYERS", "NUMBERS", "STATE", "ACTIVATIONS", "HIGHEST", "IN"]
-    return table(names, rows, right=["STAGE", "NUMBERS", "STATE", "ACTIVATIONS", "HIGHEST"])
+    names = ["STAGE", "RANKS", "LAYERS", "PARAMS", "STATE", "ACTIVATIONS", "HIGHEST", "IN"]
+    yield table(names, rows, right=["STAGE", "PARAMS", "STATE", "ACTIVATIONS", "HIGHEST"])
+
+
+def _apart(stages: Sequence[Mapping[str, Any]]) -> int:
+    """Layers from each piece of a stage to its next, where that is the same everywhere; else 0."""
+    steps = {
+        end - start
+        for stage in stages
+        for one, other in pairwise(stage["layers"])
+        for start, end in zip(one, other, strict=True)
+    }
+    return steps.pop() if len(steps) == 1 else 0
 
 
 def _layouts(best: list[Mapping[str, Any]]) -> RenderableType:
     rows = [
         [
-            _layout(one),
-            one["zero"],
+            *_cuts(one),
             one["recompute"],
             size(one["memory"]),
             f"{one['seconds']:.3g} s",
-            count(one["tokens_per_second"]),
-            "" if one["served"] else "no engine yet",
+            count(one["tokens_per_second"]) if one["served"] else "no engine yet",
         ]
         for one in best
     ]
-    names = ["LAYOUT", "ZERO", "RECOMPUTE", "MEMORY", "STEP", "TOKENS/S", ""]
-    return table(names, rows, right=["ZERO", "MEMORY", "STEP", "TOKENS/S"])
+    return table([*CUTS, "RECOMPUTE", "MEMORY", "STEP", "TOKENS/S"], rows, right=RIGHT)
+
+
+def _cuts(one: Mapping[str, Any]) -> list[object]:
+    """How the ranks divide the model, in columns."""
+    tensor = f"{one['tensor']}" + " sequence" * bool(one["sequence"])
+    pipeline = f"{one['pipeline']}" + (f" x {one['interleave']}" if one["interleave"] > 1 else "")
+    return [one["data"], tensor, pipeline, f"{one['zero']}" + " offload" * bool(one["offload"])]
 
 
 def _layout(one: Mapping[str, Any]) -> str:

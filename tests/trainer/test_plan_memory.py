@@ -108,6 +108,6 @@ def test_recomputation_keeps_less_and_every_kth_layer_less_still() -> None:
 def test_the_first_stage_keeps_the_most_micro_batches() -> None:
     raw = {"model": "gpt2-345M", "micro_batch": 1, "global_batch": 16, "parallel": {"pipeline": 4}}
     found = stages(config_of(raw, 4), Layout(1, 1, 4))
-    needs = [stage.memory.activations for stage in found]
+    needs = [stage.activations for stage in found]
     assert needs == sorted(needs, reverse=True) and needs[0] > 3 * needs[3]
     assert [stage.layers for stage in found] == [((0, 6),), ((6, 12),), ((12, 18),), ((18, 24),)]
