@@ -474,9 +474,13 @@ def stop_nodes(
 
 def collect(run: RunDir, connections: Connections) -> list[str]:
     """Bring home what the job asked for beside its logs; gives the names of what came."""
-    if contract.CHECKPOINT_DIR in run.read_record()["job"]["collect"]:
-        return bring_checkpoint(run, connections)
-    return []
+    wanted = run.read_record()["job"]["collect"]
+    came = bring_checkpoint(run, connections) if contract.CHECKPOINT_DIR in wanted else []
+    if contract.PROFILE_DIR in wanted:
+        from clusterctl.traces import bring_traces
+
+        came += bring_traces(run, connections)
+    return came
 
 
 def bring_checkpoint(run: RunDir, connections: Connections) -> list[str]:

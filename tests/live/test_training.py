@@ -22,7 +22,7 @@ JOB = """
 name: small
 data: {data}
 grace: 20
-collect: [checkpoints]
+collect: [checkpoints, profile]
 train:
   model: {{layers: 1, hidden: 32, heads: 2, sequence: 32, vocab: 512}}
   data: {{prefix: "{{data}}/text_document", tokenizer: "{{data}}/tokenizer.json", split: "90,10,0"}}
@@ -58,7 +58,8 @@ def last_run(shell: Shell) -> Path:
 
 def losses(run: Path) -> dict[int, float]:
     """The last loss of each step: after a resume some steps are there twice."""
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = run / "metrics.jsonl"
+    metrics = map(json.loads, kept.read_text().split("\n")[:-1]) if kept.exists() else ()
     return {metric["step"]: metric["loss"] for metric in metrics if metric["event"] == "step"}
 
 
@@ -92,11 +93,12 @@ def test_a_killed_rank_is_the_cause_and_the_resumed_run_ends_like_an_uninterrupt
 
 def test_stop_lets_the_trainer_save_and_finish_its_step(shell: Shell, data: Path) -> None:
     name = job_file(shell, data, steps=100000)
-    started = shell("launch", "--detach", name, "--set", "train.save.every=0")
+    traced = ["--set", "train.profile.repeat=1", "--set", "train.profile.ranks=[0, 3]"]
+    started = shell("launch", "--detach", name, "--set", "train.save.every=0", *traced)
     assert started.returncode == 0, started.stderr
     run = started.stdout.strip()
     deadline = time.monotonic() + 60
-    while " step " not in shell("status", run).stdout:
+    while len(losses(shell.folder / "runs" / run)) < 6:  # the traced ones are over
         assert time.monotonic() < deadline
         time.sleep(0.5)
     stopped = shell("stop", run)
@@ -109,6 +111,8 @@ def test_stop_lets_the_trainer_save_and_finish_its_step(shell: Shell, data: Path
     saved = [event["step"] for event in events if event["event"] == "checkpoint"]
     steps = [event["step"] for event in events if event["event"] == "step"]
     assert saved[-1] == steps[-1], logs
+    traces = (shell.folder / "runs" / run / "profile").glob("*/*.json.gz")
+    assert sorted(trace.name.split(".")[0] for trace in traces) == ["rank-0", "rank-3"]
 
 
 def test_a_bad_configuration_of_the_trainer_starts_nothing(shell: Shell, data: Path) -> None:
