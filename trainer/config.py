@@ -159,9 +159,10 @@ def plan_config(raw: object, world_size: int, served: bool = True) -> Planned:
     if config.global_batch is None:
         config = replace(config, global_batch=config.micro_batch * layout.data)
     faults += wrong
-    faults += config_rules.between_keys(config, layout)
+    faults += config_rules.between_keys(config, layout, faults)
     faults += data_faults(config.data, rest.get("data"), evaluates=config.eval.batches > 0)
-    faults += glm_faults(config)
+    if not any(fault.is_of("model") for fault in faults):
+        faults += glm_faults(config)
     missing = unserved(config, layout)
     return Planned(config, faults + missing if served else faults, missing, choice)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trainer.amounts import in_samples
+from trainer.config_parts import LossScaleConfig
 from trainer.errors import Fault
 from trainer.layout import Layout, nearest_batches
 from trainer.models import ModelConfig
@@ -25,17 +26,30 @@ def layout_of(config: TrainConfig, world: int) -> tuple[Layout, list[Fault]]:
     return Layout(1, tensor, pipeline), [Fault("train.parallel", what, remedy)]
 
 
-def between_keys(config: TrainConfig, layout: Layout) -> list[Fault]:
-    """All that single keys cannot say wrong, but together do."""
-    return [
-        *model_faults(config.model),
-        *_eod_faults(config),
-        *_batch_faults(config, layout),
-        *_ramp_faults(config, layout),
-        *_schedule_faults(config),
-        *layout_faults(config, layout),
-        *_precision_faults(config),
+def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = ()) -> list[Fault]:
+    """All that single keys cannot say wrong, but together do.
+
+    A rule about a key that has a fault already is not asked: it would judge a default that nobody wrote.
+    """
+    batch = "micro_batch global_batch parallel"
+    rules: list[tuple[Iterator[Fault], str]] = [
+        (model_faults(config.model), "model"),
+        (_eod_faults(config), "model data.eod"),
+        (_batch_faults(config, layout), batch),
+        (_ramp_faults(config, layout), f"{batch} batch_ramp"),
+        (_rate_faults(config), "optimizer.lr optimizer.min_lr"),
+        (_schedule_faults(config), "steps batch_ramp optimizer.warmup optimizer.warmup_steps optimizer.decay"),
+        (_tensor_faults(config, layout), "model parallel"),
+        (_pipeline_faults(config, layout), f"{batch} model engine"),
+        (_recompute_faults(config), "model parallel recompute"),
+        (_engine_faults(config, layout), "engine parallel zero offload"),
+        (_precision_faults(config), "precision loss_scale"),
     ]
+    found: list[Fault] = []
+    for rule, keys in rules:
+        if not any(fault.is_of(key) for fault in (*before, *found) for key in keys.split()):
+            found += rule
+    return found
 
 
 def model_faults(model: ModelConfig) -> Iterator[Fault]:
@@ -64,6 +78,10 @@ def layout_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     yield from _tensor_faults(config, layout)
     yield from _pipeline_faults(config, layout)
     yield from _recompute_faults(config)
+    yield from _engine_faults(config, layout)
+
+
+def _engine_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     if config.zero >= 2 and layout.pipeline > 1 and config.engine == "deepspeed":
         what = f"is {config.zero}: DeepSpeed's pipeline does 0 and 1 only"
         yield Fault("train.zero", what, "use zero: 1, or engine: torch, or no pipeline")
@@ -134,7 +152,7 @@ def _precision_faults(config: TrainConfig) -> Iterator[Fault]:
     if config.precision == "fp16" and config.hardware.kind in ("", "cpu"):
         what = "fp16 needs a GPU or an NPU: neither torch on CPU nor DeepSpeed there has it"
         yield Fault("train.precision", what, "use bf16, which needs no loss scale")
-    if config.precision != "fp16" and not config.loss_scale.dynamic:
+    if config.precision != "fp16" and config.loss_scale != LossScaleConfig():
         yield Fault("train.loss_scale", f"is fp16's, and precision is {config.precision}", "leave it out")
 
 
@@ -177,10 +195,14 @@ def _ramp_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
         yield Fault("train.batch_ramp.increment", what, "use a divisor of global_batch - start")
 
 
-def _schedule_faults(config: TrainConfig) -> Iterator[Fault]:
+def _rate_faults(config: TrainConfig) -> Iterator[Fault]:
     optimizer = config.optimizer
     if optimizer.min_lr > optimizer.lr:
         yield Fault("train.optimizer.min_lr", f"{optimizer.min_lr} is more than lr {optimizer.lr}")
+
+
+def _schedule_faults(config: TrainConfig) -> Iterator[Fault]:
+    optimizer = config.optimizer
     if optimizer.warmup and optimizer.warmup_steps:
         what = f"{optimizer.warmup} beside warmup_steps {optimizer.warmup_steps}"
         yield Fault("train.optimizer.warmup", what, "keep one of them")

@@ -32,6 +32,9 @@ class InputError(TrainerError):
     exit_code = 2
 
 
+UNKNOWN_KEY = "unknown key"
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing wrong in a config: its `key` (train.optimizer.lr), what, and what to write instead."""
@@ -39,6 +42,11 @@ class Fault:
     key: str
     what: str
     remedy: str = ""
+
+    def is_of(self, key: str) -> bool:
+        """Whether it leaves the value of `key` (optimizer.lr), or a part of it, unknown."""
+        inside = f"{self.key}.".startswith(f"train.{key}.")
+        return inside and self.what != UNKNOWN_KEY
 
     def __str__(self) -> str:
         return f"{self.key}: {self.what}" + (f" ({self.remedy})" if self.remedy else "")

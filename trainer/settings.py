@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
 from typing import Any, TypeVar
 
-from trainer.errors import Fault
+from trainer.errors import UNKNOWN_KEY, Fault
 
 T = TypeVar("T")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -57,7 +57,7 @@ def read_section(kind: type[T], raw: object, key: str, faults: list[Fault], star
     hints = typing.get_type_hints(kind)
     known = [item.name for item in fields(kind)]  # type: ignore[arg-type]
     faults += [
-        Fault(f"{key}.{name}", "unknown key", near(str(name), known)) for name in raw if name not in known
+        Fault(f"{key}.{name}", UNKNOWN_KEY, near(str(name), known)) for name in raw if name not in known
     ]
     values = {}
     for item in fields(kind):  # type: ignore[arg-type]
@@ -145,7 +145,8 @@ def _within(bounds: Mapping[str, Any], value: object, key: str, faults: list[Fau
     choices = bounds.get("choices", ())
     if choices and value not in choices:
         listed = ", ".join(str(choice) for choice in choices)
-        remedy = near(value, [str(c) for c in choices]) if isinstance(value, str) else f"one of {listed}"
+        remedy = near(value, [str(c) for c in choices]) if isinstance(value, str) else ""
+        remedy = remedy if remedy.startswith("did you mean") else ""  # the known words are told already
         faults.append(Fault(key, f"is {_shown(value)}; one of {listed} is needed", remedy))
         return False
     wrong = ""

@@ -86,6 +86,13 @@ def test_an_unknown_model_names_a_near_one(raw_config: Make) -> None:
     assert "gpt2-124M" in faults_of(raw_config(model="gpt2-124m"))["train.model"]
 
 
+def test_nothing_is_told_of_a_default_that_stands_for_what_could_not_be_read(raw_config: Make) -> None:
+    raw = raw_config(model="gpt2-13b", precision="bf61", loss_scale=4096, parallel={"tensor": 3}, global_batch=7)
+    assert set(faults_of(raw, 8)) == {"train.model", "train.precision", "train.parallel"}
+    raw = raw_config(precision="bf16", loss_scale={"initial": 4096})
+    assert set(faults_of(raw)) == {"train.loss_scale"}
+
+
 def test_a_whole_number_written_as_a_float_says_how_to_write_it(raw_config: Make) -> None:
     assert "write 8" in faults_of(raw_config(steps=8.0))["train.steps"]
 
