@@ -8,6 +8,8 @@ import re
 from trainer.batch_sizes import BatchSizes
 
 UNITS = ("steps", "samples", "tokens", "part")
+BYTES = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
+_SIZE = re.compile(r"(?P<number>[0-9]*\.?[0-9]+) ?(?P<unit>[MGT]i?B)", re.IGNORECASE)
 _SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _WRITTEN = re.compile(
     r"(?P<number>[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?) ?(?P<scale>[kMGBT]?) ?(?P<unit>%|[a-z]*)\Z"
@@ -41,6 +43,16 @@ def amount(text: str) -> tuple[float, str]:
     if unit == "part" and value > 1:
         raise ValueError(f"is {text!r}, more than the whole")
     return value, unit
+
+
+def gigabytes(raw: object) -> float:
+    """A size of memory, of which a bare number is GB: `32GB`, `80 GiB`. ValueError says what is wrong."""
+    if isinstance(raw, (int, float)) and not isinstance(raw, bool) and math.isfinite(raw):
+        return float(raw)
+    found = _SIZE.fullmatch(raw.strip()) if isinstance(raw, str) else None
+    if found is None:
+        raise ValueError(f'is {raw!r}; write it as "32GB", "80 GiB", or a number of GB')
+    return float(found["number"]) * BYTES[found["unit"].upper()] / 1e9
 
 
 def in_samples(text: str, batches: BatchSizes, sequence: int, whole: float) -> float:

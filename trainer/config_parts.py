@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.amounts import amount_text
+from trainer.amounts import amount_text, gigabytes
 from trainer.settings import setting
 
 
@@ -150,8 +150,8 @@ class HardwareConfig:
     """The launcher fills it from the inventory."""
     devices_per_node: int = setting(0, least=0)
     """The launcher fills it from the inventory."""
-    memory: float = setting(0.0, least=0.0)
-    """GB (10^9 bytes) a device."""
+    memory: float = setting(0.0, least=0.0, read=gigabytes)
+    """Of a device: `32GB`, `80 GiB`, or a number of GB (10^9 bytes)."""
     tflops: float = setting(0.0, least=0.0)
     """Dense matrix rate of a device in the training's precision, 10^12 operations a second."""
     efficiency: float = setting(0.0, least=0.0, below=1.0)

@@ -93,6 +93,15 @@ def test_nothing_is_told_of_a_default_that_stands_for_what_could_not_be_read(raw
     assert set(faults_of(raw)) == {"train.loss_scale"}
 
 
+@pytest.mark.parametrize(
+    ("given", "gigabytes"), [(32, 32.0), ("32GB", 32.0), ("64 GiB", 68.719476736), ("500 MB", 0.5), ("32", None)]
+)
+def test_memory_has_units(raw_config: Make, given: object, gigabytes: float | None) -> None:
+    config, faults = try_config(raw_config(hardware={"memory": given}), 1)
+    assert [fault.key for fault in faults] == ([] if gigabytes else ["train.hardware.memory"])
+    assert config.hardware.memory == (gigabytes or 0)
+
+
 def test_a_whole_number_written_as_a_float_says_how_to_write_it(raw_config: Make) -> None:
     assert "write 8" in faults_of(raw_config(steps=8.0))["train.steps"]
 
