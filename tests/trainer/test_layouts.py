@@ -152,6 +152,12 @@ JOURNEYS = [
     ),
     pytest.param("glm", [(1, {}, 0), (4, {"tensor": 2}, 1), (2, {}, 1)], id="glm-1-2x2-data2"),
     pytest.param("gpt", [(4, {"tensor": 2}, 3), (1, {}, 0), (2, {}, 2)], id="gpt-zero3-1-zero2"),
+    pytest.param(
+        "gpt",
+        [(2, {"pipeline": 2}, 0), (1, {}, 0), (8, {"pipeline": 2, "tensor": 2, "sequence": True}, 1)],
+        id="gpt-pipeline2-1-2x2x2",
+    ),
+    pytest.param("glm", [(4, {"tensor": 2}, 2), (4, {"pipeline": 2}, 1)], id="glm-2x2-pipeline2"),
 ]
 
 
