@@ -117,6 +117,9 @@ def _pipeline_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
         what = f"{len(parallel.layers)} pieces of {sum(parallel.layers)} layers"
         need = f"{pieces} numbers (pipeline x interleave) that add up to {model.layers}"
         yield Fault("train.parallel.layers", what, f"give {need}, or leave it out")
+    elif parallel.layers and not all(any(piece.layers for piece in stage) for stage in config.stages[1:-1]):
+        what = f"{', '.join(map(str, parallel.layers))} leaves a stage between the ends without a layer"
+        yield Fault("train.parallel.layers", what, "give it one, or use fewer stages")
     micros = (config.global_batch or 0) // (config.micro_batch * layout.data)
     if layout.pipeline > 1 and micros < layout.pipeline and config.engine == "torch":
         what = f"{micros} micro-batches cannot fill {layout.pipeline} stages"
