@@ -46,11 +46,15 @@ class Document:
     source: str
     value: Any
     lines: dict[Key, int] = field(repr=False)
+    flags: frozenset[Key] = frozenset()
+    """Keys that the command line gave, with all below them."""
 
     def where(self, path: Key) -> str:
         """`job.yaml:12 train.lr`; the nearest enclosing key's line when the key itself is absent."""
-        line = next((self.lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.lines), 1)
         name = ".".join(str(part) for part in path)
+        if any(path[:n] in self.flags for n in range(1, len(path) + 1)):
+            return f"--set {name}"
+        line = next((self.lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.lines), 1)
         return f"{self.source}:{line}" + (f" {name}" if name else "")
 
     def fault(self, path: Key, what: str, remedy: str = "") -> Fault:

@@ -247,7 +247,7 @@ def _with_overrides(document: Document, overrides: Sequence[str]) -> Document:
     """`train.steps=100` laid over the file, read by the same rules as the file itself."""
     faults = []
     value = json.loads(json.dumps(document.value or {}))
-    lines = dict(document.lines)
+    flags = set[tuple[str | int, ...]]()
     for text in overrides:
         name, equals, given = text.partition("=")
         keys = name.split(".")
@@ -263,9 +263,10 @@ def _with_overrides(document: Document, overrides: Sequence[str]) -> Document:
             place = inner
         else:
             place[keys[-1]] = documents.parse_document(given, f"--set {name}").value
+            flags.add(tuple(keys))
     if faults:
         raise InputFaults(faults)
-    return Document(document.source, value, lines)
+    return Document(document.source, value, document.lines, frozenset(flags))
 
 
 # -- against a cluster --------------------------------------------------------------------------------------

@@ -170,6 +170,14 @@ def test_set_overrides_are_read_like_the_file(tmp_path: Path) -> None:
         job.load(path, ["train.steps"])
 
 
+def test_a_fault_of_what_set_gave_is_told_there(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: one\ncommand: [a]\nmaster_port: 7000\ngrace: 3\n")
+    with pytest.raises(InputFaults) as caught:
+        job.load(tmp_path / "job.yaml", ["master_port=x", "grase=1"])
+    assert sorted(fault.where for fault in caught.value.faults) == ["--set grase", "--set master_port"]
+
+
+
 def test_a_bare_command_is_named_after_its_script() -> None:
     assert job.from_command(["python", "train.py", "--lr", "1"], None).name == "train"
     assert job.from_command(["./bin/run me"], None).name == "run-me"
