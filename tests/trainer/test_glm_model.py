@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import native
-from trainer.checkpoint import verify
 from trainer.config import read_config, try_config
 from trainer.dataset import Data
 from trainer.errors import DataError, InputError
-from trainer.generate import load_model
+from trainer.generate import generate
 from trainer.glm import GLM, unseen
 from trainer.glm_data import GlmMix, glm_batches, tokens_of
 from trainer.models import SIZES, ModelConfig
+from trainer.sampling import Sampling
 from trainer.tokenizer import Tokenizer, lay_glm_tokens, train_tokenizer
 
 Make = Callable[..., dict[str, Any]]
@@ -183,10 +183,12 @@ def test_the_tiny_glm_is_a_named_size_with_room_for_its_positions() -> None:
     assert np.prod(model.positions.weight.shape) == (tiny.sequence + 1) * tiny.hidden
 
 
-def test_a_glm_is_not_asked_to_continue_a_text(tmp_path: Path, raw: Make, train_here: TrainHere) -> None:
+def test_a_glms_checkpoint_without_a_tokenizer_wants_one(
+    tmp_path: Path, raw: Make, train_here: TrainHere
+) -> None:
     train_here(tmp_path, **raw(steps=3, eval={"batches": 0}))
-    with pytest.raises(InputError, match="does not continue a text"):
-        load_model(verify(tmp_path / "checkpoints" / "step-00000003"))
+    with pytest.raises(InputError, match="holds no tokenizer"):
+        generate(tmp_path / "checkpoints" / "step-00000003", None, "", Sampling())
 
 
 def test_other_rules_of_blanking_are_noted_at_a_resume(
