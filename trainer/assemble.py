@@ -195,9 +195,9 @@ def _whole_shapes(config: TrainConfig, ops: native.Choice, groups: Groups) -> di
 
 
 def _engine(model: Model, config: TrainConfig, groups: Groups, device: Device, ops: native.Choice) -> Engine:
+    shapes = _whole_shapes(config, ops, groups) if groups.pipeline.stages > 1 else None
     if config.engine == "deepspeed":
         from trainer.engine_deepspeed import DeepSpeedEngine
 
-        return DeepSpeedEngine(model, config, groups, device)
-    shapes = _whole_shapes(config, ops, groups) if groups.pipeline.stages > 1 else None
+        return DeepSpeedEngine(model, config, groups, device, shapes)
     return TorchEngine(model, config, groups, device, shapes)

@@ -61,6 +61,8 @@ def settings(config: TrainConfig, accumulation: int, numbers: int, device: Devic
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**12,
+        # Its pipeline would divide what stages send along any dimension, also where a sequence is divided already.
+        "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
     }
 
 

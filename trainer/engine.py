@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from trainer.holding import Arriving, Buffered, Holding, shapes_of
 from trainer.logical import cuts_of, whole_of
 from trainer.optim import MOMENTS
 from trainer.passes import Batch, Model, Passes, Plain, tokens_of
-from trainer.pipeline import holder_of
+from trainer.pipeline import of_all_stages
 from trainer.pipeline_passes import Pipelined
 
 
@@ -113,15 +113,9 @@ class TorchEngine:
             weights = whole_of(weights, self.cuts, self.parallel)
             moments = whole_of(moments, self.cuts, self.parallel)
             if self.groups.pipeline.stages > 1 and self.parallel.rank == 0:
-                weights, moments = self._of_all_stages(weights), self._of_all_stages(moments, MOMENTS)
+                whole = self.groups.pipeline, self.shapes, self.config.stages, self.device
+                weights, moments = of_all_stages(weights, *whole), of_all_stages(moments, *whole, MOMENTS)
         return TrainState(weights, moments, taken)
-
-    def _of_all_stages(self, tensors: Mapping[str, Tensor], moments: Sequence[str] = ()) -> dict[str, Tensor]:
-        """On the first stage, what all of them have of weights or moments."""
-        keys = {f"{moment}.{name}" if moment else name: name for name in self.shapes for moment in moments or ("",)}
-        shapes = {key: self.shapes[name] for key, name in keys.items()}
-        held = {key: holder_of(name, self.config.stages) for key, name in keys.items()}
-        return self.groups.pipeline.bring(tensors, shapes, held, self.device)
 
     def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
         self.holding.load(model, optimizer, optimizer_steps)

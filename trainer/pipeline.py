@@ -97,6 +97,20 @@ class Pipeline:
 UNDIVIDED = Pipeline()
 
 
+def of_all_stages(
+    tensors: Mapping[str, Tensor],
+    pipeline: Pipeline,
+    shapes: Mapping[str, Sequence[int]],
+    stages: Sequence[Sequence[Piece]],
+    device: Device,
+    moments: Sequence[str] = (),
+) -> dict[str, Tensor]:
+    """Of the whole model, weights or moments, on the first stage; `shapes` are those of its parameters."""
+    keys = {f"{moment}.{name}" if moment else name: name for name in shapes for moment in moments or ("",)}
+    held = {key: holder_of(name, stages) for key, name in keys.items()}
+    return pipeline.bring(tensors, {key: shapes[name] for key, name in keys.items()}, held, device)
+
+
 def holder_of(name: str, stages: Sequence[Sequence[Piece]]) -> int:
     """The stage that a parameter's value is taken from; `stages`: what each of them holds."""
     part, _, rest = name.partition(".")

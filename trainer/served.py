@@ -23,9 +23,6 @@ def serves(config: TrainConfig, layout: Layout) -> bool:
 
 
 def _of_layout(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
-    if layout.pipeline > 1 and config.engine == "deepspeed":
-        what = f"is {layout.pipeline}: the deepspeed engine has no pipeline yet"
-        yield Fault("train.parallel.pipeline", what, "use engine: torch, or 1")
     if config.zero >= 2 and layout.pipeline > 1 and config.engine == "torch":
         what = f"is {config.zero}: the stages of a pipeline hold their weights and gradients whole"
         yield Fault("train.zero", what, "use zero: 1, or no pipeline")
@@ -37,5 +34,3 @@ def _of_loop(config: TrainConfig) -> Iterator[Fault]:
     if config.precision == "fp16" and config.hardware.kind not in ("", "cpu"):
         what = "fp16 is not supported yet: no engine here scales the loss"
         yield Fault("train.precision", what, "use bf16, which needs no loss scale")
-    if config.batch_ramp.start and config.engine == "deepspeed":
-        yield Fault("train.batch_ramp", "the deepspeed engine has one batch size", "use engine: torch, or leave it out")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.test_layouts import STEPS, alike, changes_of, losses  # noqa: F401  `alike` is a fixture here too
+from tests.trainer.test_layouts import MODELS, STEPS, alike, changes_of, losses  # noqa: F401  `alike` is a fixture here too
 
 pytest.importorskip("deepspeed")
 pytestmark = pytest.mark.slow
@@ -38,16 +38,37 @@ def test_a_layout_gives_the_losses_of_one_process(
     alike(model, ranks, engine="deepspeed", **changes)
 
 
+STAGES = [
+    pytest.param(
+        "gpt", 3, {"parallel": {"pipeline": 3, "layers": [1, 2, 1]}, "recompute": "full"}, id="gpt-pipeline3-uneven"
+    ),
+    pytest.param("newer-gpt", 4, {"parallel": {"pipeline": 2}, "zero": 1}, id="newer-gpt-2x2-zero1"),
+    pytest.param("glm", 4, {"parallel": {"pipeline": 2, **SHARED}, "zero": 1}, id="glm-2x2-sequence-zero1"),
+]
+
+
+@pytest.mark.parametrize(("model", "ranks", "changes"), STAGES)
+def test_its_pipeline_gives_the_losses_of_one_process(
+    model: str,
+    ranks: int,
+    changes: dict[str, Any],
+    alike: Callable[..., Path],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(MODELS, model, {**MODELS[model], "layers": 4})
+    alike(model, ranks, engine="deepspeed", micro_batch=2, **changes)
+
+
 JOURNEYS = [
     pytest.param(
         "gpt",
         [
             (4, {"engine": "deepspeed", "zero": 3, "parallel": {"tensor": 2}}),
             (2, {"engine": "torch", "parallel": {"tensor": 2}}),
-            (2, {"engine": "deepspeed", "zero": 2}),
+            (2, {"engine": "deepspeed", "zero": 1, "parallel": {"pipeline": 2}}),
             (2, {"engine": "deepspeed", "zero": 3}),
         ],
-        id="gpt-zero3-torch-zero2-zero3",
+        id="gpt-zero3-torch-pipeline-zero3",
     ),
 ]
 
@@ -80,6 +101,7 @@ def test_a_checkpoint_goes_from_one_engine_and_layout_to_any_other(
 RESUMED = [
     pytest.param(2, {"zero": 3, "precision": "bf16"}, id="zero3-bf16"),
     pytest.param(2, {"zero": 2, "offload": True, "model": {"dropout": 0.1}}, id="zero2-offload-dropout"),
+    pytest.param(4, {"zero": 1, "parallel": {"pipeline": 2}, "model": {"dropout": 0.1}}, id="pipeline-zero1-dropout"),
 ]
 
 
@@ -97,13 +119,38 @@ def test_a_death_changes_no_bit(
     assert losses(metrics(tmp_path / "parts", "step")) == losses(metrics(tmp_path / "whole", "step"))
 
 
-@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize(("zero", "stages"), [(0, 1), (3, 1), (0, 2), (1, 2)])
 def test_a_gradient_that_is_not_finite_changes_nothing(
-    zero: int, tmp_path: Path, raw_config: Make, run_ranks: Ranks, metrics: Read
+    zero: int, stages: int, tmp_path: Path, raw_config: Make, run_ranks: Ranks, metrics: Read
 ) -> None:
     config = raw_config(
-        engine="deepspeed", zero=zero, steps=60, optimizer={"lr": 1e30}, save={"every": 0}, nan={"stop_after": 3}
+        engine="deepspeed",
+        zero=zero,
+        parallel={"pipeline": stages},
+        steps=60,
+        optimizer={"lr": 1e30},
+        save={"every": 0},
+        nan={"stop_after": 3},
     )
     done = run_ranks(2, config, tmp_path)
     assert [rank.returncode for rank in done] == [1, 1] and "no finite loss or gradient in 3 steps" in done[0].stderr
     assert [line["skipped"] for line in metrics(tmp_path, "step")][-3:] == [True] * 3
+
+
+@pytest.mark.parametrize("changes", [{"zero": 2}, {"parallel": {"pipeline": 2}}], ids=["zero2", "pipeline"])
+def test_batches_may_grow(
+    changes: dict[str, Any],
+    tmp_path: Path,
+    raw_config: Make,
+    run_ranks: Ranks,
+    metrics: Read,
+    train_here: Callable[..., Any],
+) -> None:
+    ramp = {"micro_batch": 1, "batch_ramp": {"start": 2, "increment": 2, "samples": 12}}
+    train_here(tmp_path / "one", **ramp)
+    done = run_ranks(2, raw_config(engine="deepspeed", **ramp, **changes), tmp_path / "two")
+    assert [rank.returncode for rank in done] == [0, 0], done[0].stderr
+    one, two = (losses(metrics(tmp_path / name, "step")) for name in ("one", "two"))
+    assert len({line["samples"] for line in metrics(tmp_path / "two", "step")}) == 4
+    for step, (loss, norm) in one.items():
+        assert two[step] == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)), step
