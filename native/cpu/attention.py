@@ -1,22 +1,57 @@
-"""Causal attention on a CPU: matrix products over blocks of queries; what a mask would hide is never made.
+"""Causal attention on a CPU: a kernel that never holds the scores, or matrix products over blocks of queries.
 
-torch's fused attention reaches 52 to 116 GFLOP/s on a processor whose matrix product reaches 400. A block of
-queries sees the keys up to its own end; only its last square needs a mask.
+torch's fused attention reaches 52 to 116 GFLOP/s on a processor whose matrix product reaches 400. The kernel wants
+AVX-512 (for bf16: AVX512-BF16); elsewhere blocks of queries see the keys up to their own end, by torch's products.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from native.cpu.library import NAMESPACE, LibraryMissing, load
 from native.reference import attention as plain
 from native.reference import future
 
 # Queries. Of 64, 128, 256 and 512 the fastest, or within 10 % of it, at 256 to 2,048 tokens in bf16 and fp32.
 BLOCK = 128
+_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_LEVEL = {torch.float32: 1, torch.bfloat16: 2}
+
+
+class _Span(ctypes.Structure):
+    """As `struct Span` in attention.cpp."""
+
+    _fields_ = (
+        ("at", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("head", ctypes.c_int64),
+        ("row", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(cls, x: Tensor) -> _Span:
+        """Of (batch, heads, rows, dim) whose last dimension is dense."""
+        return cls(x.data_ptr(), *x.stride()[:3])
+
+
+class _Arguments(ctypes.Structure):
+    """As `struct Arguments` in attention.cpp."""
+
+    _fields_ = (
+        *((name, _Span) for name in ("q", "k", "v", "out", "out_gradient", "dq", "dk", "dv")),
+        ("logs", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "dim", "scratch_size")),
+        ("scale", ctypes.c_float),
+        ("causal", ctypes.c_int),
+        ("threads", ctypes.c_int),
+    )
 
 
 def why_not() -> str:
@@ -26,19 +61,133 @@ def why_not() -> str:
 
 def merit() -> str:
     """What a report says of this backend."""
-    return f"causal blocks of {BLOCK} queries as matrix products"
+    if level() == 2:
+        return "a kernel that holds no scores (AVX-512 and its bf16 products)"
+    blocks = f"causal blocks of {BLOCK} queries as matrix products"
+    return f"in fp32 a kernel that holds no scores (AVX-512), in bf16 {blocks}" if level() else blocks
+
+
+@functools.cache
+def level() -> int:
+    """What the compiled kernels can do here: 0 nothing, 1 fp32, 2 bf16 too."""
+    try:
+        return int(load().functions.native_attention_level())
+    except LibraryMissing:
+        return 0
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
-    """As the reference, which serves what one block covers, and queries that see no key at all."""
-    if not causal or q.shape[-2] <= BLOCK or q.shape[-2] > k.shape[-2]:
-        return plain(q, k, v, causal)
+    """As the reference, which serves queries that see no key at all, and what no kernel here does."""
     if torch.is_autocast_enabled("cpu"):
         # Cast here, where autograd sees it: inside, autocast would give two types to one sum.
         q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
     with torch.autocast("cpu", enabled=False):
-        out: Tensor = _Causal.apply(q, k, v)  # type: ignore[no-untyped-call]
+        return _attention(q, k, v, causal)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    blind = causal and q.shape[-2] > k.shape[-2]
+    if not blind and q.dtype in _LEVEL and level() >= _LEVEL[q.dtype] and q.dim() == 4 and v.shape == k.shape:
+        _register()
+        fused: Tensor = _Fused.apply(q, k, v, causal)  # type: ignore[no-untyped-call]
+        return fused
+    if not causal or blind or q.shape[-2] <= BLOCK:
+        return plain(q, k, v, causal)
+    out: Tensor = _Causal.apply(q, k, v)  # type: ignore[no-untyped-call]
     return out
+
+
+class _Fused(torch.autograd.Function):
+    """Keeps the result and one number a query; the backward pass makes the scores again."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        out, logs = torch.ops.clusterctl_native.attention(q, k, v, causal)
+        ctx.save_for_backward(q, k, v, out, logs)
+        ctx.causal = causal
+        result: Tensor = out
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        dq, dk, dv = torch.ops.clusterctl_native.attention_backward(upstream, *ctx.saved_tensors, ctx.causal)
+        return dq, dk, dv, None
+
+
+@functools.cache
+def _register() -> torch.library.Library:
+    """Make the ops known to torch, so that profilers name them; the library must outlive their calls."""
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    library.define("attention(Tensor q, Tensor k, Tensor v, bool causal) -> (Tensor, Tensor)")
+    library.define(
+        "attention_backward(Tensor upstream, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logs, bool causal)"
+        " -> (Tensor, Tensor, Tensor)"
+    )
+    library.impl("attention", _forward, "CPU")
+    library.impl("attention", _results, "Meta")
+    library.impl("attention_backward", _backward, "CPU")
+    library.impl("attention_backward", _gradients, "Meta")
+    return library
+
+
+def _results(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """Room for the result, laid out (batch, queries, heads, dim) as the next matrix wants it, and the logarithms."""
+    batch, heads, queries, dim = q.shape
+    out = q.new_empty(batch, queries, heads, dim).transpose(1, 2)
+    return out, q.new_empty(batch, heads, queries, dtype=torch.float32)
+
+
+def _gradients(
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logs: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the gradients, (batch, rows, heads, dim) as the matrix before wants it."""
+    dq, dk, dv = (x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v))
+    return dq, dk, dv
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    q, k, v = (_dense(x) for x in (q, k, v))
+    out, logs = _results(q, k, v, causal)
+    _run(q, k, v, out, logs, causal, None)
+    return out, logs
+
+
+def _backward(
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logs: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    upstream, q, k, v = (_dense(x) for x in (upstream, q, k, v))
+    dq, dk, dv = _gradients(upstream, q, k, v, out, logs, causal)
+    _run(q, k, v, out, logs, causal, (upstream, dq, dk, dv))
+    return dq, dk, dv
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logs: Tensor,
+    causal: bool,
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor] | None,
+) -> None:
+    batch, heads, queries, dim = q.shape
+    keys, functions = k.shape[2], load().functions
+    if not q.numel() or not k.numel():
+        return
+    threads = min(max(1, torch.get_num_threads()), batch * heads)
+    size_of = functions.native_attention_scratch
+    size_of.restype, size_of.argtypes = ctypes.c_int64, [*[ctypes.c_int64] * 3, ctypes.c_int]
+    size = int(size_of(queries, keys, dim, gradients is not None))
+    scratch = torch.empty(threads * size, dtype=torch.uint8)
+    spans = [_Span.of(x) for x in (q, k, v, out, *(gradients or (q, q, q, q)))]
+    numbers = (batch, heads, queries, keys, dim, size, dim**-0.5, causal, threads)
+    arguments = _Arguments(*spans, logs.data_ptr(), scratch.data_ptr(), *numbers)
+    functions[f"native_attention_{_SUFFIX[q.dtype]}"](ctypes.byref(arguments), int(gradients is not None))
 
 
 class _Causal(torch.autograd.Function):

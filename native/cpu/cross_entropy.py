@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from native.cpu.library import load, why_not
+from native.cpu.library import NAMESPACE, load, why_not
 
 __all__ = ["cross_entropy", "merit", "why_not"]
 
-NAMESPACE = "clusterctl_native"
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 

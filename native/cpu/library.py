@@ -11,7 +11,8 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 STEM = "_ops"
-OPS = ("cross_entropy", "bpe", "json_lines", "sample_index")  # each a file of C++
+NAMESPACE = "clusterctl_native"  # of the ops as torch knows them
+OPS = ("cross_entropy", "attention", "bpe", "json_lines", "sample_index")  # each a file of C++
 HEADERS = ("native.h", "bpe_merges.h", "bpe_words.h", "unicode_classes.h", "utf8.h")
 SOURCES = (*HEADERS, *(f"{op}.cpp" for op in OPS))
 BUILD_HINT = "build it with `python -m native build`"
