@@ -13,7 +13,7 @@ from trainer.layout import Layout, accumulation
 from trainer.plan_cost import cost
 from trainer.plan_flops import CONVENTIONS, per_token
 from trainer.plan_hardware import hardware_of
-from trainer.plan_lint import lint, name_fault
+from trainer.plan_lint import lint, name_notes
 from trainer.plan_memory import Stage, stages
 
 if TYPE_CHECKING:
@@ -34,15 +34,18 @@ def check(document: object) -> dict[str, Any]:
     found = plan_config(document.get("train"), world, bool(document.get("served", True)))
     config, faults = found.config, found.faults
     uses: list[CorpusUse] = []
+    told: list[str] = []
     if document.get("check_data") and config.data.prefixes():
         from trainer.plan_data import look_at_data  # with NumPy, which a plan without data does not need
+        from trainer.plan_tokenizer import look_at_tokenizer
 
-        uses, data_faults = look_at_data(config, Path(str(document.get("base_dir") or ".")))
-        faults += data_faults
+        base = Path(str(document.get("base_dir") or "."))
+        uses, data_faults = look_at_data(config, base)
+        word_faults, told = look_at_tokenizer(config, base)
+        faults += [*data_faults, *word_faults]
     whole = None if faults else summary(config, world, uses, found.choice)
-    told = name_fault(str(document.get("name", "")), config.model)
-    if whole is not None and told:
-        whole["notes"].insert(0, told)
+    if whole is not None:
+        whole["notes"] = [*name_notes(str(document.get("name", "")), config), *whole["notes"], *told]
     return {
         **_answer(faults),
         "config": config.as_json(),

@@ -35,9 +35,6 @@ def look_at_data(config: TrainConfig, base: Path) -> tuple[list[CorpusUse], list
         faults += [Fault(key, what, remedy) for what, remedy in wrong]
         if index is not None and not wrong:
             indices[prefix] = index
-    tokenizer = base / config.data.tokenizer
-    if config.data.tokenizer and not tokenizer.is_file():
-        faults.append(Fault("train.data.tokenizer", f"{tokenizer} does not exist"))
     for which in ("train", "valid") if config.eval.batches else ("train",):
         faults += _part_faults(config, indices, which)
     return ([] if faults else _uses(config, indices)), faults

@@ -35,6 +35,16 @@ def lint(
     ]
 
 
+def name_notes(name: str, config: TrainConfig) -> Iterator[str]:
+    """A job whose name promises what it will not do."""
+    told = name_fault(name, config.model)
+    if told:
+        yield told
+    promised = re.search(r"(?<![a-z0-9])(fp16|bf16|fp32)(?![a-z0-9])", name.lower())
+    if promised and promised[1] != config.precision:
+        yield f"the job is called {name}, and trains in {config.precision} (precision)"
+
+
 def name_fault(name: str, model: ModelConfig) -> str:
     """A job whose name says one size and whose model is another's; empty where it agrees, or says none."""
     told = re.search(r"(?<![0-9.])([0-9]+(?:\.[0-9]+)?)([mMbB])(?![a-zA-Z0-9])", name)
