@@ -36,10 +36,11 @@ MODELS = {
 }
 ALLOWED, ALLOWED_NORM = 1e-5, 1e-4
 NONE: dict[str, Any] = {"mode": "none"}
+WHOLE: dict[str, Any] = {"mode": "full"}
 KEEPING: list[dict[str, Any]] = [
     NONE,
     {"mode": "selective"},
-    {"mode": "full"},
+    WHOLE,
     {"mode": "full", "every": 2},
     {"mode": "full", "split": True},
 ]
@@ -88,26 +89,26 @@ class Layout:
         return ", ".join(parts)
 
 
-def layouts(engine: str, ranks: int, shapes_alone: bool) -> Iterator[Layout]:
+def layouts(engine: str, ranks: int, model: str) -> Iterator[Layout]:
     """All that could be asked; the config's own rules say what is legal on so many ranks.
 
-    Every kind of recomputation with ZeRO 0 (on 8 ranks the whole blocks alone), the whole blocks with ZeRO 3 too:
-    there weights come and go. ZeRO only where there are ranks to divide among.
+    Of recomputation every kind for the first model on up to 4 ranks, else the whole blocks; with ZeRO 0, and with
+    ZeRO 3, where weights come and go. ZeRO only where there are ranks to divide among. Newer GPTs: shapes alone.
     """
+    kinds = KEEPING if model == "gpt" and ranks < 8 else [NONE] if model == "newer" else [NONE, WHOLE]
+    zeros = (0,) if model == "newer" else (0, 1, 2, 3)
     for tensor, pipeline, interleave in product((1, 2, 4, 8), (1, 2, 4), (1, 2)):
-        data = ranks // (tensor * pipeline)
+        levels = zeros if ranks > tensor * pipeline else zeros[:1]
         for sequence in (False, True):
             shape = {"tensor": tensor, "pipeline": pipeline, "interleave": interleave, "sequence": sequence}
-            for zero, recompute in product((0, 1, 2, 3) if data > 1 else (0,), KEEPING):
-                whole = recompute == {"mode": "full"}
-                wanted = recompute is NONE or (zero == 0 and (whole or ranks < 8)) or (zero == 3 and whole)
-                if wanted and not (shapes_alone and (zero or recompute is not NONE)):
+            for zero, recompute in product(levels, kinds):
+                if recompute is NONE or zero == 0 or (zero == 3 and recompute is WHOLE):
                     yield Layout(engine, **shape, zero=zero, recompute=recompute)
-            if shapes_alone or sequence:
+            if model == "newer" or sequence:
                 continue
             if (pipeline, interleave) == (2, 1):
                 yield Layout(engine, **shape, layers=(1, 3))
-            for zero in (0, 1, 2, 3) if data > 1 else (0,):
+            for zero in levels:
                 yield Layout(engine, **shape, zero=zero, offload=True)
 
 
@@ -191,7 +192,7 @@ def measure(server: Server, options: argparse.Namespace, prefix: Path) -> bool:
     for model in options.models.split(","):
         found = Measure(server, prefix, model, options.engine, options.resume)
         for ranks in map(int, options.ranks.split(",")):
-            for layout in layouts(options.engine, ranks, shapes_alone=model == "newer"):
+            for layout in layouts(options.engine, ranks, model):
                 if try_config(config_of(model, prefix, **layout.config()), ranks)[1]:
                     continue
                 row = found.of(ranks, layout)
