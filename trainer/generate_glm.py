@@ -24,6 +24,7 @@ from trainer.tokenizer import GLM_TOKENS, Tokenizer
 MASKS = {GLM_TOKENS["mask"]: "mask", GLM_TOKENS["smask"]: "sentence", GLM_TOKENS["gmask"]: "gap"}
 """As they are written in a prompt, and which of GlmTokens each is."""
 REST = GLM_TOKENS["gmask"]
+_ALMOST = re.compile(r"\[[a-z]{0,2}ma?sk\]", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ def _parts(prompt: str) -> tuple[list[str], list[str]]:
 
     A blank's first token brings the space before it, as within any text of this kind of tokenizer.
     """
+    unknown = [word for word in _ALMOST.findall(prompt) if word not in MASKS]
+    if unknown:
+        raise InputError(f"the prompt has {', '.join(unknown)}, which is no mask", f"the masks are {', '.join(MASKS)}")
     found = re.split(f"({'|'.join(map(re.escape, MASKS))})", prompt)
     texts, masks = found[::2], found[1::2]
     if not masks:
