@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,9 @@ from trainer.engine import StepResult
 from trainer.group import Group
 from trainer.layout import Layout
 
-# (0 weights | 1 forward | 2 backward, stage in the order of that pass, layers seen before, words, rank)
+# (0 weights | 1 forward | 2 backward, depth in the order of that pass, layers seen before, words, rank)
 Finding = tuple[int, int, int, str, int]
+_BLOCK = re.compile(r"\bblocks\.(\d+)\b")
 
 
 class Watch:
@@ -73,6 +75,14 @@ def _finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(own).all().item())
 
 
+def _depth(words: str) -> int:
+    """How far from the model's beginning a layer is; a stage of a pipeline may have some of several depths."""
+    block = _BLOCK.search(words)
+    if block:
+        return int(block[1]) + 1
+    return 0 if "tokens" in words or "positions" in words else 1 << 20
+
+
 class Search:
     """Repeats a step of all ranks and says where it first went wrong, and on which of them."""
 
@@ -95,8 +105,8 @@ class Search:
         if watch.first is None:
             return None
         phase, seen, words = watch.first
-        stage = self.layout.place(self.group.rank)[0]
-        return phase, stage if phase < 2 else -stage, seen, words, self.group.rank
+        depth = _depth(words)
+        return phase, depth if phase < 2 else -depth, seen, words, self.group.rank
 
     def _where(self, rank: int) -> str:
         """` on rank 3 (pipeline 1, tensor 1)`: what tells it from others; nothing of a rank alone."""

@@ -15,7 +15,7 @@ from trainer.events import StepDone
 from trainer.gpt import GPT
 from trainer.models import sized
 from trainer.observers import step_line
-from trainer.suspect import Watch
+from trainer.suspect import Watch, _depth
 
 SIZE = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocab": 60}
 
@@ -39,7 +39,9 @@ def _set(parameter: Any, value: float) -> None:
 
 
 def test_a_weight_comes_before_what_it_makes() -> None:
-    assert watched(lambda model: _set(model.get_parameter("blocks.1.feed_forward.up.weight"), float("nan"))) == (
+    assert watched(
+        lambda model: _set(model.get_parameter("blocks.1.feed_forward.up.weight"), float("nan"))
+    ) == (
         0,
         "the weight blocks.1.feed_forward.up.weight is not finite",
     )
@@ -60,13 +62,27 @@ def test_a_gradient_is_named_where_all_outputs_are_finite() -> None:
     assert phase == 2 and words == "the gradient of the output of blocks.0 is not finite"
 
 
+def test_depths_tell_which_of_several_stages_findings_came_first() -> None:
+    words = [
+        "the weight tokens.weight",
+        "the output of blocks.0.norm_1",
+        "the output of blocks.11",
+        "the loss",
+    ]
+    assert [_depth(f"{one} is not finite") for one in words] == sorted(_depth(one) for one in words)
+    assert len({_depth(one) for one in words}) == 4
+
+
 def test_the_line_of_a_step_says_the_cause() -> None:
     done = StepDone(3, 9, float("nan"), 1e-3, float("nan"), 1, 1.0, 1.0, True, cause="the loss is not finite")
     assert step_line(done).endswith("| skipped: the gradient is not finite | the loss is not finite")
 
 
 def test_a_step_that_is_finite_when_repeated_is_taken_and_suspects_the_device(
-    tmp_path: Path, train_here: Callable[..., Any], metrics: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    train_here: Callable[..., Any],
+    metrics: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from trainer import engine
 
@@ -85,7 +101,7 @@ def test_a_step_that_is_finite_when_repeated_is_taken_and_suspects_the_device(
     assert "suspect the device" in flipped[2]["cause"] and not flipped[2]["skipped"]
 
 
-@pytest.mark.parametrize("parallel", [{}, {"tensor": 2}])
+@pytest.mark.parametrize("parallel", [{}, {"tensor": 2}, {"pipeline": 2}])
 def test_ranks_agree_on_the_first_cause_and_the_training_ends_by_it(
     parallel: dict[str, int],
     tmp_path: Path,
@@ -94,12 +110,19 @@ def test_ranks_agree_on_the_first_cause_and_the_training_ends_by_it(
     metrics: Callable[..., list[dict[str, Any]]],
 ) -> None:
     config = raw_config(
-        steps=60, optimizer={"lr": 1e30, "clip": 0.0}, save={"every": 0}, parallel=parallel, nan={"stop_after": 3}
+        steps=60,
+        optimizer={"lr": 1e30, "clip": 0.0},
+        save={"every": 0},
+        parallel=parallel,
+        nan={"stop_after": 3},
     )
     done = run_ranks(2, config, tmp_path)
     assert [rank.returncode for rank in done] == [1, 1]
     failed = metrics(tmp_path)[-1]
-    assert failed["event"] == "failed" and "no finite loss or gradient in 3 steps up to step" in failed["message"]
+    assert (
+        failed["event"] == "failed"
+        and "no finite loss or gradient in 3 steps up to step" in failed["message"]
+    )
     assert ": at step 2 the " in failed["message"] and " is not finite on rank 0 (" in failed["message"]
     for rank in done:
         assert f"error: {failed['message']}" in rank.stderr and "Traceback" not in rank.stderr
