@@ -105,7 +105,7 @@ def run_training(
         save=keeper.save,
         tell=partial(tell, watching),
         stop_asked=stop,
-        measure=MemoryReport(device, group, planned_bytes(config, layout), before),
+        measure=MemoryReport(device, group, planned_bytes(config, layout, device.kind), before),
         search=Search(model, group, layout) if config.nan.name_layer else None,
         dropout_place=groups.dropout_place,
     )

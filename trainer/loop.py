@@ -56,7 +56,7 @@ def train(run: Training, step: int = 0) -> Ended:
         if len(lost) >= config.nan.stop_after:
             raise _failed(run, lost)
         stopping = run.engine.any(run.stop_asked())
-        if step == config.steps or _due(step, config.eval.every):
+        if not stopping and (step == config.steps or _due(step, config.eval.every)):
             eval_loss = _evaluate(run, step)
         if step == config.steps or stopping or _due(step, config.save.every):
             saved_at = _save(run, step)
@@ -79,7 +79,7 @@ def _due(step: int, every: int) -> bool:
 
 
 def _is_lost(done: StepDone) -> bool:
-    return done.skipped or not math.isfinite(done.loss)
+    return (done.skipped and not done.calibrating) or not math.isfinite(done.loss)
 
 
 def _failed(run: Training, lost: Sequence[StepDone]) -> TrainingFailed:
@@ -100,7 +100,7 @@ def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
     read = time.monotonic() - began  # a slow disk makes a slow rank too
     again = partial(run.engine.step, batch, rate, dropout_seed(config.seed, finished + 1, run.dropout_place))
     result, cause = again(), ""
-    if search and run.search and not (math.isfinite(result.loss) and not result.skipped):
+    if search and run.search and not result.calibrating and not (math.isfinite(result.loss) and not result.skipped):
         result, cause = run.search(again)
     seconds = time.monotonic() - began
     return StepDone(
@@ -113,6 +113,8 @@ def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
         tokens_per_second=result.tokens / seconds,
         step_seconds=seconds,
         skipped=result.skipped,
+        calibrating=result.calibrating,
+        loss_scale=result.loss_scale,
         cause=cause,
         own_seconds=read + result.own_seconds,
         samples=samples,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trainer.config import TrainConfig
 from trainer.device import Device
@@ -24,9 +25,10 @@ class MemoryReport:
         return MemoryTaken(step, tuple(highest), self.planned)
 
 
-def planned_bytes(config: TrainConfig, layout: Layout) -> list[int]:
-    """What the plan counts for each rank."""
-    each = [stage.memory.total for stage in stages(config, layout)]
+def planned_bytes(config: TrainConfig, layout: Layout, kind: str) -> list[int]:
+    """What the plan counts for each rank on devices of a kind."""
+    there = replace(config, hardware=replace(config.hardware, kind=kind))
+    each = [stage.memory.total for stage in stages(there, layout)]
     return [each[layout.place(rank)[0]] for rank in range(layout.world)]
 
 
@@ -34,5 +36,9 @@ def memory_line(taken: MemoryTaken) -> str:
     """`memory at step 1: at most 1.20 GB, rank 3 (planned 1.15 GB)`."""
     highest = max(range(len(taken.bytes)), key=lambda rank: taken.bytes[rank])
     where = f", rank {highest}" if len(taken.bytes) > 1 else ""
-    planned = f" (planned {taken.planned[highest] / 1e9:.2f} GB)" if taken.planned else ""
-    return f"memory at step {taken.step}: at most {taken.bytes[highest] / 1e9:.2f} GB{where}{planned}"
+    planned = f" (planned {_size(taken.planned[highest])})" if taken.planned else ""
+    return f"memory at step {taken.step}: at most {_size(taken.bytes[highest])}{where}{planned}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
