@@ -17,7 +17,7 @@ def texts(data: bytes, key: str) -> Iterator[tuple[int, str | bytes]]:
         yield from _lines(data)
         return
     found = json_lines.read(data, key)
-    text = memoryview(found.text)
+    text = memoryview(found.text.data)
     rows = zip(
         found.numbers.tolist(), found.plain.tolist(), found.starts.tolist(), found.ends.tolist(), strict=True
     )

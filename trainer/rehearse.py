@@ -45,7 +45,7 @@ class Watching(TorchDispatchMode):
     """Counts what lives and what is said to other ranks."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts = Counts()
         self.said: Counter[str] = Counter()
         self._live: dict[int, int] = {}
@@ -94,7 +94,7 @@ def rehearse(config: TrainConfig, world: int) -> dict[str, Any]:
     with FakeTensorMode(), Watching() as watching:
         groups = Groups.of(Group(0, layout.world, device), layout, config.parallel.sequence)
         model = build_model(one, ops, groups)
-        model.tokens.loss = _Shapes(model.tokens)  # type: ignore[assignment]
+        model.tokens.loss = _Shapes(model.tokens)  # type: ignore[method-assign]
         engine = TorchEngine(model, one, groups, device)
         micro = _micro(one)
         holding = engine.holding
@@ -139,7 +139,7 @@ class _Loss(torch.autograd.Function):
         return scores.new_zeros((), dtype=torch.float32)
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
         gradient, ctx.gradient = ctx.gradient, None
         return gradient.to(ctx.type), None
 

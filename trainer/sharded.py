@@ -160,11 +160,11 @@ def _norms_of(model: nn.Module) -> set[nn.Parameter]:
 
 def _shard(model: Model, config: TrainConfig, data: Group, norms: set[nn.Parameter]) -> list[FSDPModule]:
     """Blocks, then what is left (the tables), each gathered and reduced as one."""
-    handle = data.handle or dist.group.WORLD
+    handle: Any = data.handle or dist.group.WORLD
     mesh = DeviceMesh.from_group(handle, data.device.kind)
     kind = torch.bfloat16 if config.precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    found = []
+    found = list[FSDPModule]()
     for module in (*model.blocks.values(), model):
         # The tables are used first and last: there is no time in which they could be given away.
         again = config.zero >= 3 and module is not model
