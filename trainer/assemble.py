@@ -81,7 +81,9 @@ def run_training(
     layout = config.layout(group.world)
     groups = Groups.of(group, layout, config.parallel.sequence, config.parallel.interleave)
     startup.done("group")
-    model = build_model(config, ops, groups).to(device.name)
+    model = build_model(config, ops, groups)
+    if config.engine != "deepspeed":  # which moves it by itself, with ZeRO 3 one parameter after another
+        model.to(device.name)
     engine = _engine(model, config, groups, device, ops)
     startup.done("model")
     keeper = Keeper(config, engine, group, run_dir / CHECKPOINT_DIR, data.identity())

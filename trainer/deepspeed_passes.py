@@ -82,7 +82,6 @@ class Staged:
 
     def __init__(self, deepspeed: Any, model: Model, device: Device, precision: str, groups: Groups) -> None:
         line, pipe = groups.pipeline, deepspeed.pipe
-        deepspeed.init_distributed(device.collectives, dist_init_required=False)  # on the group that there is
         self.data = groups.data
         own = (model, device, precision, line.is_first)
         middle = [pipe.LayerSpec(_Stage, *own) for _ in range(line.stages - 2)]

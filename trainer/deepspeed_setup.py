@@ -23,9 +23,12 @@ SMALL = 100_000
 
 
 def import_deepspeed(device: Device) -> Any:
-    """The library, quiet and without anything to compile."""
+    """The library, quiet, without anything to compile, and on torch's process group."""
     env.preset("DS_ACCELERATOR", device.kind)
-    env.preset(env.LOCAL_RANK, "0")  # a rank alone has none, and DeepSpeed insists
+    if device.kind == "cpu":
+        env.preset(env.LOCAL_RANK, "0")  # a rank alone has none, and DeepSpeed insists
+    else:
+        env.replace(env.LOCAL_RANK, str(device.index))  # which it takes for the device's number
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     try:
         import deepspeed
@@ -38,6 +41,7 @@ def import_deepspeed(device: Device) -> Any:
         ) from error
     logger.setLevel(logging.ERROR)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(device.collectives, dist_init_required=False)  # on the group that there is
     return deepspeed
 
 

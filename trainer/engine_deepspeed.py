@@ -19,6 +19,7 @@ from trainer.group import Groups
 from trainer.holding import Arriving, shapes_of
 from trainer.layout import accumulation
 from trainer.logical import cuts_of, own_of, whole_of
+from trainer.loss_scale import LossScale
 from trainer.optim import MOMENTS, adamw
 from trainer.passes import Batch, Model, tokens_of
 from trainer.pipeline import of_all_stages
@@ -39,6 +40,7 @@ class DeepSpeedEngine:
         self.config, self.groups, self.device = config, groups, device
         self.data, self.parallel, self.pipeline = groups.data, groups.tensor, groups.pipeline
         self.cuts, self.shapes = cuts_of(model), shapes or shapes_of(model)
+        self.loss_scale = LossScale(None)  # bf16 needs none, and fp16 is not served
         self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         for name, parameter in self.parameters.items():
             parameter.model_parallel = self.cuts[name].dim is not None  # type: ignore[attr-defined]
@@ -62,13 +64,18 @@ class DeepSpeedEngine:
         config = self.config
         micros = accumulation(config.global_batch or 0, config.micro_batch, self.data.world)
         numbers = sum(parameter.numel() for parameter in self.parameters.values())
-        own = adamw(self.parameters, config.optimizer)
+        own = adamw(self.parameters, config.optimizer, fused=self.device.kind in ("cpu", "cuda"))
+        how = settings(config, micros, numbers, self.device)
+        places = Places(self.groups) if self.parallel.size > 1 and self.pipeline.stages == 1 else None
+        if config.zero == 3:  # before the model is moved: no device need have room for all of it
+            init, group = self.deepspeed.zero.Init, self.data.handle
+            init(self.passes.module, data_parallel_group=group, config_dict_or_path=how, dtype=torch.float32, mpu=places)
         engine, zero, _, _ = self.deepspeed.initialize(
             model=self.passes.module,
             optimizer=own,
-            config=settings(config, micros, numbers, self.device),
+            config=how,
             dist_init_required=False,
-            mpu=Places(self.groups) if self.parallel.size > 1 and self.pipeline.stages == 1 else None,
+            mpu=places,
         )
         if not config.zero:
             own.register_step_pre_hook(self._before_update)
@@ -122,9 +129,10 @@ class DeepSpeedEngine:
         return TrainState(weights, moments, self.moments.taken)
 
     def _keep(self, state: dict[str, Tensor], key: str, own: Tensor | None) -> None:
-        """Whole on rank 0; what is put together of tensor parallel parts is so on the device, one at a time."""
+        """Whole on rank 0; of tensor parallel parts one tensor after another is put together on the device."""
         if own is not None and self.data.rank == 0:
-            state.update(whole_of({key: own.to(self.device.name)}, self.cuts, self.parallel))
+            together = own.to(self.device.name) if self.parallel.size > 1 else own
+            state.update(whole_of({key: together}, self.cuts, self.parallel))
 
     def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
         for name, whole in model:

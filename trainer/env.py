@@ -115,6 +115,11 @@ def preset(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
 
 
+def replace(name: str, value: str) -> None:
+    """Set a variable for libraries that read it, whatever it was."""
+    os.environ[name] = value
+
+
 def glibc_is_tuned() -> bool:
     """Whether the starter already set the allocator's variables, which glibc reads before main()."""
     return "MALLOC_TRIM_THRESHOLD_" in os.environ

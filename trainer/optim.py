@@ -20,14 +20,14 @@ def decay_of(parameter: nn.Parameter, config: OptimizerConfig) -> float:
     return config.weight_decay if parameter.dim() >= 2 else 0.0
 
 
-def adamw(parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
-    """torch's own object, for engines that want one; fused, which runs at the speed of memory."""
+def adamw(parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, fused: bool = True) -> torch.optim.AdamW:
+    """torch's own object, for engines that want one; fused, where a device has it, it runs at the speed of memory."""
     decays = dict.fromkeys(decay_of(parameter, config) for parameter in parameters.values())
     groups = [
         {"params": [p for p in parameters.values() if decay_of(p, config) == decay], "weight_decay": decay}
         for decay in decays
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
 def owners(parameters: Mapping[str, nn.Parameter], world: int) -> dict[str, int]:
