@@ -68,8 +68,8 @@ class DeepSpeedEngine:
         how = settings(config, micros, numbers, self.device)
         places = Places(self.groups) if self.parallel.size > 1 and self.pipeline.stages == 1 else None
         if config.zero == 3:  # before the model is moved: no device need have room for all of it
-            init, group = self.deepspeed.zero.Init, self.data.handle
-            init(self.passes.module, data_parallel_group=group, config_dict_or_path=how, dtype=torch.float32, mpu=places)
+            how_divided = {"data_parallel_group": self.data.handle, "mpu": places, "config_dict_or_path": how}
+            self.deepspeed.zero.Init(self.passes.module, dtype=torch.float32, **how_divided)
         engine, zero, _, _ = self.deepspeed.initialize(
             model=self.passes.module,
             optimizer=own,
