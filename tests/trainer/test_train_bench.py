@@ -1,0 +1,66 @@
+"""bench/train.py measures one and the same training; its arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.train import answer, flops_a_token, table
+from bench.train_field import Field, Gone, Subject, Work
+from bench.train_losses import AUTOCASTS, OURS, REFERENCE, STEPS, losses_table
+from trainer.models import sized
+
+TINY = {"layers": 2, "hidden": 32, "heads": 2, "sequence": 16, "vocab": 128}
+
+
+def test_a_peer_trains_as_the_trainer_does(tmp_path: Path) -> None:
+    field = Field(tmp_path, Work(TINY, 4, "fp32"), threads=1)
+    losses = {}
+    for kind in ("ours", "eager"):
+        subject = Subject(kind, kind, tuned=True)
+        try:
+            first = field.start(subject, nudge=0)
+            losses[kind] = [first["loss"], subject.step()["loss"], subject.step()["loss"]]
+        finally:
+            subject.end()
+    assert losses["ours"] == pytest.approx(losses["eager"], rel=1e-5)
+    assert len(set(losses["ours"])) == 3
+
+
+def test_a_subject_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+    field = Field(tmp_path, Work(TINY, 4, "fp32"))
+    field.peers = "/bin/false"
+    subject = Subject("a peer", "eager", tuned=False, peer=True)
+    with pytest.raises(Gone, match="ended with 1"):
+        field.start(subject)
+    subject.end()
+
+
+def test_the_count_of_flops_is_palms() -> None:
+    model = sized("gpt2-124M")
+    assert flops_a_token(model) == 6 * 124_439_808 + 12 * 12 * 768 * 1024
+
+
+def test_a_row_tells_rates_shares_and_what_is_missing(tmp_path: Path) -> None:
+    field = Field(tmp_path, Work(TINY, 4, "fp32"))
+    took = {"cpu": 1.0, "base": 10, "peak": 30, "loss": None}
+    subjects = [Subject("clusterctl", "ours", True), Subject("eager", "eager", False), Subject("mp", "megatron", False)]
+    subjects[0].steps = [{**took, "seconds": each} for each in (0.5, 0.4, 0.9)]
+    subjects[1].steps = [{**took, "seconds": 1.0}]
+    subjects[2].gone = "no module"
+    rates = Subject("products", "products", True, steps=[{**took, "seconds": 1.0, "square": 4e9, "step": 2e9}])
+    found = answer("tiny", field, [*subjects, rates], "seconds")
+    ours, eager, missing = found["subjects"]
+    assert ours["tokens_per_second"] == 64 / 0.5 and ours["memory"] == 20 and ours["spread"] == [0.4, 0.9]
+    assert eager["flops"] == found["flops_a_token"] * 64
+    assert missing == {"subject": "mp", "missing": "no module"}
+    text = table(found)
+    assert "2.00x" in text and "not measured: no module" in text
+
+
+@pytest.mark.parametrize(("beside", "verdict"), [(0.001, "lies in"), (0.01, "LEAVES")])
+def test_the_band_is_that_of_the_autocast_runs(beside: float, verdict: str) -> None:
+    losses = {REFERENCE.name: [1.0] * STEPS, OURS.name: [1.0 + beside] * STEPS}
+    losses |= {run.name: [1.0 - 0.002 * run.nudge] * STEPS for run in AUTOCASTS}
+    assert verdict in losses_table({"losses": losses, "layer_norms": {50: {"ours": 1e-3}}})
