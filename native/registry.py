@@ -36,6 +36,7 @@ class Backend:
 BACKENDS = (
     Backend("cpu", "cpu", {"cross_entropy": "native.cpu.cross_entropy", "attention": "native.cpu.attention"}),
     Backend("cuda", "cuda", {"attention": "native.cuda.attention"}),
+    Backend("npu", "npu", {"attention": "native.npu.attention", "adamw": "native.npu.adamw"}),
     Backend(REFERENCE, None, dict.fromkeys(OPS, "native.reference")),
 )
 

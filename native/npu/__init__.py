@@ -1,1 +1,1 @@
-"""Ascend: no op of its own yet, so the reference serves it and the report says so."""
+"""Ascend: attention and the update of weights by CANN's fused kernels; the reference serves the rest."""

@@ -1,0 +1,153 @@
+"""The path to torch_npu without an NPU: a stand-in as torch's private device, whose calls are kept (npu_node/)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.conftest import ROOT, free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+Read = Callable[..., list[dict[str, Any]]]
+NODE = Path(__file__).with_name("npu_node")
+# The model computes on the CPU's own kernels behind another device: only those of attention and AdamW differ.
+SAME = 2e-5
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The device, compiled (10 s), and libraries by CANN's names."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    import torch
+
+    home = Path(torch.__file__).parent
+    there = tmp_path_factory.mktemp("cann")
+    includes = [f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"]
+    links = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-ltorch", f"-Wl,-rpath,{home / 'lib'}"]
+    whole = [compiler, "-std=c++20", "-O0", "-fPIC", "-shared", *includes, str(NODE / "device.cpp")]
+    subprocess.run([*whole, "-o", str(there / "npu.so"), *links], check=True, capture_output=True)
+    for name in ("libascendcl.so", "libhccl.so"):
+        empty = [compiler, "-shared", "-x", "c++", "/dev/null", "-o", str(there / name)]
+        subprocess.run(empty, check=True, capture_output=True)
+    return there
+
+
+@pytest.fixture
+def train_on_npus(tmp_path: Path, built: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Train with so many ranks as the launcher starts them on a node with NPUs; the calls that torch_npu saw."""
+
+    def run(ranks: int, config: dict[str, Any], run_dir: Path, **more: str) -> list[dict[str, Any]]:
+        (tmp_path / "train.json").write_text(json.dumps(config))
+        shared = {
+            **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+            "PYTHONPATH": f"{NODE}:{ROOT}",
+            "LD_LIBRARY_PATH": str(built),
+            "NPU_LIBRARY": str(built / "npu.so"),
+            "NPU_CALLS": str(tmp_path / "calls"),
+            "OMP_NUM_THREADS": "1",
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "CLUSTERCTL_DEVICE_KIND": "npu",
+            "CLUSTERCTL_RUN_DIR": str(run_dir),
+            **more,
+        }
+        argv = [sys.executable, "-m", "trainer", "train", str(tmp_path / "train.json")]
+        started = []
+        for rank in range(ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            with (tmp_path / f"rank-{rank}").open("w") as log:
+                started.append(subprocess.Popen(argv, env={**shared, **own}, stdout=log, stderr=log))
+        codes = [one.wait() for one in started]
+        assert codes == [0] * ranks, (tmp_path / "rank-0").read_text()[-3000:]
+        return [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+
+    return run
+
+
+def losses(lines: list[dict[str, Any]]) -> list[float]:
+    return [line["loss"] for line in lines]
+
+
+def test_a_training_on_an_npu_is_that_on_a_cpu_and_calls_its_fused_kernels(
+    tmp_path: Path,
+    raw_config: Callable[..., dict[str, Any]],
+    train_on_npus: Callable[..., Any],
+    train_here: Callable[..., Any],
+    metrics: Read,
+) -> None:
+    calls = train_on_npus(1, raw_config(), tmp_path / "npu")
+    train_here(tmp_path / "cpu")
+    npu, cpu = (metrics(tmp_path / name, "step") for name in ("npu", "cpu"))
+    assert losses(npu) == pytest.approx(losses(cpu), rel=SAME)
+    start = metrics(tmp_path / "npu", "start")[0]
+    assert start["device"] == "npu"
+    backends = {one["op"]: one["backend"] for one in start["native"]}
+    assert (backends["attention"], backends["layer_norm"]) == ("npu", "reference")
+    assert {"call": "set_device", "rank": "0", "index": 0} in calls
+    attention = next(one for one in calls if one["call"] == "npu_fusion_attention")
+    assert attention == {
+        **attention,
+        "head_num": 2,
+        "input_layout": "BNSD",
+        "scale": pytest.approx(16**-0.5),
+        "sparse_mode": 3,
+    }
+    updates = [one for one in calls if one["call"] == "npu_apply_adam_w"]
+    assert [one["lr"] for one in updates[:: len(updates) // 8]] == [line["lr"] for line in npu]
+    assert updates[0]["beta1_power"] == 1.0 and updates[-1]["beta1_power"] == pytest.approx(0.9**7)
+    assert {one["weight_decay"] for one in updates} == {0.1, 0.0}
+    assert all(0 < one["own_seconds"] <= one["step_seconds"] for one in npu)  # by the device's events
+    taken = metrics(tmp_path / "npu", "memory")[-1]
+    assert 0 < taken["bytes"][0] < 50e6
+
+
+@pytest.mark.parametrize(
+    "changes", [{"parallel": {"tensor": 2}}, {"zero": 1}], ids=["tensor2", "data2-zero1"]
+)
+def test_ranks_on_npus_meet_by_hccl_each_on_its_device_with_what_the_launcher_set(
+    changes: dict[str, Any],
+    tmp_path: Path,
+    raw_config: Callable[..., dict[str, Any]],
+    train_on_npus: Callable[..., Any],
+    train_here: Callable[..., Any],
+    metrics: Read,
+) -> None:
+    set_by_launcher = {
+        "RANK_TABLE_FILE": "/run/rank_table.json",
+        "HCCL_IF_IP": "10.0.0.1",
+        "ASCEND_RT_VISIBLE_DEVICES": "0,1",
+    }
+    calls = train_on_npus(2, raw_config(**changes), tmp_path / "npu", **set_by_launcher)
+    train_here(tmp_path / "cpu")
+    npu, cpu = (losses(metrics(tmp_path / name, "step")) for name in ("npu", "cpu"))
+    assert npu == pytest.approx(cpu, rel=SAME)
+    groups = [one for one in calls if one["call"] == "hccl" and one["size"] == 2]
+    assert {one["rank"] for one in groups} == {"0", "1"}
+    for one in groups:
+        assert set_by_launcher.items() <= one.items()
+        assert one["device"] == int(one["rank"])
+
+
+def test_where_cann_is_missing_the_fault_is_told_before_torch_is_loaded(tmp_path: Path, built: Path) -> None:
+    (tmp_path / "train.json").write_text("{}")
+    code = "from trainer.device import npu_fault, prepare_import; print(prepare_import() == npu_fault(), npu_fault())"
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{NODE}:{ROOT}", "NPU_LIBRARY": str(built / "npu.so")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("True libascendcl.so is not on the library path (source CANN's set_env.sh)")
+    code += "; import torch, sys; print('torch_npu' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
