@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.config import TrainConfig
-from trainer.gradients import GradientBuffer
+from trainer.gradients import GradientBuffer, clip_factor
 from trainer.group import Group
-from trainer.holding import Arriving
+from trainer.holding import COMPUTED_IN, Arriving
 from trainer.layers import LayerNorm
 from trainer.logical import cuts_of, own_of, parameter_of
 from trainer.optim import ShardedAdamW
@@ -46,6 +46,7 @@ class Sharded:
         self.gradients = GradientBuffer(self.whole, cuts, data, self.parallel)
         held = {name: one for name, one in {**self.whole, **self.rows}.items() if one.numel()}
         self.optimizer = ShardedAdamW(held, config.optimizer, data, zero=0)
+        self.factor = 1.0
 
     def clear(self) -> None:
         self.gradients.clear()
@@ -76,11 +77,9 @@ class Sharded:
         for part, summed in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
             part.copy_(summed.view_as(part))
 
-    def clip(self, limit: float) -> float:
-        norm = math.sqrt(self._square())
-        if 0 < limit < norm < float("inf"):
-            gradients = [self.gradients.flat, *map(self._gradient, self.rows)]
-            torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+    def clip(self, limit: float, scale: float = 1.0) -> float:
+        norm = math.sqrt(self._square()) / scale
+        self.factor = clip_factor(norm, limit) / scale
         return norm
 
     def _square(self) -> float:
@@ -102,7 +101,7 @@ class Sharded:
 
     def update(self, rate: float) -> None:
         self._reshard()
-        self.optimizer.step(rate)
+        self.optimizer.step(rate, factor=self.factor)
 
     def _reshard(self) -> None:
         """An evaluation leaves weights gathered, which the rows are about to differ from."""
@@ -162,7 +161,7 @@ def _shard(model: Model, config: TrainConfig, data: Group, norms: set[nn.Paramet
     """Blocks, then what is left (the tables), each gathered and reduced as one."""
     handle: Any = data.handle or dist.group.WORLD
     mesh = DeviceMesh.from_group(handle, data.device.kind)
-    kind = torch.bfloat16 if config.precision == "bf16" else None
+    kind = COMPUTED_IN[config.precision]
     policy = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=False)
     found = list[FSDPModule]()
     for module in (*model.blocks.values(), model):
