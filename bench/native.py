@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 # This file is named like the package that it measures: the folder above comes first.
@@ -58,6 +59,7 @@ def measure(repeat: int, threads: int) -> list[Row]:
         for case in cases.large_cases():
             if case.op == status.op:
                 both = [getattr(reference, case.op), getattr(chosen, case.op)]
+                both = [partial(op, **case.arguments) for op in both]
                 eager, own = medians(both, case.inputs(), repeat, clock)
                 dtype = str(case.dtype).removeprefix("torch.")
                 rows.append(Row(case.op, status.backend, case.name, dtype, eager, own, eager / own))

@@ -79,7 +79,8 @@ def large_cases() -> Iterator[Case]:
     """The sizes that a bench measures: a small GPT's, and one of 124 million parameters."""
     for op, name, shape in _LARGE:
         for dtype in (_FP32, _BF16):
-            yield Case(op, name, dtype, shape, *_ERRORS[op, dtype], _NONE)
+            arguments = _LARGE_ARGUMENTS.get(op, _NONE)
+            yield Case(op, name, dtype, shape, *_ERRORS[op, dtype], arguments)
 
 
 def cases(op: str | None = None) -> Iterator[Case]:
@@ -115,6 +116,16 @@ def _cross_entropy(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]
     if case.name in _EDITS:
         _EDITS[case.name](logits, targets)
     return logits.to(case.dtype), targets
+
+
+def _linear_cross_entropy(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
+    tokens, hidden, rows, vocabulary = case.shape
+    x = torch.randn(tokens, hidden, generator=generator)
+    weight = 4 * hidden**-0.5 * torch.randn(rows, hidden, generator=generator)
+    targets = torch.randint(0, vocabulary, (tokens,), generator=generator)
+    if case.name in _EDITS:
+        _EDITS[case.name](x, targets)
+    return x.to(case.dtype), weight.to(case.dtype), targets
 
 
 def _attention(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -167,6 +178,7 @@ _MAKERS: Mapping[str, Callable[[Case, torch.Generator], tuple[Tensor, ...]]] = {
     "layer_norm": _layer_norm,
     "gelu": _gelu,
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
     "attention": _attention,
 }
 
@@ -190,14 +202,20 @@ _ERRORS = {
     ("gelu", _BF16): (4e-3, 8e-3),
     ("cross_entropy", _FP32): (1e-6, 2e-6),
     ("cross_entropy", _BF16): (1e-6, 6e-3),  # the loss is fp32 in both; the gradient is rounded twice
+    ("linear_cross_entropy", _FP32): (1e-6, 4e-6),
+    ("linear_cross_entropy", _BF16): (4e-3, 2e-2),  # its logits are rounded
     ("attention", _FP32): (2e-6, 4e-6),
     ("attention", _BF16): (2e-2, 2e-2),
 }
 
 _NONE: Mapping[str, Any] = {}
+_LARGE_ARGUMENTS = {"gelu": {"approximate": "tanh"}, "linear_cross_entropy": {"vocabulary": 50257}}
 _LARGE: tuple[tuple[str, str, tuple[int, ...]], ...] = (
+    ("layer_norm", "1,024 x 768", (1024, 768)),
+    ("gelu", "1,024 x 3,072", (1024, 3072)),
     ("cross_entropy", "512 x 2,048", (512, 2048)),
     ("cross_entropy", "1,024 x 50,304", (1024, 50304)),
+    ("linear_cross_entropy", "1,024 x 768 x 50,257", (1024, 768, 50304, 50257)),
     ("attention", "8 x 6 x 256 x 64", (8, 6, 256, 256, 64)),
     ("attention", "1 x 12 x 1,024 x 64", (1, 12, 1024, 1024, 64)),
 )
@@ -207,6 +225,7 @@ _SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, Any]], ...] = (
     ("layer_norm", "rows", (1024, 96), _NONE),  # the weight's gradient sums 1,024 rows
     ("gelu", "exact", (33, 65), _NONE),
     ("gelu", "tanh", (33, 65), {"approximate": "tanh"}),
+    ("gelu", "threads", (90, 513), {"approximate": "tanh"}),
     ("cross_entropy", "one token", (1, 2), _NONE),
     ("cross_entropy", "one word", (3, 1), _NONE),
     ("cross_entropy", "odd", (5, 1009), _NONE),
@@ -221,6 +240,10 @@ _SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, Any]], ...] = (
     ("cross_entropy", "all masked", (4, 64), _NONE),
     ("cross_entropy", "infinite", (4, 64), _NONE),
     ("cross_entropy", "not a number", (4, 64), _NONE),
+    ("linear_cross_entropy", "padded", (40, 24, 384, 301), {"vocabulary": 301}),
+    ("linear_cross_entropy", "full", (7, 16, 128, 128), {"vocabulary": 128}),
+    ("linear_cross_entropy", "some ignored", (9, 16, 128, 65), {"vocabulary": 65}),
+    ("linear_cross_entropy", "all ignored", (9, 16, 128, 65), {"vocabulary": 65}),
     ("attention", "small", (2, 3, 16, 16, 8), _NONE),
     ("attention", "one", (1, 1, 1, 1, 4), _NONE),
     ("attention", "blocks", (1, 2, 300, 300, 16), _NONE),  # longer than a block, and no multiple of one

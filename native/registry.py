@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 REFERENCE = "reference"
-OPS = ("layer_norm", "gelu", "cross_entropy", "attention")
+OPS = ("layer_norm", "gelu", "cross_entropy", "linear_cross_entropy", "attention", "adamw")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Backend:
 
 # In the order in which `auto` tries them; the reference is last and serves every device that torch does.
 BACKENDS = (
-    Backend("cpu", "cpu", {"cross_entropy": "native.cpu.cross_entropy", "attention": "native.cpu.attention"}),
+    Backend("cpu", "cpu", {op: f"native.cpu.{op}" for op in OPS}),
     Backend("cuda", "cuda", {"attention": "native.cuda.attention"}),
     Backend("npu", "npu", {"attention": "native.npu.attention", "adamw": "native.npu.adamw"}),
     Backend(REFERENCE, None, dict.fromkeys(OPS, "native.reference")),
@@ -81,20 +81,24 @@ class Chosen:
 class Choice:
     """The ops, each bound to the backend chosen for it."""
 
-    def __init__(self, chosen: Sequence[Chosen], functions: Mapping[str, Callable[..., Tensor]]) -> None:
+    def __init__(self, chosen: Sequence[Chosen], functions: Mapping[str, Callable[..., Any]]) -> None:
         self._chosen = tuple(chosen)
         self._layer_norm = functions["layer_norm"]
         self._gelu = functions["gelu"]
         self._cross_entropy = functions["cross_entropy"]
+        self._linear_cross_entropy = functions["linear_cross_entropy"]
         self._attention = functions["attention"]
+        self._adamw = functions["adamw"]
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
         """Normalise over the last dimension, in fp32 whatever the type of `x`; the result has `x`'s type."""
-        return self._layer_norm(x, weight, bias, eps)
+        normal: Tensor = self._layer_norm(x, weight, bias, eps)
+        return normal
 
     def gelu(self, x: Tensor, approximate: str = "none") -> Tensor:
         """GELU: exact (`none`) or by tanh (`tanh`)."""
-        return self._gelu(x, approximate)
+        out: Tensor = self._gelu(x, approximate)
+        return out
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
         """Mean over the tokens whose target is not `ignore_index`, as an fp32 scalar; NaN when none counts.
@@ -102,7 +106,18 @@ class Choice:
         logits: (tokens, vocabulary); targets: (tokens,).
         A backend may destroy `logits` when they need a gradient: the gradient is written in their place.
         """
-        return self._cross_entropy(logits, targets, ignore_index)
+        loss: Tensor = self._cross_entropy(logits, targets, ignore_index)
+        return loss
+
+    def linear_cross_entropy(
+        self, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, ignore_index: int = -100
+    ) -> Tensor:
+        """As `cross_entropy` of the logits x weight^T, which nobody else sees.
+
+        x: (tokens, hidden); weight: (rows, hidden), of which those from `vocabulary` on are padding.
+        """
+        loss: Tensor = self._linear_cross_entropy(x, weight, targets, vocabulary, ignore_index)
+        return loss
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
         """Softmax(q k^T / sqrt(dim)) v over (batch, heads, sequence, dim).
@@ -110,7 +125,28 @@ class Choice:
         Causal means that the last query sees every key, the one before it all but the last, and so on,
         so that fewer queries than keys (generation from a cache) mean what one expects.
         """
-        return self._attention(q, k, v, causal)
+        mixed: Tensor = self._attention(q, k, v, causal)
+        return mixed
+
+    def adamw(
+        self,
+        held: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        averages: Sequence[Tensor],
+        squares: Sequence[Tensor],
+        lowered: Sequence[Tensor | None],
+        decays: Sequence[float],
+        step: int,
+        rate: float,
+        betas: tuple[float, float],
+        eps: float,
+        factor: float = 1.0,
+    ) -> None:
+        """The `step`-th (from 1) update of `held` and its moments, from gradients of any type times `factor`.
+
+        `lowered`: for each tensor its copy in another type, written anew, or None. Gradients may be destroyed.
+        """
+        self._adamw(held, gradients, averages, squares, lowered, decays, step, rate, betas, eps, factor)
 
     def report(self) -> list[Chosen]:
         """What was chosen for each op and why, in the order of `OPS`."""

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+import native
 from trainer.config import TrainConfig
 from trainer.gradients import GradientBuffer, clip_factor
 from trainer.group import Group
@@ -33,8 +34,11 @@ class Holding(Protocol):
     def wait(self) -> None:
         """Until every gradient is the sum over the data parallel ranks, the sequence's parts and tied copies."""
 
-    def clip(self, limit: float) -> float:
-        """The norm over all parts of the model; gradients above `limit` (if not 0) are scaled down to it."""
+    def clip(self, limit: float, scale: float = 1.0) -> float:
+        """The norm over all parts of the model; gradients above `limit` (if not 0) are scaled down to it.
+
+        `scale`: what the loss was multiplied by; norm and update are as if it had not been.
+        """
 
     def update(self, rate: float) -> None:
         """One optimizer step; every rank has the new weights afterwards."""
@@ -60,7 +64,8 @@ class Buffered:
         self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         data.broadcast(parameter.data for parameter in self.parameters.values())
         self.gradients = GradientBuffer(self.parameters, self.cuts, data, self.parallel, pipeline)
-        self.optimizer = ShardedAdamW(self.parameters, config.optimizer, data, config.zero)
+        ops = native.choose(data.device.kind, config.native)
+        self.optimizer = ShardedAdamW(self.parameters, config.optimizer, data, config.zero, ops)
         if config.precision != "fp32":
             self.optimizer.lower(lowered(model), COMPUTED_IN[config.precision])
         self.factor = 1.0
@@ -74,9 +79,9 @@ class Buffered:
     def wait(self) -> None:
         self.gradients.wait()
 
-    def clip(self, limit: float) -> float:
-        norm = self.gradients.norm()
-        self.factor = clip_factor(norm, limit)
+    def clip(self, limit: float, scale: float = 1.0) -> float:
+        norm = self.gradients.norm() / scale
+        self.factor = clip_factor(norm, limit) / scale
         return norm
 
     def update(self, rate: float) -> None:

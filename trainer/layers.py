@@ -115,9 +115,9 @@ class TokenTable(nn.Module):
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over the targets that are not -100."""
-        own = F.linear(self.parallel.enter(x), self.weight)[..., : self.real]
         if self.parallel.size == 1:
-            return self.ops.cross_entropy(own.flatten(0, 1), targets.flatten())
+            return self.ops.linear_cross_entropy(x.flatten(0, 1), self.weight, targets.flatten(), self.vocab)
+        own = F.linear(self.parallel.enter(x), self.weight)[..., : self.real]
         return cross_entropy(own.flatten(0, 1), targets.flatten(), self.first, self.parallel)
 
 

@@ -6,13 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw as functional_adamw
 
+import native
 from trainer.config_parts import OptimizerConfig
 from trainer.group import Group
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-FUSED_ON = ("cpu", "cuda")  # devices that have torch's fused kernel
 
 
 def decay_of(parameter: nn.Parameter, config: OptimizerConfig) -> float:
@@ -47,13 +46,19 @@ def owners(parameters: Mapping[str, nn.Parameter], world: int) -> dict[str, int]
 class ShardedAdamW:
     """AdamW over named parameters. With `zero` 1 each rank updates those it owns and sends them around.
 
-    It calls torch's fused kernel by itself: the first torch.optim object of a process loads torch's compiler,
-    1.5 s of every rank's start.
+    It has no torch.optim object: the first one of a process loads torch's compiler, 1.5 s of every rank's start.
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, group: Group, zero: int
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: OptimizerConfig,
+        group: Group,
+        zero: int,
+        ops: native.Choice | None = None,
     ) -> None:
+        """`ops`: whose AdamW is used, by default the best for the device."""
+        self.ops = ops or native.choose(group.device.kind)
         self.parameters = dict(parameters)
         self.config = config
         self.group = group
@@ -87,41 +92,23 @@ class ShardedAdamW:
         """
         if gradients is None:
             gradients = {name: one.grad for name, one in self.mine.items() if one.grad is not None}
-        for decay in dict.fromkeys(decay_of(parameter, self.config) for parameter in self.mine.values()):
-            names = [name for name, one in self.mine.items() if decay_of(one, self.config) == decay]
-            self._update(names, [gradients[name] for name in names], factor, rate, decay)
+        names = list(self.mine)
+        self.ops.adamw(
+            [self.masters.get(name, self.mine[name]) for name in names],
+            [gradients[name] for name in names],
+            [self.moments[f"exp_avg.{name}"] for name in names],
+            [self.moments[f"exp_avg_sq.{name}"] for name in names],
+            [self.mine[name] if name in self.masters else None for name in names],
+            [decay_of(self.mine[name], self.config) for name in names],
+            self.taken + 1,
+            rate,
+            self.config.betas,
+            self.config.eps,
+            factor,
+        )
         self.taken += 1
         if self.owner is not None:
             self._exchange(self.owner)
-
-    def _update(
-        self, names: Sequence[str], gradients: Sequence[Tensor], factor: float, rate: float, decay: float
-    ) -> None:
-        held: list[Tensor] = [self.masters.get(name, self.mine[name]) for name in names]
-        wide = [gradient.to(one.dtype) for gradient, one in zip(gradients, held, strict=True)]
-        if factor != 1.0:
-            torch._foreach_mul_(wide, factor)
-        # The kernel divides by the corrections of the step that is being taken, hence one more than were taken.
-        steps = [torch.tensor(self.taken + 1.0, device=one.device) for one in held]
-        kernel = torch._fused_adamw_ if held[0].device.type in FUSED_ON else functional_adamw
-        kernel(
-            held,
-            wide,
-            [self.moments[f"exp_avg.{name}"] for name in names],
-            [self.moments[f"exp_avg_sq.{name}"] for name in names],
-            [],  # amsgrad's maxima
-            steps,
-            amsgrad=False,
-            lr=rate,
-            beta1=self.config.betas[0],
-            beta2=self.config.betas[1],
-            weight_decay=decay,
-            eps=self.config.eps,
-            maximize=False,
-        )
-        for name, one in zip(names, held, strict=True):
-            if name in self.masters:
-                self.mine[name].copy_(one)
 
     def _exchange(self, owner: Mapping[str, int]) -> None:
         """Every rank sends its parameters in one piece a type: 50 small ones would cost 0.3 ms each on gloo."""

@@ -119,54 +119,35 @@ int thread_number() {
 }
 
 struct Arguments {
-    const int64_t* targets;
-    float* losses;   // (tokens): 0 where the target is ignored
-    float* scratch;  // (threads, vocabulary)
-    int64_t tokens, vocabulary, ignore_index;
+    const int64_t* targets;  // each within the vocabulary, or ignored
+    float* losses;           // (tokens): 0 where the target is ignored
+    float* scratch;          // (threads, vocabulary)
+    int64_t tokens, vocabulary, columns, counted, ignore_index;  // columns from `vocabulary` on are padding
     int gradient, threads, level;
 };
 
-// Targets that count, or -1 - (row of the first target outside the vocabulary).
-int64_t count_targets(const Arguments& a) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < a.tokens; ++i) {
-        if (a.targets[i] == a.ignore_index) continue;
-        if (a.targets[i] < 0 || a.targets[i] >= a.vocabulary) return -1 - i;
-        ++count;
-    }
-    return count;
-}
-
 template <typename T>
-int64_t cross_entropy(T* logits, const Arguments& a) {
-    const int64_t count = count_targets(a);
-    if (count < 0) return count;
+void cross_entropy(T* logits, const Arguments& a) {
     const RowLoss<T> loss_of = row_for<T>(a.level);
-    const float scale = count ? 1.0f / static_cast<float>(count) : 0.0f;
+    const float scale = a.counted ? 1.0f / static_cast<float>(a.counted) : 0.0f;
     // Below 64 Ki elements waking the other threads costs more than they bring.
 #pragma omp parallel for schedule(static) num_threads(a.threads) if (a.tokens * a.vocabulary > 65536)
     for (int64_t i = 0; i < a.tokens; ++i) {
-        T* row = logits + i * a.vocabulary;
-        if (a.targets[i] == a.ignore_index) {
-            a.losses[i] = 0.0f;
-            if (a.gradient) std::memset(row, 0, sizeof(T) * static_cast<size_t>(a.vocabulary));
-            continue;
+        T* row = logits + i * a.columns;
+        const int64_t real = a.targets[i] == a.ignore_index ? 0 : a.vocabulary;
+        a.losses[i] = 0.0f;
+        if (real) {
+            float* scratch = a.scratch + thread_number() * a.vocabulary;
+            a.losses[i] = loss_of(row, Row{a.vocabulary, a.targets[i], scale, scratch, a.gradient != 0});
         }
-        float* scratch = a.scratch + thread_number() * a.vocabulary;
-        a.losses[i] = loss_of(row, Row{a.vocabulary, a.targets[i], scale, scratch, a.gradient != 0});
+        if (a.gradient) std::memset(row + real, 0, sizeof(T) * static_cast<size_t>(a.columns - real));
     }
-    return count;
 }
 
 }  // namespace
 
-NATIVE_EXPORT int64_t native_cross_entropy_f32(float* logits, const Arguments* a) {
-    return cross_entropy(logits, *a);
-}
-
-NATIVE_EXPORT int64_t native_cross_entropy_bf16(uint16_t* logits, const Arguments* a) {
-    return cross_entropy(logits, *a);
-}
+NATIVE_EXPORT void native_cross_entropy_f32(float* logits, const Arguments* a) { cross_entropy(logits, *a); }
+NATIVE_EXPORT void native_cross_entropy_bf16(uint16_t* logits, const Arguments* a) { cross_entropy(logits, *a); }
 
 // Nobody has to call it: the reference keeps the texts from a linker that drops what is unused.
 NATIVE_EXPORT const char* native_source_cross_entropy(int part) {

@@ -29,6 +29,8 @@ class _Arguments(ctypes.Structure):
         ("scratch", ctypes.c_void_p),
         ("tokens", ctypes.c_int64),
         ("vocabulary", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("counted", ctypes.c_int64),
         ("ignore_index", ctypes.c_int64),
         ("gradient", ctypes.c_int),
         ("threads", ctypes.c_int),
@@ -115,8 +117,42 @@ def _on_cpu(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool) 
 
 
 def run(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool, level: int) -> Tensor:
-    """The kernel at one level of instructions: contiguous logits, int64 targets; the mean loss."""
-    tokens, vocabulary = logits.shape
+    """The mean loss by the kernel at one level of instructions, of contiguous logits."""
+    targets = checked(targets, logits.shape[1], ignore_index)
+    count = int((targets != ignore_index).sum())
+    return mean_of(losses_of(logits, targets, ignore_index, gradient, level, logits.shape[1], count), count)
+
+
+def checked(targets: Tensor, vocabulary: int, ignore_index: int) -> Tensor:
+    """The targets as the kernel wants them; IndexError where one is outside the vocabulary."""
+    targets = targets.to(torch.int64).contiguous()
+    outside = (targets != ignore_index) & ((targets < 0) | (targets >= vocabulary))
+    if outside.any():
+        row = int(outside.nonzero()[0])
+        what = f"target {int(targets[row])} of token {row}"
+        raise IndexError(f"{what} is outside the vocabulary [0,{vocabulary})")
+    return targets
+
+
+def mean_of(losses: Tensor, count: int) -> Tensor:
+    """The mean over those that count; in fp64, so that the order of the sum does not show."""
+    return (losses.sum(dtype=torch.float64) / count if count else losses.new_tensor(float("nan"))).float()
+
+
+def losses_of(
+    logits: Tensor,
+    targets: Tensor,
+    ignore_index: int,
+    gradient: bool,
+    level: int,
+    vocabulary: int,
+    count: int,
+) -> Tensor:
+    """Each token's loss, of contiguous logits and checked targets.
+
+    Columns from `vocabulary` on are padding, and have no gradient. `count`: tokens of the mean, here or elsewhere.
+    """
+    tokens, columns = logits.shape
     threads = max(1, torch.get_num_threads())
     losses = torch.empty(tokens, dtype=torch.float32)
     scratch = torch.empty(threads if logits.dtype == torch.bfloat16 else 0, vocabulary, dtype=torch.float32)
@@ -126,17 +162,14 @@ def run(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool, leve
         scratch.data_ptr(),
         tokens,
         vocabulary,
+        columns,
+        count,
         ignore_index,
         gradient,
         threads,
         level,
     )
     kernel = load().functions[f"native_cross_entropy_{_SUFFIX[logits.dtype]}"]
-    kernel.restype = ctypes.c_int64
-    count: int = kernel(ctypes.c_void_p(logits.data_ptr()), ctypes.byref(arguments))
-    if count < 0:
-        row = -1 - count
-        what = f"target {int(targets[row])} of token {row}"
-        raise IndexError(f"{what} is outside the vocabulary [0,{vocabulary})")
-    # In fp64, so that the order of the sum does not show.
-    return (losses.sum(dtype=torch.float64) / count if count else losses.new_tensor(float("nan"))).float()
+    kernel.restype = None
+    kernel(ctypes.c_void_p(logits.data_ptr()), ctypes.byref(arguments))
+    return losses

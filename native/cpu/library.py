@@ -12,7 +12,16 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 STEM = "_ops"
 NAMESPACE = "clusterctl_native"  # of the ops as torch knows them
-OPS = ("cross_entropy", "attention", "bpe", "json_lines", "sample_index")  # each a file of C++
+OPS = (  # each a file of C++
+    "cross_entropy",
+    "attention",
+    "gelu",
+    "layer_norm",
+    "adamw",
+    "bpe",
+    "json_lines",
+    "sample_index",
+)
 HEADERS = ("native.h", "bpe_merges.h", "bpe_words.h", "unicode_classes.h", "utf8.h")
 SOURCES = (*HEADERS, *(f"{op}.cpp" for op in OPS))
 BUILD_HINT = "build it with `python -m native build`"

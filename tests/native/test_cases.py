@@ -29,7 +29,7 @@ def test_every_backend_gives_the_meaning_of_every_case(
     inputs = case.inputs()
     expected = cases.meaning(case, getattr(reference, case.op), inputs)
     actual = cases.run(case, function(case.op, backend), inputs)
-    assert actual.value.dtype == (torch.float32 if case.op == "cross_entropy" else case.dtype)
+    assert actual.value.dtype == (torch.float32 if case.op.endswith("cross_entropy") else case.dtype)
     assert cases.error(actual.value, expected.value) <= case.value_error
     assert len(actual.gradients) == len(expected.gradients) > 0
     for ours, theirs in zip(actual.gradients, expected.gradients, strict=True):
@@ -39,8 +39,8 @@ def test_every_backend_gives_the_meaning_of_every_case(
 
 def test_every_op_has_cases_in_both_types() -> None:
     assert {(case.op, case.dtype) for case in cases.cases()} == {
-        (op, dtype) for op in OPS for dtype in (torch.float32, torch.bfloat16)
-    }
+        (op, dtype) for op in OPS for dtype in (torch.float32, torch.bfloat16) if op != "adamw"
+    }  # adamw gives no value and has no gradient: test_adamw.py
 
 
 @pytest.mark.parametrize("case", [case for case in cases.cases() if case.name == "odd"], ids=str)

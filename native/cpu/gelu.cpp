@@ -1,0 +1,91 @@
+// GELU by tanh, forward and backward: x s(z) with the logistic s and z = 2 sqrt(2 / pi) (x + 0.044715 x^3), which
+// is the same as x (1 + tanh(z / 2)) / 2.
+#include "native.h"
+
+NATIVE_TEXT(native_text_of_gelu)
+
+namespace {
+
+constexpr int64_t PIECE = 4096;  // numbers a thread takes at a time
+constexpr float SLOPE = 1.5957691216f;  // 2 sqrt(2 / pi)
+constexpr float CUBE = 0.044715f;
+
+// s(z) and 1 - s(z), each to its own last bits.
+NATIVE_INLINE void logistic(float z, float* here, float* rest) {
+    const float e = exp_nonpositive(z < 0.0f ? z : -z);
+    const float large = 1.0f / (1.0f + e), small = e / (1.0f + e);
+    *here = z < 0.0f ? small : large;
+    *rest = z < 0.0f ? large : small;
+}
+
+template <typename T>
+NATIVE_INLINE void forward(const T* x, const T*, T* out, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+        const float a = to_float(x[i]);
+        float s, rest;
+        logistic(SLOPE * a * (1.0f + CUBE * a * a), &s, &rest);
+        store(&out[i], a * s);
+    }
+}
+
+template <typename T>
+NATIVE_INLINE void backward(const T* x, const T* above, T* out, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+        const float a = to_float(x[i]);
+        float s, rest;
+        logistic(SLOPE * a * (1.0f + CUBE * a * a), &s, &rest);
+        store(&out[i], to_float(above[i]) * (s + a * s * rest * SLOPE * (1.0f + 3.0f * CUBE * a * a)));
+    }
+}
+
+template <typename T>
+using Piece = void (*)(const T*, const T*, T*, int64_t);
+
+template <typename T, bool BACK>
+NATIVE_INLINE void piece(const T* x, const T* above, T* out, int64_t n) {
+    if (BACK) backward(x, above, out, n);
+    else forward(x, above, out, n);
+}
+
+template <typename T, bool BACK>
+void piece_plain(const T* x, const T* above, T* out, int64_t n) { piece<T, BACK>(x, above, out, n); }
+#ifdef NATIVE_X86
+template <typename T, bool BACK>
+NATIVE_AVX2 void piece_avx2(const T* x, const T* above, T* out, int64_t n) { piece<T, BACK>(x, above, out, n); }
+template <typename T, bool BACK>
+NATIVE_AVX512 void piece_avx512(const T* x, const T* above, T* out, int64_t n) { piece<T, BACK>(x, above, out, n); }
+#endif
+
+template <typename T, bool BACK>
+Piece<T> piece_for(int level) {
+#ifdef NATIVE_X86
+    if (level == 2) return piece_avx512<T, BACK>;
+    if (level == 1) return piece_avx2<T, BACK>;
+#endif
+    (void)level;
+    return piece_plain<T, BACK>;
+}
+
+template <typename T>
+void gelu(const T* x, const T* above, T* out, int64_t n, int threads, int level) {
+    const Piece<T> one = above ? piece_for<T, true>(level) : piece_for<T, false>(level);
+#pragma omp parallel for schedule(static) num_threads(threads) if (n > 4 * PIECE)
+    for (int64_t i = 0; i < n; i += PIECE) {
+        one(x + i, above ? above + i : nullptr, out + i, n - i < PIECE ? n - i : PIECE);
+    }
+}
+
+}  // namespace
+
+// The value where `above` is null, else the gradient; `out` may be `above`.
+NATIVE_EXPORT void native_gelu_f32(const float* x, const float* above, float* out, int64_t n, int threads, int level) {
+    gelu(x, above, out, n, threads, level);
+}
+NATIVE_EXPORT void native_gelu_bf16(const uint16_t* x, const uint16_t* above, uint16_t* out, int64_t n, int threads,
+                                    int level) {
+    gelu(x, above, out, n, threads, level);
+}
+
+NATIVE_EXPORT const char* native_source_gelu() { return native_text_of_gelu; }

@@ -1,0 +1,137 @@
+"""Layer norm on a CPU: a row is read once each way, and the weight's gradients are summed in fp32.
+
+torch's own bf16 backward sums them in bf16: measured 4.0 off in 118 over 1,024 rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from native.cpu.library import NAMESPACE, load, why_not
+from native.reference import layer_norm as plain
+
+__all__ = ["layer_norm", "merit", "why_not"]
+
+_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
+PIECES = 32  # of the rows; each sums its part of the weight's gradients by itself
+
+
+class _Arguments(ctypes.Structure):
+    """As `struct Arguments` in layer_norm.cpp."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("x", "above", "weight", "bias", "out", "facts", "sums", "scratch")
+        ),
+        ("rows", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("piece", ctypes.c_int64),
+        ("eps", ctypes.c_float),
+        ("threads", ctypes.c_int),
+        ("level", ctypes.c_int),
+    )
+
+
+def merit() -> str:
+    """What a report says of this backend."""
+    return f"a row at a time, sums in fp32 ({load().describe()})"
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
+    """As the reference, which serves other types."""
+    if x.dtype not in _SUFFIX:
+        return plain(x, weight, bias, eps)
+    _register()
+    result: Tensor = _Rows.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Rows(torch.autograd.Function):
+    """Keeps what came in, and two numbers a row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        wide = None if bias is None else bias.float()
+        out, facts = torch.ops.clusterctl_native.layer_norm(x, weight.float(), wide, eps)
+        ctx.save_for_backward(x, weight, facts)
+        ctx.bias_type = None if bias is None else bias.dtype
+        result: Tensor = out
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, facts = ctx.saved_tensors
+        own, sums = torch.ops.clusterctl_native.layer_norm_backward(upstream, x, weight.float(), facts)
+        of_bias = None if ctx.bias_type is None else sums[1].to(ctx.bias_type)
+        return own, sums[0].to(weight.dtype), of_bias, None
+
+
+@functools.cache
+def _register() -> torch.library.Library:
+    """Make the ops known to torch, so that profilers name them; the library must outlive their calls."""
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    library.define("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor)")
+    library.define(
+        "layer_norm_backward(Tensor upstream, Tensor x, Tensor weight, Tensor facts) -> (Tensor, Tensor)"
+    )
+    library.impl("layer_norm", _forward, "CPU")
+    library.impl("layer_norm", lambda x, *_: _results(x), "Meta")
+    library.impl("layer_norm_backward", _backward, "CPU")
+    library.impl("layer_norm_backward", lambda _, x, *__: (torch.empty_like(x), _sums(x, 2)), "Meta")
+    return library
+
+
+def _results(x: Tensor) -> tuple[Tensor, Tensor]:
+    rows = x.numel() // max(1, x.shape[-1])
+    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(
+        rows, 2, dtype=torch.float32
+    )
+
+
+def _sums(x: Tensor, *shape: int) -> Tensor:
+    return x.new_zeros(*shape, x.shape[-1], dtype=torch.float32)
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    x = x.contiguous()
+    out, facts = _results(x)
+    _run(x, None, weight.contiguous(), None if bias is None else bias.contiguous(), out, facts, None, eps)
+    return out, facts
+
+
+def _backward(upstream: Tensor, x: Tensor, weight: Tensor, facts: Tensor) -> tuple[Tensor, Tensor]:
+    x, upstream = x.contiguous(), upstream.contiguous()
+    out, sums = torch.empty_like(x), _sums(x, PIECES, 2)
+    _run(x, upstream, weight.contiguous(), None, out, facts, sums, 0.0)
+    return out, sums.sum(0)
+
+
+def _run(
+    x: Tensor,
+    upstream: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    facts: Tensor,
+    sums: Tensor | None,
+    eps: float,
+) -> None:
+    rows, width = len(facts), x.shape[-1]
+    if not rows:
+        return
+    threads = max(1, torch.get_num_threads())
+    scratch = torch.empty(threads, 2, width, dtype=torch.float32)
+    given = (x, upstream, weight, bias, out, facts, sums, scratch)
+    places = [None if tensor is None else tensor.data_ptr() for tensor in given]
+    arguments = _Arguments(*places, rows, width, -(-rows // PIECES), eps, threads, load().level)
+    load().functions[f"native_layer_norm_{_SUFFIX[x.dtype]}"](
+        ctypes.byref(arguments), int(upstream is not None)
+    )

@@ -1,0 +1,101 @@
+"""A model's last matrix and its cross-entropy on a CPU: the logits become their gradient, and are gone at once.
+
+Both products of the backward pass are made in the forward pass, some tokens at a time, so that no more than
+`PIECE` bytes of logits are ever there, and no copy of them without the columns that pad the vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from native.cpu.cross_entropy import checked, losses_of, mean_of
+from native.cpu.library import load, why_not
+from native.reference import linear_cross_entropy as plain
+
+__all__ = ["linear_cross_entropy", "merit", "why_not"]
+
+PIECE = 256 << 20  # every further piece costs a pass over the matrix's gradient
+_TYPES = (torch.float32, torch.bfloat16)
+
+
+def merit() -> str:
+    """What a report says of this backend."""
+    return f"no logits are kept, gradient in their place ({load().describe()})"
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, ignore_index: int = -100
+) -> Tensor:
+    """As the reference, which serves other types."""
+    if torch.is_autocast_enabled("cpu"):
+        x, weight = (each.to(torch.get_autocast_dtype("cpu")) for each in (x, weight))
+    with torch.autocast("cpu", enabled=False):
+        if x.dtype not in _TYPES or x.dtype != weight.dtype or x.device.type != "cpu":
+            return plain(x, weight, targets, vocabulary, ignore_index)
+        targets = checked(targets, vocabulary, ignore_index)
+        if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
+            return _loss(x.detach(), weight.detach(), targets, vocabulary, ignore_index)
+        loss: Tensor = _AtOnce.apply(x, weight, targets, vocabulary, ignore_index)  # type: ignore[no-untyped-call]
+        return loss
+
+
+class _AtOnce(torch.autograd.Function):
+    """The gradients are ready when forward returns; backward hands them over."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, ignore_index: int
+    ) -> Tensor:
+        ctx.gradients = dx, dw = torch.empty_like(x), torch.empty_like(weight)
+        return _loss(x, weight, targets, vocabulary, ignore_index, dx, dw)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("the gradients of linear_cross_entropy are spent")
+        dx, dw = ctx.gradients
+        ctx.gradients = None
+        if upstream.item() != 1.0:
+            dx.mul_(upstream)
+            dw.mul_(upstream)
+        return dx, dw, None, None, None
+
+
+def _loss(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocabulary: int,
+    ignore_index: int,
+    dx: Tensor | None = None,
+    dw: Tensor | None = None,
+) -> Tensor:
+    """The mean loss; where the gradients have room, they are filled in."""
+    count = int((targets != ignore_index).sum())
+    rows = max(1, min(len(x), PIECE // max(1, len(weight) * x.element_size())))
+    # Of bf16 gradients several are added in fp32.
+    several = dw is not None and rows < len(x) and dw.dtype != torch.float32
+    sum_dw = torch.zeros_like(dw, dtype=torch.float32) if several and dw is not None else dw
+    losses = []
+    for start in range(0, len(x), rows):
+        own, logits = slice(start, start + rows), x[start : start + rows] @ weight.t()
+        made = losses_of(logits, targets[own], ignore_index, dw is not None, load().level, vocabulary, count)
+        losses.append(made)
+        if dx is None or sum_dw is None:
+            continue
+        torch.mm(logits, weight, out=dx[own])
+        if several:
+            sum_dw.add_(logits.t() @ x[own])
+        elif start == 0:
+            torch.mm(logits.t(), x[own], out=sum_dw)
+        else:
+            sum_dw.addmm_(logits.t(), x[own])
+        del logits
+    if several and dw is not None and sum_dw is not None:
+        dw.copy_(sum_dw)
+    return mean_of(torch.cat(losses), count)

@@ -1,0 +1,55 @@
+"""The update of weights: every backend held to fp64, with the types that a training has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import native
+
+SHAPES = ((3, 5), (40_000,), (1,), (257, 129))  # one longer than what a thread takes at a time
+
+
+def tensors(gradient_type: torch.dtype, seed: int = 0) -> tuple[list[Tensor], ...]:
+    """Held, gradients, averages, squares."""
+    generator = torch.Generator().manual_seed(seed)
+    held, gradients, averages = (
+        [torch.randn(shape, generator=generator) for shape in SHAPES] for _ in range(3)
+    )
+    squares = [average.square() + 0.1 for average in averages]
+    return held, [gradient.to(gradient_type) for gradient in gradients], averages, squares
+
+
+def by_hand(
+    held: list[Tensor], gradients: list[Tensor], averages: list[Tensor], squares: list[Tensor]
+) -> None:
+    for w, g, m, v, decay in zip(held, gradients, averages, squares, (0.1, 0.0, 0.0, 0.1), strict=True):
+        g.mul_(0.5)
+        m.mul_(0.9).add_(g, alpha=0.1)
+        v.mul_(0.95).add_(g * g, alpha=0.05)
+        w.mul_(1 - 0.01 * decay)
+        w.sub_(0.01 * (m / (1 - 0.9**3)) / ((v / (1 - 0.95**3)).sqrt() + 1e-8))
+
+
+@pytest.mark.parametrize("gradient_type", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_step_is_what_the_formula_says_and_the_copy_is_rounded(
+    backend: str, gradient_type: torch.dtype
+) -> None:
+    try:
+        ops = native.choose("cpu", {"adamw": backend})
+    except native.BackendUnavailable as missing:
+        pytest.skip(str(missing))
+    given = tensors(gradient_type)
+    expected = [[x.double() for x in part] for part in given]
+    by_hand(*expected)
+    held, gradients, averages, squares = given
+    lowered = [torch.empty_like(one, dtype=torch.bfloat16) if one.dim() > 1 else None for one in held]
+    decays = (0.1, 0.0, 0.0, 0.1)
+    ops.adamw(held, gradients, averages, squares, lowered, decays, 3, 0.01, (0.9, 0.95), 1e-8, 0.5)
+    for ours, right in zip((held, averages, squares), (expected[0], *expected[2:]), strict=True):
+        for one, other in zip(ours, right, strict=True):
+            assert torch.allclose(one.double(), other, rtol=2e-6, atol=1e-6)
+    for one, low in zip(held, lowered, strict=True):
+        assert low is None or torch.equal(low, one.bfloat16())
