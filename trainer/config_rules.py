@@ -153,7 +153,7 @@ def _recompute_faults(config: TrainConfig) -> Iterator[Fault]:
 
 def _precision_faults(config: TrainConfig) -> Iterator[Fault]:
     if config.precision == "fp16" and config.hardware.kind in ("", "cpu"):
-        what = "fp16 needs a GPU or an NPU: neither torch on CPU nor DeepSpeed there has it"
+        what = "fp16 needs a GPU or an NPU: a CPU multiplies it at a tenth of bf16's rate, or a two-hundredth"
         yield Fault("train.precision", what, "use bf16, which needs no loss scale")
     if config.precision != "fp16" and config.loss_scale != LossScaleConfig():
         yield Fault("train.loss_scale", f"is fp16's, and precision is {config.precision}", "leave it out")

@@ -14,6 +14,7 @@ from trainer.device import Device
 from trainer.group import Groups
 from trainer.holding import Arriving, Buffered, Holding, shapes_of
 from trainer.logical import cuts_of, whole_of
+from trainer.loss_scale import LossScale
 from trainer.optim import MOMENTS
 from trainer.passes import Batch, Model, Passes, Plain, tokens_of
 from trainer.pipeline import of_all_stages
@@ -33,6 +34,10 @@ class StepResult:
     tokens: int
     skipped: bool = False
     own_seconds: float = 0.0
+    loss_scale: float | None = None
+    """What fp16 multiplied the loss by."""
+    calibrating: bool = False
+    """Whether the step was skipped because that was too much, and is less now: no failure."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ class Engine(Protocol):
 
     shapes: Mapping[str, tuple[int, ...]]
     """Of each parameter, by its logical name, the shape in a checkpoint."""
+    loss_scale: LossScale
+    """Of fp16; 1 in other precisions."""
 
     def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
         """One optimizer step over this rank's part of a global batch; `seed` fixes dropout."""
@@ -81,6 +88,7 @@ class TorchEngine:
         self.config, self.groups, self.device = config, groups, device
         self.cuts, self.parallel = cuts_of(model), model.parallel
         self.shapes = shapes or shapes_of(model)
+        self.loss_scale = LossScale(config.loss_scale if config.precision == "fp16" else None)
         self.holding = _holding(model, config, groups)
         self.passes: Passes = Plain(model, device, config.precision, groups.data)
         if groups.pipeline.stages > 1:
@@ -90,16 +98,19 @@ class TorchEngine:
         torch.manual_seed(seed)
         self.holding.clear()
         data, own = self.groups.data, self.device.stopwatch()
-        share = 1.0 / (len(batch) * data.world)
-        total = self.passes.step(batch, share, own, self.holding.last_backward)
+        share, scale = 1.0 / (len(batch) * data.world), self.loss_scale.value
+        total = self.passes.step(batch, share * scale, own, self.holding.last_backward)
         self.holding.wait()
-        norm = self.holding.clip(self.config.optimizer.clip)
+        norm = self.holding.clip(self.config.optimizer.clip, scale)
         finite = norm < float("inf")  # False for NaN too
         if finite:
             self.holding.update(rate)
+        calibrating = not finite and self.loss_scale.can_fall
+        self.loss_scale.update(overflow=not finite)
         tokens = tokens_of(batch, data.world, self.config.model.sequence)
-        mean = self.groups.pipeline.total(data.total(float(total.item())), self.device)
-        return StepResult(mean, norm, tokens, skipped=not finite, own_seconds=own.seconds())
+        mean = self.groups.pipeline.total(data.total(float(total.item())), self.device) / scale
+        told = scale if self.config.precision == "fp16" else None
+        return StepResult(mean, norm, tokens, not finite, own.seconds(), told, calibrating)
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
         return self.passes.evaluate(batches)

@@ -35,6 +35,10 @@ class StepDone:
     """Of this step, over all ranks."""
     consumed: int = 0
     """Samples since the beginning of the training."""
+    loss_scale: float | None = None
+    """What fp16 multiplied the loss by."""
+    calibrating: bool = False
+    """Skipped because that was too much: it is halved until it fits."""
 
 
 @dataclass(frozen=True)

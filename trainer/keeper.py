@@ -51,6 +51,7 @@ class Keeper:
             "optimizer_steps": state.optimizer_steps,
             "consumed_samples": self.config.batches.consumed(step),
             "world": self.group.world,
+            "loss_scale": self.engine.loss_scale.state(),
             "config": self.config.as_json(),
             "data": self.data,
             "random": "dropout: (seed, step, rank); data: (data.seed, consumed_samples)",
@@ -71,6 +72,7 @@ class Keeper:
             raise CheckpointError(fault, "correct the config, or use resume: never to begin anew")
         if step:
             taken = self.group.share(found.manifest["optimizer_steps"] if found else 0)
+            self.engine.loss_scale.load(self.group.share(found.manifest.get("loss_scale", {}) if found else {}))
             shapes = self.engine.shapes
             moments = {f"{moment}.{name}": shape for name, shape in shapes.items() for moment in MOMENTS}
             model = self._arriving(shapes, found, checkpoints.MODEL)

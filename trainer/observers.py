@@ -111,9 +111,12 @@ def step_line(event: StepDone, rates: Rates | None = None) -> str:
             f"{event.samples / event.step_seconds:,.1f} samples/s",
             rates.words(event.tokens_per_second),
         ]
-    return " | ".join(
-        [*parts, *["skipped: the gradient is not finite"] * event.skipped, *filter(None, [event.cause])]
-    )
+    if event.loss_scale is not None:
+        parts.append(f"loss scale {event.loss_scale:,.0f}")
+    if event.skipped:
+        why = "calibrating the loss scale" if event.calibrating else "the gradient is not finite"
+        parts.append(f"skipped: {why}")
+    return " | ".join([*parts, *filter(None, [event.cause])])
 
 
 class Heartbeat:

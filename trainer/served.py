@@ -31,6 +31,7 @@ def _of_layout(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
 
 
 def _of_loop(config: TrainConfig) -> Iterator[Fault]:
-    if config.precision == "fp16" and config.hardware.kind not in ("", "cpu"):
-        what = "fp16 is not supported yet: no engine here scales the loss"
+    scaled = config.engine == "torch" and config.zero < 2
+    if config.precision == "fp16" and config.hardware.kind not in ("", "cpu") and not scaled:
+        what = "fp16 is torch's engine's, with zero 0 or 1: nothing else here scales the loss"
         yield Fault("train.precision", what, "use bf16, which needs no loss scale")
