@@ -209,7 +209,10 @@ _ERRORS = {
 }
 
 _NONE: Mapping[str, Any] = {}
-_LARGE_ARGUMENTS = {"gelu": {"approximate": "tanh"}, "linear_cross_entropy": {"vocabulary": 50257}}
+_LARGE_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "gelu": {"approximate": "tanh"},
+    "linear_cross_entropy": {"vocabulary": 50257},
+}
 _LARGE: tuple[tuple[str, str, tuple[int, ...]], ...] = (
     ("layer_norm", "1,024 x 768", (1024, 768)),
     ("gelu", "1,024 x 3,072", (1024, 3072)),

@@ -76,8 +76,14 @@ def adamw(
     for decay in dict.fromkeys(decays):
         chosen = [i for i, own in enumerate(decays) if own == decay]
         kernel = torch._fused_adamw_ if held[chosen[0]].device.type in FUSED_ON else functional_adamw
+        weights, slopes, means, powers = (
+            [tensors[i] for i in chosen] for tensors in (held, wide, averages, squares)
+        )
         kernel(
-            *([tensors[i] for i in chosen] for tensors in (held, wide, averages, squares)),
+            weights,
+            slopes,
+            means,
+            powers,
             [],  # amsgrad's maxima
             [torch.tensor(float(step), device=held[i].device) for i in chosen],
             amsgrad=False,
