@@ -87,7 +87,8 @@ class Staged:
         middle = [pipe.LayerSpec(_Stage, *own) for _ in range(line.stages - 2)]
         first, last = (pipe.TiedLayerSpec("ends", _Stage, *own, tied_weight_attr=f"model.{TIED}") for _ in range(2))
         topology = deepspeed.runtime.pipe.topology.PipeModelDataParallelTopology
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it divides
+        # It prints what it divides, and sends the table as if that were to be differentiated.
+        with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
             self.module: nn.Module = pipe.PipelineModule(
                 [first, *middle, last],
                 topology=topology(num_pp=line.stages, num_mp=groups.tensor.size, num_dp=groups.data.world),

@@ -7,6 +7,7 @@ ninja and a compiler there), compiles its own AdamW for 41 s, and logs dozens of
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 from trainer import env
@@ -40,6 +41,8 @@ def import_deepspeed(device: Device) -> Any:
             "pip install deepspeed, or use engine: torch",
         ) from error
     logger.setLevel(logging.ERROR)
+    # Collectives that torch 2.13 renamed, and DeepSpeed calls by their old names: a line for many a call.
+    warnings.filterwarnings("ignore", "`torch.distributed.*is deprecated", FutureWarning)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(device.collectives, dist_init_required=False)  # on the group that there is
     return deepspeed
