@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from trainer.models import ModelConfig
 
-WIDE = 4  # bytes of a number of the residual stream, which stays fp32
-QUERIES = 128  # a block of the CPU's attention (native.cpu.attention)
+WIDE = 4  # bytes of a number in fp32
+FUSED = ("cpu", "cuda")  # devices whose attention holds no scores; of CPUs, those with AVX-512
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Pass:
     """The device, which chooses the kernels."""
     tensor: int = 1
     sequence: bool = False
+    cast: bool = False
+    """Whether autocast makes copies of fp32 weights; else weights and the residual stream are as wide as matrices."""
 
     @property
     def tokens(self) -> int:
@@ -38,7 +40,7 @@ class Pass:
     @property
     def residual(self) -> int:
         """The residual stream once."""
-        return WIDE * self.own_tokens * self.model.hidden
+        return (WIDE if self.cast else self.width) * self.own_tokens * self.model.hidden
 
     @property
     def wide_share(self) -> int:
@@ -49,12 +51,18 @@ class Pass:
 def layer(one: Pass, selective: bool = False) -> int:
     """One block; `selective` keeps nothing of attention's inside."""
     model = one.model
-    norms = 2 * (one.residual + 2 * WIDE * one.own_tokens)  # inputs, means and deviations
+    norms = 2 * norm(one)
     into_matrices = 2 * one.width * one.tokens * model.hidden
     inner = one.width * one.tokens * model.inner // one.tensor
     feed_forward = 4 * inner if model.swiglu else 2 * inner  # gate, up, silu(gate), product
     kept = norms + into_matrices + attention(one, selective) + one.wide_share + feed_forward
     return kept + 2 * dropout(one)
+
+
+def norm(one: Pass) -> int:
+    """A layer norm's input, which but for a CPU's kernel is a copy in fp32; means and deviations."""
+    copied = one.kind != "cpu" or one.cast
+    return (WIDE * one.own_tokens * one.model.hidden if copied else one.residual) + 2 * WIDE * one.own_tokens
 
 
 def dropout(one: Pass) -> int:
@@ -71,12 +79,10 @@ def attention(one: Pass, selective: bool = False) -> int:
     keys = one.width * one.tokens * model.groups * model.head_size // one.tensor
     if selective:
         return _handed(one, qkv, keys)
-    if one.kind == "cuda" or model.kind == "glm":
+    if one.kind in FUSED or model.kind == "glm":
         sums = WIDE * one.samples * model.heads // one.tensor * model.sequence
         masks = one.samples * model.sequence**2 if model.kind == "glm" else 0
         return _handed(one, qkv, keys) + sums + masks
-    if one.kind == "cpu" and model.sequence > QUERIES:
-        return one.wide_share + _handed(one, qkv, keys, queries=False) + scores(one)
     copied = model.groups != model.heads or one.samples > 1  # a product of many samples' views copies them
     handed = 2 * one.wide_share if copied else _handed(one, qkv, keys, queries=False)
     return one.wide_share + handed + scores(one) + model.sequence**2  # scaled queries, keys and values, mask
@@ -91,12 +97,8 @@ def _handed(one: Pass, qkv: int, keys: int, queries: bool = True) -> int:
 
 
 def scores(one: Pass) -> int:
-    """Attention's probabilities, of which the CPU's kernel makes little more than the half that is seen."""
-    model, seen = one.model, one.model.sequence**2
-    if one.kind == "cpu" and model.sequence > QUERIES:
-        starts = range(0, model.sequence, QUERIES)
-        seen = sum(min(QUERIES, model.sequence - at) * min(at + QUERIES, model.sequence) for at in starts)
-    return one.width * one.samples * (model.heads // one.tensor) * seen
+    """Attention's probabilities, where the device has no kernel that does without."""
+    return one.width * one.samples * (one.model.heads // one.tensor) * one.model.sequence**2
 
 
 def embedding(one: Pass) -> int:
@@ -107,12 +109,12 @@ def embedding(one: Pass) -> int:
 def head(one: Pass) -> int:
     """The last norm and what goes into the vocabulary's matrix."""
     into_matrix = one.width * one.tokens * one.model.hidden
-    return one.residual + 2 * WIDE * one.own_tokens + into_matrix
+    return norm(one) + into_matrix
 
 
 def cast_layer(one: Pass) -> int:
     """Copies of one block's matrices in the matrices' type, which autocast makes and the graph keeps."""
-    if one.width == WIDE:
+    if not one.cast or one.width == WIDE:
         return 0
     model = one.model
     matrices = model.hidden * (model.qkv_width + model.hidden + model.up_width + model.inner)
@@ -121,6 +123,6 @@ def cast_layer(one: Pass) -> int:
 
 def cast_table(one: Pass) -> int:
     """The same of the vocabulary's matrix."""
-    if one.width == WIDE:
+    if not one.cast or one.width == WIDE:
         return 0
     return one.width * one.model.padded(one.tensor) * one.model.hidden // one.tensor

@@ -13,7 +13,7 @@ from trainer import plan_flops as flops
 from trainer.layout import Layout, accumulation
 from trainer.plan_activations import WIDE, Pass
 from trainer.plan_hardware import Hardware
-from trainer.plan_memory import MASTER, layer_ranges, parameters_of, pass_of
+from trainer.plan_memory import layer_ranges, parameters_of, pass_of
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
@@ -109,7 +109,7 @@ def _data(
     """Gradients summed and weights sent around; `hidden`: seconds of the last backward pass that cover some of it."""
     if layout.data == 1:
         return 0.0
-    size, link = MASTER * numbers, _link(hardware, layout.tensor * layout.data)
+    size, link = WIDE * numbers, _link(hardware, layout.tensor * layout.data)
     around = _around(size, layout.data, link, hardware.latency)
     if config.zero == 3:
         whole = 3 * micros * around  # weights for both passes, gradients divided, each micro-batch

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from trainer import plan_activations as kept
 from trainer.layout import Layout, accumulation, piece_layers, stage_pieces
 from trainer.plan_activations import WIDE, Pass
+from trainer.plan_held import Held, Sizes, held, kept_width
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
 
 LIBRARIES = 90_000_000  # bytes that a CPU's libraries take when they begin to compute: code, packed matrices
-MASTER = 4  # bytes of a weight, a gradient and a moment: all fp32, in every precision
+UNTAKEN = 2  # results that a stage may have sent before one of them is taken, as pipeline_passes has it
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,15 @@ class Moment:
     """One of those that may be the highest of a step, by what is there beside what always is."""
 
     name: str
+    coming: int
+    """Of gradients that need no place of their own, those that are there."""
     activations: int
     logits: int
     buffers: int
 
     @property
     def total(self) -> int:
-        return self.activations + self.logits + self.buffers
+        return self.coming + self.activations + self.logits + self.buffers
 
 
 def stages(config: TrainConfig, layout: Layout, ends: bool = False) -> list[Stage]:
@@ -95,18 +98,21 @@ def _ranges(
 
 def parameters_of(config: TrainConfig, layout: Layout, stage: int) -> int:
     """Numbers that one rank of a stage trains; the last stage has its own copy of a tied token table."""
+    return sizes_of(config, layout, stage).all
+
+
+def sizes_of(config: TrainConfig, layout: Layout, stage: int) -> Sizes:
+    """The same in its parts."""
     model, tensor = config.model, layout.tensor
     matrices = model.hidden * (model.qkv_width + model.hidden + model.up_width + model.inner)
     cut = matrices + model.qkv_width + model.up_width
-    whole = model.layer_parameters() - cut
+    layer = cut // tensor + model.layer_parameters() - cut
     layers = sum(end - start for start, end in layer_ranges(config, layout, stage))
-    total = layers * (cut // tensor + whole)
-    table = model.padded(tensor) // tensor * model.hidden
-    if stage == 0:
-        total += table + model.position_tables * model.position_rows * model.hidden
-    if stage == layout.pipeline - 1:
-        total += 2 * model.hidden + (table if layout.pipeline > 1 else 0)
-    return total
+    first, last = stage == 0, stage == layout.pipeline - 1
+    table = model.padded(tensor) // tensor * model.hidden if first or last else 0
+    positions = model.position_tables * model.position_rows * model.hidden if first else 0
+    norm = 2 * model.hidden if last else 0
+    return Sizes(layers * layer + table + positions + norm, layers, layer, table, table + positions)
 
 
 def under_way(config: TrainConfig, layout: Layout, stage: int) -> float:
@@ -122,34 +128,36 @@ def under_way(config: TrainConfig, layout: Layout, stage: int) -> float:
 
 
 def _stage(config: TrainConfig, layout: Layout, stage: int) -> Stage:
-    ranges = layer_ranges(config, layout, stage)
-    numbers = parameters_of(config, layout, stage)
-    one = pass_of(config, layout)
-    layers = sum(end - start for start, end in ranges)
+    sizes, one = sizes_of(config, layout, stage), pass_of(config, layout)
+    there = held(config, layout, sizes)
     first, last = stage == 0, stage == layout.pipeline - 1
     ends = (kept.embedding(one) if first else 0) + (kept.head(one) if last else 0)
-    through = int(_activations(config, one, layers) * under_way(config, layout, stage)) + ends
-    highest = max(_moments(config, layout, one, layers, numbers, last, through), key=lambda moment: moment.total)
-    state = state_memory(config, layout, numbers)
-    buffers = highest.buffers + (LIBRARIES if one.kind == "cpu" else 0)
-    memory = replace(state, activations=highest.activations, logits=highest.logits, buffers=buffers)
-    return Stage(stage, ranges, numbers, memory, highest.name, through)
+    through = int(_activations(config, one, sizes.layers) * under_way(config, layout, stage)) + ends
+    moments = _moments(config, one, sizes, there, last, through)
+    highest = max(moments, key=lambda moment: moment.total)
+    always = (LIBRARIES if one.kind == "cpu" else 0) + (_messages(one) if layout.pipeline > 1 else 0)
+    memory = Memory(
+        there.weights,
+        there.gradients + highest.coming,
+        there.optimizer,
+        highest.activations,
+        highest.logits,
+        highest.buffers + always,
+    )
+    return Stage(stage, layer_ranges(config, layout, stage), sizes.all, memory, highest.name, through)
 
 
 def pass_of(config: TrainConfig, layout: Layout) -> Pass:
     """One micro-batch on one rank."""
     width = WIDE if config.precision == "fp32" else 2
-    kind = config.hardware.kind or "cpu"
-    return Pass(config.model, config.micro_batch, width, kind, layout.tensor, config.parallel.sequence)
+    kind, parallel = config.hardware.kind or "cpu", config.parallel
+    cast = kept_width(config) > width
+    return Pass(config.model, config.micro_batch, width, kind, layout.tensor, parallel.sequence, cast)
 
 
-def state_memory(config: TrainConfig, layout: Layout, numbers: int) -> Memory:
-    """What stays between steps: weights, gradients, the two moments of AdamW; divided as ZeRO says."""
-    share = [1, 1, 1]
-    for level in range(min(config.zero, 3)):
-        share[level] = layout.data
-    moments, gradients, weights = (MASTER * numbers // part for part in share)
-    return Memory(weights, gradients, 0 if config.offload else 2 * moments, 0, 0, 0)
+def _messages(one: Pass) -> int:
+    """Between stages: two results that the next has not taken, and what comes, forward and backward."""
+    return 2 * (UNTAKEN + 1) * one.residual
 
 
 def _activations(config: TrainConfig, one: Pass, layers: int) -> int:
@@ -162,25 +170,27 @@ def _activations(config: TrainConfig, one: Pass, layers: int) -> int:
 
 
 def _moments(
-    config: TrainConfig, layout: Layout, one: Pass, layers: int, numbers: int, last: bool, through: int
+    config: TrainConfig, one: Pass, sizes: Sizes, there: Held, last: bool, through: int
 ) -> Iterator[Moment]:
     """Each moment that may be the highest; `through`: all activations that are kept."""
-    casts = layers * kept.cast_layer(one)
-    gathered = _gathered(config, layout, numbers, layers)
+    casts, width = sizes.layers * kept.cast_layer(one), kept_width(config)
+    added = width if there.gradients else 0  # bytes of a number of a gradient on its way into the place for all
     if last:
         rows = one.model.padded(one.tensor) // one.tensor
-        scores, table = one.tokens * rows, rows * one.model.hidden
-        everything = casts + kept.cast_table(one) + gathered
+        scores = one.tokens * rows
+        everything = casts + kept.cast_table(one) + there.gathered
         own_loss = one.kind == "cpu" and one.tensor == 1  # which makes the gradient in the logits' place
-        yield Moment("loss", through, scores * (2 * one.width if own_loss else one.width + 2 * WIDE), everything)
-        gradient = table * (WIDE + (one.width if one.width < WIDE else 0))
-        working = everything + gradient + one.wide_share
-        yield Moment("head", through, scores * one.width, working)
+        yield Moment("loss", 0, through, scores * (one.width if own_loss else one.width + 2 * WIDE), everything)
+        gradient = sizes.table * (max(width, added) + (one.width if one.cast else 0))
+        yield Moment("head", 0, through, scores * one.width, everything + gradient + one.wide_share)
     if config.recompute.mode == "full":
         casts = 0  # made anew with each block
-    working = casts + _again(config, one, layers) + _working(one) + gathered
-    yield Moment("layer", through, 0, working)
-    yield Moment("update", 0, 0, _exchange(config, layout, numbers))
+    first = there.coming * (sizes.layer + sizes.table * last) // sizes.all
+    working = casts + _again(config, one, sizes.layers) + _working(one) + there.gathered
+    yield Moment("layer", first, through, 0, working + added * sizes.table * last)
+    remaining = through // max(1, sizes.layers)
+    yield Moment("layer", there.coming, remaining, 0, working)
+    yield Moment("update", there.coming, 0, 0, there.update)
 
 
 def _again(config: TrainConfig, one: Pass, layers: int) -> int:
@@ -196,18 +206,4 @@ def _working(one: Pass) -> int:
     """Gradients of activations on their way through a layer: the widest place is the feed-forward part."""
     inner = one.width * one.tokens * one.model.up_width // one.tensor
     matrix = one.model.hidden * max(one.model.up_width, one.model.qkv_width) // one.tensor
-    return 2 * inner + one.residual + matrix * (WIDE + (one.width if one.width < WIDE else 0))
-
-
-def _gathered(config: TrainConfig, layout: Layout, numbers: int, layers: int) -> int:
-    """Weights that ZeRO 3 has gathered at a time: a layer in use and the next."""
-    if config.zero < 3 or layout.data == 1 or not layers:
-        return 0
-    return 2 * MASTER * (numbers // layers)
-
-
-def _exchange(config: TrainConfig, layout: Layout, numbers: int) -> int:
-    """After the update: with ZeRO 1 and 2 an owner's weights in one piece, and what comes of the others."""
-    if config.zero not in (1, 2) or layout.data == 1:
-        return 0
-    return 2 * MASTER * numbers // layout.data
+    return 2 * inner + one.residual + matrix * (WIDE + one.width if one.cast else one.width)

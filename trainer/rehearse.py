@@ -1,7 +1,8 @@
 """One rank of a layout of any size, built and stepped here without memory or other ranks: tensors have shapes alone.
 
 What breaks when ranks meet minutes after a start (a shape that does not divide, a group of the wrong ranks) breaks here
-in seconds. A pipeline's rank is rehearsed as a model of its stage's layers with both ends.
+in seconds. Of a pipeline it is a rank of the stage that needs most memory, with as many micro-batches as fill it.
+DeepSpeed reads values while it is set up, so its layouts are rehearsed on torch's engine.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -26,8 +30,8 @@ from trainer.config import TrainConfig
 from trainer.device import Device
 from trainer.engine import TorchEngine
 from trainer.group import Group, Groups
-from trainer.layout import Layout
-from trainer.plan_memory import layer_ranges, stages
+from trainer.layout import Layout, accumulation
+from trainer.plan_memory import stages
 
 
 @dataclass
@@ -60,7 +64,7 @@ class Watching(TorchDispatchMode):
             tensors = {id(one): one for one in tree_leaves(args[0]) if isinstance(one, Tensor)}
             self.counts.exchanged_bytes += sum(one.numel() * one.element_size() for one in tensors.values())
         for one in tree_leaves(out):
-            if isinstance(one, Tensor):
+            if isinstance(one, FakeTensor):  # a DTensor is as large as what it stands for
                 self._see(one)
         return out
 
@@ -77,44 +81,101 @@ class Watching(TorchDispatchMode):
     def _gone(self, key: int) -> None:
         self._now -= self._live.pop(key, 0)
 
+    @contextmanager
+    def resizing(self) -> Iterator[None]:
+        """See storages that are emptied and filled again, as fully_shard does it: no operation tells of that."""
+        resize = torch.UntypedStorage.resize_
+
+        def seen(place: torch.UntypedStorage, size: int) -> Any:
+            result = resize(place, size)
+            if place._cdata in self._live:
+                self._now += size - self._live[place._cdata]
+                self._live[place._cdata] = size
+                self.counts.peak_bytes = max(self.counts.peak_bytes, self._now)
+            return result
+
+        with patch.object(torch.UntypedStorage, "resize_", seen):
+            yield
+
 
 def rehearse(config: TrainConfig, world: int) -> dict[str, Any]:
     """Build and step the rank that needs most; says what it took and what the plan counts for the same."""
     began = time.monotonic()
-    whole = config.layout(world)
-    layout = Layout(whole.data, whole.tensor, 1)
-    layers = sum(end - start for start, end in layer_ranges(config, whole, 0))
+    layout = config.layout(world)
     # On a CPU's kernels, which can be built here; the plan is asked for the same.
-    ops = native.choose("cpu")
-    alone = replace(config.parallel, pipeline=1, interleave=1, layers=())
-    one = replace(config, model=replace(config.model, layers=layers), parallel=alone)
-    one = replace(one, hardware=replace(config.hardware, kind="cpu"))
-    _join(layout.world)
-    device = Device("cpu")
-    with FakeTensorMode(), Watching() as watching:
-        groups = Groups.of(Group(0, layout.world, device), layout, config.parallel.sequence)
-        model = build_model(one, ops, groups)
-        model.tokens.loss = _Shapes(model.tokens)  # type: ignore[method-assign]
-        engine = TorchEngine(model, one, groups, device)
-        micro = _micro(one)
-        holding = engine.holding
-        holding.clear()
-        engine.passes.step([micro], 1.0, device.stopwatch(), holding.last_backward)
-        holding.wait()
-        holding.update(config.optimizer.lr)
+    one = replace(config, engine="torch", hardware=replace(config.hardware, kind="cpu"))
+    one = replace(one, global_batch=_samples(config, layout))
+    planned = max(stages(one, layout), key=lambda stage: stage.memory.total)
+    rank = layout.rank(planned.stage, 0, 0)
+    _join(rank, world)
+    with FakeTensorMode(), Watching() as watching, watching.resizing():
+        built = _stepped(one, layout, rank)
     dist.destroy_process_group()
     watching.counts.exchanges = dict(watching.said)
-    built = sum(parameter.numel() for parameter in model.parameters())
-    planned = stages(replace(one, global_batch=config.micro_batch * layout.data), layout)[0]
     return {
         **asdict(watching.counts),
         "parameters": built,
         "planned_parameters": planned.parameters,
         "planned_bytes": planned.memory.total,
-        "layers": layers,
-        "ranks": layout.world,
+        "layers": sum(end - start for start, end in planned.layers),
+        "stage": planned.stage,
+        "rank": rank,
+        "ranks": world,
+        "engine": config.engine,
         "seconds": time.monotonic() - began,
     }
+
+
+def _samples(config: TrainConfig, layout: Layout) -> int:
+    """A global batch with no more micro-batches than fill the pipeline, or show how gradients add up."""
+    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
+    filling = 2 * layout.pipeline if layout.pipeline > 1 else 2
+    return min(micros, filling) * config.micro_batch * layout.data
+
+
+def _stepped(config: TrainConfig, layout: Layout, rank: int) -> int:
+    """How many numbers the rank has that was built and took a step."""
+    device, parallel = Device("cpu"), config.parallel
+    groups = Groups.of(Group(rank, layout.world, device), layout, parallel.sequence, parallel.interleave)
+    model = build_model(config, native.choose("cpu"), groups)
+    built = sum(parameter.numel() for parameter in model.parameters())
+    if model.pieces[-1].last:
+        model.tokens.loss = _Shapes(model.tokens)  # type: ignore[method-assign]
+    with _real_meshes(config.zero >= 2):
+        engine = TorchEngine(model, config, groups, device, {})
+    holding, micro = engine.holding, _micro(config)
+    holding.optimizer.ops = _NoUpdate()
+    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
+    holding.clear()
+    engine.passes.step([micro] * micros, 1.0, device.stopwatch(), holding.last_backward)
+    holding.wait()
+    holding.update(config.optimizer.lr)
+    return built
+
+
+@contextmanager
+def _real_meshes(needed: bool) -> Iterator[None]:
+    """fully_shard reads the values of its mesh, a tensor: those are made with values."""
+    if not needed:
+        yield
+        return
+    from torch.distributed.device_mesh import DeviceMesh
+
+    make = DeviceMesh.from_group
+
+    def with_values(*arguments: Any, **named: Any) -> DeviceMesh:
+        with unset_fake_temporarily():  # type: ignore[no-untyped-call]
+            return make(*arguments, **named)
+
+    with patch.object(DeviceMesh, "from_group", staticmethod(with_values)):
+        yield
+
+
+class _NoUpdate:
+    """The update in shapes alone: the kernel reads its tensors' addresses, and here there are none."""
+
+    def adamw(self, *_: object) -> None:
+        pass
 
 
 class _Shapes:
@@ -144,11 +205,11 @@ class _Loss(torch.autograd.Function):
         return gradient.to(ctx.type), None
 
 
-def _join(world: int) -> None:
+def _join(rank: int, world: int) -> None:
     """Other ranks that say nothing: every exchange is over at once."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
 
 
 def _micro(config: TrainConfig) -> tuple[Tensor, ...]:

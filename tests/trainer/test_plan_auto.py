@@ -153,6 +153,10 @@ def test_figures_that_the_job_gives_take_the_place_of_known_ones() -> None:
     ids=["125M", "1.3B", "13B"],
 )
 def test_published_memory_of_other_trainers_is_met(world: int, published: int, train: dict[str, Any]) -> None:
-    hardware = {"kind": "cuda", "devices_per_node": 8}
-    need = answer(world, micro_batch=16, hardware=hardware, **train)["summary"]["memory_per_device_bytes"]
-    assert need["total"] / 1e9 == pytest.approx(published, rel=0.1)
+    """They are DeepSpeed's, with weights in fp16, which are kept in fp32 here; torch's engine needs less."""
+    train = {**train, "micro_batch": 16, "hardware": {"kind": "cuda", "devices_per_node": 8}}
+    deepspeed, torch = (
+        answer(world, engine=engine, **train)["summary"]["memory_per_device_bytes"]["total"] / 1e9
+        for engine in ("deepspeed", "torch")
+    )
+    assert deepspeed == pytest.approx(published, rel=0.15) and torch <= deepspeed

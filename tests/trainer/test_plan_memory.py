@@ -48,22 +48,31 @@ def kept_by(run: Callable[[], Tensor], parameters: list[nn.Parameter]) -> int:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape) or "plain")
-@pytest.mark.parametrize(("samples", "sequence"), [(2, 64), (1, 64), (2, 256), (3, 300)])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("samples", "sequence"), [(1, 256), (3, 300)])
+@pytest.mark.parametrize(
+    ("kind", "precision"), [("cpu", "fp32"), ("cpu", "bf16"), ("npu", "bf16"), ("npu", "bf16, cast")]
+)
 @pytest.mark.parametrize("mode", ["none", "selective"])
 def test_a_blocks_activations_are_counted_as_torch_keeps_them(
-    shape: dict[str, Any], samples: int, sequence: int, precision: str, mode: str
+    shape: dict[str, Any], samples: int, sequence: int, precision: str, mode: str, kind: str
 ) -> None:
+    """By a CPU's kernels, and by plain torch, which is what a device without kernels has."""
     model = ModelConfig(layers=1, hidden=64, heads=4, sequence=sequence, **shape)
-    block = Block(model, native.choose("cpu"), recompute=Recompute(mode))
+    ops = native.choose("cpu", "auto" if kind == "cpu" else "reference")
+    block = Block(model, ops, recompute=Recompute(mode))
     x = torch.randn(samples, sequence, 64, requires_grad=True)
+    if precision == "bf16":
+        x = x.detach().bfloat16().requires_grad_()
+        for name, parameter in block.named_parameters():
+            parameter.data = parameter.data.to(torch.float32 if "norm" in name else torch.bfloat16)
     turning = turns(torch.arange(sequence), 16) if model.rotary else None
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"):
         found = kept_by(lambda: block(x * 1.0, Sight(None, turning)), list(block.parameters()))
-    one = kept.Pass(model, samples, 2 if precision == "bf16" else 4)
-    shared = 0 if turning is None else 2 * sequence * 8 * (4 if precision == "fp32" else 2)  # by all blocks
+    cast = precision == "bf16, cast"
+    one = kept.Pass(model, samples, 4 if precision == "fp32" else 2, kind, cast=cast)
+    angles = 0 if turning is None else 64 * sequence  # too little to be counted; in bf16 each use has its copy
     counted = kept.layer(one, mode == "selective") + kept.cast_layer(one)
-    assert counted == pytest.approx(found - shared, rel=0.01)
+    assert counted == pytest.approx(found - angles, rel=0.01)
 
 
 def config_of(raw: dict[str, Any], world: int = 1) -> TrainConfig:
@@ -89,20 +98,21 @@ def test_every_number_of_the_model_is_on_some_rank(tensor: int, pipeline: int) -
 
 
 def test_zero_divides_moments_then_gradients_then_weights() -> None:
-    raw = {"model": "gpt2-345M", "micro_batch": 1, "global_batch": 4}
+    raw = {"model": "gpt2-345M", "micro_batch": 1, "global_batch": 8}
     need = [stages(config_of({**raw, "zero": zero}, 4), Layout(4))[0].memory for zero in range(4)]
     one = need[0]
     assert [m.optimizer * 4 for m in need[1:]] == [one.optimizer] * 3
     assert [m.gradients * 4 for m in need[2:]] == [one.gradients] * 2 and need[1].gradients == one.gradients
-    assert need[3].weights * 4 == one.weights and need[2].weights == one.weights
+    assert [m.weights * 4 for m in need[2:]] == [one.weights] * 2 and need[2].buffers > need[3].buffers
 
 
 def test_recomputation_keeps_less_and_every_kth_layer_less_still() -> None:
     raw = {"model": "gpt2-345M", "micro_batch": 4, "precision": "bf16"}
     modes: list[Any] = ["none", "selective", "full", {"mode": "full", "every": 4}]
-    need = [stages(config_of({**raw, "recompute": mode}), Layout())[0].memory for mode in modes]
-    assert need[0].activations > need[1].activations > need[2].activations > need[3].activations
-    assert need[0].total > need[2].total
+    need = [stages(config_of({**raw, "recompute": mode}), Layout())[0] for mode in modes]
+    kept = [stage.activations for stage in need]
+    assert kept == sorted(kept, reverse=True) and len(set(kept)) == 4
+    assert need[0].memory.total > need[2].memory.total
 
 
 def test_the_first_stage_keeps_the_most_micro_batches() -> None:

@@ -22,10 +22,11 @@ CASES: list[tuple[int, dict[str, Any]]] = [
     ),
     (32, {"model": "gpt2-13B", "micro_batch": 2, "global_batch": 192, "zero": 1, "recompute": "full"}),
     (8, {"model": "glm-large", "micro_batch": 2, "parallel": {"tensor": 2, "sequence": True}}),
+    (8, {"model": "gpt2-345M", "micro_batch": 2, "zero": 3}),
 ]
 
 
-@pytest.mark.parametrize(("world", "train"), CASES, ids=["alone", "175B", "13B", "glm"])
+@pytest.mark.parametrize(("world", "train"), CASES, ids=["alone", "175B", "13B", "glm", "zero 3"])
 def test_a_rank_is_built_and_stepped_without_memory(world: int, train: dict[str, Any]) -> None:
     whole = {"steps": 1, "precision": "bf16", "data": {"prefix": "x", "tokenizer": "t"}, **train}
     done = subprocess.run(
