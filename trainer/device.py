@@ -1,6 +1,7 @@
 """cpu | cuda | npu as one value with the few calls that differ.
 
-The cuda and npu paths are written to the vendors' documents; only cpu has been run so far.
+The cuda and npu paths are written to the vendors' documents; npu's runs in tests on a stand-in, no hardware has seen
+either so far.
 """
 
 from __future__ import annotations

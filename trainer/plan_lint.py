@@ -26,6 +26,7 @@ def lint(
     """A line for each finding."""
     return [
         *_of_resuming(config),
+        *_of_ramp(config),
         *_of_layout(config, layout, hardware, need),
         *(
             f"{use.prefix} is read {use.epochs:.1f} times: more tokens, or fewer steps, would teach more"
@@ -66,6 +67,15 @@ def _of_resuming(config: TrainConfig) -> Iterator[str]:
         yield f"nothing is saved before step {config.steps}: an interruption loses all of it (save: {{every: 500}})"
     if config.optimizer.schedule != "constant" and not config.optimizer.min_lr and config.optimizer.decay:
         yield "after its decay the rate is 0: those steps learn nothing (optimizer.min_lr)"
+
+
+def _of_ramp(config: TrainConfig) -> Iterator[str]:
+    batches = config.batches
+    if config.batch_ramp.start and batches.ramp_steps >= config.steps:
+        last = batches.of(config.steps)
+        yield f"its batch ramp is not over at the last step, which has {last} samples of {batches.whole}"
+    elif config.batch_ramp.start:
+        yield f"of its steps the first {batches.ramp_steps} have fewer than {batches.whole} samples: its batch ramp"
 
 
 def _of_layout(config: TrainConfig, layout: Layout, hardware: Hardware, need: Memory) -> Iterator[str]:

@@ -60,3 +60,13 @@ def test_a_ramp_is_the_same_training_on_two_ranks_and_after_a_resume(
     two = {line["step"]: (line["loss"], line["lr"]) for line in metrics(tmp_path / "two", "step")}
     for line in one:
         assert two[line["step"]] == (pytest.approx(line["loss"], rel=1e-5), line["lr"])
+
+
+@pytest.mark.parametrize(("steps", "says"), [(12, "the first 9 have fewer than 8"), (6, "which has 6 samples of 8")])
+def test_a_plan_tells_what_a_ramp_means(raw_config: Callable[..., dict[str, Any]], steps: int, says: str) -> None:
+    from trainer.plan import check
+
+    raw = raw_config(steps=steps, batch_ramp=RAMP, optimizer={})
+    summary = check({"train": raw, "world_size": 1})["summary"]
+    assert any(says in note for note in summary["notes"])
+    assert summary["tokens_total"] == BatchSizes(8, 4, 2, 40).consumed(steps) * 16
