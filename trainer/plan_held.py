@@ -1,4 +1,4 @@
-"""Bytes that a rank holds of weights, gradients and the optimizer: by engine, ZeRO level and precision, as they do it."""
+"""Bytes that a rank holds of weights, gradients and the optimizer: by engine, ZeRO level, precision, as they do it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def _buffered(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     sent = width * own if divided else 0
     if micros_of(config, layout) > 1 or layout.data > 1 or (config.parallel.sequence and layout.tensor > 1):
         return Held(width * sizes.all, state * own, WIDE * sizes.all, update=sent)
-    widened = WIDE * own if width < WIDE else 0
+    fused = (config.hardware.kind or "cpu") == "cpu"  # whose AdamW takes gradients in bf16
+    widened = WIDE * own if width < WIDE and not fused else 0
     return Held(width * sizes.all, state * own, 0, coming=width * sizes.all, update=sent + widened)
 
 

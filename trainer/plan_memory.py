@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trainer.config import TrainConfig
 
 LIBRARIES = 90_000_000  # bytes that a CPU's libraries take when they begin to compute: code, packed matrices
+PIECE = 256 << 20  # bytes of logits at a time, as native.cpu.linear_cross_entropy has it
 UNTAKEN = 2  # results that a stage may have sent before one of them is taken, as pipeline_passes has it
 
 
@@ -175,22 +176,37 @@ def _moments(
     """Each moment that may be the highest; `through`: all activations that are kept."""
     casts, width = sizes.layers * kept.cast_layer(one), kept_width(config)
     added = width if there.gradients else 0  # bytes of a number of a gradient on its way into the place for all
+    table = width * sizes.table
+    fused = one.kind == "cpu" and one.tensor == 1  # makes the head's gradients with the loss
     if last:
-        rows = one.model.padded(one.tensor) // one.tensor
-        scores = one.tokens * rows
         everything = casts + kept.cast_table(one) + there.gathered
-        own_loss = one.kind == "cpu" and one.tensor == 1  # which makes the gradient in the logits' place
-        yield Moment("loss", 0, through, scores * (one.width if own_loss else one.width + 2 * WIDE), everything)
-        gradient = sizes.table * (max(width, added) + (one.width if one.cast else 0))
-        yield Moment("head", 0, through, scores * one.width, everything + gradient + one.wide_share)
+        if fused:
+            logits, gradients = _at_once(one, sizes)
+            yield Moment("loss", 0, through, logits, everything + gradients)
+        else:
+            scores = one.tokens * one.model.padded(one.tensor) // one.tensor
+            wide = 0 if one.width == WIDE and one.tensor > 1 else WIDE if one.tensor > 1 else 2 * WIDE
+            yield Moment("loss", 0, through, scores * (one.width + wide), everything)
+            gradient = sizes.table * (max(width, added) + (one.width if one.cast else 0))
+            yield Moment("head", 0, through, scores * (one.width + wide // 2), everything + gradient + one.wide_share)
     if config.recompute.mode == "full":
         casts = 0  # made anew with each block
-    first = there.coming * (sizes.layer + sizes.table * last) // sizes.all
     working = casts + _again(config, one, sizes.layers) + _working(one) + there.gathered
-    yield Moment("layer", first, through, 0, working + added * sizes.table * last)
-    remaining = through // max(1, sizes.layers)
-    yield Moment("layer", there.coming, remaining, 0, working)
+    waiting = table if last and there.gradients else 0  # for the embedding's part, at the end
+    begun = there.coming * (sizes.layer + sizes.table * last) // sizes.all
+    yield Moment("layer", begun, through, 0, working + waiting)
+    yield Moment("layer", there.coming, through // max(1, sizes.layers), 0, working + waiting)
+    yield Moment("embedding", there.coming, 0, 0, casts + waiting + table + there.gathered)
     yield Moment("update", there.coming, 0, 0, there.update)
+
+
+def _at_once(one: Pass, sizes: Sizes) -> tuple[int, int]:
+    """A CPU's loss, with both gradients made some tokens at a time (native.cpu.linear_cross_entropy): logits, and the
+    gradients of the table and of what came in."""
+    rows = max(1, min(one.tokens, PIECE // (one.width * one.model.padded_vocab)))
+    several = one.width < WIDE and rows < one.tokens
+    gradients = sizes.table * (one.width + (WIDE + one.width if several else 0))
+    return rows * one.width * one.model.padded_vocab, gradients + one.width * one.tokens * one.model.hidden
 
 
 def _again(config: TrainConfig, one: Pass, layers: int) -> int:

@@ -31,7 +31,7 @@ from trainer.device import Device
 from trainer.engine import TorchEngine
 from trainer.group import Group, Groups
 from trainer.layout import Layout, accumulation
-from trainer.plan_memory import stages
+from trainer.plan_memory import PIECE, stages
 
 
 @dataclass
@@ -144,7 +144,7 @@ def _stepped(config: TrainConfig, layout: Layout, rank: int) -> int:
     with _real_meshes(config.zero >= 2):
         engine = TorchEngine(model, config, groups, device, {})
     holding, micro = engine.holding, _micro(config)
-    holding.optimizer.ops = _NoUpdate()
+    holding.optimizer.ops = _NoUpdate()  # type: ignore[attr-defined]
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
     holding.clear()
     engine.passes.step([micro] * micros, 1.0, device.stopwatch(), holding.last_backward)
@@ -164,7 +164,7 @@ def _real_meshes(needed: bool) -> Iterator[None]:
     make = DeviceMesh.from_group
 
     def with_values(*arguments: Any, **named: Any) -> DeviceMesh:
-        with unset_fake_temporarily():  # type: ignore[no-untyped-call]
+        with unset_fake_temporarily():
             return make(*arguments, **named)
 
     with patch.object(DeviceMesh, "from_group", staticmethod(with_values)):
@@ -186,23 +186,49 @@ class _Shapes:
 
     def __call__(self, x: Tensor, targets: Tensor) -> Tensor:
         table = self.table
+        if table.parallel.size == 1:
+            loss: Tensor = _AtOnce.apply(x.flatten(0, 1), table.weight)  # type: ignore[no-untyped-call]
+            return loss
         own = functional.linear(table.parallel.enter(x), table.weight)[..., : table.real].flatten(0, 1)
-        loss: Tensor = _Loss.apply(own, table.parallel.size > 1)  # type: ignore[no-untyped-call]
+        loss = _Cut.apply(own)  # type: ignore[no-untyped-call]
         return loss
 
 
-class _Loss(torch.autograd.Function):
-    """Keeps what the kernels keep: the gradient in the scores' place, or where the vocabulary is cut in fp32."""
+class _AtOnce(torch.autograd.Function):
+    """As native.cpu.linear_cross_entropy: both gradients with the loss, some tokens at a time."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, cut: bool) -> Tensor:
-        ctx.gradient, ctx.type = scores.float() if cut else scores.detach(), scores.dtype
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            x, weight = (each.to(torch.get_autocast_dtype("cpu")) for each in (x, weight))
+        with torch.autocast("cpu", enabled=False):
+            ctx.gradients = torch.empty_like(x), torch.empty_like(weight)
+            rows = max(1, min(len(x), PIECE // (len(weight) * x.element_size())))
+            if rows < len(x) and x.dtype != torch.float32:
+                torch.zeros_like(weight, dtype=torch.float32).add_((x[:rows] @ weight.t()).t() @ x[:rows])
+            else:
+                x[:rows] @ weight.t()
+        return x.new_zeros((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor]:
+        gradients, ctx.gradients = ctx.gradients, None
+        return gradients  # type: ignore[no-any-return]
+
+
+class _Cut(torch.autograd.Function):
+    """As trainer.parallel.cross_entropy: probabilities in fp32 are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        ctx.gradient, ctx.type = scores.float(), scores.dtype
         return scores.new_zeros((), dtype=torch.float32)
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
-        gradient, ctx.gradient = ctx.gradient, None
-        return gradient.to(ctx.type), None
+    def backward(ctx: Any, _: Tensor) -> Tensor:
+        gradient: Tensor = ctx.gradient
+        ctx.gradient = None
+        return gradient.to(ctx.type)
 
 
 def _join(rank: int, world: int) -> None:

@@ -28,7 +28,8 @@ MOMENTS = {
     "loss": "the loss",
     "head": "the backward pass of the vocabulary's matrix",
     "layer": "a layer's backward pass",
-    "update": "the exchange after the update",
+    "embedding": "the backward pass of the embedding",
+    "update": "the update",
 }
 FIGURES = {
     "memory": "{:g} GB",
