@@ -91,6 +91,8 @@ def run_training(
     keeper.notes += data.notes
     if config.data.reset_attention:
         keeper.notes.append("note: attention is torch's own, with a mask, for train.data.reset_attention")
+    if config.offload and device.kind == "cpu":
+        keeper.notes.append("note: train.offload moves nothing here: a CPU's memory is the node's")
     if config.model.kind == "glm" and not config.data.tokenizer:
         keeper.notes.append("note: without train.data.tokenizer a document is one sentence, which [sMASK] takes whole")
     startup.done("checkpoint")

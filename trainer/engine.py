@@ -121,8 +121,8 @@ class TorchEngine:
     def state(self) -> TrainState:
         weights, moments, taken = self.holding.state()
         if self.groups.data.rank == 0:  # elsewhere the moments are not there
-            weights = whole_of(weights, self.cuts, self.parallel)
-            moments = whole_of(moments, self.cuts, self.parallel)
+            weights = whole_of(weights, self.cuts, self.parallel, self.device.name)
+            moments = whole_of(moments, self.cuts, self.parallel, self.device.name)
             if self.groups.pipeline.stages > 1 and self.parallel.rank == 0:
                 whole = self.groups.pipeline, self.shapes, self.config.stages, self.device
                 weights, moments = of_all_stages(weights, *whole), of_all_stages(moments, *whole, MOMENTS)

@@ -65,7 +65,8 @@ class Buffered:
         data.broadcast(parameter.data for parameter in self.parameters.values())
         self.gradients = GradientBuffer(self.parameters, self.cuts, data, self.parallel, pipeline)
         ops = native.choose(data.device.kind, config.native)
-        self.optimizer = ShardedAdamW(self.parameters, config.optimizer, data, config.zero, ops)
+        host = moves_optimizer(config, data)
+        self.optimizer = ShardedAdamW(self.parameters, config.optimizer, data, config.zero, ops, host)
         if config.precision != "fp32":
             self.optimizer.lower(lowered(model), COMPUTED_IN[config.precision])
         self.factor = 1.0
@@ -99,6 +100,11 @@ class Buffered:
                 if like is not None:  # else another stage has it
                     self.optimizer.take(key, own_of(key, whole, like, self.cuts, self.parallel))
         self.optimizer.taken = taken
+
+
+def moves_optimizer(config: TrainConfig, data: Group) -> bool:
+    """Whether the optimizer's state leaves the device; a CPU's memory is the node's already."""
+    return config.offload and data.device.kind != "cpu"
 
 
 def lowered(model: nn.Module) -> list[str]:

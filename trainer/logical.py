@@ -97,13 +97,18 @@ def generator_of(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
 
 
-def whole_of(tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut], parallel: Parallel) -> dict[str, Tensor]:
+def whole_of(
+    tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut], parallel: Parallel, device: str = ""
+) -> dict[str, Tensor]:
     """Parameters, or moments (`exp_avg.<name>`), whole on rank 0; for all tensor parallel ranks together.
 
-    What is put together lies in the node's memory: a device need not have room for the whole model.
+    What is put together lies in the node's memory: a device need not have room for the whole model. `device`: where
+    ranks can exchange what lies elsewhere.
     """
     found = {}
     for key, tensor in tensors.items():
+        if parallel.size > 1 and device:
+            tensor = tensor.to(device)
         whole = cuts[parameter_of(key, cuts)].join(tensor, parallel)
         if parallel.size > 1:
             whole = whole.cpu() if parallel.rank == 0 else tensor

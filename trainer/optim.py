@@ -56,21 +56,29 @@ class ShardedAdamW:
         group: Group,
         zero: int,
         ops: native.Choice | None = None,
+        host: bool = False,
     ) -> None:
-        """`ops`: whose AdamW is used, by default the best for the device."""
-        self.ops = ops or native.choose(group.device.kind)
+        """`ops`: whose AdamW is used, by default the best for the device.
+
+        With `host`, moments and masters are kept in the node's memory and updated by its processors: the device
+        has weights and gradients alone, and these cross to the node and those come back once a step.
+        """
+        self.host = host
+        self.ops = native.choose("cpu") if host else ops or native.choose(group.device.kind)
         self.parameters = dict(parameters)
         self.config = config
         self.group = group
         self.owner = owners(self.parameters, group.world) if zero >= 1 and group.world > 1 else None
         self.mine = {name: parameter for name, parameter in self.parameters.items() if self._is_mine(name)}
         self.moments = {
-            f"{moment}.{name}": torch.zeros_like(parameter)
+            f"{moment}.{name}": torch.zeros_like(parameter, device="cpu" if host else None)
             for name, parameter in self.mine.items()
             for moment in MOMENTS
         }
         self.masters: dict[str, Tensor] = {}
-        """In fp32, of the parameters in another type that this rank updates."""
+        """In fp32, of the parameters in another type, or in another place, that this rank updates."""
+        if host:
+            self.masters = {name: one.detach().to("cpu", copy=True) for name, one in self.mine.items()}
         self.taken = 0
 
     def _is_mine(self, name: str) -> bool:
@@ -81,7 +89,7 @@ class ShardedAdamW:
         for name in names:
             parameter = self.parameters[name]
             if name in self.mine:
-                self.masters[name] = parameter.data
+                self.masters.setdefault(name, parameter.data)
             parameter.data = parameter.data.to(dtype)
 
     @torch.no_grad()
@@ -93,12 +101,13 @@ class ShardedAdamW:
         if gradients is None:
             gradients = {name: one.grad for name, one in self.mine.items() if one.grad is not None}
         names = list(self.mine)
+        lower = [self.mine[name] if name in self.masters and not self.host else None for name in names]
         self.ops.adamw(
             [self.masters.get(name, self.mine[name]) for name in names],
-            [gradients[name] for name in names],
+            [gradients[name].cpu() if self.host else gradients[name] for name in names],
             [self.moments[f"exp_avg.{name}"] for name in names],
             [self.moments[f"exp_avg_sq.{name}"] for name in names],
-            [self.mine[name] if name in self.masters else None for name in names],
+            lower,
             [decay_of(self.mine[name], self.config) for name in names],
             self.taken + 1,
             rate,
@@ -107,6 +116,8 @@ class ShardedAdamW:
             factor,
         )
         self.taken += 1
+        for name in names if self.host else ():
+            self.mine[name].copy_(self.masters[name])
         if self.owner is not None:
             self._exchange(self.owner)
 
@@ -143,10 +154,14 @@ class ShardedAdamW:
     def _brought(self, name: str, own: Tensor | None) -> Tensor:
         """What the owner of a parameter has, on rank 0; `own`: where this rank is the owner."""
         like = self.parameters[name]
-        tensor = torch.zeros_like(like, dtype=torch.float32, requires_grad=False) if own is None else own
+        if self.owner is None and own is not None:
+            return own
+        tensor = torch.zeros_like(like, dtype=torch.float32, requires_grad=False)
+        if own is not None:
+            tensor = own.to(like.device)
         if self.owner is not None:
             self.group.bring_to_zero(tensor, self.owner[name])
-        return tensor
+        return tensor.cpu() if self.host else tensor
 
     @torch.no_grad()
     def take(self, key: str, part: Tensor) -> None:

@@ -26,8 +26,6 @@ def _of_layout(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     if config.zero >= 2 and layout.pipeline > 1 and config.engine == "torch":
         what = f"is {config.zero}: the stages of a pipeline hold their weights and gradients whole"
         yield Fault("train.zero", what, "use zero: 1, or no pipeline")
-    if config.offload and config.engine == "torch":
-        yield Fault("train.offload", "the torch engine does not move the optimizer off the device yet", "leave it out")
 
 
 def _of_loop(config: TrainConfig) -> Iterator[Fault]:

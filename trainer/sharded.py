@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from trainer.config import TrainConfig
 from trainer.gradients import GradientBuffer, clip_factor
 from trainer.group import Group
-from trainer.holding import COMPUTED_IN, Arriving
+from trainer.holding import COMPUTED_IN, Arriving, moves_optimizer
 from trainer.layers import LayerNorm
 from trainer.logical import cuts_of, own_of, parameter_of
 from trainer.optim import ShardedAdamW
@@ -45,7 +45,7 @@ class Sharded:
         cuts = {name: self.cuts[name] for name in self.whole}
         self.gradients = GradientBuffer(self.whole, cuts, data, self.parallel)
         held = {name: one for name, one in {**self.whole, **self.rows}.items() if one.numel()}
-        self.optimizer = ShardedAdamW(held, config.optimizer, data, zero=0)
+        self.optimizer = ShardedAdamW(held, config.optimizer, data, zero=0, host=moves_optimizer(config, data))
         self.factor = 1.0
 
     def clear(self) -> None:
@@ -136,21 +136,20 @@ class Sharded:
     @torch.no_grad()
     def load(self, model: Arriving, optimizer: Arriving, taken: int) -> None:
         self._reshard()
-        for name, whole in model:
-            self._take(name, whole, self._held(name))
-        for key, whole in optimizer:
-            own = self.optimizer.moments.get(key)
-            if own is not None:  # else this rank has no row of it
-                self._take(key, whole, own)
+        for arriving in (model, optimizer):
+            for key, whole in arriving:
+                if parameter_of(key, self.cuts) in self.cuts:  # else another stage has it
+                    self.optimizer.take(key, self._own_of(key, whole))
         self.optimizer.taken = taken
 
-    def _take(self, key: str, whole: Tensor, own: Tensor) -> None:
+    def _own_of(self, key: str, whole: Tensor) -> Tensor:
+        """Of a whole tensor, what this rank has of it, which may be nothing."""
         name = parameter_of(key, self.cuts)
-        part = own_of(key, whole, own if name in self.whole else self.shards[name], self.cuts, self.parallel)
-        if name in self.rows:
-            first = -(-len(part) // self.data.world) * self.data.rank
-            part = part[first : first + len(own)]
-        own.copy_(part)
+        part = own_of(key, whole, self.whole.get(name, self.shards.get(name)), self.cuts, self.parallel)
+        if name in self.whole:
+            return part
+        first = -(-len(part) // self.data.world) * self.data.rank
+        return part[first : first + len(self.rows[name])]
 
 
 def _norms_of(model: nn.Module) -> set[nn.Parameter]:

@@ -72,7 +72,7 @@ LAYOUTS = [
         "newer-gpt", 4, {"parallel": {"tensor": 2, "sequence": True}, "zero": 1}, id="newer-gpt-2x2-zero1"
     ),
     pytest.param("glm", 2, {"zero": 1}, id="glm-data2-zero1"),
-    pytest.param("gpt", 4, {"zero": 3, "micro_batch": 1}, id="gpt-data4-zero3"),
+    pytest.param("gpt", 4, {"zero": 3, "micro_batch": 1, "offload": True}, id="gpt-data4-zero3"),
     pytest.param(
         "glm", 4, {"parallel": {"tensor": 2, "sequence": True}, "zero": 2}, id="glm-2x2-sequence-zero2"
     ),

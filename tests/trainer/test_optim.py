@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -33,3 +34,23 @@ def test_owners_share_the_parameters_evenly_and_alike_on_every_rank() -> None:
     named = {f"p{i}": nn.Parameter(torch.zeros(size)) for i, size in enumerate((8, 7, 6, 5, 4))}
     owner = owners(named, 2)
     assert owner == {"p0": 0, "p1": 1, "p2": 1, "p3": 0, "p4": 0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_in_the_nodes_memory_gives_the_same_weights(dtype: torch.dtype) -> None:
+    config = OptimizerConfig(lr=0.1, weight_decay=0.3)
+    weights = []
+    for host in (False, True):
+        named = {"w": nn.Parameter(torch.linspace(0, 1, 6).view(3, 2)), "b": nn.Parameter(torch.ones(3))}
+        own = ShardedAdamW(named, config, Group(0, 1, Device("cpu")), zero=0, host=host)
+        if dtype != torch.float32:
+            own.lower(["w"], dtype)
+        own.take("w", torch.linspace(-1, 2, 6).view(3, 2))
+        own.take("exp_avg.b", torch.full((3,), 0.5))
+        for step in range(3):
+            own.step(0.1, {name: torch.full_like(one, 0.1 * (step + 1)) for name, one in named.items()}, 0.5)
+        assert own.masters.keys() == ({"w", "b"} if host else {"w"} - {"w" if dtype == torch.float32 else ""})
+        assert all(one.data_ptr() != named[name].data_ptr() for name, one in own.masters.items())
+        assert named["w"].dtype == dtype and own.weights()["w"].dtype == torch.float32
+        weights.append([*named.values(), *own.weights().values(), *own.state()[0].values()])
+    assert all(torch.equal(one, two) for one, two in zip(*weights, strict=True))
