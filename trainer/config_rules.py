@@ -43,6 +43,7 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
         (_pipeline_faults(config, layout), f"{batch} model engine"),
         (_recompute_faults(config), "model parallel recompute"),
         (_engine_faults(config, layout), "engine parallel zero offload"),
+        (_profile_faults(config, layout), "steps profile"),
         (_precision_faults(config), "precision loss_scale"),
     ]
     found: list[Fault] = []
@@ -157,6 +158,20 @@ def _precision_faults(config: TrainConfig) -> Iterator[Fault]:
         yield Fault("train.precision", what, "use bf16, which needs no loss scale")
     if config.precision != "fp16" and config.loss_scale != LossScaleConfig():
         yield Fault("train.loss_scale", f"is fp16's, and precision is {config.precision}", "leave it out")
+
+
+def _profile_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
+    profile, world = config.profile, layout.world
+    beyond = [rank for rank in profile.ranks if rank >= world]
+    if profile.repeat and beyond:
+        told = ", ".join(map(str, beyond))
+        yield Fault("train.profile.ranks", f"there is no rank {told}", f"ranks count from 0 to {world - 1}")
+    if profile.repeat and not profile.ranks:
+        yield Fault("train.profile.ranks", "names no rank", "as in [0]; or leave profile out")
+    cycle = profile.wait + profile.warmup + profile.active
+    if profile.repeat and cycle > config.steps:
+        what = f"{cycle} steps (wait + warmup + active) do not fit into {config.steps}"
+        yield Fault("train.profile", what, "use fewer, or more train.steps")
 
 
 def _eod_faults(config: TrainConfig) -> Iterator[Fault]:

@@ -162,6 +162,9 @@ LAYOUTS: list[tuple[int, dict[str, Any], str, str]] = [
     (1, {"optimizer": {"warmup": "64 samples"}}, "train.optimizer.warmup", "leaves nothing"),
     (1, {"optimizer": {"warmup": "1%", "warmup_steps": 3}}, "train.optimizer.warmup", "keep one"),
     (1, {"batch_ramp": {"start": 4}}, "train.batch_ramp", "increment and samples"),
+    (2, {"profile": {"repeat": 1, "ranks": [0, 2]}}, "train.profile.ranks", "there is no rank 2"),
+    (1, {"profile": {"repeat": 1, "ranks": []}}, "train.profile.ranks", "names no rank"),
+    (1, {"profile": {"repeat": 1, "active": 9}}, "train.profile", "do not fit into 8"),
     (
         2,
         {"batch_ramp": RAMP, "parallel": {"pipeline": 2, "interleave": 2}, "micro_batch": 4},
