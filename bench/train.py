@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ WORKS = {
     "gpu-1.3b": Work("gpt2-1.3B", 4, "bf16", device="cuda:0", square=8192),
 }
 LEAST = 3  # rounds
+KINDS = ("ours", "eager", "compile", "huggingface", "megatron", "products", "loop", "loop-eager")
 Answer = dict[str, Any]
 
 
@@ -144,7 +146,7 @@ def table(found: Answer) -> str:
     head = f"  {'':<30}{'tokens/s':>10}{'ms/step':>9}{'(least-most)':>15}{'CPU s':>7}{'first, s':>9}"
     head += f"{'GB':>6}{'GFLOP/s':>9}{'of squares':>11}{'of step':>9}{'ours is':>9}"
     lines.append(head)
-    ours = next((one for one in there if one["subject"].startswith("clusterctl")), None)
+    ours = next((one for one in there if is_ours(one)), None)
     for one in there:
         low, high = (1000 * each for each in one["spread"])
         text = f"  {one['subject']:<30}{one['tokens_per_second']:>10.0f}{1000 * one['step_seconds']:>9.0f}"
@@ -154,7 +156,52 @@ def table(found: Answer) -> str:
             text += f"{one['flops'] / rates[key]:>10.0%} " if rates else f"{'':>10} "
         text += f"{ours['tokens_per_second'] / one['tokens_per_second']:>7.2f}x" if ours else ""
         lines.append(text)
-    return "\n".join(lines + not_there(found))
+    return "\n".join(lines + not_there(found) + verdicts(found))
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a row is held to: of one subject's tokens/s at least so much of another's."""
+
+    least: float
+    other: str
+    subject: str = "clusterctl"
+
+
+COMPILE, BARE = "torch.compile", "bare DDP, our model, tuned"
+EAGER = [Target(1.35, other) for other in ("eager", "Hugging Face", "megatron-core")]
+RANKS = [Target(1 / 1.03, BARE, "clusterctl, torch"), Target(1 / 1.1, BARE, "clusterctl, deepspeed")]
+TARGETS = {
+    "124m-bf16": [Target(1.2, COMPILE), *EAGER],
+    "124m-fp32": [Target(1.05, COMPILE)],
+    "6x384-bf16": [Target(1.4, COMPILE)],
+    "ranks-bf16": RANKS,
+    "ranks-fp32": RANKS,
+}
+SHARE = 0.88  # of the rate of large squares, for 124m-bf16
+MEMORY = 0.8  # of torch.compile's
+
+
+def verdicts(found: Answer) -> list[str]:
+    """Each target of a row, and what was reached."""
+    rate = {one["subject"]: one["tokens_per_second"] for one in found["subjects"] if "missing" not in one}
+    lines = []
+    for target in TARGETS.get(found["row"], ()):
+        if target.subject in rate and target.other in rate:
+            reached = rate[target.subject] / rate[target.other]
+            lines.append(verdict(f"{target.subject}, of {target.other}", reached, target.least))
+    if found["row"] == "124m-bf16" and found["rates"] and "clusterctl" in rate:
+        reached = rate["clusterctl"] * found["flops_a_token"] / found["rates"]["square"]
+        lines.append(verdict("share of the rate of large squares", reached, SHARE))
+    return lines
+
+
+def verdict(what: str, reached: float, least: float) -> str:
+    return f"  {what}: {reached:.2f}, at least {least:.2f} wanted{'' if reached >= least else ': MISSED'}"
+
+
+def is_ours(one: Answer) -> bool:
+    return str(one["subject"]).startswith("clusterctl")
 
 
 def not_there(found: Answer) -> list[str]:
@@ -204,6 +251,11 @@ def memory_table(found: Answer) -> str:
     for one in there:
         of = there[0]["memory"] / one["memory"]
         lines.append(f"  {one['subject']:<26}{one['memory'] / 1e9:>15.2f}{one['peak'] / 1e9:>8.2f}{of:>8.2f}x")
+    compiled = next((one for one in there if one["subject"] == COMPILE), None)
+    if compiled:
+        reached = there[0]["memory"] / compiled["memory"]
+        missed = "" if reached <= MEMORY else ": MISSED"
+        lines.append(f"  of torch.compile's: {reached:.2f}, at most {MEMORY} wanted{missed}")
     return "\n".join(lines + not_there(found))
 
 
@@ -238,29 +290,30 @@ ROWS: dict[str, Callable[[str, argparse.Namespace], tuple[Answer, str]]] = {
     "gpu-345m": gpu,
     "gpu-1.3b": gpu,
 }
+DEFAULT = ("124m-bf16", "124m-fp32", "6x384-bf16", "ranks-bf16", "start", "memory", "losses", "gpu-345m", "gpu-1.3b")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; without any, all of them")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; by itself {', '.join(DEFAULT)}")
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON", help="has transformers and megatron-core")
     parser.add_argument("--seconds", type=float, default=150.0, help="a row of steps in turn, starts included")
     parser.add_argument("--cpu", action="store_true", help="one thread and processor time: for a busy machine")
-    parser.add_argument("--only", action="append", default=[], metavar="KIND", help="ours, eager, compile, ...")
+    parser.add_argument("--only", action="append", default=[], choices=KINDS, help="these subjects; again for more")
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything that was measured")
     asked = parser.parse_args()
     unknown = [name for name in asked.rows if name not in ROWS]
     if unknown:
         parser.error(f"there is no row {', '.join(unknown)}; rows are {', '.join(ROWS)}")
     found = []
-    for name in asked.rows or ROWS:
+    for name in asked.rows or DEFAULT:
         say(name)
         one, text = ROWS[name](name, asked)
         found.append(one)
         print(f"{text}\n", flush=True)
         if asked.json:
             asked.json.write_text(json.dumps(found, indent=2))
-    return 0
+    return int(any(is_ours(one) and "missing" in one for row in found for one in row.get("subjects", ())))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ WARM_STEPS = 2  # the first builds and compiles, the second fills the allocator'
 STEPS = 1000  # more than any subject is asked for
 KEPT = 16  # batches that subjects go through again and again
 NOTHING: Mapping[str, Any] = {}
+PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
 
 class Gone(Exception):
@@ -158,18 +159,17 @@ class Field:
         argv += [str(ROOT / "bench" / "train_subject.py"), str(spec)]
         shared = self._environment(subject)
         began = time.monotonic()
-        with (self.folder / f"{spec.stem}.log").open("wb") as log:
-            for rank in range(self.work.ranks):
-                env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                pipe = subprocess.PIPE
-                subject.processes.append(
-                    subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=log, text=True, cwd=self.folder)
-                )
+        said = self.folder / f"{spec.stem}.log"
         try:
+            with said.open("wb") as log:
+                for rank in range(self.work.ranks):
+                    env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                    subject.processes.append(subprocess.Popen(argv, env=env, stderr=log, cwd=self.folder, **PIPES))
             first = subject.answer()
+        except OSError as error:
+            raise Gone(f"{argv[0]}: {error.strerror}") from None
         except Gone as gone:
-            said = (self.folder / f"{spec.stem}.log").read_text(errors="replace").strip().splitlines()
-            raise Gone("; ".join([str(gone), *said[-1:]])) from None
+            raise Gone("; ".join([str(gone), *said.read_text(errors="replace").strip().splitlines()[-1:]])) from None
         subject.first = time.monotonic() - began
         return first
 

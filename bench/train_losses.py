@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from bench.train_field import Field, Subject, Work, write_batches  # noqa: E402
+from bench.train_field import MODEL_KEYS, Field, Subject, Work, write_batches  # noqa: E402
 from clusterctl import demo  # noqa: E402
 from trainer.config import read_config  # noqa: E402
 from trainer.env import CHECKPOINT_DIR  # noqa: E402
@@ -107,15 +107,14 @@ def norm_errors(folder: Path, corpus: Path, step: int) -> dict[str, float]:
     argv = [sys.executable, "-m", "trainer", "train", str(file), "--run-dir", str(field.folder)]
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
     after = field.folder / CHECKPOINT_DIR / f"step-{step + 1:08d}"
-    batch = write_batches(read_config(field.raw, 1), field.folder)
-    argv = [sys.executable, __file__, str(before), str(after), str(batch)]
+    argv = [sys.executable, __file__, str(before), str(after), str(file)]
     told = subprocess.run(argv, check=True, stdout=subprocess.PIPE, cwd=ROOT, text=True)
     errors: dict[str, float] = json.loads(told.stdout)
     return errors
 
 
-def compare_norms(before: Path, after: Path, batches: Path) -> dict[str, float]:
-    """Relative errors of all layer norms' gradients together; the last of the batches is the step's."""
+def compare_norms(before: Path, after: Path, train_file: Path) -> dict[str, float]:
+    """Relative errors of all layer norms' gradients together, in the step that led from one checkpoint to the other."""
     import numpy as np
     import torch
     from safetensors.torch import load_file
@@ -123,12 +122,13 @@ def compare_norms(before: Path, after: Path, batches: Path) -> dict[str, float]:
     from bench.train_peers import Eager
 
     weights = load_file(str(before / "model.safetensors"))
-    batch = torch.from_numpy(np.load(batches)[-1].astype(np.int64))
-    beta = read_config({"data": {"prefix": "x"}}, 1).optimizer.betas[0]
+    config = read_config(json.loads(train_file.read_text()), 1)
+    batch = torch.from_numpy(np.load(write_batches(config, train_file.parent))[-1].astype(np.int64))
+    beta = config.optimizer.betas[0]
     old, new = (load_file(str(one / "optimizer.safetensors")) for one in (before, after))
 
     def gradients(kind: torch.dtype, autocast: bool) -> dict[str, torch.Tensor]:
-        model = Eager({**MODEL, "eps": 1e-5, "init_std": 0.02}).to(kind)
+        model = Eager({key: getattr(config.model, key) for key in MODEL_KEYS}).to(kind)
         model.load_state_dict({name: weight.to(kind) for name, weight in weights.items()})
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = model(batch)
@@ -176,7 +176,8 @@ def losses_table(found: Mapping[str, Any]) -> str:
     """Differences from the reference along the way, the band, and the layer norms."""
     losses, apart = found["losses"], differences(found["losses"])
     lines = [f"losses: {STEPS} steps; differences from {REFERENCE.name}, means of {WINDOW} steps, in thousandths"]
-    at = [0, 2, 4, 9, 14, 19]
+    last = len(losses[REFERENCE.name]) // WINDOW - 1
+    at = sorted({0, last // 8, last // 4, last // 2, 3 * last // 4, last})
     lines.append(f"  {'up to step':<26}" + "".join(f"{(i + 1) * WINDOW:>8}" for i in at) + f"{'largest':>9}")
     plain = smooth(losses[REFERENCE.name])
     lines.append(f"  {REFERENCE.name:<26}" + "".join(f"{plain[i]:>8.3f}" for i in at))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.train import answer, flops_a_token, table
+from bench.train import answer, flops_a_token, table, verdicts
 from bench.train_field import Field, Gone, Subject, Work
 from bench.train_losses import AUTOCASTS, OURS, REFERENCE, STEPS, losses_table
 from trainer.models import sized
@@ -29,12 +29,12 @@ def test_a_peer_trains_as_the_trainer_does(tmp_path: Path) -> None:
 
 
 def test_a_subject_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
-    field = Field(tmp_path, Work(TINY, 4, "fp32"))
-    field.peers = "/bin/false"
-    subject = Subject("a peer", "eager", tuned=False, peer=True)
-    with pytest.raises(Gone, match="ended with 1"):
-        field.start(subject)
-    subject.end()
+    for interpreter, why in (("/bin/false", "ended with 1"), ("/no/such/python", "/no/such/python: No such file")):
+        field = Field(tmp_path, Work(TINY, 4, "fp32"), interpreter)
+        subject = Subject("a peer", "eager", tuned=False, peer=True)
+        with pytest.raises(Gone, match=why):
+            field.start(subject)
+        subject.end()
 
 
 def test_the_count_of_flops_is_palms() -> None:
@@ -57,6 +57,15 @@ def test_a_row_tells_rates_shares_and_what_is_missing(tmp_path: Path) -> None:
     assert missing == {"subject": "mp", "missing": "no module"}
     text = table(found)
     assert "2.00x" in text and "not measured: no module" in text
+
+
+def test_a_row_is_held_to_its_target() -> None:
+    subjects = [{"subject": "clusterctl", "tokens_per_second": 110.0}, {"subject": "eager", "missing": "why"}]
+    subjects.append({"subject": "torch.compile", "tokens_per_second": 100.0})
+    found = {"subjects": subjects, "rates": {}, "flops_a_token": 1.0}
+    (missed,) = verdicts({**found, "row": "124m-bf16"})
+    (reached,) = verdicts({**found, "row": "124m-fp32"})
+    assert "1.10, at least 1.20 wanted: MISSED" in missed and reached.endswith("at least 1.05 wanted")
 
 
 @pytest.mark.parametrize(("beside", "verdict"), [(0.001, "lies in"), (0.01, "LEAVES")])
