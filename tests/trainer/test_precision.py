@@ -72,3 +72,21 @@ def test_one_gradient_is_used_as_it_comes_and_several_are_added_in_fp32(passes: 
     assert found.dtype == (torch.bfloat16 if passes == 1 else torch.float32)
     assert torch.equal(found.float(), torch.stack(given).sum(0))
     assert buffer.norm() == pytest.approx(float(torch.stack(given).sum(0).norm()), rel=1e-6)
+
+
+def test_two_ranks_divide_the_masters_and_one_goes_on_from_them(
+    tmp_path: Path,
+    raw_config: Make,
+    run_ranks: Callable[..., Any],
+    train_here: Callable[..., Any],
+    metrics: Read,
+) -> None:
+    train_here(tmp_path / "one", precision="bf16")
+    config = raw_config(precision="bf16", zero=1)
+    done = run_ranks(2, config, tmp_path / "two", CLUSTERCTL_FAULT="rank0:step6:exit7")
+    assert done[0].returncode == 7, done[0].stderr
+    train_here(tmp_path / "two", precision="bf16")
+    one, two = (losses(metrics(tmp_path / name, "step")) for name in ("one", "two"))
+    assert metrics(tmp_path / "two", "start")[1]["step"] == 4
+    for (loss, norm), (other, other_norm) in zip(one[:5] + one[4:], two, strict=True):
+        assert other == pytest.approx(loss, rel=3e-3) and other_norm == pytest.approx(norm, rel=3e-2)
