@@ -146,6 +146,8 @@ def _stepped(config: TrainConfig, layout: Layout, rank: int) -> int:
     holding, micro = engine.holding, _micro(config)
     holding.optimizer.ops = _NoUpdate()  # type: ignore[attr-defined]
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
+    if micros > 1 or layout.data > 1:
+        _ = holding.gradients.flat  # type: ignore[attr-defined]  # from the second step on there from the beginning
     holding.clear()
     engine.passes.step([micro] * micros, 1.0, device.stopwatch(), holding.last_backward)
     holding.wait()
