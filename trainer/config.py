@@ -163,7 +163,7 @@ def plan_config(raw: object, world_size: int, served: bool = True) -> Planned:
     faults += data_faults(config.data, rest.get("data"), evaluates=config.eval.batches > 0)
     if not any(fault.is_of("model") for fault in faults):
         faults += glm_faults(config)
-    missing = unserved(config, layout)
+    missing = list(unserved(config))
     return Planned(config, faults + missing if served else faults, missing, choice)
 
 

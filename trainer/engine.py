@@ -138,4 +138,4 @@ def _holding(model: Model, config: TrainConfig, groups: Groups) -> Holding:
         return Buffered(model, config, groups.data, groups.pipeline)
     from trainer.sharded import Sharded  # loads 600 modules of torch in 0.6 s
 
-    return Sharded(model, config, groups.data)
+    return Sharded(model, config, groups.data, groups.pipeline)

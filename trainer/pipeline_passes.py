@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from trainer.device import Device, Stopwatch
 from trainer.group import Group
+from trainer.holding import COMPUTED_IN
 from trainer.passes import Batch, Micro, Model, model_loss
 from trainer.pipeline import Pipeline
 from trainer.pipeline_order import Action, forward_only, one_forward_one_backward, source_of, target_of
@@ -33,7 +34,7 @@ class Pipelined:
         self.model, self.device, self.precision = model, device, precision
         self.data, self.pipeline = data, pipeline
         self.names = [_names_of(model, piece) for piece in range(len(model.pieces))]
-        self.type = next(one.dtype for one in model.parameters() if one.dim() > 1)  # of the hidden state
+        self.type = COMPUTED_IN[precision]  # of the hidden state, as of the weights that make it
 
     def step(self, batch: Batch, scale: float, own: Stopwatch, before_last: Callable[..., None]) -> Tensor:
         own.stop()  # waiting for other stages is no part of it

@@ -146,7 +146,7 @@ def _divisors(whole: int, most: int) -> list[int]:
 
 def _candidate(config: TrainConfig, layout: Layout, hardware: Hardware) -> Candidate:
     need = max(stage.memory.total for stage in stages(config, layout, ends=True))
-    return Candidate(config, layout, need, cost(config, layout, hardware), serves(config, layout))
+    return Candidate(config, layout, need, cost(config, layout, hardware), serves(config))
 
 
 def _simplest_first(ordered: list[Candidate]) -> list[Candidate]:

@@ -25,13 +25,17 @@ from trainer.layers import LayerNorm
 from trainer.logical import cuts_of, own_of, parameter_of
 from trainer.optim import ShardedAdamW
 from trainer.passes import Model
+from trainer.pipeline import TIED, UNDIVIDED, Pipeline
 
 
 class Sharded:
     """A rank's rows of each matrix and bias in fp32, with their gradients and moments; layer norms whole."""
 
-    def __init__(self, model: Model, config: TrainConfig, data: Group) -> None:
+    def __init__(
+        self, model: Model, config: TrainConfig, data: Group, pipeline: Pipeline = UNDIVIDED
+    ) -> None:
         self.model, self.zero, self.data, self.parallel = model, config.zero, data, model.parallel
+        self.pipeline = pipeline
         self.cuts = cuts_of(model)
         self.names = list(self.cuts)
         norms = _norms_of(model)
@@ -69,6 +73,8 @@ class Sharded:
             own.grad = _own_rows(self.shards[name].grad)
         if self.parallel.divides_sequence:
             self._add_parts()
+        if self.pipeline.stages > 1 and TIED in self.rows:
+            self.pipeline.sum_ends(self._gradient(TIED))
 
     def _add_parts(self) -> None:
         """Sum what each tensor parallel rank has of its part of the sequence alone."""
@@ -89,10 +95,11 @@ class Sharded:
             counted.append(self.gradients.flat)
         norms = torch._foreach_norm(counted) if counted else [torch.zeros((), device=self.data.device.name)]
         square = torch.stack(list(norms)).square().sum()
-        return self.data.total(float(self.parallel.sum(square).item()))
+        own = self.data.total(float(self.parallel.sum(square).item()))
+        return self.pipeline.total(own, self.data.device)
 
     def _is_counted(self, name: str) -> bool:
-        return self.parallel.rank == 0 or self.cuts[name].dim is not None
+        return self.pipeline.counts(name) and (self.parallel.rank == 0 or self.cuts[name].dim is not None)
 
     def _gradient(self, name: str) -> Tensor:
         gradient = self.rows[name].grad
@@ -145,7 +152,8 @@ class Sharded:
     def _own_of(self, key: str, whole: Tensor) -> Tensor:
         """Of a whole tensor, what this rank has of it, which may be nothing."""
         name = parameter_of(key, self.cuts)
-        part = own_of(key, whole, self.whole.get(name, self.shards.get(name)), self.cuts, self.parallel)
+        like = self.whole[name] if name in self.whole else self.shards[name]
+        part = own_of(key, whole, like, self.cuts, self.parallel)
         if name in self.whole:
             return part
         first = -(-len(part) // self.data.world) * self.data.rank

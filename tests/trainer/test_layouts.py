@@ -92,8 +92,8 @@ LAYOUTS = [
     pytest.param(
         "glm",
         2,
-        {"parallel": {"tensor": 2}, "engine": "deepspeed"},
-        id="glm-tensor2-deepspeed",
+        {"parallel": {"tensor": 2}, "zero": 1, "engine": "deepspeed"},
+        id="glm-tensor2-deepspeed-zero1",
         marks=pytest.mark.slow,
     ),
     pytest.param("glm", 4, {"parallel": {"tensor": 2}}, id="glm-2x2"),
@@ -123,6 +123,12 @@ PIPELINES = [
         id="newer-gpt-2x2x2-sequence-zero1",
     ),
     pytest.param("glm", 4, {"parallel": {"pipeline": 4}, "recompute": "full"}, id="glm-pipeline4"),
+    pytest.param(
+        "newer-gpt",
+        4,
+        {"parallel": {"pipeline": 2, "interleave": 2}, "micro_batch": 1, "zero": 3},
+        id="newer-gpt-pipeline2-interleaved-data2-zero3",
+    ),
 ]
 
 
@@ -157,7 +163,7 @@ JOURNEYS = [
         [(2, {"pipeline": 2}, 0), (1, {}, 0), (8, {"pipeline": 2, "tensor": 2, "sequence": True}, 1)],
         id="gpt-pipeline2-1-2x2x2",
     ),
-    pytest.param("glm", [(4, {"tensor": 2}, 2), (4, {"pipeline": 2}, 1)], id="glm-2x2-pipeline2"),
+    pytest.param("glm", [(4, {"tensor": 2}, 2), (4, {"pipeline": 2}, 2)], id="glm-2x2-pipeline2"),
 ]
 
 
