@@ -193,6 +193,8 @@ def measure(server: Server, options: argparse.Namespace, prefix: Path) -> bool:
         found = Measure(server, prefix, model, options.engine, options.resume)
         for ranks in map(int, options.ranks.split(",")):
             for layout in layouts(options.engine, ranks, model):
+                if not all(word in layout.in_words(ranks) for word in options.only.split(",")):
+                    continue
                 if try_config(config_of(model, prefix, **layout.config()), ranks)[1]:
                     continue
                 row = found.of(ranks, layout)
@@ -214,6 +216,7 @@ def main() -> int:
     parser.add_argument("--engine", default="torch", choices=("torch", "deepspeed"))
     parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}")
     parser.add_argument("--ranks", default="1,2,4,8", help="some of 1,2,4,8")
+    parser.add_argument("--only", default="", metavar="WORDS", help="whose line has all of these: pipeline,zero 3")
     parser.add_argument("--resume", action="store_true", help="each goes on from its middle too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="a line for each layout, added to what is there")
     options = parser.parse_args()
