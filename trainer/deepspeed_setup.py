@@ -10,6 +10,8 @@ import logging
 import warnings
 from typing import Any
 
+import torch.distributed as dist
+
 from trainer import env
 from trainer.config import TrainConfig
 from trainer.device import Device
@@ -74,7 +76,10 @@ def settings(config: TrainConfig, accumulation: int, numbers: int, device: Devic
 
 
 class Places:
-    """The tensor and data parallel groups under the names that DeepSpeed asks for."""
+    """The tensor and data parallel groups under the names that DeepSpeed asks for.
+
+    None is torch's name for all ranks, but to DeepSpeed there is no such group then, and a norm is not summed.
+    """
 
     def __init__(self, groups: Groups) -> None:
         self._data, self._tensor = groups.data, groups.tensor
@@ -86,7 +91,7 @@ class Places:
         return self._tensor.size
 
     def get_model_parallel_group(self) -> Any:
-        return self._tensor.group
+        return self._tensor.group or dist.group.WORLD
 
     def get_data_parallel_rank(self) -> int:
         return self._data.rank
@@ -95,4 +100,4 @@ class Places:
         return self._data.world
 
     def get_data_parallel_group(self) -> Any:
-        return self._data.handle
+        return self._data.handle or dist.group.WORLD
