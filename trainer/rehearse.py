@@ -127,9 +127,11 @@ def rehearse(config: TrainConfig, world: int) -> dict[str, Any]:
 
 
 def _samples(config: TrainConfig, layout: Layout) -> int:
-    """A global batch with no more micro-batches than fill the pipeline, or show how gradients add up."""
+    """A global batch with no more micro-batches than fill the pipeline, or show whether gradients are added up."""
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
-    filling = 2 * layout.pipeline if layout.pipeline > 1 else 2
+    filling = layout.pipeline * (1 if config.parallel.interleave == 1 else 2)
+    if layout.pipeline == 1 and layout.data == 1:
+        filling = 2
     return min(micros, filling) * config.micro_batch * layout.data
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from trainer.plan_memory import LIBRARIES
+
 CASES: list[tuple[int, dict[str, Any]]] = [
     (1, {"model": "gpt2-124M", "micro_batch": 2}),
     (
@@ -38,7 +40,7 @@ def test_a_rank_is_built_and_stepped_without_memory(world: int, train: dict[str,
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["parameters"] == answer["planned_parameters"]
-    assert answer["peak_bytes"] == pytest.approx(answer["planned_bytes"], rel=0.15)
+    assert answer["peak_bytes"] == pytest.approx(answer["planned_bytes"] - LIBRARIES, rel=0.05)
     assert bool(answer["exchanges"]) == (world > 1)
 
 
