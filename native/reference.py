@@ -99,6 +99,12 @@ def adamw(
             low.copy_(one)
 
 
+def square_sum(tensors: Sequence[Tensor]) -> Tensor:
+    """Of all numbers of the tensors, in fp32."""
+    norms = [torch.linalg.vector_norm(x, dtype=torch.float32) for x in tensors]
+    return torch.stack(norms).square().sum() if norms else torch.zeros(())
+
+
 def future(queries: int, keys: int, device: torch.device) -> Tensor:
     """True where a key comes after a query; the last query stands at the last key."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1 + keys - queries)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 REFERENCE = "reference"
-OPS = ("layer_norm", "gelu", "cross_entropy", "linear_cross_entropy", "attention", "adamw")
+OPS = ("layer_norm", "gelu", "cross_entropy", "linear_cross_entropy", "attention", "adamw", "square_sum")
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class Choice:
         self._linear_cross_entropy = functions["linear_cross_entropy"]
         self._attention = functions["attention"]
         self._adamw = functions["adamw"]
+        self._square_sum = functions["square_sum"]
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
         """Normalise over the last dimension, in fp32 whatever the type of `x`; the result has `x`'s type."""
@@ -147,6 +148,11 @@ class Choice:
         `lowered`: for each tensor its copy in another type, written anew, or None. Gradients may be destroyed.
         """
         self._adamw(held, gradients, averages, squares, lowered, decays, step, rate, betas, eps, factor)
+
+    def square_sum(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The sum of the squares of all their numbers, in fp32 whatever their types."""
+        total: Tensor = self._square_sum(tensors)
+        return total
 
     def report(self) -> list[Chosen]:
         """What was chosen for each op and why, in the order of `OPS`."""

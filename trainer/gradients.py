@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from native.reference import square_sum as plain_square_sum
 from trainer.group import Group
 from trainer.logical import Cut
 from trainer.parallel import Parallel
@@ -147,10 +148,10 @@ class GradientBuffer:
         for part, summed in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
             part.copy_(summed.view_as(part))
 
-    def norm(self) -> float:
+    def norm(self, square_sum: Callable[[Sequence[Tensor]], Tensor] = plain_square_sum) -> float:
         """Over all parts of the model."""
         counted = {name: one for name, one in self.gradients().items() if self.pipeline.counts(name)}
-        return float(norm_of(counted, self.cuts, self.parallel, self.pipeline).item())
+        return float(norm_of(counted, self.cuts, self.parallel, self.pipeline, square_sum).item())
 
 
 def _pieces(ordered: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
@@ -171,14 +172,14 @@ def norm_of(
     cuts: Mapping[str, Cut],
     parallel: Parallel,
     pipeline: Pipeline = UNDIVIDED,
+    square_sum: Callable[[Sequence[Tensor]], Tensor] = plain_square_sum,
 ) -> Tensor:
     """Over all parts of the model; what every tensor parallel rank has whole is counted on one of them."""
     counted = [
         gradient for name, gradient in gradients.items() if parallel.rank == 0 or cuts[name].dim is not None
     ]
-    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in counted]
-    squares = torch.stack(norms).square() if norms else next(iter(gradients.values())).new_zeros(1, dtype=torch.float32)
-    return pipeline.sum(parallel.sum(squares.sum())).sqrt()
+    nothing = next(iter(gradients.values())).new_zeros((), dtype=torch.float32)
+    return pipeline.sum(parallel.sum(square_sum(counted) if counted else nothing)).sqrt()
 
 
 def clip_factor(norm: float, limit: float) -> float:

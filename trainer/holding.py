@@ -64,9 +64,9 @@ class Buffered:
         self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         data.broadcast(parameter.data for parameter in self.parameters.values())
         self.gradients = GradientBuffer(self.parameters, self.cuts, data, self.parallel, pipeline)
-        ops = native.choose(data.device.kind, config.native)
+        self.ops = native.choose(data.device.kind, config.native)
         host = moves_optimizer(config, data)
-        self.optimizer = ShardedAdamW(self.parameters, config.optimizer, data, config.zero, ops, host)
+        self.optimizer = ShardedAdamW(self.parameters, config.optimizer, data, config.zero, self.ops, host)
         if config.precision != "fp32":
             self.optimizer.lower(lowered(model), COMPUTED_IN[config.precision])
         self.factor = 1.0
@@ -81,7 +81,7 @@ class Buffered:
         self.gradients.wait()
 
     def clip(self, limit: float, scale: float = 1.0) -> float:
-        norm = self.gradients.norm() / scale
+        norm = self.gradients.norm(self.ops.square_sum) / scale
         self.factor = clip_factor(norm, limit) / scale
         return norm
 

@@ -18,6 +18,7 @@ OPS = (  # each a file of C++
     "gelu",
     "layer_norm",
     "adamw",
+    "square_sum",
     "bpe",
     "json_lines",
     "sample_index",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -53,3 +55,19 @@ def test_a_step_is_what_the_formula_says_and_the_copy_is_rounded(
             assert torch.allclose(one.double(), other, rtol=2e-6, atol=1e-6)
     for one, low in zip(held, lowered, strict=True):
         assert low is None or torch.equal(low, one.bfloat16())
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_the_squares_of_tensors_in_any_type_are_summed_and_what_is_not_finite_shows(backend: str) -> None:
+    try:
+        ops = native.choose("cpu", {"square_sum": backend})
+    except native.BackendUnavailable as missing:
+        pytest.skip(str(missing))
+    held, gradients, *_ = tensors(torch.bfloat16)
+    given = [*held, *gradients, torch.zeros(0)]
+    right = sum(float(one.double().square().sum()) for one in given)
+    assert float(ops.square_sum(given)) == pytest.approx(right, rel=1e-5)
+    held[1][39_999] = float("inf")
+    assert float(ops.square_sum(given)) == float("inf")
+    gradients[0][0, 0] = float("nan")
+    assert math.isnan(float(ops.square_sum(given)))
