@@ -28,41 +28,37 @@ from trainer.config import read_config  # noqa: E402
 from trainer.env import Env  # noqa: E402
 from trainer.plan_memory import stages  # noqa: E402
 
-STEPS = 3
+STEPS = 2
 ALLOWED = 0.10
-SMALL = {"layers": 6, "hidden": 384, "heads": 6, "sequence": 256, "vocab": 50257}
+GPT2 = {"model": "gpt2-124M", "micro_batch": 1}
+SMALL = {
+    "model": {"layers": 6, "hidden": 384, "heads": 6, "sequence": 256, "vocab": 50257},
+    "micro_batch": 8,
+}
+BROAD = {
+    "model": {"layers": 6, "hidden": 1024, "heads": 8, "sequence": 128, "vocab": 8192},
+    "micro_batch": 2,
+}
+DROPPING = {
+    "model": {"layers": 12, "hidden": 512, "heads": 8, "sequence": 512, "vocab": 8192, "dropout": 0.1},
+    "micro_batch": 4,
+}
+BF16 = {"precision": "bf16"}
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
-    "124M fp32": (1, {"model": "gpt2-124M", "micro_batch": 1}),
-    "124M bf16": (1, {"model": "gpt2-124M", "micro_batch": 1, "precision": "bf16"}),
-    "124M bf16 batch 4": (1, {"model": "gpt2-124M", "micro_batch": 4, "precision": "bf16"}),
-    "124M bf16 full": (1, {"model": "gpt2-124M", "micro_batch": 4, "precision": "bf16", "recompute": "full"}),
-    "124M bf16 selective": (
-        1,
-        {"model": "gpt2-124M", "micro_batch": 4, "precision": "bf16", "recompute": "selective"},
-    ),
-    "6x384 fp32 batch 8": (1, {"model": SMALL, "micro_batch": 8}),
-    "6x384 bf16 batch 8": (1, {"model": SMALL, "micro_batch": 8, "precision": "bf16"}),
-    "6x384 bf16 batch 32": (1, {"model": SMALL, "micro_batch": 32, "precision": "bf16"}),
-    "12x512 dropout": (
-        1,
-        {
-            "model": {
-                "layers": 12,
-                "hidden": 512,
-                "heads": 8,
-                "sequence": 512,
-                "vocab": 8192,
-                "dropout": 0.1,
-            },
-            "micro_batch": 8,
-        },
-    ),
-    "124M bf16 2 ranks": (2, {"model": "gpt2-124M", "micro_batch": 1, "precision": "bf16"}),
-    "124M bf16 2 ranks zero 1": (2, {"model": "gpt2-124M", "micro_batch": 1, "precision": "bf16", "zero": 1}),
-    "124M bf16 tensor 2": (
-        2,
-        {"model": "gpt2-124M", "micro_batch": 1, "precision": "bf16", "parallel": {"tensor": 2}},
-    ),
+    "124M fp32": (1, GPT2),
+    "124M bf16": (1, {**GPT2, **BF16}),
+    "124M bf16 batch 4": (1, {**GPT2, **BF16, "micro_batch": 4}),
+    "124M bf16 batch 4 full": (1, {**GPT2, **BF16, "micro_batch": 4, "recompute": "full"}),
+    "6x384 fp32 batch 8": (1, SMALL),
+    "6x384 bf16 batch 8": (1, {**SMALL, **BF16}),
+    "6x384 bf16 batch 8 x 2": (1, {**SMALL, **BF16, "global_batch": 16}),
+    "12x512 dropout": (1, DROPPING),
+    "6x1024 bf16 data 2": (2, {**BROAD, **BF16}),
+    "6x1024 bf16 zero 1": (2, {**BROAD, **BF16, "zero": 1}),
+    "6x1024 bf16 zero 2": (2, {**BROAD, **BF16, "zero": 2}),
+    "6x1024 fp32 zero 3": (2, {**BROAD, "zero": 3}),
+    "6x1024 bf16 tensor 2": (2, {**BROAD, **BF16, "parallel": {"tensor": 2}}),
+    "6x1024 bf16 pipeline 2": (2, {**BROAD, **BF16, "parallel": {"pipeline": 2}, "global_batch": 8}),
 }
 
 

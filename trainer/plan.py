@@ -96,6 +96,7 @@ def summary(
         "corpora": [asdict(use) for use in uses],
         "memory_per_device_bytes": need.as_json(),
         "highest_stage": highest.stage,
+        "memory_of_the_node_bytes": max(stage.node for stage in found),
         "memory_of_a_device_bytes": int(hardware.memory * 1e9) or None,
         "stages": [_stage_json(stage, layout) for stage in found],
         "time": {

@@ -48,7 +48,7 @@ class Candidate:
         config, parallel = self.config, self.config.parallel
         recompute = ("none", "selective", "full").index(config.recompute.mode)
         cuts = self.layout.tensor * self.layout.pipeline
-        return (recompute, cuts, config.zero, parallel.interleave, parallel.sequence)
+        return (config.offload, recompute, cuts, config.zero, parallel.interleave, parallel.sequence)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -119,6 +119,8 @@ def _all(
     modes = [config.recompute]
     if "recompute" not in fixed:
         modes = [RecomputeConfig(mode) for mode in ("none", "selective", "full")]
+    moves = "offload" not in fixed and config.hardware.kind not in ("", "cpu")
+    places = (False, True) if moves else (config.offload,)
     for tensor in _divisors(world, config.model.heads):
         for pipeline in _divisors(world // tensor, config.model.layers):
             layout = Layout.of(world, tensor, pipeline)
@@ -133,7 +135,8 @@ def _all(
                     yield (
                         layout,
                         [
-                            replace(config, parallel=way, zero=zero, recompute=mode)
+                            replace(config, parallel=way, zero=zero, recompute=mode, offload=away)
+                            for away in places
                             for mode in modes
                             for way in ways
                         ],
@@ -215,4 +218,6 @@ def _slower_by(best: Candidate, other: Candidate) -> str:
     slower = f"{ratio:.2g} times as slow" if ratio >= 2 else f"{ratio - 1:.0%} slower"
     if worst == names["compute"] and again not in ("none", best.config.recompute.mode):
         worst = f"recompute {again}"
+    if worst == names["update"] and other.config.offload and not best.config.offload:
+        worst = "the optimizer in the node's memory"
     return f"{slower}: {seconds:.2g} s more for {worst}"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from trainer import plan_flops as flops
 from trainer.layout import Layout, accumulation
 from trainer.plan_activations import WIDE, Pass
-from trainer.plan_hardware import Hardware
+from trainer.plan_hardware import UPDATED_GBYTES, Hardware
+from trainer.plan_held import moves_optimizer
 from trainer.plan_memory import layer_ranges, parameters_of, pass_of
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> Cost:
         micros * pipeline,
         part * (compute + tensor + pipeline),
         _data(config, layout, hardware, numbers, micros, hidden),
-        UPDATE * numbers / (layout.data if config.zero else 1) / (hardware.memory_gbytes * 1e9),
+        _update(config, layout, hardware, numbers),
         (config.global_batch or 1) * config.model.sequence,
     )
 
@@ -116,6 +117,14 @@ def _data(
         return max(whole - micros * hidden, around)
     summing = _summed(size, layout.data, link, hardware.latency)
     return max(summing - hidden, 0.0) + (around if config.zero else 0.0)
+
+
+def _update(config: TrainConfig, layout: Layout, hardware: Hardware, numbers: int) -> float:
+    """AdamW at the speed of memory; with `offload` of the node's, where gradients go and weights come from."""
+    own = numbers / (layout.data if config.zero else 1)
+    if not moves_optimizer(config):
+        return UPDATE * own / (hardware.memory_gbytes * 1e9)
+    return UPDATE * own / (UPDATED_GBYTES * 1e9) + 2 * WIDE * own / (hardware.host_gbytes * 1e9)
 
 
 def _link(hardware: Hardware, reach: int) -> float:

@@ -24,6 +24,8 @@ class Hardware:
     net_gbytes: float
     memory_gbytes: float
     """GB/s between a device and its memory: the optimizer's step is bound by it."""
+    host_gbytes: float
+    """GB/s between a device and the node's memory."""
     latency: float
     """Seconds that the smallest exchange takes."""
     sources: dict[str, str]
@@ -43,16 +45,20 @@ class _Known:
     node_gbytes: float
     net_gbytes: float
     memory_gbytes: float
+    host_gbytes: float
     latency: float
 
 
+# GB/s that the processors of a node have for one device's optimizer: eight channels of memory for eight devices.
+UPDATED_GBYTES = 20.0
 KNOWN = {
     # A rank of one Zen 4 core, as measured: 219 GFLOP/s in bf16 and 95 in fp32; 64 MiB summed by gloo in 45 ms.
-    "cpu": _Known("one core of a server", 0.0, 0.219, 0.095, 0.8, 1.5, 1.0, 15.0, 3e-4),
-    # NVIDIA's sheet: 312 TFLOP/s dense, 80 GB, NVLink 300 GB/s a direction; 200 Gbit/s a device to other nodes.
-    "cuda": _Known("an A100 of 80 GB", 80.0, 312.0, 19.5, 0.5, 300.0, 25.0, 2000.0, 2e-5),
+    "cpu": _Known("one core of a server", 0.0, 0.219, 0.095, 0.8, 1.5, 1.0, 15.0, 15.0, 3e-4),
+    # NVIDIA's sheet: 312 TFLOP/s dense, 80 GB, NVLink 300 GB/s a direction; 200 Gbit/s a device to other nodes,
+    # PCIe 25 GB/s.
+    "cuda": _Known("an A100 of 80 GB", 80.0, 312.0, 19.5, 0.5, 300.0, 25.0, 2000.0, 25.0, 2e-5),
     # Ascend 910: 256 TFLOP/s in fp16, 32 GB; 30 GB/s to a neighbour, 100 Gbit/s RoCE a device.
-    "npu": _Known("an Ascend 910 of 32 GB", 32.0, 256.0, 16.0, 0.35, 30.0, 12.5, 1200.0, 3e-5),
+    "npu": _Known("an Ascend 910 of 32 GB", 32.0, 256.0, 16.0, 0.35, 30.0, 12.5, 1200.0, 25.0, 3e-5),
 }
 
 
@@ -77,6 +83,7 @@ def hardware_of(config: TrainConfig, world: int) -> Hardware:
         per_node,
         **values,
         memory_gbytes=known.memory_gbytes,
+        host_gbytes=known.host_gbytes,
         latency=known.latency,
         sources=sources,
     )

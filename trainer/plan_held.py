@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainer.layout import Layout, accumulation
@@ -42,15 +42,28 @@ class Held:
     """Weights of other ranks that a pass has at a time, beside its own."""
     update: int = 0
     """What the update takes for a while."""
+    node: int = 0
+    """Of the node's memory, where the optimizer is there."""
 
 
 def held(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     """What stays, and what comes and goes with each step."""
     if config.engine == "deepspeed":
-        return _deepspeed(config, layout, sizes)
-    if config.zero >= 2 and layout.data > 1:
-        return _sharded(config, layout, sizes)
-    return _buffered(config, layout, sizes)
+        there = _deepspeed(config, layout, sizes)
+    elif config.zero >= 2 and layout.data > 1:
+        there = _sharded(config, layout, sizes)
+    else:
+        there = _buffered(config, layout, sizes)
+    if moves_optimizer(config):
+        has_masters = config.engine == "deepspeed" or (kept_width(config) < WIDE and config.zero < 2)
+        node = there.optimizer if has_masters else there.optimizer * (MOMENTS + WIDE) // MOMENTS
+        return replace(there, optimizer=0, update=0, node=node)
+    return there
+
+
+def moves_optimizer(config: TrainConfig) -> bool:
+    """Whether its state leaves the device; a CPU's memory is the node's already."""
+    return config.offload and (config.hardware.kind or "cpu") != "cpu"
 
 
 def kept_width(config: TrainConfig) -> int:

@@ -57,6 +57,8 @@ class Stage:
     """When that is."""
     activations: int
     """The most of them at any moment: the highest one may be another, when none are left."""
+    node: int = 0
+    """Bytes of the node's memory that one device's optimizer takes."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def _stage(config: TrainConfig, layout: Layout, stage: int) -> Stage:
         highest.logits,
         highest.buffers + always,
     )
-    return Stage(stage, layer_ranges(config, layout, stage), sizes.all, memory, highest.name, through)
+    return Stage(stage, layer_ranges(config, layout, stage), sizes.all, memory, highest.name, through, there.node)
 
 
 def pass_of(config: TrainConfig, layout: Layout) -> Pass:

@@ -86,11 +86,12 @@ def _memory_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     of = f" of {size(whole)} ({need['total'] / whole:.0%})" if whole else ""
     where = f" of stage {summary['highest_stage']}" if len(summary["stages"]) > 1 else ""
     yield "memory", f"{size(need['total'])}{of} a device; highest in {MOMENTS[stage['moment']]}{where}"
-    yield "", "always " + ", ".join(f"{name} {size(need[name])}" for name in ("weights", "gradients", "optimizer"))
-    then = [f"{name} {size(need[name])}" for name in ("activations", "logits", "buffers") if need[name]]
+    yield "", ", ".join(f"{name} {size(need[name])}" for name in need if need[name] and name != "total")
     most = stage["most_activations"]
-    before = f"; activations at most {size(most)}, before" if most > need["activations"] else ""
-    yield "", "then " + ", ".join(then) + before
+    if most > need["activations"]:
+        yield "", f"activations at most {size(most)}, at another moment"
+    if summary["memory_of_the_node_bytes"]:
+        yield "", f"the optimizer takes {size(summary['memory_of_the_node_bytes'])} of the node's memory a device"
 
 
 def _time_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

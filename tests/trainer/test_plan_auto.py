@@ -72,7 +72,15 @@ def test_a_model_too_large_for_a_device_is_cut_until_it_fits() -> None:
     assert all(one["memory"] < 32e9 for one in summary["chosen"]["best"])
     near = summary["chosen"]["losing"][0]  # the chosen cut with less of ZeRO
     assert (near["tensor"], near["pipeline"]) == (summary["layout"]["tensor"], summary["layout"]["pipeline"])
-    assert near["zero"] < summary["zero"] and "at the least" in near["why"]
+    assert near["zero"] < summary["zero"] and near["offload"] and "the optimizer in the node's memory" in near["why"]
+
+
+def test_the_optimizer_leaves_the_device_where_nothing_else_fits() -> None:
+    given = {"model": "gpt3-1.3B", "micro_batch": 1, "global_batch": 8, "zero": 0, "parallel": "auto"}
+    small = answer(1, **given, hardware={**NPU, "memory": 16})["summary"]
+    assert small["offload"] and small["memory_per_device_bytes"]["optimizer"] == 0
+    assert small["memory_of_the_node_bytes"] == 12 * small["parameters"] + 12 * 47 * 2048  # padded rows
+    assert not answer(1, **given)["summary"]["offload"]
 
 
 def test_what_the_job_says_itself_stays() -> None:
