@@ -31,7 +31,8 @@ def resident(key: str) -> int:
 class Gate:
     """Between steps: what the last one took goes out, the next word comes in."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self.device = device
         self.out: TextIO = os.fdopen(os.dup(1), "w")  # what libraries print goes where errors go
         os.dup2(2, 1)
         self.base = 0
@@ -43,16 +44,30 @@ class Gate:
 
         warm = torch.randn(WARM, WARM, requires_grad=True)
         (warm @ warm).sum().backward()
-        self.base = resident("VmRSS")
+        if self.device == "cpu":
+            self.base = resident("VmRSS")
         self.forget_peak()
 
     def forget_peak(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5")
+        if self.device == "cpu":
+            Path("/proc/self/clear_refs").write_text("5")
+        else:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak(self) -> int:
+        """Bytes at the highest, of this process or on its device."""
+        if self.device == "cpu":
+            return resident("VmHWM")
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(self.device))
 
     def step_done(self, loss: float | None = None, **more: Any) -> None:
         """Tells of the step that began with the last `go`; returns when the next is to begin."""
         took = {"seconds": time.perf_counter() - self.began, "cpu": time.process_time() - self.cpu}
-        self.tell({**took, "loss": loss, "base": self.base, "peak": resident("VmHWM"), **more})
+        self.tell({**took, "loss": loss, "base": self.base, "peak": self.peak(), **more})
         for line in sys.stdin:
             word = line.strip()
             if word == "go":
@@ -234,8 +249,8 @@ def products(spec: dict[str, Any], gate: Gate) -> None:
 
 
 def main() -> None:
-    gate = Gate()
     spec = json.loads(Path(sys.argv[1]).read_text())
+    gate = Gate(spec["work"]["device"])
     roles = {"ours": ours, "loop": loop, "loop-eager": loop, "products": products}
     roles.get(spec["subject"], peer)(spec, gate)
 
