@@ -14,7 +14,7 @@ from rich.text import Text
 
 from clusterctl.contract import METRICS_FILE
 from clusterctl.sanitize import escape_controls
-from clusterctl.words import count, device_text, duration, size, some
+from clusterctl.words import count, device_text, duration, some
 
 if TYPE_CHECKING:
     from pathlib import Path

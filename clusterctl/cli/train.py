@@ -162,7 +162,12 @@ def generate(
     where: Annotated[
         str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")
     ] = "last",
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to go on from. A GLM fills in its [MASK], [sMASK] and [gMASK].")] = "",
+    prompt: Annotated[
+        str,
+        typer.Option(
+            "--prompt", "-p", help="The text to go on from. A GLM fills in its [MASK], [sMASK] and [gMASK]."
+        ),
+    ] = "",
     tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="How many tokens at most, in each blank.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Choose among the k likeliest; 0 among all.")] = 40,
