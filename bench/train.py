@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -302,6 +303,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], choices=KINDS, help="these subjects; again for more")
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything that was measured")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that subjects and folders go too
     unknown = [name for name in asked.rows if name not in ROWS]
     if unknown:
         parser.error(f"there is no row {', '.join(unknown)}; rows are {', '.join(ROWS)}")
