@@ -56,9 +56,8 @@ class GradientBuffer:
     @cached_property
     def flat(self) -> Tensor:
         """The buffer, made when it is first needed."""
-        like = next(iter(self.parameters.values()))
         numbers = sum(parameter.numel() for parameter in self.parameters.values())
-        return torch.zeros(numbers, device=like.device, dtype=torch.float32)
+        return torch.zeros(numbers, device=self.group.device.name, dtype=torch.float32)
 
     @cached_property
     def views(self) -> Mapping[str, Tensor]:
@@ -144,6 +143,8 @@ class GradientBuffer:
     def _add_parts(self) -> None:
         """Sum what each tensor parallel rank has of its part of the sequence alone."""
         parts = [self.gradient(name) for name, cut in self.cuts.items() if cut.partial]
+        if not parts:  # as of a first stage that only embeds
+            return
         whole = self.parallel.sum(torch.cat([part.flatten() for part in parts]))
         for part, summed in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
             part.copy_(summed.view_as(part))
@@ -164,7 +165,7 @@ def _pieces(ordered: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> l
             size = 0
         pieces[-1].append(name)
         size += parameters[name].numel()
-    return pieces
+    return pieces if ordered else []
 
 
 def norm_of(

@@ -79,6 +79,8 @@ class Sharded:
     def _add_parts(self) -> None:
         """Sum what each tensor parallel rank has of its part of the sequence alone."""
         parts = [self._gradient(name) for name in self.rows if self.cuts[name].partial]
+        if not parts:  # as of a last stage without a layer
+            return
         whole = self.parallel.sum(torch.cat([part.flatten() for part in parts]))
         for part, summed in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
             part.copy_(summed.view_as(part))

@@ -126,8 +126,8 @@ PIPELINES = [
     pytest.param(
         "newer-gpt",
         4,
-        {"parallel": {"pipeline": 2, "interleave": 2}, "micro_batch": 1, "zero": 3},
-        id="newer-gpt-pipeline2-interleaved-data2-zero3",
+        {"parallel": {"pipeline": 2, "interleave": 2, "layers": [0, 2, 0, 2]}, "micro_batch": 1, "zero": 3},
+        id="newer-gpt-pipeline2-interleaved-data2-zero3-embedding-alone",
     ),
 ]
 
