@@ -78,7 +78,7 @@ class Parallel:
         shape = list(x.shape)
         shape[dim] //= self.size
         out = x.new_empty(shape)
-        dist.reduce_scatter_tensor(out.view(-1), parts, group=self.group)
+        dist.reduce_scatter_single(out.view(-1), parts, group=self.group)
         return out
 
 
