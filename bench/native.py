@@ -26,6 +26,8 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from clusterctl.contract import MALLOC_TUNING  # noqa: E402
 
+WEIGHTS = 32  # tensors of a million numbers
+
 
 @dataclass(frozen=True)
 class Row:
@@ -63,6 +65,34 @@ def measure(repeat: int, threads: int) -> list[Row]:
                 eager, own = medians(both, case.inputs(), repeat, clock)
                 dtype = str(case.dtype).removeprefix("torch.")
                 rows.append(Row(case.op, status.backend, case.name, dtype, eager, own, eager / own))
+        rows += of_weights(status.op, status.backend, [reference, chosen], repeat, clock)
+    return rows
+
+
+def of_weights(op: str, backend: str, both: list, repeat: int, clock: Callable[[], float]) -> list[Row]:
+    """What is done with all weights at once, once a step: no value, or no gradient of it."""
+    import torch
+
+    if op not in ("adamw", "square_sum"):
+        return []
+    rows = []
+    for dtype in (torch.float32, torch.bfloat16):
+        held, averages, squares = ([torch.rand(1 << 20) for _ in range(WEIGHTS)] for _ in range(3))
+        gradients = [torch.rand(1 << 20).to(dtype) for _ in held]
+        lowered = [None if dtype == torch.float32 else one.to(dtype) for one in held]
+        numbers = ([0.1] * WEIGHTS, 10, 1e-4, (0.9, 0.95), 1e-8)
+        given = (
+            (gradients,) if op == "square_sum" else (held, gradients, averages, squares, lowered, *numbers)
+        )
+        times: list[list[float]] = [[], []]
+        for _ in range(repeat + 2):
+            for choice, own in zip(both, times, strict=True):
+                start = clock()
+                getattr(choice, op)(*given)
+                own.append(clock() - start)
+        eager, ours = (statistics.median(own[2:]) * 1e3 for own in times)
+        name = str(dtype).removeprefix("torch.")
+        rows.append(Row(op, backend, f"{WEIGHTS} x 1,048,576", name, eager, ours, eager / ours))
     return rows
 
 
@@ -99,10 +129,10 @@ def main() -> None:
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    print(f"{'op':<15}{'backend':<9}{'case':<22}{'type':<10}{'eager ms':>9}{'native ms':>11}{'ratio':>7}")
+    print(f"{'op':<21}{'backend':<9}{'case':<22}{'type':<10}{'eager ms':>9}{'native ms':>11}{'ratio':>7}")
     for row in rows:
         print(
-            f"{row.op:<15}{row.backend:<9}{row.case:<22}{row.dtype:<10}"
+            f"{row.op:<21}{row.backend:<9}{row.case:<22}{row.dtype:<10}"
             f"{row.eager_ms:>9.2f}{row.native_ms:>11.2f}{row.ratio:>7.2f}"
         )
 

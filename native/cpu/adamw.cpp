@@ -31,14 +31,15 @@ NATIVE_INLINE void update(const Arguments& a, const Tensor& t, int64_t start, in
     const G* gradient = static_cast<const G*>(t.gradient);
     const float kept = 1.0f - a.rate * t.decay, step = a.rate / a.correction1;
     const float root = std::sqrt(a.correction2), rest1 = 1.0f - a.beta1, rest2 = 1.0f - a.beta2;
+    const float factor = a.factor, beta2 = a.beta2, eps = a.eps;  // in the struct they would be read every time
     float *held = t.held, *average = t.average, *square = t.square;
     uint16_t* lowered = t.lowered;
 #pragma omp simd
     for (int64_t i = start; i < end; ++i) {
-        const float g = to_float(gradient[i]) * a.factor;
+        const float g = to_float(gradient[i]) * factor;
         const float m = average[i] + rest1 * (g - average[i]);
-        const float v = a.beta2 * square[i] + rest2 * g * g;
-        const float w = held[i] * kept - step * m / (std::sqrt(v) / root + a.eps);
+        const float v = beta2 * square[i] + rest2 * g * g;
+        const float w = held[i] * kept - step * m / (std::sqrt(v) / root + eps);
         average[i] = m;
         square[i] = v;
         held[i] = w;

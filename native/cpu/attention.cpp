@@ -31,6 +31,12 @@ struct Arguments {
 
 #ifdef NATIVE_HAS_ATTENTION
 
+// 0 the kernels cannot run here, 1 the one for fp32 can, 2 both.
+NATIVE_EXPORT int native_attention_level() {
+    if (best_level() < 2) return 0;
+    return __builtin_cpu_supports("avx512bf16") ? 2 : 1;
+}
+
 // To the end of the file, so that it holds for templates wherever they are made.
 #ifdef __clang__
 #pragma clang attribute push( \
@@ -479,12 +485,6 @@ NATIVE_EXPORT int64_t native_attention_scratch(int64_t queries, int64_t keys, in
     const int64_t width = up(dim, 32), q = up(queries, B), k = up(keys, B);
     const int64_t words = backward ? q * (5 * width + 2) + 7 * B * width + 5 * B * B : 2 * k * width + 5 * B * width + 2 * B * B;
     return up(words * 4 + 20 * 64, 64);
-}
-
-// 0 the kernels cannot run here, 1 the one for fp32 can, 2 both.
-NATIVE_EXPORT int native_attention_level() {
-    if (best_level() < 2) return 0;
-    return __builtin_cpu_supports("avx512bf16") ? 2 : 1;
 }
 
 #else

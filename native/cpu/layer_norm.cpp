@@ -34,6 +34,7 @@ NATIVE_INLINE void forward_row(const Arguments& a, int64_t r, float* wide, float
     const int64_t n = a.width;
     const T* x = static_cast<const T*>(a.x) + r * n;
     T* out = static_cast<T*>(a.out) + r * n;
+    const float *weight = a.weight, *bias = a.bias;  // from the struct they would be read anew for every number
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) wide[i] = to_float(x[i]);
     const float mean = total(wide, n) / static_cast<float>(n);
@@ -43,12 +44,12 @@ NATIVE_INLINE void forward_row(const Arguments& a, int64_t r, float* wide, float
         square[i] = wide[i] * wide[i];
     }
     const float inverse = 1.0f / std::sqrt(total(square, n) / static_cast<float>(n) + a.eps);
-    if (a.bias) {
+    if (bias) {
 #pragma omp simd
-        for (int64_t i = 0; i < n; ++i) store(&out[i], wide[i] * inverse * a.weight[i] + a.bias[i]);
+        for (int64_t i = 0; i < n; ++i) store(&out[i], wide[i] * inverse * weight[i] + bias[i]);
     } else {
 #pragma omp simd
-        for (int64_t i = 0; i < n; ++i) store(&out[i], wide[i] * inverse * a.weight[i]);
+        for (int64_t i = 0; i < n; ++i) store(&out[i], wide[i] * inverse * weight[i]);
     }
     a.facts[2 * r] = mean;
     a.facts[2 * r + 1] = inverse;
@@ -62,6 +63,7 @@ NATIVE_INLINE void backward_row(const Arguments& a, int64_t r, float* normal, fl
     const T* above = static_cast<const T*>(a.above) + r * n;
     T* out = static_cast<T*>(a.out) + r * n;
     const float mean = a.facts[2 * r], inverse = a.facts[2 * r + 1];
+    const float* weight = a.weight;
     float* bias_sums = sums + n;
     double along = 0.0, level = 0.0;
     for (int64_t start = 0; start < n; start += BLOCK) {
@@ -71,7 +73,7 @@ NATIVE_INLINE void backward_row(const Arguments& a, int64_t r, float* normal, fl
         for (int64_t i = start; i < end; ++i) {
             const float up = to_float(above[i]);
             normal[i] = (to_float(x[i]) - mean) * inverse;
-            slope[i] = up * a.weight[i];
+            slope[i] = up * weight[i];
             product[i - start] = slope[i] * normal[i];
             sums[i] += up * normal[i];
             bias_sums[i] += up;
@@ -137,7 +139,6 @@ void layer_norm(const Arguments& a, bool back) {
 
 }  // namespace
 
-NATIVE_EXPORT void native_layer_norm_f32(const Arguments* a, int back) { layer_norm<float>(*a, back != 0); }
 NATIVE_EXPORT void native_layer_norm_bf16(const Arguments* a, int back) { layer_norm<uint16_t>(*a, back != 0); }
 
 NATIVE_EXPORT const char* native_source_layer_norm() { return native_text_of_layer_norm; }
