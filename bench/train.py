@@ -37,8 +37,8 @@ WORKS = {
     "124m-fp32": Work("gpt2-124M", 1, "fp32"),
     "6x384-bf16": Work(SMALL, 8, "bf16"),
     "6x384-fp32": Work(SMALL, 8, "fp32"),
-    "ranks-bf16": Work(SMALL, 4, "bf16", ranks=2),
-    "ranks-fp32": Work(SMALL, 4, "fp32", ranks=2),
+    "ranks-bf16": Work(SMALL, 2, "bf16", ranks=2),
+    "ranks-fp32": Work(SMALL, 2, "fp32", ranks=2),
     "gpu-345m": Work("gpt2-345M", 8, "bf16", device="cuda:0", square=8192),
     "gpu-1.3b": Work("gpt2-1.3B", 4, "bf16", device="cuda:0", square=8192),
 }
@@ -69,7 +69,6 @@ def together() -> list[Subject]:
         Subject("bare DDP, our model, tuned", "loop", tuned=True),
         Subject("bare DDP, our model", "loop", tuned=False),
         Subject("bare DDP, eager model, tuned", "loop-eager", tuned=True),
-        Subject("bare DDP, eager model", "loop-eager", tuned=False),
         Subject("clusterctl, torch", "ours", tuned=True),
         Subject("clusterctl, deepspeed", "ours", tuned=True, engine="deepspeed"),
     ]

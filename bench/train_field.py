@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -65,10 +66,12 @@ class Subject:
     gone: str = ""
 
     def say(self, word: str) -> None:
+        """To every rank; one that has ended tells so when it is asked for its answer."""
         for process in self.processes:
             assert process.stdin is not None
-            process.stdin.write(word + "\n")
-            process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(word + "\n")
+                process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
         """All ranks' answer as one: the slowest, the largest, and rank 0's loss."""
@@ -257,9 +260,17 @@ def start_all(ground: Field, subjects: Sequence[Subject], tell: Any) -> list[Sub
 
 
 def take_turns(subjects: Sequence[Subject], until: float, least: int) -> None:
-    """Steps in turn, in one order and then in the other, up to a moment but at least so many rounds."""
-    rounds = 0
-    while rounds < least or time.monotonic() < until:
-        for subject in subjects if rounds % 2 == 0 else reversed(subjects):
-            subject.steps.append(subject.step())
+    """Steps in turn, in one order and then in the other, up to a moment but at least so many rounds.
+
+    One that ends (for want of memory, say) is told as missing; the others go on.
+    """
+    rounds, there = 0, list(subjects)
+    while there and (rounds < least or time.monotonic() < until):
+        for subject in list(there if rounds % 2 == 0 else reversed(there)):
+            try:
+                subject.steps.append(subject.step())
+            except Gone as gone:
+                subject.gone = str(gone)
+                subject.end()
+                there.remove(subject)
         rounds += 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bench.train import answer, flops_a_token, table, verdicts
-from bench.train_field import Field, Gone, Subject, Work
+from bench.train_field import PIPES, Field, Gone, Subject, Work, take_turns
 from bench.train_losses import AUTOCASTS, OURS, REFERENCE, STEPS, losses_table
 from trainer.models import sized
 
@@ -35,6 +37,21 @@ def test_a_subject_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None
         with pytest.raises(Gone, match=why):
             field.start(subject)
         subject.end()
+
+
+def test_one_that_ends_between_steps_is_missing_and_the_others_go_on() -> None:
+    ends = "print('{\"seconds\": 1, \"cpu\": 1, \"base\": 1, \"peak\": 1}')"
+    stays = f"import sys\nfor _ in sys.stdin: {ends[:-1]}, flush=True)"
+    subjects = [Subject(name, "eager", tuned=False) for name in ("short", "long")]
+    for subject, program in zip(subjects, (ends, stays), strict=True):
+        subject.processes.append(subprocess.Popen([sys.executable, "-c", program], **PIPES))
+    try:
+        take_turns(subjects, 0.0, 3)
+        assert subjects[0].gone == "ended with 0" and len(subjects[0].steps) == 1
+        assert not subjects[1].gone and len(subjects[1].steps) == 3
+    finally:
+        for subject in subjects:
+            subject.end()
 
 
 def test_the_count_of_flops_is_palms() -> None:
