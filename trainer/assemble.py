@@ -82,7 +82,8 @@ def run_training(
     groups = Groups.of(group, layout, config.parallel.sequence, config.parallel.interleave)
     startup.done("group")
     model = build_model(config, ops, groups)
-    if config.engine != "deepspeed":  # which moves it by itself, with ZeRO 3 one parameter after another
+    if config.engine != "deepspeed" and (config.zero < 2 or groups.data.world == 1):
+        # What divides it moves it, part by part; so does DeepSpeed.
         model.to(device.name)
     engine = _engine(model, config, groups, device, ops)
     startup.done("model")

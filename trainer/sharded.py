@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.config import TrainConfig
+from trainer.device import give_back_freed_memory
 from trainer.gradients import GradientBuffer, clip_factor
 from trainer.group import Group
 from trainer.holding import COMPUTED_IN, Arriving, moves_optimizer
@@ -39,9 +40,13 @@ class Sharded:
         self.cuts = cuts_of(model)
         self.names = list(self.cuts)
         norms = _norms_of(model)
+        for one in norms:
+            one.data = one.data.to(data.device.name)
         self.whole = {name: one for name, one in model.named_parameters() if one in norms}
         data.broadcast(one.data for one in self.whole.values())
         self.modules = _shard(model, config, data, norms)
+        if data.device.kind == "cpu":
+            give_back_freed_memory()
         self.shards: dict[str, Any] = {
             name: one for name, one in model.named_parameters() if name not in self.whole
         }
@@ -49,7 +54,9 @@ class Sharded:
         cuts = {name: self.cuts[name] for name in self.whole}
         self.gradients = GradientBuffer(self.whole, cuts, data, self.parallel)
         held = {name: one for name, one in {**self.whole, **self.rows}.items() if one.numel()}
-        self.optimizer = ShardedAdamW(held, config.optimizer, data, zero=0, host=moves_optimizer(config, data))
+        self.optimizer = ShardedAdamW(
+            held, config.optimizer, data, zero=0, host=moves_optimizer(config, data)
+        )
         self.factor = 1.0
 
     def clear(self) -> None:
@@ -167,7 +174,10 @@ def _norms_of(model: nn.Module) -> set[nn.Parameter]:
 
 
 def _shard(model: Model, config: TrainConfig, data: Group, norms: set[nn.Parameter]) -> list[FSDPModule]:
-    """Blocks, then what is left (the tables), each gathered and reduced as one."""
+    """Blocks, then what is left (the tables), each gathered and reduced as one.
+
+    Each comes to the device when it is its turn and leaves its rows there: none need have room for the whole model.
+    """
     handle: Any = data.handle or dist.group.WORLD
     mesh = DeviceMesh.from_group(handle, data.device.kind)
     kind = COMPUTED_IN[config.precision]
