@@ -95,6 +95,8 @@ def _sharded(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     one = width * sizes.layer
     # Of ZeRO 3 a layer in use, the next, and the piece in which that came; the tables stay.
     gathered = width * sizes.all + one if config.zero == 2 else width * sizes.ends + 3 * one
+    if (config.hardware.kind or "cpu") == "cpu":  # gloo's own copies of what is gathered and divided
+        gathered += one + WIDE * sizes.layer
     added = own if micros_of(config, layout) > 1 else 0
     return Held(own, MOMENTS * sizes.all // layout.data, added, coming=own - added, gathered=gathered)
 

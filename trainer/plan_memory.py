@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trainer.config import TrainConfig
 
 LIBRARIES = 90_000_000  # bytes that a CPU's libraries take when they begin to compute: code, packed matrices
+SHARDING = 76_000_000  # and what fully_shard loads
 PIECE = 256 << 20  # bytes of logits at a time, as native.cpu.linear_cross_entropy has it
 UNTAKEN = 2  # results that a stage may have sent before one of them is taken, as pipeline_passes has it
 
@@ -138,7 +139,8 @@ def _stage(config: TrainConfig, layout: Layout, stage: int) -> Stage:
     through = int(_activations(config, one, sizes.layers) * under_way(config, layout, stage)) + ends
     moments = _moments(config, one, sizes, there, last, through)
     highest = max(moments, key=lambda moment: moment.total)
-    always = (LIBRARIES if one.kind == "cpu" else 0) + (_messages(one) if layout.pipeline > 1 else 0)
+    more = SHARDING if config.zero >= 2 and config.engine == "torch" and layout.data > 1 else 0
+    always = (LIBRARIES + more if one.kind == "cpu" else 0) + (_messages(one) if layout.pipeline > 1 else 0)
     memory = Memory(
         there.weights,
         there.gradients + highest.coming,
