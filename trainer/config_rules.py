@@ -122,13 +122,7 @@ def _pipeline_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
         what = f"{', '.join(map(str, parallel.layers))} leaves a stage between the ends without a layer"
         yield Fault("train.parallel.layers", what, "give it one, or use fewer stages")
     micros = (config.global_batch or 0) // (config.micro_batch * layout.data)
-    if layout.pipeline > 1 and micros < layout.pipeline and config.engine == "torch":
-        what = f"{micros} micro-batches cannot fill {layout.pipeline} stages"
-        least = config.micro_batch * layout.data * layout.pipeline
-        yield Fault(
-            "train.global_batch", what, f"use {least} or more, a smaller micro_batch, or fewer stages"
-        )
-    elif parallel.interleave > 1 and micros % layout.pipeline:
+    if parallel.interleave > 1 and micros % layout.pipeline:
         what = f"{micros} micro-batches do not divide by {layout.pipeline} stages, as interleaving needs"
         unit = config.micro_batch * layout.data * layout.pipeline
         yield Fault("train.global_batch", what, f"use a multiple of {unit}")

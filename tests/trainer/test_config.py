@@ -151,7 +151,6 @@ LAYOUTS: list[tuple[int, dict[str, Any], str, str]] = [
     (4, {"parallel": {"pipeline": 4}}, "train.parallel.pipeline", "2 layers"),
     (2, {"parallel": {"pipeline": 2, "layers": [2, 1]}}, "train.parallel.layers", "add up to 2"),
     (3, {"parallel": {"pipeline": 3, "layers": [1, 0, 1]}}, "train.parallel.layers", "without a layer"),
-    (2, {"parallel": {"pipeline": 2}, "micro_batch": 8}, "train.global_batch", "cannot fill 2 stages"),
     (1, {"parallel": {"interleave": 2}}, "train.parallel.interleave", "no pipeline"),
     (2, {"parallel": {"pipeline": 2}, "engine": "deepspeed", "zero": 2}, "train.zero", "0 and 1 only"),
     (1, {"recompute": {"mode": "selective", "every": 2}}, "train.recompute.every", "mode: full"),

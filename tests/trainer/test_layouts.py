@@ -109,7 +109,7 @@ LAYOUTS = [
 
 
 PIPELINES = [
-    pytest.param("gpt", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="gpt-pipeline2"),
+    pytest.param("gpt", 2, {"parallel": {"pipeline": 2}, "micro_batch": 8}, id="gpt-pipeline2-one-micro-batch"),
     pytest.param(
         "gpt",
         2,
