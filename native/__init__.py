@@ -19,8 +19,10 @@ from native.registry import (
     choose,
     survey,
 )
+from native.update import AdamWStep
 
 __all__ = [
+    "AdamWStep",
     "BackendUnavailable",
     "BadRequest",
     "Choice",

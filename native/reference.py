@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.adamw import adamw as functional_adamw
 
+from native.update import AdamWStep
+
 FUSED_ON = ("cpu", "cuda")  # devices that have torch's fused AdamW
 
 
@@ -56,28 +58,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
     return torch.softmax(scores, dim=-1) @ v
 
 
-def adamw(
-    held: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    averages: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    lowered: Sequence[Tensor | None],
-    decays: Sequence[float],
-    step: int,
-    rate: float,
-    betas: tuple[float, float],
-    eps: float,
-    factor: float = 1.0,
-) -> None:
+def adamw(update: AdamWStep) -> None:
     """AdamW by torch's own kernel, in the type of what is held; fused where the device has that."""
-    wide = [gradient.to(one.dtype) for gradient, one in zip(gradients, held, strict=True)]
-    if factor != 1.0:
-        torch._foreach_mul_(wide, factor)
-    for decay in dict.fromkeys(decays):
-        chosen = [i for i, own in enumerate(decays) if own == decay]
+    held = update.held
+    wide = [gradient.to(one.dtype) for gradient, one in zip(update.gradients, held, strict=True)]
+    if update.factor != 1.0:
+        torch._foreach_mul_(wide, update.factor)
+    for decay in dict.fromkeys(update.decays):
+        chosen = [i for i, own in enumerate(update.decays) if own == decay]
         kernel = torch._fused_adamw_ if held[chosen[0]].device.type in FUSED_ON else functional_adamw
         weights, slopes, means, powers = (
-            [tensors[i] for i in chosen] for tensors in (held, wide, averages, squares)
+            [tensors[i] for i in chosen] for tensors in (held, wide, update.averages, update.squares)
         )
         kernel(
             weights,
@@ -85,16 +76,16 @@ def adamw(
             means,
             powers,
             [],  # amsgrad's maxima
-            [torch.tensor(float(step), device=held[i].device) for i in chosen],
+            [torch.tensor(float(update.step), device=held[i].device) for i in chosen],
             amsgrad=False,
-            lr=rate,
-            beta1=betas[0],
-            beta2=betas[1],
+            lr=update.rate,
+            beta1=update.betas[0],
+            beta2=update.betas[1],
             weight_decay=decay,
-            eps=eps,
+            eps=update.eps,
             maximize=False,
         )
-    for one, low in zip(held, lowered, strict=True):
+    for one, low in zip(held, update.lowered, strict=True):
         if low is not None:
             low.copy_(one)
 

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from native.update import AdamWStep
+
 AUTO = "auto"
 REFERENCE = "reference"
 OPS = ("layer_norm", "gelu", "cross_entropy", "linear_cross_entropy", "attention", "adamw", "square_sum")
@@ -129,25 +131,9 @@ class Choice:
         mixed: Tensor = self._attention(q, k, v, causal)
         return mixed
 
-    def adamw(
-        self,
-        held: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        averages: Sequence[Tensor],
-        squares: Sequence[Tensor],
-        lowered: Sequence[Tensor | None],
-        decays: Sequence[float],
-        step: int,
-        rate: float,
-        betas: tuple[float, float],
-        eps: float,
-        factor: float = 1.0,
-    ) -> None:
-        """The `step`-th (from 1) update of `held` and its moments, from gradients of any type times `factor`.
-
-        `lowered`: for each tensor its copy in another type, written anew, or None. Gradients may be destroyed.
-        """
-        self._adamw(held, gradients, averages, squares, lowered, decays, step, rate, betas, eps, factor)
+    def adamw(self, update: AdamWStep) -> None:
+        """One step of AdamW, in place."""
+        self._adamw(update)
 
     def square_sum(self, tensors: Sequence[Tensor]) -> Tensor:
         """The sum of the squares of all their numbers, in fp32 whatever their types."""

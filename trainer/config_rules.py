@@ -74,14 +74,6 @@ def model_faults(model: ModelConfig) -> Iterator[Fault]:
         yield Fault("train.model.positions", what, f"use {model.sequence} or more, or 0")
 
 
-def layout_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
-    """Every rule of a layout that the mathematics or an engine has."""
-    yield from _tensor_faults(config, layout)
-    yield from _pipeline_faults(config, layout)
-    yield from _recompute_faults(config)
-    yield from _engine_faults(config, layout)
-
-
 def _engine_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     if config.zero >= 2 and layout.pipeline > 1 and config.engine == "deepspeed":
         what = f"is {config.zero}: DeepSpeed's pipeline does 0 and 1 only"

@@ -102,19 +102,20 @@ class ShardedAdamW:
             gradients = {name: one.grad for name, one in self.mine.items() if one.grad is not None}
         names = list(self.mine)
         lower = [self.mine[name] if name in self.masters and not self.host else None for name in names]
-        self.ops.adamw(
-            [self.masters.get(name, self.mine[name]) for name in names],
-            [gradients[name].cpu() if self.host else gradients[name] for name in names],
-            [self.moments[f"exp_avg.{name}"] for name in names],
-            [self.moments[f"exp_avg_sq.{name}"] for name in names],
-            lower,
-            [decay_of(self.mine[name], self.config) for name in names],
-            self.taken + 1,
-            rate,
-            self.config.betas,
-            self.config.eps,
-            factor,
+        update = native.AdamWStep(
+            held=[self.masters.get(name, self.mine[name]) for name in names],
+            gradients=[gradients[name].cpu() if self.host else gradients[name] for name in names],
+            averages=[self.moments[f"exp_avg.{name}"] for name in names],
+            squares=[self.moments[f"exp_avg_sq.{name}"] for name in names],
+            lowered=lower,
+            decays=[decay_of(self.mine[name], self.config) for name in names],
+            step=self.taken + 1,
+            rate=rate,
+            betas=self.config.betas,
+            eps=self.config.eps,
+            factor=factor,
         )
+        self.ops.adamw(update)
         self.taken += 1
         for name in names if self.host else ():
             self.mine[name].copy_(self.masters[name])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from trainer.config_parts import ProfileConfig
 from trainer.layout import Layout, accumulation
 from trainer.models import SIZES, VOCAB_MULTIPLE, ModelConfig
 from trainer.plan_auto import ROOM
@@ -27,6 +28,7 @@ def lint(
     return [
         *_of_resuming(config),
         *_of_ramp(config),
+        *_of_profile(config),
         *_of_layout(config, layout, hardware, need),
         *(
             f"{use.prefix} is read {use.epochs:.1f} times: more tokens, or fewer steps, would teach more"
@@ -76,6 +78,11 @@ def _of_ramp(config: TrainConfig) -> Iterator[str]:
         yield f"its batch ramp is not over at the last step, which has {last} samples of {batches.whole}"
     elif config.batch_ramp.start:
         yield f"of its steps the first {batches.ramp_steps} have fewer than {batches.whole} samples: its batch ramp"
+
+
+def _of_profile(config: TrainConfig) -> Iterator[str]:
+    if config.profile != ProfileConfig() and not config.profile.repeat:
+        yield "nothing is profiled: profile says no number of cycles (repeat: 1)"
 
 
 def _of_layout(config: TrainConfig, layout: Layout, hardware: Hardware, need: Memory) -> Iterator[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from native.cpu.library import load, why_not
 from native.reference import adamw as plain
+from native.update import AdamWStep
 
 __all__ = ["adamw", "merit", "why_not"]
 
@@ -45,27 +46,13 @@ def merit() -> str:
     return f"one pass over gradients, masters, moments and weights ({load().describe()})"
 
 
-def adamw(
-    held: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    averages: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    lowered: Sequence[Tensor | None],
-    decays: Sequence[float],
-    step: int,
-    rate: float,
-    betas: tuple[float, float],
-    eps: float,
-    factor: float = 1.0,
-) -> None:
+def adamw(update: AdamWStep) -> None:
     """As the reference, which serves other types than fp32 and bf16."""
-    given = (held, gradients, averages, squares, lowered)
-    if not all(_serves(*tensors) for tensors in zip(*given, strict=True)):
-        plain(held, gradients, averages, squares, lowered, decays, step, rate, betas, eps, factor)
+    if not all(_serves(*row) for row in update.rows()):
+        plain(update)
         return
-    gradients = [gradient.contiguous() for gradient in gradients]
-    rows = zip(held, gradients, averages, squares, lowered, decays, strict=True)
-    tensors = (_Tensor * len(held))(
+    update = replace(update, gradients=[gradient.contiguous() for gradient in update.gradients])
+    tensors = (_Tensor * len(update.held))(
         *(
             _Tensor(
                 gradient.data_ptr(),
@@ -77,16 +64,18 @@ def adamw(
                 decay,
                 gradient.dtype == torch.bfloat16,
             )
-            for one, gradient, average, square, low, decay in rows
+            for one, gradient, average, square, low, decay in update.rows()
         )
     )
-    corrections = [1 - beta**step for beta in betas]
-    numbers = (rate, *betas, eps, *corrections, factor)
-    arguments = _Arguments(tensors, len(held), *numbers, max(1, torch.get_num_threads()), load().level)
+    corrections = [1 - beta**update.step for beta in update.betas]
+    numbers = (update.rate, *update.betas, update.eps, *corrections, update.factor)
+    arguments = _Arguments(tensors, len(tensors), *numbers, max(1, torch.get_num_threads()), load().level)
     load().functions.native_adamw(ctypes.byref(arguments))
 
 
-def _serves(held: Tensor, gradient: Tensor, average: Tensor, square: Tensor, lowered: Tensor | None) -> bool:
+def _serves(
+    held: Tensor, gradient: Tensor, average: Tensor, square: Tensor, lowered: Tensor | None, _: float
+) -> bool:
     wide = held.device.type == "cpu" and all(
         x.dtype == torch.float32 and x.is_contiguous() for x in (held, average, square)
     )

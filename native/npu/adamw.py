@@ -6,12 +6,10 @@ Written to Ascend's documents and run against a stand-in only: no NPU has seen i
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from native.npu.attention import why_not as why_not
+from native.update import AdamWStep
 
 
 def merit() -> str:
@@ -19,28 +17,16 @@ def merit() -> str:
     return "CANN's fused update"
 
 
-def adamw(
-    held: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    averages: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    lowered: Sequence[Tensor | None],
-    decays: Sequence[float],
-    step: int,
-    rate: float,
-    betas: tuple[float, float],
-    eps: float,
-    factor: float = 1.0,
-) -> None:
+def adamw(update: AdamWStep) -> None:
     """As the reference; the kernel is given the betas' powers of the step before, and multiplies them itself."""
     kernel: Any = importlib.import_module("torch_npu").npu_apply_adam_w
-    powers = [beta ** (step - 1) for beta in betas]
-    every = zip(held, gradients, averages, squares, lowered, decays, strict=True)
-    for weight, gradient, average, square, low, decay in every:
+    powers = [beta ** (update.step - 1) for beta in update.betas]
+    for weight, gradient, average, square, low, decay in update.rows():
         wide = gradient.to(weight.dtype)
-        if factor != 1.0:
-            wide.mul_(factor)
+        if update.factor != 1.0:
+            wide.mul_(update.factor)
         moments = (weight, average, square)
-        kernel(*powers, rate, decay, *betas, eps, wide, None, False, False, out=moments)
+        numbers = (*powers, update.rate, decay, *update.betas, update.eps)
+        kernel(*numbers, wide, None, False, False, out=moments)
         if low is not None:
             low.copy_(weight)

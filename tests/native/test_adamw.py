@@ -49,7 +49,8 @@ def test_a_step_is_what_the_formula_says_and_the_copy_is_rounded(
     held, gradients, averages, squares = given
     lowered = [torch.empty_like(one, dtype=torch.bfloat16) if one.dim() > 1 else None for one in held]
     decays = (0.1, 0.0, 0.0, 0.1)
-    ops.adamw(held, gradients, averages, squares, lowered, decays, 3, 0.01, (0.9, 0.95), 1e-8, 0.5)
+    given_to = (held, gradients, averages, squares, lowered, decays)
+    ops.adamw(native.AdamWStep(*given_to, step=3, rate=0.01, betas=(0.9, 0.95), eps=1e-8, factor=0.5))
     for ours, right in zip((held, averages, squares), (expected[0], *expected[2:]), strict=True):
         for one, other in zip(ours, right, strict=True):
             assert torch.allclose(one.double(), other, rtol=2e-6, atol=1e-6)

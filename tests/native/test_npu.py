@@ -13,6 +13,7 @@ from torch import Tensor
 from native import cases, reference
 from native.npu import adamw as npu_adamw
 from native.npu import attention as npu_attention
+from native.update import AdamWStep
 
 
 def fusion(q: Tensor, k: Tensor, v: Tensor, heads: int, input_layout: str, **how: Any) -> tuple[Tensor, ...]:
@@ -65,7 +66,8 @@ def test_an_update_is_the_reference_with_its_copy_in_bf16() -> None:
         held, gradients, means = ([one.clone() for one in part] for part in given)
         squares = [one.square() + 0.1 for one in means]
         lowered = [torch.empty(3, 5, dtype=torch.bfloat16), None]
-        update(held, gradients, means, squares, lowered, decays, 3, 0.01, (0.9, 0.95), 1e-8, 0.5)
+        tensors = (held, gradients, means, squares, lowered, decays)
+        update(AdamWStep(*tensors, step=3, rate=0.01, betas=(0.9, 0.95), eps=1e-8, factor=0.5))
         results.append([*held, *means, *squares, lowered[0].float()])
     for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
