@@ -31,7 +31,7 @@ from bench.faults_check import Story, figures, judge, table  # noqa: E402
 from bench.faults_draw import Fault, draw, draw_interrupts, names  # noqa: E402
 from bench.faults_field import Lane, Scanner  # noqa: E402
 from bench.faults_play import Play, as_json  # noqa: E402
-from clusterctl import demo, sandbox_netns  # noqa: E402
+from clusterctl.sandbox import demo, namespaces  # noqa: E402
 
 
 class Campaign:
@@ -174,7 +174,7 @@ def main() -> int:
     if options.list or not faults:
         say("\n".join(f"{fault.number:>4}  {fault}" for fault in faults) or "nothing to play")
         return 0
-    missing = sandbox_netns.why_not()
+    missing = namespaces.why_not()
     if missing:
         say(f"no nodes of namespaces here: {missing}")
         return 2

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterctl import sandbox, sandbox_netns, sandbox_process
-from clusterctl.rundir import RunDir
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.sandbox import cluster as sandbox_cluster
+from clusterctl.sandbox import namespaces
+from clusterctl.sandbox import process as sandbox_process
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = Path(__file__).with_name("faults_program.py")
@@ -122,23 +124,23 @@ class Lane:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.box = sandbox.up(folder / "s", nodes=3, devices=2, mode="namespaces")
+        self.box = sandbox_cluster.up(folder / "s", nodes=3, devices=2, mode="namespaces")
         self.shared = folder / "s" / "shared"  # the disk that all nodes see
         self.shared.mkdir()
 
     def renew(self) -> None:
         """Other nodes, since one of these is dead."""
         self.close()
-        self.box = sandbox.up(self.folder / "s", nodes=3, devices=2, mode="namespaces")
+        self.box = sandbox_cluster.up(self.folder / "s", nodes=3, devices=2, mode="namespaces")
         self.shared.mkdir()
 
     def close(self) -> None:
-        sandbox.down(self.folder / "s")
+        sandbox_cluster.down(self.folder / "s")
 
     # -- a node as its machine sees it
 
     def init(self, node: str) -> int:
-        return sandbox_netns.first_process(self.box.layout, self.box.node(node))
+        return namespaces.first_process(self.box.layout, self.box.node(node))
 
     def is_up(self, node: str) -> bool:
         record = sandbox_process.read_record(self.box.layout.record(node))
@@ -223,7 +225,7 @@ class Lane:
 
     def hold_relay(self, number: int) -> None:
         """SIGSTOP or SIGCONT to what stands between us and every node; nodes still reach each other."""
-        record = sandbox_process.read_record(self.box.layout.record(sandbox_netns.RELAY))
+        record = sandbox_process.read_record(self.box.layout.record(namespaces.RELAY))
         assert record is not None
         os.kill(record.pid, number)
 

@@ -41,7 +41,7 @@ from bench.faults_field import (
     marked,
     wait_for,
 )  # fmt: skip
-from clusterctl.rundir import RunDir
+from clusterctl.jobs.run_folder import RunDir
 
 COMES = 90.0  # seconds for a moment to come, on a busy machine
 ENDS = 300.0  # seconds for a run to come to its end after a fault

@@ -43,20 +43,20 @@ from bench.fuzz_inputs import (  # noqa: E402
     mutate_text,
     tables,
 )  # fmt: skip
-from clusterctl import (  # noqa: E402
-    hostfile,
-    hostfile_any,
-    hostfile_filter,
-    hostfile_slurm,
-    inventory,
-    nodeset,
-    ranktable,
-    ranktable_check,
-    ranktable_plan,
-)
 from clusterctl.cli.screen import safe  # noqa: E402
 from clusterctl.document import parse_document  # noqa: E402
 from clusterctl.errors import ClusterctlError, InputFaults  # noqa: E402
+from clusterctl.hostfile import (
+    detect,
+    formats,
+    slurm,
+)
+from clusterctl.hostfile import (
+    filter as hostfile_filter,
+)
+from clusterctl.inventory import cluster as inventory_cluster
+from clusterctl.inventory import nodeset
+from clusterctl.ranktable import api, check, plan
 
 SLOW = 1.0  # seconds of processor time
 HANG = 20  # seconds of the clock, after which an input is interrupted
@@ -80,19 +80,19 @@ def _in_words(error: ClusterctlError) -> None:
 
 def rank_table(data: bytes) -> str:
     """Checked and parsed alike; what passes is written, passes again and reads back as the same table."""
-    findings = ranktable.check(data)
+    findings = api.check(data)
     for one in findings:
         assert one.code and one.what and one.remedy, f"a finding without words: {one}"
     try:
-        table = ranktable.parse(data)
+        table = api.parse(data)
     except ClusterctlError as error:
         _in_words(error)
         assert findings or not isinstance(error, InputFaults), f"parse refused what check passed: {error}"
         return "refused"
     assert not findings, "parse took what check refused"
     text = table.render()
-    assert not ranktable.check(text), "what was written is not taken"
-    assert ranktable.parse(text) == table, "what was written reads back as another table"
+    assert not api.check(text), "what was written is not taken"
+    assert api.parse(text) == table, "what was written reads back as another table"
     return "read"
 
 
@@ -100,7 +100,7 @@ def host_file(data: bytes) -> str:
     """Every reader of hostfiles in turn; entries are held to what a name may be, and written and read back."""
     text = data.decode("utf-8", "surrogateescape")
     said = []
-    for read in (hostfile.inspect_text, hostfile_slurm.inspect_text):
+    for read in (formats.inspect_text, slurm.inspect_text):
         entries, faults = read(text, "hosts")
         assert entries or faults, "neither nodes nor faults"
         for fault in faults:
@@ -108,21 +108,21 @@ def host_file(data: bytes) -> str:
         said.append("refused" if faults else "read")
         for entry in [] if faults else entries:
             assert not nodeset.name_fault(entry.address), entry
-            assert entry.slots is None or 0 < entry.slots <= hostfile.MAX_SLOTS, entry
+            assert entry.slots is None or 0 < entry.slots <= formats.MAX_SLOTS, entry
         if not faults and len(entries) <= 1000:
             _host_round_trip(entries, text)
     return "read" if "read" in said else "refused"
 
 
-def _host_round_trip(entries: list[hostfile.Entry], text: str) -> None:
-    for form in hostfile.FORMATS:
+def _host_round_trip(entries: list[formats.Entry], text: str) -> None:
+    for form in formats.FORMATS:
         if form == "mpich" and any(":" in one.address for one in entries):
             continue  # refused in words; a test of its own says so
-        again = hostfile.parse(hostfile.render_entries(entries, form))
+        again = formats.parse(formats.render_entries(entries, form))
         assert [(one.address, one.slots) for one in again] == [(one.address, one.slots) for one in entries]
-    bare = [hostfile.Entry(one.address.replace(":", ""), one.slots) for one in entries]
+    bare = [formats.Entry(one.address.replace(":", ""), one.slots) for one in entries]
     if len({one.address for one in bare}) == len(bare) and not any("%" in one.address for one in bare):
-        again, faults = hostfile_slurm.inspect_text(hostfile_slurm.render(bare), "hosts")
+        again, faults = slurm.inspect_text(slurm.render(bare), "hosts")
         assert not faults, faults
         assert [one.address for one in again] == [one.address for one in bare]
     with contextlib.suppress(ClusterctlError):
@@ -177,7 +177,7 @@ def cluster_yaml(data: bytes) -> str:
         _in_words(error)
     with _a_file(data, "cluster.yaml") as path:
         try:
-            cluster = inventory.load(path)
+            cluster = inventory_cluster.load(path)
         except ClusterctlError as error:
             _in_words(error)
             return "refused"
@@ -189,23 +189,23 @@ def cluster_yaml(data: bytes) -> str:
 def table_plan(data: bytes) -> str:
     """A plan gives a table that passes, or faults at its lines; the table as a plan gives the table again."""
     try:
-        table = ranktable_plan.parse_plan(data.decode("utf-8", "surrogateescape"))
+        table = plan.parse_plan(data.decode("utf-8", "surrogateescape"))
     except ClusterctlError as error:
         _in_words(error)
         return "refused"
-    assert not ranktable.check(table.render()), "what was made of a plan is not taken"
-    if not ranktable_plan.losses(table):
-        assert ranktable_plan.parse_plan(ranktable_plan.render_plan(table)) == table
+    assert not api.check(table.render()), "what was made of a plan is not taken"
+    if not plan.losses(table):
+        assert plan.parse_plan(plan.render_plan(table)) == table
     return "read"
 
 
 def any_file(data: bytes) -> str:
     """A file whose kind is told by its bytes, as `-c FILE` reads it, and as `check` on a file does."""
     with _a_file(data, "nodes.json" if len(data) % 2 else "nodes") as path:
-        ranktable_check.check_file(path)
+        check.check_file(path)
         try:
-            hostfile_any.read(path)
-            cluster = hostfile_any.load(path)
+            detect.read(path)
+            cluster = detect.load(path)
         except ClusterctlError as error:
             _in_words(error)
             return "refused"

@@ -18,8 +18,8 @@ from clusterctl.agent.frames import MAX_PAYLOAD, PREFIX, ByteReader, Frame, Stre
 from clusterctl.agent.request import Request
 from clusterctl.agent.server import Agent
 from clusterctl.errors import ClusterctlError
-from clusterctl.link import Link
-from clusterctl.sanitize import escape_controls
+from clusterctl.text import escape_controls
+from clusterctl.transport.link import Link
 
 WITHIN = 5.0  # seconds for an answer
 GREETING = b'\nCLUSTERCTL-AGENT have ""\n'

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from bench.recover_times import Goodput, goodput, recovered
 from bench.runs_field import ground, json_lines, on_node, records, wait_for
 from clusterctl.agent.supervisor import read_json
-from clusterctl.rundir import RunDir
+from clusterctl.jobs.run_folder import RunDir
 
 SAVE = 100  # steps
 KINDS = ("rank killed", "rank segfaulted", "supervisor killed")

@@ -17,9 +17,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from bench.runs_field import Ground, ground, on_node, records, wait_for
-from clusterctl import sandbox_process
 from clusterctl.agent.supervisor import read_json
-from clusterctl.rundir import RunDir
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.sandbox import process
 
 RANKS = 8
 SETTLE = 3.0  # seconds after the start, when everything is loaded
@@ -93,7 +93,7 @@ def kept(laid: Ground, run: RunDir) -> dict[str, set[int]]:
 
 
 def below(pids: set[int]) -> set[int]:
-    return set(sandbox_process.below(pids))
+    return set(process.below(pids))
 
 
 def use_of(pids: Iterable[int]) -> Use:

@@ -14,11 +14,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from clusterctl import sandbox
-from clusterctl.hostfile_any import load
-from clusterctl.inventory import Node
-from clusterctl.ssh import SshTransport
-from clusterctl.transport import Stream
+from clusterctl.hostfile.detect import load
+from clusterctl.inventory.cluster import Node
+from clusterctl.sandbox import cluster as sandbox_cluster
+from clusterctl.ssh.transport import SshTransport
+from clusterctl.transport.fanout import Stream
 
 STREAM_MB = 200
 
@@ -26,7 +26,7 @@ STREAM_MB = 200
 def main(logins: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "sandbox"
-        made = sandbox.up(place, nodes=1, devices=1)
+        made = sandbox_cluster.up(place, nodes=1, devices=1)
         try:
             cluster = load(made.cluster_file, "cpu")
             known = Path(cluster.known_hosts) if cluster.known_hosts else None
@@ -39,7 +39,7 @@ def main(logins: int) -> None:
                 logins_of(kex, SshTransport(known_hosts=known, ssh_config="none"), node, logins)
             streams(SshTransport(known_hosts=known, ssh_config="none"), node)
         finally:
-            sandbox.down(place)
+            sandbox_cluster.down(place)
 
 
 def logins_of(name: str, transport: SshTransport, node: Node, logins: int) -> None:

@@ -32,7 +32,7 @@ if kind == "theirs":
     from ClusterShell.NodeSet import NodeSet
     expand, fold = (lambda: list(NodeSet(expression))), (lambda: str(NodeSet.fromlist(names)))
 else:
-    from clusterctl import nodeset
+    from clusterctl.inventory import nodeset
     expand, fold = (lambda: nodeset.expand(expression)), (lambda: nodeset.fold(names))
 for work in (expand, fold):
     began = time.process_time()

@@ -21,9 +21,9 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file is named like a module that it measures
 
-from clusterctl import ranktable  # noqa: E402
-from clusterctl.devices import DeviceAddress  # noqa: E402
-from clusterctl.inventory import Node  # noqa: E402
+from clusterctl.inventory.cluster import Node  # noqa: E402
+from clusterctl.ranktable import api  # noqa: E402
+from clusterctl.ranktable.devices import DeviceAddress  # noqa: E402
 
 DEVICES = 8
 LIMITS = {2000: 0.5, 10_000: 2.0}  # seconds, for build, merge and check
@@ -47,21 +47,21 @@ def task(what: str, servers: int, folder: Path) -> Callable[[], object]:
     """The work to be timed, with its inputs ready."""
     nodes = entries(servers)
     if what == "build":
-        return lambda: ranktable.build(nodes).render()
+        return lambda: api.build(nodes).render()
     if what == "merge":
         paths = []
         for number, entry in enumerate(nodes):
             paths.append(folder / f"{number}.json")
-            paths[-1].write_text(ranktable.build([entry]).render())
-        return lambda: ranktable.merge(ranktable.load_all(paths)).render()
+            paths[-1].write_text(api.build([entry]).render())
+        return lambda: api.merge(api.load_all(paths)).render()
     if what == "halves":
-        parts = [(f"{at}", ranktable.build(nodes[at::2])) for at in range(2)]
-        return lambda: ranktable.merge(parts)
-    table = ranktable.build(nodes)
+        parts = [(f"{at}", api.build(nodes[at::2])) for at in range(2)]
+        return lambda: api.merge(parts)
+    table = api.build(nodes)
     text = table.render()
     if what == "check":
-        return lambda: ranktable.check(text)
-    return (lambda: ranktable.parse(text)) if what == "load" else table.render
+        return lambda: api.check(text)
+    return (lambda: api.parse(text)) if what == "load" else table.render
 
 
 def measure(what: str, servers: int, repeat: int) -> dict[str, object]:

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl import sandbox, sandbox_netns
-from clusterctl.sandbox import Sandbox
+from clusterctl.sandbox import cluster, namespaces
+from clusterctl.sandbox.cluster import Sandbox
 
 ROOT = Path(__file__).resolve().parents[1]
 CLONE_NEWNET = 0x40000000  # linux/sched.h
@@ -79,7 +79,7 @@ class Field:
         self.made = made
         self.folder = folder
         self.places = [
-            Place(node.name, node.address, sandbox_netns.first_process(made.layout, node))
+            Place(node.name, node.address, namespaces.first_process(made.layout, node))
             for node in made.nodes
         ]
         self.known_hosts = folder / "known_hosts"
@@ -205,15 +205,15 @@ class Field:
 @contextlib.contextmanager
 def field(nodes: int) -> Iterator[Field]:
     """Nodes that are up as long as this lasts; this process is in their network meanwhile."""
-    missing = sandbox_netns.why_not()
+    missing = namespaces.why_not()
     if missing:
         raise SystemExit(f"nodes in namespaces can't be had here: {missing}")
     folder = Path(tempfile.mkdtemp(prefix="reach-"))
     home_network = os.open("/proc/self/ns/net", os.O_RDONLY)
     made = None
     try:
-        made = sandbox.up(folder / "nodes", nodes=nodes, devices=1, mode="namespaces")
-        switch = json.loads(made.layout.record(sandbox_netns.RELAY).read_text())["pid"]
+        made = cluster.up(folder / "nodes", nodes=nodes, devices=1, mode="namespaces")
+        switch = json.loads(made.layout.record(namespaces.RELAY).read_text())["pid"]
         with open(f"/proc/{switch}/ns/net") as there:
             enter(there.fileno())
         laid = Field(made, folder)

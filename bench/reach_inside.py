@@ -59,8 +59,9 @@ def _held(pid: int) -> tuple[float, float, int]:
 TEN = """
 import resource, sys, time
 from pathlib import Path
-from clusterctl import inventory
-from clusterctl.transport import Connections, transport_to
+from clusterctl.inventory import cluster as inventory
+from clusterctl.ssh.choose import transport_to
+from clusterctl.transport.fanout import Connections
 
 cluster = inventory.load(Path(sys.argv[1])).select(sys.argv[2])
 def spent():
@@ -78,8 +79,9 @@ with Connections(transport_to(cluster), len(cluster.nodes)) as connections:
 IDLE = """
 import re, sys
 from pathlib import Path
-from clusterctl import inventory
-from clusterctl.transport import Connections, transport_to
+from clusterctl.inventory import cluster as inventory
+from clusterctl.ssh.choose import transport_to
+from clusterctl.transport.fanout import Connections
 
 cluster = inventory.load(Path(sys.argv[1])).select(sys.argv[2])
 with Connections(transport_to(cluster)) as connections:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from clusterctl.inventory import Node  # noqa: E402
-from clusterctl.push import Source, make_manifest, push_tree  # noqa: E402
-from clusterctl.relay import relay_for  # noqa: E402
-from clusterctl.transport import Connection, LocalTransport  # noqa: E402
+from clusterctl.inventory.cluster import Node  # noqa: E402
+from clusterctl.transfer.push import Source, make_manifest, push_tree  # noqa: E402
+from clusterctl.transfer.relay import relay_for  # noqa: E402
+from clusterctl.transport.fanout import Connection, LocalTransport  # noqa: E402
 
 MEMORY = Path("/dev/shm")
 SPEED = """

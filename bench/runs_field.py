@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from clusterctl import demo, sandbox
-from clusterctl.rundir import RunDir
-from clusterctl.sandbox import Sandbox
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.sandbox import cluster, demo
+from clusterctl.sandbox.cluster import Sandbox
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 180.0  # seconds that anything awaited here may take
@@ -94,7 +94,7 @@ def ground(nodes: int = 2, devices: int = 2) -> Iterator[Ground]:
     folder = Path(tempfile.mkdtemp(prefix="runs-"))
     made = None
     try:
-        made = sandbox.up(folder / "nodes", nodes=nodes, devices=devices)
+        made = cluster.up(folder / "nodes", nodes=nodes, devices=devices)
         laid = Ground(made, folder)
         try:
             yield laid

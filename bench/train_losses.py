@@ -17,7 +17,7 @@ from typing import Any
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from bench.train_field import MODEL_KEYS, Field, Subject, Work, write_batches  # noqa: E402
-from clusterctl import demo  # noqa: E402
+from clusterctl.sandbox import demo  # noqa: E402
 from trainer.config import read_config  # noqa: E402
 from trainer.env import CHECKPOINT_DIR  # noqa: E402
 

@@ -6,7 +6,7 @@ before = signal.getsignal(signal.SIGINT)
 if callable(before):  # a Ctrl-C while modules load ends it without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from clusterctl.quick import main  # noqa: E402
+from clusterctl.cli.entry import main  # noqa: E402
 
 signal.signal(signal.SIGINT, before)
 main()

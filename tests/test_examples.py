@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl import document as documents
-from clusterctl import inventory, job, plan
+from clusterctl.inventory import cluster as inventory_cluster
+from clusterctl.jobs import job, plan
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 JOBS = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "cluster.yaml")
@@ -33,7 +34,7 @@ RANKS = {  # where the layout needs so many
 
 
 def test_there_are_recipes_and_an_inventory() -> None:
-    cluster = inventory.load(FOLDER / "cluster.yaml")
+    cluster = inventory_cluster.load(FOLDER / "cluster.yaml")
     assert [len(node.devices) for node in cluster.nodes] == [8, 8, 8, 8]
     assert len(JOBS) >= 4
 
@@ -44,7 +45,7 @@ def test_a_recipe_is_planned_on_the_example_cluster(path: Path, tmp_path: Path) 
     copy = tmp_path / path.name
     copy.write_text(path.read_text(encoding="utf-8"))
     loaded = job.load(copy)
-    cluster = inventory.load(FOLDER / "cluster.yaml").select(loaded.nodes)
+    cluster = inventory_cluster.load(FOLDER / "cluster.yaml").select(loaded.nodes)
     if loaded.train is None:
         made = plan.make_plan(cluster, loaded)
         assert made.nodes[1].processes[0].argv[-1] == "10.0.0.2"

@@ -61,17 +61,15 @@ def test_the_tour_works_when_it_is_typed_line_by_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
 def test_every_command_that_is_named_is_there(readme: Path) -> None:
-    from typer.main import get_command
+    from clusterctl.cli.commands import built
 
-    from clusterctl.cli.program import app
-
-    root = get_command(app)
+    root = built("")
     named = re.findall(r"clusterctl ([a-z][a-z-]+)(?: ([a-z][a-z-]+))?", readme.read_text(encoding="utf-8"))
     assert len(named) > 10
     for verb, sub in named:
         if verb in ("takes", "writes", "never"):  # prose
             continue
-        commands = root.commands  # type: ignore[attr-defined]
+        commands = root.commands
         assert verb in commands, f"{readme.name} names `clusterctl {verb}`"
         group = getattr(commands[verb], "commands", None)
         if group and sub:
@@ -79,7 +77,8 @@ def test_every_command_that_is_named_is_there(readme: Path) -> None:
 
 
 def test_the_yaml_that_is_shown_is_understood(tmp_path: Path) -> None:
-    from clusterctl import inventory, job
+    from clusterctl.inventory import cluster
+    from clusterctl.jobs import job
 
     shown = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(shown) == 2
@@ -92,7 +91,7 @@ def test_the_yaml_that_is_shown_is_understood(tmp_path: Path) -> None:
             assert set(yaml.safe_load(text)["train"]) == set(loaded.train or {})
             assert job.ask_trainer(["check"], _question(loaded.train))["faults"] == []
         else:
-            assert len(inventory.load(path).nodes) == 4
+            assert len(cluster.load(path).nodes) == 4
 
 
 def _question(train: object) -> str:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("clusterctl", "trainer", "native")
 MAY_IMPORT = {"clusterctl": set(), "trainer": {"native"}, "native": set()}
 ON_NODES = sorted((ROOT / "clusterctl" / "agent").glob("*.py"))  # what travels to nodes
-SSH_MODULES = ("clusterctl/ssh/", "clusterctl/sandbox_embedded.py")  # the client; the make-believe server
+SSH_MODULES = ("clusterctl/ssh/", "clusterctl/sandbox/embedded.py")  # the client; the make-believe server
 
 
 def sources(package: str) -> list[Path]:
@@ -169,7 +169,7 @@ def python(code: str, *argv: str, program: str = sys.executable) -> str:
 
 
 def test_the_command_line_starts_without_the_heavy_libraries() -> None:
-    loaded = set(json.loads(python("import json, sys, clusterctl.cli.program; print(json.dumps(list(sys.modules)))")))
+    loaded = set(json.loads(python("import json, sys, clusterctl.cli.commands; print(json.dumps(list(sys.modules)))")))
     heavy = {
         "torch",
         "deepspeed",
@@ -229,7 +229,7 @@ def _runs(program: str) -> bool:
 
 
 def test_no_module_goes_against_the_habits() -> None:
-    doors = {"clusterctl/cli/door.py", "trainer/__main__.py", "clusterctl/agent/server.py"}
+    doors = {"clusterctl/cli/main.py", "trainer/__main__.py", "clusterctl/agent/server.py"}
     found = []
     for package in PACKAGES:
         for path in sources(package):

@@ -13,8 +13,8 @@ import time
 
 from clusterctl.agent.frames import CHUNK, StreamEnded
 from clusterctl.agent.processes import end_all
+from clusterctl.agent.reaper import MARKER as MARKER
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.watcher import MARKER as MARKER
 
 TYPE_CHECKING = False  # typing itself takes 10 ms
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def run(request: Request) -> Dict[str, Any]:
     cwd = os.path.expanduser(request.params.get("cwd") or "~")
     if not os.path.isdir(cwd):
         raise Refused("not-found", f"no folder {cwd} to run in")
-    watcher = request.agent.watcher
+    watcher = request.watcher
     marker, name = watcher.marker()
     env = environment({**(request.params.get("env") or {}), **marker})
     try:

@@ -12,9 +12,9 @@ import time
 from typing import Any, Dict, List, Optional, Sequence
 
 from clusterctl.agent.child import MARKER, command, environment
+from clusterctl.agent.network import holders, interfaces, place_of
 from clusterctl.agent.processes import boot_id, end_all, is_alive, text_of
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.sockets import holders, interfaces, place_of
 
 LIMITS = ("NOFILE", "NPROC", "MEMLOCK")
 MOST_SAID = 64 << 10  # bytes kept of what one command prints
@@ -31,7 +31,7 @@ def examine(request: Request) -> Dict[str, Any]:
     """
     commands = request.params.get("commands") or {}
     runner = _Commands(request, commands)
-    workdir = request.agent.workdir
+    workdir = request.workdir
     found = {
         "disks": {path: room for path in (workdir, "/tmp", "/dev/shm") if (room := _room(path))},
         "workdir": workdir,
@@ -209,7 +209,7 @@ class _Commands:
 
     def _ended(self, process: "subprocess.Popen[bytes]", marker: Dict[str, str], limit: float) -> Dict[str, Any]:
         watched = process.pid, f"{MARKER}={marker[MARKER]}"
-        self.request.agent.watcher.watch(*watched)
+        self.request.watcher.watch(*watched)
         self.request.on_cancel.append(lambda: _kill(process.pid))
         try:
             out, err = process.communicate(timeout=limit)
@@ -217,7 +217,7 @@ class _Commands:
             end_all([process.pid], marker, 0.0, limit=1.0)
             return {"timed_out": True, "exit_code": None, "out": "", "err": ""}
         finally:
-            self.request.agent.watcher.release(*watched)
+            self.request.watcher.release(*watched)
         return {
             "timed_out": False,
             "exit_code": process.returncode,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import threading
 
-from clusterctl.agent import notation
+from clusterctl.agent import lean
 
 TYPE_CHECKING = False  # typing itself takes 10 ms
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Frame:
 
 def encode(frame: Frame) -> bytes:
     """The bytes of one frame."""
-    header = notation.dumps([frame.id, frame.kind, frame.fields]).encode()
+    header = lean.dumps([frame.id, frame.kind, frame.fields]).encode()
     if len(header) > MAX_HEADER or len(frame.payload) > MAX_PAYLOAD:
         raise BadFrame(f"a frame of {len(header)} + {len(frame.payload)} bytes is too large")
     return PREFIX.pack(MAGIC, VERSION, len(header), len(frame.payload)) + header + frame.payload
@@ -92,7 +92,7 @@ def read_frame(read: Callable[[int], bytes]) -> Optional[Frame]:
 
 def _parse(header: bytes, payload: bytes) -> Frame:
     try:
-        number, kind, fields = notation.loads(header)
+        number, kind, fields = lean.loads(header)
     except (ValueError, TypeError, RecursionError) as problem:
         raise BadFrame("a frame's header is not what it must be") from problem
     if not isinstance(number, int) or not isinstance(kind, str) or not isinstance(fields, dict):
@@ -103,7 +103,7 @@ def _parse(header: bytes, payload: bytes) -> Frame:
 def parse_payload(payload: bytes) -> Dict[str, Any]:
     """A payload that must be one JSON object."""
     try:
-        value = notation.loads(payload)
+        value = lean.loads(payload)
     except (ValueError, RecursionError) as problem:
         raise BadFrame("a payload is not JSON") from problem
     if not isinstance(value, dict):
@@ -113,7 +113,7 @@ def parse_payload(payload: bytes) -> Dict[str, Any]:
 
 def to_payload(value: Dict[str, Any]) -> bytes:
     """JSON in ASCII: a name that is no UTF-8 survives as lone surrogates."""
-    return notation.dumps(value).encode()
+    return lean.dumps(value).encode()
 
 
 def credit_of(frame: Frame) -> int:

@@ -113,9 +113,9 @@ def remove(request: Request) -> Dict[str, Any]:
     """A file or a tree below one of the agent's own folders; nothing else, whatever is asked."""
     path = request.path()
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-    roots = [os.path.join(os.path.realpath(request.agent.workdir), name) for name in OWN_FOLDERS]
+    roots = [os.path.join(os.path.realpath(request.workdir), name) for name in OWN_FOLDERS]
     if not any(real.startswith(root + os.sep) for root in roots):
-        raise Refused("outside", f"{path} is not below {request.agent.workdir}/{{{','.join(OWN_FOLDERS)}}}")
+        raise Refused("outside", f"{path} is not below {request.workdir}/{{{','.join(OWN_FOLDERS)}}}")
     if not os.path.lexists(real):
         return {"removed": False}
     if os.path.isdir(real) and not os.path.islink(real):

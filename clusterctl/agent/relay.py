@@ -10,12 +10,12 @@ import struct
 import threading
 import time
 
-from clusterctl.agent import notation, wire
-from clusterctl.agent.build import Builder
-from clusterctl.agent.receive import read_answer, take_pieces
+from clusterctl.agent import lean
+from clusterctl.agent.peer import PeerFailed, Wire
+from clusterctl.agent.pieces import read_answer, take_pieces
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.tree import BadTree, Range, ranges_of
-from clusterctl.agent.wire import PeerFailed, Wire
+from clusterctl.agent.tree_build import Builder
 
 TYPE_CHECKING = False  # typing itself takes 10 ms
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ class Giver:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            stream = wire.opened(connection, self._terms, accepts=True)
+            stream = opened(connection, self._terms, accepts=True)
             size = LENGTH.unpack(stream.read(LENGTH.size))[0]
             if size > MAX_ASK:
                 raise PeerFailed("it asks for too much")
-            ranges = self._builder.pieces.checked(notation.loads(stream.read(size)))
+            ranges = self._builder.pieces.checked(lean.loads(stream.read(size)))
             _Serving(self._builder, stream).send(ranges)
         except (OSError, ValueError, BadTree, RecursionError):
             pass  # the other node is gone, or is none of this transfer; or this transfer ended
@@ -183,8 +183,8 @@ class Exchange:
         if self._terms["mode"] != "off":
             why = ""
             try:
-                folder = os.path.join(self._request.agent.workdir, "tmp")
-                self._terms = wire.prepared(self._terms, folder)
+                folder = os.path.join(self._request.workdir, "tmp")
+                self._terms = prepared(self._terms, folder)
                 self._giver = Giver(self._builder, self._terms)
             except OSError as problem:
                 why = str(problem)
@@ -217,7 +217,7 @@ class Exchange:
                 self._notes.append(f"{parent['node']} at {parent['address']}: {_words(problem)}")
         left = self._left(wanted)
         if left:
-            self._request.send(notation.dumps(left).encode(), feed=True, failed=self._failed)
+            self._request.send(lean.dumps(left).encode(), feed=True, failed=self._failed)
             take_pieces(self._request, self._builder, left)
 
     def _left(self, wanted: Sequence[Range]) -> List[Range]:
@@ -232,8 +232,8 @@ class Exchange:
         if self._request.cancelled.is_set():
             _end(connection)
         try:
-            stream = wire.opened(connection, self._terms, accepts=False)
-            ask = notation.dumps(wanted).encode()
+            stream = opened(connection, self._terms, accepts=False)
+            ask = lean.dumps(wanted).encode()
             stream.send(LENGTH.pack(len(ask)) + ask)
             for begin, end in wanted:
                 for number in range(begin, end):
@@ -283,3 +283,20 @@ def _words(problem: BaseException) -> str:
     if isinstance(problem, Refused):
         return "what it sent was damaged"
     return str(problem) or type(problem).__name__
+
+
+def prepared(terms: Dict[str, Any], folder: str) -> Dict[str, Any]:
+    """The terms with what opening a stream needs besides."""
+    if terms["mode"] != "tls":
+        return terms
+    from clusterctl.agent import peer_tls  # OpenSSL's half that a plain transfer does without
+
+    return peer_tls.prepared(terms, folder)
+
+
+def opened(connection: socket.socket, terms: Dict[str, Any], accepts: bool) -> Wire:
+    """The stream that the terms ask for, once both sides know that the other one belongs to the transfer."""
+    kind: Type[Wire] = Wire
+    if terms["mode"] == "tls":
+        from clusterctl.agent.peer_tls import TlsWire as kind
+    return kind(connection, terms, accepts)

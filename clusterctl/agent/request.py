@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # typing itself takes 10 ms
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List
 
-    from clusterctl.agent.server import Agent
+    from clusterctl.agent.reaper import Watcher
 
 
 class Refused(Exception):
@@ -25,13 +25,24 @@ class Refused(Exception):
 class Request:
     """One thing asked by the launcher, with its own body, its own reply stream and its own end."""
 
-    def __init__(self, agent: Agent, number: int, op: str, params: Dict[str, Any]) -> None:
-        self.agent = agent
+    def __init__(
+        self,
+        number: int,
+        op: str,
+        params: Dict[str, Any],
+        *,
+        workdir: str,
+        watcher: Watcher,
+        send_frame: Callable[[Frame], None],
+    ) -> None:
+        self.workdir = workdir
+        self.watcher = watcher
+        self._send_frame = send_frame
         self.id = number
         self.op = op
         self.params = params
         self.window = Window()
-        self.inbox = Inbox(lambda count: agent.send(Frame(number, "credit", {"bytes": count})))
+        self.inbox = Inbox(lambda count: send_frame(Frame(number, "credit", {"bytes": count})))
         self.body = ByteReader(self._next_chunk)
         self.cancelled = threading.Event()
         self.on_cancel: List[Callable[[], object]] = []
@@ -57,7 +68,7 @@ class Request:
     def send(self, payload: bytes, **fields: Any) -> None:
         """One chunk of the reply; waits while the launcher has too much unread."""
         self.window.take(len(payload))
-        self.agent.send(Frame(self.id, "data", fields, payload))
+        self._send_frame(Frame(self.id, "data", fields, payload))
 
     def cancel(self) -> None:
         """The launcher wants no more of it, or is gone."""

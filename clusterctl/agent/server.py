@@ -22,8 +22,8 @@ from clusterctl.agent.frames import (
     to_payload,
 )
 from clusterctl.agent.processes import boot_id
+from clusterctl.agent.reaper import Watcher
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.watcher import Watcher
 
 TYPE_CHECKING = False  # typing itself takes 10 ms
 if TYPE_CHECKING:
@@ -129,7 +129,14 @@ class Agent:
 
     def _open(self, frame: Frame) -> None:
         op = str(frame.fields.get("op"))
-        request = Request(self, frame.id, op, parse_payload(frame.payload))
+        request = Request(
+            frame.id,
+            op,
+            parse_payload(frame.payload),
+            workdir=self.workdir,
+            watcher=self.watcher,
+            send_frame=self.send,
+        )
         thread = threading.Thread(target=self._answer, args=(request,), daemon=True)
         with self._change:
             if frame.id in self._requests:  # the first would be out of reach of any cancel
@@ -183,7 +190,7 @@ def _fail(request: Request, kind: str, message: str, trace: str = "") -> Frame:
 
 def hello(request: Request) -> Dict[str, Any]:
     """Who this node is."""
-    workdir = request.agent.workdir
+    workdir = request.workdir
     disk, system = os.statvfs(workdir), os.uname()
     return {
         "hostname": system.nodename,

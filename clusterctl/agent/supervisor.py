@@ -1,10 +1,17 @@
-"""What owns a run's ranks on one node: starts them, records them, stops them, and outlives the launcher."""
+"""What owns a run's ranks on one node: starts them, records them, stops them, and outlives the launcher.
+
+What npu-smi says of a node's devices while an attempt begins, for `logs pull` to lay beside what it says later.
+
+Nobody waits for it: of sixteen devices it takes up to 6 s, and of a driver that hangs for ever. Runs on nodes too:
+standard library only, Python 3.8 and newer.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,17 +19,15 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from clusterctl.agent import stacks
-from clusterctl.agent.before import Before
 from clusterctl.agent.child import NOT_FOUND, NOT_RUNNABLE, command, environment
-from clusterctl.agent.kills import Kills
-from clusterctl.agent.neighbours import conflicts, one_start_at_a_time
+from clusterctl.agent.conflicts import conflicts, one_start_at_a_time
+from clusterctl.agent.hangs import Steps, Stopped
+from clusterctl.agent.kernel import Kills
 from clusterctl.agent.processes import end_all, identity, is_alive, marked
+from clusterctl.agent.reaper import Watcher
 from clusterctl.agent.records import Records, fullness, remove_halves, write_json
 from clusterctl.agent.records import read_json as read_json
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.steps import Steps
-from clusterctl.agent.stopped import Stopped
-from clusterctl.agent.watcher import Watcher
 
 GRACE = 30.0  # seconds that ranks have for a last checkpoint
 FAILED_GRACE = 5.0  # at most so many after a failure: ranks that wait for a dead one can't save
@@ -483,3 +488,29 @@ def main(arguments: List[str]) -> None:
     os.write(ready, json.dumps(me).encode() + b"\n")
     os.close(ready)
     supervisor.supervise()
+
+
+TOOLS = ("npu-smi", "/usr/local/bin/npu-smi")  # on the path, and where the vendor puts it
+
+
+class Before:
+    """The program under way; nothing where the node has no NPUs or no such program."""
+
+    def __init__(self, spec: Dict[str, Any], path: str) -> None:
+        self._process: Optional["subprocess.Popen[bytes]"] = None
+        tool = next((found for one in TOOLS for found in [shutil.which(one)] if found), None)
+        if spec.get("kind") != "npu" or tool is None:
+            return
+        try:
+            with open(path, "wb") as file:
+                self._process = subprocess.Popen(
+                    [tool, "info"], stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                )
+        except OSError:
+            return  # a full disk is told by what needs it
+
+    def end(self) -> None:
+        """It has had its time."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()

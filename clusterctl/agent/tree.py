@@ -11,9 +11,9 @@ import hashlib
 import os
 import stat
 
-from clusterctl.agent import notation
+from clusterctl.agent import lean
 from clusterctl.agent.frames import CHUNK
-from clusterctl.agent.rows import NamedTuple
+from clusterctl.agent.lean import NamedTuple
 
 TYPE_CHECKING = False  # typing itself takes 10 ms
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class BadTree(Exception):
 
 def to_bytes(entries: Sequence[Entry]) -> bytes:
     """The manifest's canonical text; its sha256 is the tree's id."""
-    return notation.dumps([list(one) for one in entries]).encode()
+    return lean.dumps([list(one) for one in entries]).encode()
 
 
 def tree_id(manifest: bytes) -> str:
@@ -64,7 +64,7 @@ def parse(manifest: bytes) -> List[Entry]:
     if manifest.count(b"[") > 3 * MAX_ENTRIES or manifest.count(b",") > 16 * MAX_ENTRIES:
         raise BadTree(f"the manifest unfolds to more than {MAX_ENTRIES} entries")
     try:
-        rows = notation.loads(manifest)
+        rows = lean.loads(manifest)
         entries = [Entry(*row) for row in rows]
     except (ValueError, TypeError, RecursionError) as problem:
         raise BadTree("the manifest is not readable") from problem

@@ -13,10 +13,10 @@ import typer
 from clusterctl.cli import options, screen
 
 if TYPE_CHECKING:
-    from clusterctl.inventory import Cluster
-    from clusterctl.progress import TrainProgress
-    from clusterctl.rundir import RunDir
-    from clusterctl.sandbox import Sandbox
+    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.runs.overview import TrainProgress
+    from clusterctl.sandbox.cluster import Sandbox
 
 PROMPT = "A class definition is"
 
@@ -32,7 +32,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the sandbox cluster up at the end.")] = False,
 ) -> None:
     """Two nodes, four ranks, a small GPT: everything of the product once, in a minute or two."""
-    from clusterctl import demo as stages
+    from clusterctl.sandbox import demo as stages
 
     began = time.monotonic()
     stages.ready()
@@ -56,7 +56,7 @@ def _heading(number: int, text: str) -> None:
 
 
 def _sandbox(directory: Path, mode: str, keep: bool, cleaning: ExitStack) -> Sandbox:
-    from clusterctl import sandbox
+    from clusterctl.sandbox import cluster as sandbox
 
     _heading(1, "A cluster on this machine: clusterctl sandbox up -n 2 --devices 2")
     where = directory / "sandbox"
@@ -72,22 +72,25 @@ def _sandbox(directory: Path, mode: str, keep: bool, cleaning: ExitStack) -> San
 
 
 def _cluster(sandbox: Sandbox) -> Cluster:
-    from clusterctl import inventory, views
+    from clusterctl.cli import views
+    from clusterctl.inventory import cluster as inventory_cluster
 
-    cluster = inventory.load(sandbox.cluster_file)
+    cluster = inventory_cluster.load(sandbox.cluster_file)
     screen.show(views.nodes_table(cluster))
     return cluster
 
 
 def _rank_table(cluster: Cluster) -> None:
-    from clusterctl import hostfile, ranktable_ask, views
-    from clusterctl.rundir import replace_file
+    from clusterctl.cli import views
+    from clusterctl.files import replace_file
+    from clusterctl.hostfile import formats
+    from clusterctl.ranktable import ask
 
     _heading(2, "A rank table out of the nodes' own answers: clusterctl ranktable build")
     with options.connected(cluster) as connections:
-        table = ranktable_ask.ask_nodes(cluster, connections).table
+        table = ask.ask_nodes(cluster, connections).table
     replace_file(Path("rank_table.json"), table.render())
-    text = hostfile.deepspeed(cluster)
+    text = formats.deepspeed(cluster)
     replace_file(Path("hostfile"), text)
     screen.show(views.rank_table(table))
     screen.show(
@@ -99,16 +102,16 @@ def _rank_table(cluster: Cluster) -> None:
 
 
 def _data(directory: Path) -> dict[str, Any]:
-    from clusterctl import demo as stages
-    from clusterctl import words
+    from clusterctl import text as clusterctl_text
+    from clusterctl.sandbox import demo as stages
 
     _heading(3, "Data: Python's own language reference as Megatron's .bin/.idx")
     corpus = stages.write_corpus(directory / "corpus.jsonl")
     data = directory / "data"
     tokenizer = stages.train_tokenizer(Path(corpus["path"]), data / "tokenizer.json")
     built = stages.build_data(Path(corpus["path"]), data / "tokenizer.json", data / "pydoc_text_document")
-    raw = f"{corpus['documents']} documents, {words.count(corpus['characters'])} characters"
-    facts = f"{raw} -> {words.count(built['tokens'])} tokens (a BPE vocabulary of {tokenizer['vocab']})"
+    raw = f"{corpus['documents']} documents, {clusterctl_text.count(corpus['characters'])} characters"
+    facts = f"{raw} -> {clusterctl_text.count(built['tokens'])} tokens (a BPE vocabulary of {tokenizer['vocab']})"
     entropy = (
         f"unigram entropy {built['unigram_entropy_nats']:.3f} nats: the loss of guessing by frequency alone"
     )
@@ -117,9 +120,9 @@ def _data(directory: Path) -> dict[str, Any]:
 
 
 def _train(cluster: Cluster, job_file: Path) -> tuple[RunDir, TrainProgress]:
-    from clusterctl import job as jobs
     from clusterctl.cli.launch import follow_to_the_end, show_plan, start
-    from clusterctl.progress import read_progress
+    from clusterctl.jobs import job as jobs
+    from clusterctl.runs.overview import read_progress
 
     _heading(4, "The plan: clusterctl plan job.yaml")
     job = jobs.load(job_file)
@@ -133,9 +136,9 @@ def _train(cluster: Cluster, job_file: Path) -> tuple[RunDir, TrainProgress]:
 
 
 def _result(run: RunDir, progress: TrainProgress, summary: dict[str, Any]) -> None:
-    from clusterctl import demo as stages
-    from clusterctl import views
-    from clusterctl.cli.train import checkpoint_of
+    from clusterctl.cli import views
+    from clusterctl.cli.trainer import checkpoint_of
+    from clusterctl.sandbox import demo as stages
 
     _heading(6, "What came of it")
     width = min(screen.out_console().width, 80)
@@ -153,8 +156,8 @@ def _result(run: RunDir, progress: TrainProgress, summary: dict[str, Any]) -> No
 
 
 def _next(directory: Path, run: RunDir, keep: bool, seconds: float) -> None:
-    from clusterctl import views
-    from clusterctl.cli.train import checkpoint_of
+    from clusterctl.cli import views
+    from clusterctl.cli.trainer import checkpoint_of
 
     checkpoint = checkpoint_of(str(run.root)).relative_to(directory)
     root = run.root.relative_to(directory)

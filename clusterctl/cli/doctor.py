@@ -45,18 +45,18 @@ def doctor(
     """Whether this machine and the nodes are fit for a run; changes nothing."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from clusterctl import checks
-    from clusterctl.checks_quick import folded
+    from clusterctl.checks import doctor as checks_doctor
+    from clusterctl.checks.doctor import folded
 
     chosen = options.cluster_of(cluster, nodes, exclude) if cluster or nodes or options.inventory_there() else None
     with ThreadPoolExecutor(1) as beside:  # to load torch takes seconds, and so does a node that is gone
-        here, there = beside.submit(checks.here), []
+        here, there = beside.submit(checks_doctor.here), []
         if chosen is not None:
             with options.connected(chosen, accept_new) as connections:
-                there = checks.nodes(chosen, connections, master_port)
+                there = checks_doctor.nodes(chosen, connections, master_port)
     if chosen is None:
         text, remedy = "no cluster.yaml in this folder: no node was asked", "clusterctl init, or -c FILE"
-        there = [checks.Finding("warning", "here", text, remedy, "inventory")]
+        there = [checks_doctor.Finding("warning", "here", text, remedy, "inventory")]
     findings = [*here.result(), *there]
     if as_json:
         screen.show_json([asdict(one) for one in findings])
@@ -79,7 +79,7 @@ def view(findings: Sequence[Finding], fix_hints: bool = False) -> RenderableType
     from rich.table import Table
     from rich.text import Text
 
-    from clusterctl.sanitize import escape_controls
+    from clusterctl.text import escape_controls
 
     if not findings:
         return Text("nothing to mend")

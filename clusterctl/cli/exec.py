@@ -20,11 +20,10 @@ from clusterctl.errors import UsageError
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from clusterctl.answers import Answers, Group
-    from clusterctl.broadcast import FileInput, PipeInput
-    from clusterctl.command import Command
-    from clusterctl.inventory import Cluster, Node
-    from clusterctl.transport import Completed, Connections, Outcome
+    from clusterctl.exec.answers import Answers, Group
+    from clusterctl.exec.command import Command, FileInput, PipeInput
+    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.transport.fanout import Completed, Connections, Outcome
 
 OUTPUT_GONE = 141  # as shells say it of a program that SIGPIPE ended
 PATIENCE = 2.0  # seconds before a person is told that something is under way
@@ -120,8 +119,8 @@ def exec_(
 ) -> None:
     """Run a command on many nodes in parallel; the exit code is the largest of theirs, 255 where one is
     unreachable."""
-    from clusterctl import output
-    from clusterctl.command import Command
+    from clusterctl.exec import output
+    from clusterctl.exec.command import Command
 
     chosen = options.cluster_of(cluster, selection, exclude)
     form = Form(fold, diff, against, as_json, json_lines, out)
@@ -140,7 +139,7 @@ class _Execution:
     """One `exec`: its command, its nodes, and the form of its output."""
 
     def __init__(self, command: Command, chosen: Cluster, form: Form, connections: Connections) -> None:
-        from clusterctl import output
+        from clusterctl.exec import output
 
         self.command, self.chosen, self.form, self.connections = command, chosen, form, connections
         self.answers: Answers | None = None
@@ -151,14 +150,14 @@ class _Execution:
         elif form == Form():
             self.sink = output.Prefixer(max(map(len, chosen.names)), _write)
         else:
-            from clusterctl.answers import Answers
+            from clusterctl.exec.answers import Answers
 
             self.sink = self.answers = Answers(chosen.names)
 
     def run(self, stdin: bool, fanout: int | None) -> list[Outcome[Completed]]:
         """Everywhere, then show what is shown at the end."""
-        from clusterctl.command import Everywhere
-        from clusterctl.once import Once
+        from clusterctl.exec.command import Everywhere
+        from clusterctl.transport.shell import Once
 
         names = self.chosen.names
         body = _input(names) if stdin else None
@@ -181,8 +180,8 @@ class _Execution:
         fanout: int | None,
         count: Callable[[], None],
     ) -> list[Outcome[Completed]]:
-        from clusterctl.cli.door import tell
-        from clusterctl.transport import on_each
+        from clusterctl.cli.screen import report_error
+        from clusterctl.transport.fanout import on_each
 
         def work(node: Node) -> Completed:
             try:
@@ -194,14 +193,15 @@ class _Execution:
             count()
             self.sink.ended(outcome)
             if outcome.error is not None and not (self.form.json or self.form.json_lines):
-                tell(outcome.error)  # at once, not after the slowest node
+                # At once, not after the slowest node.
+                report_error(outcome.error)
 
         return on_each(self.chosen.nodes, work, fanout=fanout or self.connections.fanout, on_outcome=report)
 
     def _show(self, outcomes: list[Outcome[Completed]]) -> None:
         if self.answers is None:
             return
-        from clusterctl import answers
+        from clusterctl.exec import answers
 
         if self.form.json:
             screen.show_json([answers.as_json(one, self.answers) for one in outcomes])
@@ -215,8 +215,8 @@ class _Execution:
 
 def _foresee(command: Command, chosen: Cluster, as_json: bool) -> None:
     """Each node's own argv; nodes with the same one together."""
-    from clusterctl import nodeset
-    from clusterctl.sanitize import escape_controls
+    from clusterctl.inventory import nodeset
+    from clusterctl.text import escape_controls
 
     rows = [(node, command.on(node, place)) for place, node in enumerate(chosen.nodes)]
     if as_json:
@@ -230,7 +230,7 @@ def _foresee(command: Command, chosen: Cluster, as_json: bool) -> None:
 
 
 def _input(nodes: Sequence[str]) -> FileInput | PipeInput:
-    from clusterctl.broadcast import broadcast
+    from clusterctl.exec.command import broadcast
 
     try:
         return broadcast(sys.stdin.fileno(), nodes)
@@ -303,7 +303,7 @@ class _Waiting:
 
 
 def _show_folded(groups: list[Group]) -> None:
-    from clusterctl import output
+    from clusterctl.exec import output
 
     for group in groups:
         rule = "-" * 15
@@ -314,7 +314,7 @@ def _show_folded(groups: list[Group]) -> None:
 
 
 def _show_differences(groups: list[Group], against: str | None) -> None:
-    from clusterctl import answers
+    from clusterctl.exec import answers
 
     if len(groups) == 1:
         screen.say(f"{groups[0].header()}: all the same")
@@ -324,7 +324,8 @@ def _show_differences(groups: list[Group], against: str | None) -> None:
 
 def _show_endings(outcomes: list[Outcome[Completed]]) -> None:
     """One line for all nodes whose command ended badly in the same way."""
-    from clusterctl import nodeset, output
+    from clusterctl.exec import output
+    from clusterctl.inventory import nodeset
 
     endings: dict[str, list[str]] = {}
     for outcome in outcomes:

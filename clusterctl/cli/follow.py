@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli import screen
 from clusterctl.cli.log_printer import LogPrinter
-from clusterctl.logs import LogFilter
-from clusterctl.progress import TrainProgress, read_progress
-from clusterctl.views import log_line, start_text, step_text
+from clusterctl.cli.views import log_line, start_text, step_text
+from clusterctl.logs.store import LogFilter
+from clusterctl.runs.overview import TrainProgress, read_progress
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from clusterctl.log_lines import LogChunk
-    from clusterctl.rundir import RunDir
-    from clusterctl.watch import Update
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.logs.lines import LogChunk
+    from clusterctl.runs.watch import Update
 
 EVERY = 10.0  # seconds between two progress lines off a terminal
 

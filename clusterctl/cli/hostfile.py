@@ -10,17 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli.options import ClusterFile, DryRun, Exclude, Force, Json, Nodes, cluster_of
-from clusterctl.hostfile import MAX_SLOTS
+from clusterctl.hostfile.formats import MAX_SLOTS
 
 if TYPE_CHECKING:
     from clusterctl.errors import Fault
-    from clusterctl.hostfile_any import Source
+    from clusterctl.hostfile.detect import Source
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Hostfiles of DeepSpeed, OpenMPI, MPICH and Slurm, and what to type for torchrun.",
-)
 
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; stdout otherwise.")
@@ -45,7 +40,6 @@ SlotExclude = Annotated[
 ]
 
 
-@app.command()
 def build(
     cluster: ClusterFile = None,
     nodes: Nodes = None,
@@ -63,7 +57,7 @@ def build(
     json: Json = False,
 ) -> None:
     """Write a cluster as another launcher wants it."""
-    from clusterctl import hostfile_convert
+    from clusterctl.hostfile import convert as hostfile_convert
 
     source = hostfile_convert.of_cluster(cluster_of(cluster, nodes, exclude), slots)
     told = hostfile_convert.losses(source, to)
@@ -75,7 +69,6 @@ def build(
     _say_what_is_lost(source, to, told)
 
 
-@app.command()
 def check(
     file: AnyFile,
     target: Annotated[
@@ -88,10 +81,12 @@ def check(
     """Say what is wrong in a hostfile, or what a filter leaves of it; exit 1 when something is wrong."""
     from dataclasses import asdict
 
-    from clusterctl import hostfile_any, hostfile_convert, words
+    from clusterctl import text as clusterctl_text
     from clusterctl.cli import screen
+    from clusterctl.hostfile import convert as hostfile_convert
+    from clusterctl.hostfile import detect
 
-    source = hostfile_any.read(file)
+    source = detect.read(file)
     if not source.faults:
         source = hostfile_convert.narrowed(source, include, exclude)
     faults = [*source.faults, *(hostfile_convert.losses(source, target) if target else ())]
@@ -101,7 +96,7 @@ def check(
         nodes = [asdict(entry) for entry in source.entries]
         screen.show_json({"file": str(file), "dialect": source.dialect, "nodes": nodes, "findings": found})
     elif not faults:
-        size = f"{words.some(len(source.entries), 'node')}, {words.some(ranks, 'slot')}"
+        size = f"{clusterctl_text.some(len(source.entries), 'node')}, {clusterctl_text.some(ranks, 'slot')}"
         screen.write(f"{file}: ok: {size} ({source.dialect})\n")
         for line in hostfile_convert.slots_left(source) if include or exclude else ():
             screen.write(f"  {line}\n")
@@ -111,7 +106,6 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command()
 def convert(
     file: AnyFile,
     to: Annotated[
@@ -134,10 +128,11 @@ def convert(
     json: Json = False,
 ) -> None:
     """Write the same nodes in another format; refused, by name, where something would be lost."""
-    from clusterctl import hostfile_any, hostfile_convert
     from clusterctl.errors import InputFaults
+    from clusterctl.hostfile import convert as hostfile_convert
+    from clusterctl.hostfile import detect
 
-    source = hostfile_any.read(file)
+    source = detect.read(file)
     if source.faults:
         raise InputFaults(source.faults)
     source = hostfile_convert.narrowed(hostfile_convert.with_slots(source, slots), include, exclude)
@@ -152,8 +147,8 @@ def convert(
 
 def _say_what_is_lost(source: Source, to: str, lost: Sequence[Fault]) -> None:
     """Each thing once, however many nodes it is lost of."""
-    from clusterctl import hostfile_convert
     from clusterctl.cli import screen
+    from clusterctl.hostfile import convert as hostfile_convert
 
     if left_out := hostfile_convert.left_out(source, to):
         screen.say(f"{to} has no place for: {', '.join(left_out)}")
@@ -168,7 +163,7 @@ def _say_what_is_lost(source: Source, to: str, lost: Sequence[Fault]) -> None:
 
 def _kind(given: str | None) -> str:
     from clusterctl.errors import UsageError
-    from clusterctl.inventory import KINDS
+    from clusterctl.inventory.cluster import KINDS
     from clusterctl.settings import load_settings
 
     kind = given or load_settings().kind
@@ -180,8 +175,8 @@ def _kind(given: str | None) -> str:
 def _show_torchrun(source: Source, port: int, lossy: bool, json: bool) -> None:
     from dataclasses import asdict
 
-    from clusterctl import hostfile_convert, views
-    from clusterctl.cli import screen
+    from clusterctl.cli import screen, views
+    from clusterctl.hostfile import convert as hostfile_convert
 
     rows = hostfile_convert.torchrun(source, lossy=lossy, port=port)
     master = {"nnodes": len(rows), "master_addr": rows[0].node, "master_port": port}
@@ -199,9 +194,9 @@ def _show_torchrun(source: Source, port: int, lossy: bool, json: bool) -> None:
 def _write(
     text: str, output: Path | None, force: bool, dry_run: bool, nodes: int, as_json: str | None = None
 ) -> None:
-    from clusterctl import words
+    from clusterctl import text as clusterctl_text
     from clusterctl.cli import screen
-    from clusterctl.rundir import save_new
+    from clusterctl.files import save_new
 
     written = output is not None and save_new(output, text, force, dry_run) and not dry_run
     if as_json:
@@ -210,6 +205,6 @@ def _write(
     elif output is None or dry_run:
         screen.write(text)
     elif written:
-        screen.write(f"{output}: written: {words.some(nodes, 'node')}\n")
+        screen.write(f"{output}: written: {clusterctl_text.some(nodes, 'node')}\n")
     else:
         screen.write(f"{output}: holds this already\n")

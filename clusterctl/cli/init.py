@@ -10,8 +10,8 @@ import typer
 from clusterctl.cli import options
 
 if TYPE_CHECKING:
-    from clusterctl.hostfile_any import Source
-    from clusterctl.inventory import Cluster
+    from clusterctl.hostfile.detect import Source
+    from clusterctl.inventory.cluster import Cluster
 
 
 def init(
@@ -43,27 +43,29 @@ def init(
     dry_run: options.DryRun = False,
 ) -> None:
     """Write a commented cluster.yaml to begin with; never overwrites without --force."""
-    from clusterctl import hostfile_any, inventory_start
     from clusterctl.errors import UsageError
+    from clusterctl.hostfile import detect
+    from clusterctl.hostfile import init as hostfile_init
 
     if hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile can't be given together", "one of them names the nodes")
     if hostfile is None:
-        _write(inventory_start.from_hosts(hosts, devices, kind, output.stem), "", output, force, dry_run)
+        _write(hostfile_init.from_hosts(hosts, devices, kind, output.stem), "", output, force, dry_run)
         return
-    source = hostfile_any.read(hostfile)
-    cluster = inventory_start.from_file(source, devices, kind, output.stem)
+    source = detect.read(hostfile)
+    cluster = hostfile_init.from_file(source, devices, kind, output.stem)
     _write(cluster, hostfile.name, output, force, dry_run)
     _say_what_is_not_the_files(source, devices)
 
 
 def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bool) -> None:
-    from clusterctl import inventory, inventory_text
     from clusterctl.cli import screen
-    from clusterctl.rundir import save_new
+    from clusterctl.files import save_new
+    from clusterctl.hostfile import init as hostfile_init
+    from clusterctl.inventory import cluster as inventory_cluster
 
-    text = inventory_text.commented(cluster, origin)
-    inventory.parse(text, output)  # what is written is understood
+    text = hostfile_init.commented(cluster, origin)
+    inventory_cluster.parse(text, output)  # what is written is understood
     if dry_run:
         screen.write(text)
     elif save_new(output, text, force):
@@ -73,14 +75,16 @@ def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bo
 
 
 def _say_what_is_not_the_files(source: Source, devices: str | None) -> None:
-    from clusterctl import hostfile_convert, inventory_start, nodeset
     from clusterctl.cli import screen
+    from clusterctl.hostfile import convert
+    from clusterctl.hostfile import init as hostfile_init
+    from clusterctl.inventory import nodeset
 
-    unsaid = inventory_start.unsaid(source)
+    unsaid = hostfile_init.unsaid(source)
     if unsaid and not devices:
-        count, names = inventory_start.USUAL_DEVICES, nodeset.fold(unsaid)
+        count, names = hostfile_init.USUAL_DEVICES, nodeset.fold(unsaid)
         screen.say(
             f"{source.path} tells no devices of {names}: written as {count} each; --devices changes that"
         )
-    for fault in hostfile_convert.losses(source, "cluster"):
+    for fault in convert.losses(source, "cluster"):
         screen.say(f"lost: {fault.where}: {fault.what}", style="yellow")

@@ -11,10 +11,9 @@ from clusterctl.cli import options, screen
 app = typer.Typer(no_args_is_help=True, help="The background process that keeps connections open (--persist).")
 
 
-@app.command()
 def status(as_json: options.Json = False) -> None:
     """What this user's keepers hold; more than one only where code or settings changed meanwhile."""
-    from clusterctl.keeper_client import found
+    from clusterctl.keeper.client import found
 
     keepers = [about for one in found() if (about := one.status())]
     if as_json:
@@ -32,10 +31,9 @@ def status(as_json: options.Json = False) -> None:
             screen.write(f"  {link['node']:<16} {link['host']:<24} idle {link['idle']:.0f} s\n")
 
 
-@app.command()
 def stop() -> None:
     """End this user's keepers and their connections at once; commands that use them are ended too."""
-    from clusterctl.keeper_client import found
+    from clusterctl.keeper.client import found
 
     stopped = [one.stop() for one in found()]
     screen.say(f"{sum(stopped)} stopped" if stopped else "no keeper runs")

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli import options, reaching, screen
-from clusterctl.cli.choice import Choice
-from clusterctl.cli.hurry import Hurry
+from clusterctl.cli import options, screen, ssh_option
+from clusterctl.cli.interrupt import Hurry
+from clusterctl.cli.node_choice import Choice
 from clusterctl.errors import InputFaults, RunFailed, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.inventory import Cluster
-    from clusterctl.job import Job
-    from clusterctl.rundir import RunDir
-    from clusterctl.transport import Connections
+    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.jobs.job import Job
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.transport.fanout import Connections
 
 Words = Annotated[
     list[str] | None,
@@ -103,7 +103,7 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Who starts what where, what it needs and about how long it takes; all faults at once. Touches no node."""
-    from clusterctl import what_if as what_ifs
+    from clusterctl.jobs import what_if as what_ifs
 
     if what_if and (nodes or exclude or include):
         raise UsageError("--what-if makes its own nodes", "leave out --nodes, --exclude and --include")
@@ -118,10 +118,10 @@ def plan(
 def show_plan(
     cluster: Cluster, job: Job, as_json: bool = False, argv: bool = False, rehearse: bool = False
 ) -> None:
-    from clusterctl import job as jobs
-    from clusterctl import plan as plans
-    from clusterctl import views, what_if
-    from clusterctl.cli import plan_view
+    from clusterctl.cli import plan_view, views
+    from clusterctl.jobs import job as jobs
+    from clusterctl.jobs import plan as plans
+    from clusterctl.jobs import what_if
 
     summary = jobs.check(job, cluster, served=False)
     made = plans.make_plan(cluster, job)
@@ -174,16 +174,16 @@ def launch(
     if dry_run:
         show_plan(chosen, job, as_json, argv=True)
         return
-    from clusterctl import checks_quick
-    from clusterctl import job as jobs
-    from clusterctl import run as runs
+    from clusterctl.checks import doctor
+    from clusterctl.jobs import job as jobs
+    from clusterctl.runs import start as runs
 
     jobs.check(job, chosen)
     run = runs.new_run(job, options.runs_folder())
     with options.connected(chosen, accept_new) as connections:
         tell = phases()
         if not no_checks:
-            checks_quick.before_launch(chosen, job, connections, tell)
+            doctor.before_launch(chosen, job, connections, tell)
         with stopping_on_interrupt(run, connections):
             runs.launch(chosen, job, connections, options.runs_folder(), tell, run, spares)
             first = run.read_record()["attempt"]  # before anybody starts another: this one's lines are all shown
@@ -209,7 +209,7 @@ def with_restarts(job: Job, restarts: int | None) -> Job:
     """The job with `--restarts` over what it says itself."""
     from dataclasses import replace
 
-    from clusterctl.restarts import Restart
+    from clusterctl.jobs.restarts import Restart
 
     if restarts is None:
         return job
@@ -218,10 +218,10 @@ def with_restarts(job: Job, restarts: int | None) -> Job:
 
 def put_in_charge(run: RunDir) -> bool:
     """A process of its own brings the run home, whatever becomes of this terminal; False where it can't."""
-    from clusterctl import controller
-    from clusterctl.logs import last_lines
+    from clusterctl.logs.store import last_lines
+    from clusterctl.runs import controller
 
-    if controller.start(run, reaching.chosen()):
+    if controller.start(run, ssh_option.chosen()):
         return True
     why = (last_lines(run.controller_log, 3) or ["it said nothing"])[0].removeprefix("error: ")
     screen.say(
@@ -243,7 +243,7 @@ def stopping_on_interrupt(run: RunDir, connections: Connections) -> Iterator[Non
 
 def start(cluster: Cluster, job: Job, connections: Connections) -> RunDir:
     """Start a run and say each phase as it passes."""
-    from clusterctl import run as runs
+    from clusterctl.runs import start as runs
 
     return runs.launch(cluster, job, connections, options.runs_folder(), phases())
 
@@ -270,7 +270,8 @@ def resume(
     as_json: options.Json = False,
 ) -> None:
     """Start an ended run again on its nodes; a training goes on from its newest checkpoint that verifies."""
-    from clusterctl import controller, record
+    from clusterctl.jobs import record
+    from clusterctl.runs import controller
 
     found = options.run_named(run)
     job, cluster = record.job_of(found), record.cluster_of(found)
@@ -294,9 +295,9 @@ def resume(
 
 def goes_on_alone(run: RunDir, connections: Connections) -> bool:
     """Whether a run has not ended and nobody is in charge of it."""
-    from clusterctl import run as runs
+    from clusterctl.runs.state import current_state
 
-    state = runs.status(run, connections)
+    state = current_state(run, connections)
     return not state.is_final and state.controller is None
 
 
@@ -310,18 +311,18 @@ def attach(
     as_json: options.Json = False,
 ) -> None:
     """Follow a run again; Ctrl-C leaves it running. A run whose controller died gets a new one."""
-    from clusterctl import controller
-    from clusterctl import run as runs
+    from clusterctl.runs import controller
+    from clusterctl.runs.state import FINAL, state_from_json
 
     found = options.run_named(run)
     trains = found.read_record()["job"]["train"] is not None
     if take_over:
         controller.end(found)
-    if found.controller() is None and found.read_state().get("phase") in runs.FINAL:
-        conclude(found, runs.state_of(found.read_state()), as_json)  # no node has to be asked
+    if found.controller() is None and found.read_state().get("phase") in FINAL:
+        conclude(found, state_from_json(found.read_state()), as_json)  # no node has to be asked
         return
     with options.connected_to(found) as connections:
-        if found.controller() is None and found.read_state().get("phase") not in runs.FINAL:
+        if found.controller() is None and found.read_state().get("phase") not in FINAL:
             screen.say(f"{found.run_id} has no controller; a new one takes charge")
             put_in_charge(found)
         follow_to_the_end(
@@ -331,7 +332,7 @@ def attach(
 
 def control(run: options.RunName) -> None:
     """Be a run's controller until its end; `launch` and `attach` start it."""
-    from clusterctl import controller
+    from clusterctl.runs import controller
 
     found = options.run_named(run)
     with options.connected_to(found) as connections:
@@ -350,11 +351,10 @@ def follow_to_the_end(
     first: int | None = None,
 ) -> None:
     """Show a run until it ended; a failed one raises its root cause."""
-    from clusterctl import run as runs
 
     try:  # at once: an interrupt while modules load is one of a run that goes on
         from clusterctl.cli.follow import Follower
-        from clusterctl.controller import following
+        from clusterctl.runs.controller import following
 
         with following(run, connections, first) as watch, Follower(run, trains, quiet, as_json) as follower:
             for update in watch:
@@ -366,12 +366,15 @@ def follow_to_the_end(
         elif stop_on_interrupt:
             stop_now(run, connections, interrupt)
         raise
-    conclude(run, runs.state_of(run.read_state()), as_json)
+    from clusterctl.runs.state import state_from_json
+
+    conclude(run, state_from_json(run.read_state()), as_json)
 
 
 def conclude(run: RunDir, state: Any, as_json: bool) -> None:
     """The run's end in words, and in the exit code."""
-    from clusterctl import report, views
+    from clusterctl.cli import views
+    from clusterctl.runs import cause as runs_cause
 
     if as_json:
         from dataclasses import asdict
@@ -383,7 +386,7 @@ def conclude(run: RunDir, state: Any, as_json: bool) -> None:
     if state.phase == "stopped" and not state.failure:
         raise RunFailed("stopped before its end", f"clusterctl logs show {run.run_id}")
     record = run.read_record()
-    cause = report.find_cause(run, state.failure, state.ranks, state.nodes, record["attempt"], state.orphaned)
+    cause = runs_cause.find_cause(run, state.failure, state.ranks, state.nodes, record["attempt"], state.orphaned)
     screen.error_console().print(views.cause_text(cause))
     hint = cause.hint or f"clusterctl logs show {run.run_id} --errors"
     raise RunFailed(f"root cause: {cause.title}", "\n".join(filter(None, (hint, state.verdict))))
@@ -392,17 +395,17 @@ def conclude(run: RunDir, state: Any, as_json: bool) -> None:
 def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) -> None:
     """Ctrl-C: say so at once, end every rank, keep what came home."""
     with Hurry() as hurry:  # before all else: the next Ctrl-C may come at once
-        from clusterctl import run as runs
-        from clusterctl.controller import following
+        from clusterctl.runs.controller import following
+        from clusterctl.runs.stop import stop_run
 
         grace = run.read_record()["job"]["grace"]
         screen.say(f"stopping {run.run_id}; a last checkpoint may take {grace:g} s, Ctrl-C again kills")
         run.add_event("interrupted", by=type(interrupt).__name__)
         try:
             with hurry.may_force():
-                left = runs.stop(run, connections)
+                left = stop_run(run, connections)
         except KeyboardInterrupt:
-            left = runs.stop(run, connections, grace=0.0)
+            left = stop_run(run, connections, grace=0.0)
         with following(run, connections) as watch:
             for _ in watch:
                 pass
@@ -421,8 +424,8 @@ def job_of(
     """What a command line asks to run: a yaml, or the words of a command."""
     from dataclasses import replace
 
-    from clusterctl import job as jobs
-    from clusterctl.inventory import named_devices
+    from clusterctl.inventory.cluster import named_devices
+    from clusterctl.jobs import job as jobs
 
     words = words or []
     if not words:

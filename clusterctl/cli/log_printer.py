@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from clusterctl.cli import screen
-from clusterctl.log_fold import ranks_text
-from clusterctl.sanitize import escape_controls
-from clusterctl.views import log_prefix, log_text
+from clusterctl.cli.views import log_prefix, log_text
+from clusterctl.logs.fold import ranks_text
+from clusterctl.text import escape_controls
 
 if TYPE_CHECKING:
-    from clusterctl.log_fold import Folded
-    from clusterctl.log_lines import LogChunk, LogLine
-    from clusterctl.logs import LogFilter
+    from clusterctl.logs.fold import Folded
+    from clusterctl.logs.lines import LogChunk, LogLine
+    from clusterctl.logs.store import LogFilter
 
 PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n"  # what a terminal shows as it stands
 

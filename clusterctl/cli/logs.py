@@ -16,12 +16,11 @@ from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterctl.cli.log_printer import LogPrinter
-    from clusterctl.logs import LogFilter
-    from clusterctl.rundir import RunDir
-    from clusterctl.transport import Connections
-    from clusterctl.watch import KeptWatch, Watch
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.logs.store import LogFilter
+    from clusterctl.runs.watch import KeptWatch, Watch
+    from clusterctl.transport.fanout import Connections
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What the ranks wrote: tail, show, pull.")
 
 Rank = Annotated[
     str | None,
@@ -46,7 +45,6 @@ Attempt = Annotated[
 ]
 
 
-@app.command()
 def tail(
     run: options.RunName = "last",
     rank: Rank = None,
@@ -64,7 +62,7 @@ def tail(
 ) -> None:
     """The end of a run's logs; with -f on and on."""
     from clusterctl.cli.log_printer import LogPrinter
-    from clusterctl.run import FINAL
+    from clusterctl.runs.state import FINAL
 
     found, wanted = options.run_named(run), _filter(run, rank, node, grep, exclude, errors)
     when = _when(since)
@@ -77,7 +75,6 @@ def tail(
         _tail(found, wanted, lines, when, printer)
 
 
-@app.command()
 def show(
     run: options.RunName = "last",
     rank: Rank = None,
@@ -98,7 +95,7 @@ def show(
 ) -> None:
     """A run's logs from the beginning, rank by rank."""
     from clusterctl.cli.log_printer import LogPrinter
-    from clusterctl.logs import kept_chunks
+    from clusterctl.logs.store import kept_chunks
 
     if fuzzy and not fold:
         raise UsageError("--fuzzy goes with --fold", "add --fold, or leave out --fuzzy")
@@ -107,7 +104,7 @@ def show(
     bring_home(found)
     printer = LogPrinter(prefix=not no_prefix, as_json=as_json)
     if fold:
-        from clusterctl.log_fold import fold_lines
+        from clusterctl.logs.fold import fold_lines
 
         wanted = replace(wanted, everybody=True)
         printer.folded(fold_lines(kept_chunks(found, wanted, number, when), wanted, fuzzy=fuzzy))
@@ -116,7 +113,6 @@ def show(
         printer.chunk(chunk, wanted)
 
 
-@app.command()
 def pull(
     run: options.RunName = "last",
     dst: Annotated[
@@ -126,15 +122,15 @@ def pull(
     as_json: options.Json = False,
 ) -> None:
     """Everything that tells what happened, of all attempts, in a folder a node that `ascend-fd parse` reads."""
-    from clusterctl import log_pull
+    from clusterctl.logs import pull as logs_pull
 
     found = options.run_named(run)
     target = (dst or found.root / "pulled").absolute()
     if not dry_run:
-        log_pull.claim(target, replace=dst is None)
+        logs_pull.claim(target, replace=dst is None)
     bring_home(found)
     with options.connected_to(found) as connections:
-        pulled = log_pull.pull_run(found, connections, target, dry_run=dry_run)
+        pulled = logs_pull.pull_run(found, connections, target, dry_run=dry_run)
     if as_json:
         screen.show_json(pulled.as_json())
         return
@@ -149,10 +145,10 @@ def pull(
 
 def bring_home(run: RunDir) -> None:
     """What lies on the nodes and not here yet, unless the run ended and is here whole."""
-    from clusterctl import run as runs
-    from clusterctl.watch import Watch, open_watch
+    from clusterctl.runs.state import FINAL
+    from clusterctl.runs.watch import Watch, open_watch
 
-    if run.read_state().get("phase") in runs.FINAL:
+    if run.read_state().get("phase") in FINAL:
         return
     with (
         options.connected_to(run) as connections,
@@ -166,7 +162,7 @@ def bring_home(run: RunDir) -> None:
 
 @contextmanager
 def _watched(run: RunDir, connections: Connections) -> Iterator[Watch | KeptWatch]:
-    from clusterctl.watch import open_watch
+    from clusterctl.runs.watch import open_watch
 
     with open_watch(run, connections) as watch:
         yield watch
@@ -177,9 +173,8 @@ def _tail(
 ) -> dict[Path, int]:
     """Print the last lines that are here; gives how far each file has been read. Where it goes on from there, a
     half line at the end waits for its other half."""
-    from clusterctl.log_lines import LogChunk
-    from clusterctl.log_times import offset_since
-    from clusterctl.logs import kept_files
+    from clusterctl.logs.lines import LogChunk
+    from clusterctl.logs.store import kept_files, offset_since
 
     read = {}
     for file in kept_files(run, run.read_record()["attempt"]):
@@ -205,8 +200,8 @@ def _show_on(
     connections: Connections,
 ) -> None:
     """What comes after what was read, until the run ends."""
-    from clusterctl import run as runs
-    from clusterctl.watch import KeptWatch
+    from clusterctl.runs.state import current_state
+    from clusterctl.runs.watch import KeptWatch
 
     if isinstance(watch, KeptWatch):
         watch.offsets.update(read)
@@ -219,7 +214,7 @@ def _show_on(
         elif update.note:
             screen.say(update.note, "yellow")
     if not isinstance(watch, KeptWatch):
-        runs.status(run, connections)  # writes down what the nodes say; decisions are a controller's
+        current_state(run, connections)  # writes down what the nodes say; decisions are a controller's
 
 
 def _attempt(run: RunDir, attempt: int | None) -> int:
@@ -230,7 +225,7 @@ def _attempt(run: RunDir, attempt: int | None) -> int:
 
 
 def _when(since: str | None) -> float | None:
-    from clusterctl.log_times import moment
+    from clusterctl.logs.store import moment
 
     return None if since is None else moment(since)
 
@@ -238,8 +233,8 @@ def _when(since: str | None) -> float | None:
 def _filter(
     run: str, rank: str | None, node: str | None, grep: str | None, exclude: str | None, errors: bool
 ) -> LogFilter:
-    from clusterctl.logs import LogFilter, parse_ranks
-    from clusterctl.record import cluster_of
+    from clusterctl.jobs.record import cluster_of
+    from clusterctl.logs.store import LogFilter, parse_ranks
 
     found = options.run_named(run)
     nodes = frozenset(cluster_of(found).select(node).names) if node else None

@@ -1,23 +1,34 @@
-"""`nodes`: the inventory as it is understood."""
+"""`nodes`: the inventory as it is understood.
+
+`nodes trust`: host keys, shown and recorded on consent.
+
+`clusterctl nodes expand` and `nodes fold`: node sets as ClusterShell's `nodeset -e` and `-f` answer.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options, reaching, screen
+from clusterctl.cli import options, screen, ssh_option
+from clusterctl.cli.options import ClusterFile, Json, cluster_of, inventory_there
 
 if TYPE_CHECKING:
-    from clusterctl.inventory import Cluster
+    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.ssh.choose import SshChoice
+    from clusterctl.ssh.host_keys import SeenKey
+    from clusterctl.transport.fanout import Outcome
+
+
 
 Wide = Annotated[bool, typer.Option("--wide", "-w", help="Interface, python, workdir and the way of SSH too.")]
 
-app = typer.Typer(rich_markup_mode=None, help="The inventory as it is understood; node sets; host keys.")
 
 
-@app.callback(invoke_without_command=True)
 def nodes(
     context: typer.Context,
     cluster: options.ClusterFile = None,
@@ -29,7 +40,6 @@ def nodes(
         list_nodes(None, cluster, None, None, wide, as_json)
 
 
-@app.command("list")
 def list_nodes(
     selection: Annotated[str | None, typer.Argument(metavar="SET", help="Only these nodes.")] = None,
     cluster: options.ClusterFile = None,
@@ -39,7 +49,7 @@ def list_nodes(
     as_json: options.Json = False,
 ) -> None:
     """The nodes, their addresses and devices."""
-    from clusterctl import views
+    from clusterctl.cli import views
 
     found = options.cluster_of(cluster, selection or nodes, exclude)
     if as_json:
@@ -57,8 +67,111 @@ def list_nodes(
 
 def _ways(cluster: Cluster) -> dict[str, str]:
     """Which of the two transports `auto` takes for each node, and why where it is not paramiko."""
-    from clusterctl.ssh_choice import choice_for
+    from clusterctl.ssh.choose import choice_for
 
-    choice = choice_for(cluster, reaching.chosen())
+    choice = choice_for(cluster, ssh_option.chosen())
     found = {node.name: choice.chosen(node) for node in cluster.nodes if node.host != "local"}
     return {name: f"{way} ({reason})" if reason else way for name, (way, reason) in found.items()}
+
+
+STYLES = {"known": "green", "new": "yellow", "changed": "bold red"}
+
+
+def trust(
+    selection: Annotated[str | None, typer.Argument(metavar="[SET]", help="Only these nodes.")] = None,
+    cluster: options.ClusterFile = None,
+    exclude: options.Exclude = None,
+    yes: options.Yes = False,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """Fetch the nodes' host keys without logging in, show their fingerprints, and record new ones on
+    consent."""
+    from clusterctl.ssh.choose import choice_for
+    from clusterctl.transport.fanout import on_each, raise_failures
+
+    chosen = options.cluster_of(cluster, selection, exclude)
+    transport = choice_for(chosen, ssh_option.chosen())
+    outcomes = on_each(chosen.nodes, transport.seen)
+    _show(outcomes, as_json)
+    new = [one for one in outcomes if one.value is not None and one.value.state == "new"]
+    if new and not dry_run:
+        _record(chosen, transport, new, yes)
+    for one in outcomes:
+        if one.value is not None and one.value.state == "changed":
+            raise one.value.refusal()
+    raise_failures(outcomes)
+
+
+def _record(chosen: Cluster, transport: SshChoice, new: list[Outcome[SeenKey]], yes: bool) -> None:
+    from clusterctl.errors import UsageError
+
+    names = ", ".join(one.node.name for one in new)
+    if not screen.ask(f"record the new keys of {names}?", yes):
+        if not screen.on_terminal():
+            raise UsageError(
+                f"the keys of {names} were not recorded: nobody is here to ask",
+                "compare the fingerprints, then --yes",
+            )
+        return
+    paths = {str(transport.record(one.node, one.get().key)) for one in new}
+    screen.say(f"recorded {len(new)} keys in {', '.join(sorted(paths))}")
+
+
+def _show(outcomes: list[Outcome[SeenKey]], as_json: bool) -> None:
+    from rich.text import Text
+
+    from clusterctl.cli import views
+
+    found = [one.value for one in outcomes if one.value is not None]
+    if as_json:
+        return screen.show_json([one.as_json() for one in found])
+    rows = [
+        [one.node, one.name, one.key.kind, one.fingerprint, Text(one.state, style=STYLES[one.state])]
+        for one in found
+    ]
+    if rows:
+        screen.show(views.table(["NODE", "HOST", "TYPE", "FINGERPRINT", "STATE"], rows))
+
+
+Sets = Annotated[
+    list[str], typer.Argument(metavar="SET...", help="node[1-4], @group, names; '-' reads stdin.")
+]
+Separator = Annotated[str, typer.Option("--separator", "-S", help="Between names.")]
+
+
+def expand(sets: Sets, cluster: ClusterFile = None, separator: Separator = " ", json: Json = False) -> None:
+    """Write a node set's names."""
+    from clusterctl.cli import screen
+
+    names = _names(sets, cluster)
+    if json:
+        screen.show_json(names)
+    else:
+        screen.write(separator.replace("\\n", "\n").join(names) + "\n")
+
+
+def fold(sets: Sets, cluster: ClusterFile = None, json: Json = False) -> None:
+    """Write names as one short node set."""
+    from clusterctl.cli import screen
+    from clusterctl.inventory import nodeset
+
+    folded = nodeset.fold(_names(sets, cluster))
+    if json:
+        screen.show_json(folded)
+    else:
+        screen.write(folded + "\n")
+
+
+def _names(sets: list[str], file: Path | None) -> list[str]:
+    """The union of all sets; an inventory is read only when it is named, or a group or wildcard needs it."""
+    from clusterctl.inventory import nodeset
+
+    words = [word for one in sets for word in (sys.stdin.read().split() if one == "-" else [one])]
+    inventory = _inventory(file, any(char in word for word in words for char in "@*?"))
+    groups, known = (inventory.groups, inventory.names) if inventory else ({}, [])
+    return nodeset.expand_all(words, groups, known)
+
+
+def _inventory(file: Path | None, wanted: bool) -> Cluster | None:
+    return cluster_of(file) if file is not None or (wanted and inventory_there()) else None

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli import reaching, screen
+from clusterctl.cli import screen, ssh_option
 from clusterctl.errors import UsageError
 from clusterctl.settings import Settings, duration, inherited, load_settings
 
 if TYPE_CHECKING:
-    from clusterctl.inventory import Cluster
-    from clusterctl.rundir import RunDir
-    from clusterctl.transport import Connections, Transport
+    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.transport.fanout import Connections, Transport
 
 ClusterFile = Annotated[
     Path | None,
@@ -69,9 +69,9 @@ Persist = Annotated[
 
 def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None = None) -> Cluster:
     """The inventory that a command line means, narrowed to the nodes that it names."""
-    from clusterctl import hostfile_any
-    from clusterctl.inventory import KINDS
-    from clusterctl.inventory_cache import inventories
+    from clusterctl.hostfile import detect
+    from clusterctl.hostfile.cache import inventories
+    from clusterctl.inventory.cluster import KINDS
 
     settings = load_settings()
     if settings.kind not in KINDS:
@@ -79,7 +79,7 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
     default = Path(settings.cluster)
     allocation = _allocation() if file is None and not default.exists() else {}
     if allocation and settings.cluster == Settings.cluster:
-        cluster = hostfile_any.from_slurm(allocation, settings.kind)
+        cluster = detect.from_slurm(allocation, settings.kind)
     else:
         cluster = inventories().load(file or default, settings.kind)
     return cluster.select(nodes, exclude) if nodes or exclude else cluster
@@ -92,7 +92,7 @@ def inventory_there() -> bool:
 
 def _allocation() -> dict[str, str]:
     """What Slurm says of the allocation that this process runs in; nothing outside of one."""
-    from clusterctl.hostfile_slurm import NODES, VARIABLES
+    from clusterctl.hostfile.slurm import NODES, VARIABLES
 
     said = inherited(VARIABLES)
     return said if any(said.get(name) for name in NODES) else {}
@@ -106,18 +106,19 @@ def connected(
     connect_timeout: float | None = None,
 ) -> Iterator[Connections]:
     """Connections to a cluster's nodes, as the settings say, closed at the end; or those that a keeper keeps."""
-    from clusterctl.transport import Connections, transport_to
+    from clusterctl.ssh.choose import transport_to
+    from clusterctl.transport.fanout import Connections
 
     settings = load_settings()
     ways: dict[str, Any] = {
         "accept_new": accept_new or settings.accept_new_host_keys,
-        "ssh": reaching.chosen(),
+        "ssh": ssh_option.chosen(),
         "connect_timeout": connect_timeout or settings.connect_timeout,
     }
-    reaching.tell_without_ssh(cluster)
+    ssh_option.tell_without_ssh(cluster)
     kept_for = duration(persist or settings.persist)
     if kept_for:
-        from clusterctl.keeper_client import KeptTransport
+        from clusterctl.keeper.client import KeptTransport
 
         transport: Transport = KeptTransport(cluster, ways, kept_for, screen.ask_secret)
     else:
@@ -133,7 +134,7 @@ def runs_folder() -> Path:
 
 def run_named(name: str) -> RunDir:
     """The run that a command line means."""
-    from clusterctl.rundir import find_run
+    from clusterctl.jobs.run_folder import find_run
 
     return find_run(runs_folder(), name)
 
@@ -141,7 +142,7 @@ def run_named(name: str) -> RunDir:
 @contextmanager
 def connected_to(run: RunDir) -> Iterator[Connections]:
     """Connections to the nodes of a run, as they were when it started."""
-    from clusterctl.record import cluster_of as nodes_of
+    from clusterctl.jobs.record import cluster_of as nodes_of
 
     with connected(nodes_of(run)) as connections:
         yield connections

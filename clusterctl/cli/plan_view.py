@@ -9,9 +9,14 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from clusterctl.sanitize import escape_controls
-from clusterctl.views import facts, table
-from clusterctl.words import count, duration, size, some
+from clusterctl.cli.views import facts, table
+from clusterctl.text import (
+    count,
+    duration,
+    escape_controls,
+    size,
+    some,
+)
 
 LOSING = 8  # kinds of layouts that lose, below the best five
 PARTS = {

@@ -15,9 +15,9 @@ from clusterctl.errors import UsageError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from clusterctl.inventory import Node
-    from clusterctl.push import PushResult, Source, Would
-    from clusterctl.transport import Connection, Outcome
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.transfer.push import PushResult, Source, Would
+    from clusterctl.transport.fanout import Connection, Outcome
 
 Fanout = Annotated[int | None, typer.Option("--fanout", min=1, metavar="N", help="Nodes at once.")]
 
@@ -60,11 +60,11 @@ def push(
 ) -> None:
     """Make a folder (or file) on every node the same as here; only what is missing travels, and after a cut the
     next push goes on."""
-    from clusterctl import push as pushing
-    from clusterctl.cli.transfer import bar, begun, promised
-    from clusterctl.glance import Glance
-    from clusterctl.relay import relay_for
-    from clusterctl.transport import on_each
+    from clusterctl.cli.progress_bar import bar, begun, promised
+    from clusterctl.transfer import push as pushing
+    from clusterctl.transfer.relay import relay_for
+    from clusterctl.transfer.unchanged import Glance
+    from clusterctl.transport.fanout import on_each
 
     chosen = options.cluster_of(cluster, nodes, exclude)
     if not source.exists():
@@ -113,14 +113,14 @@ def push(
 
 def _load_tables() -> None:
     """30 ms, while the nodes work rather than when they are done."""
-    from clusterctl import views  # noqa: F401
+    from clusterctl.cli import views  # noqa: F401
 
     screen.out_console()
 
 
 def _source(source: Path, node_path: str | None, include_vcs: bool, checksum: bool) -> tuple[Source, str]:
     """What is pushed, and where it goes."""
-    from clusterctl import push as pushing
+    from clusterctl.transfer import push as pushing
 
     dest = node_path or f"~/{source.resolve().name}"
     if source.is_file():
@@ -151,9 +151,9 @@ def pull(
 ) -> None:
     """Bring a folder or file of every node home, verified; nothing is written outside DST, and after a cut the
     next pull goes on."""
-    from clusterctl import pull as pulling
-    from clusterctl import words
-    from clusterctl.cli.transfer import bar
+    from clusterctl import text
+    from clusterctl.cli.progress_bar import bar
+    from clusterctl.transfer import pull as pulling
 
     chosen = options.cluster_of(cluster, nodes, exclude)
     places = {node.name: pulling.pull_place(dest, node.name, node_path) for node in chosen.nodes}
@@ -179,7 +179,7 @@ def pull(
         )
     if fold:
         files, saved = pulling.fold([places[one.node.name] for one in outcomes if one.ok])
-        screen.say(f"{words.some(files, 'file')} folded, {words.size(saved)} spared")
+        screen.say(f"{text.some(files, 'file')} folded, {text.size(saved)} spared")
     show_pushed(outcomes, as_json)
 
 
@@ -194,8 +194,9 @@ def _refuse_dest(dest: Path) -> None:
 def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[Would]], as_json: bool) -> None:
     from dataclasses import asdict
 
-    from clusterctl import nodeset, words
-    from clusterctl.outcomes import raise_failures
+    from clusterctl import text
+    from clusterctl.inventory import nodeset
+    from clusterctl.transport.fanout import raise_failures
 
     files = source.manifest.files
     done = [(one.node.name, one.value) for one in looks if one.value is not None]
@@ -210,7 +211,7 @@ def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[Would]], as
         return raise_failures(looks)
     for one in files:
         screen.show(screen.safe(f"{one.size:>12,}  {one.path}"))
-    screen.say(f"{words.some(len(files), 'file')}, {source.manifest.size:,} bytes, to {dest}")
+    screen.say(f"{text.some(len(files), 'file')}, {source.manifest.size:,} bytes, to {dest}")
     alike: dict[tuple[bool, int, int], list[str]] = {}
     for name, look in done:
         alike.setdefault((look.unchanged, look.files, look.bytes), []).append(name)
@@ -218,7 +219,7 @@ def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[Would]], as
         what = (
             "nothing would change"
             if unchanged
-            else f"would bring {words.some(count, 'file')}, {size:,} bytes"
+            else f"would bring {text.some(count, 'file')}, {size:,} bytes"
         )
         screen.say(f"{nodeset.fold(names)}: {what}")
     raise_failures(looks)
@@ -228,8 +229,9 @@ def show_pushed(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
     """What each node got; the error of those that failed."""
     from dataclasses import asdict
 
-    from clusterctl import views, words
-    from clusterctl.outcomes import raise_failures
+    from clusterctl import text
+    from clusterctl.cli import views
+    from clusterctl.transport.fanout import raise_failures
 
     done = [(one.node.name, one.value) for one in outcomes if one.value is not None]
     for name, value in done:
@@ -243,9 +245,9 @@ def show_pushed(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
             [
                 name,
                 value.path,
-                "unchanged" if value.unchanged else words.some(value.files_sent, "file"),
-                words.size(value.bytes_sent),
-                *([words.size(value.bytes_relayed)] if relayed else []),
+                "unchanged" if value.unchanged else text.some(value.files_sent, "file"),
+                text.size(value.bytes_sent),
+                *([text.size(value.bytes_relayed)] if relayed else []),
                 f"{value.seconds:.2f} s",
             ]
             for name, value in done

@@ -21,15 +21,10 @@ from clusterctl.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from clusterctl.inventory import Cluster
-    from clusterctl.ranktable import RankTable
-    from clusterctl.ranktable_check import Report
+    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.ranktable.api import RankTable
+    from clusterctl.ranktable.check import Report
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="RANK_TABLE_FILE: which device of which node is which rank, as HCCL reads it.",
-)
 
 Output = Annotated[
     Path | None,
@@ -59,7 +54,6 @@ Devices = Annotated[
 ]
 
 
-@app.command()
 def build(
     cluster: ClusterFile = None,
     nodes: Nodes = None,
@@ -79,8 +73,8 @@ def build(
     json: Json = False,
 ) -> None:
     """Ask the nodes for their devices' addresses and write one table for all."""
-    from clusterctl import ranktable_plan
-    from clusterctl.inventory import named_devices
+    from clusterctl.inventory.cluster import named_devices
+    from clusterctl.ranktable import plan as ranktable_plan
 
     which = None if devices is None else named_devices(devices)
     if plan:
@@ -104,12 +98,12 @@ def _only_plan(*others: object) -> None:
 def _asked(
     chosen: Cluster, which: tuple[int, ...] | None, hardware: str | None, skip: bool, accept_new: bool
 ) -> RankTable:
-    from clusterctl import ranktable, ranktable_ask
     from clusterctl.cli import screen
+    from clusterctl.ranktable import api, ask
 
-    ranktable.buildable(hardware)
+    api.buildable(hardware)
     with connected(chosen, accept_new) as connections:
-        asked = ranktable_ask.ask_nodes(chosen, connections, which, hardware, skip)
+        asked = ask.ask_nodes(chosen, connections, which, hardware, skip)
     if asked.detected:
         screen.say(f"{asked.detected}; --for a2 writes 1.0")
     for line in asked.elsewhere:
@@ -119,7 +113,6 @@ def _asked(
     return asked.table
 
 
-@app.command()
 def merge(
     files: Tables,
     output: Output = None,
@@ -131,14 +124,13 @@ def merge(
     json: Json = False,
 ) -> None:
     """Make one table of several; their order gives the ranks."""
-    from clusterctl import ranktable
+    from clusterctl.ranktable import api
 
-    tables = ranktable.load_all(files, hardware)
-    known = ranktable.server_places(cluster_of(cluster)) if sort == "inventory" else None
-    _write(ranktable.merge(ranktable.in_order(tables, sort, known), hardware), output, force, dry_run, json)
+    tables = api.load_all(files, hardware)
+    known = api.server_places(cluster_of(cluster)) if sort == "inventory" else None
+    _write(api.merge(api.in_order(tables, sort, known), hardware), output, force, dry_run, json)
 
 
-@app.command()
 def convert(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A rank table in any form, a plan or a hostfile.")
@@ -166,15 +158,15 @@ def convert(
     json: Json = False,
 ) -> None:
     """Turn a table into another version, a plan or a hostfile, and back; what is not known is refused by name."""
-    from clusterctl import ranktable_convert
     from clusterctl.cli import screen
-    from clusterctl.rundir import save_new
+    from clusterctl.files import save_new
+    from clusterctl.hostfile import ranktable as hostfile_ranktable
 
-    if to is None or to in ranktable_convert.VERSIONS:
-        table = ranktable_convert.as_table(file, to, facts, super_pod)
+    if to is None or to in hostfile_ranktable.VERSIONS:
+        table = hostfile_ranktable.as_table(file, to, facts, super_pod)
         _write(table, output, force, dry_run, json)
         return
-    text = ranktable_convert.as_text(file, to, lossy)
+    text = hostfile_ranktable.as_text(file, to, lossy)
     changed = output is not None and str(output) != "-" and save_new(output, text, force, dry_run)
     written = changed and not dry_run
     if json:
@@ -187,7 +179,6 @@ def convert(
         screen.write(f"{output}: {'written' if written else 'holds this already'}\n")
 
 
-@app.command()
 def check(
     files: Tables,
     hardware: For = None,
@@ -196,7 +187,7 @@ def check(
 ) -> None:
     """Say every rule of HCCL that a table breaks; exit 1 when there is one."""
     from clusterctl.cli.screen import out_console, safe, show_json
-    from clusterctl.ranktable_check import alike, check_file
+    from clusterctl.ranktable.check import alike, check_file
 
     reports = [(file, check_file(file, hardware)) for file in files]
     if same:
@@ -210,13 +201,12 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command()
 def show(file: Table, json: Json = False) -> None:
     """Draw a table for a person: rank, server, device, address."""
-    from clusterctl import ranktable, views
-    from clusterctl.cli import screen
+    from clusterctl.cli import screen, views
+    from clusterctl.ranktable import api
 
-    table = ranktable.load(file)
+    table = api.load(file)
     rows = table.rows()
     if json:
         screen.show_json({"version": table.version, "servers": len(table.servers), "ranks": rows})
@@ -228,7 +218,6 @@ def show(file: Table, json: Json = False) -> None:
     screen.say(f"version {table.version}, {_size(len(table.servers), table.ranks)}")
 
 
-@app.command()
 def diff(
     left: Table,
     right: Table,
@@ -238,14 +227,14 @@ def diff(
     """Compare two tables rank by rank; exit 1 when they differ. Key order and space don't count."""
     from dataclasses import asdict
 
-    from clusterctl import ranktable, ranktable_edit
     from clusterctl.cli import screen
     from clusterctl.errors import UsageError
+    from clusterctl.ranktable import api, edit
 
-    compare = {"rank": ranktable_edit.diff, "node": ranktable_edit.diff_servers}.get(by)
+    compare = {"rank": edit.diff, "node": edit.diff_servers}.get(by)
     if compare is None:
         raise UsageError(f"--by {by}: tables are compared by rank or by node", "--by node")
-    found = compare(ranktable.load(left), ranktable.load(right))
+    found = compare(api.load(left), api.load(right))
     if json:
         screen.show_json([asdict(one) for one in found])
     for one in () if json else found:
@@ -257,7 +246,6 @@ def diff(
         raise typer.Exit(1)
 
 
-@app.command("slice")
 def cut(
     file: Table,
     nodes: Annotated[str | None, typer.Option("--nodes", "-n", metavar="SET", help="These servers.")] = None,
@@ -272,13 +260,13 @@ def cut(
     json: Json = False,
 ) -> None:
     """Write a part of a table, its ranks numbered anew from 0; servers by server_id, or by the inventory's names."""
-    from clusterctl import ranktable, ranktable_edit
+    from clusterctl.ranktable import api, edit
 
-    table = ranktable.load(file)
-    part = ranktable_edit.slice_table(
+    table = api.load(file)
+    part = edit.slice_table(
         table,
         servers=None if nodes is None else _servers(nodes, table, cluster),
-        ranks=None if ranks is None else ranktable_edit.parse_ranks(ranks),
+        ranks=None if ranks is None else edit.parse_ranks(ranks),
         drop=_servers(drop, table, cluster) if drop else (),
     )
     _write(part, output, force, dry_run, json)
@@ -286,8 +274,9 @@ def cut(
 
 def _servers(chosen: str, table: RankTable, file: Path | None) -> list[str]:
     """The servers that a node set means: by server_id, else by the names that an inventory gives them."""
-    from clusterctl import nodeset, ranktable
     from clusterctl.errors import UsageError
+    from clusterctl.inventory import nodeset
+    from clusterctl.ranktable import api
 
     known = [server.server_id for server in table.servers]
     try:
@@ -296,7 +285,7 @@ def _servers(chosen: str, table: RankTable, file: Path | None) -> list[str]:
         if not table.names_servers or not (file or inventory_there()):
             raise
         found = cluster_of(file)
-        names = ranktable.named_by(found, known)
+        names = api.named_by(found, known)
         if len(names) < len(known):
             raise
     return [names[name] for name in nodeset.select(chosen, list(names), found.groups)]
@@ -305,15 +294,15 @@ def _servers(chosen: str, table: RankTable, file: Path | None) -> list[str]:
 def _write(table: RankTable, output: Path | None, force: bool, dry_run: bool, json: bool) -> None:
     import hashlib
 
-    from clusterctl import ranktable
     from clusterctl.cli import screen
+    from clusterctl.ranktable import api
 
     text = table.render()
     if str(output) == "-":
         screen.write(text)
         return
-    path = output or Path(ranktable.file_name(table))
-    changed = ranktable.save(table, path, force, dry_run)
+    path = output or Path(api.file_name(table))
+    changed = api.save(table, path, force, dry_run)
     if json:
         digest = hashlib.sha256(text.encode()).hexdigest()
         counts = {"version": table.version, "servers": len(table.servers), "ranks": table.ranks}

@@ -11,9 +11,14 @@ import typer
 from clusterctl.cli import options, screen
 
 if TYPE_CHECKING:
-    from clusterctl.inventory import Cluster
-    from clusterctl.ranktable_live import Drift, LiveTable, NodeReport, Pushed
-    from clusterctl.transport import Outcome
+    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.ranktable.push import (
+        Drift,
+        LiveTable,
+        NodeReport,
+        Pushed,
+    )
+    from clusterctl.transport.fanout import Outcome
 
 Table = Annotated[Path, typer.Argument(metavar="FILE", help="A rank table.")]
 
@@ -31,8 +36,8 @@ def push(
     as_json: options.Json = False,
 ) -> None:
     """Put the identical table on every node that it names, and confirm each by its hash."""
-    from clusterctl import ranktable_live as live
-    from clusterctl.run import raise_failures
+    from clusterctl.ranktable import push as live
+    from clusterctl.transport.fanout import raise_failures
 
     table = live.read(file)
     path = live.checked_path(to or live.default_path(file))
@@ -60,9 +65,9 @@ def verify(
     as_json: options.Json = False,
 ) -> None:
     """Compare a table with the nodes: each node's file, each device's address, place, link; exit 1 on a drift."""
-    from clusterctl import ranktable_live as live
-    from clusterctl import ranktable_verify as truth
-    from clusterctl.run import raise_failures
+    from clusterctl.ranktable import push as live
+    from clusterctl.ranktable import verify as truth
+    from clusterctl.transport.fanout import raise_failures
 
     table = live.read(file)
     path = live.checked_path(at or live.default_path(file))
@@ -87,7 +92,7 @@ def verify(
 
 
 def _absent(cluster: Cluster, table: LiveTable) -> list[Drift]:
-    from clusterctl import ranktable_live as live
+    from clusterctl.ranktable import push as live
 
     what, remedy = "no node of the inventory is this server", "add the node, or set its `server_id`"
     return [live.Drift(name, None, "server", what, remedy) for name in live.missing_servers(cluster, table)]
@@ -100,7 +105,7 @@ def _warn_of_missing(servers: Sequence[str]) -> None:
 
 
 def _show_dry_run(file: Path, table: LiveTable, path: str, names: Sequence[str], as_json: bool) -> None:
-    from clusterctl import nodeset
+    from clusterctl.inventory import nodeset
 
     if as_json:
         value = {"file": str(file), "nodes": list(names), "to": path, "sha256": table.sha256}
@@ -112,7 +117,7 @@ def _show_dry_run(file: Path, table: LiveTable, path: str, names: Sequence[str],
 def _show_pushed(outcomes: Sequence[Outcome[Pushed]], table: LiveTable, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from clusterctl import views
+    from clusterctl.cli import views
 
     done = [one.value for one in outcomes if one.value is not None]
     if as_json:
@@ -123,7 +128,7 @@ def _show_pushed(outcomes: Sequence[Outcome[Pushed]], table: LiveTable, as_json:
 
 
 def _show_verified(outcomes: Sequence[Outcome[NodeReport]], drifts: Sequence[Drift]) -> None:
-    from clusterctl import words
+    from clusterctl import text
 
     drifted = {drift.node for drift in drifts}
     for drift in drifts:
@@ -133,7 +138,7 @@ def _show_verified(outcomes: Sequence[Outcome[NodeReport]], drifts: Sequence[Dri
         if one.value is None:
             continue
         if one.value.node not in drifted:
-            screen.write(f"{one.value.node}: ok: the same file, {words.some(one.value.devices, 'device')}\n")
+            screen.write(f"{one.value.node}: ok: the same file, {text.some(one.value.devices, 'device')}\n")
         for note in one.value.notes:
             screen.say(f"{one.value.node}: {note}", style="yellow")
 
@@ -143,7 +148,7 @@ def _verified_json(
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from clusterctl.ranktable_verify import not_compared
+    from clusterctl.ranktable.verify import not_compared
 
     reports = [one.value for one in outcomes if one.value is not None]
     nodes = [

@@ -12,19 +12,18 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.errors import UsageError, WorkFailed
-from clusterctl.sanitize import escape_controls
+from clusterctl.text import escape_controls
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from clusterctl.overview import Overview
-    from clusterctl.run import RunState
-    from clusterctl.rundir import RunDir
-    from clusterctl.transport import Connections
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.runs.overview import Overview
+    from clusterctl.runs.state import RunState
+    from clusterctl.transport.fanout import Connections
 
 
 
-app = typer.Typer(help="The runs that were started from here, newest first.")
 STARTED = "%Y-%m-%d %H:%M:%S"
 EVERY = 2.0  # seconds between two looks of `status --watch`
 
@@ -35,13 +34,12 @@ Keep = Annotated[int | None, typer.Option("--keep", min=0, metavar="N", help="Al
 HereOnly = Annotated[bool, typer.Option("--here", help="Only here; ask no node and leave theirs alone.")]
 
 
-@app.callback(invoke_without_command=True)
 def runs(context: typer.Context, as_json: options.Json = False) -> None:
     """The runs that were started from here, newest first."""
     if context.invoked_subcommand is not None:
         return
-    from clusterctl import views
-    from clusterctl.rundir import all_runs
+    from clusterctl.cli import views
+    from clusterctl.jobs.run_folder import all_runs
 
     rows = [_row(run) for run in all_runs(options.runs_folder())]
     if as_json:
@@ -52,7 +50,6 @@ def runs(context: typer.Context, as_json: options.Json = False) -> None:
         screen.say("no runs yet; start one with `clusterctl launch JOB`, or `clusterctl demo`")
 
 
-@app.command()
 def prune(
     older_than: OlderThan = None,
     keep: Keep = None,
@@ -62,9 +59,9 @@ def prune(
     as_json: options.Json = False,
 ) -> None:
     """Remove old runs here and on their nodes; never one that runs, or of which that can't be known."""
-    from clusterctl import prune as pruning
-    from clusterctl.rundir import all_runs
-    from clusterctl.words import size, some
+    from clusterctl.jobs.run_folder import all_runs
+    from clusterctl.runs import prune as pruning
+    from clusterctl.text import size, some
 
     choice = pruning.Choice(pruning.seconds_of(older_than) if older_than else None, keep)
     folder = options.runs_folder()
@@ -88,9 +85,9 @@ def prune(
 
 
 def _row(run: RunDir) -> dict[str, Any]:
-    from clusterctl.progress import read_progress
-    from clusterctl.report import read_cause
-    from clusterctl.run import FINAL
+    from clusterctl.runs.cause import read_cause
+    from clusterctl.runs.overview import read_progress
+    from clusterctl.runs.state import FINAL
 
     try:
         record, state = run.read_record(), run.read_state()
@@ -137,10 +134,10 @@ def status(
 
 
 def _looked(run: RunDir, connections: Connections) -> tuple[RunState, Overview]:
-    from clusterctl import overview
-    from clusterctl import run as runs_
+    from clusterctl.runs import overview
+    from clusterctl.runs.state import current_state
 
-    state = runs_.status(run, connections)
+    state = current_state(run, connections)
     return state, overview.look(run, state, time.time())
 
 
@@ -152,7 +149,7 @@ def _status_json(run: RunDir, state: RunState, seen: Overview) -> dict[str, Any]
 def _watch(run: RunDir, connections: Connections, every: float, ranks: bool, as_json: bool) -> None:
     """Until the run ended and nobody will start it again."""
     from clusterctl.cli import status_view
-    from clusterctl.record import cluster_of
+    from clusterctl.jobs.record import cluster_of
 
     on_screen = screen.out_console().is_terminal and not screen.out_console().is_dumb_terminal and not as_json
     with _drawn(on_screen) as live:
@@ -193,8 +190,9 @@ def stop(
     as_json: options.Json = False,
 ) -> None:
     """End a run's processes, and only those; a trainer saves a last checkpoint first."""
-    from clusterctl import controller
-    from clusterctl import run as runs_
+    from clusterctl.runs import controller
+    from clusterctl.runs.state import FINAL, current_state
+    from clusterctl.runs.stop import stop_run
 
     found = options.run_named(run)
     ranks = found.read_record()["ranks"]
@@ -203,11 +201,11 @@ def stop(
             screen.write(f"would stop ranks {', '.join(map(str, numbers))} of {found.run_id} on {node}\n")
         return
     with options.connected_to(found) as connections:
-        lived = found.read_state().get("phase") not in runs_.FINAL
-        left = runs_.stop(found, connections, grace)
+        lived = found.read_state().get("phase") not in FINAL
+        left = stop_run(found, connections, grace)
         if lived:
             controller.finish_alone(found, connections)
-        state = runs_.status(found, connections)
+        state = current_state(found, connections)
     if as_json:
         screen.show_json({"run": found.run_id, "left": left, "phase": state.phase})
     else:

@@ -12,9 +12,8 @@ import typer
 from clusterctl.cli.options import DryRun, Json
 
 if TYPE_CHECKING:
-    from clusterctl.sandbox import NodeStatus, Sandbox
+    from clusterctl.sandbox.cluster import NodeStatus, Sandbox
 
-app = typer.Typer(no_args_is_help=True, help="A cluster of real SSH nodes on this machine, to try things on.")
 
 Directory = Annotated[
     Path, typer.Option("--dir", metavar="FOLDER", help="Where the sandbox lies; all of it is in there.")
@@ -23,7 +22,6 @@ NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node's name, as
 HERE = Path(".clusterctl-sandbox")
 
 
-@app.command("up")
 def up(
     nodes: Annotated[int, typer.Option("--nodes", "-n", metavar="N", help="How many nodes.")] = 2,
     devices: Annotated[int, typer.Option("--devices", metavar="N", help="Make-believe devices of each.")] = 2,
@@ -44,13 +42,13 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Bring up nodes, and write the cluster.yaml that names them."""
-    from clusterctl import sandbox
     from clusterctl.cli import screen
+    from clusterctl.sandbox import cluster
 
     if dry_run:
-        screen.show_json(sandbox.foresee(directory, nodes, devices, mode))
+        screen.show_json(cluster.foresee(directory, nodes, devices, mode))
         return
-    made = sandbox.up(directory, nodes, devices, mode, python or sys.executable)
+    made = cluster.up(directory, nodes, devices, mode, python or sys.executable)
     try:
         found = made.status()
         if as_json:
@@ -63,13 +61,12 @@ def up(
         raise
 
 
-@app.command("status")
 def status(directory: Directory = HERE, as_json: Json = False) -> None:
     """How each node is; exit code 1 where one is not up."""
-    from clusterctl import sandbox
     from clusterctl.cli import screen
+    from clusterctl.sandbox import cluster
 
-    found = sandbox.load(directory)
+    found = cluster.load(directory)
     states = found.status()
     if as_json:
         screen.show_json(_as_json(found, states))
@@ -78,22 +75,21 @@ def status(directory: Directory = HERE, as_json: Json = False) -> None:
     raise typer.Exit(0 if all(one.state == "up" for one in states) else 1)
 
 
-@app.command("down")
 def down(directory: Directory = HERE, dry_run: DryRun = False, as_json: Json = False) -> None:
     """End all nodes with everything that runs on them, and remove the folder; twice is fine."""
-    from clusterctl import sandbox
     from clusterctl.cli import screen
+    from clusterctl.sandbox import cluster
 
     folder = str(directory.absolute())
     if dry_run:
-        running = sandbox.running(directory)
+        running = cluster.running(directory)
         if as_json:
             screen.show_json({"would_end": running, "would_remove": folder if directory.exists() else None})
         else:
             screen.say(f"would end {_processes(running)} and remove {folder}")
         return
     there = directory.exists()
-    ended = sandbox.down(directory)
+    ended = cluster.down(directory)
     if as_json:
         screen.show_json({"ended": ended, "directory": folder})
     elif there or ended:
@@ -103,13 +99,12 @@ def down(directory: Directory = HERE, dry_run: DryRun = False, as_json: Json = F
         screen.say(f"no sandbox in {folder}: nothing to do")
 
 
-@app.command("kill")
 def kill(name: NodeName, directory: Directory = HERE, dry_run: DryRun = False) -> None:
     """End a node whole, with all that runs on it; in mode namespaces as a power loss."""
-    from clusterctl import sandbox
     from clusterctl.cli import screen
+    from clusterctl.sandbox import cluster
 
-    found = sandbox.load(directory)
+    found = cluster.load(directory)
     node = found.node(name)
     if dry_run:
         screen.say(f"would end {node.name} and all its processes")
@@ -118,23 +113,21 @@ def kill(name: NodeName, directory: Directory = HERE, dry_run: DryRun = False) -
     screen.say(f"{name} is down: ended {_processes(ended)}" if ended else f"{name} was down already")
 
 
-@app.command("cut")
 def cut(name: NodeName, directory: Directory = HERE, dry_run: DryRun = False) -> None:
     """Take a node's link down; it lives on and hears nothing (mode namespaces)."""
     _link(directory, name, "cut", dry_run)
 
 
-@app.command("heal")
 def heal(name: NodeName, directory: Directory = HERE, dry_run: DryRun = False) -> None:
     """Take a cut link up again (mode namespaces)."""
     _link(directory, name, "heal", dry_run)
 
 
 def _link(directory: Path, name: str, verb: str, dry_run: bool) -> None:
-    from clusterctl import sandbox
     from clusterctl.cli import screen
+    from clusterctl.sandbox import cluster
 
-    found = sandbox.load(directory)
+    found = cluster.load(directory)
     if not dry_run:
         found.cut(name) if verb == "cut" else found.heal(name)
     link, end = f"{found.node(name).name}'s link", "down" if verb == "cut" else "up"
@@ -146,7 +139,7 @@ def _processes(number: int) -> str:
 
 
 def _table(states: list[NodeStatus]) -> Any:
-    from clusterctl import views
+    from clusterctl.cli import views
 
     rows = [[one.name, one.state, one.ssh, one.address, one.devices] for one in states]
     return views.table(["NODE", "STATE", "SSH", "ADDRESS", "DEVICES"], rows)

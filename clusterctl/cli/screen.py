@@ -7,9 +7,13 @@ import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.errors import InputFaults
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
+
+    from clusterctl.errors import ClusterctlError
 
 PIPE_WIDTH = 500  # off a terminal nothing is folded; tables stay whole
 
@@ -34,7 +38,7 @@ def safe(text: str) -> Text:
     """Text from anywhere, with nothing in it taken as markup or as control."""
     from rich.text import Text
 
-    from clusterctl.sanitize import escape_controls
+    from clusterctl.text import escape_controls
 
     return Text("\n".join(escape_controls(line) for line in text.split("\n")))
 
@@ -51,7 +55,7 @@ def show(*renderables: RenderableType) -> None:
 
 
 def _json_text(value: Any, indent: int | None = None) -> str:
-    from clusterctl.sanitize import escape_in_json
+    from clusterctl.text import escape_in_json
 
     return escape_in_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
@@ -112,3 +116,17 @@ def ask(question: str, yes: bool = False) -> bool:
         return False
     error_console().print(safe(question + " [y/N] "), end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def report_error(error: ClusterctlError) -> None:
+    """Write an error to stderr: what and where, then what to try."""
+    console = error_console()
+    if isinstance(error, InputFaults):
+        for fault in error.faults:
+            console.print(safe(f"error: {fault.where}: {fault.what}"), style="bold red", highlight=False)
+            if fault.remedy:
+                console.print(safe(f"  try: {fault.remedy}"), highlight=False)
+    else:
+        console.print(safe(f"error: {error.message}"), style="bold red", highlight=False)
+    for line in error.hint.splitlines():
+        console.print(safe(f"  try: {line}"), highlight=False)

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from clusterctl import views
-from clusterctl.overview import UNSEEN, state_of_rank
-from clusterctl.report import how_it_ended
-from clusterctl.sanitize import escape_controls
-from clusterctl.words import count, duration, some
+from clusterctl.cli import views
+from clusterctl.runs.cause import how_it_ended
+from clusterctl.runs.overview import UNSEEN, state_of_rank
+from clusterctl.text import count, duration, escape_controls, some
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from clusterctl.overview import NodeView, Overview
+    from clusterctl.runs.overview import NodeView, Overview
 
 ALL_RANKS = 16  # shown each; of more, those that are not as most of the others
 STYLE = {**views.PHASE_STYLE, "restarting": "yellow", "unknown": "yellow"}

@@ -1,7 +1,11 @@
-"""Gateways: one login each, whatever the number of nodes behind it; a failure is found once for all."""
+"""Gateways: one login each, whatever the number of nodes behind it; a failure is found once for all.
+
+The bytes' way to an SSH server, and how many take it at a time; nothing here needs paramiko.
+"""
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -9,13 +13,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import NodeError, Unreachable
-from clusterctl.ssh_config import Way
-from clusterctl.ssh_retry import Dropped
+from clusterctl.ssh.config import Way
+from clusterctl.ssh.proxy import connected
+from clusterctl.ssh.retry import Dropped
 
 if TYPE_CHECKING:
     import paramiko
 
     from clusterctl.ssh.session import Session
+
 
 AT_ONCE = 16  # nodes whose handshakes run through one gateway at a time
 REMEMBERED = 10.0  # seconds for which a gateway that failed is not tried for other nodes
@@ -131,3 +137,40 @@ def _for(node: str, gateway: Gateway) -> NodeError:
     failed = gateway.failed
     assert failed is not None
     return type(failed)(node, f"its gateway {gateway.way.name}: {failed.reason}", failed.hint)
+
+
+HANDSHAKES_AT_ONCE = 8  # handshakes at a time with one server; a default sshd drops them at random from 10 on
+
+
+class Doors:
+    """How many handshakes are under way with each server: many nodes may stand behind one address."""
+
+    def __init__(self) -> None:
+        self._doors: dict[tuple[str, int, Way | None], threading.BoundedSemaphore] = {}
+        self._change = threading.Lock()
+
+    def of(self, way: Way) -> threading.BoundedSemaphore:
+        with self._change:
+            place = (way.host, way.port, way.gateway)
+            return self._doors.setdefault(place, threading.BoundedSemaphore(HANDSHAKES_AT_ONCE))
+
+
+def dial(node: str, way: Way, limit: float) -> socket.socket:
+    """The bytes' way to the server itself: TCP, or the user's own ProxyCommand."""
+    try:
+        return connected(way, limit)
+    except (socket.gaierror, UnicodeError) as problem:
+        what = f"no address for {way.host!r} ({getattr(problem, 'strerror', problem)})"
+        raise Unreachable(node, what, "check `host`") from None
+    except OSError as problem:
+        raise _unreachable(node, way, problem, limit) from None
+
+
+def _unreachable(node: str, way: Way, trouble: OSError, limit: float) -> Unreachable:
+    if isinstance(trouble, ConnectionRefusedError):
+        what = f"nothing listens at {way.host} port {way.port}"
+        return Unreachable(node, what, "check `host` and `port`, and that sshd runs there")
+    if isinstance(trouble, TimeoutError):
+        what = f"{way.host} port {way.port} did not answer within {limit:g} s"
+        return Unreachable(node, what, "check the address, the network and the firewall")
+    return Unreachable(node, f"{way.host} port {way.port}: {trouble.strerror or trouble}")

@@ -39,7 +39,7 @@ from paramiko.ssh_exception import SSHException
 
 from clusterctl.agent.frames import BEAT, SILENCE
 from clusterctl.errors import ClusterctlError
-from clusterctl.host_keys import HostKey, host_key
+from clusterctl.ssh.host_keys import HostKey, host_key
 from clusterctl.ssh.packets import NoSshServer, Packets
 
 WINDOW = 4 << 20  # bytes that a node may be ahead of us; what nobody reads stays in the kernel anyway

@@ -15,25 +15,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.connection import Connection, LinkConnection
 from clusterctl.errors import ClusterctlError, LoginRefused, Unreachable
-from clusterctl.host_keys import HostKey, SeenKey
-from clusterctl.link import Link, StreamPipe, agent_argv, shell_command
 from clusterctl.settings import inherited
-from clusterctl.ssh.dial import Doors, dial
-from clusterctl.ssh.gateways import Gateways, Login
-from clusterctl.ssh.known import KnownHosts
-from clusterctl.ssh.loading import load_paramiko
-from clusterctl.ssh_answers import Configuration
-from clusterctl.ssh_config import AGENT, KNOWN_HOSTS, Way, way_to
-from clusterctl.ssh_keys import key_file
-from clusterctl.ssh_proxy import ProxySocket
-from clusterctl.ssh_retry import HANDSHAKE_LIMIT, Dropped, retried
+from clusterctl.ssh.config import (
+    AGENT,
+    KNOWN_HOSTS,
+    Way,
+    way_to,
+)
+from clusterctl.ssh.config_query import Configuration
+from clusterctl.ssh.gateways import Doors, Gateways, Login, dial
+from clusterctl.ssh.host_keys import HostKey, SeenKey, key_file
+from clusterctl.ssh.load_paramiko import load_paramiko
+from clusterctl.ssh.login import KnownHosts
+from clusterctl.ssh.proxy import ProxySocket
+from clusterctl.ssh.retry import HANDSHAKE_LIMIT, Dropped, retried
+from clusterctl.transport.connection import Connection, LinkConnection
+from clusterctl.transport.link import (
+    Link,
+    StreamPipe,
+    agent_argv,
+    shell_command,
+)
 
 if TYPE_CHECKING:
     import paramiko
 
-    from clusterctl.inventory import Cluster, Node
+    from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.ssh.login import AskSecret, Keys
     from clusterctl.ssh.program import ProgramStream
 

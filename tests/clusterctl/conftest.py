@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli import door, screen
+from clusterctl.cli import main, screen
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -20,7 +20,7 @@ def command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.
         screen.out_console.cache_clear()
         screen.error_console.cache_clear()
         capfd.readouterr()
-        code = door.run(list(argv))
+        code = main.run(list(argv))
         return code, *capfd.readouterr()
 
     return call

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from clusterctl.inventory import Node
-from clusterctl.transport import Connection, LocalTransport
+from clusterctl.inventory.cluster import Node
+from clusterctl.transport.fanout import Connection, LocalTransport
 
 
 def local_node(folder: Path, name: str = "node1", python: str = sys.executable) -> Node:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from clusterctl.agent.processes import is_alive, marked
 from clusterctl.errors import ClusterctlError, LinkLost
-from clusterctl.inventory import Node
-from clusterctl.link import RequestFailed
-from clusterctl.transport import Connection, LocalTransport
+from clusterctl.inventory.cluster import Node
+from clusterctl.transport.fanout import Connection, LocalTransport
+from clusterctl.transport.link import RequestFailed
 from tests.clusterctl.nodes import connect, oldest_python, wait_for
 
 SHOW = "import os,sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"

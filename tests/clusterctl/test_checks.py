@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl import checks
+from clusterctl.checks import doctor
 from clusterctl.errors import Unreachable
 from clusterctl.finding import Finding
-from clusterctl.inventory import Cluster, Node
-from clusterctl.transport import Connections, ScriptedTransport
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.transport.fanout import Connections, ScriptedTransport
 from tests.clusterctl import examined
 
 NPU: dict[str, Any] = {"kind": "npu", "devices": (0, 1)}
@@ -20,7 +20,7 @@ NPU: dict[str, Any] = {"kind": "npu", "devices": (0, 1)}
 def asked(table: dict[tuple[str, str], Any], *names: str, port: int = 0, **more: Any) -> list[Finding]:
     cluster = Cluster("lab", tuple(Node(name, name, name, **more) for name in names))
     with Connections(ScriptedTransport(table)) as connections:
-        return checks.nodes(cluster, connections, port)
+        return doctor.nodes(cluster, connections, port)
 
 
 def odd(findings: list[Finding], check: str) -> Finding:
@@ -49,7 +49,7 @@ def test_a_node_that_is_gone_is_one_finding_and_the_others_are_asked_all_the_sam
 def test_all_of_a_node_is_asked_in_two_round_trips_and_its_reach_in_one_more() -> None:
     script = ScriptedTransport(examined.script())
     with Connections(script) as connections:
-        checks.nodes(Cluster("lab", (Node("a", "a", "a"), Node("b", "b", "b"))), connections)
+        doctor.nodes(Cluster("lab", (Node("a", "a", "a"), Node("b", "b", "b"))), connections)
     assert [what for node, what, _ in script.asked if node == "b"] == ["hello", "examine", "knock"]
 
 
@@ -269,11 +269,11 @@ def test_devices_ping_those_of_the_next_node_and_a_lost_packet_is_named() -> Non
     script = Pinged(table)
     cluster = Cluster("lab", tuple(Node(name, name, name, **NPU) for name in ("a", "b")))
     with Connections(script, fanout=1) as connections:
-        findings = checks.nodes(cluster, connections)
+        findings = doctor.nodes(cluster, connections)
     found = odd(findings, "device-ping")
     assert found.where == "b" and "device 1 can't reach device 1 of a (192.168.20.1): 100.00 %" in found.what
 
 
 def test_this_machine_says_which_backend_serves_each_op_and_why() -> None:
-    said = {one.what.split(":")[0] for one in checks.here() if one.what.startswith("op ")}
+    said = {one.what.split(":")[0] for one in doctor.here() if one.what.startswith("op ")}
     assert {"op layer_norm", "op gelu", "op cross_entropy", "op attention"} <= said

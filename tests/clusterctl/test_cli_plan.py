@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl import job, what_if
 from clusterctl.document import Document, Section
 from clusterctl.errors import UsageError
-from clusterctl.inventory import Cluster, Node
-from clusterctl.job_schema import job_schema
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.jobs import job, what_if
+from clusterctl.jobs.schema import job_schema
 from tests.clusterctl.conftest import Run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

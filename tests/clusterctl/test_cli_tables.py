@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from clusterctl.cli import hostfile, nodeset, ranktable
+from clusterctl.cli import hostfile, nodes, ranktable
 from clusterctl.errors import InputFaults, UsageError
 
 EXAMPLES = Path(__file__).parents[2] / "rank_tables"
@@ -20,8 +20,8 @@ PARTS = [f"hccl_8p_01234567_10.155.111.{140 + place}.json" for place in range(4)
 program = typer.Typer()
 program.add_typer(ranktable.app, name="ranktable")
 program.add_typer(hostfile.app, name="hostfile")
-program.command("expand")(nodeset.expand)
-program.command("fold")(nodeset.fold)
+program.command("expand")(nodes.expand)
+program.command("fold")(nodes.fold)
 
 
 @pytest.fixture(autouse=True)

@@ -13,19 +13,32 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import job as jobs
-from clusterctl import run as runs
-from clusterctl.agent.steps import LEAST, PAUSE, Pace
-from clusterctl.agent.stopped import Stopped, is_stopped
-from clusterctl.connection import Connection
-from clusterctl.controller import Control, following, log_in
+from clusterctl.agent.hangs import LEAST, PAUSE, Pace, Stopped, is_stopped
 from clusterctl.errors import ClusterctlError, InputFaults, Unreachable
-from clusterctl.inventory import Node
-from clusterctl.report import read_cause
-from clusterctl.restarts import Decision, Failure, History, Restart, decide, membership
-from clusterctl.rundir import NodeFiles, RunDir
-from clusterctl.transport import Connections, LocalTransport, ScriptedTransport, Stream
-from clusterctl.watch import ControllerGone, KeptWatch
+from clusterctl.inventory.cluster import Node
+from clusterctl.jobs import job as jobs
+from clusterctl.jobs.restarts import (
+    Decision,
+    Failure,
+    History,
+    Restart,
+    decide,
+    membership,
+)
+from clusterctl.jobs.run_folder import NodeFiles, RunDir
+from clusterctl.runs import start as runs
+from clusterctl.runs.cause import read_cause
+from clusterctl.runs.controller import Control, following, log_in
+from clusterctl.runs.state import RESTARTING, RunState, current_state, query_nodes, state_from_json
+from clusterctl.runs.stop import stop_run
+from clusterctl.runs.watch import ControllerGone, KeptWatch
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import (
+    Connections,
+    LocalTransport,
+    ScriptedTransport,
+    Stream,
+)
 
 from .test_run import lab, launched, left_of, program, wait_for
 
@@ -237,12 +250,12 @@ def connections() -> Iterator[Connections]:
         yield opened
 
 
-def controlled(run: RunDir, connections: Connections) -> runs.RunState:
+def controlled(run: RunDir, connections: Connections) -> RunState:
     with run.hold() as ours:
         assert ours
         for _ in Control(run, connections, lines=False):
             pass
-    return runs.state_of(run.read_state())
+    return state_from_json(run.read_state())
 
 
 def said(run: RunDir) -> str:
@@ -286,12 +299,12 @@ def test_a_stop_while_a_restart_is_awaited_ends_the_run(tmp_path: Path, connecti
         tmp_path, connections, program("raise SystemExit(3)", restart=Restart(max=9, backoff=600.0))
     )
     run.add_event("restart", why="", wait=0.0, restarts=1, stalled=0, step=0)  # the first would be at once
-    states: list[runs.RunState] = []
+    states: list[RunState] = []
     thread = threading.Thread(target=lambda: states.append(controlled(run, connections)), daemon=True)
     thread.start()
-    wait_for(lambda: run.read_state().get("phase") == runs.RESTARTING)
-    assert runs.status(run, connections).phase == runs.RESTARTING
-    assert runs.stop(run, connections) == {"node1": 0, "node2": 0}
+    wait_for(lambda: run.read_state().get("phase") == RESTARTING)
+    assert current_state(run, connections).phase == RESTARTING
+    assert stop_run(run, connections) == {"node1": 0, "node2": 0}
     thread.join(15)
     assert [state.phase for state in states] == ["stopped"]
     assert run.read_record()["attempt"] == 1
@@ -319,7 +332,7 @@ if os.environ["CLUSTERCTL_ATTEMPT"] == "1":
     run = launched(tmp_path, connections, job)
     control = Control(run, connections, lines=False)
     control._lost = lambda nodes, silent: {"node1"}  # type: ignore[method-assign]
-    first = next(one for one in runs.ask(run, connections).ranks if one["rank"] == 0)
+    first = next(one for one in query_nodes(run, connections).ranks if one["rank"] == 0)
     os.kill(first["pid"], signal.SIGKILL)
     for _ in control:
         pass
@@ -346,7 +359,7 @@ def loses_node1_once(control: Control) -> None:
 def test_a_node_that_answers_again_stands_by_and_is_taken_in_at_the_next_restart(
     tmp_path: Path, connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.controller.CHASE", 0.2)
+    monkeypatch.setattr("clusterctl.runs.controller.CHASE", 0.2)
     text = """
 import os, time
 print(os.environ["WORLD_SIZE"], flush=True)
@@ -359,7 +372,7 @@ time.sleep(0 if os.environ["CLUSTERCTL_ATTEMPT"] == "3" else 600)
     for log in (run.log("node2", 2, "out", 1), run.log("node2", 0, "out", 2)):
         wait_for(lambda log=log: log.exists() and log.read_text())  # type: ignore[misc]
         wait_for(lambda log=log: log.name == "rank-2.out" or run.read_record()["spares"])  # type: ignore[misc]
-        living = [one for one in runs.ask(run, connections).ranks if one["state"] == "running"]
+        living = [one for one in query_nodes(run, connections).ranks if one["state"] == "running"]
         os.kill(living[-1]["pid"], signal.SIGKILL)
     thread.join(60)
     assert run.read_state()["phase"] == "finished"
@@ -381,7 +394,7 @@ time.sleep(0 if os.environ["CLUSTERCTL_ATTEMPT"] != "1" else 600)
     run = launched(tmp_path, connections, program(text, restart=Restart(max=1, min_nodes=1), grace=1.0))
     control = Control(run, connections, lines=False)
     loses_node1_once(control)
-    os.kill(runs.ask(run, connections).ranks[0]["pid"], signal.SIGKILL)
+    os.kill(query_nodes(run, connections).ranks[0]["pid"], signal.SIGKILL)
     for _ in control:
         pass
     assert run.read_record()["ranks"] == {"node2": [0, 1]}
@@ -422,7 +435,7 @@ def test_a_stop_ends_what_still_runs_on_a_node_that_was_given_up(tmp_path: Path,
     record["abandoned"] = [{"node": asdict(gone), **where}]
     record["cluster"]["nodes"] = [asdict(stays)]
     run.write_json(run.record, record)
-    assert runs.stop(run, connections) == {"node2": 0}
+    assert stop_run(run, connections) == {"node2": 0}
     assert left_of(run) == 0
     assert "node1 answers again" in said(run)
 
@@ -430,7 +443,7 @@ def test_a_stop_ends_what_still_runs_on_a_node_that_was_given_up(tmp_path: Path,
 def test_where_the_job_says_so_it_is_taken_in_at_the_next_checkpoint_and_no_restart_is_spent(
     tmp_path: Path, connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.controller.CHASE", 0.2)
+    monkeypatch.setattr("clusterctl.runs.controller.CHASE", 0.2)
     text = """
 import json, os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -447,7 +460,7 @@ while attempt != "3":
     run = launched(tmp_path, connections, program(text, restart=policy, grace=5.0))
     control = Control(run, connections, lines=False)
     loses_node1_once(control)
-    first = next(one for one in runs.ask(run, connections).ranks if one["rank"] == 0)
+    first = next(one for one in query_nodes(run, connections).ranks if one["rank"] == 0)
     os.kill(first["pid"], signal.SIGKILL)
     at_work(control).join(100)
     assert run.read_state()["phase"] == "finished"
@@ -518,25 +531,25 @@ def test_the_ranks_of_a_killed_supervisor_end_without_any_controller(
         where = {"run_dir": record["run_dirs"][node.name], "attempt": 1}
         os.kill(connections.of(node).call("state", where)["supervisor"]["pid"], signal.SIGKILL)
     wait_for(lambda: left_of(run) == 0, seconds=30.0)
-    assert runs.status(run, connections).phase == "lost"
+    assert current_state(run, connections).phase == "lost"
 
 
 def test_a_reader_is_told_when_nobody_is_in_charge_any_more(
     tmp_path: Path, connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.watch.UNWATCHED", 0.3)
+    monkeypatch.setattr("clusterctl.runs.watch.UNWATCHED", 0.3)
     run = launched(tmp_path, connections, program("import time; time.sleep(600)"))
     with pytest.raises(ControllerGone) as caught:
         list(KeptWatch(run))
     assert isinstance(caught.value, ClusterctlError)
     assert "--take-over" in caught.value.hint
     assert "no space" not in caught.value.message
-    monkeypatch.setattr("clusterctl.watch.NO_ROOM", 1 << 62)  # whatever is free is too little
+    monkeypatch.setattr("clusterctl.runs.watch.NO_ROOM", 1 << 62)  # whatever is free is too little
     with pytest.raises(ControllerGone) as caught:
         list(KeptWatch(run))
     assert f"no space is left for {run.root}" in caught.value.message
     assert "free some space" in caught.value.hint
-    assert runs.stop(run, connections, grace=0.0) == {"node1": 0, "node2": 0}
+    assert stop_run(run, connections, grace=0.0) == {"node1": 0, "node2": 0}
 
 
 def test_a_run_that_ended_before_it_was_followed_is_told_whole_and_no_node_is_asked(
@@ -608,7 +621,7 @@ def test_a_device_in_use_by_another_run_is_refused_unless_shared(
     beside, shared = start(replace(job, devices=(0,))), start(replace(job, share_devices=True))
     assert all(left_of(run) >= 2 for run in (first, beside, shared))
     for run in (first, beside, shared):
-        assert runs.stop(run, connections) == {"node1": 0, "node2": 0}
+        assert stop_run(run, connections) == {"node1": 0, "node2": 0}
 
 
 def test_a_master_port_of_another_run_is_refused(tmp_path: Path, connections: Connections) -> None:
@@ -616,9 +629,9 @@ def test_a_master_port_of_another_run_is_refused(tmp_path: Path, connections: Co
     first = launched(tmp_path, connections, job)
     with pytest.raises(ClusterctlError, match=f"port 29511 is the master port of {first.run_id}"):
         launched(tmp_path, connections, job)
-    assert runs.stop(first, connections) == {"node1": 0, "node2": 0}
+    assert stop_run(first, connections) == {"node1": 0, "node2": 0}
     again = launched(tmp_path, connections, job)
-    assert runs.stop(again, connections) == {"node1": 0, "node2": 0}
+    assert stop_run(again, connections) == {"node1": 0, "node2": 0}
 
 
 # -- a rank that a signal has stopped ----------------------------------------------------------------------

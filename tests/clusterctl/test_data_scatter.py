@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.data_scatter import portions, scatter
 from clusterctl.errors import InputFaults
-from clusterctl.inventory import Cluster, Node
-from clusterctl.transport import Connections, LocalTransport
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.transfer.scatter import portions, scatter
+from clusterctl.transport.fanout import Connections, LocalTransport
 
 
 def lab(folder: Path, count: int) -> Cluster:

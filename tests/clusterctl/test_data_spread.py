@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.data_spread import Told, _alone, as_named_here, value_of
 from clusterctl.errors import UsageError
+from clusterctl.runs.build_data import (
+    Told,
+    _alone,
+    as_named_here,
+    value_of,
+)
 
 
 def test_a_second_build_of_one_output_is_refused_and_the_first_leaves_nothing(tmp_path: Path) -> None:

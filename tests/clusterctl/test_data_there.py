@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl import job as jobs
-from clusterctl.agent import there as asked
-from clusterctl.data_there import check_there, faults_of
+from clusterctl.agent import fingerprint as asked
 from clusterctl.errors import InputFaults, WorkFailed
-from clusterctl.inventory import Cluster, Node
-from clusterctl.scripted import ScriptedTransport
-from clusterctl.stored import push_data
-from clusterctl.transport import Connection, Connections
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.jobs import job as jobs
+from clusterctl.runs.stage import check_there, faults_of, push_data
+from clusterctl.transport.fanout import Connection, Connections
+from clusterctl.transport.scripted import ScriptedTransport
 from tests.clusterctl.nodes import connect
 
 

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.devices import (
+from clusterctl.errors import WorkFailed
+from clusterctl.inventory.cluster import Node
+from clusterctl.ranktable.devices import (
     VENDOR_TOOL,
     DeviceAddress,
     ask,
@@ -13,9 +15,7 @@ from clusterctl.devices import (
     parse_conf,
     parse_fields,
 )
-from clusterctl.errors import WorkFailed
-from clusterctl.inventory import Node
-from clusterctl.transport import Completed, ScriptedTransport
+from clusterctl.transport.fanout import Completed, ScriptedTransport
 
 NODE = Node("node1", host="10.0.0.1", address="10.0.0.1", devices=(0, 1), kind="npu")
 ABSENT = Completed(127, stderr=b"not found")

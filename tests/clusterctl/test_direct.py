@@ -7,29 +7,38 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli import direct, program
+from clusterctl.cli import commands
+from clusterctl.cli.commands import SECTIONS, TABLE
 
 
-@pytest.mark.parametrize("verb", direct.VERBS)
-def test_a_command_made_alone_is_the_one_of_the_whole_program(verb: str) -> None:
-    alone: Any = direct._alone(verb)
-    whole: Any = program.command()
-    assert list(alone.commands) == [verb]
-    ours, theirs = alone.commands[verb], whole.commands[verb]
-    assert ours.help == theirs.help
-    shown = [
-        [(one.name, one.opts, one.default, one.required, getattr(one, "help", "")) for one in command.params]
-        for command in (ours, theirs, alone, whole)
-    ]
-    assert shown[0] == shown[1] and shown[2] == shown[3]
+def test_every_command_of_the_table_can_be_built() -> None:
+    for key in TABLE:
+        command: Any = commands.built(key)
+        assert command.name == key.rpartition(" ")[2]
+        assert command.help
 
 
-@pytest.mark.parametrize("verb", direct.VERBS)
-def test_it_loads_no_other_commands(verb: str) -> None:
+def test_short_helps_fit_a_line_and_every_command_stands_in_one_section() -> None:
+    assert all(0 < len(verb.help) <= 50 for verb in TABLE.values())
+    top = [name for name in TABLE if " " not in name]
+    assert sorted(top) == sorted(name for names in SECTIONS.values() for name in names)
+
+
+def loaded_by(*argv: str) -> set[str]:
     code = (
-        "import json, sys\nfrom clusterctl.cli.direct import command_for\n"
-        f"command_for([{verb!r}])\nprint(json.dumps(list(sys.modules)))"
+        "import json, sys\nfrom clusterctl.cli.main import run\n"
+        f"run({list(argv)!r})\nsys.stdout = sys.__stderr__\nprint(json.dumps(list(sys.modules)), file=sys.stderr)"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    loaded = {name for name in json.loads(said) if name.startswith("clusterctl.cli.")}
-    assert not loaded & {f"clusterctl.cli.{name}" for name in ("program", "launch", "demo", "ranktable", "sandbox")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {name for name in json.loads(done.stderr.splitlines()[-1]) if name.split(".")[0] == "clusterctl"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "most"),
+    [(["--help"], 40), (["exec", "--help"], 60), (["exec", "all", "--dry-run", "--", "true"], 60)],
+    ids=["help", "exec help", "exec"],
+)
+def test_a_command_loads_few_modules_and_no_other_commands(argv: list[str], most: int) -> None:
+    loaded = loaded_by(*argv)
+    assert len(loaded) <= most, sorted(loaded)
+    assert not loaded & {f"clusterctl.cli.{name}" for name in ("launch", "demo", "ranktable", "sandbox", "runs")}

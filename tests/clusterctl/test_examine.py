@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import checks_quick, checks_reach
+from clusterctl.checks import doctor, network
 from clusterctl.errors import Found
-from clusterctl.inventory import Cluster, Node
-from clusterctl.job import Job
-from clusterctl.link import RequestFailed
-from clusterctl.transport import Connection, Connections, LocalTransport
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.jobs.job import Job
+from clusterctl.transport.fanout import Connection, Connections, LocalTransport
+from clusterctl.transport.link import RequestFailed
 from tests.clusterctl.nodes import connect, local_node, oldest_python, wait_for
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -155,11 +155,11 @@ def cluster(tmp_path: Path, count: int = 2, **more: object) -> Cluster:
 def test_every_node_comes_to_the_masters_port_and_nothing_stays_open(tmp_path: Path) -> None:
     chosen = cluster(tmp_path)
     with Connections(LocalTransport()) as connections:
-        found = checks_reach.master_port(chosen.nodes, connections)
+        found = network.master_port(chosen.nodes, connections)
         assert [(one.level, one.where) for one in found] == [("ok", "all nodes")], found
         with socket.create_server(("127.0.0.1", 0)) as door:
             port = door.getsockname()[1]
-        again = checks_reach.master_port(chosen.nodes, connections, port)
+        again = network.master_port(chosen.nodes, connections, port)
         assert again[0].level == "ok"
         wait_for(lambda: not connections.of(chosen.nodes[0]).call("examine", {"ports": [port]})["ports"])
 
@@ -167,7 +167,7 @@ def test_every_node_comes_to_the_masters_port_and_nothing_stays_open(tmp_path: P
 def test_a_port_that_somebody_has_is_bad_with_the_holders_name(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as door, Connections(LocalTransport()) as connections:
         port = door.getsockname()[1]
-        found = checks_reach.master_port(cluster(tmp_path).nodes, connections, port)
+        found = network.master_port(cluster(tmp_path).nodes, connections, port)
     assert [one.level for one in found] == ["bad"]
     assert f"the master port {port} can't be had" in found[0].what and f"(pid {os.getpid()})" in found[0].what
 
@@ -190,7 +190,7 @@ def job(**more: object) -> Job:
 def test_sound_nodes_pass_the_quick_checks_with_one_line(tmp_path: Path) -> None:
     said: list[tuple[str, str]] = []
     with Connections(LocalTransport()) as connections:
-        checks_quick.before_launch(cluster(tmp_path, 3), job(), connections, lambda *one: said.append(one))
+        doctor.before_launch(cluster(tmp_path, 3), job(), connections, lambda *one: said.append(one))
     fit = ("check", "3 nodes fit for it")
     assert fit in said or (said and all("; try: " in text for _, text in said)), "sound, or warned of with a remedy"
 
@@ -200,7 +200,7 @@ def test_a_taken_master_port_refuses_the_launch_and_says_how_to_insist(tmp_path:
     with socket.create_server(("", 0)) as door, Connections(LocalTransport()) as connections:
         asked = job(master_port=door.getsockname()[1])
         with pytest.raises(Found, match="can't be had") as refused:
-            checks_quick.before_launch(chosen, asked, connections, lambda *one: None)
+            doctor.before_launch(chosen, asked, connections, lambda *one: None)
     assert "nothing was started" in refused.value.message and "--no-checks" in refused.value.hint
 
 
@@ -208,15 +208,15 @@ def test_devices_that_the_job_does_not_use_are_no_matter(tmp_path: Path) -> None
     chosen = cluster(tmp_path, kind="npu", devices=(0, 1))
     with Connections(LocalTransport()) as connections:
         with pytest.raises(Found, match="npu-smi is not there"):
-            checks_quick.before_launch(chosen, job(), connections, lambda *one: None)
+            doctor.before_launch(chosen, job(), connections, lambda *one: None)
         none = job(devices=(5,))
-        checks_quick.before_launch(chosen, none, connections, lambda *one: None)
+        doctor.before_launch(chosen, none, connections, lambda *one: None)
 
 
 def test_folded_findings_name_their_nodes_as_a_set() -> None:
     from clusterctl.finding import Finding
 
     several = [Finding("bad", f"node{n}", "same") for n in (1, 2, 4)] + [Finding("bad", "node3", "other")]
-    said = [(one.where, one.what) for one in checks_quick.folded(several)]
+    said = [(one.where, one.what) for one in doctor.folded(several)]
     assert said == [("node[1-2,4]", "same"), ("node3", "other")]
 

@@ -12,11 +12,10 @@ from typing import TextIO
 
 import pytest
 
-from clusterctl.broadcast import FileInput, PipeInput, broadcast
-from clusterctl.cli import door
-from clusterctl.command import Command
+from clusterctl.cli import main
 from clusterctl.errors import InputFaults
-from clusterctl.inventory import Node
+from clusterctl.exec.command import Command, FileInput, PipeInput, broadcast
+from clusterctl.inventory.cluster import Node
 from tests.clusterctl.conftest import Run
 
 NODE = Node(name="node7", host="h", address="10.0.0.7")
@@ -181,8 +180,8 @@ def test_the_inventory_may_be_named_before_the_verb(
 ) -> None:
     (tmp_path / "cluster.yaml").rename(tmp_path / "other.yaml")
     assert run("node2", "--", "true")[0] == 2
-    assert door.run(["-c", "other.yaml", "exec", "node2", "--", "echo", "here"]) == 0
-    assert door.run(["--hostfile", "other.yaml", "nodes", "list", "-n", "node3"]) == 0
+    assert main.run(["-c", "other.yaml", "exec", "node2", "--", "echo", "here"]) == 0
+    assert main.run(["--hostfile", "other.yaml", "nodes", "list", "-n", "node3"]) == 0
     out = capfd.readouterr().out
     assert "node2: here" in out and "node3" in out and "node1" not in out
 

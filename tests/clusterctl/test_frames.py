@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.agent import notation
+from clusterctl.agent import lean
 from clusterctl.agent.frames import (
     MAX_PAYLOAD,
     PREFIX,
@@ -22,7 +22,7 @@ from clusterctl.agent.frames import (
     read_frame,
     to_payload,
 )
-from clusterctl.agent.rows import NamedTuple
+from clusterctl.agent.lean import NamedTuple
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters()),
@@ -113,10 +113,10 @@ def read_by(loads: Callable[[str], object], text: str) -> object:
 @settings(max_examples=300, deadline=None)
 @given(json_values | st.floats(), st.text(" \t\n\r\v}],x0", max_size=3), st.text(" \t\n\r\v[{-N", max_size=3))
 def test_json_is_read_and_written_as_the_whole_module_does_it(value: object, after: str, before: str) -> None:
-    text = notation.dumps(value)
+    text = lean.dumps(value)
     assert text == json.dumps(value, separators=(",", ":"))
     for one in (text, before + text + after, text[:-1]):
-        assert read_by(notation.loads, one) == read_by(json.loads, one)
+        assert read_by(lean.loads, one) == read_by(json.loads, one)
 
 
 def test_rows_are_named_tuples() -> None:
@@ -138,7 +138,7 @@ def test_rows_are_named_tuples() -> None:
 
 def test_what_json_does_not_have_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="set is nothing that JSON has"):
-        notation.dumps({"a": {1}})
+        lean.dumps({"a": {1}})
 
 
 def test_a_name_that_is_no_utf8_survives_a_payload() -> None:

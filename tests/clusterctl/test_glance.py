@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import look, memory
-from clusterctl.agent.memory import TICK
-from clusterctl.glance import Glance
-from clusterctl.inventory import Node
-from clusterctl.local import ChildStream
-from clusterctl.push import PushResult, Source, file_source, make_manifest, push_tree
-from clusterctl.transport import Connection, Connections, LocalTransport
+from clusterctl.agent import tree_cache, tree_state
+from clusterctl.agent.tree_cache import TICK
+from clusterctl.inventory.cluster import Node
+from clusterctl.transfer.push import (
+    PushResult,
+    Source,
+    file_source,
+    make_manifest,
+    push_tree,
+)
+from clusterctl.transfer.unchanged import Glance
+from clusterctl.transport.fanout import Connection, Connections, LocalTransport
+from clusterctl.transport.local import ChildStream
 from tests.clusterctl.nodes import local_node
 
 SHELLS = ["sh", "dash", "bash", "busybox"]  # each as the /bin/sh of a node
@@ -143,9 +149,9 @@ def test_what_changed_back_is_noted_anew(nodes: Nodes, folder: Path) -> None:
 
 
 def test_a_file_just_written_is_not_noted(folder: Path) -> None:
-    rows = {"a": memory.seen(os.stat(folder / "link"), "x")}
+    rows = {"a": tree_cache.seen(os.stat(folder / "link"), "x")}
     for later, noted in ((TICK // 2, False), (3_000_000_000, True)):
-        look.keep(str(folder / "note"), "tree", "told", "/dest", rows, rows["a"].ctime + later)
+        tree_state.keep(str(folder / "note"), "tree", "told", "/dest", rows, rows["a"].ctime + later)
         assert (folder / "note").exists() == noted
 
 

@@ -7,9 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterctl.errors import InputFaults, UsageError
-from clusterctl.hostfile import Entry, deepspeed, inspect, load, mpich, openmpi, parse, render
-from clusterctl.inventory import Cluster, Node
-from clusterctl.rundir import save_new
+from clusterctl.files import save_new
+from clusterctl.hostfile.formats import (
+    Entry,
+    deepspeed,
+    inspect,
+    load,
+    mpich,
+    openmpi,
+    parse,
+    render,
+)
+from clusterctl.inventory.cluster import Cluster, Node
 
 
 def cluster(*devices: int) -> Cluster:

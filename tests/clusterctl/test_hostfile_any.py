@@ -9,9 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from clusterctl import hostfile_any
 from clusterctl.cli import nodes
 from clusterctl.errors import ClusterctlError, InputFaults, UsageError
+from clusterctl.hostfile import detect
 
 EXAMPLES = Path(__file__).parents[2] / "rank_tables"
 
@@ -52,7 +52,7 @@ DIALECTS = {
 def test_every_dialect_is_told_by_its_content_and_serves_as_an_inventory(folder: Path, name: str) -> None:
     text, dialect = DIALECTS[name]
     (folder / "nodes.txt").write_text(text)
-    assert hostfile_any.read(folder / "nodes.txt").dialect == dialect
+    assert detect.read(folder / "nodes.txt").dialect == dialect
     assert devices("-c", "nodes.txt") == devices("--hostfile", "nodes.txt") == {"a": 8, "b": 4}
 
 
@@ -64,7 +64,7 @@ def test_bare_names_are_a_rank_each_and_a_list_is_opened(folder: Path) -> None:
 
 
 def test_a_rank_table_gives_nodes_with_their_devices_addresses() -> None:
-    cluster = hostfile_any.load(EXAMPLES / "hccl_4s_32p.json")
+    cluster = detect.load(EXAMPLES / "hccl_4s_32p.json")
     first = cluster.nodes[0]
     assert len(cluster.nodes) == 4 and (first.kind, first.devices) == ("npu", tuple(range(8)))
     assert first.address == first.server_id == "10.155.111.140" and len(first.device_ips) == 8

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from clusterctl import hostfile_any, hostfile_convert, inventory
 from clusterctl.cli import hostfile
 from clusterctl.errors import InputFaults, UsageError
-from clusterctl.hostfile import Entry
-from clusterctl.hostfile_any import Source
-from clusterctl.inventory import Cluster, Node
+from clusterctl.hostfile import convert, detect
+from clusterctl.hostfile.detect import Source
+from clusterctl.hostfile.formats import Entry
+from clusterctl.inventory import cluster
+from clusterctl.inventory.cluster import Cluster, Node
 
 EXAMPLES = Path(__file__).parents[2] / "rank_tables"
 FOUR = EXAMPLES / "hccl_4s_32p.json"
@@ -80,8 +81,8 @@ def test_what_a_format_holds_comes_back_whole(
 ) -> None:
     path = tmp_path_factory.mktemp("there") / "nodes"
     source = Source("x", "openmpi", tuple(Entry(name, slots, user) for name, slots, user in nodes))
-    path.write_text(hostfile_convert.render(source, form))
-    again = hostfile_any.read(path)
+    path.write_text(convert.render(source, form))
+    again = detect.read(path)
     assert not again.faults
     assert [(one.address, one.slots, one.user) for one in again.entries] == nodes
 
@@ -118,7 +119,7 @@ def test_what_can_not_be_held_is_refused_by_name_and_left_out_on_demand(
 def test_all_losses_come_at_once_with_their_lines(folder: Path) -> None:
     (folder / "nodes").write_text("root@a slots=8\nb slots=8\nalice@c slots=2 max_slots=4\n")
     with pytest.raises(InputFaults) as caught:
-        hostfile_convert.render(hostfile_any.read(Path("nodes")), "slurm")
+        convert.render(detect.read(Path("nodes")), "slurm")
     assert [fault.where for fault in caught.value.faults] == ["nodes:1", "nodes:3", "nodes:3"]
     assert "--lossy" in caught.value.hint
 
@@ -151,7 +152,7 @@ def test_a_rank_table_becomes_a_hostfile_and_an_inventory_with_addresses(folder:
     assert result.stdout.splitlines()[3] == "10.155.111.143 slots=8"
     assert "no place for: device ips" in result.stderr
     typed("convert", str(FOUR), "--to", "cluster", "-o", "cluster.yaml")
-    made, told = inventory.load(folder / "cluster.yaml"), hostfile_any.load(FOUR)
+    made, told = cluster.load(folder / "cluster.yaml"), detect.load(FOUR)
     assert made.nodes == told.nodes
 
 
@@ -185,8 +186,8 @@ def test_a_cluster_is_written_so_that_it_reads_back_as_the_same_nodes(folder: Pa
                  server_id="s1", device_ips=("192.168.1.1", "192.168.1.2"), env={"X": "a: b", "Y": "no"})  # fmt: skip
     nodes = (first, Node("b", "b", "b", devices=(0,), server_id="b"), Node("null", "c", "c", server_id="c"))
     path = folder / "made.yaml"
-    path.write_text(hostfile_convert.cluster_text(Cluster("made", nodes, {"all": ("a", "b")})))
-    again = inventory.load(path)
+    path.write_text(convert.cluster_text(Cluster("made", nodes, {"all": ("a", "b")})))
+    again = cluster.load(path)
     assert again.nodes == nodes and again.groups == {"all": ("a", "b")}
     assert again.nodes[0].env == first.env
 
@@ -237,7 +238,7 @@ def test_a_user_is_built_into_the_formats_that_hold_one(folder: Path) -> None:
     assert "the user al" in typed("build", "-c", "lab.yaml", "-n", "big").stderr
     again = typed("build", "-c", "lab.yaml", "--to", "cluster").stdout
     (folder / "again.yaml").write_text(again)
-    assert inventory.load(folder / "again.yaml").nodes == inventory.load(folder / "lab.yaml").nodes
+    assert cluster.load(folder / "again.yaml").nodes == cluster.load(folder / "lab.yaml").nodes
 
 
 def test_other_devices_than_the_first_are_built_only_where_they_can_be_chosen(folder: Path) -> None:

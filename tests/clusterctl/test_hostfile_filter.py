@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.errors import InputFaults, UsageError
-from clusterctl.hostfile_filter import chosen
+from clusterctl.hostfile.filter import chosen
 
 THERE = {"w0": (0, 1, 2, 3), "w1": (0, 1, 2, 3), "w2": (0, 1)}
 

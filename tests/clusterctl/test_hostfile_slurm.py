@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterctl.errors import UsageError
-from clusterctl.hostfile import Entry
-from clusterctl.hostfile_slurm import (
+from clusterctl.hostfile.formats import Entry
+from clusterctl.hostfile.slurm import (
     expand,
     fold,
     from_variables,

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import local
 from clusterctl.errors import ClusterctlError, LinkLost
-from clusterctl.sanitize import escape_controls
-from clusterctl.transport import Completed, Connection, LocalTransport
+from clusterctl.text import escape_controls
+from clusterctl.transport import local
+from clusterctl.transport.fanout import Completed, Connection, LocalTransport
 from tests.clusterctl import evil_agent
 from tests.clusterctl.nodes import local_node
 
@@ -84,7 +84,7 @@ def test_a_command_on_a_lying_node_has_a_result_or_an_error_in_words(tmp_path: P
 def test_a_node_that_only_beats_does_not_hold_a_command_beyond_its_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.link.LATE", 1.0)
+    monkeypatch.setattr("clusterctl.transport.link.LATE", 1.0)
     said = answered(tmp_path, "silence_with_beats", lambda there: there.run(["true"], timeout=0.5))
     assert isinstance(said, LinkLost) and "'run' did not end within 1 s of its time-out" in said.message
 
@@ -124,9 +124,9 @@ def inventory_of(folder: Path, modes: list[str]) -> Path:
 RESTRAINED = """
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
-from clusterctl import local
+from clusterctl.transport import local
 local.END_LIMIT = 0.5
-from clusterctl.cli.door import main
+from clusterctl.cli.main import main
 sys.argv = ["clusterctl", *sys.argv[2:]]
 main()
 """
@@ -228,8 +228,8 @@ def test_a_flood_does_not_fill_the_memory_while_nobody_reads(tmp_path: Path, mod
     code = """
 import sys, time
 from pathlib import Path
-from clusterctl import local
-from clusterctl.transport import LocalTransport
+from clusterctl.transport import local
+from clusterctl.transport.local import LocalTransport
 from tests.clusterctl.nodes import local_node
 local.END_LIMIT = 0.5
 folder = Path(sys.argv[1])

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from clusterctl.cli.hurry import Hurry
+from clusterctl.cli.interrupt import Hurry
 
 
 def press() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from clusterctl.cli.program import app
+from clusterctl.cli.commands import application
 from clusterctl.errors import UsageError
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ranks(*words: str) -> list[tuple[str, int]]:
     """The node and the device of each rank of a plan."""
     line = ["launch", "--dry-run", "-c", "hosts", "--no-code", "--json", *words, "--", "true"]
-    result = CliRunner().invoke(app, line)
+    result = CliRunner().invoke(application(), line)
     if result.exception:
         raise result.exception
     nodes = json.loads(result.stdout)["nodes"]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from clusterctl import hostfile_any, inventory
-from clusterctl.cli.program import app
+from clusterctl.cli.commands import application
 from clusterctl.errors import InputFaults, UsageError
+from clusterctl.hostfile import detect
+from clusterctl.inventory import cluster
 
 FOUR = Path(__file__).parents[2] / "rank_tables" / "hccl_4s_32p.json"
 
@@ -23,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def typed(*words: str) -> Result:
-    return CliRunner().invoke(app, ["init", *words])
+    return CliRunner().invoke(application(), ["init", *words])
 
 
 def refused(*words: str) -> UsageError:
@@ -49,8 +50,8 @@ DIALECTS = {
 def test_any_file_becomes_an_inventory_of_the_same_nodes(folder: Path, name: str) -> None:
     (folder / "given").write_text(DIALECTS[name])
     assert typed("--hostfile", "given").exit_code == 0
-    meant, made = hostfile_any.load(folder / "given", "npu"), inventory.load(folder / "cluster.yaml")
-    unsaid = [entry.slots is None for entry in hostfile_any.read(folder / "given").entries]
+    meant, made = detect.load(folder / "given", "npu"), cluster.load(folder / "cluster.yaml")
+    unsaid = [entry.slots is None for entry in detect.read(folder / "given").entries]
     for silent, one, node in zip(unsaid, meant.nodes, made.nodes, strict=True):
         devices = tuple(range(8)) if silent else one.devices
         assert node == replace(one, name=node.name, devices=devices)
@@ -61,16 +62,16 @@ def test_any_file_becomes_an_inventory_of_the_same_nodes(folder: Path, name: str
 
 def test_a_rank_table_gives_names_and_keeps_the_device_addresses(folder: Path) -> None:
     assert typed("--hostfile", str(FOUR), "-o", "lab.yaml").exit_code == 0
-    made = inventory.load(folder / "lab.yaml")
+    made = cluster.load(folder / "lab.yaml")
     assert made.names == ["node1", "node2", "node3", "node4"]
     assert [node.device_ips for node in made.nodes] == [
-        node.device_ips for node in hostfile_any.load(FOUR).nodes
+        node.device_ips for node in detect.load(FOUR).nodes
     ]
 
 
 def test_addresses_get_names_that_are_free(folder: Path) -> None:
     typed("--hosts", "10.0.0.[1-2],node1,node3")
-    made = inventory.load(folder / "cluster.yaml")
+    made = cluster.load(folder / "cluster.yaml")
     assert [(node.name, node.host) for node in made.nodes] == [
         ("node2", "10.0.0.1"),
         ("node4", "10.0.0.2"),
@@ -81,7 +82,7 @@ def test_addresses_get_names_that_are_free(folder: Path) -> None:
 
 def test_without_a_name_it_is_an_example_and_a_dry_run_only_prints_it(folder: Path) -> None:
     said = typed("--dry-run").stdout
-    assert inventory.parse(said, folder / "x.yaml").names == ["node1", "node2"]
+    assert cluster.parse(said, folder / "x.yaml").names == ["node1", "node2"]
     assert not (folder / "cluster.yaml").exists()
 
 
@@ -89,7 +90,7 @@ def test_devices_and_kind_fill_what_the_file_does_not_say(folder: Path) -> None:
     (folder / "hosts").write_text("a slots=8\nb\n")
     assert "tells no devices of b: written as 8 each" in typed("--hostfile", "hosts", "--dry-run").stderr
     result = typed("--hostfile", "hosts", "--devices", "[4,8)", "--kind", "cuda", "--dry-run")
-    made = inventory.parse(result.stdout, folder / "x.yaml")
+    made = cluster.parse(result.stdout, folder / "x.yaml")
     assert [(node.devices, node.kind) for node in made.nodes] == [
         (tuple(range(8)), "cuda"),
         ((4, 5, 6, 7), "cuda"),
@@ -108,7 +109,7 @@ def test_an_earlier_file_is_kept_unless_forced(folder: Path) -> None:
     assert isinstance(result.exception, UsageError) and "--force" in result.exception.hint
     assert (folder / "cluster.yaml").read_text() == "mine\n"
     assert typed("--hosts", "a", "--force").exit_code == 0
-    assert inventory.load(folder / "cluster.yaml").names == ["a"]
+    assert cluster.load(folder / "cluster.yaml").names == ["a"]
 
 
 def test_all_faults_of_the_file_and_the_options_come_at_once(folder: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import inventory
 from clusterctl.errors import InputFaults, UsageError
+from clusterctl.inventory import cluster as inventory_cluster
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -28,7 +28,7 @@ groups: {left: "node[1-2]", all4: "@left,node3,big"}
 
 
 def test_defaults_patterns_and_own_keys_come_together(tmp_path: Path) -> None:
-    cluster = inventory.load(written(tmp_path, FOUR))
+    cluster = inventory_cluster.load(written(tmp_path, FOUR))
     assert cluster.names == ["node1", "node2", "node3", "big"]
     node2, big = cluster.node("node2"), cluster.node("big")
     assert (node2.host, node2.port, node2.user, node2.devices) == ("10.0.0.2", 2222, "alice", tuple(range(8)))
@@ -43,7 +43,7 @@ def test_defaults_patterns_and_own_keys_come_together(tmp_path: Path) -> None:
 
 
 def test_a_selection_keeps_the_order_of_the_inventory(tmp_path: Path) -> None:
-    cluster = inventory.load(written(tmp_path, FOUR))
+    cluster = inventory_cluster.load(written(tmp_path, FOUR))
     assert cluster.select("big,@left").names == ["node1", "node2", "big"]
     assert cluster.select(None, "node[1-2]").names == ["node3", "big"]
     with pytest.raises(UsageError):
@@ -60,7 +60,7 @@ nodes:
   node3: {host: "a;b", kind: gpu, device_ips: [1.2.3.4]}
 """
     with pytest.raises(InputFaults) as caught:
-        inventory.load(written(tmp_path, text))
+        inventory_cluster.load(written(tmp_path, text))
     said = str(caught.value)
     for part in (
         "cluster.yaml:3 nodes.node1.hots: unknown key 'hots' (did you mean 'host'?)",
@@ -75,14 +75,14 @@ nodes:
 
 def test_two_names_for_one_machine_and_a_name_twice_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputFaults, match=r"both at 10\.0\.0\.1:22"):
-        inventory.load(written(tmp_path, "nodes: {a: {host: 10.0.0.1}, b: {host: 10.0.0.1}}"))
+        inventory_cluster.load(written(tmp_path, "nodes: {a: {host: 10.0.0.1}, b: {host: 10.0.0.1}}"))
     with pytest.raises(InputFaults, match="named twice"):
-        inventory.load(written(tmp_path, 'nodes: {"node[1-2]": {}, node2: {host: x}}'))
+        inventory_cluster.load(written(tmp_path, 'nodes: {"node[1-2]": {}, node2: {host: x}}'))
 
 
 def test_a_missing_key_file_is_found_before_any_connection(tmp_path: Path) -> None:
     with pytest.raises(InputFaults, match="no identity file"):
-        inventory.load(written(tmp_path, "defaults: {key: nowhere}\nnodes: {a: {}}"))
+        inventory_cluster.load(written(tmp_path, "defaults: {key: nowhere}\nnodes: {a: {}}"))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_missing_key_file_is_found_before_any_connection(tmp_path: Path) -> No
     ],
 )
 def test_devices_are_a_count_a_half_open_range_or_a_list(value: object, ids: tuple[int, ...]) -> None:
-    assert inventory.parse_devices(value) == ids
+    assert inventory_cluster.parse_devices(value) == ids
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_devices_are_a_count_a_half_open_range_or_a_list(value: object, ids: tup
 )
 def test_other_devices_are_refused(value: object) -> None:
     with pytest.raises(UsageError):
-        inventory.parse_devices(value)
+        inventory_cluster.parse_devices(value)
 
 
 def test_on_a_command_line_a_number_alone_counts_devices() -> None:
-    assert inventory.named_devices("2") == (0, 1) and inventory.named_devices("2,0") == (2, 0)
+    assert inventory_cluster.named_devices("2") == (0, 1) and inventory_cluster.named_devices("2,0") == (2, 0)
     for text in ("", "²", "٣", "[٠,٣)", "1,٣", "1000"):
         with pytest.raises(UsageError):
-            inventory.named_devices(text)
+            inventory_cluster.named_devices(text)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_on_a_command_line_a_number_alone_counts_devices() -> None:
 )
 def test_a_gateway_is_a_place_or_several(tmp_path: Path, gateway: str) -> None:
     text = f'nodes: {{a: {{host: b, gateway: "{gateway}"}}}}'
-    assert inventory.load(written(tmp_path, text)).nodes[0].gateway == gateway
+    assert inventory_cluster.load(written(tmp_path, text)).nodes[0].gateway == gateway
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_a_gateway_is_a_place_or_several(tmp_path: Path, gateway: str) -> None:
 )
 def test_a_gateway_that_is_an_option_or_a_command_is_refused(tmp_path: Path, gateway: str) -> None:
     with pytest.raises(InputFaults, match="can't be a gateway"):
-        inventory.load(written(tmp_path, f'nodes: {{a: {{host: b, gateway: "{gateway}"}}}}'))
+        inventory_cluster.load(written(tmp_path, f'nodes: {{a: {{host: b, gateway: "{gateway}"}}}}'))
 
 
 def test_a_name_that_no_resolver_takes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputFaults, match="too long for a name"):
-        inventory.load(written(tmp_path, f"nodes: {{a: {{host: {'x' * 64}.example}}}}"))
+        inventory_cluster.load(written(tmp_path, f"nodes: {{a: {{host: {'x' * 64}.example}}}}"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import InputFaults
-from clusterctl.inventory_cache import Inventories, Which
+from clusterctl.hostfile.cache import Inventories, Which
 
 
 @pytest.fixture

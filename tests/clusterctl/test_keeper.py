@@ -15,13 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import errors, keeper_place, quick
+from clusterctl import errors
 from clusterctl.agent.frames import encode
-from clusterctl.inventory import Node
-from clusterctl.keeper import _may_be_loaded
-from clusterctl.keeper_client import raised
-from clusterctl.keeper_guest import _Outgoing, node_of, told
-from clusterctl.link import RequestFailed
+from clusterctl.cli import entry
+from clusterctl.cli.fork_server import _may_be_loaded
+from clusterctl.inventory.cluster import Node
+from clusterctl.keeper import address
+from clusterctl.keeper.client import raised
+from clusterctl.keeper.clients import _Outgoing, node_of, told
+from clusterctl.transport.link import RequestFailed
 from tests.clusterctl.keeping import Keeping, is_alive, until
 
 INVENTORY = """
@@ -53,25 +55,25 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_the_folder_must_be_the_users_own_and_no_link(place: Path, tmp_path: Path) -> None:
-    os.close(keeper_place.opened(str(place)))
+    os.close(address.opened(str(place)))
     for mode in (0o755, 0o770, 0o701, 0o1777):
         place.chmod(mode)
-        with pytest.raises(keeper_place.WrongPlace, match="0700"):
-            keeper_place.opened(str(place))
+        with pytest.raises(address.WrongPlace, match="0700"):
+            address.opened(str(place))
     place.chmod(0o700)
     (tmp_path / "link").symlink_to(place)
-    with pytest.raises(keeper_place.WrongPlace):
-        keeper_place.opened(str(tmp_path / "link"))
+    with pytest.raises(address.WrongPlace):
+        address.opened(str(tmp_path / "link"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(keeper_place.WrongPlace):
-        keeper_place.opened(str(tmp_path / "file"))
+    with pytest.raises(address.WrongPlace):
+        address.opened(str(tmp_path / "file"))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
 def test_a_folder_of_another_user_is_refused(place: Path) -> None:
     os.chown(place, 12345, 12345)
-    with pytest.raises(keeper_place.WrongPlace, match="owner 12345"):
-        keeper_place.opened(str(place))
+    with pytest.raises(address.WrongPlace, match="owner 12345"):
+        address.opened(str(place))
 
 
 def test_a_wrong_folder_stops_the_command_before_anything_runs(kept: Keeping) -> None:
@@ -95,19 +97,19 @@ def test_the_sockets_are_for_the_user_alone(kept: Keeping) -> None:
 def test_a_keeper_is_named_by_what_its_answers_depend_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    first = keeper_place.name()
-    assert keeper_place.name() == first
+    first = address.name()
+    assert address.name() == first
     for variable in ("HOME", "XDG_CONFIG_HOME", "PYTHONPATH"):
         with monkeypatch.context() as change:
             change.setenv(variable, str(tmp_path))
-            assert keeper_place.name() != first, variable
+            assert address.name() != first, variable
     code = tmp_path / "code"
     (code / "agent").mkdir(parents=True)
     (code / "agent" / "a.py").write_text("1")
-    monkeypatch.setattr(keeper_place, "PACKAGE", str(code))
-    before = keeper_place.name()
+    monkeypatch.setattr(address, "PACKAGE", str(code))
+    before = address.name()
     (code / "agent" / "a.py").write_text("12")
-    assert before not in (first, keeper_place.name())
+    assert before not in (first, address.name())
 
 
 # ---- the same, warm and cold
@@ -189,8 +191,8 @@ def test_a_warm_command_imports_next_to_nothing(kept: Keeping) -> None:
     kept("exec", "node1", "--", "true")
     code = (
         "import sys; sys.argv = ['clusterctl', 'exec', 'node1', '--', 'echo', 'on']\n"
-        "from clusterctl import quick\n"
-        "try: quick.main()\n"
+        "from clusterctl.cli import entry\n"
+        "try: entry.main()\n"
         "finally: print(sorted({'typer', 'yaml', 'json', 'dataclasses', 'clusterctl.errors'} & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -208,9 +210,9 @@ def test_push_and_pull_go_to_the_keeper_too(kept: Keeping, tmp_path: Path) -> No
     def warm(*words: str) -> subprocess.CompletedProcess[str]:
         code = (
             f"import sys; sys.argv = ['clusterctl', *{words!r}]\n"
-            "from clusterctl import quick\n"
-            "try: quick.main()\n"
-            "finally: assert not {'typer', 'clusterctl.push', 'clusterctl.errors'} & set(sys.modules)"
+            "from clusterctl.cli import entry\n"
+            "try: entry.main()\n"
+            "finally: assert not {'typer', 'clusterctl.transfer.push', 'clusterctl.errors'} & set(sys.modules)"
         )
         argv = [sys.executable, "-c", code]
         return subprocess.run(argv, cwd=kept.folder, env=kept.env, capture_output=True, text=True)
@@ -278,12 +280,12 @@ def test_a_socket_that_nobody_listens_at_is_no_keeper(
     monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
     stale = socket.socket(socket.AF_UNIX)
-    stale.bind(str(place / (keeper_place.name() + keeper_place.DOOR)))
+    stale.bind(str(place / (address.name() + address.DOOR)))
     stale.close()
-    assert quick._by_keeper(["exec", "all"]) is None
+    assert entry._by_keeper(["exec", "all"]) is None
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
-    assert quick._by_keeper(["exec", "all"]) is None
+    assert entry._by_keeper(["exec", "all"]) is None
 
 
 # ---- values on the way
@@ -338,8 +340,8 @@ def test_a_command_that_reads_slowly_holds_up_nobody_and_loses_nothing() -> None
 @pytest.mark.parametrize(
     ("name", "loaded"),
     [
-        ("clusterctl.output", True), ("clusterctl.ssh_choice", True), ("rich.text", True), ("json.decoder", True),
-        ("clusterctl.ssh", False), ("clusterctl.ssh.transport", False), ("paramiko", False), ("cryptography", False),
+        ("clusterctl.exec.output", True), ("clusterctl.ssh.choose", True), ("rich.text", True), ("json.decoder", True),
+        ("clusterctl.ssh.session", False), ("clusterctl.ssh.transport", False), ("paramiko", False), ("cryptography", False),
     ],
 )  # fmt: skip
 def test_the_front_loads_what_commands_need_but_nothing_that_speaks_ssh(name: str, loaded: bool) -> None:

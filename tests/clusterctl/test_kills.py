@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.kills import RECENT, Kills, counter_of, read
+from clusterctl.agent.kernel import (
+    RECENT,
+    Kills,
+    counter_of,
+    read,
+)
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from clusterctl import link as link_module
 from clusterctl.agent.frames import Frame, encode
 from clusterctl.errors import LinkLost, Unreachable
-from clusterctl.link import Link
+from clusterctl.transport import link as link_module
+from clusterctl.transport.link import Link
 
 
 class Wire:

@@ -7,9 +7,9 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.log_fold import fold_lines, ranks_text
-from clusterctl.log_lines import LogChunk
-from clusterctl.logs import LogFilter
+from clusterctl.logs.fold import fold_lines, ranks_text
+from clusterctl.logs.lines import LogChunk
+from clusterctl.logs.store import LogFilter
 
 EVERYBODY = LogFilter(everybody=True)
 

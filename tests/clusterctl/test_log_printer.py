@@ -17,9 +17,9 @@ from rich.console import Console
 
 from clusterctl.cli import screen
 from clusterctl.cli.log_printer import LogPrinter
-from clusterctl.log_lines import LogChunk
-from clusterctl.logs import LogFilter
-from clusterctl.rundir import RunDir
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.logs.lines import LogChunk
+from clusterctl.logs.store import LogFilter
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERYBODY = LogFilter(everybody=True)
@@ -91,7 +91,7 @@ def long_run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("words", [["show"], ["tail", "-n", "3"], ["show", "--fold"], ["tail", "--grep", "e|x"]])
 def test_a_line_of_100_mb_is_shown_in_part_in_little_memory(long_run: Path, words: list[str]) -> None:
     code = (
-        "import sys; from clusterctl.cli.door import run\n"
+        "import sys; from clusterctl.cli.main import run\n"
         "try: run(sys.argv[1:])\n"
         # not ru_maxrss, which a process has from the one that started it
         "finally: sys.stderr.write(next(one for one in open('/proc/self/status') if one.startswith('VmHWM')))"

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import log_pull
-from clusterctl import run as runs
 from clusterctl.errors import UsageError
-from clusterctl.inventory import Cluster, Node
-from clusterctl.job import Job
-from clusterctl.rundir import RunDir
-from clusterctl.transport import Connections, LocalTransport
-from clusterctl.watch import Watch
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.jobs.job import Job
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.logs import pull
+from clusterctl.runs import start as runs
+from clusterctl.runs.finish import finish
+from clusterctl.runs.watch import Watch
+from clusterctl.transport.fanout import Connections, LocalTransport
 
 CODE = """
 import os, sys, time
@@ -56,7 +57,7 @@ def two_attempts(tmp_path: Path, connections: Connections) -> RunDir:
 def watched(run: RunDir, connections: Connections) -> None:
     for _ in Watch(run, connections):
         pass
-    runs.finish(run, connections)
+    finish(run, connections)
 
 
 def test_every_attempt_is_there_and_what_nobody_brought_home_is_fetched(
@@ -65,10 +66,10 @@ def test_every_attempt_is_there_and_what_nobody_brought_home_is_fetched(
     cut = two_attempts.log("node1", 0, "out", 1)
     cut.write_bytes(cut.read_bytes()[:5])
     two_attempts.log("node1", 1, "err", 1).unlink()
-    dry = log_pull.pull_run(two_attempts, connections, tmp_path / "dry", dry_run=True)
+    dry = pull.pull_run(two_attempts, connections, tmp_path / "dry", dry_run=True)
     assert not (tmp_path / "dry").exists()
     assert cut.stat().st_size == 5
-    pulled = log_pull.pull_run(two_attempts, connections, tmp_path / "out")
+    pulled = pull.pull_run(two_attempts, connections, tmp_path / "out")
     assert pulled.files == dry.files
     assert pulled.notes == []
     for attempt in (1, 2):
@@ -99,7 +100,7 @@ def test_what_cann_says_of_a_wrappers_children_comes_home_by_attempt(
     watched(run, connections)
     runs.resume(run, connections, lambda *_: None)
     watched(run, connections)
-    pulled = log_pull.pull_run(run, connections, tmp_path / "out")
+    pulled = pull.pull_run(run, connections, tmp_path / "out")
     plogs = [name for name in pulled.files if "plog-" in name]
     assert [name.split("/plog-")[0] for name in plogs] == [
         f"attempt-{attempt}/node1/process_log/debug/plog" for attempt in (1, 2)
@@ -113,7 +114,7 @@ def test_what_npu_smi_said_before_lies_beside_what_it_says_now(
     tool.parent.mkdir()
     tool.write_text(f"#!/bin/sh\n[ $1 = info ] && echo looked >>{tmp_path}/count && wc -l <{tmp_path}/count\n")
     tool.chmod(0o755)
-    monkeypatch.setattr("clusterctl.local.LOGIN_PATH", f"{tool.parent}:/usr/bin:/bin")
+    monkeypatch.setattr("clusterctl.transport.local.LOGIN_PATH", f"{tool.parent}:/usr/bin:/bin")
     node = Node("node1", "local", "127.0.0.1", devices=(0,), kind="npu", python=sys.executable, workdir=str(tmp_path))
     waits = f"""
 import os, time
@@ -125,7 +126,7 @@ time.sleep(1)
     with Connections(LocalTransport()) as fresh:
         run = runs.launch(Cluster("lab", (node,), source="x"), job, fresh, tmp_path / "runs", lambda *_: None)
         watched(run, fresh)
-        log_pull.pull_run(run, fresh, tmp_path / "out")
+        pull.pull_run(run, fresh, tmp_path / "out")
     place = tmp_path / "out" / "attempt-1" / "node1" / "environment_check"
     said = [(place / f"npu_info_{when}.txt").read_text().strip() for when in ("before", "after")]
     assert said == ["1", "2"]
@@ -137,7 +138,7 @@ def test_a_node_that_does_not_answer_is_a_note_and_the_rest_is_laid_out(
     os.rename(tmp_path / "n1", tmp_path / "away")
     (tmp_path / "n1").write_text("a file where the work folder should be")
     with Connections(LocalTransport()) as connections:
-        pulled = log_pull.pull_run(two_attempts, connections, tmp_path / "out")
+        pulled = pull.pull_run(two_attempts, connections, tmp_path / "out")
     assert len(pulled.notes) == 1
     assert "node1" in pulled.notes[0]
     assert sum(name.endswith(".txt") for name in pulled.files) == 4
@@ -146,7 +147,7 @@ def test_a_node_that_does_not_answer_is_a_note_and_the_rest_is_laid_out(
 def test_a_folder_with_something_in_it_is_refused_and_our_own_is_emptied(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     with pytest.raises(UsageError, match="there is something already"):
-        log_pull.claim(tmp_path / "a", replace=False)
-    log_pull.claim(tmp_path / "a", replace=True)
+        pull.claim(tmp_path / "a", replace=False)
+    pull.claim(tmp_path / "a", replace=True)
     assert not (tmp_path / "a").exists()
-    log_pull.claim(tmp_path / "a", replace=False)
+    pull.claim(tmp_path / "a", replace=False)

@@ -12,18 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import UsageError
-from clusterctl.log_lines import CUT, LONGEST_LINE, LineCutter, LogChunk, LogLine, shown
-from clusterctl.log_times import LogTimes, index_of, moment, offset_since
-from clusterctl.logs import (
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.logs.lines import (
+    CUT,
+    LONGEST_LINE,
+    LineCutter,
+    LogChunk,
+    LogLine,
+    shown,
+)
+from clusterctl.logs.store import (
     KeptFile,
     LogFilter,
     LogKeeper,
+    LogTimes,
+    index_of,
     kept_chunks,
     kept_files,
     last_lines,
+    moment,
+    offset_since,
     parse_ranks,
 )
-from clusterctl.rundir import RunDir
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300)))

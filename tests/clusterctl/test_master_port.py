@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 import sys
 
-from clusterctl.inventory import Node
-from clusterctl.master_port import ASK, free_port
-from clusterctl.transport import Connections, LocalTransport
+from clusterctl.inventory.cluster import Node
+from clusterctl.runs.master_port import ASK, free_port
+from clusterctl.transport.fanout import Connections, LocalTransport
 
 NODE = Node("node1", "local", "127.0.0.1", python=sys.executable)
 

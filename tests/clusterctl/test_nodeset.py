@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterctl.errors import UsageError
-from clusterctl.nodeset import LIMIT, expand, expand_all, fold, name_fault, select
+from clusterctl.inventory.nodeset import (
+    LIMIT,
+    expand,
+    expand_all,
+    fold,
+    name_fault,
+    select,
+)
 
 NODES = [f"node{number}" for number in (3, 1, 2, 10)]
 GROUPS = {

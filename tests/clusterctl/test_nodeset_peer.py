@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterctl.errors import UsageError
-from clusterctl.nodeset import expand, fold
+from clusterctl.inventory.nodeset import expand, fold
 
 PEER = Path(__file__).with_name("nodeset_peer.py")
 PROGRAM = shutil.which("nodeset")

@@ -13,12 +13,22 @@ import pytest
 from clusterctl.agent.child import MARKER
 from clusterctl.agent.processes import group_members, marked
 from clusterctl.errors import LinkLost, Unreachable
-from clusterctl.inventory import Node
-from clusterctl.link import RequestFailed
-from clusterctl.local import ChildStream
-from clusterctl.once import Once
-from clusterctl.once_script import LINE, MARK, carries, script
-from clusterctl.transport import Completed, Connection, LocalTransport, ScriptedTransport
+from clusterctl.inventory.cluster import Node
+from clusterctl.transport.fanout import (
+    Completed,
+    Connection,
+    LocalTransport,
+    ScriptedTransport,
+)
+from clusterctl.transport.link import RequestFailed
+from clusterctl.transport.local import ChildStream
+from clusterctl.transport.shell import (
+    LINE,
+    MARK,
+    Once,
+    carries,
+    script,
+)
 from tests.clusterctl.nodes import local_node, wait_for
 
 SHELLS = ["sh", "dash", "bash", "busybox"]  # each as the /bin/sh of a node

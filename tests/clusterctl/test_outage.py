@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from clusterctl.connection import Connection
 from clusterctl.errors import Unreachable
-from clusterctl.inventory import Node
-from clusterctl.link import Asked
-from clusterctl.outage import Outage
-from clusterctl.transport import Connections, Stream
+from clusterctl.inventory.cluster import Node
+from clusterctl.runs.stall import Outage
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import Connections, Stream
+from clusterctl.transport.link import Asked
 
 SPARE = Node("n3", "h3", "10.0.0.3")
 
@@ -57,7 +57,7 @@ def test_without_nodes_that_stand_by_it_is_taken_for_our_own_link() -> None:
 
 
 def test_a_node_that_stands_by_and_answers_says_that_our_link_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clusterctl.outage.AGAIN", 0.05)
+    monkeypatch.setattr("clusterctl.runs.stall.AGAIN", 0.05)
     network = Network()
     outage = Outage(Connections(network), [SPARE])
     assert outage.is_ours()
@@ -65,7 +65,7 @@ def test_a_node_that_stands_by_and_answers_says_that_our_link_is_fine(monkeypatc
     assert outage.is_ours()  # asked again and again, and answered by nobody
     network.up = True
     wait_for(lambda: not outage.is_ours())
-    monkeypatch.setattr("clusterctl.outage.AGAIN", 600.0)
+    monkeypatch.setattr("clusterctl.runs.stall.AGAIN", 600.0)
     outage.again = time.monotonic() + 600.0
     outage.over()
     assert outage.is_ours()  # the next time it is asked anew

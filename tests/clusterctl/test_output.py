@@ -3,12 +3,25 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from clusterctl.answers import Answers, as_json, differences, folded
 from clusterctl.errors import Unreachable
-from clusterctl.inventory import Node
-from clusterctl.output import LONG_LINE, Folder, JsonLines, Prefixer, ending, exit_code, printable
-from clusterctl.sanitize import escape_controls
-from clusterctl.transport import Completed, Outcome
+from clusterctl.exec.answers import (
+    Answers,
+    as_json,
+    differences,
+    folded,
+)
+from clusterctl.exec.output import (
+    LONG_LINE,
+    Folder,
+    JsonLines,
+    Prefixer,
+    ending,
+    exit_code,
+    printable,
+)
+from clusterctl.inventory.cluster import Node
+from clusterctl.text import escape_controls
+from clusterctl.transport.fanout import Completed, Outcome
 
 ONE, TWO = (Node(name=f"node{number}", host="local", address="x") for number in (1, 2))
 

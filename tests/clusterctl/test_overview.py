@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import Console
 
-from clusterctl import overview
 from clusterctl.cli import status_view
-from clusterctl.progress import read_progress
-from clusterctl.run import RunState, beat_of
+from clusterctl.runs import overview
+from clusterctl.runs.overview import read_progress
+from clusterctl.runs.state import RunState, beat_of
 
 RECORD = {"run": "demo-1", "attempt": 2, "created": 100.0, "ranks": {"a": [0, 1], "b": [2, 3]}}
 METRICS = [

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import contract, job, plan
+from clusterctl import contract
 from clusterctl.errors import InputFaults, UsageError
-from clusterctl.inventory import Cluster, Node
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.jobs import job, plan
 
 
 def cluster(kind: str = "cpu", counts: tuple[int, ...] = (2, 2)) -> Cluster:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import prune
-from clusterctl import run as runs
 from clusterctl.errors import Unreachable, UsageError
-from clusterctl.inventory import Cluster
-from clusterctl.rundir import RunDir, all_runs
-from clusterctl.transport import Connections, LocalTransport, ScriptedTransport
+from clusterctl.inventory.cluster import Cluster
+from clusterctl.jobs.run_folder import RunDir, all_runs
+from clusterctl.runs import prune
+from clusterctl.runs.stop import stop_run
+from clusterctl.transport.fanout import Connections, LocalTransport, ScriptedTransport
 from tests.clusterctl.test_run import connections as connections
 from tests.clusterctl.test_run import launched, program, to_the_end
 
@@ -84,7 +84,7 @@ def test_a_run_that_lives_stays_whatever_its_folder_says(tmp_path: Path, connect
             held = prune.prune([run], local)
         assert "looks after it" in held[0].kept
     finally:
-        runs.stop(run, connections, grace=0.0)
+        stop_run(run, connections, grace=0.0)
     assert prune.prune([run], local)[0].kept == ""
 
 

@@ -13,14 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.agent import build, tree
+from clusterctl.agent import tree, tree_build
 from clusterctl.agent.request import Refused
 from clusterctl.agent.tree import Entry
 from clusterctl.errors import InputFaults, UsageError
-from clusterctl.link import Asked, RequestFailed
-from clusterctl.pull import fold, pull_place, pull_tree
-from clusterctl.push import PushResult, Source, file_source, look, make_manifest, push_store, push_tree
-from clusterctl.transport import Connection, ScriptedTransport
+from clusterctl.transfer.pull import fold, pull_place, pull_tree
+from clusterctl.transfer.push import (
+    PushResult,
+    Source,
+    file_source,
+    look,
+    make_manifest,
+    push_store,
+    push_tree,
+)
+from clusterctl.transport.fanout import Connection, ScriptedTransport
+from clusterctl.transport.link import Asked, RequestFailed
 from tests.clusterctl.nodes import connect, local_node, wait_for
 
 EMPTY = tree.hash_file(os.devnull)[1]
@@ -345,7 +353,7 @@ def test_a_full_disk_is_found_before_the_transfer(tmp_path: Path) -> None:
     size = 1 << 46  # 64 TB
     table = bytes(tree.DIGEST * (size // tree.piece_size(size)))
     entry = Entry("f", "f", 0o644, size, tree.content_name(table))
-    builder = build.Builder(str(tmp_path / "dest"), [entry], table)
+    builder = tree_build.Builder(str(tmp_path / "dest"), [entry], table)
     with pytest.raises(Refused, match="MB are needed"):
         builder.room(builder.look([]))
 
@@ -359,7 +367,7 @@ def test_a_disk_without_room_for_more_files_is_found_too(
     monkeypatch.setattr("os.statvfs", lambda path: os.statvfs_result(values))
     entries = [Entry(f"f{number}", "f", 0o644, 0, EMPTY) for number in range(5)]
     with pytest.raises(Refused, match="3 more files"):
-        build.Builder(str(tmp_path / "dest"), entries).room([])
+        tree_build.Builder(str(tmp_path / "dest"), entries).room([])
 
 
 def test_one_file_goes_into_a_folder_or_under_a_name(link: Connection, source: Path, tmp_path: Path) -> None:
@@ -488,7 +496,7 @@ def test_whatever_a_manifest_says_nothing_lands_outside(
         checked = tree.parse(tree.to_bytes(entries))
     except tree.BadTree:
         return
-    builder = build.Builder(str(folder / "in" / "dest"), checked)
+    builder = tree_build.Builder(str(folder / "in" / "dest"), checked)
     builder.stage()
     builder.adopt()
     for begin, end in builder.look([]):
@@ -616,8 +624,8 @@ def test_a_source_that_is_no_folder_is_the_users_mistake(tmp_path: Path) -> None
 def test_a_manifest_warns_of_what_nobody_can_have_meant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.manifest.MANY_FILES", 2)
-    monkeypatch.setattr("clusterctl.manifest.MANY_BYTES", 5)
+    monkeypatch.setattr("clusterctl.transfer.manifest.MANY_FILES", 2)
+    monkeypatch.setattr("clusterctl.transfer.manifest.MANY_BYTES", 5)
     os.mkfifo(tmp_path / "pipe")
     for name in "abc":
         (tmp_path / name).write_text("xxx")

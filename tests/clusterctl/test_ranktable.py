@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.devices import DeviceAddress
 from clusterctl.errors import InputFaults, UsageError
-from clusterctl.inventory import Node
-from clusterctl.ranktable import (
+from clusterctl.inventory.cluster import Node
+from clusterctl.ranktable.api import (
     Device,
     RankTable,
     Server,
@@ -29,7 +28,13 @@ from clusterctl.ranktable import (
     renumbered,
     save,
 )
-from clusterctl.ranktable_edit import diff, parse_ranks, slice_table, to_version
+from clusterctl.ranktable.devices import DeviceAddress
+from clusterctl.ranktable.edit import (
+    diff,
+    parse_ranks,
+    slice_table,
+    to_version,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "rank_tables"
 CASES = Path(__file__).parents[1] / "cases" / "ranktable"

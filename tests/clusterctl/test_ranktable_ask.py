@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.errors import InputFaults, UsageError, WorkFailed
-from clusterctl.inventory import Cluster, Node
-from clusterctl.ranktable_ask import Asked, ask_nodes
-from clusterctl.transport import Completed, Connections, ScriptedTransport
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.ranktable.ask import Asked, ask_nodes
+from clusterctl.transport.fanout import Completed, Connections, ScriptedTransport
 
 HEAD = "NPU ID\tChip ID\tChip Logic ID\tChip Name\n"
 ONE_CHIP = f"{HEAD}0\t0\t0\tAscend 910\n1\t0\t1\tAscend 910\n"

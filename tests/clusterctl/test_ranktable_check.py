@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl import ranktable_check
 from clusterctl.errors import UsageError
-from clusterctl.ranktable_check import alike, check, check_file, inspect
+from clusterctl.ranktable import check as ranktable_check
+from clusterctl.ranktable.check import (
+    alike,
+    check,
+    check_file,
+    inspect,
+)
 
 CASES = Path(__file__).parent.parent / "cases" / "ranktable"
 
@@ -143,7 +148,7 @@ def test_every_code_has_a_case() -> None:
 def test_no_code_is_without_a_case_here() -> None:
     """Every literal that looks like a code in the modules is in the list above."""
     folder = Path(ranktable_check.__file__).parent
-    modules = ("ranktable_rules.py", "ranktable_together.py", "ranktable_check.py")
+    modules = ("rules.py", "rules_across_servers.py", "check.py")
     text = "".join((folder / name).read_text() for name in modules)
     called = set(re.findall(r'(?:add\(|_alike\(|Finding\()\s*"([a-z-]+)"', text))
     assert called <= CODES and len(called) > 20

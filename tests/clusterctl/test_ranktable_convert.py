@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from clusterctl.cli import ranktable as commands
 from clusterctl.errors import InputFaults, UsageError
-from clusterctl.ranktable import RankTable, load, parse
-from clusterctl.ranktable_edit import to_version
+from clusterctl.ranktable.api import RankTable, load, parse
+from clusterctl.ranktable.edit import to_version
 
 EXAMPLES = Path(__file__).parents[2] / "rank_tables"
 CASES = Path(__file__).parents[1] / "cases" / "ranktable"

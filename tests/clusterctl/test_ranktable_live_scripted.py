@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl import ranktable_live as live
 from clusterctl.errors import InputFaults, UsageError, WorkFailed
-from clusterctl.inventory import Cluster, Node
-from clusterctl.ranktable_verify import not_compared, unclaimed, verify
-from clusterctl.transport import Completed, Connection, ScriptedTransport
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.ranktable import push as live
+from clusterctl.ranktable.verify import not_compared, unclaimed, verify
+from clusterctl.transport.fanout import Completed, Connection, ScriptedTransport
 
 TABLE = {
     "version": "1.0",

@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import InputFaults
-from clusterctl.ranktable import RankTable, check, load, parse
-from clusterctl.ranktable_plan import load_plan, parse_plan, render_plan
+from clusterctl.ranktable.api import (
+    RankTable,
+    check,
+    load,
+    parse,
+)
+from clusterctl.ranktable.plan import load_plan, parse_plan, render_plan
 
 EXAMPLES = Path(__file__).parents[2] / "rank_tables"
 CASES = Path(__file__).parents[1] / "cases" / "ranktable"

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import InputFaults
-from clusterctl.ranktable import merge, parse
-from clusterctl.ranktable_edit import diff, diff_servers, slice_table, to_version
+from clusterctl.ranktable.api import merge, parse
+from clusterctl.ranktable.edit import (
+    diff,
+    diff_servers,
+    slice_table,
+    to_version,
+)
 
 GOOD = Path(__file__).parents[1] / "cases" / "ranktable" / "good-1.2.json"
 

@@ -17,14 +17,20 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import tree, wire, wire_tls
+from clusterctl.agent import peer, peer_tls, tree
+from clusterctl.agent import relay as agent_relay
 from clusterctl.agent.relay import LENGTH
 from clusterctl.agent.tree import Range
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.inventory import Node
-from clusterctl.push import PushResult, Source, make_manifest, push_tree
-from clusterctl.relay import HOPELESS, Relay, relay_for
-from clusterctl.transport import Connection
+from clusterctl.inventory.cluster import Node
+from clusterctl.transfer.push import (
+    PushResult,
+    Source,
+    make_manifest,
+    push_tree,
+)
+from clusterctl.transfer.relay import HOPELESS, Relay, relay_for
+from clusterctl.transport.fanout import Connection
 from tests.clusterctl.nodes import connect, local_node, oldest_python, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -255,7 +261,7 @@ class Liar:
 
     def _serve(self) -> None:
         connection, _ = self.listener.accept()
-        stream = wire.opened(connection, self.terms, accepts=True)
+        stream = agent_relay.opened(connection, self.terms, accepts=True)
         stream.read(LENGTH.unpack(stream.read(LENGTH.size))[0])
         size = min(self.sizes[0], tree.PIECE)
         stream.send(LENGTH.pack(size + 1) + bytes(size))
@@ -280,17 +286,17 @@ def test_a_node_that_gives_other_bytes_is_left_and_nothing_of_it_stays(
 
 def _strangers(
     terms: dict[str, str], other: dict[str, str]
-) -> Iterator[Callable[[socket.socket], wire.Wire]]:
+) -> Iterator[Callable[[socket.socket], peer.Wire]]:
     """Those who know nothing of a transfer: no TLS at all, no certificate, a certificate of another one."""
-    yield lambda one: wire.opened(one, {"mode": "plain", "secret": "00"}, accepts=False)
+    yield lambda one: agent_relay.opened(one, {"mode": "plain", "secret": "00"}, accepts=False)
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
-    mine = wire.prepared(terms, "/nowhere") if terms["mode"] == "tls" else {}
+    mine = agent_relay.prepared(terms, "/nowhere") if terms["mode"] == "tls" else {}
     if mine:
-        yield lambda one: wire.opened(one, {**mine, "context": lambda accepts: bare}, accepts=False)
-        wrong = wire.prepared(other, "/nowhere")["context"](False)
+        yield lambda one: agent_relay.opened(one, {**mine, "context": lambda accepts: bare}, accepts=False)
+        wrong = agent_relay.prepared(other, "/nowhere")["context"](False)
         wrong.verify_mode = ssl.CERT_NONE
-        yield lambda one: wire.opened(one, {**mine, "context": lambda accepts: wrong}, accepts=False)
+        yield lambda one: agent_relay.opened(one, {**mine, "context": lambda accepts: wrong}, accepts=False)
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -314,8 +320,8 @@ def test_a_stranger_gets_nothing(made: Callable[[int], Nodes], root: Path, plain
         refused += 1
     assert refused == (1 if plain else 3)
     with socket.create_connection(("127.0.0.1", port)) as connection:  # and one of the transfer does
-        ours = wire.prepared(relay.terms("node0", SIZE), "/nowhere")
-        stream = wire.opened(connection, ours, accepts=False)
+        ours = agent_relay.prepared(relay.terms("node0", SIZE), "/nowhere")
+        stream = agent_relay.opened(connection, ours, accepts=False)
         stream.send(LENGTH.pack(7) + b"[[0,1]]")
         while not (size := LENGTH.unpack(stream.read(LENGTH.size))[0]):
             pass
@@ -328,18 +334,18 @@ def test_a_python_whose_openssl_is_called_otherwise_speaks_the_same_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "_ssl", ModuleType("_ssl"))
-    spec = importlib.util.spec_from_file_location("wire_tls_by_ssl", wire_tls.__file__)
+    spec = importlib.util.spec_from_file_location("wire_tls_by_ssl", peer_tls.__file__)
     assert spec and spec.loader
     by_ssl = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(by_ssl)
-    assert by_ssl.Context is ssl.SSLContext is not wire_tls.Context
+    assert by_ssl.Context is ssl.SSLContext is not peer_tls.Context
     terms = Relay([local_node(tmp_path, "node0")]).terms("node0", SIZE)
     with socket.create_server(("127.0.0.1", 0)) as door:
         here = socket.create_connection(door.getsockname())
         there, _ = door.accept()
     with here, there, ThreadPoolExecutor() as pool:
         theirs = pool.submit(by_ssl.TlsWire, there, by_ssl.prepared(terms, "/nowhere"), True)
-        mine = wire.opened(here, wire.prepared(terms, "/nowhere"), accepts=False)
+        mine = agent_relay.opened(here, agent_relay.prepared(terms, "/nowhere"), accepts=False)
         theirs.result().send(b"x" * 100_000)
         mine.send(b"y" * 100_000)
         assert mine.read(100_000) == b"x" * 100_000 and theirs.result().read(100_000) == b"y" * 100_000
@@ -347,7 +353,7 @@ def test_a_python_whose_openssl_is_called_otherwise_speaks_the_same_tls(
 
 def test_what_a_node_loads_to_take_part_stays_little() -> None:
     script = (
-        "import sys\nfrom clusterctl.agent import relay, server, wire_tls\n"
+        "import sys\nfrom clusterctl.agent import relay, server, peer_tls\n"
         "print(sorted({'enum', 'ipaddress', 'json', 're', 'socket', 'ssl', 'typing'} & set(sys.modules)))"
     )
     said = subprocess.run(
@@ -368,7 +374,7 @@ def test_who_asks_for_what_is_not_there_is_left_alone(made: Callable[[int], Node
     ((_, port),) = relay.members
     for wish in (b"[[0,999999]]", b"[[-5,1]]", b"{}", b"nonsense", b"[" * 90_000):
         with socket.create_connection(("127.0.0.1", port)) as connection:
-            stream = wire.opened(connection, dict(relay.terms("node0", SIZE)), accepts=False)
+            stream = agent_relay.opened(connection, dict(relay.terms("node0", SIZE)), accepts=False)
             stream.send(LENGTH.pack(len(wish)) + wish)
             with pytest.raises(OSError):
                 stream.read(LENGTH.size)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl import run as runs
-from clusterctl.aftermath import placed, with_aftermath
 from clusterctl.errors import LinkLost
-from clusterctl.inventory import Node
-from clusterctl.report import find_cause, how_it_ended
-from clusterctl.rundir import RunDir
-from clusterctl.transport import Outcome, ScriptedTransport
+from clusterctl.inventory.cluster import Node
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.runs.aftermath import placed, with_aftermath
+from clusterctl.runs.cause import find_cause, how_it_ended
+from clusterctl.runs.state import RunState, read_answers
+from clusterctl.transport.fanout import Outcome, ScriptedTransport
 
 RECORD = {"ranks": {"a": [0, 1], "b": [2, 3]}, "devices": {"a": [4, 5], "b": [4, 5]}}
 
@@ -28,14 +28,14 @@ def ended(rank: int, when: float, code: int | None = None, signal: int | None = 
     return {"rank": rank, "state": "exited", "exit_code": code, "signal": signal, "ended": when}
 
 
-def state_of(a: object, b: object) -> runs.RunState:
+def state_of(a: object, b: object) -> RunState:
     outcomes = [
         Outcome(Node(name, name, name), error=one)
         if isinstance(one, LinkLost)
         else Outcome(Node(name, name, name), one)
         for name, one in (("a", a), ("b", b))
     ]
-    return runs.read_answers(RECORD, outcomes, None)
+    return read_answers(RECORD, outcomes, None)
 
 
 def test_the_earliest_failure_of_all_nodes_is_the_cause_and_a_stop_is_none() -> None:
@@ -135,7 +135,7 @@ def test_the_first_by_the_steady_clocks_counts_whatever_the_wall_clocks_say(tmp_
         one = {**ended(rank, wall, code=1), "monotonic": when + offset}
         return {**answer("failed", one, failed=rank), "clock": offset}
 
-    late = runs.read_answers(
+    late = read_answers(
         RECORD,
         [
             Outcome(Node("a", "a", "a"), node(5000.0, 0, 100.2, 10.0)),
@@ -324,7 +324,7 @@ KERNEL = [
 
 
 def test_the_kernels_words_are_found_by_pid_and_time() -> None:
-    from clusterctl.agent.evidence import about
+    from clusterctl.agent.kernel import about
 
     xid, oom = KERNEL[1][1], [text for _, text in KERNEL[2:5]]
     assert about(42, 100.0, 9, KERNEL) == {"oom": True, "kernel": [xid, *oom]}

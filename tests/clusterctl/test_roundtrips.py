@@ -10,12 +10,27 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl import hostfile, hostfile_any, hostfile_slurm, inventory, inventory_text
 from clusterctl.errors import ClusterctlError
-from clusterctl.hostfile import Entry
-from clusterctl.nodeset import expand, fold
-from clusterctl.ranktable import Device, RankTable, Server, SuperPod, check, merge, parse, renumbered
-from clusterctl.ranktable_edit import diff, slice_table, to_version
+from clusterctl.hostfile import (
+    detect,
+    formats,
+    init,
+    slurm,
+)
+from clusterctl.hostfile.formats import Entry
+from clusterctl.inventory import cluster as inventory_cluster
+from clusterctl.inventory.nodeset import expand, fold
+from clusterctl.ranktable.api import (
+    Device,
+    RankTable,
+    Server,
+    SuperPod,
+    check,
+    merge,
+    parse,
+    renumbered,
+)
+from clusterctl.ranktable.edit import diff, slice_table, to_version
 
 thorough = settings(max_examples=60, deadline=None)
 
@@ -167,16 +182,16 @@ def said(found: list[Entry], user: bool = True) -> list[tuple[str, int | None, s
     return [(entry.address, entry.slots, entry.user if user else None) for entry in found]
 
 
-@given(entries, st.sampled_from(hostfile.FORMATS))
+@given(entries, st.sampled_from(formats.FORMATS))
 @thorough
 def test_a_hostfile_is_read_back_as_it_was_written_or_refused(nodes: list[Entry], form: str) -> None:
     try:
-        text = hostfile.render_entries(nodes, form)
+        text = formats.render_entries(nodes, form)
     except ClusterctlError as error:
         assert form == "mpich" and any(":" in entry.address for entry in nodes), error
         return
-    assert said(hostfile.parse(text)) == said(nodes, user=form != "deepspeed")
-    assert said(hostfile.parse("# ours\n\n" + text.replace("\n", " # it\r\n"))) == said(hostfile.parse(text))
+    assert said(formats.parse(text)) == said(nodes, user=form != "deepspeed")
+    assert said(formats.parse("# ours\n\n" + text.replace("\n", " # it\r\n"))) == said(formats.parse(text))
 
 
 @given(entries)
@@ -184,7 +199,7 @@ def test_a_hostfile_is_read_back_as_it_was_written_or_refused(nodes: list[Entry]
 def test_a_slurm_list_keeps_names_order_and_counts(nodes: list[Entry]) -> None:
     nodes = [replace(entry, user=None) for entry in nodes if ":" not in entry.address]
     if nodes:
-        again, faults = hostfile_slurm.inspect_text(hostfile_slurm.render(nodes), "list")
+        again, faults = slurm.inspect_text(slurm.render(nodes), "list")
         counted = all(entry.slots is not None for entry in nodes)
         assert not faults
         assert said(again) == (said(nodes) if counted else [(entry.address, None, None) for entry in nodes])
@@ -194,10 +209,10 @@ def test_a_slurm_list_keeps_names_order_and_counts(nodes: list[Entry]) -> None:
 @settings(max_examples=25, deadline=None)
 def test_any_hostfile_becomes_an_inventory_and_the_same_hostfile_again(nodes: list[Entry]) -> None:
     nodes = [replace(entry, slots=entry.slots or 1) for entry in nodes]
-    cluster = hostfile_any.from_entries(nodes, "hosts")
-    assert said(list(hostfile_any.entries_of(cluster))) == said(nodes)
-    for text in (inventory_text.cluster_text(cluster), inventory_text.commented(cluster, "hosts")):
-        assert inventory.parse(text, Path("cluster.yaml")).nodes == cluster.nodes
+    cluster = detect.from_entries(nodes, "hosts")
+    assert said(list(detect.entries_of(cluster))) == said(nodes)
+    for text in (init.cluster_text(cluster), init.commented(cluster, "hosts")):
+        assert inventory_cluster.parse(text, Path("cluster.yaml")).nodes == cluster.nodes
 
 
 # -- node sets

@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import job as jobs
-from clusterctl import record
-from clusterctl import run as runs
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.inventory import Cluster, Node
-from clusterctl.report import find_cause
-from clusterctl.rundir import RunDir
-from clusterctl.transport import Connections, LocalTransport
-from clusterctl.watch import KeptWatch, Watch, open_watch
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.jobs import job as jobs
+from clusterctl.jobs import record
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.runs import start as runs
+from clusterctl.runs.cause import find_cause
+from clusterctl.runs.finish import finish
+from clusterctl.runs.state import RunState, current_state
+from clusterctl.runs.stop import stop_run
+from clusterctl.runs.watch import KeptWatch, Watch, open_watch
+from clusterctl.transport.fanout import Connections, LocalTransport
 
 
 def lab(tmp_path: Path) -> Cluster:
@@ -55,11 +58,11 @@ def launched(tmp_path: Path, connections: Connections, job: jobs.Job) -> RunDir:
     return runs.launch(lab(tmp_path), job, connections, tmp_path / "runs", lambda phase, text: None)
 
 
-def to_the_end(run: RunDir, connections: Connections) -> runs.RunState:
+def to_the_end(run: RunDir, connections: Connections) -> RunState:
     with open_watch(run, connections) as watch:
         for _ in watch:
             pass
-        return runs.finish(run, connections)
+        return finish(run, connections)
 
 
 def left_of(run: RunDir) -> int:
@@ -128,7 +131,7 @@ ctypes.CDLL(None).pthread_exit(None)
     homes = [Path(home) / "attempts" / "1" for home in run.read_record()["run_dirs"].values()]
     pids = [json.loads(path.read_text())["pid"] for home in homes for path in home.glob("ranks/*.json")]
     wait_for(lambda: len(pids) == 4 and all("State:\tZ" in Path(f"/proc/{pid}/status").read_text() for pid in pids))
-    assert runs.stop(run, connections) == {"node1": 0, "node2": 0}
+    assert stop_run(run, connections) == {"node1": 0, "node2": 0}
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     ended = [json.loads(path.read_text()) for home in homes for path in home.glob("ranks/*.json")]
     assert [(one["state"], one["signal"]) for one in ended] == [("exited", 9)] * 4
@@ -145,11 +148,11 @@ time.sleep(600)
 """
     first, second = (launched(tmp_path, connections, program(hiding, grace=2.0)) for _ in range(2))
     wait_for(lambda: left_of(first) >= 8 and left_of(second) >= 8)
-    assert runs.stop(first, connections) == {"node1": 0, "node2": 0}
+    assert stop_run(first, connections) == {"node1": 0, "node2": 0}
     assert left_of(first) == 0
     assert left_of(second) >= 8
-    assert runs.status(first, connections).phase == "stopped"
-    assert runs.stop(second, connections) == {"node1": 0, "node2": 0}
+    assert current_state(first, connections).phase == "stopped"
+    assert stop_run(second, connections) == {"node1": 0, "node2": 0}
     assert left_of(second) == 0
 
 
@@ -171,7 +174,7 @@ def test_cut_connections_lose_and_double_no_byte(tmp_path: Path, connections: Co
             if starts & {b"10", b"30", b"50"} and cuts < 6:
                 connections.drop(cluster.nodes[cuts % 2])
                 cuts += 1
-        state = runs.finish(run, connections)
+        state = finish(run, connections)
     assert cuts >= 4
     assert state.phase == "finished"
     wanted = "".join(f"{n} {'x' * 500}\n" for n in range(60))
@@ -184,7 +187,7 @@ def test_a_run_goes_on_without_its_launcher_and_is_found_again(tmp_path: Path) -
     with Connections(LocalTransport()) as first:
         run = launched(tmp_path, first, program(text))
     with Connections(LocalTransport()) as second:
-        assert runs.status(run, second).phase in ("running", "finished")
+        assert current_state(run, second).phase in ("running", "finished")
         assert to_the_end(run, second).phase == "finished"
     assert run.log("node2", 3, "out").read_text().split() == [str(n) for n in range(20)]
 
@@ -197,7 +200,7 @@ def test_a_second_watcher_reads_what_the_first_brings_home(tmp_path: Path, conne
             assert isinstance(other, KeptWatch)
             for _ in mine:
                 pass
-            runs.finish(run, connections)
+            finish(run, connections)
             lines = [line for update in other if update.chunk for line in update.chunk.lines()]
     assert sorted((line.rank, line.text) for line in lines) == [(rank, "hello") for rank in range(4)]
 
@@ -328,7 +331,7 @@ def test_a_run_that_goes_on_is_not_resumed(tmp_path: Path, connections: Connecti
     run = launched(tmp_path, connections, program("import time; time.sleep(600)"))
     with pytest.raises(UsageError, match="is running, not ended"):
         runs.resume(run, connections, lambda phase, text: None)
-    assert runs.stop(run, connections, grace=0.5) == {"node1": 0, "node2": 0}
+    assert stop_run(run, connections, grace=0.5) == {"node1": 0, "node2": 0}
 
 
 def test_a_start_that_comes_after_its_stop_starts_nothing(tmp_path: Path, connections: Connections) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.rundir import RunDir, find_run, replace_file
+from clusterctl.files import replace_file
+from clusterctl.jobs.run_folder import RunDir, find_run
 
 
 def make(folder: Path, name: str) -> RunDir:

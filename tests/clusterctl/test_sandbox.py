@@ -11,13 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import inventory, sandbox, sandbox_netns, sandbox_sshd
 from clusterctl.errors import UsageError
-from clusterctl.sandbox_layout import Layout, State, device_files, make_folders, make_keys, write_inventory
+from clusterctl.inventory import cluster as inventory_cluster
+from clusterctl.sandbox import cluster as sandbox_cluster
+from clusterctl.sandbox import namespaces, sshd
+from clusterctl.sandbox.layout import (
+    Layout,
+    State,
+    device_files,
+    make_folders,
+    make_keys,
+    write_inventory,
+)
 
 
 def test_importing_the_sandbox_loads_no_ssh_and_no_cryptography() -> None:
-    code = "import clusterctl.sandbox, sys; print(*sys.modules)"
+    code = "import clusterctl.sandbox.cluster, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"paramiko", "fabric", "cryptography", "torch", "rich"} & set(done.stdout.split())
 
@@ -36,73 +45,73 @@ def test_a_wrong_argument_is_refused_and_nothing_is_made(
     tmp_path: Path, arguments: dict[str, object], word: str
 ) -> None:
     with pytest.raises(UsageError, match=word):
-        sandbox.up(tmp_path / "box", **arguments)  # type: ignore[arg-type]
+        sandbox_cluster.up(tmp_path / "box", **arguments)  # type: ignore[arg-type]
     assert not (tmp_path / "box").exists()
 
 
 @pytest.mark.parametrize("name", ['with"quote', "with%percent", "with\nnewline", "with\\backslash"])
 def test_a_folder_that_sshd_could_not_read_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="can't hold a sandbox"):
-        sandbox.up(tmp_path / name)
+        sandbox_cluster.up(tmp_path / name)
 
 
 def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(UsageError, match="not empty"):
-        sandbox.up(tmp_path)
+        sandbox_cluster.up(tmp_path)
     with pytest.raises(UsageError, match="is no sandbox"):
-        sandbox.down(tmp_path)
+        sandbox_cluster.down(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_file_is_no_folder_and_a_missing_parent_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is not a folder"):
-        sandbox.up(tmp_path / "file")
+        sandbox_cluster.up(tmp_path / "file")
     with pytest.raises(UsageError, match="there is no folder") as caught:
-        sandbox.up(tmp_path / "no" / "box")
+        sandbox_cluster.up(tmp_path / "no" / "box")
     assert "mkdir -p" in caught.value.hint
     with pytest.raises(UsageError, match="see something of their own"):
-        sandbox.up(Path("/etc/box"))
+        sandbox_cluster.up(Path("/etc/box"))
 
 
 def test_load_without_a_sandbox_names_the_command_that_makes_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        sandbox.load(tmp_path)
+        sandbox_cluster.load(tmp_path)
     assert "sandbox up" in caught.value.hint
-    assert sandbox.down(tmp_path / "never was") == 0
+    assert sandbox_cluster.down(tmp_path / "never was") == 0
 
 
 def test_a_state_file_of_another_version_or_torn_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text('{"version": 0}')
     with pytest.raises(UsageError, match="another version"):
-        sandbox.down(tmp_path)
+        sandbox_cluster.down(tmp_path)
     (tmp_path / "state.json").write_text('{"version"')
     with pytest.raises(UsageError, match="not readable"):
-        sandbox.load(tmp_path)
+        sandbox_cluster.load(tmp_path)
 
 
 def test_auto_takes_sshd_where_it_is_and_else_the_embedded_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_sshd, "why_not_root", lambda: "")
-    monkeypatch.setattr(sandbox_sshd, "find_sshd", lambda: "/usr/sbin/sshd")
-    assert sandbox.choose_mode("auto") == "loopback"
-    monkeypatch.setattr(sandbox_sshd, "why_not_root", lambda: "the root account is locked")
-    assert sandbox.choose_mode("auto") == "embedded"
+    monkeypatch.setattr(sshd, "why_not_root", lambda: "")
+    monkeypatch.setattr(sshd, "find_sshd", lambda: "/usr/sbin/sshd")
+    assert sandbox_cluster.choose_mode("auto") == "loopback"
+    monkeypatch.setattr(sshd, "why_not_root", lambda: "the root account is locked")
+    assert sandbox_cluster.choose_mode("auto") == "embedded"
     with pytest.raises(UsageError, match="locked"):
-        sandbox.choose_mode("loopback")
-    monkeypatch.setattr(sandbox_sshd, "find_sshd", lambda: None)
-    assert sandbox.choose_mode("auto") == "embedded"
+        sandbox_cluster.choose_mode("loopback")
+    monkeypatch.setattr(sshd, "find_sshd", lambda: None)
+    assert sandbox_cluster.choose_mode("auto") == "embedded"
     with pytest.raises(UsageError, match="no sshd"):
-        sandbox.choose_mode("loopback")
-    monkeypatch.setattr(sandbox_netns, "why_not", lambda: "it needs root")
+        sandbox_cluster.choose_mode("loopback")
+    monkeypatch.setattr(namespaces, "why_not", lambda: "it needs root")
     with pytest.raises(UsageError, match="namespaces can't be had here: it needs root"):
-        sandbox.choose_mode("namespaces")
+        sandbox_cluster.choose_mode("namespaces")
 
 
 def half_made(folder: Path, mode: str) -> tuple[Layout, State]:
     layout = Layout(folder)
     folder.mkdir(mode=0o700)
-    nodes = sandbox._plan_nodes(layout, mode, 3)
+    nodes = sandbox_cluster._plan_nodes(layout, mode, 3)
     return layout, State(mode, 4, sys.executable, "root", True, nodes)
 
 
@@ -112,7 +121,7 @@ def test_the_inventory_it_writes_is_one_that_the_launcher_reads(tmp_path: Path, 
     state = replace(state, nodes=tuple(replace(node, port=40000 + node.index) for node in state.nodes))
     make_folders(layout, state)
     write_inventory(layout, state, make_keys(layout, state.nodes))
-    cluster = inventory.load(layout.cluster_file)
+    cluster = inventory_cluster.load(layout.cluster_file)
     assert cluster.names == ["node1", "node2", "node3"]
     assert cluster.known_hosts == str(layout.known_hosts)
     first = cluster.nodes[0]
@@ -139,8 +148,8 @@ def test_down_clears_what_an_up_that_was_killed_early_left(tmp_path: Path) -> No
     make_folders(layout, state)
     (layout.home(state.nodes[0]) / "locked").mkdir(mode=0o000)  # a run may have made folders it can't enter
     with pytest.raises(UsageError, match="was not taken down"):
-        sandbox.up(layout.directory)
-    assert sandbox.down(layout.directory) == 0
+        sandbox_cluster.up(layout.directory)
+    assert sandbox_cluster.down(layout.directory) == 0
     assert not layout.directory.exists()
 
 
@@ -149,12 +158,12 @@ def test_down_clears_what_an_up_killed_before_it_wrote_its_state_left(tmp_path: 
     box.mkdir()
     (box / "lock").touch()
     (box / ".state.json.123.abc").write_text("{")
-    assert sandbox.down(box) == 0
+    assert sandbox_cluster.down(box) == 0
     assert not box.exists()
 
 
 def test_down_leaves_an_empty_folder_of_the_user_s(tmp_path: Path) -> None:
-    assert sandbox.down(tmp_path) == 0
+    assert sandbox_cluster.down(tmp_path) == 0
     assert tmp_path.exists() and not list(tmp_path.iterdir())
 
 
@@ -165,7 +174,7 @@ def test_a_record_of_another_boot_ends_no_process_of_this_one(tmp_path: Path) ->
     with subprocess.Popen(["sleep", "30"]) as bystander:
         record = {"name": "node1", "pid": bystander.pid, "start_time": "1", "boot_id": "another", "argv": []}
         layout.record("node1").write_text(json.dumps(record))
-        assert sandbox.down(layout.directory) == 0
+        assert sandbox_cluster.down(layout.directory) == 0
         assert bystander.poll() is None
         bystander.kill()
 
@@ -173,7 +182,7 @@ def test_a_record_of_another_boot_ends_no_process_of_this_one(tmp_path: Path) ->
 def test_sshd_is_told_to_let_in_one_key_of_one_user_and_forward_nothing_else(tmp_path: Path) -> None:
     layout, state = half_made(tmp_path / "box", "loopback")
     make_folders(layout, state)
-    text = sandbox_sshd.write_config(layout, state, state.nodes[0], "/bin/false").read_text()
+    text = sshd.write_config(layout, state, state.nodes[0], "/bin/false").read_text()
     for line in (
         "AllowUsers root",
         "AuthenticationMethods publickey",
@@ -187,16 +196,16 @@ def test_sshd_is_told_to_let_in_one_key_of_one_user_and_forward_nothing_else(tmp
 
 def test_a_tmpdir_too_deep_for_sockets_is_not_set(tmp_path: Path) -> None:
     deep = Layout(tmp_path / ("x" * 80))
-    node = sandbox._plan_nodes(deep, "loopback", 1)[0]
+    node = sandbox_cluster._plan_nodes(deep, "loopback", 1)[0]
     assert deep.temporary(node) is None
     shallow = Layout(Path("/srv/box"))
     assert shallow.temporary(node) == Path("/srv/box/node1/tmp")
 
 
 def test_no_two_nodes_of_the_largest_sandbox_share_an_address(tmp_path: Path) -> None:
-    from clusterctl import sandbox_netns
-    from clusterctl.sandbox_layout import MAX_NODES, Layout
+    from clusterctl.sandbox import namespaces
+    from clusterctl.sandbox.layout import MAX_NODES, Layout
 
     layout = Layout(tmp_path)
-    every = [sandbox_netns.node_address(layout, index) for index in range(1, MAX_NODES + 1)]
-    assert len({*every, sandbox_netns.bridge_address(layout)}) == MAX_NODES + 1
+    every = [namespaces.node_address(layout, index) for index in range(1, MAX_NODES + 1)]
+    assert len({*every, namespaces.bridge_address(layout)}) == MAX_NODES + 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import sandbox_devices
+from clusterctl.sandbox import devices as sandbox_devices
 
 DEVICES = 8
 
@@ -108,7 +108,7 @@ def test_hccn_conf_has_the_real_file_s_lines() -> None:
 
 
 def test_no_two_devices_of_the_largest_sandbox_share_an_address() -> None:
-    from clusterctl.sandbox_layout import MAX_NODES
+    from clusterctl.sandbox.layout import MAX_NODES
 
     largest = sandbox_devices.MAX_DEVICES
     for devices in (1, 2, 8, largest):

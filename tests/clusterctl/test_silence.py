@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl import run as runs
-from clusterctl.report import read_cause
-from clusterctl.rundir import RunDir
-from clusterctl.silence import LATER, Hang, Silence
-from clusterctl.transport import Connections, LocalTransport
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.runs.cause import read_cause
+from clusterctl.runs.stall import LATER, Hang, Silence
+from clusterctl.runs.state import RunState
+from clusterctl.transport.fanout import Connections, LocalTransport
 
 from .test_controller import controlled, said
 from .test_run import launched, left_of, program
@@ -95,7 +95,7 @@ def connections() -> Iterator[Connections]:
         yield opened
 
 
-def hung(tmp_path: Path, connections: Connections, **env: str) -> tuple[RunDir, runs.RunState]:
+def hung(tmp_path: Path, connections: Connections, **env: str) -> tuple[RunDir, RunState]:
     job = program(FALLS_SILENT, hang_after=3.0, grace=1.0, env=env)
     run = launched(tmp_path, connections, job)
     return run, controlled(run, connections)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import ssh, ssh_openssh, ssh_retry
+from clusterctl import ssh
 from clusterctl.agent.processes import marked
 from clusterctl.errors import (
     ClusterctlError,
@@ -23,12 +23,13 @@ from clusterctl.errors import (
     LoginRefused,
     Unreachable,
 )
-from clusterctl.inventory import Node
-from clusterctl.link import shell_command
-from clusterctl.ssh import SshTransport
-from clusterctl.ssh_config import host_and_port
-from clusterctl.ssh_openssh import OpenSshTransport
-from clusterctl.transport import Stream, on_each
+from clusterctl.inventory.cluster import Node
+from clusterctl.ssh import openssh, retry
+from clusterctl.ssh.config import host_and_port
+from clusterctl.ssh.openssh import OpenSshTransport
+from clusterctl.ssh.transport import SshTransport
+from clusterctl.transport.fanout import Stream, on_each
+from clusterctl.transport.link import shell_command
 from tests.clusterctl.nodes import wait_for
 
 SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
@@ -225,9 +226,9 @@ def test_a_locked_key_is_named_as_such(way: Way, server: Server, known: Path, tm
 def test_a_closed_port_a_wrong_name_and_a_silent_server_are_told_apart(
     way: Way, server: Server, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (ssh.transport, ssh_openssh):
+    for module in (ssh.transport, openssh):
         monkeypatch.setattr(module, "HANDSHAKE_LIMIT", 0.5)
-    monkeypatch.setattr(ssh_retry, "RETRY_LIMIT", 0.1)
+    monkeypatch.setattr(retry, "RETRY_LIMIT", 0.1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         closed = server.node(port=silent.getsockname()[1])
@@ -246,7 +247,7 @@ def test_a_frozen_server_is_waited_for_as_long_as_one_that_is_off_and_once(known
         began = time.monotonic()
         with pytest.raises(Unreachable, match="no SSH server answers there: nothing was heard of it for 1 s"):
             ssh.SshTransport(known_hosts=known, connect_timeout=1.0, ssh_config="none").connect(node)
-        assert time.monotonic() - began < ssh_retry.HANDSHAKE_LIMIT / 2
+        assert time.monotonic() - began < retry.HANDSHAKE_LIMIT / 2
 
 
 def test_a_dropped_handshake_is_tried_again_and_goes_through(way: Way, server: Server, known: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import HostKeyChanged, HostKeyUnknown, UsageError
-from clusterctl.inventory import Node
-from clusterctl.ssh_choice import SshChoice
+from clusterctl.inventory.cluster import Node
+from clusterctl.ssh.choose import SshChoice
 from tests.clusterctl.test_ssh import Server, record, start
 
 pytestmark = pytest.mark.skipif(not shutil.which("ssh") or not shutil.which("sshd", path="/usr/sbin:/usr/bin"),

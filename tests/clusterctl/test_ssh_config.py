@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.inventory import Node
-from clusterctl.ssh_answers import Configuration
-from clusterctl.ssh_config import chain, host_and_port, way_to
-from clusterctl.ssh_keys import key_file
+from clusterctl.inventory.cluster import Node
+from clusterctl.ssh.config import chain, host_and_port, way_to
+from clusterctl.ssh.config_query import Configuration
+from clusterctl.ssh.host_keys import key_file
 
 SSH = shutil.which("ssh")
 pytestmark = pytest.mark.skipif(SSH is None, reason="no ssh on this machine")

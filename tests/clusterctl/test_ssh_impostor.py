@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import HostKeyChanged, HostKeyUnknown
-from clusterctl.inventory import Node
-from clusterctl.ssh import SshTransport
-from clusterctl.ssh_openssh import OpenSshTransport
-from clusterctl.transport import on_each
+from clusterctl.inventory.cluster import Node
+from clusterctl.ssh.openssh import OpenSshTransport
+from clusterctl.ssh.transport import SshTransport
+from clusterctl.transport.fanout import on_each
 from tests.clusterctl.test_ssh import Server, keygen_fingerprint, pump, record, start
 
 pytestmark = pytest.mark.skipif(not shutil.which("ssh") or not shutil.which("sshd", path="/usr/sbin:/usr/bin"),

@@ -16,11 +16,11 @@ import pytest
 
 from clusterctl.agent.processes import marked
 from clusterctl.errors import HostKeyChanged, LoginRefused
-from clusterctl.ssh_answers import Configuration
-from clusterctl.ssh_child import ChildStream
-from clusterctl.ssh_openssh import OpenSshTransport
-from clusterctl.ssh_words import HopLog, plain
-from clusterctl.transport import on_each
+from clusterctl.ssh.config_query import Configuration
+from clusterctl.ssh.openssh import OpenSshTransport
+from clusterctl.ssh.openssh_child import ChildStream
+from clusterctl.ssh.openssh_log import HopLog, plain
+from clusterctl.transport.fanout import on_each
 from tests.clusterctl.nodes import wait_for
 from tests.clusterctl.test_ssh import Server, read_all, record, start
 
@@ -113,8 +113,8 @@ def test_no_child_and_no_folder_is_left_whatever_becomes_of_the_login(
 KILLED = """
 import os, sys, threading
 from pathlib import Path
-from clusterctl.inventory import Node
-from clusterctl.ssh_openssh import OpenSshTransport
+from clusterctl.inventory.cluster import Node
+from clusterctl.ssh.openssh import OpenSshTransport
 folder, known, port, marker = sys.argv[1:]
 node = Node(name="n", host="127.0.0.1", address="x", port=int(port), key=f"{folder}/id", workdir=f"{folder}/work")
 link = OpenSshTransport(known_hosts=Path(known), ssh_config="none").connect(node)
@@ -230,8 +230,8 @@ def test_what_a_user_ordered_stays_and_only_the_usual_order_is_made_quick(tmp_pa
 
 
 def transport_way(transport: OpenSshTransport):  # type: ignore[no-untyped-def]
-    from clusterctl.inventory import Node
-    from clusterctl.ssh_config import way_to
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.ssh.config import way_to
 
     return way_to(Node(name="n", host="h", address="h"), transport._config)
 

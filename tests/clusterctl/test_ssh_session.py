@@ -16,12 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import ssh_config
 from clusterctl.errors import HostKeyChanged, HostKeyUnknown, LinkLost, LoginRefused, Unreachable
-from clusterctl.inventory import Node
-from clusterctl.ssh import KnownHosts, SshTransport, session
-from clusterctl.ssh.with_fabric import fabric_connection
-from clusterctl.transport import Stream, on_each
+from clusterctl.inventory.cluster import Node
+from clusterctl.ssh import config as ssh_config
+from clusterctl.ssh import session
+from clusterctl.ssh.fabric import fabric_connection
+from clusterctl.ssh.login import KnownHosts
+from clusterctl.ssh.transport import SshTransport
+from clusterctl.transport.fanout import Stream, on_each
 from tests.clusterctl.nodes import wait_for
 from tests.clusterctl.test_ssh import SSHD, Server, read_all, record, start
 
@@ -277,7 +279,7 @@ def test_fabric_runs_and_copies_over_a_login_that_was_checked_here(
 def test_paramiko_is_loaded_without_what_only_fabric_needs() -> None:
     code = """
 import sys
-from clusterctl.ssh.loading import load_paramiko
+from clusterctl.ssh.load_paramiko import load_paramiko
 load_paramiko()
 import clusterctl.ssh.program
 assert "invoke" not in sys.modules and "asyncio" not in sys.modules

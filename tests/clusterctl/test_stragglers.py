@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import overview
-from clusterctl.agent.steps import SPOKEN, Steps, own_seconds
-from clusterctl.controller import Control
-from clusterctl.inventory import Node
-from clusterctl.progress import read_progress
-from clusterctl.run import RunState, pace_of, read_answers
-from clusterctl.rundir import RunDir
-from clusterctl.stragglers import IN_A_ROW, Stragglers, slow
-from clusterctl.transport import Outcome
-from clusterctl.watch import Update
+from clusterctl.agent.hangs import SPOKEN, Steps, own_seconds
+from clusterctl.inventory.cluster import Node
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.runs import overview
+from clusterctl.runs.controller import Control
+from clusterctl.runs.overview import read_progress
+from clusterctl.runs.stall import IN_A_ROW, Stragglers, slow
+from clusterctl.runs.state import RunState, pace_of, read_answers
+from clusterctl.runs.watch import Update
+from clusterctl.transport.fanout import Outcome
 
 
 def test_a_rank_is_slow_beside_the_median_and_not_beside_the_quickest() -> None:

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LinkLost, NodesFailed, Unreachable
-from clusterctl.inventory import Node
-from clusterctl.link import RequestFailed
-from clusterctl.run import raise_failures
-from clusterctl.transport import (
+from clusterctl.inventory.cluster import Node
+from clusterctl.transport.fanout import (
     Completed,
     Connections,
     LocalTransport,
@@ -18,7 +16,9 @@ from clusterctl.transport import (
     ScriptedTransport,
     Stream,
     on_each,
+    raise_failures,
 )
+from clusterctl.transport.link import RequestFailed
 from tests.clusterctl.nodes import local_node
 
 NODES = [Node(name=f"node{number}", host="local", address="127.0.0.1") for number in range(1, 9)]

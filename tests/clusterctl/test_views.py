@@ -9,10 +9,12 @@ import pytest
 from rich.console import Console
 from rich.console import RenderableType as Renderable
 
-from clusterctl import views, words
-from clusterctl.logs import LogLine
-from clusterctl.progress import TrainProgress, metric_of, read_progress
-from clusterctl.sanitize import escape_controls, escape_in_json
+from clusterctl import text as clusterctl_text
+from clusterctl.cli import views
+from clusterctl.jobs.run_folder import metric_of
+from clusterctl.logs.store import LogLine
+from clusterctl.runs.overview import TrainProgress, read_progress
+from clusterctl.text import escape_controls, escape_in_json
 
 
 def drawn(*what: Renderable, width: int = 80) -> str:
@@ -25,22 +27,22 @@ def drawn(*what: Renderable, width: int = 80) -> str:
 @pytest.mark.parametrize(
     ("said", "wanted"),
     [
-        (words.count(1_071_872), "1.07M"),
-        (words.count(512), "512"),
-        (words.size(347_000), "347 kB"),
-        (words.size(2.5e9), "2.5 GB"),
-        (words.size(12), "12 B"),
-        (words.duration(59.4), "59s"),
-        (words.duration(185), "3m05s"),
-        (words.duration(7800), "2h10m"),
-        (words.duration(259_200 - 60), "71h59m"),
-        (words.duration(13_791_060), "159d14h"),
-        (words.duration(math.inf), "?"),
-        (words.some(1, "node"), "1 node"),
-        (words.some(2, "node"), "2 nodes"),
-        (words.device_text([4, 5, 6]), "[4,7)"),
-        (words.device_text([5, 1]), "5,1"),
-        (words.device_text([]), "none"),
+        (clusterctl_text.count(1_071_872), "1.07M"),
+        (clusterctl_text.count(512), "512"),
+        (clusterctl_text.size(347_000), "347 kB"),
+        (clusterctl_text.size(2.5e9), "2.5 GB"),
+        (clusterctl_text.size(12), "12 B"),
+        (clusterctl_text.duration(59.4), "59s"),
+        (clusterctl_text.duration(185), "3m05s"),
+        (clusterctl_text.duration(7800), "2h10m"),
+        (clusterctl_text.duration(259_200 - 60), "71h59m"),
+        (clusterctl_text.duration(13_791_060), "159d14h"),
+        (clusterctl_text.duration(math.inf), "?"),
+        (clusterctl_text.some(1, "node"), "1 node"),
+        (clusterctl_text.some(2, "node"), "2 nodes"),
+        (clusterctl_text.device_text([4, 5, 6]), "[4,7)"),
+        (clusterctl_text.device_text([5, 1]), "5,1"),
+        (clusterctl_text.device_text([]), "none"),
     ],
 )
 def test_figures_are_said_as_people_say_them(said: str, wanted: str) -> None:
@@ -146,8 +148,8 @@ def test_below_a_list_of_runs_stands_why_the_newest_failed() -> None:
 
 
 def test_a_plan_tells_the_share_and_the_epochs_of_each_of_several_corpora() -> None:
-    from clusterctl import job, plan
-    from clusterctl.inventory import Cluster, Node
+    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.jobs import job, plan
 
     cluster = Cluster("lab", (Node("node1", "10.0.0.1", "10.0.0.1", devices=(0,), kind="cpu"),))
     made = plan.make_plan(cluster, job.Job(name="mix", command=("true",), source="job.yaml"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import sandbox
+from clusterctl.sandbox import cluster
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ def clean_environment() -> dict[str, str]:
 def cluster_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Two nodes of two devices each."""
     directory = tmp_path_factory.mktemp("cluster") / "sandbox"
-    made = sandbox.up(directory, nodes=2, devices=2)
+    made = cluster.up(directory, nodes=2, devices=2)
     yield made.cluster_file
-    sandbox.down(directory)
+    cluster.down(directory)
 
 
 @pytest.fixture

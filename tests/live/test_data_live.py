@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import demo
+from clusterctl.sandbox import demo
 
 from .conftest import Shell
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import sandbox
 from clusterctl.agent.processes import marked
+from clusterctl.sandbox import cluster
 
 from .conftest import Shell, clean_environment
 
@@ -131,17 +131,17 @@ def test_input_without_an_end_reaches_all_nodes_in_bounded_memory(shell: Shell) 
 
 
 @pytest.fixture(scope="module")
-def whole_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sandbox.Sandbox]:
+def whole_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Sandbox]:
     if os.geteuid() != 0:
         pytest.skip("links are cut in namespaces, which need root")
-    made = sandbox.up(tmp_path_factory.mktemp("machines") / "sandbox", nodes=2, devices=1, mode="namespaces")
+    made = cluster.up(tmp_path_factory.mktemp("machines") / "sandbox", nodes=2, devices=1, mode="namespaces")
     yield made
-    sandbox.down(made.directory)
+    cluster.down(made.directory)
 
 
 @WAYS
 def test_a_cut_link_is_noticed_in_time_and_what_ran_behind_it_ends(
-    whole_machines: sandbox.Sandbox, tmp_path: Path, way: tuple[str, ...]
+    whole_machines: cluster.Sandbox, tmp_path: Path, way: tuple[str, ...]
 ) -> None:
     env = {**clean_environment(), "CLUSTERCTL_CLUSTER": str(whole_machines.cluster_file)}
     name = str(tmp_path)

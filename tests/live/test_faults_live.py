@@ -9,7 +9,7 @@ import pytest
 from bench.faults import Campaign
 from bench.faults_check import judge
 from bench.faults_draw import CHECKPOINT, RUNNING, Fault
-from clusterctl import sandbox_netns
+from clusterctl.sandbox import namespaces
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
@@ -24,7 +24,7 @@ FAULTS = [
 
 
 def test_runs_come_through_faults_with_the_right_cause_and_leave_nothing(tmp_path: Path) -> None:
-    missing = sandbox_netns.why_not()
+    missing = namespaces.why_not()
     if missing:
         pytest.skip(missing)
     campaign = Campaign(FAULTS, tmp_path, lanes=3)

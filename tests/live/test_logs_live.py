@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import inventory
-from clusterctl import run as runs
 from clusterctl.errors import ClusterctlError
-from clusterctl.job import Job
-from clusterctl.rundir import NodeFiles
-from clusterctl.transport import Connections, transport_to
-from clusterctl.watch import Watch
+from clusterctl.inventory import cluster as inventory_cluster
+from clusterctl.jobs.job import Job
+from clusterctl.jobs.run_folder import NodeFiles
+from clusterctl.runs import start as runs
+from clusterctl.runs.finish import finish
+from clusterctl.runs.watch import Watch
+from clusterctl.ssh.choose import transport_to
+from clusterctl.transport.fanout import Connections
 
 from .conftest import Shell
 
@@ -51,7 +53,7 @@ def wait_for_more(path: Path) -> None:
 
 @pytest.mark.timeout(240)
 def test_twenty_cut_connections_lose_and_double_no_line(tmp_path: Path, cluster_file: Path) -> None:
-    cluster = inventory.load(cluster_file)
+    cluster = inventory_cluster.load(cluster_file)
     job = Job(name="chatter", command=("python3", "-c", CHATTER), source="test")
     cuts = 0
 
@@ -82,7 +84,7 @@ def test_twenty_cut_connections_lose_and_double_no_line(tmp_path: Path, cluster_
                 seen[update.chunk.node, update.chunk.rank, update.chunk.stream] += update.chunk.data
         cutter.join(60)
         assert cuts == CUTS
-        assert runs.finish(run, connections).phase == "finished"
+        assert finish(run, connections).phase == "finished"
         for node, rank in (("node1", 0), ("node1", 1), ("node2", 2), ("node2", 3)):
             for stream in ("out", "err"):
                 remote = NodeFiles(run.read_record()["run_dirs"][node]).log(rank, stream)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl import sandbox, sandbox_netns
 from clusterctl.agent import tree
-from clusterctl.sandbox import Sandbox
+from clusterctl.sandbox import cluster, namespaces
+from clusterctl.sandbox.cluster import Sandbox
 from tests.live.conftest import Shell, clean_environment
 
 NODES = 5
@@ -26,12 +26,12 @@ LINE = "20mbit"  # of the launcher: 6 s for one copy, so that there is time to d
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    if sandbox_netns.why_not():
-        pytest.skip(sandbox_netns.why_not())
+    if namespaces.why_not():
+        pytest.skip(namespaces.why_not())
     directory = tmp_path_factory.mktemp("push") / "sandbox"
-    there = sandbox.up(directory, nodes=NODES, devices=1, mode="namespaces")
+    there = cluster.up(directory, nodes=NODES, devices=1, mode="namespaces")
     yield there
-    sandbox.down(directory)
+    cluster.down(directory)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def typed(tmp_path: Path, made: Sandbox) -> Shell:
 
 def inside(made: Sandbox, name: str, *argv: str) -> str:
     """What a program says that runs on a node, but was not started over SSH."""
-    pid = sandbox_netns.first_process(made.layout, made.node(name))
+    pid = namespaces.first_process(made.layout, made.node(name))
     entered = ["nsenter", "-t", str(pid), "-m", "-n", "-p", *argv]
     return subprocess.run(entered, capture_output=True, text=True, check=True).stdout
 
@@ -60,7 +60,7 @@ def inside(made: Sandbox, name: str, *argv: str) -> str:
 @pytest.fixture
 def slow_line(made: Sandbox) -> Iterator[None]:
     """What leaves the launcher is held to a rate; what goes between nodes is not."""
-    switch = json.loads(made.layout.record(sandbox_netns.RELAY).read_text())["pid"]
+    switch = json.loads(made.layout.record(namespaces.RELAY).read_text())["pid"]
     shape = ["nsenter", "-t", str(switch), "-n", "tc", "qdisc"]
     limit = ["tbf", "rate", LINE, "burst", "64kb", "latency", "400ms"]
     tried = subprocess.run([*shape, "add", "dev", "br0", "root", *limit], capture_output=True, text=True)
@@ -78,7 +78,7 @@ def start(typed: Shell, *words: str) -> subprocess.Popen[str]:
 
 
 def node_path(made: Sandbox, name: str, path: str) -> Path:
-    return Path(f"/proc/{sandbox_netns.first_process(made.layout, made.node(name))}/root{path}")
+    return Path(f"/proc/{namespaces.first_process(made.layout, made.node(name))}/root{path}")
 
 
 def same(made: Sandbox, name: str, source: Path, path: str) -> bool:

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from clusterctl import inventory, ranktable, sandbox
 from clusterctl.cli.ranktable import app
 from clusterctl.errors import InputFaults, WorkFailed
+from clusterctl.inventory import cluster as inventory_cluster
+from clusterctl.ranktable import api
+from clusterctl.sandbox import cluster as sandbox_cluster
 
 from .conftest import Shell, clean_environment
 
@@ -23,26 +25,26 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[inventory.Cluster]:
-    made = sandbox.up(tmp_path_factory.mktemp("nodes") / "sandbox", nodes=2, devices=4)
-    yield inventory.load(made.cluster_file)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[inventory_cluster.Cluster]:
+    made = sandbox_cluster.up(tmp_path_factory.mktemp("nodes") / "sandbox", nodes=2, devices=4)
+    yield inventory_cluster.load(made.cluster_file)
     made.down()
 
 
-def typed(cluster: inventory.Cluster, output: Path, *words: str) -> Result:
+def typed(cluster: inventory_cluster.Cluster, output: Path, *words: str) -> Result:
     return CliRunner().invoke(app, ["build", "-c", cluster.source, "-o", str(output), *words])
 
 
-def built(cluster: inventory.Cluster, output: Path, *words: str) -> BaseException | None:
+def built(cluster: inventory_cluster.Cluster, output: Path, *words: str) -> BaseException | None:
     return typed(cluster, output, *words).exception
 
 
-def answers_of(node: inventory.Node) -> Path:
+def answers_of(node: inventory_cluster.Node) -> Path:
     return Path(node.hccn_conf or "").with_name("hccn_tool.answers")
 
 
 @pytest.fixture
-def boards(cluster: inventory.Cluster) -> Iterator[None]:
+def boards(cluster: inventory_cluster.Cluster) -> Iterator[None]:
     """The nodes' boards are those of A3 for the time of a test."""
     before = {node.name: answers_of(node).read_text() for node in cluster.nodes}
     for node in cluster.nodes:
@@ -52,11 +54,11 @@ def boards(cluster: inventory.Cluster) -> Iterator[None]:
         answers_of(node).write_text(before[node.name])
 
 
-def test_a3_nodes_make_a_table_with_super_pods(cluster: inventory.Cluster, tmp_path: Path) -> None:
+def test_a3_nodes_make_a_table_with_super_pods(cluster: inventory_cluster.Cluster, tmp_path: Path) -> None:
     path = tmp_path / "a3.json"
     assert built(cluster, path, "--for", "a3", "--devices", "3,0") is None
     value = json.loads(path.read_text())
-    assert (value["version"], ranktable.check(path.read_bytes(), "a3")) == ("1.2", [])
+    assert (value["version"], api.check(path.read_bytes(), "a3")) == ("1.2", [])
     (pod,) = value["super_pod_list"]
     assert [one["server_id"] for one in pod["server_list"]] == [node.server_id for node in cluster.nodes]
     devices = value["server_list"][1]["device"]
@@ -66,7 +68,7 @@ def test_a3_nodes_make_a_table_with_super_pods(cluster: inventory.Cluster, tmp_p
 
 
 def test_what_has_no_address_is_refused_or_left_out_when_asked(
-    cluster: inventory.Cluster, tmp_path: Path
+    cluster: inventory_cluster.Cluster, tmp_path: Path
 ) -> None:
     conf = Path(cluster.nodes[1].hccn_conf or "")
     before = conf.read_text()
@@ -77,19 +79,19 @@ def test_what_has_no_address_is_refused_or_left_out_when_asked(
         assert built(cluster, path, "--skip-incomplete") is None
     finally:
         conf.write_text(before)
-    assert [[one.device_id for one in server.devices] for server in ranktable.load(path).servers] == [
+    assert [[one.device_id for one in server.devices] for server in api.load(path).servers] == [
         [0, 1, 2, 3], [0, 1, 3],
     ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("boards")
-def test_a3_nodes_are_told_by_their_own_answers(cluster: inventory.Cluster, tmp_path: Path) -> None:
+def test_a3_nodes_are_told_by_their_own_answers(cluster: inventory_cluster.Cluster, tmp_path: Path) -> None:
     done = typed(cluster, tmp_path / "a3.json")
     assert done.exit_code == 0, repr(done.exception)
     assert "node[1-2] are a3 by npu-smi: version 1.2; --for a2 writes 1.0" in done.stderr
-    assert ranktable.load(tmp_path / "a3.json").version == "1.2"
+    assert api.load(tmp_path / "a3.json").version == "1.2"
     assert built(cluster, tmp_path / "a2.json", "--for", "a2") is None
-    assert ranktable.load(tmp_path / "a2.json").version == "1.0"
+    assert api.load(tmp_path / "a2.json").version == "1.0"
     answers = answers_of(cluster.nodes[1])
     answers.write_text(answers.read_text().replace("npu_name=9392\n", ""))
     mixed = built(cluster, tmp_path / "mixed.json")
@@ -99,7 +101,7 @@ def test_a3_nodes_are_told_by_their_own_answers(cluster: inventory.Cluster, tmp_
 
 @pytest.mark.usefixtures("boards")
 def test_a_launch_gives_a3_nodes_the_same_table_as_a_build(
-    cluster: inventory.Cluster, tmp_path: Path
+    cluster: inventory_cluster.Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "job.yaml").write_text(
         "name: a3\nrank_table: always\n"
@@ -116,7 +118,7 @@ def test_a_launch_gives_a3_nodes_the_same_table_as_a_build(
 
 @pytest.mark.usefixtures("boards")
 def test_a_device_with_another_place_in_its_super_pod_is_caught(
-    cluster: inventory.Cluster, tmp_path: Path
+    cluster: inventory_cluster.Cluster, tmp_path: Path
 ) -> None:
     shell = Shell(tmp_path, {**clean_environment(), "CLUSTERCTL_CLUSTER": cluster.source})
     assert shell("ranktable", "build", "-o", "a3.json").returncode == 0
@@ -129,7 +131,7 @@ def test_a_device_with_another_place_in_its_super_pod_is_caught(
     assert "node2 device 2: the table says super-device id" in done.stdout and "npu-smi says 7" in done.stdout
 
 
-def test_a_2_0_table_is_verified_by_its_addresses(cluster: inventory.Cluster, tmp_path: Path) -> None:
+def test_a_2_0_table_is_verified_by_its_addresses(cluster: inventory_cluster.Cluster, tmp_path: Path) -> None:
     addresses = [
         [
             line.partition("=")[2]

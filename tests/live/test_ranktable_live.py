@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import devices, hostfile_convert, inventory, ranktable, sandbox
 from clusterctl.errors import WorkFailed
-from clusterctl.transport import Connections, transport_to
+from clusterctl.hostfile import convert
+from clusterctl.inventory import cluster as inventory_cluster
+from clusterctl.ranktable import api, devices
+from clusterctl.sandbox import cluster as sandbox_cluster
+from clusterctl.ssh.choose import transport_to
+from clusterctl.transport.fanout import Connections
 
 from .conftest import Shell, clean_environment
 
@@ -24,21 +28,21 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[inventory.Cluster]:
-    made = sandbox.up(tmp_path_factory.mktemp("nodes") / "sandbox", nodes=2, devices=4)
-    yield inventory.load(made.cluster_file)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[inventory_cluster.Cluster]:
+    made = sandbox_cluster.up(tmp_path_factory.mktemp("nodes") / "sandbox", nodes=2, devices=4)
+    yield inventory_cluster.load(made.cluster_file)
     made.down()
 
 
-def answers(cluster: inventory.Cluster) -> list[tuple[inventory.Node, list[devices.DeviceAddress]]]:
+def answers(cluster: inventory_cluster.Cluster) -> list[tuple[inventory_cluster.Node, list[devices.DeviceAddress]]]:
     with Connections(transport_to(cluster)) as connections:
         outcomes = connections.on_each(cluster.nodes, lambda node, link: devices.ask(link, node))
         return [(outcome.node, outcome.get()) for outcome in outcomes]
 
 
-def test_the_nodes_own_answers_make_a_table_that_passes(cluster: inventory.Cluster) -> None:
-    table = ranktable.build(answers(cluster))
-    assert (table.ranks, ranktable.check(table.render())) == (8, [])
+def test_the_nodes_own_answers_make_a_table_that_passes(cluster: inventory_cluster.Cluster) -> None:
+    table = api.build(answers(cluster))
+    assert (table.ranks, api.check(table.render())) == (8, [])
     for node, server in zip(cluster.nodes, table.servers, strict=True):
         assert node.hccn_conf is not None
         told = dict(line.split("=") for line in Path(node.hccn_conf).read_text().splitlines())
@@ -46,7 +50,7 @@ def test_the_nodes_own_answers_make_a_table_that_passes(cluster: inventory.Clust
     assert json.loads(table.render())["server_list"][1]["device"][0]["rank_id"] == "4"
 
 
-def test_an_unconfigured_device_is_named_with_its_node(cluster: inventory.Cluster) -> None:
+def test_an_unconfigured_device_is_named_with_its_node(cluster: inventory_cluster.Cluster) -> None:
     conf = Path(cluster.nodes[1].hccn_conf or "")
     before = conf.read_text()
     conf.write_text("".join(line for line in before.splitlines(True) if "_2=" not in line))
@@ -57,12 +61,12 @@ def test_an_unconfigured_device_is_named_with_its_node(cluster: inventory.Cluste
         conf.write_text(before)
 
 
-def test_where_no_device_has_ipv4_the_table_is_ipv6(cluster: inventory.Cluster) -> None:
+def test_where_no_device_has_ipv4_the_table_is_ipv6(cluster: inventory_cluster.Cluster) -> None:
     before = {node.name: Path(node.hccn_conf or "").read_text() for node in cluster.nodes}
     for node in cluster.nodes:
         Path(node.hccn_conf or "").write_text("")
     try:
-        table = ranktable.build(answers(cluster))
+        table = api.build(answers(cluster))
     finally:
         for node in cluster.nodes:
             Path(node.hccn_conf or "").write_text(before[node.name])
@@ -73,14 +77,14 @@ def test_where_no_device_has_ipv4_the_table_is_ipv6(cluster: inventory.Cluster) 
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sandbox.Sandbox]:
-    made = sandbox.up(tmp_path_factory.mktemp("four") / "sandbox", nodes=4, devices=2)
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sandbox_cluster.Sandbox]:
+    made = sandbox_cluster.up(tmp_path_factory.mktemp("four") / "sandbox", nodes=4, devices=2)
     yield made
     made.down()
 
 
 @pytest.fixture
-def typed(four: sandbox.Sandbox, tmp_path: Path) -> Shell:
+def typed(four: sandbox_cluster.Sandbox, tmp_path: Path) -> Shell:
     """A folder with the nodes' own table in it, pushed to all of them."""
     shell = Shell(tmp_path, {**clean_environment(), "CLUSTERCTL_CLUSTER": str(four.cluster_file)})
     assert shell("ranktable", "build", "-o", "table.json").returncode == 0
@@ -94,7 +98,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def home(four: sandbox.Sandbox, node: str) -> Path:
+def home(four: sandbox_cluster.Sandbox, node: str) -> Path:
     return four.cluster_file.parent / node / "home"
 
 
@@ -105,7 +109,7 @@ def drifts(shell: Shell) -> list[tuple[str, int | None, str]]:
     return found
 
 
-def test_a_table_altered_on_one_of_four_nodes_is_caught(four: sandbox.Sandbox, typed: Shell) -> None:
+def test_a_table_altered_on_one_of_four_nodes_is_caught(four: sandbox_cluster.Sandbox, typed: Shell) -> None:
     assert drifts(typed) == []
     for number in range(1, 5):
         path = home(four, f"node{number}") / "table.json"
@@ -123,7 +127,7 @@ def test_a_table_altered_on_one_of_four_nodes_is_caught(four: sandbox.Sandbox, t
     assert drifts(typed) == [] and not there.is_symlink()
 
 
-def test_a_device_that_moved_or_lost_its_link_is_named(four: sandbox.Sandbox, typed: Shell) -> None:
+def test_a_device_that_moved_or_lost_its_link_is_named(four: sandbox_cluster.Sandbox, typed: Shell) -> None:
     etc = four.cluster_file.parent / "node4" / "etc"
     conf, answers_file = etc / "hccn.conf", etc / "hccn_tool.answers"
     before = conf.read_text(), answers_file.read_text()
@@ -144,9 +148,9 @@ def test_a_device_that_moved_or_lost_its_link_is_named(four: sandbox.Sandbox, ty
     assert "node1: ok: the same file, 2 devices" in said.stdout
 
 
-def test_a_node_out_of_reach_is_3_and_hides_no_others_drift(four: sandbox.Sandbox, typed: Shell) -> None:
+def test_a_node_out_of_reach_is_3_and_hides_no_others_drift(four: sandbox_cluster.Sandbox, typed: Shell) -> None:
     (home(four, "node1") / "table.json").write_text("{}")
-    typed.folder.joinpath("cut.yaml").write_text(hostfile_convert.cluster_text(away(four)))
+    typed.folder.joinpath("cut.yaml").write_text(convert.cluster_text(away(four)))
     done = typed("ranktable", "verify", "table.json", "-c", "cut.yaml", "--json")
     said = json.loads(done.stdout)
     assert done.returncode == 3 and "node2" in done.stderr
@@ -154,8 +158,8 @@ def test_a_node_out_of_reach_is_3_and_hides_no_others_drift(four: sandbox.Sandbo
     assert [(one["node"], one["kind"]) for one in said["findings"]] == [("node1", "file-differs")]
 
 
-def away(four: sandbox.Sandbox) -> inventory.Cluster:
+def away(four: sandbox_cluster.Sandbox) -> inventory_cluster.Cluster:
     """The same nodes, but node2 at a port where nobody listens."""
-    cluster = inventory.load(four.cluster_file)
+    cluster = inventory_cluster.load(four.cluster_file)
     nodes = tuple(replace(node, port=1) if node.name == "node2" else node for node in cluster.nodes)
     return replace(cluster, nodes=nodes)

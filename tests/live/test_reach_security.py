@@ -17,11 +17,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusterctl import inventory, nodeset
 from clusterctl.errors import ClusterctlError
-from clusterctl.sandbox import load as load_sandbox
-from clusterctl.sanitize import escape_controls
-from clusterctl.transport import Connections, transport_to
+from clusterctl.inventory import cluster as inventory_cluster
+from clusterctl.inventory import nodeset
+from clusterctl.sandbox.cluster import load as load_sandbox
+from clusterctl.ssh.choose import transport_to
+from clusterctl.text import escape_controls
+from clusterctl.transport.fanout import Connections
 from tests.clusterctl import hostile
 
 from .conftest import Shell
@@ -81,7 +83,7 @@ def test_arguments_arrive_byte_identical_through_the_command_line(
 def test_arguments_and_variables_arrive_byte_identical_through_an_agent(
     canary: Path, cluster_file: Path
 ) -> None:
-    cluster = inventory.load(cluster_file)
+    cluster = inventory_cluster.load(cluster_file)
     texts = hostile.texts(str(canary))
     values = hostile.values(str(canary))
     env = {f"HOSTILE_{number}": text for number, text in enumerate(values)}
@@ -159,7 +161,7 @@ def test_names_of_nodes_are_refused_in_words_or_only_ever_names(canary: Path, tm
             assert all(not nodeset.name_fault(name) for name in names)
         document = json.dumps({"nodes": {text: {"host": "local"}}})
         try:
-            cluster = inventory.parse(document, tmp_path / "cluster.yaml")
+            cluster = inventory_cluster.parse(document, tmp_path / "cluster.yaml")
         except ClusterctlError as refusal:
             assert refusal.message.strip() or refusal.hint
             continue

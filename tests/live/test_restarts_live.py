@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import sandbox, sandbox_netns
-from clusterctl.rundir import RunDir
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.sandbox import cluster, namespaces
 
 from .conftest import Shell, clean_environment
 from .test_commands import marked
@@ -193,17 +193,17 @@ def test_an_interrupt_right_after_the_start_leaves_nothing(shell: Shell) -> None
 
 
 @pytest.fixture(scope="module")
-def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sandbox.Sandbox]:
-    why = sandbox_netns.why_not()
+def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Sandbox]:
+    why = namespaces.why_not()
     if why:
         pytest.skip(why)
     directory = tmp_path_factory.mktemp("three") / "sandbox"
-    yield sandbox.up(directory, nodes=3, devices=1, mode="namespaces")
-    sandbox.down(directory)
+    yield cluster.up(directory, nodes=3, devices=1, mode="namespaces")
+    cluster.down(directory)
 
 
 def test_a_spare_takes_the_place_of_the_first_node_and_its_checkpoints(
-    tmp_path: Path, data: Path, three_nodes: sandbox.Sandbox
+    tmp_path: Path, data: Path, three_nodes: cluster.Sandbox
 ) -> None:
     shell = Shell(tmp_path, {**clean_environment(), "CLUSTERCTL_CLUSTER": str(three_nodes.cluster_file)})
     name = job_file(shell, data, steps=100)

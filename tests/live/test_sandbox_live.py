@@ -19,16 +19,23 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from clusterctl import sandbox, sandbox_netns, sandbox_process, sandbox_sshd
-from clusterctl.cli import door
+from clusterctl.cli import main
 from clusterctl.errors import UsageError
+from clusterctl.sandbox import (
+    cluster,
+    namespaces,
+    sshd,
+)
+from clusterctl.sandbox import (
+    process as sandbox_process,
+)
 
 pytestmark = [pytest.mark.live, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 WHY_NOT = {
-    "loopback": "" if sandbox_sshd.find_sshd() and not sandbox_sshd.why_not_root() else "no usable sshd",
+    "loopback": "" if sshd.find_sshd() and not sshd.why_not_root() else "no usable sshd",
     "embedded": "",
-    "namespaces": sandbox_netns.why_not(),
+    "namespaces": namespaces.why_not(),
 }
 
 
@@ -41,8 +48,8 @@ TWO_NODES_SOON = 5.0  # seconds, on a busy two-core machine; 0.15 to 0.3 on an i
 
 
 @contextlib.contextmanager
-def up(folder: Path, mode: str, nodes: int = 2) -> Iterator[sandbox.Sandbox]:
-    made = sandbox.up(folder / "box", nodes=nodes, mode=mode)
+def up(folder: Path, mode: str, nodes: int = 2) -> Iterator[cluster.Sandbox]:
+    made = cluster.up(folder / "box", nodes=nodes, mode=mode)
     try:
         yield made
     finally:
@@ -50,7 +57,7 @@ def up(folder: Path, mode: str, nodes: int = 2) -> Iterator[sandbox.Sandbox]:
 
 
 @contextlib.contextmanager
-def login(made: sandbox.Sandbox, name: str = "node1") -> Iterator[paramiko.SSHClient]:
+def login(made: cluster.Sandbox, name: str = "node1") -> Iterator[paramiko.SSHClient]:
     node = made.node(name)
     with paramiko.SSHClient() as client:
         client.load_host_keys(str(made.layout.known_hosts))  # and a key that is not in there is refused
@@ -79,7 +86,7 @@ def run(client: paramiko.SSHClient, command: str, stdin: bytes = b"") -> tuple[i
 def processes_of(folder: Path) -> set[int]:
     """What carries the sandbox's mark, and what names its folder: sshd writes over its environment."""
     named = {pid for pid in sandbox_process.table() if f"{folder}/" in command_line(pid)}
-    return named | sandbox_process.marked(f"{sandbox.Layout(folder.resolve()).id}/")
+    return named | sandbox_process.marked(f"{cluster.Layout(folder.resolve()).id}/")
 
 
 def command_line(pid: int) -> str:
@@ -89,13 +96,13 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def nothing_is_left(made: sandbox.Sandbox) -> None:
+def nothing_is_left(made: cluster.Sandbox) -> None:
     assert not made.directory.exists()
     assert not processes_of(made.directory)
     for node in made.nodes:
         with socket.socket() as probe:
             assert probe.connect_ex((node.host, node.port)) != 0
-    assert not (sandbox_sshd.RUN_SSHD / f"clusterctl-{made.layout.id}").exists()
+    assert not (sshd.RUN_SSHD / f"clusterctl-{made.layout.id}").exists()
 
 
 @pytest.mark.parametrize("mode", EVERY)
@@ -115,8 +122,8 @@ def test_nodes_come_up_answer_to_ssh_and_go_without_a_trace(tmp_path: Path, mode
                 ]  # fmt: skip
                 assert code == 0
         with pytest.raises(UsageError, match="is up"):
-            sandbox.up(made.directory, mode=mode)
-        assert sandbox.load(made.directory).status() == made.status()
+            cluster.up(made.directory, mode=mode)
+        assert cluster.load(made.directory).status() == made.status()
     nothing_is_left(made)
     assert made.down() == 0  # twice is fine
 
@@ -213,7 +220,7 @@ def test_killing_a_node_ends_all_of_it_and_nothing_of_the_others(tmp_path: Path,
     nothing_is_left(made)
 
 
-def sleepers(made: sandbox.Sandbox) -> set[int]:
+def sleepers(made: cluster.Sandbox) -> set[int]:
     records = sandbox_process.read_records(made.layout.processes)
     below = sandbox_process.below({record.pid for record in records if record.alive})
     return below.keys() & sandbox_process.named("sleep")
@@ -289,9 +296,9 @@ def test_cut_without_links_of_its_own_says_what_gives_them(tmp_path: Path, mode:
 
 @needs("loopback")
 def test_sandboxes_side_by_side_leave_each_other_alone(tmp_path: Path) -> None:
-    first = sandbox.up(tmp_path / "one", nodes=1, mode="loopback")
+    first = cluster.up(tmp_path / "one", nodes=1, mode="loopback")
     try:
-        second = sandbox.up(tmp_path / "two", nodes=1, mode="loopback")
+        second = cluster.up(tmp_path / "two", nodes=1, mode="loopback")
         second.down()
         with login(first) as client:
             assert run(client, "echo still here")[1] == "still here\n"
@@ -303,14 +310,14 @@ def test_sandboxes_side_by_side_leave_each_other_alone(tmp_path: Path) -> None:
 @needs("loopback")
 def test_a_port_lost_to_another_is_chosen_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[socket.socket] = []
-    real = sandbox_sshd.start
+    real = sshd.start
 
-    def snatch_first(layout: object, state: object, node: sandbox.SandboxNode) -> None:
+    def snatch_first(layout: object, state: object, node: cluster.SandboxNode) -> None:
         if not kept:
             kept.append(socket.create_server((node.host, node.port)))
         real(layout, state, node)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sandbox_sshd, "start", snatch_first)
+    monkeypatch.setattr(sshd, "start", snatch_first)
     with up(tmp_path, "loopback", nodes=1) as made:
         assert made.nodes[0].port != kept[0].getsockname()[1]
         assert [status.state for status in made.status()] == ["up"]
@@ -326,7 +333,7 @@ def test_the_command_line_brings_up_shows_breaks_and_takes_down(
 
     def clusterctl(*words: str) -> str:
         with keeping_signals():
-            seen.append((" ".join(words), door.run(list(words))))
+            seen.append((" ".join(words), main.run(list(words))))
         out, err = capfd.readouterr()
         return out + err
 
@@ -363,9 +370,9 @@ def keeping_signals() -> Iterator[None]:
 
 PROGRAM = """
 import sys, pathlib
-from clusterctl import sandbox
+from clusterctl.sandbox import cluster
 print("begin", flush=True)
-sandbox.up(pathlib.Path(sys.argv[1]), mode=sys.argv[2])
+cluster.up(pathlib.Path(sys.argv[1]), mode=sys.argv[2])
 """
 
 
@@ -396,14 +403,14 @@ def test_up_interrupted_at_any_moment_leaves_nothing(tmp_path: Path, mode: str) 
         interrupted_up(folder, mode, number, chance.random() * span)
         whole = is_whole(folder)
         if whole:  # it was done before the signal came: then it is up, and `down` ends it
-            sandbox.down(folder)
+            cluster.down(folder)
         assert not folder.exists()
         assert not processes_of(folder)
         assert time.monotonic() - begin < 30
         return not whole
 
     begin = time.monotonic()
-    sandbox.up(tmp_path / "measured", mode=mode).down()
+    cluster.up(tmp_path / "measured", mode=mode).down()
     span = 1.2 * (time.monotonic() - begin)
     with ThreadPoolExecutor(max_workers=2) as pool:
         interrupted = list(pool.map(once, range(20 if mode == "loopback" else 6)))
@@ -412,7 +419,7 @@ def test_up_interrupted_at_any_moment_leaves_nothing(tmp_path: Path, mode: str) 
 
 def is_whole(folder: Path) -> bool:
     try:
-        sandbox.load(folder)
+        cluster.load(folder)
     except UsageError:
         return False
     return True
@@ -426,7 +433,7 @@ def test_down_clears_what_a_killed_up_left_at_any_moment(tmp_path: Path, mode: s
         folder = tmp_path / str(number)
         interrupted_up(folder, mode, signal.SIGKILL, chance.uniform(0.0, 0.3))
         time.sleep(0.2)  # a process that was just being started records itself, or finds no folder and ends
-        sandbox.down(folder)
+        cluster.down(folder)
         assert not processes_of(folder)
         assert not folder.exists() or not list(folder.iterdir())
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import sandbox_sshd
-from clusterctl.sandbox import load as load_sandbox
+from clusterctl.sandbox import sshd as sandbox_sshd
+from clusterctl.sandbox.cluster import load as load_sandbox
 
 from .conftest import Shell
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import demo
+from clusterctl.sandbox import demo
 
 from .conftest import Shell
 from .test_commands import marked

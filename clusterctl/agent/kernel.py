@@ -1,0 +1,159 @@
+"""What this node's kernel said about processes that ended: killed for memory, segmentation faults, devices.
+
+Kills for want of memory, by the counter that the kernel keeps of them for each control group.
+
+The kernel's log is not for every login's eyes, and in a container it names other pids; this counter is for everybody,
+and the ranks are in the supervisor's group. Runs on nodes too: standard library only, Python 3.8 and newer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from typing import Any, Dict, List, Optional, Tuple
+
+from clusterctl.agent.processes import text_of
+from clusterctl.agent.request import Request
+
+BEFORE, AFTER = 10.0, 2.0  # seconds around a process's end: a device may fall silent well before
+AT_ONCE = 2.0  # seconds around a kill for memory that names another pid: our own, in a container
+MOST = 10  # lines a process
+KILL = 9
+WORTH = re.compile(
+    r"oom-kill|out of memory|killed process|segfault|general protection|traps:|xid|machine check"
+    r"|hardware error|i/o error|blocked for more than|davinci|devdrv",
+    re.IGNORECASE,
+)
+OOM = re.compile(r"oom-kill|out of memory|killed process", re.IGNORECASE)
+KILLED = re.compile(r"killed process (\d+)", re.IGNORECASE)
+PID = re.compile(r"\bpid[=: ](\d+)|process (\d+)\b|\[(\d+)\]: segfault|traps: \S+\[(\d+)\]", re.IGNORECASE)
+
+
+def evidence(request: Request) -> Dict[str, Any]:
+    """By pid: the kernel's lines on it, and whether it was killed since memory ran out.
+
+    In a container the kernel's pids are others than ours; there a kill for memory at the same time counts for
+    a process that ended by SIGKILL.
+    """
+    messages = kernel_messages()
+    found = {}
+    for one in request.need("ended", list):
+        if isinstance(one, dict) and isinstance(one.get("pid"), int):
+            found[str(one["pid"])] = about(one["pid"], float(one["monotonic"]), one.get("signal"), messages)
+    return found
+
+
+def about(pid: int, ended: float, number: Optional[int], messages: List[Tuple[float, str]]) -> Dict[str, Any]:
+    lines, oom = [], False
+    for when, text in messages:
+        if not ended - BEFORE <= when <= ended + AFTER or not WORTH.search(text):
+            continue
+        named = [int(group) for groups in PID.findall(text) for group in groups if group]
+        if OOM.search(text):
+            mine = number == KILL and (pid in named or abs(when - ended) < AT_ONCE)
+            oom = oom or (mine and bool(KILLED.search(text)))
+        else:
+            mine = not named or pid in named
+        if mine:
+            lines.append(text)
+    return {"oom": oom, "kernel": lines[-MOST:]}
+
+
+def kernel_messages() -> List[Tuple[float, str]]:
+    """Seconds since boot and text of each; empty where this login may not read them."""
+    try:
+        return _read_kmsg()
+    except OSError:
+        return _ask_dmesg()
+
+
+def _read_kmsg() -> List[Tuple[float, str]]:
+    found: List[Tuple[float, str]] = []
+    fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            try:
+                record = os.read(fd, 16384)
+            except BlockingIOError:
+                return found
+            except BrokenPipeError:
+                continue  # overwritten while it was read; the next is there
+            if not record:
+                return found
+            head, _, text = record.decode("utf-8", "replace").partition(";")
+            fields = head.split(",")
+            if len(fields) > 2 and fields[2].isdigit():
+                found.append((int(fields[2]) / 1e6, text.split("\n", 1)[0]))
+    finally:
+        os.close(fd)
+
+
+def _ask_dmesg() -> List[Tuple[float, str]]:
+    try:
+        done = subprocess.run(["dmesg"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    lines = done.stdout.decode("utf-8", "replace").splitlines()
+    found = [re.match(r"\[\s*(\d+\.\d+)\] (.*)", line) for line in lines]
+    return [(float(match[1]), match[2]) for match in found if match]
+
+
+ROOT = "/sys/fs/cgroup"
+RECENT = 2.0  # seconds before a rank's end in which a kill that was counted is its own
+
+
+class Kills:
+    """The counter of this process's own group, looked at again and again."""
+
+    def __init__(self, now: float, path: Optional[str] = None) -> None:
+        self.path = counter_of(text_of("/proc/self/cgroup")) if path is None else path
+        self.seen = read(self.path)
+        self.before = self.seen
+        self.rose = now - 2 * RECENT
+
+    def look(self, now: float) -> None:
+        """Note when the counter rose; a look costs 35 us."""
+        found = read(self.path)
+        if found.get("oom_kill", 0) > self.seen.get("oom_kill", 0):
+            self.before, self.rose = self.seen, now
+        self.seen = found
+
+    def of(self, now: float) -> Dict[str, Any]:
+        """What is recorded of a process that SIGKILL just ended: nothing, unless the counter rose with it."""
+        self.look(now)
+        if now - self.rose > RECENT:
+            return {}
+        count = self.seen.get("oom_kill", 0) - self.before.get("oom_kill", 0)
+        limit = self.seen.get("oom", 0) > self.before.get("oom", 0)
+        what = "Memory cgroup out of memory: " if limit else ""
+        return {"oom": True, "kernel": [f"{what}{count} killed for want of memory, by {self.path}"]}
+
+
+def counter_of(groups: str, root: str = ROOT) -> str:
+    """The file that counts, out of /proc/self/cgroup; empty where there is none.
+
+    Version 2 has `memory.events`, version 1 `memory.oom_control`. In a container the group's own path may lie outside
+    of what is mounted there: then the mount's root is the container's group.
+    """
+    for line in groups.splitlines():
+        _, names, path = [*line.split(":", 2), "", ""][:3]
+        if not names:
+            places, name = [root, os.path.join(root, "unified")], "memory.events"
+        elif "memory" in names.split(","):
+            places, name = [os.path.join(root, "memory"), os.path.join(root, names)], "memory.oom_control"
+        else:
+            continue
+        for place in places:
+            for folder in (place + path.rstrip("/"), place):
+                if os.access(os.path.join(folder, name), os.R_OK):
+                    return os.path.join(folder, name)
+    return ""
+
+
+def read(path: str) -> Dict[str, int]:
+    """The counters in such a file."""
+    rows = (line.split() for line in text_of(path).splitlines()) if path else ()
+    found = {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
+    hits = text_of(os.path.join(os.path.dirname(path), "memory.failcnt")).strip() if "oom" not in found and path else ""
+    return {**found, "oom": int(hits)} if hits.isdigit() else found  # version 1 counts there that the limit was hit

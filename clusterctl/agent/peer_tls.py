@@ -1,0 +1,132 @@
+"""A byte stream between two nodes over TLS, with a key and a certificate that only one transfer's nodes have."""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import hashlib
+import hmac
+import os
+
+from clusterctl.agent.peer import PeerFailed, Wire
+
+TYPE_CHECKING = False  # typing itself takes 10 ms
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator
+
+try:
+    # The C half, as `ssl` itself calls it: the module around it brings enum, socket and base64, 25 ms at each node,
+    # and a call more for each record, of which 200 MB have 12,000.
+    import _ssl as ssl
+    from _ssl import _SSLContext as Context
+
+    _wrapped = Context._wrap_bio  # type: ignore[attr-defined]
+except (ImportError, AttributeError):  # a Python that has it otherwise
+    import ssl  # type: ignore[no-redef]
+    from ssl import SSLContext as Context
+
+    _wrapped = Context.wrap_bio  # type: ignore[attr-defined]
+
+BUFFER = 128 << 10  # bytes received, or read and encrypted, in one go; with the pieces' own they stay in a core's cache
+TLS_1_2 = 0x0303
+
+
+class TlsWire(Wire):
+    """TLS over buffers in memory: one system call moves many records, a fifth less work than a TLS socket's."""
+
+    def _greet(self, terms: Dict[str, Any], accepts: bool) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._raw, self._read = (memoryview(bytearray(BUFFER)) for _ in range(2))
+        self._tls = _wrapped(terms["context"](accepts), self._incoming, self._outgoing, accepts)
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._flush()
+                self._more()
+            except ssl.SSLError:
+                self._flush()  # the alert, so that the other side knows why
+                raise
+        self._flush()
+        shown = self._tls.getpeercert(True) or b""
+        if not hmac.compare_digest(hashlib.sha256(shown).hexdigest(), terms["fingerprint"]):
+            raise PeerFailed("its certificate is not that of this transfer")
+
+    def _flush(self) -> None:
+        if self._outgoing.pending:
+            self._socket.sendall(self._outgoing.read())
+
+    def _more(self) -> None:
+        count = self._socket.recv_into(self._raw)
+        if not count:
+            raise PeerFailed("it ended the connection")
+        self._incoming.write(self._raw[:count])
+
+    def send(self, data: bytes) -> None:
+        self._tls.write(data)
+        self._flush()
+
+    def send_file(self, header: bytes, handle: int, offset: int, size: int) -> None:
+        self._tls.write(header)
+        while size:
+            count = os.preadv(handle, [self._read[:size]], offset)
+            if not count:
+                raise PeerFailed("the file became shorter while it was sent")
+            self._tls.write(self._read[:count])
+            self._flush()
+            offset, size = offset + count, size - count
+
+    def read_into(self, view: memoryview) -> None:
+        while view:
+            try:
+                count = self._tls.read(len(view), view)
+            except ssl.SSLWantReadError:
+                self._more()
+                continue
+            if not count:
+                raise PeerFailed("it ended the connection")
+            view = view[count:]
+
+
+def prepared(terms: Dict[str, Any], folder: str) -> Dict[str, Any]:
+    """The terms with a maker of contexts out of their certificate."""
+    certificate = binascii.a2b_base64("".join(terms["certificate"].split("\n")[1:-2]))
+    made: Dict[bool, Context] = {}
+
+    def context(accepts: bool) -> Context:
+        if accepts not in made:
+            made[accepts] = _context(terms, folder, accepts)
+        return made[accepts]
+
+    return {**terms, "fingerprint": hashlib.sha256(certificate).hexdigest(), "context": context}
+
+
+def _context(terms: Dict[str, Any], folder: str, accepts: bool) -> Context:
+    made = Context(ssl.PROTOCOL_TLS_SERVER if accepts else ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = TLS_1_2
+    made.check_hostname = False  # the certificate itself is compared, which no name could add to
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.load_verify_locations(cadata=terms["certificate"])
+    with _as_file(terms["certificate"] + terms["key"], folder) as path:
+        made.load_cert_chain(path)
+    return made
+
+
+@contextlib.contextmanager
+def _as_file(text: str, folder: str) -> Iterator[str]:
+    """A text under a path for a moment: OpenSSL takes a key from a file only. In memory where the kernel can."""
+    if hasattr(os, "memfd_create"):
+        handle = os.memfd_create("key")
+        path = f"/proc/self/fd/{handle}"
+    else:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        path = os.path.join(folder, f"key.{os.getpid()}")
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(handle, text.encode())
+        yield path
+    finally:
+        os.close(handle)
+        if not path.startswith("/proc/"):
+            os.unlink(path)

@@ -1,0 +1,49 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clusterctl.agent import lean
+from clusterctl.agent.request import Refused, Request
+from clusterctl.agent.tree import PIECE, Range
+from clusterctl.agent.tree_build import Builder
+
+if TYPE_CHECKING:
+    from typing import Any, Sequence
+
+
+def take_pieces(request: Request, builder: Builder, wanted: Sequence[Range]) -> None:
+    """The bytes of some pieces out of the request's body, one after another."""
+    read = request.body.read
+    for place, begin, end in builder.pieces.spans(wanted):
+        one = builder.files[place]
+        if one.size <= PIECE:
+            data = read(one.size)
+            whole = len(data) == one.size
+            if whole:
+                builder.take_file(place, data)
+        else:
+            whole = all(_take_piece(request, builder, number) for number in range(begin, end))
+        if not whole:
+            raise Refused("cut", f"the transfer ended inside {one.path}; the old tree is untouched")
+
+
+def read_answer(request: Request) -> Any:
+    """What the launcher says: its length on a line, then JSON."""
+    line = request.body.read_line(32)
+    if not line.strip().isdigit() or int(line) > MAX_ANSWER:
+        raise Refused("cut", "the transfer ended too early; the old tree is untouched")
+    return lean.loads(request.body.read(int(line)))
+
+
+MAX_ANSWER = 64 << 20  # bytes of what the launcher says between the pieces
+
+
+def _take_piece(request: Request, builder: Builder, number: int) -> bool:
+    """One piece of a large file, hashed and written as it comes; False where less of it came."""
+    try:
+        builder.take_from(number, request.body.read_into)
+    except EOFError:
+        return False
+    return True

@@ -1,0 +1,297 @@
+"""Trees in and out of a node, as the launcher asks: what a push brings, and what a pull fetches."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+
+from clusterctl.agent import (
+    lean,
+    tree,
+    tree_cache,
+    tree_state,
+)
+from clusterctl.agent.frames import CHUNK
+from clusterctl.agent.lean import NamedTuple
+from clusterctl.agent.pieces import MAX_ANSWER, read_answer, take_pieces
+from clusterctl.agent.request import Refused, Request
+from clusterctl.agent.tree import BadTree, Entry
+from clusterctl.agent.tree_build import Base, Builder, is_as_said
+from clusterctl.agent.tree_cache import Memory, Seen
+
+TYPE_CHECKING = False  # typing itself takes 10 ms
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Sequence
+
+
+
+class Record(NamedTuple):
+    """What a push put into a folder, and how its files were then."""
+
+    tree: str
+    entries: List[Entry]
+    rows: Dict[str, Seen]
+
+
+def receive(request: Request) -> Dict[str, Any]:
+    """Take a tree: its name; then, where it is not here, its manifest; then the pieces that are lacking.
+
+    `dest` may be a path below the work folder's store (`exists` is enough there: the name is the content), or
+    any folder that does not exist, is empty, or came from an earlier push; anything else only with `replace`.
+    `look` only says what would travel; `recheck` reads files anew whose times say that they did not change.
+    With `single` the tree is one file, and `dest` that file, which is replaced.
+    """
+    dest = request.path("dest")
+    named, single = bool(request.params.get("content_named")), bool(request.params.get("single"))
+    if named and os.path.isdir(dest):
+        return _same(dest)
+    place = _record_path(request, dest)
+    old = _read_record(place)
+    if single and os.path.isdir(dest):
+        raise Refused("exists", f"{dest} is a folder; with a / at its end the file goes into it")
+    free = named or single or request.params.get("replace") or old is not None or not os.path.lexists(dest)
+    if not free and not _is_empty(dest):
+        raise Refused("exists", f"{dest} is there and was not put there by a push")
+    if request.params.get("recheck") and old is not None:
+        old = old._replace(rows={}, tree="")
+    if old is not None and old.tree == request.need("tree", str) and _is_unchanged(request, old, place):
+        return _same(dest)
+    builder = _builder(request, dest)
+    builder.look([Base(builder.root, old.rows if old else {})])
+    if builder.is_same() and not (old and not single and _left_over(builder, old)):
+        name, text = request.need("tree", str), builder.manifest
+        _write_record(place, builder.root, name, builder.entries, builder.known, manifest=text)
+        return _same(dest)
+    if request.params.get("look"):
+        return _would(builder, _other_bases(request, dest) if named else [])
+    try:
+        if builder.stage(request.cancelled.is_set):
+            builder.look_again()
+            if builder.is_same():
+                return _same(dest)  # the other transfer brought it
+        return _take(request, builder, place, old, _other_bases(request, dest) if named else [])
+    finally:
+        builder.close()
+
+
+def _is_unchanged(request: Request, old: Record, place: str) -> bool:
+    """Whether the last push's tree stands as it was; the launcher may want its state noted for a glance."""
+    dest, at = request.path("dest"), time.time_ns()
+    told = tree_state.state(dest) if request.params.get("note") else tree_state.NOTHING
+    rows = _holds(_root(request), old, place)
+    if rows is None:
+        return False
+    tree_state.keep(tree_state.path_of(request.workdir, request.need("dest", str)), old.tree, told, dest, rows, at)
+    return True
+
+
+def _left_over(builder: Builder, old: Record) -> bool:
+    """Whether something lies there that the push before brought and this one does not."""
+    wanted = {one.path for one in builder.entries}
+    return any(
+        os.path.lexists(os.path.join(builder.root, one.path)) for one in old.entries if one.path not in wanted
+    )
+
+
+def _take(
+    request: Request, builder: Builder, place: str, old: Optional[Record], bases: Sequence[Base]
+) -> Dict[str, Any]:
+    builder.adopt()
+    kept = sum(builder.ready)
+    wanted = builder.look(bases)
+    builder.room(wanted)
+    request.send(lean.dumps(wanted).encode(), want=True, kept=kept)
+    if not request.params.get("relay"):
+        builder.copy_over()
+        take_pieces(request, builder, wanted)
+        return _put_in_place(request, builder, place, old)
+    from clusterctl.agent import relay  # with its cryptography, 20 ms, only where it is wanted
+
+    with relay.Exchange(request, builder, read_answer(request)) as exchange:
+        builder.copy_over()
+        exchange.fetch(wanted)
+        result = {**_put_in_place(request, builder, place, old), **exchange.told}
+        request.send(lean.dumps(result).encode(), built=True)
+        request.body.read_line(MAX_ANSWER)  # others may still fetch from here, until the launcher says done
+    return result
+
+
+def _put_in_place(request: Request, builder: Builder, place: str, old: Optional[Record]) -> Dict[str, Any]:
+    builder.finish()
+    if old is not None and not request.params.get("single"):
+        builder.keep_others([one.path for one in old.entries])
+    builder.switch()
+    name, entries, text = request.need("tree", str), builder.entries, builder.manifest
+    _write_record(place, builder.root, name, entries, {}, builder.written, text)
+    return {"path": builder.dest, "unchanged": False}
+
+
+
+
+
+
+
+
+def _root(request: Request) -> str:
+    """The folder that the entries' names are in."""
+    dest = request.path("dest")
+    return os.path.dirname(dest) if request.params.get("single") else dest
+
+
+def _same(dest: str) -> Dict[str, Any]:
+    return {"path": dest, "unchanged": True}
+
+
+def _would(builder: Builder, bases: Sequence[Base]) -> Dict[str, Any]:
+    """What a push would bring, for a rehearsal; nothing is changed."""
+    builder.adopt(prune=False)
+    wanted = builder.look(bases)
+    builder.room(wanted)
+    return {
+        "path": builder.dest,
+        "unchanged": False,
+        "files": builder.pieces.file_count(wanted),
+        "bytes": builder.pieces.size(wanted),
+    }
+
+
+def _builder(request: Request, dest: str) -> Builder:
+    """Ask for the manifest and the pieces' digests, and believe them only after a check."""
+    size, table_size = request.need("manifest_size", int), request.need("table_size", int)
+    if not 0 < size <= tree.MAX_MANIFEST or not 0 <= table_size <= tree.MAX_MANIFEST:
+        raise Refused("usage", f"a manifest of {size} + {table_size} bytes")
+    request.send(b"", manifest=True)
+    manifest, table = request.body.read(size), request.body.read(table_size)
+    if tree.tree_id(manifest) != request.need("tree", str):
+        raise Refused("damaged", "the manifest arrived damaged")
+    try:
+        entries = tree.parse(manifest)
+        single = bool(request.params.get("single"))
+        if single and [(one.path, one.kind) for one in entries] != [(os.path.basename(dest), "f")]:
+            raise BadTree(f"it is not the one file {dest}")
+        return Builder(dest, entries, table, single, manifest)
+    except BadTree as problem:
+        raise Refused("bad-tree", str(problem)) from None
+
+
+def _other_bases(request: Request, dest: str) -> List[Base]:
+    """The newest other tree of the same kind in the store: mostly the same code, an edit ago."""
+    parent = os.path.dirname(dest)
+    if not os.path.isdir(parent):
+        return []
+    there = [one for one in os.scandir(parent) if one.is_dir(follow_symlinks=False) and one.name[0] != "."]
+    newest = sorted(there, key=lambda one: one.stat(follow_symlinks=False).st_ctime)[-1:]
+    found = []
+    for one in newest:
+        record = _read_record(_record_path(request, one.path))
+        found.append(Base(one.path, record.rows if record else {}))
+    return found
+
+
+def _is_empty(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path)
+
+
+# ---- what a push left
+
+
+def _record_path(request: Request, dest: str) -> str:
+    """Where it is kept what a push put into `dest`: not beside it, since that folder is the user's."""
+    name = hashlib.sha256(os.fsencode(os.path.realpath(dest))).hexdigest()[:32]
+    return os.path.join(request.workdir, "trees", name + ".json")
+
+
+def _holds(dest: str, record: Record, place: str) -> Optional[Dict[str, Seen]]:
+    """The files as they are, if a folder is still what the last push made of it; only those that changed since are
+    read."""
+    knows = Memory(record.rows)
+    try:
+        for one in record.entries:
+            path = f"{dest}/{one.path}"
+            if one.kind != "f":
+                if not is_as_said(dest, one):
+                    return None
+                continue
+            status = os.lstat(path)
+            if not stat.S_ISREG(status.st_mode) or stat.S_IMODE(status.st_mode) & 0o777 != one.mode:
+                return None
+            if status.st_size != one.size or knows.read(one.path, path, status)[1] != one.content:
+                return None
+    except OSError:
+        return None
+    if knows.read_bytes:
+        _write_record(place, dest, record.tree, record.entries, knows.now)
+    return knows.now
+
+
+def _read_record(path: str) -> Optional[Record]:
+    """Nothing where no push was, or where what it wrote can't be read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = lean.loads(file.read())
+        entries = [Entry(*row) for row in value["entries"]]
+        return Record(str(value["tree"]), entries, tree_cache.rows_from_json(value["rows"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _write_record(
+    path: str,
+    root: str,
+    name: str,
+    entries: Sequence[Entry],
+    rows: Dict[str, Seen],
+    written: Optional[Dict[str, os.stat_result]] = None,
+    manifest: bytes = b"",
+) -> None:
+    """`rows` as they were when they were read, `written` when they were written; the other files as they are now,
+    just put there. `manifest` is the entries' text where it is at hand."""
+    written, now = written or {}, time.time_ns()
+    for one in entries:
+        if one.kind == "f" and one.path not in rows:
+            status = written.get(one.path) or os.lstat(f"{root}/{one.path}")
+            if tree_cache.is_settled(status.st_ctime_ns, now):  # few are, just after a push
+                rows[one.path] = tree_cache.seen(status, one.content)
+    kept = lean.dumps(tree_cache.rows_to_json(tree_cache.settled(rows)))  # in one go: several times faster than by parts
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    aside = f"{path}.{os.getpid()}.aside"
+    with open(aside, "wb") as file:
+        text = manifest or tree.to_bytes(entries)
+        file.write(b'{"tree":%b,"entries":%b,"rows":%b}' % (lean.dumps(name).encode(), text, kept.encode()))
+    os.replace(aside, path)
+
+
+# ---- the way back
+
+
+def send_tree(request: Request) -> Dict[str, Any]:
+    """Give a folder or a file: its manifest, then, of the pieces that the launcher asks for, their bytes."""
+    path = request.path()
+    if not os.path.lexists(path):
+        raise Refused("not-found", f"no {path}")
+    if os.path.isdir(path):
+        root, scanned = path, tree.scan(path)
+    else:
+        root, scanned = os.path.dirname(path), _one_file(path)
+    manifest = tree.to_bytes(scanned.entries)
+    sizes = {"manifest": len(manifest), "table": len(scanned.table)}
+    whole = manifest + scanned.table
+    for begin in range(0, len(whole), CHUNK):
+        request.send(whole[begin : begin + CHUNK], **sizes)
+    request.send(b"", ready=True)
+    pieces = tree.Pieces([one for one in scanned.entries if one.kind == "f"], scanned.table)
+    wanted = pieces.checked(read_answer(request))
+    try:
+        tree.send_pieces(lambda one: os.path.join(root, one.path), pieces, wanted, request.send)
+    except BadTree as problem:
+        raise Refused("changed", f"{problem}; pull again") from None
+    return {"path": path, "is_folder": os.path.isdir(path), "warnings": scanned.warnings}
+
+
+def _one_file(path: str) -> tree.Scanned:
+    status = os.stat(path)
+    size, content, table = tree.content_of(path)
+    mode = stat.S_IMODE(status.st_mode) & 0o777
+    return tree.Scanned([Entry(os.path.basename(path), "f", mode, size, content)], [], table)

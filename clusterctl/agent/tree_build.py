@@ -1,0 +1,510 @@
+"""A folder made out of a manifest: what is there already is used, every piece is verified, the whole is
+switched in at once, and what a cut leaves is gone on with the next time."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import threading
+import time
+from hashlib import sha256
+
+from clusterctl.agent import tree
+from clusterctl.agent.lean import NamedTuple
+from clusterctl.agent.request import Refused
+from clusterctl.agent.tree import Entry, Piece, Pieces, Range
+from clusterctl.agent.tree_cache import Memory, Seen
+
+TYPE_CHECKING = False  # typing itself takes 10 ms
+if TYPE_CHECKING:
+    from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+    Data = Union[bytes, memoryview]
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+FICLONE = 0x40049409  # one file's blocks shared with another's until either is written
+STALE = 3600.0  # seconds after which an old tree whose remover was killed is cleared away
+LOCK_PAUSE = 0.05
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+STEP = 256 << 10  # bytes received, hashed and written while they are still in the processor's cache
+
+
+class Base(NamedTuple):
+    """A folder that may hold some of the wanted files, and what is remembered of it."""
+
+    root: str
+    rows: Dict[str, Seen]
+
+
+class Builder:
+    """Makes a tree beside its place, out of what is there already and what comes, and switches it in
+    whole."""
+
+    def __init__(
+        self,
+        dest: str,
+        entries: Sequence[Entry],
+        table: bytes = b"",
+        single: bool = False,
+        manifest: bytes = b"",
+    ) -> None:
+        """Raises BadTree where the digests in `table` are not those of the entries.
+
+        With `single` the tree is one file, and `dest` that file. `manifest` is the entries as they came.
+        """
+        self.dest = dest
+        self.root = os.path.dirname(dest) if single else dest
+        self._single = single
+        self.entries = entries
+        self.manifest = manifest
+        self.files = [one for one in entries if one.kind == "f"]
+        self.pieces = Pieces(self.files, table)
+        parent, name = os.path.split(dest)
+        self.staging = os.path.join(parent, f".{name}.incoming")
+        self.have: Dict[int, str] = {}
+        self.known: Dict[str, Seen] = {}
+        self.ready = bytearray(self.pieces.count)
+        self.closed = False
+        self.is_shared = False
+        self.written: Dict[str, os.stat_result] = {}
+        self._in_place = 0
+        self._buffer = memoryview(bytearray(STEP))
+        self._lock: Optional[int] = None
+        self._moved: Optional[int] = None
+        self._handle: Optional[Tuple[int, int]] = None
+        self._change = threading.Condition()
+
+    # ---- what is there
+
+    def look(self, bases: Sequence[Base]) -> List[Range]:
+        """The pieces that neither what came before a cut nor the bases hold; the present tree is the first
+        base."""
+        for base in bases:
+            memory = Memory(base.rows)
+            folders = {"": os.path.isdir(base.root)}
+            for place, one in enumerate(self.files if folders[""] else ()):
+                folder = one.path.rpartition("/")[0]
+                if not is_plain_folder(base.root, folder, folders):
+                    continue
+                if place not in self.have and not self._is_ready(place):
+                    self._look_at(place, one, base, memory)
+            if base.root == self.root:
+                self._in_place = len(self.have)
+                self.known = memory.now
+        if not self.have and not any(self.ready):
+            return [(0, self.pieces.count)] if self.files else []
+        lacking: List[int] = []
+        for place in range(len(self.files)):
+            if place not in self.have:
+                begin, end = self.pieces.of(place)
+                lacking += [number for number in range(begin, end) if not self.ready[number]]
+        return tree.ranges_of(lacking)
+
+    def _look_at(self, place: int, one: Entry, base: Base, memory: Memory) -> None:
+        path = f"{base.root}/{one.path}"
+        try:
+            status = os.lstat(path)
+            if not stat.S_ISREG(status.st_mode) or status.st_size != one.size:
+                return
+            if memory.read(one.path, path, status)[1] == one.content:
+                self.have[place] = path
+        except OSError:
+            return  # not there, or not to be read: it travels
+
+    def _is_ready(self, place: int) -> bool:
+        begin, end = self.pieces.of(place)
+        return all(self.ready[begin:end])
+
+    def look_again(self) -> None:
+        """Forget what the bases held, and look at the present tree as it is now."""
+        self.have.clear()
+        self.look([Base(self.root, {})])
+
+    def is_same(self) -> bool:
+        """Whether the present tree is the wanted one already, apart from what it holds besides."""
+        return (
+            self._in_place == len(self.files)
+            and os.path.isdir(self.root)
+            and all(is_as_said(self.root, one) for one in self.entries)
+        )
+
+    # ---- aside
+
+    def stage(self, is_cancelled: Callable[[], bool] = lambda: False) -> bool:
+        """Take the folder aside for this transfer alone; whether another one to the same place was waited
+        for, perhaps that of another node on a shared file system."""
+        os.makedirs(os.path.dirname(self.dest), mode=0o700, exist_ok=True)
+        waited = False
+        while not self._try_stage():
+            waited = True
+            if is_cancelled():
+                raise Refused("cancelled", f"another transfer to {self.dest} was under way")
+            time.sleep(LOCK_PAUSE)
+        return waited
+
+    def _try_stage(self) -> bool:
+        _make_folder(self.staging)
+        try:
+            handle = os.open(self.staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False  # it was just switched in
+        except NotADirectoryError:
+            raise Refused("exists", f"{self.staging} is in the way; it is no folder of a push") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as problem:
+            if problem.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                os.close(handle)
+                return False  # else the file system knows no locks: the last one to switch wins
+        mine, there = os.fstat(handle), _lstat(self.staging)
+        if there is None or there.st_ino != mine.st_ino:
+            os.close(handle)
+            return False
+        if mine.st_uid != os.geteuid() or mine.st_mode & 0o077:
+            os.close(handle)
+            raise Refused("exists", f"{self.staging} is in the way; somebody else made it")
+        self._lock = handle
+        return True
+
+    def adopt(self, prune: bool = True) -> None:
+        """Count what an earlier transfer left aside, as far as its pieces are the wanted ones."""
+        if not os.path.isdir(self.staging) or os.path.islink(self.staging):
+            return
+        if not os.listdir(self.staging):
+            return
+        places = {one.path: place for place, one in enumerate(self.files)}
+        folders = {one.path for one in self.entries if one.kind == "d"}
+        useless = []
+        for path, entry in tree.walk(self.staging, "", lambda path, is_dir: False):
+            if entry.is_dir(follow_symlinks=False):
+                keep = path in folders
+            else:
+                keep = entry.is_file(follow_symlinks=False) and path in places
+                keep = keep and self._adopt_file(places[path], entry.path, prune)
+            if not keep:
+                useless.append(entry.path)
+        for one in useless if prune else ():
+            if os.path.lexists(one):
+                remove_tree(one)
+
+    def _adopt_file(self, place: int, path: str, prune: bool) -> bool:
+        """The pieces of a file up to the first that is not as it should be; the rest is cut off."""
+        begin, end = self.pieces.of(place)
+        good = 0
+        with open(path, "rb", buffering=0) as file:
+            for number in range(begin, end):
+                piece = self.pieces[number]
+                data = os.pread(file.fileno(), piece.size, piece.offset)
+                if len(data) != piece.size or sha256(data).digest() != piece.digest:
+                    break
+                self.ready[number] = 1
+                good = piece.offset + piece.size
+        if self._is_ready(place):
+            self.have.pop(place, None)
+        elif place in self.have:
+            self.ready[begin:end] = bytes(end - begin)  # the whole file is at hand elsewhere
+        if prune and good and os.path.getsize(path) != good:
+            os.truncate(path, good)
+        return bool(self.ready[begin])
+
+    def room(self, wanted: Sequence[Range]) -> None:
+        """Refuse before the first byte when the disk can't hold what would come."""
+        folder = self.staging if os.path.isdir(self.staging) else _nearest(os.path.dirname(self.dest))
+        disk = os.statvfs(folder)
+        copied = sum(self.files[place].size for place in self.have)
+        needed = self.pieces.size(wanted) + copied + 4096 * len(self.entries)
+        free = disk.f_bavail * disk.f_frsize
+        if needed > free:
+            raise Refused(
+                "no-space", f"{folder} has {free / 1e6:.0f} MB free, {needed / 1e6:.0f} MB are needed"
+            )
+        if disk.f_files and len(self.entries) > disk.f_favail:
+            raise Refused(
+                "no-space",
+                f"{folder} has room for {disk.f_favail} more files (inodes), {len(self.entries)} are needed",
+            )
+
+    def copy_over(self) -> None:
+        """Make the folders, and bring in what the bases hold."""
+        for one in self.entries:
+            if one.kind == "d":
+                path = os.path.join(self.staging, one.path)
+                if not os.path.isdir(path):
+                    os.mkdir(path, 0o700)
+        for place, source in self.have.items():
+            target = os.path.join(self.staging, self.files[place].path)
+            copy_file(source, target)
+            os.chmod(target, self.files[place].mode)
+            begin, end = self.pieces.of(place)
+            self._mark(begin, end)
+
+    # ---- pieces
+
+    def take(self, number: int, data: Data, piece: Piece) -> None:
+        """Verify a piece, which is `pieces[number]`, and put it in its place."""
+        if piece.size == self.files[piece.file].size:
+            return self.take_file(piece.file, data)
+        self._verify(piece, sha256(data).digest())
+        _write(self._handle_of(piece.file), data, piece.offset)
+        self._mark(number, number + 1)
+
+    def take_file(self, place: int, data: Data) -> None:
+        """Verify a file of one piece, and put it in its place: seven system calls, since there may be very many."""
+        path, _, mode, _, content = self.files[place]
+        if sha256(data).hexdigest() != content:
+            raise _damaged(path)
+        handle = os.open(f"{self.staging}/{path}", NEW_FILE, mode)
+        try:
+            if os.write(handle, data) != len(data):
+                _write(handle, data, 0)
+            status = os.fstat(handle)
+            if status.st_mode & 0o7777 != mode:  # what the umask took away
+                os.fchmod(handle, mode)
+                status = os.fstat(handle)
+        finally:
+            os.close(handle)
+        self.written[path] = status
+        number = self.pieces.starts[place]
+        if self.is_shared:
+            self._mark(number, number + 1)
+        else:
+            self.ready[number] = 1
+
+    def take_from(self, number: int, fill: Callable[[memoryview], None]) -> None:
+        """The same of a piece that is read in steps; what is wrong in the end was written, but does not count."""
+        piece = self.pieces[number]
+        if piece.size <= STEP:
+            view = self._buffer[: piece.size]
+            fill(view)
+            return self.take(number, view, piece)
+        digest, done = sha256(), 0
+        handle = self._handle_of(piece.file)
+        while done < piece.size:
+            view = self._buffer[: piece.size - done]
+            fill(view)
+            digest.update(view)
+            _write(handle, view, piece.offset + done)
+            done += len(view)
+        self._verify(piece, digest.digest())
+        self._mark(number, number + 1)
+
+    def _verify(self, piece: Piece, digest: bytes) -> None:
+        if digest != piece.digest:
+            raise _damaged(self.files[piece.file].path)
+
+    def _handle_of(self, file: int) -> int:
+        """The large file that is just being written."""
+        if self._handle is None or self._handle[0] != file:
+            self._close_handle()
+            path = os.path.join(self.staging, self.files[file].path)
+            self._handle = file, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        return self._handle[1]
+
+    def _close_handle(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle[1])
+            self._handle = None
+
+    def _mark(self, begin: int, end: int) -> None:
+        if not self.is_shared:
+            self.ready[begin:end] = b"\1" * (end - begin)
+            return
+        with self._change:
+            self.ready[begin:end] = b"\1" * (end - begin)
+            self._change.notify_all()
+
+    def await_piece(self, number: int, timeout: float) -> bool:
+        """Whether a piece is there, after at most `timeout` seconds; ValueError once none will come any
+        more."""
+        with self._change:
+            if not self.ready[number] and not self.closed:
+                self._change.wait(timeout)
+            if self.closed:
+                raise ValueError("the transfer ended")
+            return bool(self.ready[number])
+
+    def open_file(self, file: int) -> int:
+        """A file of the tree for reading, wherever the tree stands by now."""
+        folder = self._lock if self._moved is None else self._moved
+        return os.open(self.files[file].path, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+
+    # ---- in place
+
+    def finish(self) -> None:
+        """The last touches aside: links, and the modes of what was not made with its own."""
+        self._close_handle()
+        if not all(self.ready):
+            raise Refused("cut", "the transfer ended too early; the old tree is untouched")
+        for one in self.entries:
+            if one.kind == "l":
+                os.symlink(one.content, os.path.join(self.staging, one.path))
+        for place, one in enumerate(self.files):
+            if place not in self.have and one.path not in self.written:
+                path = f"{self.staging}/{one.path}"
+                if stat.S_IMODE(os.lstat(path).st_mode) != one.mode:
+                    os.chmod(path, one.mode)
+        for one in reversed(self.entries):
+            if one.kind == "d":
+                os.chmod(os.path.join(self.staging, one.path), one.mode | 0o700)
+
+    def keep_others(self, old: Sequence[str]) -> None:
+        """What the present tree holds besides, and `old`, an earlier transfer, did not bring, moves on into
+        the new one."""
+        if not os.path.isdir(self.dest):
+            return
+        known = set(old) | {one.path for one in self.entries}
+        for path, entry in tree.walk(self.dest, "", lambda path, is_dir: path.endswith("__pycache__")):
+            target = os.path.join(self.staging, path)
+            if path in known or os.path.lexists(target) or not os.path.isdir(os.path.dirname(target)):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                os.mkdir(target, 0o755)
+            elif entry.is_symlink():
+                os.symlink(os.readlink(entry.path), target)
+            elif entry.is_file():
+                os.link(entry.path, target)  # the same file: a program that writes it goes on writing it
+
+    def switch(self) -> None:
+        """Put the new tree in the old one's place in one step where the kernel can, else in two renames."""
+        if self._single:
+            os.replace(os.path.join(self.staging, self.files[0].path), self.dest)
+            self._moved = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+            return
+        self._clear_stale()
+        there = _lstat(self.dest)
+        if there is None:
+            os.rename(self.staging, self.dest)
+            return
+        # Under a name of its own first: the next transfer may take the folder aside at once.
+        aside = f"{self.staging}-{os.getpid()}-{time.monotonic_ns()}"
+        os.rename(self.staging, aside)
+        if stat.S_ISDIR(there.st_mode):
+            os.chmod(aside, stat.S_IMODE(there.st_mode) | 0o700)
+        if not _exchange(aside, self.dest):
+            old = aside + ".old"
+            os.rename(self.dest, old)
+            os.rename(aside, self.dest)
+            os.rename(old, aside)
+        remove_tree(aside)
+
+    def close(self) -> None:
+        """End what reads the tree; what is aside stays there for the next time, unless it is empty."""
+        with self._change:
+            self.closed = True
+            self._change.notify_all()
+        self._close_handle()
+        if self._lock is not None:
+            there = _lstat(self.staging)
+            if (
+                there is not None
+                and there.st_ino == os.fstat(self._lock).st_ino
+                and not os.listdir(self._lock)
+            ):
+                os.rmdir(self.staging)
+            os.close(self._lock)
+            self._lock = None
+        if self._moved is not None:
+            os.close(self._moved)
+            self._moved = None
+
+    def _clear_stale(self) -> None:
+        parent, name = os.path.split(self.dest)
+        for entry in os.scandir(parent):
+            stale = (
+                entry.name.startswith(f".{name}.incoming-")
+                and time.time() - entry.stat(follow_symlinks=False).st_mtime > STALE
+            )
+            if stale and not os.path.exists(f"/proc/{entry.name.rsplit('-', 2)[1]}"):
+                remove_tree(entry.path)
+
+
+def _damaged(path: str) -> Refused:
+    what = f"{path} changed while it was sent, or arrived damaged"
+    return Refused("damaged", f"{what}; the old tree is untouched")
+
+
+def _write(handle: int, data: Data, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(handle, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def _lstat(path: str) -> Optional[os.stat_result]:
+    try:
+        return os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _nearest(path: str) -> str:
+    """The folder itself, or the nearest above it that is there."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def is_as_said(root: str, one: Entry) -> bool:
+    """Whether a name below `root` has its entry's kind, and mode or target; its content is another question."""
+    status = _lstat(os.path.join(root, one.path))
+    if status is None:
+        return False
+    if one.kind == "l":
+        return stat.S_ISLNK(status.st_mode) and os.readlink(os.path.join(root, one.path)) == one.content
+    kind = stat.S_ISDIR(status.st_mode) if one.kind == "d" else stat.S_ISREG(status.st_mode)
+    mode = one.mode | 0o700 if one.kind == "d" else one.mode
+    return kind and stat.S_IMODE(status.st_mode) & 0o777 == mode
+
+
+def is_plain_folder(root: str, folder: str, known: Dict[str, bool]) -> bool:
+    """Whether a folder below `root` is one that no link on the way leads to; `known` keeps the answers."""
+    if folder not in known:
+        above = is_plain_folder(root, folder.rpartition("/")[0], known)
+        status = _lstat(os.path.join(root, folder)) if above else None
+        known[folder] = status is not None and stat.S_ISDIR(status.st_mode)
+    return known[folder]
+
+
+def _make_folder(path: str) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return  # an earlier push was cut, or another one is under way
+
+
+def copy_file(source: str, target: str) -> None:
+    """Copied, not linked: a program that still writes into the old tree must not change the new one; where the
+    file system can share blocks until one is written, it does."""
+    handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(handle, "wb", buffering=0) as new, open(source, "rb", buffering=0) as there:
+        try:
+            fcntl.ioctl(new.fileno(), FICLONE, there.fileno())
+        except OSError:
+            import shutil  # 2 ms of every push otherwise
+
+            shutil.copyfileobj(there, new, 1 << 20)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a tree also where a folder in it forbids writing."""
+    if os.path.islink(path) or not os.path.isdir(path):
+        os.unlink(path)
+        return
+    for folder, _, _ in os.walk(path):
+        os.chmod(folder, 0o700)
+    import shutil
+
+    shutil.rmtree(path)
+
+
+def _exchange(first: str, second: str) -> bool:
+    """Swap two names in one step (Linux 3.15 and newer, on most file systems); False where that can't be."""
+    import ctypes  # 2 ms of every agent's start otherwise
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    call = getattr(libc, "renameat2", None)
+    if call is None:
+        return False
+    return bool(call(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0)

@@ -1,0 +1,107 @@
+"""What a file's content was when it was last read: a file whose inode says that it did not change since is not
+read again.
+
+Both sides use it: a node for the trees that were pushed to it, the launcher for the folders that it pushes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from clusterctl.agent import lean
+from clusterctl.agent.lean import NamedTuple
+from clusterctl.agent.tree import content_of
+
+TYPE_CHECKING = False  # typing itself takes 10 ms
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+VERSION = 1
+TICK = 50_000_000  # ns: kernels stamp files every 1 to 10 ms; a change within one stamp leaves no trace
+COARSE_TICK = 2_000_000_000  # ns, where a file system keeps whole seconds
+
+
+class Seen(NamedTuple):
+    """A file as it was when it was read."""
+
+    size: int
+    mtime: int
+    ctime: int
+    inode: int
+    content: str
+    digests: str
+    """Of its pieces, in hexadecimal."""
+
+    def fits(self, status: os.stat_result) -> bool:
+        return (self.size, self.mtime, self.ctime, self.inode) == (
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+            status.st_ino,
+        )
+
+
+def seen(status: os.stat_result, content: str, digests: bytes = b"") -> Seen:
+    return Seen(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, content, digests.hex())
+
+
+class Memory:
+    """Contents by path, and which of them were needed now."""
+
+    def __init__(self, rows: Optional[Dict[str, Seen]] = None) -> None:
+        self._rows = rows or {}
+        self.now: Dict[str, Seen] = {}
+        self.read_bytes = 0
+
+    def read(self, path: str, full: str, status: os.stat_result) -> Tuple[int, str, bytes]:
+        """What `content_of` gives, read only where the file is not the one that is remembered."""
+        known = self._rows.get(path)
+        if known is None or not known.fits(status):
+            size, content, digests = content_of(full)
+            self.read_bytes += size
+            if size != status.st_size:
+                return size, content, digests  # it is being written: nothing to remember
+            known = seen(status, content, digests)
+        self.now[path] = known
+        return known.size, known.content, bytes.fromhex(known.digests)
+
+
+def is_settled(changed: int, now: int) -> bool:
+    """Whether any later change must show in the times of a file; one just written may change within their grain."""
+    return changed + (TICK if changed % 1_000_000_000 else COARSE_TICK) < now
+
+
+def settled(rows: Dict[str, Seen]) -> Dict[str, Seen]:
+    """Those that may be remembered."""
+    now = time.time_ns()
+    return {path: one for path, one in rows.items() if is_settled(one.ctime, now)}
+
+
+def rows_to_json(rows: Dict[str, Seen]) -> List[List[Any]]:
+    return [[path, *one] for path, one in rows.items()]
+
+
+def rows_from_json(value: Iterable[List[Any]]) -> Dict[str, Seen]:
+    """Raises ValueError or TypeError where it is not what `rows_to_json` gave."""
+    return {str(path): Seen(*rest) for path, *rest in value}
+
+
+def load(path: str) -> Dict[str, Seen]:
+    """Remembered rows of a file; nothing where there is none, or none that can be read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = lean.loads(file.read())
+        return rows_from_json(value["rows"]) if value["version"] == VERSION else {}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def save(path: str, rows: Dict[str, Seen]) -> None:
+    """Keep the settled rows; written aside and renamed."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    aside = f"{path}.{os.getpid()}.aside"
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        value = {"version": VERSION, "rows": rows_to_json(settled(rows))}
+        file.write(lean.dumps(value))
+    os.replace(aside, path)

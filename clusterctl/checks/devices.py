@@ -1,0 +1,167 @@
+"""A node's devices as its driver's tool tells of them: there, healthy, free, linked."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from clusterctl.checks.ask import Said
+from clusterctl.finding import Finding
+from clusterctl.text import device_text
+
+SHOW = {"npu-smi": "npu-smi info", "nvidia-smi": "nvidia-smi"}
+UNSEEN = ("", "NA", "N/A", "[N/A]", "[Not Supported]")
+LOST = re.compile(r"Unknown Error|GPU is lost|ERR!|\[GPU requires reset\]", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One device as its tool shows it."""
+
+    health: str = "OK"
+    busy: tuple[str, ...] = field(default=())
+    """The processes on it: `python (pid 4711)`."""
+
+
+def findings(said: Said) -> Iterator[Finding]:
+    """Devices that are missing, ill, in use by somebody, or without a link; nothing of make-believe ones."""
+    node = said.node
+    if node.kind not in ("npu", "cuda") or not node.devices:
+        return
+    tool = "npu-smi" if node.kind == "npu" else "nvidia-smi"
+    show = SHOW[tool]
+    done = said.command("smi")
+    if done is None or done["timed_out"] or done["exit_code"] != 0:
+        yield Finding("bad", node.name, f"{tool} {_trouble(done)}", "install or mend the driver there", "devices", show)
+        return
+    seen = npus(done["out"]) if node.kind == "npu" else gpus(done["out"], said.command("busy"))
+    if not seen:
+        text = f"{tool} says nothing that is understood here: {done['out'].strip()[:80]!r}"
+        yield Finding("warning", node.name, text, "look yourself", "devices", show)
+        return
+    yield from _each(said, seen, tool)
+    for device in node.devices:
+        yield from _link(said, device)
+
+
+def _each(said: Said, seen: Mapping[int, Seen], tool: str) -> Iterator[Finding]:
+    node, show = said.node, SHOW[tool]
+    missing = [device for device in node.devices if device not in seen]
+    if missing:
+        text = f"no device {device_text(missing)}: {tool} shows {device_text(sorted(seen))}"
+        remedy = "correct `devices` in the inventory, or reset the device"
+        yield Finding("bad", node.name, text, remedy, "devices", show)
+    sound = []
+    for device in node.devices:
+        one = seen.get(device)
+        if one is None:
+            continue
+        if one.health != "OK":
+            level = "warning" if one.health == "Warning" else "bad"
+            remedy = "leave it out with `devices`, or reset it; the node's log says more"
+            yield Finding(level, node.name, f"device {device}: health is {one.health}", remedy, "devices", show)
+        if one.busy:
+            text = f"device {device} is in use: {', '.join(one.busy[:4])}"
+            remedy = "wait, end it, or choose other devices"
+            yield Finding("bad", node.name, text, remedy, "devices-busy", show)
+        if one == Seen():
+            sound.append(device)
+    if sound:
+        yield Finding("ok", node.name, f"devices {device_text(sound)} are healthy and free", check="devices")
+
+
+def _link(said: Said, device: int) -> Iterator[Finding]:
+    done = said.command(f"link {device}")
+    if done is None or done["exit_code"] != 0:
+        return  # not asked, or an hccn_tool that can't; addresses are `ranktable verify`'s matter
+    match = re.search(r"link status:\s*(\S+)", done["out"])
+    if match and match[1].upper() != "UP":
+        text = f"device {device}: its network link is {match[1]}"
+        remedy = "check the cable and the switch's port"
+        yield Finding("bad", said.node.name, text, remedy, "device-link", f"hccn_tool -i {device} -link_stat -g")
+
+
+def _trouble(done: Mapping[str, Any] | None) -> str:
+    if done is None:
+        return "is not there: the inventory names devices, and no driver tells of them"
+    if done["timed_out"]:
+        return "does not answer: the driver hangs"
+    words = (done["err"] or done["out"]).strip().splitlines()
+    return f"ended with {done['exit_code']}" + (f": {words[-1][:200]}" if words else "")
+
+
+# ---- what the tools print
+
+
+def npus(text: str) -> dict[int, Seen]:
+    """Device id to what `npu-smi info` shows: two rows a chip (name and health; chip, id and bus), then processes."""
+    chips: dict[tuple[int, int], int] = {}
+    health: dict[int, str] = {}
+    busy: dict[int, list[str]] = {}
+    row: tuple[int, str] | None = None
+    for line in text.splitlines():
+        cells = [cell.split() for cell in line.strip().strip("|").split("|")]
+        first = cells[0]
+        if len(cells) < 3 or not first or not first[0].isdecimal():
+            continue
+        if len(cells) >= 4 and len(first) == 2 and first[1].isdecimal() and cells[1] and cells[1][0].isdecimal():
+            device = chips.get((int(first[0]), int(first[1])), int(first[0]))
+            busy.setdefault(device, []).append(f"{' '.join(cells[2])} (pid {cells[1][0]})")
+        elif row is None and len(first) > 1 and not first[1].isdecimal():
+            row = int(first[0]), " ".join(cells[1])
+        elif row is not None:
+            card, state = row
+            device = int(first[1]) if len(first) > 1 and first[1].isdecimal() else card
+            chips[card, int(first[0])] = device
+            health[device], row = state, None
+    return {device: Seen(state, tuple(busy.get(device, ()))) for device, state in health.items()}
+
+
+def gpus(text: str, busy: Mapping[str, Any] | None) -> dict[int, Seen]:
+    """Device id to what nvidia-smi's two queries show."""
+    on: dict[str, list[str]] = {}
+    for row in _rows(busy["out"] if busy and busy["exit_code"] == 0 else ""):
+        if len(row) >= 3 and row[1].isdecimal():
+            on.setdefault(row[0], []).append(f"{row[2].rpartition('/')[2]} (pid {row[1]})")
+    found = {}
+    for row in _rows(text):
+        if len(row) >= 6 and row[0].isdecimal():
+            found[int(row[0])] = Seen(_gpu_health(row), tuple(on.get(row[1], ())))
+    return found
+
+
+def _gpu_health(row: list[str]) -> str:
+    if any(LOST.search(cell) for cell in row):
+        return "lost"
+    if row[5] not in UNSEEN and row[5].isdecimal() and int(row[5]):
+        return f"{row[5]} uncorrected memory errors since its last reset"
+    return "OK"
+
+
+def _rows(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text))]
+
+
+def driver_versions(said: Said) -> dict[str, str]:
+    """The toolkit and the driver, as files and tools there name them."""
+    found = {}
+    files: Mapping[str, str | None] = said.found["files"]
+    patterns = {
+        "CANN": r"(?im)^\s*(?:toolkit_installed_version|toolkit_running_version|version)\s*=\s*\[?([^\]\s]+)",
+        "driver": r"(?im)^\s*Version\s*=\s*(\S+)",
+        "CUDA": r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([^"]+)"|CUDA Version ([0-9.]+)',
+    }
+    for name, pattern in patterns.items():
+        match = re.search(pattern, files.get(name) or "")
+        if match:
+            found[name] = next(group for group in match.groups() if group)
+    if said.node.kind == "cuda":
+        done = said.command("smi")
+        rows = _rows(done["out"]) if done and done["exit_code"] == 0 else []
+        drivers = sorted({row[2] for row in rows if len(row) >= 6 and row[2] not in UNSEEN})
+        found.update({"driver": ", ".join(drivers)} if drivers else {})
+    return found

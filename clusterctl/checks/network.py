@@ -1,0 +1,230 @@
+"""What takes two nodes to try: the master's port from every node, and device addresses from the next one's.
+
+What only several nodes' answers together show: versions that differ, an interface that is not everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.checks.ask import TIMEOUT, Said, beside
+from clusterctl.checks.node import MAX_SKEW, holder, versions
+from clusterctl.errors import ClusterctlError
+from clusterctl.finding import Finding
+from clusterctl.inventory import nodeset
+from clusterctl.ranktable.devices import VENDOR_TOOL, parse_conf
+from clusterctl.text import some
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.link import Asked
+
+
+PATIENCE = 3.0  # seconds for a connection between two nodes: a dropped first packet is sent again after 1
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The master's port as it was opened, or why it could not be."""
+
+    port: int | None
+    reason: str = ""
+    holders: Sequence[dict[str, Any]] = field(default=(), hash=False)
+
+
+def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) -> list[Finding]:
+    """The first node's agent listens as a run's master would; every node comes, the first one too.
+
+    0 is any free port, as a launch takes one. Nothing stays open.
+    """
+    master, token = nodes[0], secrets.token_hex(16)
+    asked = connections.of(master).open("listen", {"port": port, "token": token})
+    try:
+        opened = _opened(asked)
+        if opened.port is None:
+            return [_taken(master, port, opened)]
+        place = {"address": master.address, "port": opened.port, "token": token, "timeout": PATIENCE}
+        outcomes = connections.on_each(nodes, lambda node, link: link.call("knock", place))
+    finally:
+        if asked.result is None:
+            with contextlib.suppress(ClusterctlError):
+                asked.cancel()
+    said = {one.node.name: one.value for one in outcomes if one.error is None}
+    failed = [
+        Finding("bad", one.node.name, one.error.message, one.error.hint, "master-port")
+        for one in outcomes
+        if one.error is not None
+    ]
+    return [*failed, *_reached(master, opened.port, said)]
+
+
+def _opened(asked: Asked) -> Opened:
+    for frame in asked:
+        return Opened(int(frame.fields["port"]))
+    result = asked.result or {}
+    return Opened(None, str(result.get("reason") or "no answer"), result.get("holders") or ())
+
+
+def _taken(master: Node, port: int, opened: Opened) -> Finding:
+    by = f" by {holder(opened.holders[0])}" if opened.holders else ""
+    text = f"the master port {port} can't be had there: {opened.reason}{by}"
+    remedy = "end what holds it, or leave `master_port` out: a free one is taken then"
+    return Finding("bad", master.name, text, remedy, "master-port", f"ss -tlnp 'sport = :{port}'")
+
+
+def _reached(master: Node, port: int, said: dict[str, Any]) -> Iterator[Finding]:
+    """One finding a reason, with all the nodes that it holds for."""
+    groups: dict[str, list[str]] = {}
+    for name, one in said.items():
+        if not one["reached"]:
+            groups.setdefault(str(one["reason"]), []).append(name)
+    where = f"{master.name} at {master.address}, port {port}"
+    for reason, names in groups.items():
+        remedy = "let the nodes' firewall pass all ports between them; `address` must be one that the others reach"
+        fix = f"python3 -c \"import socket; socket.create_connection(('{master.address}', {port}), 3)\""
+        yield Finding("bad", nodeset.fold(names), f"can't reach {where}: {reason}", remedy, "master-port", fix)
+    if said and not groups:
+        slowest = max(float(one["seconds"]) for one in said.values())
+        text = f"the master {master.name} is reached at {master.address} by {some(len(said), 'node')}"
+        text += f", in {slowest * 1000:.1f} ms at most"
+        yield Finding("ok", "all nodes", text, check="master-port")
+
+
+# ---- device addresses
+
+
+def device_pings(answers: Sequence[Said], connections: Connections) -> list[Finding]:
+    """Each node's devices ping those of the same number on the next node, the last node's the first one's.
+
+    Every device's way out and way in is tried once. Addresses come from the node's hccn.conf or the inventory.
+    """
+    known = {one.node.name: _addresses(one) for one in answers}
+    nodes = [one.node for one in answers if known[one.node.name]]
+    if len(nodes) < 2:
+        return []
+    targets = {}
+    for node, peer in zip(nodes, [*nodes[1:], nodes[0]], strict=True):
+        shared = [device for device in node.devices if device in known[node.name] and device in known[peer.name]]
+        targets[node.name] = peer, {device: known[peer.name][device] for device in shared}
+
+    def ping(node: Node, link: Connection) -> list[Finding]:
+        peer, addresses = targets[node.name]
+        return list(_pings(node, link, peer, addresses))
+
+    outcomes = connections.on_each(nodes, ping)
+    found = [finding for one in outcomes if one.value for finding in one.value]
+    tried = sum(len(addresses) for _, addresses in targets.values())
+    if not found and tried and all(one.ok for one in outcomes):
+        text = f"devices ping those of the next node ({tried} addresses)"
+        return [Finding("ok", "all nodes", text, check="device-ping")]
+    return found
+
+
+def _addresses(said: Said) -> dict[int, str]:
+    node = said.node
+    if node.kind != "npu":
+        return {}
+    told = dict(zip(node.devices, node.device_ips, strict=False))
+    conf = parse_conf(said.found["files"].get("hccn.conf") or "")
+    return {device: (conf | told)[device] for device in node.devices if device in conf or device in told}
+
+
+def _pings(node: Node, link: Connection, peer: Node, addresses: dict[int, str]) -> Iterator[Finding]:
+    tools = [node.hccn_tool] if node.hccn_tool else beside(node, "hccn_tool", VENDOR_TOOL)
+    commands = {}
+    for device, address in addresses.items():
+        argv = [[tool, "-i", str(device), "-ping", "-g", "address", address] for tool in tools]
+        commands[str(device)] = {"argv": argv, "timeout": TIMEOUT}
+    said = link.call("examine", {"commands": commands})["commands"]
+    for device, address in addresses.items():
+        done = said.get(str(device))
+        reason = "" if done is None else ping_failed(done)
+        if reason:
+            text = f"device {device} can't reach device {device} of {peer.name} ({address}): {reason}"
+            remedy = "check both links, netmasks and the switch between them"
+            fix = f"hccn_tool -i {device} -ping -g address {address}"
+            yield Finding("bad", node.name, text, remedy, "device-ping", fix)
+
+
+def ping_failed(done: dict[str, Any]) -> str:
+    """Why a ping of hccn_tool's counts as failed; nothing where it came through, or the tool knows no ping."""
+    if done["timed_out"]:
+        return "hccn_tool does not answer"
+    text = done["out"] + done["err"]
+    loss = re.search(r"([0-9.]+) ?% packet loss", text)
+    if loss:
+        return f"{loss[1]} % of the packets are lost" if float(loss[1]) > 0 else ""
+    lines = text.strip().splitlines()
+    return (lines[-1][:200] if lines else f"it ended with {done['exit_code']}") if done["exit_code"] else ""
+
+
+EVERYWHERE = "all nodes"
+
+
+def findings(answers: Sequence[Said], quick: bool = False) -> Iterator[Finding]:
+    """Of all nodes; a single one is always like itself."""
+    if answers:
+        yield from same_clock(answers, quick)
+    if len(answers) > 1:
+        yield from same_versions(answers, quick)
+        yield from same_interface(answers, quick)
+
+
+def same_versions(answers: Sequence[Said], quick: bool = False) -> Iterator[Finding]:
+    """Python, libraries, toolkit and driver; a version that differs, or is not there at all."""
+    found = {one.node.name: versions(one) for one in answers}
+    names = dict.fromkeys(name for one in found.values() for name in one)
+    differ = False
+    for name in names:
+        groups: dict[str, list[str]] = {}
+        for node, one in found.items():
+            if one:  # its Python does not run: said already
+                groups.setdefault(one.get(name, "none"), []).append(node)
+        if len(groups) > 1:
+            differ = True
+            said = "; ".join(f"{nodeset.fold(those)}: {version}" for version, those in groups.items())
+            text = f"{name} is not the same everywhere: {said}"
+            yield Finding("warning", EVERYWHERE, text, "install the same version on every node", "versions")
+    if names and not differ and not quick:
+        first = next(one for one in found.values() if one)
+        said = ", ".join(f"{name} {version}" for name, version in first.items())
+        yield Finding("ok", EVERYWHERE, f"the same everywhere: {said}", check="versions")
+
+
+def same_clock(answers: Sequence[Said], quick: bool = False) -> Iterator[Finding]:
+    """Nodes apart from each other, where none is far from this machine."""
+    early, late = min(answers, key=lambda one: one.offset), max(answers, key=lambda one: one.offset)
+    error = (early.delay + late.delay) / 2
+    near = all(abs(one.offset) <= MAX_SKEW + one.delay / 2 for one in (early, late))
+    if near and late.offset - early.offset > MAX_SKEW + error:
+        text = f"{early.node.name} and {late.node.name} are {late.offset - early.offset:.1f} s apart"
+        yield Finding("warning", EVERYWHERE, text, "run an NTP client on all nodes", "clock")
+    elif near and not quick:
+        furthest, slowest = max(abs(early.offset), abs(late.offset)), max(one.delay for one in answers)
+        text = f"clocks within {furthest:.2f} s of this machine's (round trips of {slowest * 1000:.0f} ms at most)"
+        yield Finding("ok", EVERYWHERE, text, check="clock")
+
+
+def same_interface(answers: Sequence[Said], quick: bool = False) -> Iterator[Finding]:
+    """The interface that gloo, NCCL and HCCL are to use: told by the inventory, or the same name everywhere."""
+    groups: dict[str, list[str]] = {}
+    for one in answers:
+        name = one.node.interface or one.found["place"]["interface"]
+        if name:
+            groups.setdefault(str(name), []).append(one.node.name)
+    told = all(one.node.interface for one in answers)
+    if len(groups) > 1 and not told:
+        said = "; ".join(f"{nodeset.fold(those)}: {name}" for name, those in groups.items())
+        text = f"the interface with the nodes' addresses has several names: {said}"
+        remedy = "write each node's own as `interface` in the inventory"
+        yield Finding("warning", EVERYWHERE, text, remedy, "interface")
+    elif groups and not quick:
+        alike = len(groups) == 1
+        said = "; ".join(name if alike else f"{nodeset.fold(those)}: {name}" for name, those in groups.items())
+        yield Finding("ok", EVERYWHERE, f"meet on interface {said}", check="interface")

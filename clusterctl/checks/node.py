@@ -1,0 +1,259 @@
+"""What one node's answers amount to: its room, limits, clock, address, ports, libraries, and what is left there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.checks.ask import HCCL_PORTS, Said, hccl_base
+from clusterctl.finding import Finding
+from clusterctl.text import size, some
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+
+MAX_SKEW = 2.0  # seconds between clocks before logs can't be put in order
+MIN_DISK = 2 << 30  # bytes free on a node: code, logs, a small model's checkpoints
+MIN_INODES = 10_000  # a run's folder takes some hundreds, a pushed code folder thousands
+MIN_SHM = 1 << 30  # bytes: NCCL takes some 10 MB a pair of devices, data loaders' workers their batches
+MIN_MEMORY = 1 << 30  # bytes a rank, which an imported torch alone takes half of
+MIN_FILES = 4096  # open files of a process: 32 loader workers of a rank pass 1,024
+MIN_PROCESSES = 4096  # of a user: 16 ranks with 16 threads each pass 256 before any loader
+UNLIMITED = -1
+TRAINER = ("torch", "numpy", "safetensors", "tokenizers")
+
+
+def findings(said: Said, quick: bool = False) -> Iterator[Finding]:
+    """All that one node's answers say by themselves."""
+    if not quick:
+        text = f"answers, its host key is known; {some(said.hello['cpus'], 'core')}"
+        yield Finding("ok", said.node.name, f"{text}, Python {said.hello['python']} for the agent", check="ssh")
+    yield from clock(said)
+    yield from room(said)
+    yield from limits(said)
+    yield from address(said)
+    yield from ports(said)
+    yield from libraries(said, quick)
+    yield from left_over(said)
+
+
+def clock(said: Said) -> Iterator[Finding]:
+    if abs(said.offset) > MAX_SKEW + said.delay / 2:
+        text = f"its clock is {said.offset:+.1f} s from this machine's"
+        remedy = "run an NTP client on all nodes: logs and checkpoints are told apart by time"
+        yield Finding("warning", said.node.name, text, remedy, "clock", "sudo chronyc makestep")
+
+
+def room(said: Said) -> Iterator[Finding]:
+    """Disk, inodes, memory and shared memory."""
+    name, workdir = said.node.name, said.found["workdir"]
+    disks: Mapping[str, Mapping[str, int]] = said.found["disks"]
+    for path, one in disks.items():
+        if path == "/dev/shm" or (path != workdir and one["device"] == disks.get(workdir, {}).get("device")):
+            continue
+        level = "bad" if path == workdir else "warning"
+        least = MIN_DISK if path == workdir else MIN_DISK // 8
+        move = "free some space, or name another `workdir` in the inventory"
+        move = move if path == workdir else "free some space, or set TMPDIR in the node's `env`"
+        if one["free"] < least:
+            yield Finding(level, name, f"{size(one['free'])} free for {path}", move, "disk", f"df -h {path}")
+        if one["inodes"] > 0 and one["inodes_free"] < MIN_INODES:
+            text = f"{one['inodes_free']} files can still be made in {path} (inodes), whatever space is free"
+            yield Finding(level, name, text, move, "inodes", f"df -i {path}")
+    yield from _shared_memory(said, disks.get("/dev/shm"))
+    ranks = max(len(said.node.devices), 1)
+    if said.found["memory"]["available"] < MIN_MEMORY * ranks:
+        text = f"{size(said.found['memory']['available'])} of memory available for {some(ranks, 'rank')}"
+        remedy = "end what else runs there, or use fewer of its devices"
+        yield Finding("warning", name, text, remedy, "memory", "ps aux --sort=-rss | head")
+
+
+def _shared_memory(said: Said, shm: Mapping[str, int] | None) -> Iterator[Finding]:
+    fix = "sudo mount -o remount,size=16G /dev/shm"
+    remedy = "make it larger; a container's is set by --shm-size or --ipc=host"
+    if shm is None:
+        yield Finding("warning", said.node.name, "no /dev/shm: data loaders and NCCL need it", remedy, "shm")
+    elif shm["free"] < MIN_SHM:
+        text = f"/dev/shm has {size(shm['free'])} free of {size(shm['total'])}: a full one ends ranks by a bus error"
+        yield Finding("warning", said.node.name, text, remedy, "shm", fix)
+
+
+def limits(said: Said) -> Iterator[Finding]:
+    """What the system lets a login have; ranks inherit it."""
+    wanted = [
+        ("NOFILE", MIN_FILES, "nofile", "open files", "-n"),
+        ("NPROC", MIN_PROCESSES, "nproc", "processes and threads", "-u"),
+    ]
+    if said.found["rdma"]:  # which registers memory, all of it locked
+        wanted.append(("MEMLOCK", UNLIMITED, "memlock", "bytes of locked memory, which RDMA needs", "-l"))
+    for key, least, check, what, flag in wanted:
+        soft, hard = said.found["limits"][key]
+        if soft == UNLIMITED or (least != UNLIMITED and soft >= least):
+            continue
+        want = "unlimited" if least == UNLIMITED else str(max(least, 65536))
+        text = f"a login may have {soft} {what} (ulimit {flag}; hard limit {'none' if hard == -1 else hard})"
+        remedy = f"raise it in /etc/security/limits.d and log in anew: * - {check} {want}"
+        fix = f"echo '* - {check} {want}' | sudo tee /etc/security/limits.d/90-clusterctl.conf"
+        yield Finding("warning", said.node.name, text, remedy, check, fix)
+
+
+def address(said: Said) -> Iterator[Finding]:
+    """Whether the address that the ranks are told is the node's own, and on an interface that is up."""
+    node, place, there = said.node, said.found["place"], said.found["interfaces"]
+    if place["ip"] is None:
+        text = f"does not know its own address {node.address}: {place['reason']}"
+        remedy = "write a number as `address` in the inventory, or mend /etc/hosts there"
+        yield Finding("bad", node.name, text, remedy, "address")
+    elif not place["own"]:
+        text = f"{node.address} is no address of its own: a master there can't be bound to it"
+        remedy = "write the address of the interface that all nodes share as `address` in the inventory"
+        yield Finding("warning", node.name, text, remedy, "address", "ip -brief address")
+    if node.interface and node.interface not in there:
+        text = f"has no interface {node.interface}: it has {', '.join(there)}"
+        yield Finding("bad", node.name, text, "correct `interface` in the inventory", "interface")
+    elif node.interface and not there[node.interface]["up"]:
+        text = f"its interface {node.interface} is down"
+        fix = f"sudo ip link set {node.interface} up"
+        yield Finding("bad", node.name, text, "bring it up, or name another as `interface`", "interface", fix)
+    elif node.interface and place["own"] and place["interface"] not in (node.interface, None):
+        text = f"{node.address} is on {place['interface']}, and `interface` says {node.interface}"
+        remedy = "ranks would meet on one and talk on the other: let the two agree in the inventory"
+        yield Finding("warning", node.name, text, remedy, "interface")
+
+
+def ports(said: Said) -> Iterator[Finding]:
+    """HCCL's ports: taken ones, and those that the system may give to any outgoing connection."""
+    node = said.node
+    if node.kind != "npu":
+        return
+    base = hccl_base(node)
+    last = base + HCCL_PORTS - 1
+    for one in said.found["ports"]:
+        text = f"port {one['port']}, which HCCL listens on, is taken by {holder(one)}"
+        remedy = "end it, or set HCCL_IF_BASE_PORT in the inventory's `env`; else the run ends with EI0019"
+        yield Finding("bad", node.name, text, remedy, "hccl-ports", f"ss -tanp 'sport = :{one['port']}'")
+    low, high = _range(said.found["ephemeral_ports"])
+    if low <= last and base <= high and not _reserved(said.found["reserved_ports"], base, last):
+        text = f"the system may give HCCL's ports {base}-{last} to any connection ({low}-{high} are its own)"
+        remedy = "reserve them"
+        fix = f"sudo sysctl -w net.ipv4.ip_local_reserved_ports={base}-{last}"
+        yield Finding("warning", node.name, text, remedy, "hccl-ports", fix)
+
+
+def holder(one: Mapping[str, Any]) -> str:
+    """Who holds a port, as far as the node could see."""
+    return f"{one['name']} (pid {one['pid']})" if one.get("pid") else f"a process of user {one['user']}"
+
+
+def _range(text: str) -> tuple[int, int]:
+    parts = text.split()
+    return (int(parts[0]), int(parts[1])) if len(parts) == 2 and all(map(str.isdecimal, parts)) else (1, 0)
+
+
+def _reserved(text: str, first: int, last: int) -> bool:
+    free = set(range(first, last + 1))
+    for part in text.split(","):
+        low, _, high = part.strip().partition("-")
+        if low.isdecimal() and (high or low).isdecimal():
+            free -= set(range(int(low), int(high or low) + 1))
+    return not free
+
+
+# ---- libraries
+
+
+def versions(said: Said) -> dict[str, str]:
+    """What must be the same on every node, as far as it is there: Python, libraries, toolkit, driver."""
+    from clusterctl.checks.devices import driver_versions
+
+    python = python_of(said)
+    found = {"Python": python["python"], **python["packages"]} if python else {}
+    return {**found, **driver_versions(said)}
+
+
+def python_of(said: Said) -> dict[str, Any] | None:
+    """What the ranks' Python says of itself; None where it does not run."""
+    done = said.command("python")
+    if done is None or done["exit_code"] != 0:
+        return None
+    try:
+        value = json.loads(done["out"])
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("packages"), dict) else None
+
+
+def libraries(said: Said, quick: bool) -> Iterator[Finding]:
+    """The Python of the ranks, and what it lacks for the embedded trainer."""
+    node, python = said.node, python_of(said)
+    if python is None:
+        text = f"{node.python} does not run: {_why(said.command('python'))}"
+        remedy = "name the ranks' Python in the inventory: python: /path/to/python"
+        yield Finding("bad", node.name, text, remedy, "python")
+        return
+    packages = python["packages"]
+    yield from _torch_npu(node, packages)
+    if quick:
+        return
+    missing = [name for name in TRAINER if name not in packages]
+    if missing:
+        text = f"the embedded trainer can't run there: no {', '.join(missing)}"
+        remedy = f"install them into {node.python} on that node; not needed for programs of your own"
+        fix = f"{node.python} -m pip install {' '.join(missing)}"
+        yield Finding("warning", node.name, text, remedy, "libraries", fix)
+    else:
+        text = f"ranks run with Python {python['python']}, torch {packages['torch']}"
+        yield Finding("ok", node.name, text, check="python")
+
+
+def _torch_npu(node: Node, packages: Mapping[str, str]) -> Iterator[Finding]:
+    """torch_npu is built for one torch, and its first three numbers say which."""
+    torch, plugin = packages.get("torch", ""), packages.get("torch_npu", "")
+    if node.kind == "npu" and packages and not plugin:
+        remedy = f"install the torch_npu that goes with its torch into {node.python}"
+        yield Finding("warning", node.name, "no torch_npu for its NPUs", remedy, "torch-npu")
+    elif plugin and torch and _release(plugin) != _release(torch):
+        text = f"torch_npu {plugin} does not go with torch {torch}"
+        remedy = f"install torch {'.'.join(_release(plugin))}, or the torch_npu of {'.'.join(_release(torch))}"
+        yield Finding("bad", node.name, text, remedy, "torch-npu")
+
+
+def _release(version: str) -> list[str]:
+    import re
+
+    return re.findall(r"[0-9]+", version.partition("+")[0])[:3]
+
+
+def _why(done: Mapping[str, Any] | None) -> str:
+    if done is None:
+        return "no such program"
+    if done["timed_out"]:
+        return "no answer in time"
+    lines = (done["err"] or done["out"]).strip().splitlines()
+    return lines[-1][:200] if lines else f"it ended with {done['exit_code']}"
+
+
+# ---- what is left of earlier runs
+
+
+def left_over(said: Said) -> Iterator[Finding]:
+    """Processes that no supervisor owns any more, and agents whose login is gone."""
+    name = said.node.name
+    for one in said.found["runs"]:
+        pids = ", ".join(map(str, one["pids"][:8])) + (" and more" if len(one["pids"]) > 8 else "")
+        if one["supervised"]:
+            text = f"{one['run']} runs there with {_processes(len(one['pids']))}"
+            yield Finding("ok", name, text, check="runs")
+            continue
+        text = f"{_processes(len(one['pids']))} left of {one['run']}, whose supervisor is gone: {pids}"
+        remedy = f"clusterctl stop {one['run']} where it was started, or kill them"
+        yield Finding("warning", name, text, remedy, "left-over", f"kill {' '.join(map(str, one['pids'][:50]))}")
+    if said.found["stale_agents"]:
+        pids = " ".join(map(str, said.found["stale_agents"]))
+        text = f"agents that no launcher talks to any more: {pids}"
+        yield Finding("warning", name, text, "end them", "stale-agents", f"kill -9 {pids}")
+
+
+def _processes(number: int) -> str:
+    return "1 process" if number == 1 else f"{number} processes"

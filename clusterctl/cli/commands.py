@@ -1,0 +1,247 @@
+"""Every command, listed once; a command's module is imported when the command is used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+import typer.main
+from typer.core import TyperGroup
+from typer.models import CommandInfo
+
+from clusterctl.cli import options
+from clusterctl.cli.ssh_option import Reaching
+
+PROGRAM = "From a handful of machines that answer to SSH to a trained GPT or GLM."
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One row of the table: what a command does in a few words, and the function behind it."""
+
+    help: str
+    # "module:function" below clusterctl.cli; a noun without a function of its own has none.
+    target: str = ""
+    # With --ssh, because it reaches nodes.
+    ssh: bool = False
+    hidden: bool = False
+    # The trainer's verb that all arguments go to.
+    forwards: str = ""
+    # Its function takes the options that it does not know itself, for the trainer.
+    open_ended: bool = False
+
+
+# Sections of `clusterctl --help`, in order, with the names of their commands.
+SECTIONS = {
+    "Start": ("demo", "init", "sandbox", "doctor"),
+    "Nodes": ("nodes", "exec", "push", "pull", "keeper"),
+    "Rank tables": ("ranktable", "hostfile"),
+    "Runs": ("plan", "launch", "runs", "status", "attach", "resume", "stop", "logs", "control", "schema"),
+    "Training, data and models": ("data", "checkpoint", "generate", "tensorboard"),
+}
+
+TABLE = {
+    "demo": Verb("Train a small model on a sandbox cluster", "demo:demo", ssh=True),
+    "init": Verb("Write a commented cluster.yaml", "init:init"),
+    "sandbox": Verb("Run SSH nodes on this machine to try things"),
+    "sandbox up": Verb("Start the nodes", "sandbox:up"),
+    "sandbox status": Verb("Show the nodes and whether they run", "sandbox:status"),
+    "sandbox down": Verb("Stop the nodes and delete the sandbox", "sandbox:down"),
+    "sandbox kill": Verb("Kill a node with all its processes", "sandbox:kill"),
+    "sandbox cut": Verb("Cut the network link of a node", "sandbox:cut"),
+    "sandbox heal": Verb("Restore a cut link, or restart a killed node", "sandbox:heal"),
+    "doctor": Verb("Check this machine and the nodes", "doctor:doctor", ssh=True),
+    "nodes": Verb("List nodes; node sets; host keys", "nodes:nodes"),
+    "nodes list": Verb("List the nodes, their addresses and devices", "nodes:list_nodes"),
+    "nodes expand": Verb("Print the nodes of a node set", "nodes:expand"),
+    "nodes fold": Verb("Write node names as one node set", "nodes:fold"),
+    "nodes trust": Verb("Fetch host keys and record them", "nodes:trust", ssh=True),
+    "exec": Verb("Run a command on nodes in parallel", "exec:exec_", ssh=True),
+    "push": Verb("Copy a file or folder to nodes", "push:push", ssh=True),
+    "pull": Verb("Copy a file or folder from nodes", "push:pull", ssh=True),
+    "keeper": Verb("Inspect the connection keeper (--persist)"),
+    "keeper status": Verb("Show what the keepers hold", "keeper:status"),
+    "keeper stop": Verb("Stop the keepers", "keeper:stop"),
+    "ranktable": Verb("Build, check and convert RANK_TABLE_FILEs"),
+    "ranktable build": Verb("Build a table from nodes or a plan", "ranktable:build", ssh=True),
+    "ranktable merge": Verb("Merge tables of single nodes", "ranktable:merge"),
+    "ranktable convert": Verb("Convert a table to another version or form", "ranktable:convert"),
+    "ranktable check": Verb("Check tables by the rules of HCCL", "ranktable:check"),
+    "ranktable show": Verb("Show a table by ranks", "ranktable:show"),
+    "ranktable diff": Verb("Compare two tables by what they mean", "ranktable:diff"),
+    "ranktable slice": Verb("Cut a table down to some nodes or devices", "ranktable:cut"),
+    "ranktable push": Verb("Put the same table on every node", "ranktable_live:push", ssh=True),
+    "ranktable verify": Verb("Compare a table with the nodes", "ranktable_live:verify", ssh=True),
+    "hostfile": Verb("Build, check and convert hostfiles"),
+    "hostfile build": Verb("Write a hostfile from the inventory", "hostfile:build"),
+    "hostfile check": Verb("Check hostfiles line by line", "hostfile:check"),
+    "hostfile convert": Verb("Convert between hostfile formats", "hostfile:convert"),
+    "plan": Verb("Show what a job would do, and all its errors", "launch:plan"),
+    "schema": Verb("Print the JSON schema of job files", "schema:schema"),
+    "launch": Verb("Start a job and follow it", "launch:launch", ssh=True),
+    "attach": Verb("Follow a run that is active", "launch:attach", ssh=True),
+    "resume": Verb("Start an ended run again", "launch:resume", ssh=True),
+    "control": Verb("Watch over a run", "launch:control", ssh=True, hidden=True),
+    "runs": Verb("List runs, newest first", "runs:runs"),
+    "runs prune": Verb("Delete old runs here and on their nodes", "runs:prune", ssh=True),
+    "status": Verb("Show the live state of a run", "runs:status", ssh=True),
+    "stop": Verb("Stop a run", "runs:stop", ssh=True),
+    "logs": Verb("Follow, show or fetch the logs of a run"),
+    "logs tail": Verb("Show the last lines; -f keeps following", "logs:tail", ssh=True),
+    "logs show": Verb("Show the logs of a run", "logs:show", ssh=True),
+    "logs pull": Verb("Fetch the logs from the nodes", "logs:pull"),
+    "data": Verb("Build, verify and edit training data"),
+    "data tokenizer": Verb("Train a tokenizer; add GLM's tokens"),
+    "data tokenizer train": Verb("Train a byte-level BPE tokenizer", forwards="tokenizer-train"),
+    "data tokenizer glm": Verb("Add GLM's special tokens", forwards="tokenizer-glm"),
+    "data build": Verb("Build .bin/.idx files from texts", "trainer:build", ssh=True, open_ended=True),
+    "data info": Verb("Show documents, tokens and epochs", forwards="data-info"),
+    "data verify": Verb("Check every rule of a .bin/.idx pair", forwards="data-verify"),
+    "data repair": Verb("Count uncounted end-of-document tokens", forwards="data-repair"),
+    "data split": Verb("Split a corpus into parts", forwards="data-split"),
+    "data merge": Verb("Merge .bin/.idx pairs", forwards="data-merge"),
+    "data scatter": Verb("Put the shards of a corpus on nodes", "trainer:scatter", ssh=True),
+    "checkpoint": Verb("Work with checkpoints"),
+    "checkpoint verify": Verb("Compare every file with its hash", "trainer:verify"),
+    "generate": Verb("Generate text from a checkpoint", "trainer:generate"),
+    "tensorboard": Verb("Write TensorBoard files from a run", "trainer:tensorboard"),
+}
+# Their output goes to standard output as it comes from the trainer, --help included.
+FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+class Commands(MutableMapping[str, Any]):
+    """The commands below a noun ("" is the program itself), each built when it is first asked for."""
+
+    def __init__(self, noun: str) -> None:
+        self._prefix = f"{noun} " if noun else ""
+        self._names = [
+            key.removeprefix(self._prefix)
+            for key in TABLE
+            if key.startswith(self._prefix) and " " not in key.removeprefix(self._prefix)
+        ]
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._built:
+            self._built[name] = built(self._prefix + name)
+        return self._built[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._built[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        self._names.remove(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Noun(TyperGroup):
+    """A group whose commands come from the table; listing them imports none of them."""
+
+    key = ""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**{**more, "commands": None})
+        self.commands = Commands(self.key)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of its commands, in the table's order."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands in sections, each with its short help."""
+        names = {name: f"{self.key} {name}".strip() for name in self.commands}
+        shown = {name: TABLE[key].help for name, key in names.items() if not TABLE[key].hidden}
+        sections = {"Commands": tuple(shown)} if self.key else SECTIONS
+        for title, members in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, shown[name]) for name in members if name in shown], col_max=16)
+
+
+def built(key: str) -> Any:
+    """Return the click command of a row of the table; `key` is "" for the program itself."""
+    if key and not any(other.startswith(f"{key} ") for other in TABLE):
+        return _command(key)
+    return typer.main.get_group(application(key)) if key else typer.main.get_command(application())
+
+
+def _command(key: str) -> Any:
+    verb = TABLE[key]
+    info = CommandInfo(
+        name=key.rpartition(" ")[2],
+        cls=Reaching if verb.ssh else None,
+        context_settings=FORWARD if verb.forwards or verb.open_ended else None,
+        callback=_forwarder(key) if verb.forwards else _function(verb.target),
+        hidden=verb.hidden,
+        help=f"{verb.help}." if verb.forwards else None,
+    )
+    return typer.main.get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
+
+
+def application(key: str = "") -> typer.Typer:
+    """Return the program, or one of its nouns, as typer knows it."""
+    callback = program if not key else _function(TABLE[key].target) if TABLE[key].target else None
+    app = typer.Typer(
+        name=key.rpartition(" ")[2] or None,
+        cls=type("Noun", (Noun,), {"key": key}),
+        no_args_is_help=not key or callback is None,
+        add_completion=not key,
+        # The outermost handler words every error; locals in a traceback can hold secrets.
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        help=TABLE[key].help + "." if key else PROGRAM,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=callback is not None)(callback or _nothing)
+    return app
+
+
+def _nothing() -> None:
+    pass
+
+
+def _function(target: str) -> Callable[..., Any]:
+    module, name = target.split(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(f"clusterctl.cli.{module}"), name)
+    return found
+
+
+def _forwarder(key: str) -> Callable[..., None]:
+    def forward(context: typer.Context) -> None:
+        from clusterctl.cli.trainer import forward as hand_over
+
+        hand_over(key, TABLE[key].forwards, context.args)
+
+    return forward
+
+
+def program(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version."),
+    cluster: options.ClusterFile = None,
+) -> None:
+    """From a handful of machines that answer to SSH to a trained GPT or GLM."""
+    from clusterctl import __version__
+    from clusterctl.cli import screen
+
+    if version:
+        screen.write(f"clusterctl {__version__}\n")
+        raise typer.Exit
+    if cluster is not None:
+        context.default_map = _for_all("", str(cluster))
+
+
+def _for_all(key: str, cluster: str) -> dict[str, Any]:
+    """Return click's default_map that gives --cluster to every command below `key`."""
+    below = {name: _for_all(f"{key} {name}".strip(), cluster) for name in Commands(key)}
+    return {"cluster": cluster, **below}

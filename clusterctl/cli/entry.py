@@ -1,0 +1,127 @@
+"""The program's front door: a command that a keeper can run at once goes there, every other the ordinary way.
+
+A keeper (keeper.py) has all imported and its connections open. This side imports next to nothing, hands over its
+arguments, folder, environment and its own three streams, and gives back the exit code: what the user sees is the
+same either way. Whatever is unusual before the keeper took the command makes it an ordinary one.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]  # the C half: the module around it brings enum
+import os
+import sys
+from _socket import SCM_RIGHTS, SOL_SOCKET, socket
+
+from clusterctl.environment import raw_environment
+from clusterctl.keeper import address as place
+
+VERBS = ("exec", "push", "pull")  # often short, and the start of a program most of the time
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+TAKEN = b"+"  # the keeper's first word: from here on the command runs there, and nowhere else
+LOST = 255
+
+
+def main() -> None:
+    """The program `clusterctl`."""
+    code = _by_keeper(sys.argv[1:]) if sys.argv[1:2] and sys.argv[1] in VERBS else None
+    if code is None:
+        before = signal.getsignal(signal.SIGINT)
+        if callable(before):  # a Ctrl-C while modules load ends it without a traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        from clusterctl.cli.main import main as ordinary
+
+        signal.signal(signal.SIGINT, before)
+        ordinary()
+    sys.exit(code)
+
+
+def _by_keeper(argv: list[str]) -> int | None:
+    """The exit code of a command that a keeper ran, or None where none did."""
+    try:
+        path = place.folder()
+        request = _request(argv)
+        if path is None or request is None:
+            return None
+        folder = place.opened(path)
+        try:
+            line = place.connected(folder, place.name() + place.DOOR)
+        finally:
+            os.close(folder)
+    except (OSError, place.WrongPlace):
+        return None
+    return _Errand(line).run(request)
+
+
+def _request(argv: list[str]) -> bytes | None:
+    """All that a command can see of the process that was started for it; None where a stream is closed."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    if any(one is None for one in streams):
+        return None
+    mask = os.umask(0o077)
+    os.umask(mask)
+    codings = [f"{one.encoding} {one.errors}" for one in streams]
+    words = [b"%d" % mask, *map(os.fsencode, codings), b"%d" % len(argv), *map(os.fsencode, argv)]
+    words += [name + b"=" + value for name, value in raw_environment().items()]
+    body = b"\0".join(words)
+    return len(body).to_bytes(4, "big") + body
+
+
+class _Errand:
+    """This process while another one works for it: signals go on to that one, its exit code comes back."""
+
+    def __init__(self, line: socket) -> None:
+        self._line = line
+        self._signals: list[int] = []
+
+    def run(self, request: bytes) -> int | None:
+        before = {
+            number: signal.signal(number, self._forward)
+            for number in FORWARDED
+            if signal.getsignal(number) is not signal.SIG_IGN  # as under nohup, and in a script's background
+        }
+        before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._pause)
+        taken = self._hand_over(request)
+        code = self._hear() if taken else b""
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if code:
+            return code[0]
+        if not taken:
+            for meant in self._signals:  # for what now runs here
+                os.kill(os.getpid(), meant)
+            return None
+        sys.stderr.write("error: the keeper of the connections ended, and with it what it ran on the nodes\n")
+        sys.stderr.write("  try: the command again, with --persist off for connections of its own\n")
+        return LOST
+
+    def _hand_over(self, request: bytes) -> bool:
+        try:
+            here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+            handles = b"".join(one.to_bytes(4, sys.byteorder) for one in (0, 1, 2, here))
+            self._line.sendmsg([request[:1]], [(SOL_SOCKET, SCM_RIGHTS, handles)])
+            os.close(here)
+            self._line.sendall(request[1:])
+            return self._hear() == TAKEN
+        except OSError:
+            return False
+
+    def _hear(self) -> bytes:
+        try:
+            return self._line.recv(1)
+        except OSError:
+            return b""
+
+    def _forward(self, number: int, frame: object) -> None:
+        self._signals.append(number)
+        self._tell(number)
+
+    def _pause(self, number: int, frame: object) -> None:
+        self._tell(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._tell(signal.SIGCONT)
+
+    def _tell(self, number: int) -> None:
+        try:
+            self._line.send(bytes([number]))
+        except OSError:  # it ended meanwhile; its code is on the way
+            return

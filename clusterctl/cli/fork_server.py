@@ -1,0 +1,365 @@
+"""The keeper: a background process of one user that starts commands at once and keeps connections open.
+
+It is two processes. This one has the program imported, and forks for each command a child that takes on the
+asking process's arguments, folder, environment and streams, and then is the ordinary program. The other one
+(keeper_guest.py) holds the links to the nodes, which threads serve; a process with threads can't fork safely.
+Both end when the links were idle for long enough, when `keeper stop` says so, or when either of them dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import io
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from clusterctl.cli.entry import TAKEN
+from clusterctl.environment import replace_environment
+from clusterctl.errors import EXIT_BUG
+from clusterctl.hostfile.cache import Which, inventories
+from clusterctl.keeper import address as place
+
+MAX_REQUEST = 16 << 20  # arguments and environment stay under 4 MB on Linux
+GROUP = (signal.SIGINT, signal.SIGQUIT, signal.SIGSTOP, signal.SIGCONT)  # what a terminal says to all of a command
+LINGER = 15.0  # seconds that commands may take to end once the keeper is to
+BACKLOG = 128
+NAMES = 40  # modules in one note
+NOTE = 3  # where a child tells which inventory it had to read
+MAX_HANDLES = 4096  # each command that runs takes one here
+# Modules of clusterctl.ssh that load paramiko.
+SPEAK_SSH = frozenset(
+    ("fabric", "gateways", "load_paramiko", "login", "packets", "program", "session", "transport")
+)
+
+
+def start(idle: str, ready: str) -> None:
+    """Go to the background and be the keeper there; `ready` is the descriptor that hears when it listens."""
+    if os.fork() == 0:
+        main(float(idle), int(ready))
+
+
+def main(idle: float, ready: int) -> None:
+    """Be the keeper of this user and code until it is idle for `idle` seconds."""
+    path = place.folder()
+    assert path is not None
+    folder = place.opened(path)
+    name = place.name()
+    lock = _lock(place.address(folder, name + place.LOCK))
+    if lock is None:
+        return  # another one is there or about to be
+    door, links = (_listen(folder, name + kind) for kind in (place.DOOR, place.LINKS))
+    watched, watching = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        for handle in (door.detach(), watching, lock, ready):
+            os.close(handle)
+        from clusterctl.keeper.clients import serve
+
+        serve(links, watched, idle)
+        os._exit(0)
+    os.close(watched)
+    links.close()
+    os.write(ready, b"ready\n")
+    os.close(ready)
+    _import_all()
+
+    def leave() -> None:
+        for kind in (place.DOOR, place.LINKS, place.LOG, place.LOCK):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(place.address(folder, name + kind))
+        os.close(lock)  # a new keeper may start from here on
+
+    Front(door, holder, leave).serve()
+
+
+def _lock(path: str) -> int | None:
+    """The right to be the keeper, held as long as the descriptor is; None where another one has it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_ino == os.stat(path).st_ino:  # else the one that just ended removed it
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(lock)
+    return None
+
+
+def _listen(folder: int, file: str) -> socket.socket:
+    """A socket that only this user can open; one that a killed keeper left is replaced."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(place.address(folder, file))
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listening.bind(place.address(folder, file))
+    finally:
+        os.umask(before)
+    listening.listen(BACKLOG)
+    return listening
+
+
+def _import_all() -> None:
+    """What a command needs, loaded once for all; frozen, so that the memory of it stays shared."""
+    from clusterctl.cli.main import warm_up
+
+    warm_up()
+    gc.collect()
+    gc.freeze()
+
+
+@dataclass
+class _Guest:
+    """A process that asks, and the command that runs for it."""
+
+    line: socket.socket
+    data: bytearray = field(default_factory=bytearray)
+    handles: list[int] = field(default_factory=list)
+    pid: int = 0
+
+    def read(self) -> bool:
+        """Take what came; False at the end of the line."""
+        data, handles, _, _ = socket.recv_fds(self.line, 1 << 20, 4)
+        self.handles += handles
+        self.data += data
+        return bool(data)
+
+    @property
+    def body(self) -> bytes | None:
+        """The request, once all of it came."""
+        size = int.from_bytes(self.data[:4], "big")
+        if len(self.data) < 4 or size > MAX_REQUEST or len(self.data) < 4 + size or len(self.handles) != 4:
+            return None
+        return bytes(self.data[4 : 4 + size])
+
+    def close(self) -> None:
+        for handle in self.handles:
+            os.close(handle)
+        self.handles = []
+        self.line.close()
+
+
+class Front:
+    """Answers at the door: forks for each command, passes signals on and exit codes back."""
+
+    def __init__(self, door: socket.socket, holder: int, leave: Callable[[], None]) -> None:
+        """`leave` is called as soon as nobody new is let in."""
+        self._door = door
+        self._holder = holder
+        self._leave_place = leave
+        self._guests: dict[int, _Guest] = {}
+        self._selector = selectors.DefaultSelector()
+        self._stopped = False
+        self._noted, self._note = os.pipe()
+
+    def serve(self) -> None:
+        """Until the process that holds the links is gone, and then for what still runs."""
+        heard, wake = os.pipe()
+        for handle in (heard, wake):
+            os.set_blocking(handle, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, self._stop)
+        self._selector.register(self._door, selectors.EVENT_READ, self._answer)
+        self._selector.register(heard, selectors.EVENT_READ, lambda: os.read(heard, 4096))
+        self._selector.register(self._noted, selectors.EVENT_READ, self._remember)
+        self._reap()  # it may have ended before anybody listened
+        while not self._stopped:
+            for key, _ in self._selector.select():
+                key.data()
+            self._reap()
+        self._selector.unregister(self._door)
+        self._door.close()
+        self._leave_place()
+        deadline = time.monotonic() + LINGER
+        while any(guest.pid for guest in self._guests.values()) and time.monotonic() < deadline:
+            for key, _ in self._selector.select(1.0):
+                key.data()
+            self._reap()
+
+    def _remember(self) -> None:
+        """Read and load what a command had to, so that the next one need not."""
+        for line in os.read(self._noted, 1 << 16).splitlines():
+            what, names = json.loads(line)
+            if what == "inventory":
+                inventories().remember(Which(*names))
+            for name in names if what == "modules" else ():
+                importlib.import_module(name)
+        gc.freeze()
+
+    def _stop(self, number: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._holder, signal.SIGTERM)  # its end is the end of all
+
+    def _answer(self) -> None:
+        line, _ = self._door.accept()
+        try:
+            place.check_peer(line)
+        except place.WrongPlace:
+            line.close()
+            return
+        line.setblocking(False)
+        guest = _Guest(line)
+        self._guests[line.fileno()] = guest
+        self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(guest))
+
+    def _hear(self, guest: _Guest) -> None:
+        try:
+            there = guest.read()
+        except BlockingIOError:
+            return
+        except OSError:
+            there = False
+        if not there:
+            self._leave(guest)
+        elif guest.pid:
+            self._pass_on(guest)
+        else:
+            body = guest.body
+            if body is not None:
+                self._fork(guest, body)
+
+    def _leave(self, guest: _Guest) -> None:
+        """Nobody waits for the command any more: it ends as it would with its terminal."""
+        self._selector.unregister(guest.line)
+        self._guests.pop(guest.line.fileno())
+        if guest.pid:
+            self._signal(guest.pid, signal.SIGCONT)
+            self._signal(guest.pid, signal.SIGHUP)
+        guest.close()
+
+    def _pass_on(self, guest: _Guest) -> None:
+        for number in guest.data:
+            self._signal(guest.pid, number)
+        guest.data.clear()
+
+    def _signal(self, pid: int, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if number in GROUP:
+                os.killpg(pid, number)
+            else:
+                os.kill(pid, number)
+
+    def _fork(self, guest: _Guest, body: bytes) -> None:
+        del guest.data[: 4 + len(body)]
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has its own handlers
+        pid = os.fork()
+        if pid == 0:
+            self._be(guest, body)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.setpgid(pid, pid)  # here too: a signal may come before the child is that far
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        guest.pid = pid
+        for handle in guest.handles:
+            os.close(handle)
+        guest.handles = []
+        with contextlib.suppress(OSError):
+            guest.line.send(TAKEN)
+        self._pass_on(guest)
+
+    def _be(self, guest: _Guest, body: bytes) -> NoReturn:
+        """In the child: nothing of the keeper's stays, and the command is run as if it had been started."""
+        code = EXIT_BUG
+        try:
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for stream, handle in enumerate(guest.handles[:3]):
+                os.dup2(handle, stream)
+            os.fchdir(guest.handles[3])
+            os.dup2(self._note, NOTE, inheritable=False)
+            os.closerange(NOTE + 1, MAX_HANDLES)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+            code = _run(body)
+        except KeyboardInterrupt:
+            code = 130
+        finally:
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._stopped = True
+                return
+            if pid == 0:
+                return
+            if pid == self._holder:
+                self._stopped = True
+            for guest in list(self._guests.values()):
+                if guest.pid == pid:
+                    self._dismiss(guest, status)
+
+    def _dismiss(self, guest: _Guest, status: int) -> None:
+        code = os.waitstatus_to_exitcode(status)
+        with contextlib.suppress(OSError):
+            guest.line.send(bytes([code if code >= 0 else 128 - code]))
+        self._selector.unregister(guest.line)
+        self._guests.pop(guest.line.fileno())
+        guest.close()
+
+
+def _run(body: bytes) -> int:
+    """Take on what the request says of its process, and be the program for it."""
+    mask, first, second, third, count, *words = body.split(b"\0")
+    argv = [os.fsdecode(word) for word in words[: int(count)]]
+    replace_environment(dict(word.split(b"=", 1) for word in words[int(count) :]))
+    time.tzset()
+    there = set(sys.modules)
+    inventories().on_read = lambda which: _tell("inventory", which)
+    os.umask(int(mask))
+    sys.argv = ["clusterctl", *argv]
+    sys.stdin, sys.stdout, sys.stderr = (_stream(n, one) for n, one in enumerate((first, second, third)))
+    from clusterctl.cli.main import run
+
+    code = run(argv)
+    new = sorted(name for name in set(sys.modules) - there if _may_be_loaded(name))
+    for start in range(0, len(new), NAMES):
+        _tell("modules", new[start : start + NAMES])
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        return 120  # as Python itself says it
+    return code & 0xFF
+
+
+def _may_be_loaded(name: str) -> bool:
+    """Whether the front may load a module that a command needed: not those that speak SSH and keep its state."""
+    top = name.partition(".")[0]
+    ours = top == "clusterctl" and name.removeprefix("clusterctl.ssh.") not in SPEAK_SSH
+    return ours or top in ("rich", "yaml", "typer") or top in sys.stdlib_module_names
+
+
+def _tell(what: str, names: Sequence[str]) -> None:
+    line = json.dumps([what, names]).encode() + b"\n"
+    if len(line) <= select.PIPE_BUF:  # else it might mix with another's
+        os.write(NOTE, line)
+
+
+def _stream(number: int, coding: bytes) -> io.TextIOWrapper:
+    """A standard stream as the asking process had it."""
+    encoding, errors = coding.decode().split(" ")
+    tty = os.isatty(number)
+    raw = io.FileIO(number, "r" if number == 0 else "w", closefd=False)
+    buffer = io.BufferedReader(raw) if number == 0 else io.BufferedWriter(raw)
+    line = number == 2 or (tty and number == 1)
+    newline = None if number == 0 else "\n"
+    return io.TextIOWrapper(buffer, encoding=encoding, errors=errors, line_buffering=line, newline=newline)

@@ -1,0 +1,323 @@
+"""Values in, things to print out; nothing here asks or prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from clusterctl.contract import METRICS_FILE
+from clusterctl.text import (
+    count,
+    device_text,
+    duration,
+    escape_controls,
+    some,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.jobs.plan import Plan
+    from clusterctl.logs.lines import LogLine
+    from clusterctl.ranktable.api import RankTable
+    from clusterctl.runs.cause import Cause
+    from clusterctl.runs.overview import TrainProgress
+
+CAUSES = 5  # root causes below a list of runs; `status` tells each
+PHASE_STYLE = {
+    "running": "cyan",
+    "starting": "cyan",
+    "finished": "green",
+    "failed": "bold red",
+    "stopped": "yellow",
+    "lost": "bold red",
+}
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> Table:
+    """A plain table without frames, as kubectl and docker draw it."""
+    drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for name in columns:
+        drawn.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*[cell if isinstance(cell, Text) else Text(escape_controls(str(cell))) for cell in row])
+    return drawn
+
+
+def nodes_table(cluster: Cluster, ways: Mapping[str, str] | None = None) -> Table:
+    """The inventory as it is understood; with the way to each node all that does not fit in 80 columns."""
+    rows = []
+    for node in cluster.nodes:
+        user = f"{node.user}@" if node.user else ""
+        where = f"{user}{node.host}" + (f":{node.port}" if node.port != 22 else "")
+        wide = [] if ways is None else [node.interface or "", node.python, node.workdir, ways.get(node.name, "")]
+        rows.append([node.name, where, node.address, f"{device_text(node.devices)} {node.kind}", *wide])
+    names = ["NODE", "SSH", "ADDRESS", "DEVICES"]
+    return table(names + ([] if ways is None else ["INTERFACE", "PYTHON", "WORKDIR", "BY"]), rows)
+
+
+def plan_table(plan: Plan) -> Table:
+    """Who starts what where."""
+    rows = []
+    for node in plan.nodes:
+        ranks = [process.rank for process in node.processes]
+        shown = f"[{ranks[0]},{ranks[-1] + 1})" if ranks else "none"
+        devices = f"{device_text([process.device for process in node.processes])} {node.node.kind}"
+        rows.append([node.node.name, node.node.address, devices, shown])
+    return table(["NODE", "ADDRESS", "DEVICES", "RANKS"], rows)
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names and what is to be said of each; what does not fit goes on below itself."""
+    drawn = Table.grid(padding=(0, 1, 0, 0))
+    drawn.add_column(min_width=8, no_wrap=True)
+    drawn.add_column(overflow="fold")
+    for name, said in rows:
+        drawn.add_row(name, Text(said))
+    return drawn
+
+
+def plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Group:
+    """The plan's first lines: who, what, how long."""
+    who = f"{some(plan.world_size, 'rank')} on {some(len(plan.nodes), 'node')}"
+    head = Text(f"{plan.job.name}: {who}, master {plan.master_address}")
+    return Group(head, facts(_plan_facts(plan, summary)))
+
+
+def _plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if plan.job.command:
+        yield "command", escape_controls(" ".join(plan.job.command))
+    if summary:
+        yield "model", f"{count(summary['parameters'])} parameters"
+        epochs = summary.get("epochs")
+        tokens = f"{count(summary['tokens_total'])} tokens ({count(summary['tokens_per_step'])} a step)"
+        steps = f"{some(summary['steps'], 'step')}, {tokens}"
+        yield "training", steps + (f", {epochs:.2g} epochs" if epochs else "")
+        corpora = summary.get("corpora") or []
+        for use in corpora if len(corpora) > 1 else ():
+            name = escape_controls(str(use["prefix"]).rpartition("/")[2])
+            yield "corpus", f"{use['share']:.1%} {name}: {use['epochs']:.2g} epochs of {count(use['tokens'])} tokens"
+
+
+def loss_curve(
+    points: Sequence[tuple[float, float]],
+    marks: Sequence[tuple[float, float]] = (),
+    width: int = 72,
+    height: int = 12,
+) -> Text:
+    """Loss over steps in Braille dots, eight to a character; `marks` (evaluations) as circles on top."""
+    if not points:
+        return Text("no steps yet")
+    everything = [*points, *marks]
+    low, high = min(y for _, y in everything), max(y for _, y in everything)
+    first, last = min(x for x, _ in everything), max(x for x, _ in everything)
+    high = high if high > low else low + 1.0
+    last = last if last > first else first + 1.0
+    columns, rows = max(8, width - 9), height
+    dots = [[0] * columns for _ in range(rows)]
+    bits = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+    def place(x: float, y: float) -> tuple[int, int]:
+        """The dot of a point: how far down, how far across."""
+        across = int((x - first) / (last - first) * (columns * 2 - 1))
+        return int((high - y) / (high - low) * (rows * 4 - 1)), across
+
+    for x, y in points:
+        down, across = place(x, y)
+        dots[down // 4][across // 2] |= bits[down % 4][across % 2]
+    cells = [[chr(0x2800 + dot) if dot else " " for dot in row] for row in dots]
+    for x, y in marks:
+        down, across = place(x, y)
+        cells[down // 4][across // 2] = "o"
+    text = Text()
+    for row, line in enumerate(cells):
+        label = (
+            f"{high - (high - low) * row / (rows - 1):7.3f} " if row % 3 == 0 or row == rows - 1 else " " * 8
+        )
+        text.append(label, style="dim").append("|", style="dim").append(
+            "".join(line).rstrip() + "\n", style="cyan"
+        )
+    text.append(" " * 8 + "+" + "-" * columns + "\n", style="dim")
+    left, right = f"step {first:g}", f"step {last:g}"
+    text.append(" " * 9 + left + " " * max(1, columns - len(left) - len(right)) + right, style="dim")
+    return text
+
+
+def start_text(metric: Mapping[str, Any]) -> str:
+    """What a training begins with: size, engine, and which backend serves each op; one line each."""
+    parts = [f"{count(metric['parameters'])} parameters"] if "parameters" in metric else []
+    if "engine" in metric:
+        parts.append(f"{metric['engine']} engine, zero {metric.get('zero')}, {metric.get('precision')}")
+    parts += [f"from step {metric['step']}"] if metric.get("step") else []
+    text = ", ".join(parts) or "begins"
+    served: dict[str, list[str]] = {}
+    told = metric.get("native")
+    for one in told if isinstance(told, list) else ():
+        if isinstance(one, dict):
+            served.setdefault(str(one.get("backend")), []).append(str(one.get("op")))
+    ops = "; ".join(f"{', '.join(names)} by {backend}" for backend, names in served.items())
+    return text + (f"\n{'ops':<10} {ops}" if ops else "")
+
+
+def step_text(metric: Mapping[str, Any], left: float | None) -> str:
+    """The progress line of a training run: step, loss, tokens/s, time left."""
+    parts = [f"step {metric['step']}" + (f"/{metric['steps']}" if "steps" in metric else "")]
+    if "loss" in metric or metric.get("diverged"):
+        parts.append(f"loss {metric['loss']:.4f}" if "loss" in metric else "loss not finite")
+    if metric.get("grad_norm") is not None:
+        parts.append(f"grad {metric['grad_norm']:.2f}")
+    if metric.get("tokens_per_second"):
+        parts.append(f"{count(metric['tokens_per_second'])} tokens/s")
+    if left is not None:
+        parts.append(f"{duration(left)} left")
+    return "  ".join(parts)
+
+
+def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The runs, newest first; an id is never cut in two, and steps have columns only where a run has some."""
+    steps = [name for name in ("step", "loss") if any(str(row[name]) for row in rows)]
+    cells = [
+        [
+            row["run"],
+            Text(row["phase"], style=PHASE_STYLE.get(row["phase"], "")),
+            row["ranks"],
+            row["nodes"],
+            *(row[name] for name in steps),
+            row["started"][5:],  # without the year: an id of 21 letters and all the rest fit into 80 columns
+        ]
+        for row in rows
+    ]
+    names = ["RUN", "PHASE", "RANKS", "NODES", *(name.upper() for name in steps), "STARTED"]
+    drawn = table(names, cells, right=["RANKS", "STEP", "LOSS"])
+    drawn.columns[0].no_wrap = True  # the others fold first; where that is not enough the last of them is cut off
+    drawn.columns[0].min_width = max((len(row["run"]) for row in rows), default=0)
+    return drawn
+
+
+def causes_text(rows: Sequence[Mapping[str, Any]]) -> Text:
+    """Why the newest of the failed runs failed; in a column of the list no terminal would be wide enough for it."""
+    text = Text()
+    for row in [row for row in rows if row["cause"]][:CAUSES]:
+        text.append(f"\n{row['run']}: ", style="bold").append(escape_controls(row["cause"]))
+    return text
+
+
+def cause_text(cause: Cause) -> Text:
+    """What led to a failed run's root cause; the cause itself is said after it, where the eye is."""
+    text = Text()
+    for line in cause.tail:
+        text.append(f"  | {escape_controls(line)}\n", style="dim")
+    for line in cause.kernel:
+        text.append(f"  kernel: {escape_controls(line)}\n")
+    text.append(f"  log: {cause.log}")
+    if cause.folder:
+        text.append(f"\n  all: {cause.folder}")
+    if cause.others:
+        text.append(f"\n  {cause.others}")
+    return text
+
+
+COLOURS = (
+    "cyan",
+    "green",
+    "yellow",
+    "magenta",
+    "blue",
+    "bright_cyan",
+    "bright_green",
+    "bright_yellow",
+    "bright_magenta",
+    "bright_blue",
+)
+
+
+def log_line(line: LogLine, prefix: bool = True) -> Text:
+    """One line of a rank, with its place in a colour that stays the rank's own."""
+    text = log_prefix(line.node, line.rank) if prefix else Text()
+    return text.append_text(log_text(line))
+
+
+def log_prefix(node: str, rank: int) -> Text:
+    """`node:rank`, always in the same colour."""
+    return Text(f"{node}:{rank} ", style=COLOURS[rank % len(COLOURS)])
+
+
+def log_text(line: LogLine) -> Text:
+    """What a line says, without its place."""
+    style = "red" if line.stream == "err" and line.is_error else ""
+    return Text(escape_controls(line.text), style=style)
+
+
+def commands_table(plan: Plan) -> Table:
+    """The exact words that each rank is started with."""
+    rows = [
+        [process.rank, node.node.name, process.cwd, shlex.join(process.argv)]
+        for node in plan.nodes
+        for process in node.processes
+    ]
+    return table(["RANK", "NODE", "FOLDER", "COMMAND"], rows, right=["RANK"])
+
+
+def rank_table(value: RankTable) -> Table:
+    """A rank table as a person reads it."""
+    rows = [
+        [device.rank_id, server.server_id, device.device_id, device.device_ip]
+        for server in value.servers
+        for device in server.devices
+    ]
+    return table(["RANK", "NODE", "DEVICE", "DEVICE ADDRESS"], rows, right=["RANK", "DEVICE"])
+
+
+def demo_facts(progress: TrainProgress, entropy: float) -> Text:
+    """The loss before and after, against what word counts alone would give."""
+    text = Text()
+    if progress.evals:
+        (first, before), (last, after) = progress.evals[0], progress.evals[-1]
+        text.append(
+            f"validation loss {before:.3f} at step {first:g}, {after:.3f} at step {last:g}", style="bold"
+        )
+        text.append(f" (guessing by token frequency alone: {entropy:.3f})\n")
+    if progress.last and progress.last.get("tokens_per_second"):
+        text.append(
+            f"{count(progress.last['tokens_per_second'])} tokens/s on {progress.start.get('world', '?')} ranks"
+        )
+        for one in progress.start.get("native", []):
+            text.append(f"\n  op {one['op']}: {one['backend']} ({one['reason']})", style="dim")
+    return text
+
+
+def generated(prompt: str, text: str) -> Text:
+    """What a model wrote after a prompt."""
+    rest = re.sub(r"\n\s*\n\s*", "\n\n", text[len(prompt) :] if text.startswith(prompt) else text)
+    shown = "\n".join("  " + escape_controls(line) for line in rest.splitlines())
+    return Text.assemble(
+        "\ngenerated from the checkpoint:\n",
+        ("  " + escape_controls(prompt), "bold"),
+        (shown.removeprefix("  "), "green"),
+    )
+
+
+def demo_end(folder: Path, run: Path, checkpoint: Path, keep: bool, seconds: float) -> Text:
+    """Where everything lies, and what to type next."""
+    lines = [
+        f"\ndone in {duration(seconds)}; everything is in {folder}",
+        f"  logs        {run}/attempts/1/logs",
+        f"  metrics     {run}/{METRICS_FILE}",
+        f"  checkpoint  {checkpoint}",
+        "  cluster     "
+        + ("still up: sandbox/cluster.yaml" if keep else "taken down; `clusterctl demo --keep` leaves it up"),
+        f"try next, in that folder (cd {folder.name}):",
+        "  clusterctl generate last --prompt 'A class definition'",
+        "  clusterctl logs show last",
+        "  clusterctl ranktable check rank_table.json",
+        "  clusterctl sandbox up -n 4, then: clusterctl -h",
+    ]
+    return Text("\n".join(lines))

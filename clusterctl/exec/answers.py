@@ -1,0 +1,141 @@
+"""What many nodes answered to one command, kept until all did: in memory while it is small, else on disk."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+from clusterctl.exec.output import ending, ending_as_json, printable
+from clusterctl.inventory import nodeset
+from clusterctl.transport.fanout import Completed, Outcome
+
+IN_MEMORY = 256 << 10  # bytes of one stream of one node
+PIECE = 256 << 10
+COMPARABLE = 20_000  # lines; a comparison takes time by their square
+STREAMS = ("stdout", "stderr")
+
+
+class Kept:
+    """One stream of one node."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115  lives as long as this
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def add(self, data: bytes) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self.size += len(data)
+
+    @property
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
+    def pieces(self) -> Iterator[bytes]:
+        """All of it, cut at line ends where there are any."""
+        self._file.seek(0)
+        rest = b""
+        while data := self._file.read(PIECE):
+            data = rest + data
+            end = data.rfind(b"\n") + 1 or len(data)
+            rest = data[end:]
+            yield data[:end]
+        if rest:
+            yield rest
+
+    def bytes(self) -> bytes:
+        return b"".join(self.pieces())
+
+
+class Answers:
+    """Takes what nodes say as it comes, from any thread: each node is one thread's."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self._of = {node: {stream: Kept() for stream in STREAMS} for node in nodes}
+
+    def feed(self, node: str, stream: str, data: bytes) -> None:
+        self._of[node][stream].add(data)
+
+    def end(self, node: str) -> None:
+        """Nothing: all is shown at the end."""
+
+    def ended(self, outcome: Outcome[Completed]) -> None:
+        """Nothing, likewise."""
+
+    def of(self, node: str) -> dict[str, Kept]:
+        return self._of[node]
+
+
+@dataclass
+class Group:
+    """Nodes that said the same and ended alike."""
+
+    completed: Completed
+    said: dict[str, Kept]
+    names: list[str] = field(default_factory=list)
+
+    def header(self) -> str:
+        """`node[1-3] (3)`, and how it ended where it did not end well."""
+        how = ending(self.completed)
+        return f"{nodeset.fold(self.names)} ({len(self.names)})" + (f": {how}" if how else "")
+
+
+def folded(outcomes: Sequence[Outcome[Completed]], answers: Answers) -> list[Group]:
+    """Nodes with the same output and the same end together, in the order of their first."""
+    groups: dict[object, Group] = {}
+    for outcome in outcomes:
+        if outcome.value is not None:
+            said = answers.of(outcome.node.name)
+            key = (outcome.value, *(said[stream].digest for stream in STREAMS))
+            group = groups.setdefault(key, Group(outcome.value, said))
+            group.names.append(outcome.node.name)
+    return list(groups.values())
+
+
+def differences(groups: Sequence[Group], against: str | None) -> Iterator[str]:
+    """Lines that tell each group from the one of a named node, or else from the largest."""
+    base = next((one for one in groups if against in one.names), None)
+    base = base or max(groups, key=lambda one: len(one.names))
+    for other in groups:
+        if other is not base:
+            yield from _compared(base, other)
+
+
+def _compared(base: Group, other: Group) -> Iterator[str]:
+    yield f"--- {base.header()}\n"
+    yield f"+++ {other.header()}\n"
+    for stream in STREAMS:
+        one, two = base.said[stream], other.said[stream]
+        if one.digest == two.digest:
+            continue
+        if stream == "stderr":
+            yield "stderr:\n"
+        before, after = _lines(one), _lines(two)
+        if before is None or after is None:
+            yield f"they differ ({one.size} and {two.size} bytes, too much to compare)\n"
+            continue
+        found = list(difflib.unified_diff(before, after, lineterm=""))[2:]
+        yield from (line + "\n" for line in found or ["they differ in line ends only"])
+
+
+def _lines(kept: Kept) -> list[str] | None:
+    lines: list[str] = []
+    for piece in kept.pieces():
+        lines += printable(piece).split("\n")
+        if len(lines) > COMPARABLE:
+            return None
+    return lines
+
+
+def as_json(outcome: Outcome[Completed], answers: Answers) -> dict[str, object]:
+    """One node's answer, for programs."""
+    row = ending_as_json(outcome)
+    if outcome.value is not None:
+        said = answers.of(outcome.node.name)
+        row.update({stream: said[stream].bytes().decode("utf-8", "backslashreplace") for stream in STREAMS})
+    return row

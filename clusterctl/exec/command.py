@@ -1,0 +1,186 @@
+"""One command for many nodes: its words with each node's own values, and the cheaper way that can carry it.
+
+One standard input for many nodes, of any size: what is held of it stays small.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.frames import CHUNK
+from clusterctl.errors import Fault, InputFaults
+from clusterctl.transport.shell import carries
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.transport.connection import Completed
+    from clusterctl.transport.fanout import Connections
+    from clusterctl.transport.shell import Once
+
+
+VALUE = re.compile(r"\{\{(node|n|address)\}\}|\{(node|n|address)\}")
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is to be run, before a node's own values stand in it."""
+
+    words: tuple[str, ...]
+    shell: bool = False
+    """One line for /bin/sh instead of a program and its arguments."""
+    literal: bool = False
+    """Braces mean nothing."""
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        faults = [
+            Fault(
+                f"word {place} of the command",
+                "holds a null byte, which no argument can",
+                "give it in a file",
+            )
+            for place, word in enumerate(self.words, 1)
+            if "\0" in word
+        ]
+        if faults:
+            raise InputFaults(faults)
+
+    def on(self, node: Node, place: int) -> list[str]:
+        """The argv for one node; `place` counts the chosen nodes from 0."""
+        values = {"node": node.name, "n": str(place), "address": node.address}
+        words = [word if self.literal else _filled(word, values) for word in self.words]
+        return ["/bin/sh", "-c", " ".join(words)] if self.shell else words
+
+
+def _filled(word: str, values: dict[str, str]) -> str:
+    """`{node}`, `{n}` and `{address}` as values, `{{node}}` as `{node}`; every other brace is the program's own."""
+    return VALUE.sub(lambda found: f"{{{found[1]}}}" if found[1] else values[found[2]], word)
+
+
+class Everywhere:
+    """Runs one command on any node, without an agent where that does."""
+
+    def __init__(
+        self,
+        command: Command,
+        nodes: Sequence[Node],
+        connections: Connections,
+        once: Once | None,
+        stdin: FileInput | PipeInput | None = None,
+    ) -> None:
+        """`once` is None where agents are there already."""
+        self._command = command
+        self._places = {node.name: place for place, node in enumerate(nodes)}
+        self._connections = connections
+        self._once = once
+        self._stdin = stdin
+
+    def run(self, node: Node, on_output: Callable[[str, bytes], None]) -> Completed:
+        argv = self._command.on(node, self._places[node.name])
+        timeout = self._command.timeout
+        if self._is_light(node, argv):
+            assert self._once is not None
+            return self._once.run(node, argv, env=node.env, timeout=timeout, on_output=on_output)
+        try:
+            body = self._stdin.view(node.name) if self._stdin is not None else None
+            link = self._connections.of(node)
+            return link.run(argv, env=node.env, stdin=body, timeout=timeout, on_output=on_output)
+        finally:
+            if self._stdin is not None:
+                self._stdin.leave(node.name)
+
+    def _is_light(self, node: Node, argv: Sequence[str]) -> bool:
+        return self._once is not None and self._stdin is None and carries(argv, node.env)
+
+
+AHEAD = 8  # chunks that the fastest node may be ahead of the slowest: 1 MB
+
+
+def broadcast(number: int, nodes: Sequence[str]) -> FileInput | PipeInput:
+    """What stands behind a file descriptor, for all of some nodes."""
+    is_file = stat.S_ISREG(os.fstat(number).st_mode)
+    return FileInput(number) if is_file else PipeInput(number, nodes)
+
+
+class FileInput:
+    """A regular file: every node reads it at its own pace, whenever it begins."""
+
+    together = False
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._from = os.lseek(number, 0, os.SEEK_CUR)
+
+    def view(self, node: str) -> Iterator[bytes]:
+        offset = self._from
+        while data := os.pread(self._number, CHUNK, offset):
+            offset += len(data)
+            yield data
+
+    def leave(self, node: str) -> None:
+        """Nothing: nobody waits for anybody."""
+
+
+class PipeInput:
+    """A pipe or a terminal, which can be read once only: all nodes take a piece before many more are read."""
+
+    together = True
+    """All nodes have to begin at once."""
+
+    def __init__(self, number: int, nodes: Sequence[str]) -> None:
+        self._number = number
+        self._queues: dict[str, deque[bytes]] = {name: deque() for name in nodes}
+        self._change = threading.Condition()
+        self._ended = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._begun = False
+
+    def view(self, node: str) -> Iterator[bytes]:
+        """The pieces for one node; `leave` ends it."""
+        with self._change:
+            if not self._begun:
+                self._begun = True
+                self._reader.start()
+        while True:
+            with self._change:
+                queue = self._queues.get(node)
+                while queue is not None and not queue and not self._ended:
+                    self._change.wait()
+                    queue = self._queues.get(node)
+                if not queue:
+                    return
+                data = queue.popleft()
+                self._change.notify_all()
+            yield data
+
+    def leave(self, node: str) -> None:
+        """A node takes no more: the others must not wait for it."""
+        with self._change:
+            self._queues.pop(node, None)
+            self._change.notify_all()
+
+    def _read(self) -> None:
+        while self._wait_for_room():
+            try:
+                data = os.read(self._number, CHUNK)
+            except OSError:  # a terminal that is gone
+                data = b""
+            with self._change:
+                for queue in self._queues.values() if data else ():
+                    queue.append(data)
+                self._ended = not data
+                self._change.notify_all()
+
+    def _wait_for_room(self) -> bool:
+        """Whether anybody wants more."""
+        with self._change:
+            while any(len(queue) >= AHEAD for queue in self._queues.values()):
+                self._change.wait()
+            return bool(self._queues) and not self._ended

@@ -1,0 +1,46 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from clusterctl.errors import UsageError
+
+
+def replace_file(path: Path, data: bytes | str, mode: int = 0o644) -> None:
+    """Write aside, fsync, rename: a reader sees the old file or the new one, never half of one."""
+    raw = data.encode() if isinstance(data, str) else data
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
+    descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def save_new(path: Path, text: str, force: bool = False, dry_run: bool = False) -> bool:
+    """Write a result whole; False when the file held it already. Another text there is kept unless forced.
+
+    A dry run writes nothing; it refuses and answers as the real one would.
+    """
+    try:
+        there = path.read_bytes() if path.exists() else None
+        if there == text.encode() and not path.is_symlink():
+            return False
+        if there is not None and not force:
+            raise UsageError(f"{path}: another file is there", "--force overwrites it, -o names another")
+        if not dry_run:
+            replace_file(path, text)
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror or error}", "check the folder and its permissions"
+        ) from None
+    return True

@@ -1,0 +1,239 @@
+"""Nodes written as another launcher wants them; what its format can't hold is said before anything is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
+from clusterctl.hostfile import detect, formats, slurm
+from clusterctl.hostfile.detect import Source
+from clusterctl.hostfile.filter import Slots, chosen
+from clusterctl.hostfile.formats import Entry
+from clusterctl.hostfile.init import cluster_text as cluster_text
+from clusterctl.inventory.cluster import MAX_DEVICES, Cluster, Node
+
+TARGETS = (*formats.FORMATS, "slurm", "torchrun", "cluster")
+VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+MASTER_PORT = 29500  # torchrun's own default
+
+
+@dataclass(frozen=True)
+class Loss(Fault):
+    """One thing that a format can't hold."""
+
+    droppable: bool = True
+    """False where the node without it would be another one, or none."""
+    reach: bool = False
+    """True where it is only how to log in, which ~/.ssh/config can say: the same nodes, the same ranks."""
+
+
+@dataclass(frozen=True)
+class TorchrunNode:
+    """What to type on one node."""
+
+    node: str
+    node_rank: int
+    nproc_per_node: int
+    command: str
+
+
+def narrowed(source: Source, include: str | None, exclude: str | None) -> Source:
+    """The source with the slots that DeepSpeed's filters leave; a slot is a device's number."""
+    if not include and not exclude:
+        return source
+    there = {key: _devices(entry) for key, entry in zip(source.keys, source.entries, strict=True)}
+    left = chosen(there, include, exclude)
+    kept = [(key, entry) for key, entry in zip(source.keys, source.entries, strict=True) if key in left]
+    entries = tuple(_with_devices(entry, left[key]) for key, entry in kept)
+    cluster = source.cluster and _left_of(source.cluster, left)
+    return replace(source, entries=entries, cluster=cluster)
+
+
+def narrowed_cluster(cluster: Cluster, include: str) -> Cluster:
+    """The devices of an inventory that DeepSpeed's `--include` names."""
+    return _left_of(cluster, chosen({node.name: node.devices for node in cluster.nodes}, include, None))
+
+
+def _left_of(cluster: Cluster, left: Slots) -> Cluster:
+    nodes = tuple(_node_with(node, left[node.name]) for node in cluster.nodes if node.name in left)
+    return replace(cluster, nodes=nodes, groups={})
+
+
+def _devices(entry: Entry) -> tuple[int, ...]:
+    return entry.devices if entry.devices is not None else tuple(range(entry.slots or 1))
+
+
+def slots_left(source: Source) -> list[str]:
+    """`w1: 0,2`: the slots of each node, as a filter left them."""
+    return [f"{entry.address}: {','.join(map(str, _devices(entry)))}" for entry in source.entries]
+
+
+def _with_devices(entry: Entry, devices: tuple[int, ...]) -> Entry:
+    if devices == _devices(entry):
+        return entry
+    first = devices == tuple(range(len(devices)))
+    return replace(entry, slots=len(devices), devices=None if first else devices)
+
+
+def _node_with(node: Node, devices: tuple[int, ...]) -> Node:
+    told = dict(zip(node.devices, node.device_ips, strict=False))
+    ips = tuple(told[one] for one in devices) if node.device_ips else ()
+    return replace(node, devices=devices, device_ips=ips)
+
+
+def of_cluster(cluster: Cluster, slots: int | None = None) -> Source:
+    """An inventory's nodes, with the first `slots` devices of each where a number is given."""
+    if slots is not None:
+        cluster = replace(cluster, nodes=tuple(_first(node, slots) for node in cluster.nodes))
+    entries = tuple(detect.entries_of(cluster))
+    return Source(cluster.source, "cluster", entries, cluster=cluster)
+
+
+def _first(node: Node, slots: int) -> Node:
+    if slots > len(node.devices):  # more ranks than devices: which of them share one is the launcher's to say
+        return replace(node, devices=tuple(range(slots)), device_ips=())
+    return _node_with(node, node.devices[:slots])
+
+
+def with_slots(source: Source, slots: int | None) -> Source:
+    """The source with a count where its file says none."""
+    if slots is None or source.cluster is not None:
+        return source
+    entries = tuple(
+        entry if entry.slots is not None else replace(entry, slots=slots) for entry in source.entries
+    )
+    return replace(source, entries=entries)
+
+
+def losses(source: Source, target: str) -> list[Loss]:
+    """Everything that would make the other launcher start something else than the source says."""
+    if target not in TARGETS:
+        near = did_you_mean(target, TARGETS)
+        raise UsageError(f"unknown format {target!r}", near or f"one of {', '.join(TARGETS)}")
+    keys = source.keys
+    found = [loss for number, key in enumerate(keys) for loss in _entry_losses(source, number, key, target)]
+    if source.scattered:
+        what = "its ranks don't run node by node, and no other format has places for ranks"
+        found.append(Loss(source.path, what, "keep the rank table"))
+    return found
+
+
+def _entry_losses(source: Source, number: int, key: str, target: str) -> Iterator[Loss]:
+    line = source.entries[number].line
+    where = f"{source.path}:{line}" if line else f"{source.path} {key}"
+    for what, remedy in _reach_lost(source, number, target):
+        yield Loss(where, f"{target} can't hold {what}", remedy, reach=True)
+    for what, remedy, droppable in _lost(source, number, target):
+        yield Loss(where, f"{target} can't hold {what}", remedy, droppable)
+
+
+def _reach_lost(source: Source, number: int, target: str) -> Iterator[tuple[str, str]]:
+    entry = source.entries[number]
+    if entry.user and target in ("deepspeed", "slurm"):
+        yield f"the user {entry.user}", f"name the user of {entry.address} in ~/.ssh/config"
+    if source.cluster is None or target in ("cluster", "torchrun"):
+        return
+    node = source.cluster.nodes[number]
+    if node.port != 22:
+        yield f"the port {node.port}", f"name the port of {entry.address} in ~/.ssh/config"
+    if node.gateway:
+        yield f"the gateway {node.gateway}", "name it as ProxyJump in ~/.ssh/config"
+
+
+def _lost(source: Source, number: int, target: str) -> Iterator[tuple[str, str, bool]]:
+    entry = source.entries[number]
+    if entry.max_slots is not None and target != "openmpi":
+        yield f"max_slots={entry.max_slots}", "only OpenMPI has such a limit", True
+    if entry.devices is not None and target != "cluster" and not _chooses(source, number, target):
+        yield f"which devices: {','.join(map(str, entry.devices))}", "it takes the first ones", True
+    if source.cluster is not None and target == "cluster" and (entry.slots or 0) > MAX_DEVICES:
+        yield f"{entry.slots} ranks of one node", f"a node has at most {MAX_DEVICES} devices", False
+    if ":" in entry.address and target in ("mpich", "slurm"):
+        yield f"the address {entry.address}", "it splits at the colons; give the node a name", False
+    unsaid = target in ("deepspeed", "torchrun") or (target == "mpich" and source.dialect == "openmpi")
+    if entry.slots is None and unsaid:
+        yield "a node without a count of slots", "--slots N gives one", False
+
+
+def left_out(source: Source, target: str) -> list[str]:
+    """What else the source says and the format has no place for: it changes no rank, so it is only told."""
+    if source.cluster is None or target == "cluster":
+        return []
+    names = ["node names"] if any(node.name != node.address for node in source.cluster.nodes) else []
+    usual = Node("", "", "")
+    told = ("key", "python", "workdir", "device_ips", "interface", "env")
+    return names + [
+        name.replace("_", " ")
+        for name in told
+        if any(getattr(node, name) != getattr(usual, name) for node in source.cluster.nodes)
+    ]
+
+
+def _chooses(source: Source, number: int, target: str) -> bool:
+    """torchrun's commands can choose devices where their kind is known."""
+    return (
+        target == "torchrun" and source.cluster is not None and source.cluster.nodes[number].kind in VISIBLE
+    )
+
+
+def render(
+    source: Source,
+    target: str,
+    *,
+    lossy: bool = False,
+    kind: str = "cpu",
+    reached: bool = False,
+    port: int = MASTER_PORT,
+) -> str:
+    """The nodes in another format, as a text; refused where something would be lost, unless `lossy`.
+
+    `reached` lets go what is only about logging in: the inventory that says it stays.
+    """
+    _refuse([loss for loss in losses(source, target) if not (reached and loss.reach)], lossy)
+    if target == "cluster":
+        return cluster_text(detect.cluster_of(source, kind))
+    if target == "slurm":
+        text = slurm.render(source.entries)
+        faults = slurm.inspect_text(text, "the list")[1]
+        if faults:
+            raise InputFaults(faults)
+        return text
+    if target == "torchrun":
+        return "".join(f"{row.command}\n" for row in torchrun(source, lossy=lossy, port=port))
+    return formats.render_entries(source.entries, target)
+
+
+def _refuse(losses: Sequence[Loss], lossy: bool) -> None:
+    if any(not loss.droppable for loss in losses):
+        raise InputFaults(losses)
+    if losses and not lossy:
+        raise InputFaults(losses, "--lossy writes it without what it can't hold")
+
+
+def torchrun(
+    source: Source, *, lossy: bool = False, port: int = MASTER_PORT, script: str = "train.py"
+) -> list[TorchrunNode]:
+    """What to type on each node, the first one being the master."""
+    _refuse(losses(source, "torchrun"), lossy)
+    rows = []
+    for number, entry in enumerate(source.entries):
+        words = [
+            "torchrun",
+            f"--nnodes={len(source.entries)}",
+            f"--nproc-per-node={entry.slots or 1}",
+            f"--node-rank={number}",
+            f"--master-addr={source.entries[0].address}",
+            f"--master-port={port}",
+            script,
+        ]
+        visible = _visible(source, number)
+        rows.append(TorchrunNode(entry.address, number, entry.slots or 1, " ".join(visible + words)))
+    return rows
+
+
+def _visible(source: Source, number: int) -> list[str]:
+    devices = source.entries[number].devices
+    if devices is None or source.cluster is None or source.cluster.nodes[number].kind not in VISIBLE:
+        return []
+    return [f"{VISIBLE[source.cluster.nodes[number].kind]}={','.join(map(str, devices))}"]

@@ -1,0 +1,222 @@
+"""The Cluster that `clusterctl init` writes down: from a node set, or from any file that names nodes.
+
+A Cluster as the text of a cluster.yaml: short, to be read back, or with the comments that a person begins with.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from clusterctl.errors import Fault, InputFaults, UsageError
+from clusterctl.hostfile import detect
+from clusterctl.hostfile.detect import Source
+from clusterctl.inventory import cluster as inventory_cluster
+from clusterctl.inventory import nodeset
+from clusterctl.inventory.addresses import address_fault
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.text import escape_controls
+
+USUAL_DEVICES = 8  # of a node of which nothing is said: most boards with NPUs have so many
+USUAL_KIND = "npu"
+
+
+def from_hosts(hosts: str | None, devices: str | None, kind: str | None, name: str) -> Cluster:
+    """The nodes of a set, all alike; two to be overwritten where none is named."""
+    names = nodeset.expand(hosts) if hosts is not None else ["10.0.0.1", "10.0.0.2"]
+    ids, faults = _asked(devices, kind)
+    faults += _host_faults(names)
+    if faults:
+        raise InputFaults(faults)
+    nodes = [
+        Node(one, one, one, devices=_usual(ids), kind=kind or USUAL_KIND, server_id=one) for one in names
+    ]
+    return _named(Cluster(name, tuple(nodes)))
+
+
+def from_file(source: Source, devices: str | None, kind: str | None, name: str) -> Cluster:
+    """The nodes of a file; `devices` where it does not say how many, `kind` where it does not say which."""
+    ids, faults = _asked(devices, kind)
+    faults += [*source.faults, *_too_many(source.path, len(source.entries))]
+    if source.cluster is not None and kind:
+        faults.append(Fault("--kind", f"{source.path} says the kind itself", "leave it out"))
+    if devices and not faults and not unsaid(source):
+        faults.append(
+            Fault("--devices", f"{source.path} says them for every node", "leave it out, or edit the result")
+        )
+    if faults:
+        raise InputFaults(faults)
+    if source.cluster is not None:
+        return _named(replace(source.cluster, name=name))
+    entries = [
+        one if one.slots is not None else replace(one, slots=len(_usual(ids)), devices=_usual(ids))
+        for one in source.entries
+    ]
+    cluster = detect.from_entries(entries, source.path, kind or USUAL_KIND)
+    return _named(replace(cluster, name=name))
+
+
+def unsaid(source: Source) -> list[str]:
+    """The nodes of whose devices the file says nothing."""
+    return [entry.address for entry in source.entries if entry.slots is None]
+
+
+def _usual(ids: tuple[int, ...] | None) -> tuple[int, ...]:
+    return tuple(range(USUAL_DEVICES)) if ids is None else ids
+
+
+def _asked(devices: str | None, kind: str | None) -> tuple[tuple[int, ...] | None, list[Fault]]:
+    """The devices that an option names, and what is wrong with it and with the kind."""
+    faults = []
+    if kind is not None and kind not in inventory_cluster.KINDS:
+        faults.append(Fault("--kind", f"unknown kind {kind!r}", "cpu, cuda (NVIDIA GPUs) or npu (Ascend)"))
+    try:
+        number = devices is not None and devices.isascii() and devices.isdigit()
+        value = int(devices[:5]) if devices is not None and number else devices
+        return (None if value is None else inventory_cluster.parse_devices(value)), faults
+    except UsageError as error:
+        return None, [*faults, Fault("--devices", error.message, error.hint)]
+
+
+def _host_faults(names: Sequence[str]) -> Iterator[Fault]:
+    if not names:
+        yield Fault("--hosts", "names no node", "as in node[1-4]")
+    yield from _too_many("--hosts", len(names))
+    for name in names[: inventory_cluster.MAX_NODES]:
+        if not inventory_cluster.HOST.match(name):
+            remedy = "letters, digits, '.', '-', '_' and ':' only"
+            yield Fault("--hosts", f"{name[:80]!r} is no name or address that SSH could reach", remedy)
+        elif fault := address_fault(name):
+            yield Fault("--hosts", fault, "as in 10.0.0.1 or fd00::1, or a name")
+
+
+def _too_many(where: str, count: int) -> Iterator[Fault]:
+    if count > inventory_cluster.MAX_NODES:
+        what = f"{count:,} nodes, and an inventory has at most {inventory_cluster.MAX_NODES:,}"
+        yield Fault(where, what, "take some of them")
+
+
+def _named(cluster: Cluster) -> Cluster:
+    """Nodes that were named by their addresses get names: node1, node2, as they stand."""
+    if cluster.groups:
+        return cluster
+    taken = set(cluster.names)
+    free = (name for number in range(1, len(taken) * 2 + 1) if (name := f"node{number}") not in taken)
+    return replace(
+        cluster,
+        nodes=tuple(replace(one, name=next(free)) if _is_address(one.name) else one for one in cluster.nodes),
+    )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+_PLAIN = re.compile(r"[A-Za-z~/][A-Za-z0-9._/~-]*\Z|[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+\Z")
+_COMMENTED = """\
+# The machines that clusterctl reaches{origin}. Check it with: clusterctl nodes, then clusterctl doctor
+name: {name}
+
+defaults:                         # for every node that does not say otherwise
+  # user: alice                   # SSH's own choice where nothing is said
+  # key: ~/.ssh/id_ed25519
+  # port: 22
+  # python: ~/venv/bin/python     # the Python that ranks run with on the node
+  # workdir: ~/.clusterctl        # code, data and runs, on the node
+  {devices:<32}# a count, a half-open range "[0,8)", or a list [0, 1]
+  {kind:<32}# cpu, cuda or npu
+  # interface: eth0               # the one that all nodes share; handed to gloo, NCCL and HCCL
+
+nodes:
+{nodes}
+"""
+_GROUPS = """\
+
+# groups:
+#   left: {first:<24}# then: clusterctl exec @left -- hostname
+"""
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """A cluster.yaml that reads back as the same nodes."""
+    lines = [f"name: {_yaml(cluster.name)}", "nodes:", *_node_lines(cluster, {})]
+    return "\n".join(lines + _shared_lines(cluster)) + "\n"
+
+
+def commented(cluster: Cluster, origin: str = "") -> str:
+    """A cluster.yaml of the same nodes to go on from: what most of them share stands above, once."""
+    devices = Counter(node.devices for node in cluster.nodes).most_common(1)[0][0]
+    kind = Counter(node.kind for node in cluster.nodes).most_common(1)[0][0]
+    defaults: dict[str, Any] = {"devices": _device_value(devices), "kind": kind}
+    text = _COMMENTED.format(
+        origin=f", from {escape_controls(origin)}" if origin else "",
+        name=_yaml(cluster.name),
+        devices=f"devices: {_flow(defaults['devices'])} ",
+        kind=f"kind: {kind} ",
+        nodes="\n".join(_node_lines(cluster, defaults)),
+    )
+    beside = "".join(f"{line}\n" for line in _shared_lines(cluster))
+    return (
+        text
+        + beside
+        + ("" if cluster.groups else _GROUPS.format(first=f"{nodeset.fold(cluster.names[:2])} "))
+    )
+
+
+def _node_lines(cluster: Cluster, defaults: dict[str, Any]) -> list[str]:
+    return [f"  {_yaml(node.name)}: {_flow(_said(node, defaults))}" for node in cluster.nodes]
+
+
+def _shared_lines(cluster: Cluster) -> list[str]:
+    lines = ["groups:"] if cluster.groups else []
+    lines += [f"  {_yaml(name)}: {_yaml(','.join(names))}" for name, names in cluster.groups.items()]
+    return lines + ([f"known_hosts: {_yaml(cluster.known_hosts)}"] if cluster.known_hosts else [])
+
+
+def _said(node: Node, defaults: dict[str, Any]) -> dict[str, Any]:
+    """What a node's line must say; the rest follows from its name and the defaults."""
+    usual = Node(node.name, node.name, node.host, server_id=node.address)
+    said = {
+        item.name: getattr(node, item.name)
+        for item in fields(Node)
+        if getattr(node, item.name) != getattr(usual, item.name) and item.name not in ("devices", "kind")
+    }
+    alone = {"devices": 1, "kind": "cpu"} if node.kind == "cpu" else {"kind": "cpu"}
+    own = {"kind": node.kind, "devices": _device_value(node.devices)}
+    return {**said, **{key: value for key, value in own.items() if value != (defaults or alone).get(key)}}
+
+
+def _device_value(devices: tuple[int, ...]) -> int | list[int]:
+    """A count where the devices are the first ones."""
+    return len(devices) if devices == tuple(range(len(devices))) else list(devices)
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_flow(one) for one in value) + "]"
+    return _yaml(value) if isinstance(value, str) else str(value)
+
+
+def _yaml(text: str) -> str:
+    plain = _PLAIN.match(text) and text.lower() not in (
+        "null",
+        "true",
+        "false",
+        "~",
+        "yes",
+        "no",
+        "on",
+        "off",
+    )
+    return text if plain else json.dumps(text)

@@ -1,0 +1,220 @@
+"""Slurm's way to name nodes and ranks: `node[01-16],big`, and `8(x4),4` for how many ranks each takes.
+
+A node list keeps its order, since SLURM_TASKS_PER_NODE counts along it; a file is one list, several of them a
+line each, or what `env | grep SLURM_` prints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from clusterctl.errors import Fault, UsageError
+from clusterctl.hostfile.formats import (
+    MAX_SLOTS,
+    Entry,
+    lines,
+    twice,
+)
+from clusterctl.inventory.addresses import address_fault
+
+NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")  # the second is what Slurm called it before
+TASKS = ("SLURM_TASKS_PER_NODE",)
+VARIABLES = (*NODES, *TASKS)
+MAX_BRACKETS = 8
+MAX_NODES = 100_000  # the largest Slurm clusters have some 10,000
+
+_ASSIGNED = re.compile(r"(?:export\s+)?(SLURM_[A-Z0-9_]+)=(.*)\Z")
+_PART = re.compile(r"([0-9]{1,5})(?:\(x([0-9]{1,6})\))?\Z")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")  # a colon or an @ has no place in a Slurm list
+
+
+def looks_like(text: str) -> bool:
+    """Whether a text is Slurm's: its variables, or lists with brackets or commas and nothing else on a line."""
+    said = [line for _, line in lines(text)]
+    if any(_ASSIGNED.match(line) for line in said):
+        return True
+    lists = [line for line in said if "[" in line or "," in line]
+    return bool(lists) and not any(re.search(r"\s|=|:", re.sub(r"\[[^\]]*\]", "", line)) for line in said)
+
+
+def inspect_text(text: str, source: str) -> tuple[list[Entry], list[Fault]]:
+    """What a Slurm text names, and everything that is wrong with it."""
+    found: dict[str, tuple[int, str]] = {}
+    lists: list[tuple[int, str]] = []
+    faults: list[Fault] = []
+    for number, line in lines(text):
+        assigned = _ASSIGNED.match(line)
+        if not assigned:
+            lists.append((number, line))
+        elif assigned[1] in VARIABLES:
+            found[assigned[1]] = (number, _unquoted(assigned[2]))
+    named = [found[name] for name in NODES if name in found][:1]
+    if named and lists:
+        what = f"{lists[0][1][:80]!r} beside {NODES[0]}"
+        faults.append(Fault(f"{source}:{lists[0][0]}", what, "variables or lists, not both"))
+    entries = list(_named(named or lists, source, faults))
+    faults += twice(entries, source)
+    if not entries and not faults:
+        faults.append(Fault(source, "names no nodes", f"{NODES[0]}=node[1-4]"))
+    tasks = next((found[name] for name in TASKS if name in found), None)
+    return (_counted(entries, tasks, source, faults) if tasks else entries), faults
+
+
+def from_variables(variables: Mapping[str, str]) -> tuple[list[Entry], list[Fault]]:
+    """The nodes of the Slurm allocation that these variables tell of."""
+    names = [name for name in VARIABLES if variables.get(name)]
+    entries, faults = inspect_text("".join(f"{name}={variables[name]}\n" for name in names), "")
+    lines_of = {f":{number}": f"${name}" for number, name in enumerate(names, 1)}
+    worded = [replace(fault, where=lines_of.get(fault.where, "the Slurm allocation")) for fault in faults]
+    return [replace(entry, line=0) for entry in entries], worded
+
+
+def _named(lists: Iterable[tuple[int, str]], source: str, faults: list[Fault]) -> Iterator[Entry]:
+    for number, line in lists:
+        try:
+            yield from [Entry(name, None, line=number) for name in expand(line)]
+        except UsageError as error:
+            faults.append(Fault(f"{source}:{number}", error.message, error.hint))
+
+
+def _counted(entries: list[Entry], tasks: tuple[int, str], source: str, faults: list[Fault]) -> list[Entry]:
+    """The same nodes with how many ranks each takes."""
+    try:
+        counts = read_tasks(tasks[1])
+        if len(counts) != len(entries) and not faults:
+            what = f"{TASKS[0]} counts {len(counts)} nodes, and {len(entries)} are named"
+            raise UsageError(what, f"as in 8(x{len(entries)})")
+    except UsageError as error:
+        faults.append(Fault(f"{source}:{tasks[0]}", error.message, error.hint))
+    if faults:
+        return entries
+    return [replace(entry, slots=count) for entry, count in zip(entries, counts, strict=True)]
+
+
+def expand(text: str) -> list[str]:
+    """The names of a Slurm node list in its own order, doubles and all: `n[3,1-2]` is n3 n1 n2."""
+    names: list[str] = []
+    for part in _top_parts(text):
+        if not part.count("[") == part.count("]") <= MAX_BRACKETS or re.search(r"[!&^@*?/\s]", part):
+            raise UsageError(f"{part[:80]!r} is no Slurm node list", "as in node[01-16,20],big")
+        names += _product(part)
+        if len(names) > MAX_NODES:
+            raise UsageError(f"{text[:80]!r}: more than {MAX_NODES:,} nodes", "a shorter range")
+    for name in names:
+        if not _HOST.match(name):
+            what = "a name can't begin with '-'" if name[:1] == "-" else "no name of a node"
+            raise UsageError(f"{name[:80]!r}: {what}", "as in node[01-16,20],big")
+        if fault := address_fault(name):
+            raise UsageError(fault, "as in 10.0.0.[1-4]")
+    return names
+
+
+def _product(part: str) -> list[str]:
+    """One part with its brackets opened, the last bracket counting fastest."""
+    head, bracket, rest = part.partition("[")
+    if not bracket:
+        return [part]
+    inside, _, after = rest.partition("]")
+    tails = _product(after)
+    names: list[str] = []
+    for piece in inside.split(","):
+        numbers = _numbers(piece)
+        if len(numbers) * len(tails) + len(names) > MAX_NODES:
+            raise UsageError(f"{part[:80]!r}: more than {MAX_NODES:,} nodes", "a shorter range")
+        names += [head + number + tail for number in numbers for tail in tails]
+    return names
+
+
+def _numbers(piece: str) -> Sequence[str]:
+    match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", piece)
+    if not match or (match[2] and int(match[2]) < int(match[1])):
+        raise UsageError(f"{piece[:80]!r} is no range of node numbers", "as in node[01-16,20]")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if last - first >= MAX_NODES:
+        raise UsageError(f"[{piece}]: more than {MAX_NODES:,} nodes", "a shorter range")
+    width = len(match[1])  # Slurm pads to the width of the range's first number
+    return [str(number).zfill(width) for number in range(first, last + 1)]
+
+
+def _top_parts(text: str) -> Iterator[str]:
+    """The parts between commas that stand outside of brackets."""
+    start, inside = 0, False
+    for place, char in enumerate(text + ","):
+        inside = char == "[" or (inside and char != "]" and place < len(text))
+        if char == "," and not inside:
+            if not text[start:place].strip():
+                raise UsageError(f"{text[:80]!r}: nothing on one side of a comma", "as in node[1-4],big")
+            yield text[start:place].strip()
+            start = place + 1
+
+
+def read_tasks(text: str) -> list[int]:
+    """`8(x4),4` as [8, 8, 8, 8, 4]."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = _PART.match(part.strip())
+        if not match or not 0 < int(match[1]) <= MAX_SLOTS or (match[2] is not None and int(match[2]) == 0):
+            raise UsageError(f"{part[:80]!r} is no count of tasks", f"1 to {MAX_SLOTS}, as in 8(x4),4")
+        times = int(match[2] or 1)
+        if len(counts) + times > MAX_NODES:
+            raise UsageError(f"{text[:80]!r}: more than {MAX_NODES:,} nodes", "8(x4) is four nodes of 8")
+        counts += [int(match[1])] * times
+    return counts
+
+
+def render_tasks(counts: Sequence[int]) -> str:
+    """[8, 8, 8, 8, 4] as `8(x4),4`."""
+    runs = [(count, len(list(run))) for count, run in groupby(counts)]
+    return ",".join(f"{count}(x{times})" if times > 1 else f"{count}" for count, times in runs)
+
+
+def fold(names: Sequence[str]) -> str:
+    """Names as a Slurm list that keeps their order: only neighbours in the list that count upward are joined."""
+    runs: list[list[str]] = []
+    for name in names:
+        if runs and _next(runs[-1][-1]) == name:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    parts: list[tuple[str, list[str]]] = []  # a prefix and what stands in its brackets
+    for run in runs:
+        head, digits = _split(run[0])
+        text = digits if len(run) == 1 else f"{digits}-{_split(run[-1])[1]}"
+        if parts and digits and parts[-1][0] == head and parts[-1][1] != [""]:
+            parts[-1][1].append(text)
+        else:
+            parts.append((head, [text]))
+    return ",".join(_part(head, texts) for head, texts in parts)
+
+
+def _part(head: str, texts: Sequence[str]) -> str:
+    return head + texts[0] if len(texts) == 1 and "-" not in texts[0] else f"{head}[{','.join(texts)}]"
+
+
+def _split(name: str) -> tuple[str, str]:
+    match = re.fullmatch(r"(.*?)([0-9]{1,18})", name)
+    return (match[1], match[2]) if match else (name, "")
+
+
+def _next(name: str) -> str:
+    """node09 -> node10; a number that would grow wider than it is padded has no next one."""
+    head, digits = _split(name)
+    return head + str(int(digits) + 1).zfill(len(digits)) if digits else ""
+
+
+def render(entries: Sequence[Entry]) -> str:
+    """The two variables, to be sourced by a shell or read back; without counts only the first."""
+    names = [entry.address for entry in entries]
+    text = f"SLURM_JOB_NODELIST='{fold(names)}'\n"
+    counts = [entry.slots for entry in entries if entry.slots is not None]
+    if len(counts) == len(entries):
+        text += f"SLURM_TASKS_PER_NODE='{render_tasks(counts)}'\n"
+    return text
+
+
+def _unquoted(text: str) -> str:
+    text = text.strip()
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text

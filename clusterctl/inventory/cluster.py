@@ -1,0 +1,374 @@
+"""cluster.yaml (or a hostfile in its stead) read into a Cluster: which nodes, how to reach them, what they hold."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from clusterctl.document import Document, Section, load_document, parse_document
+from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
+from clusterctl.inventory.addresses import address_fault, same_place
+
+KINDS = ("cpu", "cuda", "npu")
+MAX_DEVICES = 64
+MAX_NODES = 50_000  # read in a second; the largest clusters known have half of it
+MAX_GROUPED = 1_000_000  # names in all groups together
+HOST = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._:%-]*\Z"
+)  # a name, IPv4, IPv6 with a zone; never an option or shell text
+USER = re.compile(r"[A-Za-z_][A-Za-z0-9._@\\-]*\Z")
+GATEWAY = re.compile(  # one hop: `host`, `user@host:22`, `[::1]:22`, or a name of ~/.ssh/config
+    r"(ssh://)?([A-Za-z_][A-Za-z0-9._@\\-]*@)?([A-Za-z0-9_][A-Za-z0-9._:%-]*|\[[0-9A-Fa-f:.%A-Za-z-]+\](:\d{1,5})?)\Z"
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine that answers to SSH."""
+
+    name: str
+    host: str
+    """Where SSH connects."""
+    address: str
+    """What other nodes and the ranks see; the same as `host` where nothing else is said."""
+    port: int = 22
+    user: str | None = None
+    key: str | None = None
+    """The identity file; without one, SSH's own choice."""
+    gateway: str | None = None
+    """A bastion, `user@host:port`."""
+    python: str = "python3"
+    workdir: str = "~/.clusterctl"
+    devices: tuple[int, ...] = ()
+    kind: str = "cpu"
+    server_id: str = ""
+    """This node's name in a rank table; its address where nothing else is said."""
+    device_ips: tuple[str, ...] = ()
+    super_pod: str = ""
+    """A3: the super pod's id in a rank table; what npu-smi tells where nothing is said."""
+    hccn_tool: str | None = None
+    hccn_conf: str | None = None
+    interface: str | None = None
+    """The network interface that all nodes share; handed to gloo, NCCL and HCCL."""
+    env: dict[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Some nodes in order, and what they share."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    known_hosts: str | None = None
+    source: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        return [node.name for node in self.nodes]
+
+    def node(self, name: str) -> Node:
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise UsageError(
+            f"{self.source}: no node {name!r}", did_you_mean(name, self.names) or "see `clusterctl nodes`"
+        )
+
+    def select(self, expression: str | None, exclude: str | None = None) -> Cluster:
+        """The nodes that a node set names, in the inventory's order; an empty or unknown choice is an error."""
+        from clusterctl.inventory import nodeset
+
+        chosen = nodeset.select(expression or "*", self.names, self.groups)
+        dropped = set(nodeset.select(exclude, self.names, self.groups)) if exclude else set()
+        wanted = set(chosen) - dropped
+        if not wanted:
+            raise UsageError(
+                f"no node is left of {expression or 'all'!r} without {exclude!r}", "see `clusterctl nodes`"
+            )
+        return replace(self, nodes=tuple(node for node in self.nodes if node.name in wanted))
+
+
+def load(path: Path) -> Cluster:
+    """Read and check an inventory; all its faults at once."""
+    return _read(load_document(path), path)
+
+
+def parse(text: str, path: Path) -> Cluster:
+    """The same of a text that stands, or is to stand, at `path`."""
+    return _read(parse_document(text, str(path)), path)
+
+
+def _read(document: Document, path: Path) -> Cluster:
+    top = Section(document)
+    defaults = top.section("defaults")
+    cluster = Cluster(
+        name=top.take_text("name", path.stem),
+        nodes=tuple(_nodes(document, top, defaults)),
+        groups=_groups(document, top),
+        known_hosts=_beside(path, top.take("known_hosts", str)),
+        source=str(path),
+    )
+    top.done()
+    cluster = replace(cluster, nodes=tuple(_with_paths(node, path) for node in cluster.nodes))
+    faults = top.faults + _cross_faults(document, cluster)
+    if faults:
+        raise InputFaults(faults, f"mend {path} and try again; `clusterctl init` writes a commented example")
+    return cluster
+
+
+def _nodes(document: Document, top: Section, defaults: Section) -> Iterable[Node]:
+    from clusterctl.inventory import nodeset
+
+    top.taken.append("nodes")
+    given = top.value.get("nodes")
+    if not given:
+        top.fault("nodes", "no nodes are named", "nodes: {node1: {host: 10.0.0.1}}")
+        return
+    if not isinstance(given, (dict, list)):
+        top.fault("nodes", "must be a mapping or a list", "nodes: {node1: {host: 10.0.0.1}}")
+        return
+    shared = _fields(defaults, None)
+    defaults.done()
+    items: list[tuple[str, Any]] = (
+        list(given.items()) if isinstance(given, dict) else [(str(name), None) for name in given]
+    )
+    count = 0
+    for position, (pattern, _) in enumerate(items):
+        key: tuple[str | int, ...] = ("nodes", pattern if isinstance(given, dict) else position)
+        section = Section(document, key, top.faults) if isinstance(given, dict) else None
+        try:
+            names = nodeset.expand(pattern)
+        except UsageError as error:
+            top.faults.append(document.fault(key, error.message, error.hint))
+            continue
+        if not names:
+            top.faults.append(document.fault(key, f"{pattern[:80]!r} names no node", "as in node[1-4]"))
+        count += len(names)
+        if count > MAX_NODES:
+            top.faults.append(document.fault(key, f"more than {MAX_NODES:,} nodes", "a shorter range"))
+            return
+        for name in names:
+            yield _node(name, {**shared, **(_fields(section, name) if section else {})})
+        if section:
+            section.done()
+
+
+def _fields(section: Section, name: str | None) -> dict[str, Any]:
+    """What one mapping says of its nodes: only the keys that are there, so that defaults show through."""
+    found: dict[str, Any] = {}
+    for key in (
+        "host",
+        "address",
+        "user",
+        "key",
+        "gateway",
+        "python",
+        "workdir",
+        "server_id",
+        "super_pod",
+        "hccn_tool",
+        "hccn_conf",
+        "interface",
+    ):
+        if section.value.get(key) is not None:
+            found[key] = _fill(section.take_text(key), name)
+        section.taken.append(key)
+    port = section.take("port", int)
+    if port is not None:
+        found["port"] = port
+        if not 0 < port < 65536:
+            section.fault("port", f"{port} is no port", "1 to 65535")
+    kind = section.take("kind", str)
+    if kind is not None:
+        found["kind"] = kind
+        if kind not in KINDS:
+            section.fault("kind", f"unknown kind {kind!r}", "cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
+    section.taken += ["devices", "device_ips"]
+    if section.value.get("devices") is not None:
+        found["devices"] = _devices(section)
+    if section.value.get("device_ips") is not None:
+        found["device_ips"] = _device_ips(section)
+    env = section.take_env("env")
+    if env:
+        found["env"] = env
+    return found
+
+
+def _fill(text: str, name: str | None) -> str:
+    """`10.0.0.{n}` with the number at the end of the node's name, `{node}` with the name."""
+    if name is None or "{" not in text:
+        return text
+    digits = re.search(r"(\d+)\D*\Z", name)
+    return text.replace("{node}", name).replace("{n}", str(int(digits.group(1))) if digits else "")
+
+
+def _node(name: str, found: dict[str, Any]) -> Node:
+    host = found.get("host") or name
+    address = found.get("address") or host
+    filled: dict[str, Any] = {
+        key: _fill(value, name) if isinstance(value, str) else value for key, value in found.items()
+    }
+    filled.update(host=_fill(host, name), address=_fill(address, name))
+    filled.setdefault("server_id", filled["address"])
+    if filled.get("kind", "cpu") == "cpu":
+        filled.setdefault("devices", (0,))  # one rank on a machine of which nothing else is said
+    return Node(name=name, **filled)
+
+
+def _devices(section: Section) -> tuple[int, ...]:
+    """`8`, `"[0,8)"` or `[0, 1, 5]`."""
+    value = section.value["devices"]
+    try:
+        return parse_devices(value)
+    except UsageError as error:
+        section.fault("devices", error.message, error.hint)
+        return ()
+
+
+def parse_devices(value: object) -> tuple[int, ...]:
+    """Device ids out of a count, a half-open range or a list; `[0,8]` as text is refused, since tools differ on it."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 0 <= value <= MAX_DEVICES:
+            raise UsageError(f"{value} devices", f"0 to {MAX_DEVICES}")
+        ids: Sequence[Any] = range(value)
+    elif isinstance(value, str):
+        ids = _device_text(value)
+    elif isinstance(value, list):
+        ids = value
+    else:
+        raise UsageError(
+            f"{value!r} names no devices", 'a count (8), a half-open range ("[0,8)") or a list ([0, 1])'
+        )
+    bad = [
+        one for one in ids if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < MAX_DEVICES
+    ]
+    if bad or len(set(ids)) != len(ids):
+        raise UsageError(
+            f"{value!r}: device ids must be different whole numbers from 0 to {MAX_DEVICES - 1}",
+            "as in [0, 1, 2, 3]",
+        )
+    return tuple(ids)
+
+
+def named_devices(text: str) -> tuple[int, ...]:
+    """Devices as a command line names them, where a number alone counts them."""
+    return parse_devices(int(text) if re.fullmatch(r"[0-9]{1,3}", text) else text)
+
+
+def _device_text(text: str) -> Sequence[int]:
+    half_open = re.fullmatch(r"\[\s*([0-9]{1,3})\s*,\s*([0-9]{1,3})\s*\)", text)
+    if half_open:
+        first, end = int(half_open[1]), int(half_open[2])
+        if first >= end:
+            raise UsageError(f"{text} is empty", f"[{first},{first + 1}) is the one device {first}")
+        return range(first, end)
+    closed = re.fullmatch(r"\[\s*([0-9]{1,3})\s*,\s*([0-9]{1,3})\s*\]", text)
+    if closed:
+        low, last = closed[1], closed[2]
+        with_last = f'"[{low},{int(last) + 1})" takes {last} in'
+        hint = f'"[{low},{last})" leaves {last} out, {with_last}, a list without quotes names two devices'
+        raise UsageError(f"{text} is read differently by different tools", hint)
+    if re.fullmatch(r"[0-9]{1,3}(,[0-9]{1,3})*", text):
+        return [int(part) for part in text.split(",")]
+    raise UsageError(
+        f"{text!r} names no devices", 'a count (8), a half-open range ("[0,8)") or a list ([0, 1])'
+    )
+
+
+def _device_ips(section: Section) -> tuple[str, ...]:
+    value = section.value["device_ips"]
+    if not isinstance(value, list):
+        section.fault("device_ips", "must be a list of addresses")
+        return ()
+    for one in value:
+        try:
+            ipaddress.ip_address(str(one))
+        except ValueError:
+            section.fault("device_ips", f"{one!r} is no address", "as in 192.168.10.21")
+    return tuple(str(one) for one in value)
+
+
+def _groups(document: Document, top: Section) -> dict[str, tuple[str, ...]]:
+    from clusterctl.inventory import nodeset
+
+    section = top.section("groups")
+    groups: dict[str, tuple[str, ...]] = {}
+    left = MAX_GROUPED
+    for name in section.value:
+        text = section.take_text(name)
+        try:
+            groups[name] = tuple(nodeset.expand(text, groups))
+            left -= len(groups[name])
+            if left < 0:
+                raise UsageError(f"the groups hold more than {MAX_GROUPED:,} names", "shorter ranges")
+        except UsageError as error:
+            section.fault(name, error.message, error.hint)
+            if left < 0:
+                break
+    return groups
+
+
+def _beside(path: Path, name: str | None) -> str | None:
+    """A path in a file is relative to that file; `~` is the user's home."""
+    if name is None:
+        return None
+    expanded = Path(name).expanduser()
+    return str(expanded if expanded.is_absolute() else (path.parent / expanded).resolve())
+
+
+def _with_paths(node: Node, path: Path) -> Node:
+    return replace(node, key=_beside(path, node.key))
+
+
+def _cross_faults(document: Document, cluster: Cluster) -> list[Fault]:
+    """What only shows when all nodes are seen together."""
+    faults: list[Fault] = []
+    seen_name: dict[str, str] = {}
+    seen_at: dict[tuple[str, int], str] = {}
+    for node in cluster.nodes:
+        here: tuple[str | int, ...] = ("nodes", node.name)
+        if node.name in seen_name:
+            faults.append(document.fault(here, f"the node {node.name} is named twice", "keep one of them"))
+        at = (same_place(node.host), node.port)
+        if at in seen_at and node.name not in seen_name:
+            what = f"{node.name} and {seen_at[at]} are both at {node.host}:{node.port}"
+            faults.append(document.fault(here, what, "one machine is one node"))
+        seen_name[node.name] = node.name
+        seen_at.setdefault(at, node.name)
+        faults += _node_faults(document, here, node)
+    known = set(cluster.names)
+    for group, names in cluster.groups.items():
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            what = f"the group names {', '.join(unknown[:5])}, not in the inventory"
+            faults.append(document.fault(("groups", group), what, did_you_mean(unknown[0], sorted(known))))
+    return faults
+
+
+def _node_faults(document: Document, here: tuple[str | int, ...], node: Node) -> Iterable[Fault]:
+    for key, value, pattern in (
+        ("host", node.host, HOST),
+        ("address", node.address, HOST),
+        ("user", node.user, USER),
+    ):
+        if value is not None and not pattern.match(value):
+            yield document.fault(
+                (*here, key), f"{value!r} can't be a {key}", "letters, digits, '.', '-' and ':' only"
+            )
+        elif value is not None and pattern is HOST and (fault := address_fault(value)):
+            yield document.fault((*here, key), fault, "as in 10.0.0.1 or fd00::1, or a name")
+    for hop in (node.gateway or "").split(","):
+        if hop.strip() and not GATEWAY.match(hop.strip()):
+            yield document.fault((*here, "gateway"), f"{hop!r} can't be a gateway", "as in user@bastion:22")
+    if node.key is not None and not Path(node.key).is_file():
+        yield document.fault(
+            (*here, "key"), f"no identity file {node.key}", "name the private key, as in ~/.ssh/id_ed25519"
+        )
+    if node.device_ips and len(node.device_ips) != len(node.devices):
+        what = f"{len(node.device_ips)} device_ips for {len(node.devices)} devices"
+        yield document.fault((*here, "device_ips"), what, "one address for each device, in the same order")

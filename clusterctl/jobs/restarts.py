@@ -1,0 +1,140 @@
+"""Whether a run that failed is started again, when, and on which nodes: values in, a decision out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from clusterctl.inventory.cluster import Node
+
+LONGEST = 300.0  # seconds: what a doubling wait grows to at most
+STALLED = 3  # restarts in a row without a new step that end a run
+LIVED = 300.0  # seconds that a program without steps has to run to count as having got on
+NODE_LOST_AFTER = 15.0  # seconds of silence; a link's own silence is noticed after 10
+MISTAKE = re.compile(
+    r"^(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|NameError|clusterctl: cannot start)\b|"
+    r"(unrecognized arguments|can't open file|No module named)",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What a job says of restarts."""
+
+    max: int = 3
+    """How many restarts; 0 = none."""
+    backoff: float = 10.0
+    """Seconds before a restart where the one before it brought no new step; each next one waits twice as long, up to
+    five minutes. The first restart after a new step is at once, unless a node has to come back for it."""
+    spare_nodes: str | None = None
+    """Nodes that take the place of lost ones."""
+    min_nodes: int | None = None
+    """Fewer nodes serve down to so many; the same number where nothing is said."""
+    node_lost_after: float = NODE_LOST_AFTER
+    """Seconds after which a silent node counts as lost."""
+    grow: str = "restart"
+    """When a run on fewer nodes takes in one that is there again: at the next restart, or at the next checkpoint."""
+
+
+@dataclass(frozen=True)
+class History:
+    """The failures of a run so far."""
+
+    restarts: int = 0
+    stalled: int = 0
+    """Restarts in a row that brought no new step."""
+    step: int = 0
+    """The last step that any attempt finished."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An attempt's end, as far as the decision needs it."""
+
+    what: str
+    """In words, for the history."""
+    step: int = 0
+    seconds: float = 0.0
+    """How long the attempt ran."""
+    trains: bool = False
+    exit_code: int | None = None
+    said: str = ""
+    """The end of the failed rank's log."""
+    stopped: bool = False
+    """Somebody asked for the run's end."""
+    awaited: bool = False
+    """A node that does not answer has to come back: no other may take its place."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows a failure."""
+
+    again: bool
+    why: str
+    wait: float = 0.0
+    history: History = History()
+
+
+def decide(policy: Restart, history: History, failure: Failure) -> Decision:
+    """Start again, or end, with the reason in words."""
+    got_on = failure.step > history.step or (not failure.trains and failure.seconds >= LIVED)
+    now = replace(
+        history,
+        step=max(history.step, failure.step),
+        stalled=0 if got_on or not history.restarts else history.stalled + 1,
+    )
+    if failure.stopped:
+        return Decision(False, "", history=now)
+    if policy.max <= 0:
+        return Decision(False, "", history=now)
+    if not history.restarts and is_mistake(failure):
+        return Decision(False, "not restarted: it would fail again in the same way", history=now)
+    if now.stalled >= STALLED:
+        why = f"do not requeue: {STALLED} restarts brought no new step; the last failure: {failure.what}"
+        return Decision(False, why, history=now)
+    if now.restarts >= policy.max:
+        return Decision(False, f"not restarted: all {policy.max} restarts are used", history=now)
+    doubled = now.stalled if failure.awaited else now.stalled - 1
+    wait = min(policy.backoff * 2**doubled, LONGEST) if doubled >= 0 else 0.0
+    when = f"in {wait:g} s" if wait else "now"
+    why = f"restart {now.restarts + 1} of {policy.max} {when}: {failure.what}"
+    return Decision(True, why, wait, replace(now, restarts=now.restarts + 1))
+
+
+def is_mistake(failure: Failure) -> bool:
+    """Whether the first attempt ended as a wrong program or configuration does: by itself, before any step."""
+    if not failure.exit_code or failure.step:
+        return False
+    return failure.trains or failure.exit_code in (126, 127) or bool(MISTAKE.search(failure.said))
+
+
+def membership(
+    nodes: Sequence[Node],
+    spares: Sequence[Node],
+    lost: Collection[str],
+    least: int | None,
+    fits: Callable[[Sequence[Node]], bool],
+    full: int = 0,
+) -> tuple[list[Node], list[Node]]:
+    """The nodes of the next attempt, and the spares that are left.
+
+    A spare stands where the lost node stood, so that the others keep their ranks; more of them join at the end, up to
+    the `full` number that the run began with. Without spares the nodes that are left serve, as many as `fits` allows,
+    down to `least`; where that can't be, the old ones have to come back.
+    """
+    free = [node for node in spares if node.name not in lost]
+    chosen: list[Node] = []
+    for node in nodes:
+        if node.name not in lost:
+            chosen.append(node)
+        elif free:
+            chosen.append(free.pop(0))
+    more = max(full - len(nodes), 0) if len(chosen) == len(nodes) else 0
+    chosen, free = [*chosen, *free[:more]], free[more:]
+    for count in range(len(chosen), (least or len(nodes)) - 1, -1):
+        if count == len(nodes) or fits(chosen[:count]):
+            return chosen[:count], [*chosen[count:], *free]
+    return list(nodes), list(spares)

@@ -1,0 +1,74 @@
+"""Nodes that are not there: `--what-if nodes=8,devices=8,kind=npu` plans a job on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clusterctl.document import load_document
+from clusterctl.errors import UsageError, did_you_mean
+from clusterctl.inventory.cluster import KINDS, Cluster, Node
+
+SOURCE = "--what-if"
+KEYS = ("nodes", "devices", "kind")
+MOST = 100_000  # nodes, and devices of one
+EXAMPLE = "as in --what-if nodes=8, or nodes=192,devices=8,kind=npu where there is no inventory"
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """So many nodes alike; what is not said is as the inventory's first node has it."""
+
+    nodes: int
+    devices: int | None = None
+    kind: str | None = None
+
+    def cluster(self, inventory: Callable[[], Cluster]) -> Cluster:
+        """The nodes, after the first one of the inventory; it is not needed where all is said."""
+        all_said = self.devices is not None and self.kind is not None
+        like = Node("node1", "node1", "node1") if all_said else inventory().nodes[0]
+        devices = like.devices if self.devices is None else tuple(range(self.devices))
+        alike = replace(like, devices=devices, kind=self.kind or like.kind, device_ips=(), super_pod="")
+        names = [f"what-if{number}" for number in range(1, self.nodes + 1)]
+        nodes = [replace(alike, name=name, host=name, address=name, server_id=name) for name in names]
+        return Cluster("what-if", tuple(nodes), source=SOURCE)
+
+
+def read(text: str) -> WhatIf:
+    """`nodes=8,kind=npu` as a WhatIf; all that is wrong with it is a UsageError."""
+    given: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = part.strip().partition("=")
+        if key not in KEYS or not equals or key in given:
+            twice = (
+                f"{key} is given twice" if key in given else f"{part!r} is none of nodes=, devices=, kind="
+            )
+            raise UsageError(f"--what-if {text}: {twice}", did_you_mean(key, KEYS) or EXAMPLE)
+        given[key] = value
+    if "nodes" not in given:
+        raise UsageError(f"--what-if {text}: how many nodes?", EXAMPLE)
+    kind = given.get("kind")
+    if kind is not None and kind not in KINDS:
+        raise UsageError(f"--what-if {text}: no kind {kind!r}", did_you_mean(kind, KINDS) or ", ".join(KINDS))
+    devices = _number(text, "devices", given["devices"]) if "devices" in given else None
+    return WhatIf(_number(text, "nodes", given["nodes"]), devices, kind)
+
+
+def without_folders(job: Path) -> list[str]:
+    """Overrides under which folders of a job's file need not be there, as its nodes are not."""
+    if job.suffix not in (".yaml", ".yml", ".json") or not job.is_file():
+        return []
+    value = load_document(job).value
+    named = {key: value.get(key) for key in ("data", "code")} if isinstance(value, dict) else {}
+    return [
+        f"{key}=null"
+        for key, folder in named.items()
+        if isinstance(folder, str) and not (job.parent / Path(folder).expanduser()).is_dir()
+    ]
+
+
+def _number(text: str, key: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= MOST and len(value) < 9):
+        raise UsageError(f"--what-if {text}: {key}={value} is no number of {key}", f"1 to {MOST}")
+    return int(value)

@@ -1,0 +1,368 @@
+"""A command's side of the keeper: starts one where none is, and reaches the nodes over the links that it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from _socket import socket
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from clusterctl import errors
+from clusterctl.agent.frames import (
+    MAX_PAYLOAD,
+    BadFrame,
+    ByteReader,
+    Frame,
+    encode,
+    parse_payload,
+    read_frame,
+    to_payload,
+)
+from clusterctl.errors import ClusterctlError, LinkLost, NodeError, UsageError
+from clusterctl.keeper import address as place
+from clusterctl.ssh.choose import transport_to
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import Stream, Transport
+from clusterctl.transport.link import Asked, RequestFailed
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster, Node
+
+AskSecret = Callable[[str], str | None]
+RECEIVE = 256 << 10
+START_LIMIT = 30.0  # seconds for a keeper to listen: a process start on a busy machine
+OTHER_LIMIT = 15.0  # seconds for the one that another command is just starting, or that is just ending
+SSH_FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")  # other settings for ssh make other links
+FIRST_LINES = "import sys; sys.path.insert(0, sys.argv[1]); from clusterctl.cli.fork_server import start; start(*sys.argv[2:])"
+ASK_WITHOUT = "the command with `--persist off` makes connections of its own"
+
+
+class KeptTransport:
+    """Nodes over the links of this user's keeper."""
+
+    def __init__(
+        self, cluster: Cluster, options: Mapping[str, Any], persist: float, ask: AskSecret | None = None
+    ) -> None:
+        """Finds the keeper, or starts it; `options` and `ask` are those of `transport_to`, `persist` is in seconds."""
+        self._cluster = cluster
+        self._options = dict(options)
+        self._persist = persist
+        self._source = os.path.abspath(cluster.source)
+        self._known_hosts = _absolute(cluster.known_hosts)
+        self._ask = ask
+        self._line = _greeted(persist, ask)
+        self._own: Transport | None = None
+        self._change = threading.Lock()
+        shared = [self._source, self._known_hosts, self._options.get("ssh"), *map(_stamp, SSH_FILES)]
+        self._shared = json.dumps(shared).encode()
+
+    def connect(self, node: Node) -> Connection:
+        """The node's link in the keeper, which makes one where it has none."""
+        line = self._open_line()
+        values = {**vars(node), "key": _absolute(node.key)}
+        said = json.dumps(values, sort_keys=True).encode()
+        key = hashlib.sha256(self._shared + said).hexdigest()[:32]
+        if key not in line.fresh:
+            asked = {
+                "key": key,
+                "node": values,
+                "known_hosts": self._known_hosts,
+                "source": self._source,
+                "options": self._options,
+            }
+            line.ask(node.name, "reach", {}, to_payload(asked)).end()
+        return _KeptConnection(node.name, key, line)
+
+    def start(self, node: Node, command: str) -> Stream:
+        """A program without an agent has a connection of its own, as everywhere."""
+        with self._change:
+            self._own = self._own or transport_to(self._cluster, ask=self._ask, **self._options)
+        return self._own.start(node, command)
+
+    def _open_line(self) -> Line:
+        with self._change:
+            if self._line.is_closed:
+                self._line = _greeted(self._persist, self._ask)
+            return self._line
+
+
+def _absolute(path: str | None) -> str | None:
+    """The keeper stands in another folder than the command."""
+    return path if path is None or path.startswith("~") else os.path.abspath(path)
+
+
+def _stamp(path: str) -> list[int]:
+    try:
+        about = os.stat(os.path.expanduser(path))
+    except OSError:
+        return []
+    return [about.st_mtime_ns, about.st_size]
+
+
+class Line:
+    """Frames to and from a keeper: a reading thread, and any number of threads that ask."""
+
+    def __init__(self, connected: socket, ask: AskSecret | None = None) -> None:
+        self._ask = ask
+        self.fresh: set[str] = set()
+        """The keys of the links that need not be reached for first."""
+        self._socket = connected
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, Asked] = {}
+        self._change = threading.Lock()
+        self._sending = threading.Lock()
+        self.is_closed = False
+        self._reader = threading.Thread(target=self._listen, name="keeper", daemon=True)
+        self._reader.start()
+
+    def greet(self, persist: float) -> None:
+        """Say how long links are to be kept, and hear which are there."""
+        answer = self.ask("keeper", "hello", {"persist": persist}).end()
+        self.fresh = set(answer["fresh"])
+
+    def ask(self, node: str, kind: str, fields: dict[str, Any], payload: bytes = b"{}") -> Asked:
+        """Send one request; its reply is read from what comes back."""
+        number = next(self._numbers)
+        asked = Asked(_End(self, node), number, kind)  # type: ignore[arg-type]  # a link's half that Asked uses
+        with self._change:
+            if self.is_closed:
+                raise _lost(node)
+            self._asked[number] = asked
+        self.send(node, Frame(number, kind, fields, payload))
+        return asked
+
+    def send(self, node: str, frame: Frame) -> None:
+        with self._sending:
+            try:
+                self._socket.sendall(encode(frame))
+            except OSError:
+                raise _lost(node) from None
+
+    def forget(self, number: int) -> None:
+        with self._change:
+            self._asked.pop(number, None)
+
+    def ended(self, within: float) -> bool:
+        """Whether the keeper ended the line in time."""
+        self._reader.join(within)
+        return self.is_closed
+
+    def _listen(self) -> None:
+        reader = ByteReader(lambda: self._socket.recv(RECEIVE))
+        with contextlib.suppress(OSError, BadFrame):
+            while True:
+                frame = read_frame(reader.read)
+                if frame is None:
+                    break
+                self._take(frame)
+        with self._change:
+            self.is_closed = True
+            asked, self._asked = list(self._asked.values()), {}
+        for one in asked:
+            one.inbox.close(_lost("keeper"))
+            one.window.close()
+        self._socket.close()
+
+    def _take(self, frame: Frame) -> None:
+        with self._change:
+            asked = self._asked.get(frame.id)
+        if frame.kind == "ask":
+            threading.Thread(target=self._answer, args=(frame,), daemon=True).start()
+        if asked is None:
+            return  # the rest of what was cancelled
+        asked.take(frame, raised)
+        if frame.kind in ("end", "fail"):
+            self.forget(frame.id)
+
+    def _answer(self, frame: Frame) -> None:
+        """The keeper has no terminal: what it must ask is asked here."""
+        secret = self._ask(str(parse_payload(frame.payload).get("prompt"))) if self._ask else None
+        with contextlib.suppress(LinkLost):
+            self.send("keeper", Frame(frame.id, "answer", {}, to_payload({"secret": secret})))
+
+
+class _End:
+    """What a request knows of the link that it goes over."""
+
+    def __init__(self, line: Line, node: str) -> None:
+        self.node = node
+        self._line = line
+
+    @property
+    def is_closed(self) -> bool:
+        return self._line.is_closed
+
+    def send(self, frame: Frame) -> None:
+        self._line.send(self.node, frame)
+
+    def forget(self, number: int) -> None:
+        self._line.forget(number)
+
+
+class _KeptConnection(Connection):
+    """One node over the keeper's link; closing it ends what was asked over it, and leaves the link."""
+
+    def __init__(self, node: str, key: str, line: Line) -> None:
+        super().__init__(node)
+        self._key = key
+        self._line = line
+        self._asked: list[Asked] = []
+
+    def open(self, op: str, params: Mapping[str, Any]) -> Asked:
+        payload = to_payload(dict(params))
+        if len(payload) > MAX_PAYLOAD:
+            raise RequestFailed(self.node, "usage", f"{op}: {len(payload)} bytes of parameters are too many")
+        asked = self._line.ask(self.node, "open", {"op": op, "key": self._key, "node": self.node}, payload)
+        self._asked = [one for one in self._asked if one.result is None] + [asked]
+        return asked
+
+    def close(self) -> None:
+        self._line.fresh.discard(self._key)  # whoever closes it in the middle wants a new one
+        for asked in self._asked:
+            if asked.result is None:
+                with contextlib.suppress(ClusterctlError):
+                    asked.cancel()
+
+
+def _lost(node: str) -> LinkLost:
+    return LinkLost(node, "the keeper of its connection ended", f"the command again; {ASK_WITHOUT}")
+
+
+def raised(value: Mapping[str, Any]) -> ClusterctlError:
+    """An error as it was in the keeper."""
+    message, hint = str(value["message"]), str(value["hint"])
+    if value["class"] == "RequestFailed":
+        return RequestFailed(value["node"], value["kind"], message, hint)
+    kind: Any = getattr(errors, str(value["class"]), ClusterctlError)
+    first = [str(value["node"])] if issubclass(kind, NodeError) else []
+    made: ClusterctlError = kind(*first, message, hint)
+    return made
+
+
+# ---- the keepers that are there
+
+
+class Found:
+    """A running keeper, as `keeper status` and `keeper stop` speak to it."""
+
+    def __init__(self, connected: socket) -> None:
+        self.pid = place.check_peer(connected)
+        self._line = Line(connected)
+
+    def status(self) -> dict[str, Any]:
+        """When it began, how long it keeps links, which it has, how many commands use them; empty if it just ends."""
+        try:
+            return {"pid": self.pid, **self._line.ask("keeper", "status", {}).end()}
+        except LinkLost:
+            return {}
+
+    def stop(self) -> bool:
+        """End it, and wait until its links are closed."""
+        with contextlib.suppress(LinkLost):
+            self._line.ask("keeper", "stop", {}).end()
+        return self._line.ended(OTHER_LIMIT)
+
+
+def found() -> list[Found]:
+    """The keepers of this user in this place."""
+    path = place.folder()
+    if path is None:
+        return []
+    try:
+        folder = place.opened(path)
+    except FileNotFoundError:
+        return []
+    except place.WrongPlace as problem:
+        raise UsageError(str(problem), "mend it (chmod 700), or remove it") from None
+    there = []
+    for file in sorted(os.listdir(folder)):
+        if file.endswith(place.LINKS):
+            with contextlib.suppress(OSError):  # its keeper was killed
+                there.append(Found(place.connected(folder, file)))
+    os.close(folder)
+    return there
+
+
+# ---- finding the keeper, or starting it
+
+
+def _greeted(idle: float, ask: AskSecret | None) -> Line:
+    """A line to this user's keeper, and the links that it has; one that just ends is given up for a new one."""
+    for _ in range(3):
+        line = Line(_reached(idle), ask)
+        try:
+            line.greet(idle)
+        except LinkLost:
+            continue
+        return line
+    raise UsageError("--persist: the keeper ends as soon as it starts", ASK_WITHOUT)
+
+
+def _reached(idle: float) -> socket:
+    """A connection to this user's keeper, which is started where there is none."""
+    path = place.folder()
+    if path is None:
+        raise UsageError("--persist: no folder for the socket", "set $HOME or $XDG_RUNTIME_DIR, or --persist off")
+    try:
+        _make(path)
+        folder = place.opened(path)
+        try:
+            return _connected(folder, place.name(), idle)
+        finally:
+            os.close(folder)
+    except (place.WrongPlace, OSError) as problem:
+        hint = f"mend it (chmod 700, or remove it); or: {ASK_WITHOUT}"
+        raise UsageError(f"--persist: {problem}", hint) from None
+
+
+def _make(path: str) -> None:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+
+
+def _connected(folder: int, name: str, idle: float) -> socket:
+    deadline = time.monotonic() + OTHER_LIMIT
+    while True:
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            return place.connected(folder, name + place.LINKS)
+        if time.monotonic() > deadline:
+            raise WrongKeeper(f"no keeper came up within {OTHER_LIMIT:.0f} s; see its last words in {name}{place.LOG}")
+        if not _start(folder, name, idle):
+            time.sleep(0.05)  # another command was first: its keeper listens soon
+
+
+class WrongKeeper(place.WrongPlace):
+    """A keeper that does not answer."""
+
+
+def _start(folder: int, name: str, idle: float) -> bool:
+    """Start a keeper; True once it listens, False where another one holds its place."""
+    hear, tell = os.pipe()
+    log = os.open(place.address(folder, name + place.LOG), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", FIRST_LINES, os.path.dirname(place.PACKAGE), str(idle), str(tell)],
+            pass_fds=[tell],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            start_new_session=True,
+        )
+        os.close(tell)
+        process.wait()  # it goes to the background by a child of its own
+        ready, _, _ = select.select([hear], [], [], START_LIMIT)
+        return bool(ready) and os.read(hear, 64) != b""
+    finally:
+        os.close(log)
+        os.close(hear)

@@ -1,0 +1,354 @@
+"""The commands that use a keeper's links, and the process that serves them.
+
+Commands speak the language of frames.py over the socket, with a node's key in each `open`; what they send goes on
+to that node's link under another number, and what comes back goes on to them. Nothing is read on the way, and the
+windows of a stream reach from the command to the agent, so that at most 1 MB a stream waits here for a slow reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import resource
+import select
+import signal
+import socket
+import threading
+from collections import deque
+from typing import Any
+
+from clusterctl.agent.frames import (
+    LEAST,
+    MAX_PAYLOAD,
+    WINDOW,
+    BadFrame,
+    ByteReader,
+    Frame,
+    Inbox,
+    StreamEnded,
+    Window,
+    credit_of,
+    encode,
+    parse_payload,
+    read_frame,
+    to_payload,
+)
+from clusterctl.errors import ClusterctlError, LinkLost, NodeError
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.keeper import address as place
+from clusterctl.keeper.links import Holder
+from clusterctl.ssh.choose import transport_to
+from clusterctl.transport.connection import LinkConnection
+from clusterctl.transport.fanout import Transport
+from clusterctl.transport.link import Asked, Link, RequestFailed
+
+RECEIVE = 256 << 10
+LONG_FIELDS = 8192  # no agent says so much beside a payload, and the window does not count it
+LOOK = 1.0  # seconds between two looks at what is idle
+FILES = 65536  # descriptors: 1,000 links over ssh's own binary take three each
+
+
+def serve(listening: socket.socket, watched: int, idle: float) -> None:
+    """Hold links until nobody used them for `idle` seconds, or the process at the other end of `watched` is gone."""
+    holder = Holder(idle)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, holder.stop)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    _allow_files()
+    while not holder.is_over():
+        ready = select.select([listening.fileno(), watched], [], [], LOOK)[0]
+        if watched in ready:
+            break
+        if listening.fileno() in ready:
+            _welcome(listening.accept()[0], holder)
+        holder.look()
+    listening.close()
+    holder.close()
+
+
+def _welcome(line: socket.socket, holder: Holder) -> None:
+    try:
+        place.check_peer(line)
+    except place.WrongPlace:
+        line.close()
+        return
+    guest = CommandGuest(line, holder)
+    holder.enter(guest)
+    threading.Thread(target=guest.serve, name="guest", daemon=True).start()
+
+
+def _allow_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(FILES, hard if hard != resource.RLIM_INFINITY else FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class _Back(Inbox):
+    """The reply of a node, handed on to the command that asked as it comes."""
+
+    def __init__(self, guest: CommandGuest, number: int) -> None:
+        self._guest = guest
+        self._id = number
+        self.under_way = 0
+
+    def put(self, frame: Frame) -> None:
+        fields = len(repr(frame.fields))
+        self.under_way += max(len(frame.payload), LEAST) + (fields if fields > LONG_FIELDS else 0)
+        if self.under_way > WINDOW + MAX_PAYLOAD:
+            raise BadFrame("the peer sends more than its window")
+        self._guest.send(Frame(self._id, frame.kind, frame.fields, frame.payload))
+        if frame.kind == "end":
+            self._guest.done(self._id)
+
+    def close(self, problem: BaseException | None = None) -> None:
+        if problem is not None:
+            self._guest.fail(self._id, problem)
+            self._guest.done(self._id)
+
+
+class _Credit(Window):
+    """What a node says that it took, handed on likewise."""
+
+    def __init__(self, guest: CommandGuest, number: int) -> None:
+        self._guest = guest
+        self._id = number
+
+    def give(self, count: int) -> None:
+        self._guest.send(Frame(self._id, "credit", {"bytes": count}))
+
+    def close(self) -> None:
+        pass  # the reply says it
+
+
+class _Carried(Asked):
+    """A request that belongs to a command: nothing of it stays here."""
+
+    def __init__(self, guest: CommandGuest, number: int, link: Link, there: int) -> None:
+        self.link, self.there = link, there
+        self.inbox: _Back = _Back(guest, number)
+        self.window = _Credit(guest, number)
+
+
+class CommandGuest:
+    """One command's line to the keeper."""
+
+    def __init__(self, line: socket.socket, holder: Holder) -> None:
+        self.held: set[str] = set()
+        self.used: set[str] = set()
+        self.is_command = False
+        self._line = line
+        self._holder = holder
+        self._out = _Outgoing(line)
+        self._carried: dict[int, _Carried] = {}
+        self._ways: dict[str, Transport] = {}
+        self._change = threading.Lock()
+        self._questions: dict[int, queue.SimpleQueue[str | None]] = {}
+
+    def serve(self) -> None:
+        """Take what the command asks until it is gone, then cancel what it left."""
+        reader = ByteReader(lambda: self._line.recv(RECEIVE))
+        try:
+            while True:
+                frame = read_frame(reader.read)
+                if frame is None:
+                    break
+                self._take(frame)
+        except (BadFrame, OSError, ValueError, KeyError, TypeError):
+            pass  # a command that was killed in the middle of a word
+        self._holder.leave(self)
+        for answer in list(self._questions.values()):
+            answer.put(None)
+        for carried in self._forget_all():
+            with contextlib.suppress(ClusterctlError):
+                carried.link.forget(carried.there)
+                carried.link.send(Frame(carried.there, "cancel", {}))
+        self.close()
+
+    def close(self) -> None:
+        self._out.close()
+
+    def send(self, frame: Frame) -> None:
+        self._out.put(encode(frame))
+
+    def fail(self, number: int, problem: BaseException) -> None:
+        self.send(Frame(number, "fail", {}, to_payload(told(problem))))
+
+    def done(self, number: int) -> None:
+        with self._change:
+            self._carried.pop(number, None)
+
+    def _forget_all(self) -> list[_Carried]:
+        with self._change:
+            carried, self._carried = list(self._carried.values()), {}
+        return carried
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == "open":
+            self._open(frame)
+        elif frame.kind == "reach":
+            threading.Thread(target=self._reach, args=(frame,), daemon=True).start()
+        elif frame.kind == "hello":
+            self.is_command = True
+            self._holder.idle = float(frame.fields.get("persist") or self._holder.idle)
+            self.send(Frame(frame.id, "end", {}, to_payload({"fresh": self._holder.fresh(self)})))
+        elif frame.kind == "answer":
+            self._questions[frame.id].put(parse_payload(frame.payload)["secret"])
+        elif frame.kind == "status":
+            self.send(Frame(frame.id, "end", {}, to_payload(self._holder.status())))
+        elif frame.kind == "stop":
+            self._holder.stop()
+            self.send(Frame(frame.id, "end", {}, b"{}"))
+        else:
+            self._hand_on(frame)
+
+    def _open(self, frame: Frame) -> None:
+        key = str(frame.fields["key"])
+        kept = self._holder.find(key)
+        link = kept.link if kept is not None else None
+        if kept is None or link is None:
+            self.fail(frame.id, LinkLost(str(frame.fields.get("node")), "the link was closed"))
+            return
+        self.used.add(key)
+        made: list[_Carried] = []
+
+        def carried(there: int) -> _Carried:
+            one = _Carried(self, frame.id, link, there)
+            made.append(one)
+            with self._change:
+                self._carried[frame.id] = one
+            return one
+
+        try:
+            link.ask(str(frame.fields["op"]), frame.payload, carried)
+        except ClusterctlError as problem:
+            if not made or self._carried.get(frame.id) is made[0]:  # else the broken link told it already
+                self.fail(frame.id, problem)
+                self.done(frame.id)
+
+    def _hand_on(self, frame: Frame) -> None:
+        with self._change:
+            carried = self._carried.get(frame.id)
+        if carried is None:
+            return  # it ended meanwhile
+        if frame.kind == "credit":
+            carried.inbox.under_way -= credit_of(frame)
+        elif frame.kind == "cancel":
+            carried.link.forget(carried.there)
+            self.done(frame.id)
+        with contextlib.suppress(ClusterctlError):  # the broken link tells it itself
+            carried.link.send(Frame(carried.there, frame.kind, frame.fields, frame.payload))
+
+    # ---- reaching nodes
+
+    def _reach(self, frame: Frame) -> None:
+        try:
+            self._connect(parse_payload(frame.payload))
+        except ClusterctlError as problem:
+            self.fail(frame.id, problem)
+        else:
+            self.send(Frame(frame.id, "end", {}, b"{}"))
+
+    def _connect(self, asked: dict[str, Any]) -> None:
+        node = node_of(asked["node"])
+        kept = self._holder.of(str(asked["key"]), node, self)
+        with kept.making:
+            if kept.is_there():
+                return
+            kept.drop()
+            made = self._way(asked).connect(node)
+            assert isinstance(made, LinkConnection)
+            kept.take(made.link)
+
+    def _way(self, asked: dict[str, Any]) -> Transport:
+        """This command's own transport: it reads the known host keys anew."""
+        key = repr((asked["known_hosts"], asked["source"], asked["options"]))
+        with self._change:
+            if key not in self._ways:
+                cluster = Cluster("", (), known_hosts=asked["known_hosts"], source=asked["source"])
+                self._ways[key] = transport_to(cluster, ask=self._ask, **asked["options"])
+            return self._ways[key]
+
+    def _ask(self, prompt: str) -> str | None:
+        """A passphrase, from whoever sits at the command's terminal; it is kept no longer than the command runs."""
+        with self._change:
+            number = -1 - len(self._questions)
+            answer = self._questions[number] = queue.SimpleQueue()
+        self.send(Frame(number, "ask", {}, to_payload({"prompt": prompt})))
+        return answer.get()
+
+
+class _Outgoing:
+    """What goes to one command: at once where it takes it, else by a thread, so that no link waits for it."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._waiting: deque[memoryview] = deque()
+        self._change = threading.Lock()
+        self._busy = False
+        self._closed = False
+
+    def put(self, data: bytes) -> None:
+        with self._change:
+            if self._closed:
+                return
+            rest = memoryview(data)
+            if not self._busy:
+                rest = rest[self._try(rest) :]
+            if rest:
+                self._waiting.append(rest)
+                if not self._busy:
+                    self._busy = True
+                    threading.Thread(target=self._drain, daemon=True).start()
+
+    def _try(self, data: memoryview) -> int:
+        try:
+            return self._line.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._closed = True
+            return len(data)
+
+    def _drain(self) -> None:
+        while True:
+            with self._change:
+                if not self._waiting or self._closed:
+                    self._waiting.clear()
+                    self._busy = False
+                    return
+                data = self._waiting.popleft()
+            try:
+                self._line.sendall(data)
+            except OSError:
+                self._closed = True
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)
+        self._line.close()
+
+
+# ---- values on the way
+
+
+def node_of(value: dict[str, Any]) -> Node:
+    """A node as `asdict` wrote it; JSON knows no tuples."""
+    fields: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in value.items()}
+    return Node(**fields)
+
+
+def told(problem: BaseException) -> dict[str, Any]:
+    """An error as values, for the process that raises it."""
+    if isinstance(problem, RequestFailed):
+        return {"class": "RequestFailed", "node": problem.node, "kind": problem.kind, "message": problem.reason,
+                "hint": problem.hint}  # fmt: skip
+    if isinstance(problem, NodeError):
+        name = type(problem).__name__
+        return {"class": name, "node": problem.node, "message": problem.reason, "hint": problem.hint}
+    if isinstance(problem, ClusterctlError):
+        return {"class": type(problem).__name__, "message": problem.message, "hint": problem.hint}
+    if isinstance(problem, StreamEnded):
+        return {"class": "LinkLost", "node": "", "message": str(problem), "hint": ""}
+    return {"class": "LinkLost", "node": "", "message": repr(problem), "hint": ""}

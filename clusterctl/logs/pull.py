@@ -1,0 +1,231 @@
+"""Everything that tells what happened in a run, laid out a folder a node as MindCluster's `ascend-fd parse` reads it.
+
+    DST/attempt-1/node1/rank-0.txt                     what a rank wrote: stdout, then stderr
+                        process_log/debug/plog/...     CANN's logs of this run's processes alone
+                        environment_check/npu_info_before.txt, npu_info_after.txt
+                        dmesg, messages                where the login may read them; of the last attempt
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl import contract
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.jobs.record import cluster_of
+from clusterctl.jobs.run_folder import NodeFiles, RunDir
+from clusterctl.logs.store import LogKeeper, index_of, kept_files
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.transport.fanout import Connection, Connections
+
+MOST_MESSAGES = 16_000_000  # bytes of the system's log: its end
+ASK_LIMIT = 20.0  # seconds for dmesg and npu-smi
+SYSTEM_LOGS = ("messages", "syslog")
+COMMANDS = ((("dmesg",), "dmesg"), (("npu-smi", "info"), "environment_check/npu_info_after.txt"))
+PLOG = re.compile(r"(?:plog|device)-(\d+)_\d+[\w.-]*\.log[\w.-]*")
+RANK_LOG = re.compile(r"rank-(\d{1,9})\.(out|err)")
+
+
+@dataclass
+class Pulled:
+    """What came, and what could not."""
+
+    target: Path
+    files: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def next_command(self) -> str:
+        return f"ascend-fd parse -i {self.target}/attempt-N/NODE -o OUT"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"folder": str(self.target), "files": self.files, "notes": self.notes}
+
+
+def claim(target: Path, replace: bool) -> None:
+    """The folder to fill: nobody's before, or our own of an earlier pull."""
+    if replace:
+        shutil.rmtree(target, ignore_errors=True)
+    elif target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target}: there is something already", "name a new folder")
+
+
+def pull_run(run: RunDir, connections: Connections, target: Path, *, dry_run: bool = False) -> Pulled:
+    """Bring home what lies on the nodes of all attempts, and lay everything out; a node that does not answer is
+    a note, and what came from it before is laid out all the same."""
+    record, pulled = run.read_record(), Pulled(target)
+
+    def ask(node: Node, link: Connection) -> list[str]:
+        return _NodePull(run, record, node, link, target, dry_run).everything()
+
+    for outcome in connections.on_each(cluster_of(run).nodes, ask):
+        if outcome.error is not None:
+            pulled.notes.append(str(outcome.error))
+        pulled.files += outcome.value or []
+    for attempt in range(1, record["attempt"] + 1):
+        pulled.files += _lay_out(run, attempt, target, dry_run)
+    pulled.files.sort()
+    return pulled
+
+
+def _lay_out(run: RunDir, attempt: int, target: Path, dry_run: bool) -> list[str]:
+    """`rank-N.txt` of every rank whose logs are here."""
+    by_rank: dict[tuple[str, int], list[Path]] = {}
+    for file in kept_files(run, attempt):
+        by_rank.setdefault((file.node, file.rank), []).append(file.path)
+    names = []
+    for (node, rank), paths in by_rank.items():
+        names.append(f"attempt-{attempt}/{node}/rank-{rank}.txt")
+        if not dry_run:
+            _join(paths, target / names[-1])
+    return names
+
+
+def _join(paths: Iterable[Path], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as joined:
+        for path in paths:
+            if joined.tell() and not _ends_whole(target, joined.tell()):
+                joined.write(b"\n")
+            with path.open("rb") as part:
+                shutil.copyfileobj(part, joined, 1 << 20)
+            joined.flush()
+
+
+def _ends_whole(path: Path, size: int) -> bool:
+    with path.open("rb") as file:
+        file.seek(size - 1)
+        return file.read(1) == b"\n"
+
+
+class _NodePull:
+    """One node's part."""
+
+    def __init__(
+        self, run: RunDir, record: Mapping[str, Any], node: Node, link: Connection, target: Path, dry_run: bool
+    ) -> None:
+        self.run, self.record, self.node, self.link = run, record, node, link
+        self.target, self.dry_run = target, dry_run
+        self.run_dir = record["run_dirs"][node.name]
+        self.files: list[str] = []
+
+    def everything(self) -> list[str]:
+        last = self.record["attempt"]
+        for attempt in range(1, last + 1):
+            if not self.dry_run and not (attempt == last and self.run.is_watched()):
+                self._bring_home(attempt)
+            self._plogs(attempt)
+            self._before(attempt)
+        self._said(last)
+        self._system_log(last)
+        return self.files
+
+    def _bring_home(self, attempt: int) -> None:
+        """The rest of what ranks wrote that nobody brought home, from the byte on where it ends here."""
+        remote = NodeFiles(self.run_dir, attempt)
+        for entry in self._list(f"{remote.attempt_dir}/logs"):
+            match = RANK_LOG.fullmatch(entry["name"])
+            if not match:
+                continue
+            home = self.run.log(self.node.name, int(match[1]), match[2], attempt)
+            offset = LogKeeper.cursor(home)
+            if entry["size"] > offset:
+                for data in self._get(remote.log(int(match[1]), match[2]), offset):
+                    LogKeeper.keep(home, offset, data)
+                    offset += len(data)
+                index_of(home).unlink(missing_ok=True)  # nobody knows when these were written
+
+    def _before(self, attempt: int) -> None:
+        """What npu-smi said when the attempt began, for a device that dropped out since."""
+        remote = NodeFiles(self.run_dir, attempt)
+        folder, _, name = remote.npu_info.rpartition("/")
+        if any(entry["name"] == name and entry["size"] for entry in self._list(folder)):
+            self._save(attempt, f"environment_check/{name}", self._get(remote.npu_info))
+
+    def _plogs(self, attempt: int) -> None:
+        started, root = self._pids(attempt), self._plog_root(attempt)
+        ours = root.startswith(f"{self.run_dir}/")  # nobody else writes there, whatever a wrapper's children are
+        for kind in ("debug", "run", "security"):
+            for folder in self._list(f"{root}/{kind}"):
+                if folder["kind"] != "d" or not re.fullmatch(r"plog|device-[\w-]+", folder["name"]):
+                    continue
+                place = f"{root}/{kind}/{folder['name']}"
+                for entry in self._list(place):
+                    match = PLOG.fullmatch(entry["name"])
+                    # a pid comes again: a file that was last written before the process began is another's
+                    since = started.get(int(match[1]), float("inf")) if match and not ours else 0.0
+                    if match and entry["mtime"] >= since - 1.0:
+                        name = f"process_log/{kind}/{folder['name']}/{entry['name']}"
+                        self._save(attempt, name, self._get(f"{place}/{entry['name']}"))
+
+    def _pids(self, attempt: int) -> dict[int, float]:
+        """The attempt's processes on this node, and when each began."""
+        answer = self.link.call("state", {"run_dir": self.run_dir, "attempt": attempt})
+        return {int(one["pid"]): float(one["started"]) for one in answer["ranks"] if one.get("pid")}
+
+    def _plog_root(self, attempt: int) -> str:
+        """Where CANN writes, by the environment that the ranks of the last attempt were given."""
+        env = self._environment()
+        if env.get(contract.PLOG_PATH) == NodeFiles(self.run_dir, self.record["attempt"]).plogs:
+            return NodeFiles(self.run_dir, attempt).plogs  # each attempt's are its own
+        if env.get(contract.PLOG_PATH):
+            return env[contract.PLOG_PATH]
+        return f"{env['ASCEND_WORK_PATH']}/log" if env.get("ASCEND_WORK_PATH") else "~/ascend/log"
+
+    def _environment(self) -> dict[str, str]:
+        try:
+            plan = json.loads(self.run.plan.read_text(encoding="utf-8"))
+            one = next(one for one in plan["nodes"] if one["node"] == self.node.name)
+            return dict(one["processes"][0]["env"]) if one["processes"] else {}
+        except (OSError, ValueError, KeyError, StopIteration, TypeError):
+            return {}  # of a run by an older clusterctl
+
+    def _said(self, attempt: int) -> None:
+        """What the kernel and the driver say, where there is such a program and the login may ask."""
+        for argv, name in COMMANDS:
+            done = self.link.run(list(argv), timeout=ASK_LIMIT)
+            if done.ok and done.stdout:
+                self._save(attempt, name, iter([done.stdout]))
+
+    def _system_log(self, attempt: int) -> None:
+        sizes = {entry["name"]: entry["size"] for entry in self._list("/var/log") if entry["kind"] == "f"}
+        for name in SYSTEM_LOGS:
+            if name in sizes:
+                start = max(0, sizes[name] - MOST_MESSAGES)
+                try:
+                    self._save(attempt, "messages", self._get(f"/var/log/{name}", start))
+                except ClusterctlError:
+                    continue  # not for this login
+                return
+
+    def _list(self, path: str) -> list[dict[str, Any]]:
+        try:
+            return list(self.link.call("list", {"path": path})["entries"])
+        except ClusterctlError:
+            return []  # not for this login's eyes
+
+    def _get(self, path: str, offset: int = 0) -> Iterator[bytes]:
+        for frame in self.link.request("get", {"path": path, "offset": offset}):
+            yield frame.payload
+
+    def _save(self, attempt: int, name: str, data: Iterable[bytes]) -> None:
+        place = f"attempt-{attempt}/{self.node.name}/{name}"
+        if not self.dry_run:
+            path = self.target / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with path.open("wb") as file:
+                    for part in data:
+                        file.write(part)
+            except ClusterctlError:
+                path.unlink(missing_ok=True)
+                raise
+        self.files.append(place)

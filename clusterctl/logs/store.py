@@ -1,0 +1,287 @@
+"""Log bytes from many ranks: kept as they are in files, cut into whole lines for people.
+
+When a log's bytes were written: a small index beside each file that came home, for `--since`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.logs.lines import (
+    LONGEST_LINE,
+    LineCutter,
+    LogChunk,
+    LogLine,
+    shown,
+)
+
+READ = 1 << 18  # bytes of a kept file at once
+FIRST_LOOK = 1 << 16  # bytes from a file's end in which its last lines are looked for first
+
+
+class LogKeeper:
+    """The local copies of a run's files, each appended to at the byte where it ends: nothing missing, nothing twice."""
+
+    def __init__(self, run: RunDir, attempt: int = 1) -> None:
+        self.run, self.attempt = run, attempt
+
+    def path(self, node: str, rank: int, stream: str) -> Path:
+        return self.run.log(node, rank, stream, self.attempt)
+
+    @staticmethod
+    def cursor(path: Path) -> int:
+        """How many bytes have come home: where the next follow begins."""
+        return path.stat().st_size if path.exists() else 0
+
+    @staticmethod
+    def keep(path: Path, offset: int, data: bytes) -> bytes:
+        """Append what is new of a chunk that begins at `offset`; gives the new part."""
+        have = LogKeeper.cursor(path)
+        if offset > have:
+            raise ValueError(f"{path}: bytes {have} to {offset} never came")
+        fresh = data[have - offset :]
+        if fresh:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.write(fresh)
+        return fresh
+
+
+def parse_ranks(text: str) -> frozenset[int]:
+    """`0,8-15` as ranks."""
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
+        if (
+            not match
+            or int(match[2] or match[1]) < int(match[1])
+            or int(match[2] or 0) - int(match[1]) > 1_000_000
+        ):
+            raise UsageError(f"--rank {text}: {part!r} is no rank", "as in --rank 0,8-15")
+        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(ranks)
+
+
+@dataclass(frozen=True)
+class LogFilter:
+    """Which lines a person asked for; by default rank 0 whole, and every rank's error lines."""
+
+    ranks: frozenset[int] | None = None
+    nodes: frozenset[str] | None = None
+    grep: re.Pattern[str] | None = None
+    errors_only: bool = False
+    exclude: re.Pattern[str] | None = None
+    everybody: bool = False
+    """All ranks whole, where none were chosen."""
+
+    def wants(self, line: LogLine) -> bool:
+        if not self._may_want(line.node, line.rank):
+            return False
+        if self.errors_only and not line.is_error:
+            return False
+        if self.grep is not None and not self.grep.search(line.text):
+            return False
+        if self.exclude is not None and self.exclude.search(line.text):
+            return False
+        return not self._only_errors_of(line.rank) or line.is_error
+
+    def wants_all(self, chunk: LogChunk) -> bool:
+        """Whether no line of a chunk has to be looked at: it is wanted whole."""
+        looks = self.errors_only or self.grep is not None or self.exclude is not None
+        return self._may_want(chunk.node, chunk.rank) and not looks and not self._only_errors_of(chunk.rank)
+
+    def wants_none(self, chunk: LogChunk) -> bool:
+        """Whether no line of a chunk has to be looked at: none is wanted."""
+        if not self._may_want(chunk.node, chunk.rank):
+            return True
+        errors = self.errors_only or self._only_errors_of(chunk.rank)
+        return errors and not chunk.may_hold_errors()
+
+    def _may_want(self, node: str, rank: int) -> bool:
+        if self.nodes is not None and node not in self.nodes:
+            return False
+        return self.ranks is None or rank in self.ranks
+
+    def _only_errors_of(self, rank: int) -> bool:
+        chosen = self.ranks is not None or self.nodes is not None or self.grep is not None
+        return rank != 0 and not chosen and not self.everybody
+
+
+@dataclass(frozen=True)
+class KeptFile:
+    """One rank's stream as far as it is here."""
+
+    node: str
+    rank: int
+    stream: str
+    path: Path
+
+    def chunks(self, start: int = 0, end: int | None = None) -> Iterator[LogChunk]:
+        """Its whole lines from the one on that holds the byte at `start`; the last one may lack its end, and is
+        left out where the file is known to go on (`end`)."""
+        cutter = LineCutter(half_line(self.path, start))
+        left = self.path.stat().st_size if end is None else end
+        left -= start
+        with self.path.open("rb") as file:
+            file.seek(start)
+            while data := file.read(min(READ, left)):
+                left -= len(data)
+                if block := cutter.feed(data):
+                    yield LogChunk(self.node, self.rank, self.stream, block)
+        if end is None and (block := cutter.end()):
+            yield LogChunk(self.node, self.rank, self.stream, block)
+
+    def lines(self, wanted: LogFilter, start: int = 0, end: int | None = None) -> Iterator[LogLine]:
+        for chunk in self.chunks(start, end):
+            if not wanted.wants_none(chunk):
+                yield from (line for line in chunk.lines() if wanted.wants(line))
+
+    def start_of_last(self, count: int, start: int = 0, end: int | None = None) -> int:
+        """Where the last lines begin, counted back by their ends; one without an end counts where nothing more
+        comes (no `end`)."""
+        place = self.path.stat().st_size if end is None else end
+        wanted = count + 1
+        with self.path.open("rb") as file:
+            if end is None and place:
+                file.seek(place - 1)
+                wanted = count + (file.read(1) == b"\n")
+            while place > start:
+                begin = max(start, place - READ)
+                file.seek(begin)
+                data = file.read(place - begin)
+                ends = data.count(b"\n")
+                if ends >= wanted:
+                    ends = len(data)
+                    for _ in range(wanted):
+                        ends = data.rfind(b"\n", 0, ends)
+                    return begin + ends + 1
+                wanted, place = wanted - ends, begin
+        return start
+
+    def last(self, count: int, wanted: LogFilter, start: int = 0, end: int | None = None) -> list[LogLine]:
+        """The last lines that are wanted; more and more of the file is read until they are found."""
+        size, window = self.path.stat().st_size if end is None else end, FIRST_LOOK
+        while count > 0:
+            begin = max(start, size - window)
+            found = deque(self.lines(wanted, begin, end), maxlen=count)
+            if len(found) == count or begin <= start:
+                return list(found)
+            window *= 8
+        return []
+
+
+def kept_files(run: RunDir, attempt: int = 1) -> list[KeptFile]:
+    """The log files that are here, in rank order."""
+    found = []
+    for path in run.logs(attempt).glob("*/rank-*.*"):
+        match = re.fullmatch(r"rank-(\d+)\.(out|err)", path.name)
+        if match:
+            found.append(KeptFile(path.parent.name, int(match[1]), match[2], path))
+    return sorted(found, key=lambda one: (one.rank, one.stream == "err"))
+
+
+def kept_chunks(
+    run: RunDir, wanted: LogFilter, attempt: int = 1, since: float | None = None
+) -> Iterator[LogChunk]:
+    """What is here of the wanted ranks, rank by rank, stream by stream."""
+    for file in kept_files(run, attempt):
+        start = 0 if since is None else offset_since(file.path, since)
+        if start < file.path.stat().st_size:
+            yield from (chunk for chunk in file.chunks(start) if not wanted.wants_none(chunk))
+
+
+def half_line(path: Path, end: int | None = None) -> bytes:
+    """What stands before a file's end (or a place in it) after the line end before; at most what is shown of a
+    line."""
+    if not path.exists():
+        return b""
+    end = path.stat().st_size if end is None else end
+    with path.open("rb") as file:
+        file.seek(max(0, end - LONGEST_LINE))
+        return file.read(min(end, LONGEST_LINE)).rpartition(b"\n")[2]
+
+
+def last_lines(path: Path, count: int) -> Sequence[str]:
+    """The end of a log, for a report; reads no more than a line's bound each."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - count * 4096))
+        cutter = LineCutter()
+        return shown(cutter.feed(file.read()) + cutter.end())[-count:]
+
+
+EVERY = 10.0  # seconds between two entries of one file: a week of a talkative rank makes 2 MB
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+CLOCKS = ("%H:%M", "%H:%M:%S")
+DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
+
+
+def index_of(log: Path) -> Path:
+    """`rank-0.out.times`: lines of a time (seconds here) and how many bytes had been written by then."""
+    return log.with_name(log.name + ".times")
+
+
+class LogTimes:
+    """Writes the indexes. Ages are measured on the node and counted back from now, so that no node's clock
+    matters."""
+
+    def __init__(self) -> None:
+        self._noted: dict[Path, float] = {}
+        self._passed: dict[Path, str] = {}
+
+    def note(self, log: Path, end: int, age: object) -> None:
+        """The bytes up to `end` were written `age` seconds ago; a chunk in the middle of a file has no age."""
+        if not isinstance(age, (int, float)) or isinstance(age, bool) or not 0 <= age < 1e9:
+            return
+        written = time.time() - age
+        entry = f"{written:.3f} {end}\n"
+        if written - self._noted.get(log, 0.0) < EVERY:
+            self._passed[log] = entry
+            return
+        self._noted[log] = written
+        with index_of(log).open("a", encoding="ascii") as file:
+            file.write(self._passed.pop(log, "") + entry)  # the last before a silence too, whose end this is
+
+
+def offset_since(log: Path, when: float) -> int:
+    """Where the bytes begin that were written at or after a time; earlier ones may be among them, up to one
+    entry's worth. Its end where all of it is older."""
+    there = log.stat()
+    if there.st_mtime < when:
+        return there.st_size
+    start = 0
+    for written, end in _entries(log):
+        if written >= when:
+            break
+        start = end
+    return min(start, there.st_size)
+
+
+def _entries(log: Path) -> list[tuple[float, int]]:
+    index = index_of(log)
+    if not index.exists():
+        return []
+    found = re.findall(r"^(\d+\.\d+) (\d+)$", index.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
+    return [(float(written), int(end)) for written, end in found]
+
+
+def moment(text: str, now: float | None = None) -> float:
+    """`10m` ago, `14:30` today, or `2026-01-31 14:30`, as seconds since the epoch."""
+    now = time.time() if now is None else now
+    if match := re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,3})?)\s*([smhd])\s*", text):
+        return now - float(match[1]) * UNITS[match[2]]
+    today = time.strftime("%Y-%m-%d ", time.localtime(now))
+    for form, prefix in [*((f"%Y-%m-%d {clock}", today) for clock in CLOCKS), *((date, "") for date in DATES)]:
+        try:
+            return time.mktime(time.strptime(prefix + text.strip(), form))
+        except (ValueError, OverflowError):
+            continue
+    raise UsageError(f"--since {text}: no time", "as in --since 10m, 2h, 14:30 or '2026-01-31 14:30'")

@@ -1,0 +1,255 @@
+"""The addresses of a node's devices, as the node itself tells them.
+
+Asked in this order, a device at a time: `hccn_tool -i N -ip -g` (`-vnic` on A3); the node's hccn.conf, which the tool
+wrote; the inventory's `device_ips`. An unconfigured device makes hccn_tool print nothing and succeed, so
+silence is "no address" and never an error by itself; a device that ends without one refuses, since a table
+that leaves it out would start a smaller run than was asked for.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import WorkFailed
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.transport.fanout import Completed, Connection
+
+VENDOR_TOOL = "/usr/local/Ascend/driver/tools/hccn_tool"
+VENDOR_SMI = "/usr/local/bin/npu-smi"
+VENDOR_CONF = "/etc/hccn.conf"
+TIMEOUT = 20.0  # seconds; a healthy hccn_tool answers in well under one, a hung driver never does
+NOT_FOUND = (126, 127)
+
+
+@dataclass(frozen=True)
+class DeviceAddress:
+    """A device and where the other devices reach it."""
+
+    device_id: int
+    ip: str
+    super_device_id: str = ""
+    """A3: the device's number in its super pod."""
+    super_pod_id: str = ""
+    source: str = field(default="", compare=False)
+    """Who told the address where it was not hccn_tool: hccn.conf or the inventory."""
+
+
+def ask(
+    connection: Connection,
+    node: Node,
+    devices: Sequence[int] | None = None,
+    hardware: str | None = None,
+    skip_incomplete: bool = False,
+    smi: Smi | None = None,
+) -> list[DeviceAddress]:
+    """The address of each device, in the order given (the inventory's when none); one without is an error.
+
+    On a3 the address is that of the super pod's own network, and each device's super-device id is asked too.
+    With `skip_incomplete`, devices without an address are left out.
+    """
+    wanted = node.devices if devices is None else tuple(devices)
+    found, complaint = _from_tool(connection, node, wanted, hardware)
+    source = dict.fromkeys(found, "")
+    if any(device not in found for device in wanted) and not (hardware == "a3" and found):  # another network
+        found = {**_from_conf(connection, node), **found}
+        source = {**dict.fromkeys(found, "hccn.conf"), **source}
+    found = {**dict(zip(node.devices, node.device_ips, strict=False)), **found}
+    source = {**dict.fromkeys(found, "the inventory"), **source}
+    absent = [device for device in wanted if device not in found]
+    if absent and not skip_incomplete:
+        which = f"device{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
+        what = f"{node.name}: {which} without an address: hccn_tool, hccn.conf and the inventory give none"
+        remedy = f"on {node.name}: hccn_tool -i {absent[0]} -ip -s address A.B.C.D netmask 255.255.255.0"
+        raise WorkFailed(f"{what}{complaint}", f"{remedy}\nor write `device_ips` in the inventory")
+    there = [device for device in wanted if device in found]
+    answers = [DeviceAddress(device, found[device], source=source[device]) for device in there]
+    if hardware != "a3":
+        return answers
+    return _in_super_pods(connection, node, answers, smi or find_smi(connection, node))
+
+
+QUESTIONS = {
+    "a3": (("-vnic",), ("-ip",), ("-ip", "-inet6"))
+}  # each only where the one before has no answer at all
+
+
+def _from_tool(
+    connection: Connection, node: Node, devices: Sequence[int], hardware: str | None
+) -> tuple[dict[int, str], str]:
+    """hccn_tool's answers, and its complaint; IPv6 only where no device has IPv4: no table may mix them."""
+    first, *others = QUESTIONS.get(hardware or "", (("-ip",), ("-ip", "-inet6")))
+    for tool in [node.hccn_tool] if node.hccn_tool else ["hccn_tool", VENDOR_TOOL]:
+        answers = [_answer(connection, tool, device, *first) for device in devices[:1]]
+        if not answers or answers[0].exit_code in NOT_FOUND:
+            continue
+        answers += [_answer(connection, tool, device, *first) for device in devices[1:]]
+        found = _addresses(devices, answers)
+        for question in others:
+            if not found:
+                found = _addresses(devices, [_answer(connection, tool, one, *question) for one in devices])
+        return found, _complaint(tool, answers)
+    return {}, ""
+
+
+def _in_super_pods(
+    connection: Connection, node: Node, found: Sequence[DeviceAddress], smi: Smi | None
+) -> list[DeviceAddress]:
+    """The same devices with what `npu-smi` says of each in its super pod."""
+    if smi is None:
+        what = f"{node.name}: no npu-smi, which tells the super-device ids of a3"
+        raise WorkFailed(
+            what, "install the driver's tools, or write a plan: clusterctl ranktable build --from"
+        )
+    told = []
+    for one in found:
+        place = in_super_pod(connection, smi, one.device_id)
+        if place is None:
+            what = f"{node.name}: device {one.device_id} without a super-device id: {smi.tool} info "
+            what += "-t spod-info gives none" if one.device_id in smi.chips else "-m does not name it"
+            raise WorkFailed(what, "is this an A3 node in a super pod? --for a2 asks for no such id")
+        told.append(DeviceAddress(one.device_id, one.ip, *place, source=one.source))
+    return told
+
+
+# -- npu-smi
+
+
+@dataclass(frozen=True)
+class Smi:
+    """A node's npu-smi, and what its list of chips says."""
+
+    tool: str
+    chips: dict[int, tuple[int, int]] = field(hash=False)
+    """Device id to (card, chip): an A3 card holds two chips."""
+    text: str
+    """The list itself, which names the chips."""
+
+
+def find_smi(connection: Connection, node: Node) -> Smi | None:
+    """The node's npu-smi; None where it has none."""
+    beside = [str(PurePosixPath(node.hccn_tool).with_name("npu-smi"))] if node.hccn_tool else []
+    for tool in [*beside, "npu-smi", VENDOR_SMI]:
+        done = connection.run([tool, "info", "-m"], timeout=TIMEOUT)
+        if done.exit_code not in NOT_FOUND:
+            return Smi(tool, parse_chips(done.text), done.text)
+    return None
+
+
+def in_super_pod(connection: Connection, smi: Smi, device: int) -> tuple[str, str] | None:
+    """A device's super-device id and its super pod, as npu-smi says now; None where it says none."""
+    if device not in smi.chips:
+        return None
+    fields = _about_chip(connection, smi, "spod-info", device)
+    return (fields["sdid"], fields.get("super pod id", "")) if fields.get("sdid", "").isdigit() else None
+
+
+def generation(connection: Connection, smi: Smi | None, device: int) -> str | None:
+    """a2, a3 or a5, as the node's npu-smi names its chips; None where it does not say.
+
+    An A3 board is an Ascend910 whose `NPU Name` is 93 and two digits, with two chips a card; an A2 board has no
+    such line, and a letter behind its chip's 910.
+    """
+    if smi is None:
+        return None
+    named = _generation_named(smi.text)
+    if named or device not in smi.chips:
+        return named
+    board = _about_chip(connection, smi, "board", device)
+    named = _generation_named(f"{board.get('chip name', '')}_{board.get('npu name', '')}")
+    paired = any(chip > 0 for _, chip in smi.chips.values())
+    return named or ("a3" if paired and re.search(r"\bAscend910\b", smi.text) else None)
+
+
+def _generation_named(text: str) -> str | None:
+    found = re.search(r"910(B)|(910_93)[0-9]{2}|Ascend ?(950)", text)
+    return {"B": "a2", "910_93": "a3", "950": "a5"}[str(found[found.lastindex or 0])] if found else None
+
+
+def _about_chip(connection: Connection, smi: Smi, question: str, device: int) -> dict[str, str]:
+    card, chip = smi.chips[device]
+    asked = [smi.tool, "info", "-t", question, "-i", str(card), "-c", str(chip)]
+    done = connection.run(asked, timeout=TIMEOUT)
+    return parse_fields(done.text) if done.ok else {}
+
+
+_NUMBER = re.compile(r"[0-9]{1,4}")  # what a node prints may be anything: "\u00b2" is a digit, and no number
+
+
+def parse_chips(text: str) -> dict[int, tuple[int, int]]:
+    """Device id to (card, chip), out of `npu-smi info -m`; its controllers have `-` for a device id."""
+    rows = [re.split(r"\t+|\s{2,}", line.strip()) for line in text.splitlines() if line.strip()]
+    if not rows:
+        return {}
+    names = [name.lower() for name in rows[0]]
+    column = next((names.index(one) for one in ("chip phy-id", "chip logic id") if one in names), None)
+    if column is None:
+        return {}
+    chips = {}
+    for row in rows[1:]:
+        if len(row) > column and all(_NUMBER.fullmatch(one) for one in (row[0], row[1], row[column])):
+            chips[int(row[column])] = (int(row[0]), int(row[1]))
+    return chips
+
+
+def parse_fields(text: str) -> dict[str, str]:
+    """`SDID : 37748736` and the like, keys in small letters."""
+    return {
+        match[1].strip().lower(): match[2]
+        for match in re.finditer(r"^\s*([A-Za-z][A-Za-z _-]*?)\s*:\s*(\S+)\s*$", text, re.MULTILINE)
+    }
+
+
+def _answer(connection: Connection, tool: str, device: int, *question: str) -> Completed:
+    return connection.run([tool, "-i", str(device), *question, "-g"], timeout=TIMEOUT)
+
+
+def _addresses(devices: Sequence[int], answers: Sequence[Completed]) -> dict[int, str]:
+    read = {device: parse_address(done.text) for device, done in zip(devices, answers, strict=True)}
+    return {device: address for device, address in read.items() if address is not None}
+
+
+def _complaint(tool: str, answers: Sequence[Completed]) -> str:
+    """Why hccn_tool gave nothing, in its own words: a driver in trouble is not an unconfigured device."""
+    for done in answers:
+        if done.timed_out:
+            return f"; {tool} did not end within {TIMEOUT:.0f} s"
+        words = (done.error_text or done.text).strip().splitlines()
+        if not done.ok:
+            return f"; {tool} ended with {done.code}" + (f": {words[-1][:200]}" if words else "")
+    return ""
+
+
+def _from_conf(connection: Connection, node: Node) -> dict[int, str]:
+    done = connection.run(["cat", node.hccn_conf or VENDOR_CONF], timeout=TIMEOUT)
+    return parse_conf(done.text) if done.exit_code == 0 else {}
+
+
+def parse_address(text: str) -> str | None:
+    """The address in `ipaddr:192.168.10.1` or `ipv6_address:2001:db8::1`; None for silence."""
+    match = re.search(r"^\s*(?:ipaddr|ipv6_address)\s*:\s*(\S+)\s*$", text, re.MULTILINE)
+    return _valid(match[1]) if match else None
+
+
+def parse_conf(text: str) -> dict[int, str]:
+    """hccn.conf's `address_N=` lines; netmasks, gateways and the rest are not asked for here."""
+    found: dict[int, str] = {}
+    for match in re.finditer(r"^\s*(?:address|ipv6address)_([0-9]{1,3})\s*=\s*(\S+)\s*$", text, re.MULTILINE):
+        address = _valid(match[2])
+        if address is not None:
+            found.setdefault(int(match[1]), address)
+    return found
+
+
+def _valid(text: str) -> str | None:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return text

@@ -1,0 +1,286 @@
+"""plan.yaml: a rank table written down by people before any node is up, and a table turned back into one.
+
+for: a2                                # 910a, a2: version 1.0; a3: version 1.2; a5: version 2.0
+nodes:                                 # in the order of the ranks
+  node[1-4]:                           # {n} is a node's number; {n+139} and {2n+4} are sums of it
+    server_id: "10.155.111.{n+139}"
+    devices: "[0,8)"                   # in the order of the ranks
+    device_ips: ["192.1.27.{2n+4}", ...]
+    super_device_ids: [...]            # a3
+    super_pod: "0"                     # a3
+    levels: [[{net_layer: 0, ...}]]    # a5: a level_list a device
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.document import Document, Key, Section, load_document, parse_document
+from clusterctl.errors import Fault, InputFaults, UsageError
+from clusterctl.ranktable.build import checked, loops_back
+from clusterctl.ranktable.finding import GUESS, hardware_named
+from clusterctl.ranktable.table import (
+    UNREAD,
+    Device,
+    RankTable,
+    Server,
+    SuperPod,
+    in_rank_order,
+    many_objects,
+    recounted,
+)
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster
+
+MAX_SERVERS = 50_000
+_SUM = re.compile(r"\{([0-9]{0,10})n([+-][0-9]{1,10})?\}")
+_KEYS = {"device_id": "devices", "device_ip": "device_ips", "super_device_id": "super_device_ids"}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a server of the table stands in the plan, and what it was given."""
+
+    key: Key
+    devices: tuple[Device, ...]
+    server_id: str
+    super_pod: str
+
+
+@many_objects()
+def load_plan(path: Path) -> RankTable:
+    """The table that a plan describes; everything wrong with it at once, each with its line."""
+    return _plan(load_document(path))
+
+
+@many_objects()
+def parse_plan(text: str, source: str = "plan") -> RankTable:
+    """The same of a text."""
+    return _plan(parse_document(text, source))
+
+
+def _plan(document: Document) -> RankTable:
+    top = Section(document)
+    hardware = top.take_text("for", "a2")
+    try:
+        version = hardware_named(hardware).versions[-1]
+    except UsageError as error:
+        top.fault("for", error.message, error.hint)
+        version = "1.0"
+    places = list(_places(document, top, version))
+    top.done()
+    if top.faults:
+        raise InputFaults(list(dict.fromkeys(top.faults)), _FORM)  # a line of many nodes says its fault once
+    servers = tuple(Server(one.server_id, one.devices) for one in places)
+    pods: dict[str, list[str]] = {}
+    for one in places if version == "1.2" else ():
+        pods.setdefault(one.super_pod, []).append(one.server_id)
+    table = RankTable(servers, version, tuple(SuperPod(name, tuple(ids)) for name, ids in pods.items()))
+    try:
+        return recounted(checked(table, (), hardware, lambda pointer: document.where(_key(places, pointer))))
+    except InputFaults as error:
+        raise InputFaults(list(dict.fromkeys(error.faults)), _FORM) from None
+
+
+_FORM = "rank_tables/plan.yaml is a commented example"
+
+
+def _places(document: Document, top: Section, version: str) -> Iterator[_Place]:
+    from clusterctl.inventory import nodeset
+
+    nodes = top.section("nodes")
+    if not nodes.value:
+        top.fault("nodes", "no nodes are named", "nodes: {node1: {server_id: 10.0.0.1, device_ips: [...]}}")
+    rank = count = 0
+    seen: set[str] = set()
+    for pattern in nodes.value:
+        section = nodes.section(pattern)
+        try:
+            names = nodeset.expand(pattern)
+        except UsageError as error:
+            nodes.fault(pattern, error.message, error.hint)
+            continue
+        count += len(names)
+        if count > MAX_SERVERS:
+            nodes.fault(pattern, f"more than {MAX_SERVERS:,} nodes", "a shorter range")
+            return
+        twice = next((name for name in names if name in seen), None)
+        if twice:
+            nodes.fault(pattern, f"the node {twice} is named twice", "keep one of them")
+        seen.update(names)
+        ids, given = _fields(section, version)
+        for name in names:
+            yield _place(section, name, (ids, given), rank)
+            rank += len(ids)
+
+
+def _fields(section: Section, version: str) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """What stands under one pattern, alike for all of its nodes."""
+    from clusterctl.inventory.cluster import parse_devices
+
+    given: dict[str, Any] = {key: section.take_text(key) for key in ("server_id", "super_pod")}
+    names = {"1.2": ("device_ips", "super_device_ids"), "2.0": ("levels",)}.get(version, ("device_ips",))
+    given |= {key: section.take(key, list) or [] for key in names}
+    given["local_ids"] = (section.take("local_ids", list) or []) if version == "2.0" else []
+    lists = {key: value for key, value in given.items() if isinstance(value, list) and value}
+    section.taken.append("devices")
+    devices = section.value.get("devices", len(next(iter(lists.values()), ())))
+    ids: tuple[int, ...] = ()
+    try:
+        ids = parse_devices(devices)
+        if not ids:
+            section.fault("devices", "no devices", 'as in "[0,8)", or a list of device_ips')
+    except UsageError as error:
+        section.fault("devices", error.message, error.hint)
+    for key, value in lists.items():
+        if ids and len(value) != len(ids):
+            section.fault(key, f"{len(value)} {key} for {len(ids)} devices", "one a device, in their order")
+    if version == "1.2" and not given["super_pod"]:
+        section.fault("super_pod", "'super_pod' is missing, which a3 needs", "the id that npu-smi tells")
+    for key in ("super_device_ids",) if version == "1.2" else ("levels",) if version == "2.0" else ():
+        if key not in lists:
+            section.fault(key, f"{key!r} is missing, which version {version} needs", "one a device")
+    section.done()
+    return ids, given
+
+
+def _place(section: Section, name: str, fields: tuple[tuple[int, ...], dict[str, Any]], rank: int) -> _Place:
+    ids, given = fields
+    server_id = _fill(given["server_id"] or name, name)
+    if loops_back(server_id):
+        section.fault("server_id", f"{server_id} is every node's own name", "an address that others reach")
+    local_ids = given["local_ids"] or ids
+    devices = tuple(
+        Device(
+            device,
+            _fill(_at(given.get("device_ips", ()), place), name),
+            rank + place,
+            _fill(_at(given["super_device_ids"], place), name) if "super_device_ids" in given else None,
+            local_id=local_ids[place] if "levels" in given and place < len(local_ids) else None,
+            levels=_filled(given["levels"][place : place + 1], name) if "levels" in given else (),
+        )
+        for place, device in enumerate(ids)
+    )
+    return _Place(section.path, devices, server_id, _fill(given["super_pod"], name))
+
+
+def _at(values: Sequence[object], place: int) -> str:
+    return str(values[place]) if place < len(values) else ""
+
+
+def _filled(value: Any, name: str) -> tuple[Any, ...]:
+    """The one level_list in a list, its texts filled."""
+    return tuple(_deep(value[0], name)) if value and isinstance(value[0], list) else ()
+
+
+def _deep(value: Any, name: str) -> Any:
+    if isinstance(value, str):
+        return _fill(value, name)
+    if isinstance(value, list):
+        return [_deep(one, name) for one in value]
+    return {key: _deep(one, name) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def _fill(text: str, name: str) -> str:
+    """`{n}`, `{n+139}` and `{2n+4}` with the number at the end of the node's name, `{node}` with the name."""
+    if "{" not in text:
+        return text
+    digits = re.search(r"([0-9]{1,15})[^0-9]*\Z", name)
+    if digits is None:
+        return text.replace("{node}", name)
+    number = int(digits[1])
+    filled = _SUM.sub(lambda found: str(int(found[1] or 1) * number + int(found[2] or 0)), text)
+    return filled.replace("{node}", name)
+
+
+def _key(places: Sequence[_Place], pointer: str) -> Key:
+    """The place in the plan of what stands at a pointer of its table."""
+    steps = pointer.split("/")[1:]
+    if steps[:1] == ["server_list"] and len(steps) > 1:
+        key: Key = places[int(steps[1])].key
+        if len(steps) > 4 and steps[4] in _KEYS:
+            return (*key, _KEYS[steps[4]], int(steps[3]))
+        return (*key, *steps[2:3])
+    if steps[:1] == ["rank_list"] and len(steps) > 1:
+        rank = int(steps[1])
+        for one in places:
+            if rank < len(one.devices):
+                inner = tuple(int(step) if step.isdigit() else step for step in steps[3:])
+                return (*one.key, "levels", rank, *inner)
+            rank -= len(one.devices)
+    return ("nodes",)
+
+
+# -- a table as a plan
+
+
+def losses(table: RankTable) -> list[str]:
+    """What of a table has no place in a plan, in words."""
+    extras = set(table.extras)
+    for server in table.servers:
+        extras |= server.extras.keys()
+        extras |= {key for device in server.devices for key in device.extras}
+    for pod in table.super_pods:
+        extras |= pod.extras.keys()
+        extras |= {key for one in pod.server_extras.values() for key in one}
+    if table.version == "1.0" and table.super_pods:
+        extras.add("super_pod_list")
+    lost = [f"the keys {', '.join(sorted(extras))}"] if extras else []
+    if any(server.host_nic_ip not in (None, UNREAD) for server in table.servers):
+        lost.append("host_nic_ip")
+    if any("{" in server.server_id for server in table.servers):
+        lost.append("a brace in a server_id, which stands for a number there")
+    ranks = [device.rank_id for server in in_rank_order(table) for device in server.devices]
+    if ranks != sorted(ranks):
+        lost.append("the order of ranks that alternate between servers")
+    return lost
+
+
+def render_plan(table: RankTable, source: str = "a rank table", lossy: bool = False) -> str:
+    """A table as a plan; what a plan can't hold is refused, or left out where that is allowed."""
+    lost = losses(table)
+    if lost and not lossy:
+        faults = [Fault(source, f"a plan has no place for {one}") for one in lost]
+        raise InputFaults(faults, "--lossy leaves it out")
+    lines = ["# A plan of a rank table, in the order of its ranks: clusterctl ranktable build --from FILE"]
+    lines += [f"for: {GUESS[table.version]}", "nodes:"]
+    pods = {name: pod.super_pod_id for pod in table.super_pods for name in pod.server_ids}
+    for number, server in enumerate(in_rank_order(table)):
+        lines += [f"  node{number}:", *(f"    {line}" for line in _said(server, table, pods))]
+    return "\n".join(lines) + "\n"
+
+
+def _said(server: Server, table: RankTable, pods: dict[str, str]) -> Iterator[str]:
+    devices = server.devices
+    if table.names_servers:
+        yield f"server_id: {json.dumps(server.server_id)}"
+    yield f"devices: {[device.device_id for device in devices]}"
+    if any(device.device_ip for device in devices):
+        yield f"device_ips: {json.dumps([device.device_ip for device in devices])}"
+    if table.version == "1.2":
+        yield f"super_device_ids: {json.dumps([device.super_device_id for device in devices])}"
+        yield f"super_pod: {json.dumps(pods[server.server_id])}"
+    if table.version == "2.0":
+        yield f"local_ids: {[device.local_id for device in devices]}"
+        yield "levels:"
+        yield from (f"  - {json.dumps(list(device.levels))}" for device in devices)
+
+
+def skeleton(cluster: Cluster) -> str:
+    """The nodes of a hostfile as a plan in which the devices' addresses are to be filled in."""
+    lines = [
+        "# device_ips are to be filled in, one a device: `hccn_tool -i N -ip -g` on the node tells them",
+        "for: a2",
+    ]
+    lines.append("nodes:")
+    for number, node in enumerate(cluster.nodes):
+        ips = list(node.device_ips) or [""] * len(node.devices)
+        lines += [f"  node{number}:", f"    server_id: {json.dumps(node.server_id or node.address)}"]
+        lines += [f"    devices: {list(node.devices)}", f"    device_ips: {json.dumps(ips)}"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,250 @@
+"""Whether a table still tells the truth: each node's file, each device's address, super-device id and link.
+
+A table of version 2.0 names no servers. A node's ranks there are those whose addresses its own hccn_tool
+tells; what no tool tells (networks, ports, addresses that are EIDs) is named as not compared.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from clusterctl.ranktable import devices
+from clusterctl.ranktable.push import (
+    Drift,
+    Group,
+    LiveTable,
+    NodeReport,
+    file_drifts,
+    server_of,
+)
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.transport.fanout import Completed, Connection
+
+AGAIN = "build the table anew: clusterctl ranktable build, then push it"
+GOOD = {"link": "UP", "net_health": "Success"}
+_ANSWER = {
+    "link": re.compile(r"^\s*link status\s*:\s*(\S.*?)\s*$", re.MULTILINE),
+    "net_health": re.compile(r"^\s*net health status\s*:\s*(\S.*?)\s*$", re.MULTILINE),
+}
+_REMEDY = {
+    "link": "look at the cable and the switch port: hccn_tool -i {device} -link_stat -g",
+    "net_health": "look at the address, the gateway and the switch: hccn_tool -i {device} -netdetect -g",
+}
+
+
+def verify(connection: Connection, node: Node, table: LiveTable, path: str) -> NodeReport:
+    """Everything on one node that is not as the table says; changes nothing."""
+    found = connection.call("fingerprint", {"path": path})
+    drifts = tuple(file_drifts(node.name, found, table.sha256))
+    there = str(found["path"])
+    inner = _by_addresses(connection, node, table) if table.groups else _by_server(connection, node, table)
+    return replace(inner, path=there, drifts=drifts + inner.drifts)
+
+
+def not_compared(table: LiveTable) -> list[str]:
+    """What of a table no node can be asked for."""
+    if not table.groups:
+        return []
+    words = ["net_instance_id, net_type and ports of the levels: no tool of a node tells them"]
+    without = sum(not addresses for group in table.groups for addresses in group.devices.values())
+    if without:
+        words.append(
+            f"the addresses of {without} of the ranks: they are no IP addresses, as hccn_tool tells them"
+        )
+    return words
+
+
+def unclaimed(table: LiveTable, reports: Sequence[NodeReport]) -> list[Drift]:
+    """Version 2.0: ranks with addresses that are no node's, when every node has found its own."""
+    if not table.groups or not all(report.group for report in reports):
+        return []
+    claimed = [report.group for report in reports]
+    return [
+        Drift(_ranks(group), None, "server", "no node of the inventory has their addresses", "add the node")
+        for group in table.groups
+        if any(group.devices.values()) and group not in claimed
+    ]
+
+
+def _ranks(group: Group) -> str:
+    return f"ranks [{group.ranks.start},{group.ranks.stop})"
+
+
+# -- versions 1.0 and 1.2: the table names the node
+
+
+def _by_server(connection: Connection, node: Node, table: LiveTable) -> NodeReport:
+    server = server_of(node, table)
+    expected = table.servers[server] if server else {}
+    tool = _tool(connection, node, expected)
+    notes: list[str] = []
+    drifts: list[Drift] = []
+    if expected and tool is None:
+        notes.append("no hccn_tool there: addresses and links were not asked")
+    elif tool is not None:
+        for device, address in expected.items():
+            asker = _Asker(connection, node.name, tool, device)
+            for wanted in filter(None, address.split(",")):
+                drifts += _address_drifts(asker, wanted, table.version)
+            drifts += _health_drifts(asker)
+    super_ids = table.super_devices.get(server or "", {})
+    smi = devices.find_smi(connection, node) if super_ids else None
+    if smi is not None:
+        drifts += _super_drifts(connection, node, smi, super_ids, table.super_pods.get(server or "", ""))
+    elif super_ids:
+        notes.append("no npu-smi there: super-device ids were not asked")
+    return NodeReport(node.name, "", len(expected), tuple(drifts), tuple(notes))
+
+
+def _super_drifts(
+    connection: Connection, node: Node, smi: devices.Smi, expected: Mapping[int, str], pod: str
+) -> Iterator[Drift]:
+    """Where a device is in another place of its super pod; a pod that the inventory names is a person's word."""
+    pods = set()
+    for device, wanted in expected.items():
+        super_id, told = devices.in_super_pod(connection, smi, device) or ("none", "")
+        pods.add(told)
+        if super_id != wanted:
+            what = f"the table says super-device id {wanted}, and npu-smi says {super_id}"
+            yield Drift(node.name, device, "super_device", what, AGAIN)
+    others = sorted(pods - {"", pod})
+    if others and pod.isdigit() and not node.super_pod:
+        what = f"the table says super pod {pod}, and npu-smi says {' and '.join(others)}"
+        yield Drift(node.name, None, "super_pod", what, AGAIN)
+
+
+# -- version 2.0: the addresses tell which ranks are the node's
+
+
+def _by_addresses(connection: Connection, node: Node, table: LiveTable) -> NodeReport:
+    known = {device for group in table.groups for device in group.devices}
+    asked = [device for device in node.devices or sorted(known) if device in known]
+    tool = _tool(connection, node, asked)
+    if tool is None:
+        return NodeReport(node.name, "", 0, notes=("no hccn_tool there: addresses and links were not asked",))
+    askers = {device: _Asker(connection, node.name, tool, device) for device in asked}
+    told = {device: address for device in asked if (address := askers[device].address())}
+    if not told or not any(any(group.devices.values()) for group in table.groups):
+        notes = ["hccn_tool names no address there: none was compared"] if not told else []
+        drifts = [drift for asker in askers.values() for drift in _health_drifts(asker)]
+        return NodeReport(node.name, "", 0, tuple(drifts), tuple(notes))
+    group = max(table.groups, key=lambda one: _shared(one, told))
+    if not _shared(group, told):
+        what = f"none of its addresses is in the table: {', '.join(list(told.values())[:4])}"
+        return NodeReport(node.name, "", 0, (Drift(node.name, None, "server", what, AGAIN),))
+    drifts = list(_group_drifts(askers, group, told))
+    notes = [
+        f"device {one}: hccn_tool names no address"
+        for one in group.devices
+        if one in askers and one not in told
+    ]
+    return NodeReport(node.name, "", len(group.devices), tuple(drifts), tuple(notes), group)
+
+
+def _shared(group: Group, told: Mapping[int, str]) -> int:
+    """How many devices of a node have the address that the group gives them."""
+    return sum(_among(address, group.devices.get(device, ())) for device, address in told.items())
+
+
+def _group_drifts(askers: Mapping[int, _Asker], group: Group, told: Mapping[int, str]) -> Iterator[Drift]:
+    for device, wanted in group.devices.items():
+        asker = askers.get(device)
+        if asker is None:
+            continue
+        if device in told and wanted and not _among(told[device], wanted):
+            what = f"the table says {' or '.join(wanted)}, and hccn_tool says {told[device]}"
+            yield asker.drift("address", what, AGAIN)
+        yield from _health_drifts(asker)
+
+
+def _among(address: str, wanted: Iterable[str]) -> bool:
+    return any(_same(address, one) for one in wanted)
+
+
+# -- one device
+
+
+def _tool(connection: Connection, node: Node, expected: Iterable[int]) -> str | None:
+    """The hccn_tool that the node has; None where it has none, or nothing is to be asked."""
+    first = next(iter(expected), None)
+    if first is None:
+        return None
+    for tool in [node.hccn_tool] if node.hccn_tool else ["hccn_tool", devices.VENDOR_TOOL]:
+        done = connection.run([tool, "-i", str(first), "-ip", "-g"], timeout=devices.TIMEOUT)
+        if done.exit_code not in devices.NOT_FOUND:
+            return tool
+    return None
+
+
+@dataclass(frozen=True)
+class _Asker:
+    """hccn_tool about one device."""
+
+    connection: Connection
+    node: str
+    tool: str
+    device: int
+
+    def ask(self, *words: str) -> Completed:
+        argv = [self.tool, "-i", str(self.device), *words, "-g"]
+        return self.connection.run(argv, timeout=devices.TIMEOUT)
+
+    def address(self) -> str | None:
+        """The device's address as the tool tells it, of either IP version."""
+        for way in (("-ip",), ("-ip", "-inet6")):
+            address = devices.parse_address(self.ask(*way).text)
+            if address is not None:
+                return address
+        return None
+
+    def drift(self, kind: str, what: str, remedy: str) -> Drift:
+        return Drift(self.node, self.device, kind, what, remedy)
+
+
+def _health_drifts(asker: _Asker) -> Iterator[Drift]:
+    for kind, good in GOOD.items():
+        done = asker.ask(f"-{kind}")
+        if done.timed_out:
+            what = f"hccn_tool -{kind} -g did not end within {devices.TIMEOUT:.0f} s"
+            yield asker.drift(kind, what, "the driver hangs: npu-smi info, dmesg")
+        answer = _ANSWER[kind].search(done.text)
+        if done.ok and answer and answer[1] != good:
+            what = f"{kind.replace('_', ' ')} is {answer[1]}, not {good}"
+            yield asker.drift(kind, what, _REMEDY[kind].format(device=asker.device))
+
+
+def _address_drifts(asker: _Asker, wanted: str, version: str) -> Iterator[Drift]:
+    """One address of the table against what the tool says now; on A3 that may be the virtual one."""
+    ways: list[tuple[str, ...]] = [("-ip", "-inet6")] if ":" in wanted else [("-ip",)]
+    if version == "1.2" and ":" not in wanted:
+        ways.append(("-vnic",))
+    told: list[str] = []
+    for way in ways:
+        done = asker.ask(*way)
+        if done.timed_out or not done.ok:
+            complaint = (done.error_text or done.text).strip().splitlines()
+            words = "did not end in time" if done.timed_out else f"ended with {done.code}"
+            told.append(f"{' '.join(way)} {words}" + (f": {complaint[-1][:200]}" if complaint else ""))
+            continue
+        address = devices.parse_address(done.text)
+        if address is not None and _same(address, wanted):
+            return
+        if address is not None:
+            told.append(address)
+    what = (
+        f"the table says {wanted}, and hccn_tool says {' and '.join(told) or 'nothing: it is not configured'}"
+    )
+    yield asker.drift("address", what, AGAIN)
+
+
+def _same(left: str, right: str) -> bool:
+    try:
+        return ipaddress.ip_address(left) == ipaddress.ip_address(right)
+    except ValueError:
+        return left == right

@@ -1,0 +1,336 @@
+"""A build of data spread over nodes: each gets its share of the inputs and builds it; the pairs come home, or stay."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import posixpath
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.files import replace_file
+from clusterctl.jobs.job import ask_trainer
+from clusterctl.text import size, some
+from clusterctl.transport.fanout import on_all
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.runs.stage import Tell
+    from clusterctl.transfer.push import Progress
+    from clusterctl.transport.fanout import Connection, Connections
+
+PAIR = "c"  # the name of each pair in its own folder on its node
+DONE = "done.json"
+SHARED = re.compile(
+    r"^\S*/in/\d{6}-(?P<name>\S+?)(?:-from-line-(?P<first>\d+))?(?P<ending>\.[^\s:]+)?:(?P<line>\d+): "
+)
+
+
+@dataclass(frozen=True)
+class Share:
+    """One node's part: where its inputs lie here, and what is to be built of them."""
+
+    number: int
+    count: int
+    folder: Path
+    words: tuple[str, ...]
+    place: str
+    """Of the pair, below the node's work folder."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What one node made: where its pair is, and what its manifest says."""
+
+    node: str
+    folder: str
+    manifest: dict[str, Any]
+    unchanged: bool
+
+    @property
+    def prefix(self) -> str:
+        return posixpath.join(self.folder, PAIR)
+
+
+def spread(
+    cluster: Cluster,
+    connections: Connections,
+    words: Sequence[str],
+    output: Path,
+    leave: bool,
+    tell: Tell,
+    progress: Callable[[str], Progress],
+) -> dict[str, Any]:
+    """Build on all nodes at once; what is at `output` afterwards is byte for byte what one machine would build.
+
+    With `leave` the pairs stay where they are, and `OUTPUT.shards.json` says where that is.
+    """
+    _refuse(output, leave, words)
+    with _alone(output.with_name(f".{output.name}.spread")) as work:
+        shares = _cut(words, len(cluster.nodes), work / "shares", output, leave, tell)
+        nodes = cluster.nodes[: len(shares)]
+        given = {node.name: share for node, share in zip(nodes, shares, strict=True)}
+        began = time.monotonic()
+        code = _push_code(cluster, nodes, connections, tell)
+        built = on_all(
+            connections,
+            nodes,
+            lambda node, link: _build(node, link, given[node.name], code[node.name], progress(node.name)),
+        )
+        made: list[Built] = [built[node.name] for node in nodes]
+        _tell_built(made, time.monotonic() - began, tell)
+        if leave:
+            return _left(made, output)
+        return _brought(nodes, connections, made, work / "pairs", output, "--dedup" in words, tell)
+
+
+@contextmanager
+def _alone(work: Path) -> Iterator[Path]:
+    """A folder of this build's own beside the output, gone at the end; a second build of the output is refused."""
+    work.mkdir(parents=True, exist_ok=True)
+    lock = os.open(work, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise UsageError(f"{work}: another build of the same output is running", "wait for its end") from None
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        os.close(lock)
+
+
+def value_of(words: Sequence[str], name: str) -> str | None:
+    """What follows an option among words, as `--name VALUE` or `--name=VALUE`."""
+    for place, word in enumerate(words):
+        if word == name and place + 1 < len(words):
+            return words[place + 1]
+        if word.startswith(name + "="):
+            return word[len(name) + 1 :]
+    return None
+
+
+def _refuse(output: Path, leave: bool, words: Sequence[str]) -> None:
+    there = [name for name in (f"{output}.bin", f"{output}.idx") if Path(name).exists()]
+    if there and not leave and "--replace" not in words:
+        raise UsageError(
+            f"{' and '.join(there)}: there already", "--replace builds it anew; or another --output"
+        )
+    if leave and "--dedup" in words:
+        what = "--dedup finds copies across nodes only when the pairs come home"
+        raise UsageError(what, "take --leave or --dedup away")
+
+
+def _cut(
+    words: Sequence[str], count: int, folder: Path, output: Path, leave: bool, tell: Tell
+) -> list[Share]:
+    answer = ask_trainer(["data-shares", *words, "--count", str(count), "--folder", str(folder)])
+    found, total = answer["shares"], sum(one["bytes"] for one in answer["shares"])
+    if not found:
+        raise UsageError("the inputs are empty", "check --input")
+    tell("share", f"{size(total)} of inputs in {some(len(found), 'share')} for {some(count, 'node')}")
+    return [
+        Share(
+            number,
+            len(found),
+            Path(one["folder"]),
+            tuple(answer["words"]),
+            f"{'data' if leave else 'tmp/data'}/{output.name}/{number:05d}-of-{len(found):05d}",
+        )
+        for number, one in enumerate(found)
+    ]
+
+
+def _push_code(
+    cluster: Cluster, nodes: Sequence[Node], connections: Connections, tell: Tell
+) -> dict[str, str]:
+    from dataclasses import replace
+
+    from clusterctl.jobs.job import Job
+    from clusterctl.runs.stage import push_code
+
+    return push_code(replace(cluster, nodes=tuple(nodes)), Job("data", train={}), connections, tell)
+
+
+# -- on one node
+
+
+def _build(node: Node, link: Connection, share: Share, code: str, progress: Progress) -> Built:
+    """Bring a share to its node and build it there; what was built of the same before is taken as it is."""
+    from clusterctl.transfer import push
+
+    manifest = push.make_manifest(share.folder, everything=True)
+    stored = push.push_store(link, push.Source(share.folder, manifest), "data")
+    folder = posixpath.join(str(link.hello()["workdir"]), share.place)
+    key = hashlib.sha256(json.dumps([manifest.id, share.words]).encode()).hexdigest()
+    before = _done(link, folder)
+    if before.get("key") == key and _is_there(link, folder, before["manifest"]):
+        return Built(node.name, folder, before["manifest"], True)
+    link.call("mkdir", {"path": folder})
+    told = Told(sum(one.size for one in manifest.files if one.path.startswith("in/")), progress)
+    answer = _run(node, link, share, stored.path, posixpath.join(folder, PAIR), code, told)
+    link.put(posixpath.join(folder, DONE), json.dumps({"key": key, "manifest": answer}).encode(), mode=0o644)
+    return Built(node.name, folder, answer, False)
+
+
+def _done(link: Connection, folder: str) -> dict[str, Any]:
+    if not any(one["name"] == DONE for one in link.call("list", {"path": folder})["entries"]):
+        return {}
+    try:
+        found = json.loads(link.get(posixpath.join(folder, DONE)))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("manifest"), dict) else {}
+
+
+def _is_there(link: Connection, folder: str, manifest: dict[str, Any]) -> bool:
+    """Whether both files are what the manifest says, by their hashes."""
+    for ending, said in manifest["outputs"].items():
+        found = link.call("fingerprint", {"path": posixpath.join(folder, f"{PAIR}.{ending}")})
+        if found.get("sha256") != said["sha256"]:
+            return False
+    return True
+
+
+class Told:
+    """What a build on a node says as it runs: its progress is passed on, all else is kept."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self._total, self._progress = total, progress
+        self.streams = {"stdout": bytearray(), "stderr": bytearray()}
+
+    def take(self, stream: str, data: bytes) -> None:
+        self.streams[stream] += data
+        *whole, rest = bytes(self.streams["stderr"]).split(b"\n")
+        said = [line.split() for line in whole if line.startswith(b"progress ")]
+        if said:
+            kept = [line for line in whole if not line.startswith(b"progress ")]
+            self.streams["stderr"] = bytearray(b"\n".join([*kept, rest]))
+            self._progress(min(int(said[-1][1]), self._total), self._total)
+
+    def text(self, stream: str) -> str:
+        return self.streams[stream].decode("utf-8", "replace")
+
+
+def _run(
+    node: Node, link: Connection, share: Share, stored: str, prefix: str, code: str, told: Told
+) -> dict[str, Any]:
+    python = (
+        node.python.replace("~", str(link.hello()["home"]), 1)
+        if node.python.startswith("~/")
+        else node.python
+    )
+    words = [
+        "data-build",
+        "--input",
+        f"{stored}/in",
+        "--tokenizer",
+        f"{stored}/tokenizer",
+        "--output",
+        prefix,
+        *share.words,
+    ]
+    if (share.folder / "model").is_dir():
+        words += ["--language-model", f"{stored}/model/lid.bin"]
+    argv = [python, "-m", "trainer", *words, "--replace", "--json", "--progress-lines"]
+    done = link.run(argv, env={"PYTHONPATH": code}, on_output=told.take)
+    try:
+        answer = json.loads(told.text("stdout")) if done.ok else None
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict) or "outputs" not in answer:
+        raise _failed(node, python, told.text("stderr"), done.code)
+    return answer
+
+
+def _failed(node: Node, python: str, said: str, code: int) -> WorkFailed:
+    """What a node's build said, in the words of the build."""
+    lines = said.strip().splitlines()
+    told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines[-1:]
+    hint = next((line.removeprefix("  try: ") for line in lines if line.startswith("  try: ")), "")
+    if any("No module named" in line for line in told):
+        hint = f"{python} there needs numpy and tokenizers: see `python` in the inventory"
+    words = "\n".join(f"{node.name}: {as_named_here(line)}" for line in told)
+    return WorkFailed(words or f"{node.name}: the build ended with code {code}", hint)
+
+
+def as_named_here(line: str) -> str:
+    """A place in a share, `.../in/000000-wiki-from-line-600.jsonl:2: why`, as `wiki.jsonl:601: why`."""
+
+    def named(found: re.Match[str]) -> str:
+        return f"{found['name']}{found['ending'] or ''}:{int(found['first'] or 1) + int(found['line']) - 1}: "
+
+    return SHARED.sub(named, line)
+
+
+# -- all together
+
+
+def _tell_built(made: Sequence[Built], seconds: float, tell: Tell) -> None:
+    tokens = sum(one.manifest["tokens"] for one in made)
+    kept = sum(one.unchanged for one in made)
+    what = f"{tokens:,} tokens on {some(len(made), 'node')} in {seconds:.1f} s"
+    tell("build", what + (f", {kept} of them built before" if kept else ""))
+
+
+def _left(made: Sequence[Built], output: Path) -> dict[str, Any]:
+    """The list of what lies where."""
+    shares = [
+        {
+            "node": one.node,
+            "prefix": one.prefix,
+            "documents": one.manifest["documents"],
+            "tokens": one.manifest["tokens"],
+            "outputs": one.manifest["outputs"],
+        }
+        for one in made
+    ]
+    first = made[0].manifest
+    kept = {key: first[key] for key in ("token_type", "append_eod", "vocab", "eod", "eod_token")}
+    listing = {
+        "format": 1,
+        "documents": sum(one.manifest["documents"] for one in made),
+        "tokens": sum(one.manifest["tokens"] for one in made),
+        **kept,
+        "shards": shares,
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    where = output.with_name(output.name + ".shards.json")
+    replace_file(where, json.dumps(listing, indent=2) + "\n")
+    return {"listing": str(where), **listing}
+
+
+def _brought(
+    nodes: Sequence[Node],
+    connections: Connections,
+    made: Sequence[Built],
+    pairs: Path,
+    output: Path,
+    dedup: bool,
+    tell: Tell,
+) -> dict[str, Any]:
+    """Pull every pair, join them in order, and take them away from their nodes."""
+    from clusterctl.transfer.pull import pull_tree
+
+    by_node = {one.node: one for one in made}
+    began = time.monotonic()
+    pulled = on_all(
+        connections, nodes, lambda node, link: pull_tree(link, by_node[node.name].folder, pairs / node.name)
+    )
+    sent = sum(one.bytes_sent for one in pulled.values())
+    tell("pull", f"{size(sent)} in {time.monotonic() - began:.1f} s")
+    prefixes = [str(pairs / node.name / PAIR) for node in nodes]
+    words = ["data-merge", *prefixes, "--output", str(output), "--replace", "--json"]
+    answer = ask_trainer([*words, *(["--dedup"] if dedup else [])])
+    on_all(connections, nodes, lambda node, link: link.call("remove", {"path": by_node[node.name].folder}))
+    return answer

@@ -1,0 +1,68 @@
+"""Checkpoints that outlive their node: the newest one is kept here, and goes where rank 0 goes."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.jobs.run_folder import NodeFiles, RunDir
+from clusterctl.runs.finish import bring_checkpoint
+from clusterctl.runs.watch import Update
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.plan import Plan
+    from clusterctl.transport.fanout import Connections
+
+KEPT = 2  # checkpoints here: the newest, and the one before it should that one not verify
+
+
+class Carrier:
+    """Brings each checkpoint home in a thread of its own, while the nodes of a run may change."""
+
+    def __init__(self, run: RunDir, connections: Connections) -> None:
+        self.run, self.connections = run, connections
+        self.saved, self.closed = threading.Event(), threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._work, daemon=True, name="carry checkpoints").start()
+
+    def look(self, update: Update) -> None:
+        """Note a checkpoint that the trainer told of."""
+        if update.metric is not None and update.metric.get("event") == "checkpoint":
+            self.saved.set()
+
+    def close(self) -> None:
+        self.closed.set()
+        self.saved.set()
+
+    def _work(self) -> None:
+        while self.saved.wait() and not self.closed.is_set():
+            self.saved.clear()
+            with contextlib.suppress(
+                ClusterctlError
+            ):  # the next one is tried again; a lost node is noticed elsewhere
+                bring_checkpoint(self.run, self.connections)
+            for old in self._kept()[:-KEPT]:
+                shutil.rmtree(self.run.checkpoints / old, ignore_errors=True)
+
+    def _kept(self) -> list[str]:
+        folder = self.run.checkpoints
+        there = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [path.name for path in there if path.is_dir() and not path.name.startswith(".")]
+
+    def put(self, made: Plan) -> None:
+        """Give rank 0's new node what its lost one had."""
+        from clusterctl.transfer import push
+
+        node = made.nodes[0].node
+        remote = NodeFiles(made.nodes[0].run_dir).checkpoints
+        for name in self._kept():
+            root = self.run.checkpoints / name
+            source = push.Source(root, push.make_manifest(root, everything=True))
+            push.push_tree(self.connections.of(node), source, f"{remote}/{name}")
+        self.run.add_event(
+            "note", node=node.name, text=f"{node.name} has the checkpoints: {', '.join(self._kept())}"
+        )

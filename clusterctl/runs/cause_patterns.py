@@ -1,0 +1,244 @@
+"""What ended one rank: its exit status and its last lines, in words, and whether it only followed from another's.
+
+What HCCL's error codes mean, and what to do about each; in the words of a person who runs a training.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+NO_ROOM = "No space left on device"
+HINTS = (
+    (
+        r"ModuleNotFoundError|ImportError",
+        "install it into the node's python (see `python` in the inventory), or push it with the job's `code`",
+    ),
+    (
+        r"out of memory|MemoryError|OutOfMemory",
+        "a smaller micro_batch, or a layout that splits the model; see `clusterctl plan`",
+    ),
+    (
+        r"Address already in use|EADDRINUSE",
+        "another run holds the port: give `master_port: 0`, or stop it (`clusterctl runs`)",
+    ),
+    (NO_ROOM, "free some space on that node, or give it another `workdir`"),
+    (r"Permission denied", "check the file's owner and mode on that node"),
+)
+SIGNALS = {
+    signal.SIGKILL: "killed (SIGKILL); if nobody did, the kernel's out-of-memory killer did: see dmesg on that node",
+    signal.SIGSEGV: "ended by a segmentation fault (SIGSEGV)",
+    signal.SIGABRT: "aborted itself (SIGABRT)",
+    signal.SIGBUS: "ended by a bus error (SIGBUS); often a full /dev/shm",
+    signal.SIGTERM: "ended by SIGTERM",
+}
+CONSEQUENCES = (
+    (
+        r"Watchdog caught collective operation timeout|NCCL timeout|ncclRemoteError|NCCL Error [26]\b"
+        r"|remote process exited or there was a network error",
+        "NCCL waited for another rank in vain",
+    ),
+    (
+        r"[Gg]loo.*[Tt]imed? ?out|Timed out waiting \d+ ?ms for (?:recv|send) operation",
+        "gloo waited for another rank in vain",
+    ),
+    (
+        r"Connection (?:was )?(?:likely )?(?:closed|reset)|ConnectionResetError|BrokenPipeError|Broken pipe"
+        r"|ConnectionRefusedError|ConnectionAbortedError|DistNetworkError|DistStoreError|recvValue failed"
+        r"|client socket has (?:failed|timed out)",
+        "connection lost",
+    ),
+)
+PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:? ?")  # torch's and torchrun's, before each line of a traceback
+UNSTARTED = re.compile(r"clusterctl: cannot start (?P<what>'.*'|\".*\") in .*?: (?:\[Errno \d+\] )?(?P<why>[^:\[\]]+)")
+UNPARSED = re.compile(r'  File ".*", line \d+')  # of a program that Python can't read: no traceback stands before it
+RAISED = re.compile(r"[A-Za-z_][\w.]*(?::.*)?")
+TRACEBACK = "Traceback (most recent call last):"
+CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+WIDEST = 300  # characters of an exception's message in a title
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one rank ended."""
+
+    words: str
+    """For a title, after "rank 3 on node2 (device 3)"."""
+    short: str
+    """For a count of many: "connection lost"."""
+    hint: str = ""
+    follows: bool = False
+    sure: bool = False
+    """It explains itself: a lost node elsewhere does not stand before it."""
+
+
+def how_it_ended(rank: Mapping[str, Any]) -> str:
+    """An exit status in words."""
+    if rank.get("hang") and rank.get("stopped"):
+        return f"stands still: a signal (SIGSTOP) has stopped it for {rank['hang']:g} s"
+    if rank.get("hang") and rank.get("silent"):
+        return f"hung: no rank wrote a line for {rank['hang']:g} s, and this one was the last that did"
+    if rank.get("hang"):
+        return f"hung: no step in {rank['hang']:g} s after step {rank.get('step')}; its log ends with its stacks"
+    number = rank.get("signal")
+    if number:
+        known = {int(key): words for key, words in SIGNALS.items()}
+        return known.get(number, f"ended by {signal_name(number)}")
+    return f"exited with code {rank.get('exit_code')}"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
+    """What a rank's end was, by its exit status, the kernel's words and its own last ones."""
+    ended, said = how_it_ended(rank), "\n".join(tail)
+    if rank.get("oom"):
+        limit = any("cgroup out of memory" in line for line in rank.get("kernel") or ())
+        whose = "its container's memory limit was reached" if limit else "the node was out of memory"
+        words = f"was killed by the kernel: {whose}"
+        hint = "less data in memory, fewer loader processes, a smaller micro_batch; `clusterctl doctor` shows memory"
+        return Kind(words, "killed by the kernel, out of memory", hint, sure=True)
+    if rank.get("hang") and rank.get("silent"):
+        seen = any("by py-spy:" in line for line in tail)
+        hint = "its log ends with its stacks" if seen else "py-spy in the nodes' Python shows where each rank stands"
+        return Kind(ended, "hung", f"{hint}; a program that is silent for long needs a longer hang_after")
+    if rank.get("hang") and rank.get("stopped"):  # what it said when it was ended is no cause
+        return Kind(ended, "hung", "see who sends SIGSTOP on that node; kill -CONT lets a process go on", sure=True)
+    if rank.get("full") and rank.get("exit_code") and NO_ROOM not in said:  # its own words found no room either
+        return Kind(f"{ended}: {NO_ROOM}, for {rank['full']}", NO_ROOM, dict(HINTS)[NO_ROOM], sure=True)
+    if rank.get("exit_code") in (126, 127) and (unstarted := UNSTARTED.match(tail[-1] if tail else "")):
+        return _unstarted(unstarted["what"], unstarted["why"].strip())
+    raised = raised_in(tail)
+    code = code_in(said)
+    if code and _of_hccl(raised):
+        meaning = MEANINGS[code]
+        words = f"{ended}: {code}, {meaning.words}"
+        return Kind(words, f"{code} {meaning.words}", meaning.hint, meaning.follows, not meaning.follows)
+    consequence = _consequence(raised or said)
+    if consequence and rank.get("signal") in (None, 0, signal.SIGABRT):
+        hint = "no rank is known to have failed before it: one that stands still, or a link (`clusterctl doctor`)"
+        return Kind(f"{ended}: {consequence}", consequence, hint, follows=True)
+    hint = next((words for pattern, words in HINTS if re.search(pattern, raised or said)), "")
+    if raised and rank.get("signal") in (None, 0, signal.SIGABRT):  # threads of torch's abort a program that leaves
+        return Kind(f"{ended}: {raised[:WIDEST]}", raised.partition(":")[0], hint, sure=True)
+    if rank.get("signal") == signal.SIGTERM:
+        return Kind(ended, lost_another(tail) or "stopped", hint, follows=True)
+    return Kind(ended, ended.partition(";")[0], hint, sure=rank.get("signal") in (signal.SIGSEGV, signal.SIGBUS))
+
+
+def _unstarted(what: str, why: str) -> Kind:
+    """A program that the node could not start."""
+    hint = "give its path on the node, or push it with its folder; what its first line (#!) names must be there too"
+    if why == "Permission denied":
+        hint = "chmod +x it, or start it by its interpreter: python FILE, sh FILE"
+    return Kind(f"could not start {what}: {why}", "could not start", hint, sure=True)
+
+
+def lost_another(tail: Sequence[str]) -> str | None:
+    """What a rank that was stopped had said before of another's end."""
+    raised = raised_in(tail)
+    return _consequence(raised) if raised else None
+
+
+def _consequence(text: str) -> str | None:
+    return next((words for pattern, words in CONSEQUENCES if re.search(pattern, text)), None)
+
+
+def _of_hccl(raised: str | None) -> bool:
+    """Whether an exception is how torch_npu passes on what HCCL said; a code in a log before another exception
+    is not what ended the rank."""
+    return raised is None or bool(re.search(r"\b(?:hccl|acl|npu|inner error|E[A-Z][0-9]{4})", raised, re.IGNORECASE))
+
+
+def raised_in(tail: Sequence[str]) -> str | None:
+    """The exception that ended a program, out of its last traceback; of a chain the nearest that is no
+    consequence: a lost connection while another error is being handled hides it."""
+    chain = _last_chain([PREFIX.sub("", line) for line in tail])
+    return next((one for one in reversed(chain) if not _consequence(one)), chain[-1] if chain else None)
+
+
+def _last_chain(lines: Sequence[str]) -> list[str]:
+    chain: list[str] = []
+    inside = chained = False
+    for line in lines:
+        if line.startswith(CHAINED):
+            chained = True
+        elif line.strip() == TRACEBACK and not line.startswith(" "):
+            chain = chain if chained else []
+            inside, chained = True, False
+        elif not inside and UNPARSED.fullmatch(line):
+            chain, inside = [], True
+        elif inside and line and not line[0].isspace() and RAISED.fullmatch(line):
+            chain.append(line.strip())
+            inside = False
+    return chain
+
+
+CODE = re.compile(r"\b(E[A-Z][0-9]{4})\b")
+TABLE = "the rank table is wrong: `clusterctl ranktable check`, and `ranktable verify` against the nodes"
+LINKS = "look at the links between these devices: `clusterctl doctor`, `hccn_tool -i N -link -g`"
+FIRST = "look for a rank that failed earlier or stands still; if there is none, at the links (`clusterctl doctor`)"
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """One code."""
+
+    words: str
+    hint: str
+    follows: bool = False
+    """Whether it mostly says that another rank, or a link, went first."""
+
+
+MEANINGS = {
+    "EI0001": Meaning("an environment variable of HCCL has a wrong value", "the log names it; see the job's `env`"),
+    "EI0002": Meaning("waited in a collective until HCCL_EXEC_TIMEOUT for a rank that never came", FIRST, True),
+    "EI0003": Meaning("a collective was called with a wrong argument", "see the call in the traceback"),
+    "EI0004": Meaning("the rank table can't be read", TABLE),
+    "EI0005": Meaning(
+        "ranks called a collective with different arguments, or have different rank tables",
+        "the same code, data and rank table everywhere: `clusterctl ranktable verify`",
+    ),
+    "EI0006": Meaning(
+        "waited for another rank's socket until HCCL_CONNECT_TIMEOUT",
+        f"{FIRST}; ranks that start far apart need a larger HCCL_CONNECT_TIMEOUT (120 s by default)",
+        True,
+    ),
+    "EI0007": Meaning("no memory, stream or notify is left on the device", "fewer groups or streams, less memory"),
+    "EI0008": Meaning("CANN is not the same version everywhere", "`clusterctl doctor` lists the versions a node"),
+    "EI0009": Meaning("the connection between two devices could not be set up", LINKS),
+    "EI0010": Meaning("devices of one node can't reach each other directly", "try HCCL_INTRA_ROCE_ENABLE=1"),
+    "EI0011": Meaning(
+        "out of memory on the device", "a smaller micro_batch, or a layout that splits the model: `clusterctl plan`"
+    ),
+    "EI0012": Meaning("a copy between two devices broke off", FIRST, True),
+    "EI0013": Meaning("a packet to another device was not answered", FIRST, True),
+    "EI0014": Meaning("the rank table names what is not so on this node", TABLE),
+    "EI0015": Meaning("not all ranks came together at the start", FIRST, True),
+    "EI0016": Meaning("a setting of HCCL has a wrong value", "the log names it"),
+    "EI0017": Meaning("the rank table lacks a field", TABLE),
+    "EI0018": Meaning("a packet to another device was not answered", FIRST, True),
+    "EI0019": Meaning(
+        "HCCL's port on the node is taken",
+        "another run holds it (`clusterctl runs`); HCCL_IF_BASE_PORT names another",
+    ),
+    "EI0020": Meaning(
+        "HCCL's port on the device is taken", "two processes on one device need HCCL_NPU_SOCKET_PORT_RANGE"
+    ),
+    "EJ0003": Meaning(
+        "a port that the driver needs is taken", "another run holds the device (`clusterctl runs`, `npu-smi info`)"
+    ),
+}
+
+
+def code_in(text: str) -> str | None:
+    """The first code in a text that has a meaning here: what comes after it followed from it."""
+    return next((code for code in CODE.findall(text) if code in MEANINGS), None)

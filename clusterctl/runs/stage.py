@@ -1,0 +1,155 @@
+"""What a run needs on its nodes beside its processes: code and data, pushed once, found again by each attempt.
+
+Data that lies on the nodes already: before anything starts, every node is asked whether it has all of it, alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.inventory import nodeset
+from clusterctl.inventory.cluster import Cluster
+from clusterctl.jobs.job import Job
+from clusterctl.text import size, some
+from clusterctl.transport.fanout import on_all
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.transfer.push import Manifest
+    from clusterctl.transport.fanout import Connections
+
+
+Tell = Callable[[str, str], None]
+"""What waits is told of each phase: its name, and what came of it."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where each node keeps what was pushed for a run."""
+
+    code: dict[str, str] = field(hash=False)
+    data: dict[str, str] = field(hash=False)
+
+
+def trainer_code() -> tuple[Path, Manifest]:
+    """The embedded trainer and its fused ops as they are installed here, to be pushed."""
+    import importlib.util
+
+    from clusterctl.transfer import push
+
+    spec = importlib.util.find_spec("trainer")
+    if spec is None or spec.origin is None:
+        raise UsageError("the embedded trainer is not installed here", "pip install 'clusterctl[train]'")
+    root = Path(spec.origin).parent.parent
+    return root, push.make_manifest(
+        root, only=("trainer", "native"), everything=True
+    )  # the compiled op too, which git ignores
+
+
+def push_code(
+    cluster: Cluster, job: Job, connections: Connections, tell: Tell, runs: Path | None = None
+) -> dict[str, str]:
+    """The program, without the folder of runs: it would travel with all logs and checkpoints, and be another one
+    after each run."""
+    from clusterctl.transfer import push
+
+    if job.train is not None:
+        root, manifest = trainer_code()
+    elif job.code is not None:
+        root, manifest = job.code, push.make_manifest(job.code, without=runs)
+    else:
+        return {}
+    return _push(cluster, connections, root, manifest, "code", tell)
+
+
+def push_data(cluster: Cluster, job: Job, connections: Connections, tell: Tell) -> dict[str, str]:
+    from clusterctl.transfer import push
+
+    if job.data_there:
+        return check_there(cluster, job.data_there, connections, tell)
+    if job.data is None:
+        return {}
+    return _push(cluster, connections, job.data, push.make_manifest(job.data, everything=True), "data", tell)
+
+
+def _push(
+    cluster: Cluster, connections: Connections, root: Path, manifest: Manifest, kind: str, tell: Tell
+) -> dict[str, str]:
+    from clusterctl.transfer import push
+    from clusterctl.transfer.relay import relay_for
+
+    for warning in manifest.warnings:
+        tell("warning", warning)
+    began = time.monotonic()
+    source = push.Source(root, manifest)
+    with relay_for("auto", cluster.nodes) as relay:
+        stored = on_all(
+            connections,
+            cluster.nodes,
+            lambda node, link: push.push_store(link, source, kind, relay=relay),
+        )
+    new = sum(not one.unchanged for one in stored.values())
+    seconds = time.monotonic() - began
+    what = f"{some(len(manifest.files), 'file')}, {size(manifest.size)}"
+    tell(f"push {kind}", f"{what} to {new} of {some(len(stored), 'node')} in {seconds:.1f} s")
+    return {name: one.path for name, one in stored.items()}
+
+
+SHOWN = 20  # faults in words; all are counted
+HINT = "bring the same data to every node: clusterctl push --nodes SET FOLDER PATH; clusterctl data verify looks closer"
+
+
+def check_there(cluster: Cluster, folder: str, connections: Connections, tell: Tell) -> dict[str, str]:
+    """Where the folder is on each node; an error that names every node and file where it is absent, cut or another."""
+    began = time.monotonic()
+    answers = on_all(connections, cluster.nodes, lambda node, link: link.call("there", {"path": folder}))
+    faults = faults_of(folder, answers)
+    if faults:
+        more = [f"... and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
+        raise WorkFailed("\n".join(["nothing was started:", *faults[:SHOWN], *more]), HINT)
+    first = next(iter(answers.values()))
+    total = sum(one[0] for one in first["files"].values())
+    what = (
+        f"{some(len(first['files']), 'file')}, {size(total)}, whole and alike on {some(len(answers), 'node')}"
+    )
+    tell("data", f"{folder}: {what} ({time.monotonic() - began:.1f} s)")
+    return {name: str(answer["path"]) for name, answer in answers.items()}
+
+
+def faults_of(folder: str, answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What is wrong on which nodes, folded; for each file the commonest copy counts as the right one."""
+    said: dict[str, list[str]] = {}
+
+    def note(node: str, what: str) -> None:
+        said.setdefault(what, []).append(node)
+
+    names = sorted({name for answer in answers.values() for name in answer["files"]})
+    for node, answer in answers.items():
+        if answer["missing"]:
+            note(node, f"{folder}: no such folder")
+        elif not answer["files"]:
+            note(node, f"{folder}: is empty")
+        for fault in answer["faults"]:
+            note(node, f"{folder}/{fault}")
+    present = {node: answer["files"] for node, answer in answers.items() if answer["files"]}
+    for name in names:
+        copies = Counter(tuple(files.get(name, ())) for files in present.values())
+        right = max(copies, key=lambda copy: (bool(copy), copies[copy]))
+        for node, files in present.items():
+            mine = tuple(files.get(name, ()))
+            if not mine:
+                note(node, f"{folder}/{name}: is not there")
+            elif mine != right:
+                why = (
+                    f"has {mine[0]} bytes, on others {right[0]}"
+                    if mine[0] != right[0]
+                    else "is not what others have"
+                )
+                note(node, f"{folder}/{name}: {why}")
+    return [f"{nodeset.fold(nodes)}: {what}" for what, nodes in said.items()]

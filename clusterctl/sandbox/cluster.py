@@ -1,0 +1,482 @@
+"""A cluster of real SSH nodes on this machine: up, status, down, and the faults that drills play.
+
+Everything lies in one folder and every process records itself there, so that `down` can end what `up` left
+behind at whatever moment it was interrupted, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+import clusterctl
+from clusterctl.errors import ClusterctlError, UsageError, did_you_mean
+from clusterctl.sandbox import (
+    devices as sandbox_devices,
+)
+from clusterctl.sandbox import (
+    namespaces,
+    process,
+    sshd,
+)
+from clusterctl.sandbox.layout import (
+    MAX_NODES,
+    MAX_ON_LOOPBACK,
+    MODES,
+    Layout,
+    SandboxNode,
+    State,
+    load_state,
+    make_folders,
+    make_keys,
+    write_inventory,
+)
+
+READY_WITHIN = 20.0  # seconds: a slow machine's first import of paramiko takes longest
+LOCK_WITHIN = 15.0
+TRIES = 5  # ports: another process may take one between our look and the daemon's bind
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """How one node is."""
+
+    name: str
+    state: str
+    """up, cut (its link is down), silent (it runs and does not answer) or down."""
+    ssh: str
+    """host:port, where SSH connects."""
+    address: str
+    devices: int
+    pid: int | None
+
+
+class Sandbox:
+    """A sandbox that is up, or was."""
+
+    def __init__(self, layout: Layout, state: State) -> None:
+        self.layout = layout
+        self.state = state
+
+    @property
+    def directory(self) -> Path:
+        return self.layout.directory
+
+    @property
+    def mode(self) -> str:
+        return self.state.mode
+
+    @property
+    def cluster_file(self) -> Path:
+        return self.layout.cluster_file
+
+    @property
+    def nodes(self) -> tuple[SandboxNode, ...]:
+        return self.state.nodes
+
+    def node(self, name: str) -> SandboxNode:
+        """The node of this name."""
+        names = [node.name for node in self.nodes]
+        if name not in names:
+            known = f"its nodes are {', '.join(names)}"
+            raise UsageError(f"the sandbox has no node {name!r}", did_you_mean(name, names) or known)
+        return self.nodes[names.index(name)]
+
+    def status(self) -> list[NodeStatus]:
+        """How each node is, in order; asks all at once and waits a second at most."""
+        with ThreadPoolExecutor(max_workers=len(self.nodes)) as pool:
+            return list(pool.map(self._status, self.nodes))
+
+    def _status(self, node: SandboxNode) -> NodeStatus:
+        record = process.read_record(self.layout.record(node.name))
+        alive = record is not None and record.alive
+        state = "down"
+        if alive and self.mode == "namespaces" and not _link_is_up(self.layout, node):
+            state = "cut"
+        elif alive:
+            state = "up" if answers(node.host, node.port, 1.0) else "silent"
+        pid = record.pid if record and alive else None
+        return NodeStatus(node.name, state, f"{node.host}:{node.port}", node.address, self.state.devices, pid)
+
+    def kill(self, name: str) -> int:
+        """End a node whole, with everything that runs on it; says how many processes that were.
+
+        In namespaces it is a power loss: no connection of the node's is closed, they fall silent.
+        Elsewhere the machine closes them, as when sshd and all its sessions crash at once.
+        """
+        node = self.node(name)
+        if self.mode == "namespaces" and self._recorded(node):
+            namespaces.cut(self.layout, node)  # first, or the dying sockets say good-bye
+        return process.end(lambda: _marked(self.layout, node.name) | self._recorded(node))
+
+    def cut(self, name: str) -> None:
+        """Take a node's link down: it lives on and hears nothing."""
+        self._needs_namespaces("cut")
+        namespaces.cut(self.layout, self._living(name))
+
+    def heal(self, name: str) -> None:
+        """Take a node's link up again."""
+        self._needs_namespaces("heal")
+        namespaces.heal(self.layout, self._living(name))
+
+    def down(self) -> int:
+        """End the sandbox and remove its folder; says how many processes were ended."""
+        return down(self.directory)
+
+    def _recorded(self, node: SandboxNode) -> set[int]:
+        record = process.read_record(self.layout.record(node.name))
+        return {record.pid} if record and record.alive else set()
+
+    def _living(self, name: str) -> SandboxNode:
+        node = self.node(name)
+        if not self._recorded(node):
+            raise UsageError(f"{name} is down", "`clusterctl sandbox down`, then `up` again")
+        return node
+
+    def _needs_namespaces(self, verb: str) -> None:
+        if self.mode == "namespaces":
+            return
+        missing = namespaces.why_not()
+        hint = "`clusterctl sandbox down`, then `clusterctl sandbox up --mode namespaces`"
+        what = f"{verb} needs nodes with links of their own; in mode {self.mode} they share the machine's"
+        raise UsageError(what, f"{hint}; but here {missing}" if missing else hint)
+
+
+def up(
+    directory: Path,
+    nodes: int = 2,
+    devices: int = 2,
+    mode: str = "auto",
+    python: str = sys.executable,
+) -> Sandbox:
+    """Bring up a sandbox in a folder; whatever keeps it from coming up whole, nothing of it is left."""
+    layout = Layout(_checked_directory(directory))
+    chosen = choose_mode(mode)
+    _check_counts(nodes, devices, chosen)
+    user = pwd.getpwuid(os.getuid()).pw_name
+    with process.one_interrupt(), _folder(layout) as made, _locked(layout):
+        _refuse_second(layout)
+        state = State(chosen, devices, python, user, made, _plan_nodes(layout, chosen, nodes))
+        try:
+            return Sandbox(layout, _build(layout, state))
+        except BaseException:
+            _end(layout, made)
+            raise
+
+
+def load(directory: Path) -> Sandbox:
+    """The sandbox in a folder."""
+    layout = Layout(_resolved(directory))
+    state = load_state(layout)
+    if state is None:
+        raise UsageError(f"no sandbox in {layout.directory}", "`clusterctl sandbox up` makes one")
+    if not state.complete:
+        what = f"the sandbox in {layout.directory} never came up whole"
+        raise UsageError(what, "`clusterctl sandbox down`, then `up`")
+    return Sandbox(layout, state)
+
+
+def down(directory: Path) -> int:
+    """End the sandbox in a folder, whole or half made; says how many processes were ended. Twice is fine."""
+    layout = Layout(_resolved(directory))
+    if not layout.directory.exists() or not any(layout.directory.iterdir()):
+        return process.end(lambda: _marked(layout))
+    if not layout.state.exists() and _foreign(layout):
+        raise UsageError(f"{layout.directory} is no sandbox", "name the folder that `sandbox up` made, with --dir")
+    with process.one_interrupt(), _locked(layout):
+        state = load_state(layout)
+        return _end(layout, state.made_directory if state else True)
+
+
+def running(directory: Path) -> int:
+    """How many processes `down` would end."""
+    return len(process.below(_roots(Layout(_resolved(directory)))))
+
+
+def foresee(directory: Path, nodes: int, devices: int, mode: str) -> dict[str, object]:
+    """What `up` would make, checked as `up` checks it, and nothing of it made."""
+    layout = Layout(_checked_directory(directory))
+    chosen = choose_mode(mode)
+    _check_counts(nodes, devices, chosen)
+    _refuse_second(layout)
+    planned = [{"name": node.name, "address": node.address} for node in _plan_nodes(layout, chosen, nodes)]
+    return {"directory": str(layout.directory), "mode": chosen, "devices": devices, "nodes": planned}
+
+
+def choose_mode(mode: str) -> str:
+    """`auto` made definite, and any mode checked against what this machine has."""
+    if mode not in ("auto", *MODES):
+        known = ("auto", *MODES)
+        raise UsageError(f"unknown mode {mode!r}", did_you_mean(mode, known) or f"one of {', '.join(known)}")
+    locked = sshd.why_not_root()
+    if mode == "auto":
+        return "loopback" if sshd.find_sshd() and not locked else "embedded"
+    if mode == "namespaces" and (missing := namespaces.why_not()):
+        what = f"mode namespaces can't be had here: {missing}"
+        raise UsageError(what, "use --mode loopback or --mode embedded")
+    if mode == "loopback" and not sshd.find_sshd():
+        raise UsageError("no sshd is installed", "install openssh-server, or use --mode embedded")
+    if mode == "loopback" and locked:
+        raise UsageError(locked, "use --mode namespaces or --mode embedded")
+    return mode
+
+
+def answers(host: str, port: int, seconds: float) -> bool:
+    """Whether an SSH server says its first line there."""
+    try:
+        with socket.create_connection((host, port), timeout=seconds) as link:
+            link.settimeout(seconds)
+            with link.makefile("rb") as lines:  # the whole line, or our leaving resets the connection
+                return lines.readline(255).startswith(b"SSH-")
+    except OSError:
+        return False
+
+
+def _resolved(directory: Path) -> Path:
+    return Path(directory).expanduser().resolve()
+
+
+def _checked_directory(directory: Path) -> Path:
+    path = _resolved(directory)
+    if re.search(r'["%\\\x00-\x1f\x7f]', str(path)):
+        hint = 'sshd takes no folder with ", % or \\ in its path'
+        raise UsageError(f"{str(path)!r} can't hold a sandbox", hint)
+    if any(path.is_relative_to(taken) for taken in ("/etc", "/usr/local", "/proc", "/sys", "/dev")):
+        what = f"{path} can't hold a sandbox: nodes see something of their own there"
+        raise UsageError(what, "choose another --dir")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent} to put a sandbox into", f"mkdir -p {path.parent}")
+    return path
+
+
+def _check_counts(nodes: int, devices: int, mode: str) -> None:
+    most = MAX_NODES if mode == "namespaces" else MAX_ON_LOOPBACK
+    if not 1 <= nodes <= most:
+        raise UsageError(f"{nodes} nodes in mode {mode}", f"1 to {most}")
+    if not 1 <= devices <= sandbox_devices.MAX_DEVICES:
+        raise UsageError(f"{devices} devices a node", f"1 to {sandbox_devices.MAX_DEVICES}")
+
+
+def _plan_nodes(layout: Layout, mode: str, count: int) -> tuple[SandboxNode, ...]:
+    found = []
+    for index in range(1, count + 1):
+        if mode == "namespaces":
+            host, address, interface = "127.0.0.1", namespaces.node_address(layout, index), "eth0"
+        elif sys.platform == "linux":  # all of 127/8 is ours there
+            host = address = f"{layout.loopback}.{index}"
+            interface = "lo"
+        else:
+            host, address, interface = "127.0.0.1", "127.0.0.1", "lo0"
+        found.append(SandboxNode(f"node{index}", index, host, address, interface))
+    return tuple(found)
+
+
+@contextmanager
+def _folder(layout: Layout) -> Iterator[bool]:
+    """The sandbox's folder; says whether it was made here, and then removes it if no sandbox came of it."""
+    made = not layout.directory.exists()
+    try:
+        with contextlib.suppress(FileExistsError):
+            layout.directory.mkdir(mode=0o700)
+        if not layout.directory.is_dir():
+            raise UsageError(f"{layout.directory} is not a folder", "choose another --dir")
+        if not layout.state.exists() and _foreign(layout):
+            raise UsageError(f"{layout.directory} is not empty and no sandbox", "choose another --dir")
+        yield made
+    finally:
+        if made and not layout.state.exists() and layout.directory.exists():
+            layout.lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                layout.directory.rmdir()
+
+
+@contextmanager
+def _locked(layout: Layout) -> Iterator[None]:
+    """One `up` or `down` at a time in a folder; the kernel ends the lock with its holder."""
+    deadline = time.monotonic() + LOCK_WITHIN
+    while (file := _try_lock(layout)) is None:
+        if time.monotonic() > deadline:
+            what = f"another `sandbox up` or `down` is at work in {layout.directory}"
+            raise UsageError(what, "wait for it, or end it")
+        time.sleep(0.05)
+    with file:
+        yield
+
+
+def _try_lock(layout: Layout) -> IO[str] | None:
+    try:
+        file = layout.lock.open("w")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(file.fileno(), layout.lock):
+            return file
+    except BlockingIOError:
+        pass
+    except FileNotFoundError:
+        raise UsageError(f"{layout.directory} was removed just now", "try again") from None
+    file.close()
+    return None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one at a path: a lock that `down` has removed guards nothing."""
+    mine = os.fstat(descriptor)
+    return os.path.samestat(mine, path.stat())
+
+
+def _refuse_second(layout: Layout) -> None:
+    if layout.state.exists():
+        state = load_state(layout)
+        running = any(record.alive for record in process.read_records(layout.processes))
+        what = "is up" if state and state.complete and running else "was not taken down"
+        raise UsageError(
+            f"a sandbox in {layout.directory} {what}",
+            f"`clusterctl sandbox down --dir {layout.directory}`, or another --dir",
+        )
+
+
+def _build(layout: Layout, state: State) -> State:
+    state.save(layout)
+    make_folders(layout, state)
+    host_keys = make_keys(layout, state.nodes)
+    state = _start(layout, state)
+    state.save(layout)
+    write_inventory(layout, state, host_keys)
+    state = replace(state, complete=True)
+    state.save(layout)
+    return state
+
+
+def _start(layout: Layout, state: State) -> State:
+    """Start all nodes and wait until they answer; gives the state with their ports.
+
+    One after another and in no thread of its own: an interrupt here finds nobody else still starting something.
+    """
+    if state.mode == "namespaces":
+        ports = namespaces.start_relay(layout, state.nodes)
+        state = replace(state, nodes=tuple(replace(node, port=ports[node.name]) for node in state.nodes))
+        for node in state.nodes:
+            namespaces.start(layout, state, node)
+        for node in state.nodes:
+            namespaces.wait_listening(layout, node)
+            if not _wait_answer(layout, node):
+                raise ClusterctlError(f"{node.name} ended: {process.tail(layout.log(node.name))}")
+        return state
+    if state.mode == "loopback":
+        sshd.lease_run_folder(layout)
+    nodes = [_start_on_free_port(layout, state, node) for node in state.nodes]
+    for place, node in enumerate(nodes):
+        tries = TRIES
+        while not _wait_answer(layout, nodes[place]):
+            if (tries := tries - 1) == 0:
+                raise ClusterctlError(f"{node.name}: no port of {node.host} stayed free", "try again")
+            nodes[place] = _start_on_free_port(layout, state, node)
+    return replace(state, nodes=tuple(nodes))
+
+
+def _start_on_free_port(layout: Layout, state: State, node: SandboxNode) -> SandboxNode:
+    with socket.create_server((node.host, 0)) as taken:
+        node = replace(node, port=taken.getsockname()[1])
+    if state.mode == "loopback":
+        sshd.start(layout, state, node)
+    else:
+        _start_embedded(layout, state, node)
+    return node
+
+
+def _start_embedded(layout: Layout, state: State, node: SandboxNode) -> None:
+    config = layout.node(node) / "embedded.json"
+    value = {
+        "address": node.host,
+        "port": node.port,
+        "host_key": str(layout.host_key(node)),
+        "authorized_keys": str(layout.authorized_keys),
+        "user": state.user,
+        "env": sshd.environment(layout, state, node),
+    }
+    config.write_text(json.dumps(value))
+    environment = sshd.daemon_environment(layout, node.name)
+    environment["PYTHONPATH"] = str(Path(clusterctl.__file__).parent.parent)
+    command = [sys.executable, "-m", "clusterctl.sandbox.embedded", str(config)]
+    process.start(layout.record(node.name), node.name, command, environment, layout.log(node.name))
+
+
+def _wait_answer(layout: Layout, node: SandboxNode) -> bool:
+    """Wait until a node answers; False when it ended since its port was taken by then."""
+    deadline = time.monotonic() + READY_WITHIN
+    while not answers(node.host, node.port, 1.0):
+        record = process.read_record(layout.record(node.name))
+        said = process.tail(layout.log(node.name))
+        if record is None or not record.alive:
+            if "in use" in said or "bind" in said.lower():
+                return False
+            raise ClusterctlError(f"{node.name} ended at once: {said}", "try another --mode")
+        if time.monotonic() > deadline:
+            raise ClusterctlError(f"{node.name} did not answer within {READY_WITHIN:g} s: {said}")
+        time.sleep(0.01)
+    return True
+
+
+def _link_is_up(layout: Layout, node: SandboxNode) -> bool:
+    try:
+        return namespaces.link_is_up(layout, node)
+    except ClusterctlError:  # the switch is gone
+        return False
+
+
+def _roots(layout: Layout) -> set[int]:
+    """What was recorded and still runs, and what says of itself that it belongs to this sandbox."""
+    marked = _marked(layout)  # first: sshd writes over its environment, and was recorded before it was sshd
+    records = process.read_records(layout.processes)
+    return marked | {record.pid for record in records if record.alive}
+
+
+def _marked(layout: Layout, node: str = "") -> set[int]:
+    return process.marked(f"{layout.id}/{node}")
+
+
+def _foreign(layout: Layout) -> bool:
+    """Whether a folder without a sandbox's state holds more than an `up` leaves that was killed before writing it."""
+    ours = (layout.lock.name, f".{layout.state.name}.")  # the second is the state, half written
+    return not all(path.name.startswith(ours) for path in layout.directory.iterdir())
+
+
+def _end(layout: Layout, made_directory: bool) -> int:
+    """End every process of a sandbox, then remove what it made; run again it goes on where it stopped."""
+    ended = process.end(lambda: _roots(layout))
+    sshd.end_lease(layout)
+    for path in layout.directory.iterdir():
+        if path not in (layout.state, layout.lock, layout.processes):
+            _remove(path)
+    ended += process.end(lambda: _roots(layout))  # whoever was only just starting, when looked for above
+    if layout.processes.exists():
+        _remove(layout.processes)
+    layout.state.unlink(missing_ok=True)  # last: as long as it is there, `down` knows what to do
+    layout.lock.unlink(missing_ok=True)
+    if made_directory:
+        with contextlib.suppress(OSError):  # someone put something in; that is theirs
+            layout.directory.rmdir()
+    return ended
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a tree, also folders in it that were made unwritable."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+        return
+    for folder, _, _ in os.walk(path):
+        os.chmod(folder, 0o700)
+    shutil.rmtree(path)

@@ -1,0 +1,119 @@
+"""The stages of `clusterctl demo`: a cluster, a corpus, a job; each gives a value that the command shows."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import UsageError
+from clusterctl.files import replace_file
+from clusterctl.jobs.job import ask_trainer
+
+VOCABULARY = 1024
+DOCUMENT_SIZE = (
+    1500  # characters; 79 topics are too few documents for a validation part, 300 pieces are enough
+)
+
+JOB = """\
+# Written by `clusterctl demo`. Try: clusterctl plan {job}
+name: demo
+nodes: node[1-2]            # two nodes, two devices each: four ranks
+data: ./data                # pushed to every node; {{data}} below is where it lies there
+rank_table: always          # built from what each node's hccn_tool answers
+collect: [checkpoints]      # logs and metrics come home anyway
+grace: 10
+train:
+  model: {{name: gpt-tiny, vocab: {vocabulary}}}
+  data: {{prefix: "{{data}}/pydoc_text_document", tokenizer: "{{data}}/tokenizer.json", split: "90,10,0"}}
+  steps: {steps}
+  micro_batch: 4
+  global_batch: 16          # = micro_batch x 4 data parallel ranks x 1 accumulation
+  precision: bf16           # or fp32
+  optimizer: {{lr: 3e-3, min_lr: 1e-4, warmup_steps: {warmup}}}
+  eval: {{every: 50, batches: 4}}
+  save: {{every: 100, keep: 2}}
+"""
+
+
+def ready() -> None:
+    """Refuse at once where the trainer's libraries are missing, instead of after a minute."""
+    missing = [
+        name
+        for name in ("trainer", "torch", "tokenizers", "safetensors", "numpy")
+        if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        hint = (
+            "pip install torch==2.13.0, then pip install 'clusterctl[train]'; or `make demo`, which does both"
+        )
+        raise UsageError(f"the demo trains a model, and {', '.join(missing)} is not installed here", hint)
+
+
+def documents() -> Iterator[str]:
+    """The language reference that comes with every Python, in pieces of about a page."""
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        piece = ""
+        for paragraph in topics[name].split("\n\n"):
+            piece += paragraph + "\n\n"
+            if len(piece) > DOCUMENT_SIZE:
+                yield piece
+                piece = ""
+        if piece.strip():
+            yield piece
+
+
+def write_corpus(path: Path) -> dict[str, Any]:
+    """The corpus as JSON lines, shuffled by content so that the validation part is like the rest."""
+    texts = sorted(documents(), key=lambda text: hashlib.sha256(text.encode()).digest())
+    replace_file(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return {"documents": len(texts), "characters": sum(map(len, texts)), "path": str(path)}
+
+
+def train_tokenizer(corpus: Path, output: Path, size: int = VOCABULARY) -> dict[str, Any]:
+    words = [
+        "tokenizer-train",
+        "--input",
+        str(corpus),
+        "--vocab-size",
+        str(size),
+        "--output",
+        str(output),
+        "--json",
+    ]
+    return ask_trainer(words)
+
+
+def build_data(corpus: Path, tokenizer: Path, prefix: Path) -> dict[str, Any]:
+    """The corpus as Megatron's .bin and .idx; the summary has the tokens and their unigram entropy."""
+    words = [
+        "data-build",
+        "--input",
+        str(corpus),
+        "--tokenizer",
+        str(tokenizer),
+        "--output",
+        str(prefix),
+        "--append-eod",
+        "--replace",
+        "--json",
+    ]
+    return ask_trainer(words)
+
+
+def write_job(path: Path, steps: int) -> Path:
+    replace_file(
+        path, JOB.format(job=path.name, steps=steps, warmup=min(30, steps // 4), vocabulary=VOCABULARY)
+    )
+    return path
+
+
+def generate(checkpoint: Path, prompt: str, tokens: int = 60) -> dict[str, Any]:
+    """Text from the checkpoint that came home."""
+    words = ["generate", "--checkpoint", str(checkpoint), "--prompt", prompt, "--max-tokens", str(tokens)]
+    return ask_trainer([*words, "--temperature", "0.6", "--top-k", "20", "--seed", "1", "--json"])

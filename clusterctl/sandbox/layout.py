@@ -1,0 +1,236 @@
+"""Where a sandbox's files are, and the ones that say what it is: state, keys, inventory, nodes' folders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import UsageError
+from clusterctl.files import replace_file
+from clusterctl.sandbox import devices as sandbox_devices
+
+VERSION = 1  # of state.json
+MODES = ("namespaces", "loopback", "embedded")
+MAX_NODES = 1000  # in namespaces: 66 s and 3.4 GB of memory on two cores
+MAX_ON_LOOPBACK = 250  # one address each, all in one /24
+SOCKET_ROOM = 70  # characters: what Python and torch hang below TMPDIR must fit into a socket's 108
+
+
+@dataclass(frozen=True)
+class SandboxNode:
+    """One node of a sandbox."""
+
+    name: str
+    index: int  # from 1
+    host: str  # where SSH connects
+    address: str  # what ranks use
+    interface: str
+    port: int = 0  # 0 until a free one was found
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A sandbox's folder."""
+
+    directory: Path
+
+    @property
+    def id(self) -> str:
+        """Tells the processes of this sandbox from those of another; the same for the same folder."""
+        return hashlib.sha256(str(self.directory).encode()).hexdigest()[:10]
+
+    @property
+    def subnet(self) -> str:
+        """The third part of the nodes' addresses in a network of their own."""
+        return str(int(self.id[:2], 16))
+
+    @property
+    def loopback(self) -> str:
+        """The first three parts of the nodes' loopback addresses: one of 16,384, so that two sandboxes seldom meet."""
+        return f"127.{64 + int(self.id[2:4], 16) % 64}.{self.subnet}"
+
+    @property
+    def state(self) -> Path:
+        return self.directory / "state.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.directory / "lock"
+
+    @property
+    def cluster_file(self) -> Path:
+        return self.directory / "cluster.yaml"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.directory / "known_hosts"
+
+    @property
+    def key(self) -> Path:
+        return self.directory / "keys" / "id_ed25519"
+
+    @property
+    def authorized_keys(self) -> Path:
+        return self.directory / "keys" / "authorized_keys"
+
+    @property
+    def processes(self) -> Path:
+        return self.directory / "processes"
+
+    @property
+    def relay_ports(self) -> Path:
+        return self.directory / "relay.json"
+
+    def host_key(self, node: SandboxNode) -> Path:
+        return self.directory / "keys" / f"host_{node.name}"
+
+    def node(self, node: SandboxNode) -> Path:
+        return self.directory / node.name
+
+    def home(self, node: SandboxNode) -> Path:
+        return self.node(node) / "home"
+
+    def tools(self, node: SandboxNode) -> Path:
+        return self.node(node) / "bin"
+
+    def etc(self, node: SandboxNode) -> Path:
+        return self.node(node) / "etc"
+
+    def log(self, name: str) -> Path:
+        return self.directory / "logs" / f"{name}.log"
+
+    def record(self, name: str) -> Path:
+        return self.processes / f"{name}.json"
+
+    def temporary(self, node: SandboxNode) -> Path | None:
+        """The node's TMPDIR; nothing where it lies so deep that no socket below it could be opened."""
+        path = self.node(node) / "tmp"
+        return path if len(str(path)) <= SOCKET_ROOM else None
+
+
+@dataclass(frozen=True)
+class State:
+    """What state.json says: enough to find and end the sandbox, whatever moment its making ended at."""
+
+    mode: str
+    devices: int
+    python: str
+    user: str
+    made_directory: bool
+    nodes: tuple[SandboxNode, ...]
+    complete: bool = False  # whether `up` came to its end
+
+    def save(self, layout: Layout) -> None:
+        text = json.dumps({"version": VERSION, **asdict(self)}, indent=2) + "\n"
+        replace_file(layout.state, text, 0o600)
+
+
+def load_state(layout: Layout) -> State | None:
+    """The state of the sandbox in a folder, or nothing where there is none."""
+    try:
+        value: dict[str, Any] = json.loads(layout.state.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UsageError(f"{layout.state}: not readable as JSON: {error}", _REMOVE) from None
+    if value.pop("version", None) != VERSION:
+        raise UsageError(f"{layout.state}: written by another version of clusterctl", _REMOVE)
+    value["nodes"] = tuple(SandboxNode(**node) for node in value["nodes"])
+    return State(**value)
+
+
+_REMOVE = "end its processes and remove the folder by hand, or choose another --dir"
+
+
+def make_folders(layout: Layout, state: State) -> None:
+    """The folders of the sandbox and of each node, and the files of the make-believe devices."""
+    for name in ("keys", "processes", "logs"):
+        (layout.directory / name).mkdir(mode=0o700)
+    for node in state.nodes:
+        folders = [layout.node(node), layout.home(node), layout.tools(node), layout.etc(node)]
+        for folder in [*folders, layout.temporary(node)]:
+            if folder:
+                folder.mkdir(mode=0o700)
+        _write_devices(layout, state, node)
+
+
+def device_files(layout: Layout, state: State, node: SandboxNode) -> tuple[str, str]:
+    """The node's hccn.conf and hccn_tool, as a program on the node sees their paths."""
+    if state.mode == "namespaces":  # where real ones are: the node has its own /etc and /usr/local
+        return "/etc/hccn.conf", "/usr/local/Ascend/driver/tools/hccn_tool"
+    return str(layout.etc(node) / "hccn.conf"), str(layout.tools(node) / "hccn_tool")
+
+
+def _write_devices(layout: Layout, state: State, node: SandboxNode) -> None:
+    conf, _ = device_files(layout, state, node)
+    answers = str(Path(conf).with_name("hccn_tool.answers"))
+    etc, tools = layout.etc(node), layout.tools(node)
+    (etc / "hccn.conf").write_text(sandbox_devices.hccn_conf(node.index, state.devices))
+    (etc / "hccn_tool.answers").write_text(sandbox_devices.answers(node.index, state.devices))
+    _script(tools / "hccn_tool", sandbox_devices.hccn_tool(conf, answers, state.devices))
+    _script(tools / "npu-smi", sandbox_devices.npu_smi(node.index, state.devices, answers))
+
+
+def _script(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def make_keys(layout: Layout, nodes: tuple[SandboxNode, ...]) -> dict[str, str]:
+    """A key pair for the user and one for each node; gives each node's public host key."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    def make(path: Path, comment: str) -> str:
+        pair = Ed25519PrivateKey.generate()
+        private = pair.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        )
+        public = pair.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+        replace_file(path, private, 0o600)
+        replace_file(path.with_suffix(".pub"), f"{public.decode()} {comment}\n")
+        return public.decode()
+
+    replace_file(layout.authorized_keys, make(layout.key, "clusterctl-sandbox") + "\n", 0o600)
+    return {node.name: make(layout.host_key(node), node.name) for node in nodes}
+
+
+def write_inventory(layout: Layout, state: State, host_keys: dict[str, str]) -> None:
+    """cluster.yaml and known_hosts, once every port is known."""
+    known = "".join(f"[{node.host}]:{node.port} {host_keys[node.name]}\n" for node in state.nodes)
+    replace_file(layout.known_hosts, known, 0o600)
+    defaults = {
+        "user": state.user,
+        "key": "./keys/id_ed25519",
+        "python": state.python,
+        "devices": state.devices,
+        "kind": "cpu",
+    }
+    lines = [
+        "# written by clusterctl sandbox up",
+        "name: sandbox",
+        "known_hosts: ./known_hosts  # holds the nodes' host keys, so that nothing is accepted blindly",
+        f"defaults: {json.dumps(defaults)}",
+        "nodes:",
+        *(f"  {node.name}: {json.dumps(_entry(layout, state, node))}" for node in state.nodes),
+    ]
+    replace_file(layout.cluster_file, "\n".join(lines) + "\n", 0o600)
+
+
+def _entry(layout: Layout, state: State, node: SandboxNode) -> dict[str, object]:
+    conf, tool = device_files(layout, state, node)
+    return {
+        "host": node.host,
+        "port": node.port,
+        "address": node.address,
+        "interface": node.interface,
+        "server_id": node.name,
+        "workdir": str(layout.home(node) / ".clusterctl"),
+        "hccn_conf": conf,
+        "hccn_tool": tool,
+    }

@@ -1,0 +1,173 @@
+"""Which of the two ways leads to a node: paramiko, or OpenSSH's own program."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import UsageError, did_you_mean
+from clusterctl.ssh.config import MARKS, chain, way_to
+from clusterctl.ssh.config_query import Configuration
+from clusterctl.transport.connection import Connection as Connection
+from clusterctl.transport.fanout import Stream, Transport
+from clusterctl.transport.local import LocalTransport as LocalTransport
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.ssh.host_keys import HostKey, SeenKey
+    from clusterctl.ssh.openssh import OpenSshTransport
+    from clusterctl.ssh.transport import SshTransport
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Stream
+
+CHOICES = ("auto", "paramiko", "openssh")
+
+
+def checked(choice: str) -> str:
+    """A choice that can be had here."""
+    if choice not in CHOICES:
+        near = did_you_mean(choice[:40], CHOICES)
+        raise UsageError(f"no way of SSH is called {choice[:40]!r}", near or f"one of {', '.join(CHOICES)}")
+    if choice == "openssh" and shutil.which("ssh") is None:
+        raise UsageError("there is no `ssh` here", "install OpenSSH's client, or use --ssh paramiko")
+    return choice
+
+
+class SshChoice:
+    """Nodes over SSH by the way that was chosen. `auto` is paramiko, which starts no process and so takes 0.4 of
+    the CPU time, but OpenSSH for each node whose configuration asks for what only that can do."""
+
+    def __init__(
+        self,
+        choice: str = "auto",
+        *,
+        known_hosts: Path | None = None,
+        accept_new: bool = False,
+        connect_timeout: float = 10.0,
+        ssh_config: str | None = None,
+        ask: Callable[[str], str | None] | None = None,
+    ) -> None:
+        """The other parameters are those of the two transports."""
+        self._choice = checked(choice)
+        self._known_hosts = known_hosts
+        self._accept_new = accept_new
+        self._timeout = connect_timeout
+        self._ask = ask
+        self._config = Configuration(ssh_config)
+        self._paramiko: SshTransport | None = None
+        self._openssh: OpenSshTransport | None = None
+        self._change = threading.Lock()
+
+    def connect(self, node: Node) -> Connection:
+        return self._way_to(node).connect(node)
+
+    def start(self, node: Node, command: str) -> Stream:
+        return self._way_to(node).start(node, command)
+
+    def seen(self, node: Node) -> SeenKey:
+        """The host key that a node shows now, beside what is recorded."""
+        return self._way_to(node).seen(node)
+
+    def record(self, node: Node, key: HostKey) -> Path:
+        """Record a host key for a node; the file that it went to."""
+        return self._way_to(node).record(node, key)
+
+    def chosen(self, node: Node) -> tuple[str, str]:
+        """`paramiko` or `openssh`, and why where the configuration decided."""
+        if self._choice != "auto":
+            return self._choice, ""
+        ways = chain(way_to(node, self._config))
+        reason = next((way.only_openssh for way in ways if way.only_openssh), "")
+        if self._known_hosts is not None and self._config.has_marks(str(self._known_hosts)):
+            reason = reason or MARKS
+        if self._config.program is None:
+            reason = ""
+        return ("openssh" if reason else "paramiko"), reason
+
+    def _way_to(self, node: Node) -> SshTransport | OpenSshTransport:
+        name, _ = self.chosen(node)
+        with self._change:
+            return self._by_openssh() if name == "openssh" else self._by_paramiko()
+
+    def _by_paramiko(self) -> SshTransport:
+        from clusterctl.ssh.transport import SshTransport
+
+        self._paramiko = self._paramiko or SshTransport(
+            known_hosts=self._known_hosts,
+            accept_new=self._accept_new,
+            connect_timeout=self._timeout,
+            ssh_config=self._config,
+            ask=self._ask,
+        )
+        return self._paramiko
+
+    def _by_openssh(self) -> OpenSshTransport:
+        from clusterctl.ssh.openssh import OpenSshTransport
+
+        self._openssh = self._openssh or OpenSshTransport(
+            known_hosts=self._known_hosts,
+            accept_new=self._accept_new,
+            connect_timeout=self._timeout,
+            ssh_config=self._config,
+        )
+        return self._openssh
+
+
+def choice_for(
+    cluster: Cluster,
+    choice: str = "auto",
+    *,
+    accept_new: bool = False,
+    connect_timeout: float = 10.0,
+    ask: Callable[[str], str | None] | None = None,
+) -> SshChoice:
+    """The choice that records new keys where a cluster keeps them."""
+    known = Path(cluster.known_hosts) if cluster.known_hosts else None
+    return SshChoice(
+        choice, known_hosts=known, accept_new=accept_new, connect_timeout=connect_timeout, ask=ask
+    )
+
+
+class _ByHost:
+    """SSH for every node, but this machine itself for a node whose host is `local`."""
+
+    def __init__(self, ssh: Callable[[], Transport]) -> None:
+        self._make_ssh = ssh
+        self._ssh: Transport | None = None
+        self._local = LocalTransport()
+        self._change = threading.Lock()
+
+    def connect(self, node: Node) -> Connection:
+        return self._way_to(node).connect(node)
+
+    def start(self, node: Node, command: str) -> Stream:
+        return self._way_to(node).start(node, command)
+
+    def _way_to(self, node: Node) -> Transport:
+        if node.host == "local":
+            return self._local
+        with self._change:
+            self._ssh = self._ssh or self._make_ssh()
+        return self._ssh
+
+
+def transport_to(
+    cluster: Cluster,
+    *,
+    accept_new: bool = False,
+    connect_timeout: float = 10.0,
+    ssh: str = "auto",
+    ask: Callable[[str], str | None] | None = None,
+) -> Transport:
+    """The way to a cluster's nodes, `ssh` says by which of the two transports; each is loaded when it is
+    wanted. `ask` gets a passphrase from whoever sits at the terminal."""
+
+    def chosen() -> Transport:
+        from clusterctl.ssh.choose import choice_for
+
+        return choice_for(cluster, ssh, accept_new=accept_new, connect_timeout=connect_timeout, ask=ask)
+
+    return _ByHost(chosen)

@@ -1,0 +1,294 @@
+"""How an SSH server is reached: the inventory first, then the user's SSH configuration as OpenSSH itself
+reads it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import UsageError
+from clusterctl.settings import inherited
+from clusterctl.ssh.config_query import Answers, Configuration
+from clusterctl.ssh.host_keys import PLAIN_KINDS, key_file
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+
+KNOWN_HOSTS = "~/.ssh/known_hosts"
+IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
+LONGEST_CHAIN = 8
+AGENT = "SSH_AUTH_SOCK"
+TICKETS = "KRB5CCNAME"
+
+
+def lookup_name(host: str, port: int) -> str:
+    """A host as known_hosts files name it."""
+    return host if port == 22 else f"[{host}]:{port}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to reach one SSH server, after the inventory and the user's SSH configuration were read."""
+
+    host: str
+    port: int = 22
+    user: str | None = None
+    identities: tuple[str, ...] = ()
+    """Key files that are there, in the order in which they are offered."""
+    known_hosts: tuple[str, ...] = ()
+    use_agent: bool = True
+    """Whether every key of the ssh agent may be offered."""
+    gateway: Way | None = None
+    asked: str = ""
+    """The name under which OpenSSH's configuration knows it."""
+    key: str | None = None
+    """The inventory's own key: for a node in the place of all others, for its gateways before them."""
+    alias: str | None = None
+    """HostKeyAlias: the name that known_hosts files have for it."""
+    family: str = "any"
+    """any, inet or inet6."""
+    bind_address: str | None = None
+    connect_timeout: float | None = None
+    proxy_command: str | None = None
+    """A line for a shell whose standard streams lead to the server."""
+    joins_master: bool = False
+    """Whether the user shares connections, ControlMaster."""
+    key_exchanges: str = ""
+    ciphers: str = ""
+    only_openssh: str = ""
+    """What in the configuration only OpenSSH's own program can do."""
+
+    @property
+    def name(self) -> str:
+        return self.alias or lookup_name(self.host, self.port)
+
+    @property
+    def first(self) -> Way:
+        """The server that this machine itself connects to."""
+        return self.gateway.first if self.gateway else self
+
+
+def way_to(node: Node, config: Configuration | str | None = None) -> Way:
+    """How a node is reached; one Configuration asks once for many nodes. A text names a file that takes the
+    place of the user's configuration, "none" stands for an empty one."""
+    asked = config if isinstance(config, Configuration) else Configuration(config)
+    place = (node.host, node.user, node.port, node.gateway, node.key)
+    way: Way | None = asked.ways.get(place)
+    if way is None:
+        way = _resolved(node.host, node.user, node.port if node.port != 22 else None, node.gateway, asked)
+        way = way if node.key is None else _with_identity(way, os.path.expanduser(node.key))
+        asked.ways[place] = way
+    return way
+
+
+def _resolved(
+    host: str, user: str | None, port: int | None, gateway: str | None, config: Configuration, depth: int = 0
+) -> Way:
+    if depth > LONGEST_CHAIN:
+        raise UsageError(f"{host}: its chain of gateways does not end", "see ProxyJump in ~/.ssh/config")
+    answers = config.of(host, user, port)
+    before = None
+    for one in (gateway or _one(answers, "proxyjump") or "").split(","):
+        if one.strip():
+            before = _jump(one.strip(), before, config, depth)
+    way = Way(
+        host=_one(answers, "hostname") or host,
+        port=int(_one(answers, "port") or port or 22),
+        user=_one(answers, "user") or user,
+        gateway=before,
+        asked=host,
+        alias=_one(answers, "hostkeyalias"),
+        family=_one(answers, "addressfamily") or "any",
+        bind_address=_one(answers, "bindaddress"),
+        connect_timeout=_seconds(_one(answers, "connecttimeout")),
+        joins_master=_one(answers, "controlmaster") not in (None, "no", "false"),
+        key_exchanges=_one(answers, "kexalgorithms") or "",
+        ciphers=_one(answers, "ciphers") or "",
+    )
+    tokens = _tokens(way)
+    names = answers.get("identityfile", IDENTITIES)
+    identities = [_expanded(one, tokens) for one in names]
+    command = None if before else _one(answers, "proxycommand")
+    way = replace(
+        way,
+        identities=tuple(one for one in identities if os.path.isfile(one)),
+        known_hosts=_known_hosts(answers),
+        use_agent=_one(answers, "identitiesonly") != "yes" and answers.get("identityagent") != ("none",),
+        proxy_command=command and _filled(command, tokens),
+    )
+    return replace(way, only_openssh=_only_openssh(way, answers, config, tokens) if answers else "")
+
+
+def _one(answers: Answers, key: str) -> str | None:
+    """An option's value; nothing where it is not set or set to `none`."""
+    value = answers.get(key, ("none",))[0]
+    return None if value.lower() == "none" else value
+
+
+def _seconds(text: str | None) -> float | None:
+    return float(text) if text and text.isdigit() else None
+
+
+def _known_hosts(answers: Answers) -> tuple[str, ...]:
+    """The user's files and the machine's. `ssh -G` shows names with spaces bare: what is there decides."""
+    found: list[str] = []
+    for key, default in (("userknownhostsfile", KNOWN_HOSTS), ("globalknownhostsfile", "")):
+        words = answers.get(key, (default,))[0].split()
+        while words:
+            many = next((n for n in range(len(words), 1, -1) if os.path.isfile(" ".join(words[:n]))), 1)
+            found.append(_home(" ".join(words[:many])))
+            words = words[many:]
+    return tuple(found)
+
+
+def _jump(text: str, before: Way | None, config: Configuration, depth: int) -> Way:
+    """One `user@host:port` of a chain; what it goes through itself only counts for the first."""
+    user, _, place = text.removeprefix("ssh://").rpartition("@")
+    host, port = host_and_port(place)
+    way = _resolved(host, user or None, port, None, config, depth + 1)
+    return way if before is None else replace(way, gateway=before, proxy_command=None)
+
+
+def host_and_port(text: str) -> tuple[str, int | None]:
+    """`host`, `host:22`, `[::1]:22` or a bare IPv6 address."""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        return host, int(rest[1:]) if rest[1:].isdigit() else None
+    host, colon, port = text.rpartition(":")
+    if colon and port.isdigit() and ":" not in host:
+        return host, int(port)
+    return text, None
+
+
+def _with_identity(way: Way, key: str) -> Way:
+    """The inventory's key and no other, for the node and, where they say nothing themselves, for its
+    gateways."""
+    of_others = way.only_openssh in _LOGIN_ONLY or way.only_openssh.startswith(_KINDS)
+    return replace(
+        way,
+        identities=(key,),
+        use_agent=False,
+        key=key,
+        only_openssh=_key_only_openssh(key) or ("" if of_others else way.only_openssh),
+        gateway=way.gateway and _with_key_too(way.gateway, key),
+    )
+
+
+def _with_key_too(way: Way, key: str) -> Way:
+    gateway = way.gateway and _with_key_too(way.gateway, key)
+    return replace(way, identities=(key, *way.identities), key=key, gateway=gateway)
+
+
+# ---- what OpenSSH puts in the place of %h and its like
+
+
+def _home(path: str) -> str:
+    """A leading `~` as OpenSSH takes it: the login's home, whatever $HOME says."""
+    if path == "~" or path.startswith("~/"):
+        return pwd.getpwuid(os.getuid()).pw_dir + path[1:]
+    return os.path.expanduser(path)
+
+
+def _tokens(way: Way) -> dict[str, str]:
+    login = pwd.getpwuid(os.getuid())
+    local = socket.gethostname()
+    return {
+        "%": "%",
+        "d": login.pw_dir,
+        "h": way.host,
+        "i": str(login.pw_uid),
+        "k": way.alias or way.asked,
+        "L": local.partition(".")[0],
+        "l": local,
+        "n": way.asked,
+        "p": str(way.port),
+        "r": way.user or login.pw_name,
+        "u": login.pw_name,
+    }
+
+
+def _filled(text: str, tokens: Mapping[str, str]) -> str:
+    return re.sub("%(.)", lambda found: tokens.get(found[1], found[0]), text)
+
+
+def _expanded(path: str, tokens: Mapping[str, str]) -> str:
+    """A file's name as the configuration writes it: `~`, %h and its like, ${NAME}."""
+    names = tuple(re.findall(r"\$\{(\w+)\}", path))
+    variables = inherited(names)
+    filled = re.sub(r"\$\{(\w+)\}", lambda found: variables.get(found[1], found[0]), _filled(path, tokens))
+    return _home(filled)
+
+
+# ---- what paramiko can't do
+
+_BY_AGENT = "the key of the ssh agent that IdentitiesOnly allows"
+_BY_TICKET = "GSSAPIAuthentication with a Kerberos ticket"
+_OTHER_AGENT = "IdentityAgent"
+MARKS = "certificate authorities or revoked keys in known_hosts"
+_KINDS = "keys of the kind"
+_LOGIN_ONLY = (
+    _BY_AGENT,
+    _BY_TICKET,
+    _OTHER_AGENT,
+    "CertificateFile",
+    "PKCS11Provider",
+    "HostbasedAuthentication",
+)
+
+
+def _only_openssh(way: Way, answers: Answers, config: Configuration, tokens: Mapping[str, str]) -> str:
+    """The first thing in the configuration for which OpenSSH's own program is needed; nothing where paramiko
+    serves."""
+    if _one(answers, "proxyusefdpass") == "yes" and way.proxy_command:
+        return "ProxyUseFdpass"
+    for key, name in (
+        ("knownhostscommand", "KnownHostsCommand"),
+        ("revokedhostkeys", "RevokedHostKeys"),
+        ("bindinterface", "BindInterface"),
+    ):
+        if _one(answers, key):
+            return name
+    if any(config.has_marks(one) for one in way.known_hosts):
+        return MARKS
+    if _one(answers, "pkcs11provider"):  # from here on what a key of the inventory's own makes needless
+        return "PKCS11Provider"
+    if _one(answers, "hostbasedauthentication") == "yes":
+        return "HostbasedAuthentication"
+    certificates = {_expanded(one, tokens) for one in answers.get("certificatefile", ())}
+    if certificates - {f"{one}-cert.pub" for one in way.identities}:
+        return "CertificateFile"  # paramiko takes one that lies beside its key
+    return _keys_only_openssh(way, answers)
+
+
+def _keys_only_openssh(way: Way, answers: Answers) -> str:
+    named = answers.get("identityagent", (AGENT,))[0]
+    here = inherited((AGENT, TICKETS))
+    if named not in (AGENT, f"${AGENT}", here.get(AGENT), "none"):
+        return _OTHER_AGENT
+    kinds = [key_file(one) for one in way.identities]
+    for kind in kinds:
+        if kind.kind not in PLAIN_KINDS and kind.kind != "public":
+            return f"{_KINDS} {kind.kind}"
+    if not way.use_agent and here.get(AGENT) and any(one.kind == "public" for one in kinds):
+        return _BY_AGENT
+    tickets = here.get(TICKETS) or os.path.exists(f"/tmp/krb5cc_{os.getuid()}")
+    if not kinds and not here.get(AGENT) and tickets and _one(answers, "gssapiauthentication") == "yes":
+        return _BY_TICKET
+    return ""
+
+
+def _key_only_openssh(path: str) -> str:
+    found = key_file(path)
+    if found.kind == "public":
+        return _BY_AGENT
+    return "" if found.kind in PLAIN_KINDS else f"{_KINDS} {found.kind}"
+
+
+def chain(way: Way) -> Sequence[Way]:
+    """The servers on the way, the one that this machine connects to first."""
+    return [*(chain(way.gateway) if way.gateway else []), way]

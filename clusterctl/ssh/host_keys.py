@@ -1,0 +1,191 @@
+"""Host keys as values: what was shown, what is recorded, and the words for a key that is not taken.
+
+What a file with a login's key holds, without unlocking it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.errors import HostKeyChanged, HostKeyUnknown
+
+
+@dataclass(frozen=True)
+class HostKey:
+    """A public key: its kind, as in ssh-ed25519, and its fingerprint, as ssh-keygen shows it."""
+
+    kind: str
+    fingerprint: str
+    base64: str = ""
+    """The key itself; empty where only its fingerprint was told."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.fingerprint}"
+
+
+def host_key(kind: str, text: str) -> HostKey:
+    """The key of a line in a known_hosts file."""
+    try:
+        digest = hashlib.sha256(base64.b64decode(text)).digest()
+    except binascii.Error:
+        digest = b""
+    return HostKey(kind, "SHA256:" + base64.b64encode(digest).decode().rstrip("="), text)
+
+
+@dataclass(frozen=True)
+class SeenKey:
+    """A host key as it was shown, and those that are recorded for that host."""
+
+    node: str
+    name: str
+    key: HostKey
+    recorded: tuple[HostKey, ...]
+
+    @property
+    def state(self) -> str:
+        """known, new or changed."""
+        if not self.recorded:
+            return "new"
+        return "known" if self.key in self.recorded else "changed"
+
+    @property
+    def fingerprint(self) -> str:
+        return self.key.fingerprint
+
+    def refusal(self) -> HostKeyChanged:
+        """Why a changed key is not taken."""
+        return changed(self.node, self.name, self.recorded[0], self.key)
+
+    def as_json(self) -> dict[str, str]:
+        return {
+            "node": self.node,
+            "host": self.name,
+            "type": self.key.kind,
+            "fingerprint": self.key.fingerprint,
+            "state": self.state,
+        }
+
+
+def changed(node: str, name: str, recorded: HostKey, shown: HostKey) -> HostKeyChanged:
+    """Refused: another key is recorded."""
+    what = f"its host key changed: recorded is {recorded}, shown was {shown}; somebody may stand in between"
+    hint = (
+        f"only if you know why it changed: `ssh-keygen -R '{name}' -f FILE`, "
+        f"then `clusterctl nodes trust {node}`"
+    )
+    return HostKeyChanged(node, what, hint)
+
+
+def unknown(node: str, shown: HostKey | None) -> HostKeyUnknown:
+    """Refused: no key is recorded."""
+    hint = f"`clusterctl nodes trust {node}` shows and records it; --accept-new-host-keys records it unseen"
+    return HostKeyUnknown(node, f"its host key is not known: {shown or 'it showed none'}", hint)
+
+
+def recorded(name: str, files: Sequence[Path]) -> tuple[HostKey, ...]:
+    """The keys that known_hosts files have for a host, by ssh-keygen's own reading: hashed names, patterns."""
+    found: list[HostKey] = []
+    for path in files:
+        if not path.is_file():
+            continue
+        argv = ["ssh-keygen", "-F", name, "-f", str(path)]
+        said = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, check=False).stdout
+        for line in said.decode(errors="replace").splitlines():
+            words = line.split()
+            if len(words) >= 3 and not line.startswith(("#", "@")):
+                found.append(host_key(words[1], words[2]))
+    return tuple(dict.fromkeys(found))
+
+
+def surely_new(name: str, files: Sequence[Path]) -> bool:
+    """Whether no line of these files can mean a host; hashed names, patterns and marks may mean any."""
+    for path in files:
+        try:
+            data = path.read_bytes().lower()
+        except OSError:
+            continue
+        if name.lower().encode() in data or any(one in data for one in (b"|1|", b"*", b"?", b"\n@")):
+            return False
+        if data.startswith(b"@"):
+            return False
+    return True
+
+
+def append(path: Path, name: str, key: HostKey) -> None:
+    """Record a key at the end of a file; what stands there is not touched."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    there = path.read_bytes() if path.is_file() else b""
+    line = f"{name} {key.kind} {key.base64}\n"
+    if there and not there.endswith(b"\n"):
+        line = "\n" + line
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(handle, "a", encoding="utf-8") as file:
+        file.write(line)
+
+
+PLAIN_KINDS = (
+    "",
+    "ssh-rsa",
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "ssh-dss",
+)
+"""What any SSH library reads, or no server takes any more (ssh-dss); the empty one is an older form, which names
+its kind elsewhere."""
+_OPENSSH = re.compile(rb"-----BEGIN OPENSSH PRIVATE KEY-----(.*?)-----END", re.DOTALL)
+_MAGIC = b"openssh-key-v1\0"
+
+
+@dataclass(frozen=True)
+class KeyFile:
+    """One identity file."""
+
+    kind: str = ""
+    """As in ssh-ed25519; `public` where only the public half is there; empty where the file does not say."""
+    locked: bool = False
+    """Whether it needs a passphrase."""
+
+
+def key_file(path: str) -> KeyFile:
+    """What an identity file holds; nothing known of one that can't be read."""
+    try:
+        data = Path(path).read_bytes()[: 1 << 20]
+    except OSError:
+        return KeyFile()
+    if data.startswith((b"ssh-", b"ecdsa-", b"sk-")):
+        return KeyFile("public")
+    found = _OPENSSH.search(data)
+    if found is None:
+        return KeyFile("", b"ENCRYPTED" in data)
+    try:
+        return _own_form(base64.b64decode(found[1]))
+    except (binascii.Error, struct.error, UnicodeDecodeError, ValueError):
+        return KeyFile()
+
+
+def _own_form(data: bytes) -> KeyFile:
+    """OpenSSH's own form: cipher, kdf, its options, how many keys, the first public key, the private ones."""
+    if not data.startswith(_MAGIC):
+        return KeyFile()
+    cipher, rest = _field(data[len(_MAGIC) :])
+    _, rest = _field(rest)
+    _, rest = _field(rest)
+    public, _ = _field(rest[4:])
+    kind, _ = _field(public)
+    return KeyFile(kind.decode("ascii"), cipher != b"none")
+
+
+def _field(data: bytes) -> tuple[bytes, bytes]:
+    (length,) = struct.unpack(">I", data[:4])
+    return data[4 : 4 + length], data[4 + length :]

@@ -1,0 +1,381 @@
+"""SSH by OpenSSH's own program: the user's whole configuration counts, and what it may not decide is said on the
+command line.
+
+How many handshakes are under way with one server, and what became of them: for the child processes of OpenSSH,
+which know nothing of each other.
+"""
+
+from __future__ import annotations
+
+import resource
+import shlex
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.frames import SILENCE
+from clusterctl.errors import HostKeyUnknown, NodeError, Unreachable, UsageError
+from clusterctl.settings import environment
+from clusterctl.ssh import host_keys
+from clusterctl.ssh.config import (
+    KNOWN_HOSTS,
+    Way,
+    chain,
+    way_to,
+)
+from clusterctl.ssh.config_query import Configuration
+from clusterctl.ssh.host_keys import HostKey, SeenKey
+from clusterctl.ssh.openssh_child import (
+    ENDING,
+    Child,
+    ChildPipe,
+    ChildStream,
+    Logs,
+)
+from clusterctl.ssh.openssh_log import (
+    HopLog,
+    Unrecorded,
+    culprit,
+    plain,
+    refusal,
+)
+from clusterctl.ssh.retry import HANDSHAKE_LIMIT, retried
+from clusterctl.transport.connection import Connection, LinkConnection
+from clusterctl.transport.link import Link, agent_argv, shell_command
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster, Node
+
+
+CONNECT_TIMEOUT = 10.0
+FILES = 65_536  # as many open files as the system lets us have, up to here; each node takes three
+TALKING = ("sshconnect.c:*", "sshconnect2.c:*", "mux.c:*", "channels.c:channel_input_open_failure():*")
+QUICK = {  # what costs least of what both sides have; mlkem768 is as quick as the elliptic curves
+    "KexAlgorithms": ("mlkem768x25519-sha256", "curve25519-sha256", "curve25519-sha256@libssh.org"),
+    "Ciphers": ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com"),
+}
+SCANNING = {"PreferredAuthentications": "none", "ControlPath": "none", "GlobalKnownHostsFile": "none"}
+FIXED = {
+    "BatchMode": "yes",
+    "ClearAllForwardings": "yes",
+    "ConnectionAttempts": "1",
+    "ControlMaster": "no",
+    "ControlPersist": "no",
+    "FingerprintHash": "sha256",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "HashKnownHosts": "no",
+    "NoHostAuthenticationForLocalhost": "no",
+    "NumberOfPasswordPrompts": "0",
+    "PermitLocalCommand": "no",
+    "RemoteCommand": "none",
+    "RequestTTY": "no",
+    "Tunnel": "no",
+    "UpdateHostKeys": "no",
+}
+
+
+class OpenSshTransport:
+    """Nodes over SSH, a child process each; one instance serves a whole command, from many threads."""
+
+    def __init__(
+        self,
+        *,
+        known_hosts: Path | None = None,
+        accept_new: bool = False,
+        connect_timeout: float = CONNECT_TIMEOUT,
+        ssh_config: Configuration | str | None = None,
+    ) -> None:
+        """`known_hosts` is the cluster's own file, read before the user's; `ssh_config` takes the place of the
+        user's configuration, "none" stands for an empty one."""
+        self._config = ssh_config if isinstance(ssh_config, Configuration) else Configuration(ssh_config)
+        if self._config.program is None:
+            raise UsageError("there is no `ssh` here", "install OpenSSH's client, or use --ssh paramiko")
+        self._own_known_hosts = known_hosts
+        self._accept_new = accept_new
+        self._timeout = connect_timeout
+        self._doors: dict[tuple[str, int, str | None], Door] = {}
+        self._change = threading.Lock()
+        _allow_files()
+
+    def connect(self, node: Node) -> Connection:
+        """Log in and start the agent."""
+        child = self._log_in(node, shell_command(agent_argv(node.python)))
+        return LinkConnection(Link(node.name, ChildPipe(child), node.workdir))
+
+    def start(self, node: Node, command: str) -> ChildStream:
+        """Log in and start one command line."""
+        line, mark = ChildStream.wrapped(command)
+        beat = ["-o", f"ServerAliveInterval={SILENCE / 2:.0f}", "-o", "ServerAliveCountMax=1"]
+        return ChildStream(self._log_in(node, line, beat), mark)
+
+    def seen(self, node: Node) -> SeenKey:
+        """The host key that a node shows now, without logging in, beside what is recorded."""
+        way = way_to(node, self._config)
+        recorded = host_keys.recorded(way.name, self._known_hosts(way))
+        key = retried(lambda: self._scan(node.name, way, [one.kind for one in recorded]))
+        return SeenKey(node.name, way.name, key, recorded)
+
+    def record(self, node: Node, key: HostKey) -> Path:
+        """Record a host key for a node; the file that it went to."""
+        way = way_to(node, self._config)
+        path = self._known_hosts(way)[0]
+        with self._change:
+            host_keys.append(path, way.name, key)
+        return path
+
+    def _known_hosts(self, way: Way) -> list[Path]:
+        own = [self._own_known_hosts] if self._own_known_hosts else []
+        named = [Path(one) for one in way.known_hosts if one.lower() != "none"]
+        return [*own, *named] or [Path(KNOWN_HOSTS).expanduser()]
+
+    # ---- logging in
+
+    def _log_in(self, node: Node, command: str, more: Sequence[str] = ()) -> Child:
+        """A child that is logged in; new keys are recorded with consent once the login came through."""
+        way = way_to(node, self._config)
+        with tempfile.TemporaryDirectory(prefix="clusterctl-ssh-") as folder:
+            new: dict[int, Path] = {}
+            if self._accept_new:  # else a second handshake would have to find that out
+                for place, one in enumerate(chain(way)):
+                    if host_keys.surely_new(one.name, self._known_hosts(one)):
+                        new[place] = Path(folder) / str(place)
+            while True:
+                try:
+                    child = retried(lambda: self._attempt(node.name, way, [*more], command, new))
+                    break
+                except Unrecorded as found:
+                    if found.place in new:
+                        raise found.error from None
+                    new[found.place] = Path(folder) / str(found.place)
+            for place, path in new.items():
+                self._keep(chain(way)[place], path)
+        return child
+
+    def _keep(self, way: Way, path: Path) -> None:
+        """Record what ssh took into a file of its own."""
+        for key in _keys_in(path):
+            with self._change:
+                host_keys.append(self._known_hosts(way)[0], way.name, key)
+
+    def _attempt(self, node: str, way: Way, more: list[str], command: str, new: dict[int, Path]) -> Child:
+        ways = chain(way)
+        with self._door(way).passed(node, len(ways) > 1):
+            logs = Logs(len(ways))
+            argv = [*self._argv(ways, logs.paths, new), *more, "-T", "--", way.asked, command]
+            child = self._child(node, argv, logs, len(ways) > 1)
+            try:
+                limit = len(ways) * self._limit(way) + HANDSHAKE_LIMIT
+                if child.log_in(lambda: _hops(node, ways, logs)[-1].logged_in, limit):
+                    return child
+                problem = self._refusal(node, ways, child)
+            except BaseException:
+                child.close()
+                raise
+            child.close()
+            raise problem
+
+    def _refusal(self, node: str, ways: Sequence[Way], child: Child) -> BaseException:
+        ended = child.has_ended(ENDING)
+        child.logs.take_all()
+        hops = _hops(node, ways, child.logs)
+        hop = culprit(hops)
+        said = child.words_left().decode(errors="replace").strip()
+        problem = refusal(hops, said, self._known_hosts(hop.way), self._limit(hop.way), ended)
+        if isinstance(problem, HostKeyUnknown) and self._accept_new:
+            return Unrecorded(hops.index(hop), problem)
+        if isinstance(problem, NodeError) and hop is hops[0] and len(hops) > 1:
+            self._door(ways[-1]).failed(ways[0].name, problem)
+        return problem
+
+    def _door(self, way: Way) -> Door:
+        """Few handshakes at once with one server, whether it is many nodes' bastion or one node under many
+        names."""
+        first = way.first
+        with self._change:
+            return self._doors.setdefault((first.host, first.port, first.user), Door())
+
+    def _limit(self, way: Way) -> float:
+        """Seconds to connect: ours, or where nobody said anything to us the configuration's."""
+        return way.connect_timeout or self._timeout if self._timeout == CONNECT_TIMEOUT else self._timeout
+
+    def _scan(self, node: str, way: Way, kinds: Sequence[str]) -> HostKey:
+        """The key that a server shows, of a recorded kind where it has one, by a login that offers nothing; its
+        gateways are logged in to."""
+        with (
+            tempfile.TemporaryDirectory(prefix="clusterctl-ssh-") as folder,
+            self._door(way).passed(node, way.gateway is not None),
+        ):
+            ways = chain(way)
+            last, path = len(ways) - 1, Path(folder) / "key"
+            logs = Logs(len(ways))
+            options = {**SCANNING, **self._kinds(kinds)}
+            first = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+            argv = [*first, *self._argv(ways, logs.paths, {last: path}, alone=True), "--", way.asked, "exit"]
+            child = self._child(node, argv, logs, len(ways) > 1)
+            try:
+                limit = len(ways) * self._limit(way) + HANDSHAKE_LIMIT
+                child.log_in(lambda: path.exists(), limit)
+                found = _keys_in(path)
+                if found:
+                    return found[0]
+                problem = self._refusal(node, ways, child)
+            finally:
+                child.close()
+            raise problem.error if isinstance(problem, Unrecorded) else problem
+
+    # ---- the command line
+
+    def _child(self, node: str, argv: Sequence[str], logs: Logs, through_shell: bool) -> Child:
+        env = {**environment(), "SSH_ASKPASS_REQUIRE": "never"}
+        if through_shell:
+            env["SHELL"] = "/bin/sh"  # it reads the command for the gateway, which is quoted for it
+        try:
+            return Child(node, [str(self._config.program), *argv], env, logs)
+        except OSError as problem:
+            logs.close()
+            raise Unreachable(node, f"ssh can't be started: {problem.strerror}") from None
+
+    def _argv(
+        self, ways: Sequence[Way], logs: Sequence[str], new: Mapping[int, Path], alone: bool = False
+    ) -> list[str]:
+        """The options for the last server of a chain, and within them the commands for those before."""
+        way, place = ways[-1], len(ways) - 1
+        files = [str(one) for one in self._known_hosts(way)]
+        if place in new:
+            files = [str(new[place])] if alone else [str(new[place]), *files]
+        options = {
+            **FIXED,
+            **self._quick(way),
+            "ConnectTimeout": f"{max(self._limit(way), 1):.0f}",
+            "StrictHostKeyChecking": "accept-new" if place in new else "yes",
+            "UserKnownHostsFile": " ".join(_quoted(one) for one in files),
+            **_log_level(self._config.version),
+        }
+        if not way.joins_master:
+            options["ControlPath"] = "none"
+        if place:
+            options["ProxyCommand"] = self._proxy_command(ways, logs, new)
+            options["ProxyUseFdpass"] = "no"
+        argv = ["-F", self._config.file] if self._config.file else []
+        argv += ["-E", logs[place], "-p", str(way.port), *(["-l", way.user] if way.user else [])]
+        if way.key:
+            argv += ["-i", way.key.replace("%", "%%")]
+            options |= {} if way.use_agent else {"IdentitiesOnly": "yes"}
+        return argv + [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+
+    def _proxy_command(self, ways: Sequence[Way], logs: Sequence[str], new: Mapping[int, Path]) -> str:
+        """ssh to the server before, which leads on; what -J would make of it leaves our options out."""
+        way, before = ways[-1], ways[-2]
+        host = f"[{way.host}]" if ":" in way.host else way.host
+        argv = [str(self._config.program), *self._argv(ways[:-1], logs, new), "-W", f"{host}:{way.port}"]
+        return shlex.join([*argv, "--", before.asked]).replace("%", "%%")
+
+    def _kinds(self, kinds: Sequence[str]) -> dict[str, str]:
+        """Keys of these kinds before all others, and no certificates: what is recorded is a key."""
+        names = self._config.built_in().get("hostkeyalgorithms", ("",))[0].split(",")
+        plain = [one for one in names if one and "-cert-" not in one]
+        wanted = {"rsa-sha2-512", "rsa-sha2-256", *kinds} if "ssh-rsa" in kinds else set(kinds)
+        ordered = sorted(plain, key=lambda one: one not in wanted)  # which keeps the order among equals
+        return {"HostKeyAlgorithms": ",".join(ordered)} if ordered else {}
+
+    def _quick(self, way: Way) -> dict[str, str]:
+        """The same algorithms as before, the quick ones first; an order that a user chose stays."""
+        usual = self._config.built_in()
+        found = {}
+        for key, ours, usually in (
+            ("KexAlgorithms", way.key_exchanges, usual.get("kexalgorithms", ("",))[0]),
+            ("Ciphers", way.ciphers, usual.get("ciphers", ("",))[0]),
+        ):
+            if ours and ours == usually:
+                names = ours.split(",")
+                quick = [one for one in QUICK[key] if one in names]
+                found[key] = ",".join([*quick, *(one for one in names if one not in quick)])
+        return found
+
+
+def _hops(node: str, ways: Sequence[Way], logs: Logs) -> list[HopLog]:
+    last = len(ways) - 1
+    return [
+        HopLog(node if place == last else f"{node} (gateway {way.name})", way, plain(logs.texts[place]))
+        for place, way in enumerate(ways)
+    ]
+
+
+def _log_level(version: tuple[int, int]) -> dict[str, str]:
+    """Enough of ssh's account to tell what failed. Below ERROR a server's banner would stand among a node's own
+    output; before 8.5 it does."""
+    if version >= (8, 5):
+        return {"LogLevel": "ERROR", "LogVerbose": ",".join(TALKING)}
+    return {"LogLevel": "DEBUG1"}
+
+
+def _quoted(path: str) -> str:
+    return '"' + path.replace("%", "%%") + '"'
+
+
+def _keys_in(path: Path) -> list[HostKey]:
+    """The keys that ssh put into a new file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [host_keys.host_key(*line.split()[1:3]) for line in lines if len(line.split()) >= 3]
+
+
+def _allow_files() -> None:
+    """Let a thousand nodes' streams be open at once: many systems begin with 1,024 files a process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def transport_of(cluster: Cluster) -> OpenSshTransport:
+    """The transport that records new keys where a cluster keeps them."""
+    return OpenSshTransport(known_hosts=Path(cluster.known_hosts) if cluster.known_hosts else None)
+
+
+AT_ONCE = 8  # handshakes at once; a default sshd begins to drop them at 10
+REMEMBERED = 10.0  # seconds for which a gateway that failed is not tried for other nodes
+
+
+class Door:
+    """One server that this machine connects to. The first node behind a gateway goes alone: a login that the
+    gateway refuses is refused once, and one that does not answer costs one time-out, whatever the number of nodes."""
+
+    def __init__(self) -> None:
+        self._places = threading.Semaphore(AT_ONCE)
+        self._first = threading.Lock()
+        self._open = threading.Event()
+        self._failed: NodeError | None = None
+        self._failed_at = 0.0
+
+    @contextmanager
+    def passed(self, node: str, is_gateway: bool) -> Iterator[None]:
+        """A place for one handshake; raises at once what kept another node from getting through."""
+        alone = is_gateway and self._goes_first()
+        try:
+            if self._failed is not None and time.monotonic() - self._failed_at < REMEMBERED:
+                raise type(self._failed)(node, self._failed.reason, self._failed.hint)
+            with self._places:
+                yield
+            self._open.set()
+        finally:
+            if alone:
+                self._first.release()
+
+    def _goes_first(self) -> bool:
+        if not self._open.is_set():
+            self._first.acquire()
+            if not self._open.is_set():
+                return True
+            self._first.release()
+        return False
+
+    def failed(self, name: str, problem: NodeError) -> None:
+        """Nobody comes through: it is the gateway itself, not what lies behind."""
+        self._failed = type(problem)(problem.node, f"its gateway {name}: {problem.reason}", problem.hint)
+        self._failed_at = time.monotonic()
+        self._open.clear()

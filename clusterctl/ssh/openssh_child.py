@@ -1,0 +1,324 @@
+"""OpenSSH's own program as a child: one login each, its streams and its log kept apart, ended for sure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import select
+import shlex
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from clusterctl.errors import LinkLost
+from clusterctl.ssh.proxy import end_group, has_ended
+
+LOG_TAIL = 64 << 10  # of a log: a login's lines are 3 KB
+WORDS = 2000
+READ_ONLY = select.POLLIN | select.POLLHUP | select.POLLERR
+OWN_WORDS = re.compile(  # the only ones that ssh writes between a node's own, when a connection breaks
+    rb"(?:\A|\n)((?:Connection to|Connection reset|Read from remote host|Timeout, server|Write failed|client_loop:)"
+    rb"[^\n]{0,300}\r\n)\Z"
+)
+ENDING = 5.0  # seconds that ssh may take to end after its streams did
+
+
+class Logs:
+    """A log of each server on the way, through named pipes: what ssh says is never mixed with what a node says.
+
+    ssh closes all but its three streams when it starts, so that a log needs a name; the folder is gone as soon as
+    ssh has opened them.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="clusterctl-ssh-")
+        self.paths = [os.path.join(self._folder.name, str(place)) for place in range(count)]
+        self.files: list[int] = []
+        for path in self.paths:
+            os.mkfifo(path, 0o600)
+            self.files.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        self.texts = [b""] * count
+
+    def take(self, file: int) -> bool:
+        """Read what is there of one log; False at its end."""
+        place = self.files.index(file)
+        try:
+            data = os.read(file, 65536)
+        except BlockingIOError:
+            return True
+        self.texts[place] = (self.texts[place] + data)[-LOG_TAIL:]
+        return bool(data)
+
+    def take_all(self) -> None:
+        for file in self.files:
+            self.take(file)
+
+    def forget_names(self) -> None:
+        self._folder.cleanup()
+
+    def close(self) -> None:
+        for file in self.files:
+            os.close(file)
+        self.files = []
+
+
+class Child:
+    """One ssh process. It leads a session of its own, so that Ctrl-C does not reach it before us; when we are
+    gone, its input ends, and with it what runs on the node."""
+
+    def __init__(self, node: str, argv: Sequence[str], env: Mapping[str, str], logs: Logs) -> None:
+        self.node = node
+        self.logs = logs
+        self._words = b""
+        self._turn = 0
+        self._closed = False
+        self._reading = threading.Lock()
+        self._closing = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        self._errors, their_errors = os.pipe()
+        os.set_blocking(self._errors, False)
+        try:
+            self._process = subprocess.Popen(
+                list(argv),
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=their_errors,
+                env=dict(env),
+                start_new_session=True,
+            )
+        except BaseException:
+            self._socket.close()
+            os.close(self._errors)
+            raise
+        finally:
+            theirs.close()
+            os.close(their_errors)
+        self._poll = select.poll()
+        self._open = {self._socket.fileno(): "stdout", self._errors: "stderr"}
+        for file in (*self._open, *logs.files):
+            self._poll.register(file, READ_ONLY)
+
+    def log_in(self, logged_in: Callable[[], bool], limit: float) -> bool:
+        """Wait until the log says that the login came through; False when ssh ended or time is up."""
+        deadline = time.monotonic() + limit
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(self._errors)
+        while not logged_in():
+            left = deadline - time.monotonic()
+            ready = [file for file, _ in self._poll.poll(max(left, 0) * 1000)]
+            for file in ready:
+                if file in self.logs.files and not self.logs.take(file):
+                    self._poll.unregister(file)
+            if self._socket.fileno() in ready:
+                self.logs.take_all()
+                return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)) or logged_in()
+            if left <= 0:
+                return logged_in()
+        self._poll.register(self._errors, READ_ONLY)
+        self.logs.forget_names()
+        return True
+
+    # ---- reading
+
+    def read(self, size: int, timeout: float) -> tuple[str, bytes]:
+        """What is there: ("stdout" or "stderr", bytes), ("", b"") once both ended; TimeoutError when nothing
+        came in time."""
+        deadline = time.monotonic() + timeout
+        with self._reading:
+            while self._open and not self._closed:
+                ready = [file for file, _ in self._poll.poll(max(deadline - time.monotonic(), 0) * 1000)]
+                if not ready:
+                    raise TimeoutError
+                found = self._take(ready, size)
+                if found:
+                    return found
+            return "", b""
+
+    def _take(self, ready: Sequence[int], size: int) -> tuple[str, bytes] | None:
+        for file in ready:
+            if file in self.logs.files and not self.logs.take(file):
+                self._poll.unregister(file)
+        self._turn += 1  # a stream that never pauses keeps the other one waiting once only
+        for file in sorted((one for one in ready if one in self._open), reverse=bool(self._turn % 2)):
+            try:
+                data = os.read(file, size)
+            except BlockingIOError:
+                continue
+            except ConnectionResetError:  # it ended with input of ours unread
+                data = b""
+            if data:
+                return self._open[file], data
+            self._poll.unregister(file)
+            del self._open[file]
+        return None
+
+    # ---- writing and ending
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def finish(self) -> None:
+        """No more input will come."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def has_ended(self, within: float = 0.0) -> bool:
+        """Whether ssh is over. Its status is not taken: its number stays its own until the group is ended."""
+        deadline = time.monotonic() + within
+        while self._process.returncode is None and not has_ended(self._process.pid):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def status(self) -> int:
+        """ssh's exit status, after its streams ended."""
+        self.has_ended(ENDING)
+        with self._closing:
+            end_group(self._process, 0)
+        return int(self._process.returncode)
+
+    def words_left(self) -> bytes:
+        """What its standard error still holds, without waiting."""
+        found = b""
+        with contextlib.suppress(BlockingIOError), self._reading:
+            while not self._closed and (data := os.read(self._errors, 65536)):
+                found = (found + data)[-WORDS:]
+        return found
+
+    def close(self) -> None:
+        """End ssh, and with it what it holds on the node."""
+        with self._closing:
+            if self._closed:
+                return
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for it wakes
+            end_group(self._process)
+            with self._reading:
+                self._closed = True
+                self._socket.close()
+                os.close(self._errors)
+                self.logs.close()
+            self.logs.forget_names()
+
+
+class ChildPipe:
+    """A child as a link's pipe."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._words = b""
+
+    def receive(self, size: int, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
+        while True:
+            name, data = self._child.read(size, max(deadline - time.monotonic(), 0))
+            if name != "stderr":
+                return data
+            self._words = (self._words + data)[-WORDS:]
+
+    def send(self, data: bytes) -> None:
+        self._child.send(data)
+
+    def close(self) -> None:
+        self._child.close()
+
+    def last_words(self) -> str:
+        self._child.has_ended(1.0)
+        return (self._words + self._child.words_left()).decode(errors="replace")
+
+
+class ChildStream:
+    """A program on a node by way of a child.
+
+    ssh gives a program's exit code as its own, 255 for a signal and for its own failures alike, and none before
+    every process that holds the streams is gone. A shell around the program therefore writes the code at the end
+    of standard error, after a mark that nobody can guess.
+    """
+
+    MARK = "CLUSTERCTL-END"
+
+    def __init__(self, child: Child, mark: bytes) -> None:
+        self._child = child
+        self._mark = b"\n" + mark + b" "
+        self._held = b""
+        self._code: int | None = None
+        self._over = False
+
+    @classmethod
+    def wrapped(cls, command: str) -> tuple[str, bytes]:
+        """A line that any login shell takes, and the mark that it writes."""
+        mark = f"{cls.MARK} {secrets.token_hex(16)}"
+        # 2>/dev/null: a shell remarks on a program that a signal ended; the subshell keeps that from dash too
+        run = 'exec 3>&2 2>/dev/null; (exec "${SHELL:-/bin/sh}" -c "$1" 2>&3 3>&-); s=$?'
+        line = f'{run}; printf "\\n%s %d\\n" "{mark}" $s >&3; exit $s'
+        return f"exec /bin/sh -c {shlex.quote(line)} sh {shlex.quote(command)}", mark.encode()
+
+    def read(self, size: int, timeout: float) -> tuple[str, bytes]:
+        deadline = time.monotonic() + timeout
+        while not self._over:
+            name, data = self._child.read(size, max(deadline - time.monotonic(), 0))
+            if not name:
+                return self._end()
+            if name == "stdout":
+                return name, data
+            data = self._without_mark(data)
+            if data:
+                return name, data
+        return "", b""
+
+    def _without_mark(self, data: bytes) -> bytes:
+        """Standard error without the mark; what may be its beginning is held back."""
+        data = self._held + data
+        self._held = b""
+        place = data.find(self._mark)
+        if place >= 0:
+            code, line_break, rest = data[place + len(self._mark) :].partition(b"\n")
+            if line_break:
+                self._code = int(code)
+                return data[:place] + rest
+        else:
+            own, place = OWN_WORDS.search(data), data.rfind(b"\n")
+            if own is not None:
+                place = own.start(1)
+            elif place < 0 or not self._mark.startswith(data[place:]):
+                return data
+        self._held = data[place:]
+        return data[:place]
+
+    def _end(self) -> tuple[str, bytes]:
+        status = self._child.status()
+        data, self._held = self._held, b""
+        lost = self._code is None and status == 255
+        if data and not (lost and OWN_WORDS.search(data)):
+            return "stderr", data
+        self._over = True
+        if lost:
+            said = f": {data.decode(errors='replace').strip()}" if data else ""
+            raise LinkLost(self._child.node, f"the connection ended in the middle{said}")
+        if self._code is None:  # the login shell took no part in it
+            self._code = status
+        return "", b""
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._child.send(data)
+        except OSError as problem:
+            raise LinkLost(self._child.node, f"it takes no more input ({problem})") from None
+
+    def finish(self) -> None:
+        self._child.finish()
+
+    def exited(self) -> bool:
+        return self._code is not None or self._child.has_ended()
+
+    def ended(self) -> tuple[int | None, int | None]:
+        return self._code, None
+
+    def close(self) -> None:
+        self._child.close()

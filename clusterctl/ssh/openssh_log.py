@@ -1,0 +1,162 @@
+"""What OpenSSH's own log says of a login that failed, in our own errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.errors import ClusterctlError, HostKeyUnknown, LoginRefused, Unreachable
+from clusterctl.ssh import host_keys
+from clusterctl.ssh.config import Way
+from clusterctl.ssh.host_keys import HostKey, key_file
+from clusterctl.ssh.retry import Dropped
+
+# `debug1: sshconnect2.c:ssh_userauth2():580 (pid=7): ` before what is said. A server can put lines of its own into
+# the text with which it hangs up, and so choose the words for its own failure; nothing more hangs on them.
+_BEFORE = re.compile(r"^(?:debug\d: )?(?:[\w.-]+\.c:\w+\(\):\d+ \([^()]*\): )?(?:debug\d: )?", re.MULTILINE)
+_LOGGED_IN = re.compile(
+    r"^(?:Authenticated to .* using \"|(?:mux_client_request_session: )?master session id: \d)", re.MULTILINE
+)
+_SHOWN = re.compile(r"^Server host (?:key|certificate): (\S+) (SHA256:[^\s,]+)", re.MULTILINE)
+_CHANGED = re.compile(
+    r"^@ +WARNING: (?:REMOTE HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY)", re.MULTILINE
+)
+_UNKNOWN = re.compile(r"^(?:No \S+ host key is known for|Host key verification failed)", re.MULTILINE)
+_REFUSED = re.compile(
+    r"^(?:\S+: Permission denied|Received disconnect from .*Too many authentication|No more authentication methods|"
+    r"Disconnected from .*Too many authentication)",
+    re.MULTILINE,
+)
+_NO_ADDRESS = re.compile(r"^(?:ssh: )?Could not resolve hostname [^:]*: (.*)", re.MULTILINE)
+_NO_CONNECTION = re.compile(r"^(?:ssh: )?connect to host \S+ port \d+: (.*)", re.MULTILINE)
+_NO_WAY_ON = re.compile(r"^(?:channel \d+: )?open failed: (.*)", re.MULTILINE)
+_NO_CIPHER = re.compile(r"^Unable to negotiate .*", re.MULTILINE)
+_DROPPED = re.compile(
+    r"^(?:(?:kex|ssh)_exchange_identification|banner exchange|Connection (?:closed|reset|timed out)|"
+    r"Connection to \S+ port \d+ timed|ssh_dispatch_run_fatal|ssh_packet|Exceeded MaxStartups|"
+    r"Not allowed at this time|Received disconnect|Disconnected from|Broken pipe)",
+    re.MULTILINE,
+)
+
+
+class Unrecorded(Exception):
+    """The key of the server at one place of the way is not recorded; consent may change that."""
+
+    def __init__(self, place: int, error: HostKeyUnknown) -> None:
+        super().__init__(place, error)
+        self.place = place
+        self.error = error
+
+
+@dataclass(frozen=True)
+class HopLog:
+    """What one OpenSSH process logged about one server on the way."""
+
+    node: str
+    way: Way
+    text: str
+
+    @property
+    def logged_in(self) -> bool:
+        return _LOGGED_IN.search(self.text) is not None
+
+    @property
+    def shown(self) -> HostKey | None:
+        """The host key that the server showed."""
+        found = _SHOWN.search(self.text)
+        return HostKey(found[1], found[2]) if found else None
+
+
+def plain(data: bytes) -> str:
+    """A log without what stands before each message."""
+    return _BEFORE.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
+
+
+def culprit(hops: Sequence[HopLog]) -> HopLog:
+    """The first server that no login came through to."""
+    return next((one for one in hops if not one.logged_in), hops[-1])
+
+
+def refusal(
+    hops: Sequence[HopLog], said: str, known_hosts: Sequence[Path], timeout: float, ended: bool
+) -> ClusterctlError | Dropped:
+    """Why nobody is logged in. `said` is what a ProxyCommand said, `ended` whether ssh itself gave up."""
+    hop = culprit(hops)
+    node, way, text = hop.node, hop.way, hop.text
+    if hop.logged_in:
+        return Unreachable(node, f"logged in, but no session was given: {_last_line(text)}")
+    if _CHANGED.search(text) or _UNKNOWN.search(text):
+        return _host_key(hop, known_hosts)
+    if _REFUSED.search(text):
+        return _login(hop)
+    on_the_way = _on_the_way(hop, hops, said)
+    if on_the_way is not None:
+        return on_the_way
+    if _NO_CIPHER.search(text):
+        return Unreachable(node, f"no common way to encrypt: {_last_line(text)}")
+    if not ended and not hop.shown and "Connection established." not in text and not way.gateway:
+        return _silent(node, way, timeout)
+    if not ended or _DROPPED.search(text):
+        return Dropped(node, _last_line(text) if ended else "the server fell silent")
+    return Unreachable(node, f"ssh: {_last_line(text) or said or 'it ended without a word'}")
+
+
+def _host_key(hop: HopLog, known_hosts: Sequence[Path]) -> ClusterctlError:
+    recorded = host_keys.recorded(hop.way.name, known_hosts)
+    shown = hop.shown
+    if recorded and shown is not None:
+        alike = [one for one in recorded if one.kind == shown.kind]
+        return host_keys.changed(hop.node, hop.way.name, (alike or recorded)[0], shown)
+    if _CHANGED.search(hop.text):  # by a mark, or by a file that only OpenSSH knows of
+        return host_keys.changed(
+            hop.node, hop.way.name, HostKey("another key,", "or it is revoked"), shown or HostKey("", "")
+        )
+    return host_keys.unknown(hop.node, shown)
+
+
+def _login(hop: HopLog) -> LoginRefused:
+    way = hop.way
+    if way.identities and all(key_file(one).locked for one in way.identities):
+        hint = "add it to an ssh agent with `ssh-add`, or name another one in the inventory (`key`)"
+        return LoginRefused(hop.node, f"the key {', '.join(way.identities)} is locked by a passphrase", hint)
+    tried = [*way.identities, *(["the keys of the ssh agent"] if way.use_agent else [])]
+    who = f"{way.user or 'the default user'}@{way.host}"
+    hint = f"try `ssh -p {way.port} {who}`; name `user` and `key` in the inventory"
+    return LoginRefused(hop.node, f"no key was accepted for {who} (tried {', '.join(tried) or 'none'})", hint)
+
+
+def _on_the_way(hop: HopLog, hops: Sequence[HopLog], said: str) -> Unreachable | None:
+    """What the network, a gateway or a ProxyCommand says."""
+    node, way, text = hop.node, hop.way, hop.text
+    place = list(hops).index(hop)
+    refused = _NO_WAY_ON.search(hops[place - 1].text) if place else None
+    if refused and way.gateway:
+        what = f"the gateway {way.gateway.name} can't reach {way.name}: {refused[1]}"
+        return Unreachable(node, what, "check `host` and `port` as the gateway sees them")
+    if way.proxy_command and said:
+        return Unreachable(node, f"its ProxyCommand said: {said}", f"try `{way.proxy_command}`")
+    unresolved = _NO_ADDRESS.search(text)
+    if unresolved:
+        return Unreachable(node, f"no address for {way.host!r} ({unresolved[1]})", "check `host`")
+    failed = _NO_CONNECTION.search(text)
+    if failed is None:
+        return None
+    if "refused" in failed[1]:
+        what = f"nothing listens at {way.host} port {way.port}"
+        return Unreachable(node, what, "check `host` and `port`, and that sshd runs there")
+    if "timed out" in failed[1]:
+        return _silent(node, way, 0)
+    return Unreachable(node, f"{way.host} port {way.port}: {failed[1]}")
+
+
+def _silent(node: str, way: Way, timeout: float) -> Unreachable:
+    within = f" within {timeout:g} s" if timeout else " in time"
+    what = f"{way.host} port {way.port} did not answer{within}"
+    return Unreachable(node, what, "check the address, the network and the firewall")
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else ""

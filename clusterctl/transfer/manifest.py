@@ -1,0 +1,247 @@
+"""A folder here as it is to be sent: read once, checked, named by its content.
+
+Which names of a folder stay at home when it is pushed: ignore files, version control, caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from clusterctl.agent import tree, tree_cache
+from clusterctl.agent.tree import Entry
+from clusterctl.errors import Fault, InputFaults, UsageError
+from clusterctl.settings import cache_folder
+
+MANY_FILES, MANY_BYTES = 10_000, 1_000_000_000
+FORGET_AFTER = 60 * 86400.0  # seconds without a push of a folder until its files' hashes are forgotten
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A tree as it was when it was read."""
+
+    entries: tuple[Entry, ...]
+    warnings: tuple[str, ...] = ()
+    table: bytes = b""
+    """The digests of the pieces of large files."""
+
+    @cached_property
+    def text(self) -> bytes:
+        return tree.to_bytes(self.entries)
+
+    @cached_property
+    def id(self) -> str:
+        """The tree's name: a hash over every path, mode and content in it."""
+        return tree.tree_id(self.text)
+
+    @cached_property
+    def files(self) -> list[Entry]:
+        return [one for one in self.entries if one.kind == "f"]
+
+    @cached_property
+    def pieces(self) -> tree.Pieces:
+        return tree.Pieces(self.files, self.table)
+
+    @cached_property
+    def size(self) -> int:
+        return sum(one.size for one in self.files)
+
+
+def make_manifest(
+    root: Path,
+    include_vcs: bool = False,
+    only: Sequence[str] = (),
+    everything: bool = False,
+    recheck: bool = False,
+    without: Path | None = None,
+) -> Manifest:
+    """Read a folder, without what ignore files, version control and caches leave out; only caches with
+    `everything`.
+
+    `only` names the entries at the top that are meant, where not all are. A file whose inode says that it did
+    not change since it was last read is not read again, but with `recheck`. What is `without` stays at home.
+    """
+    if not root.is_dir():
+        raise UsageError(f"{root} is no folder", "name the folder to send")
+    rules = Ignore(root, include_vcs)
+    apart = _below(root, without)
+
+    def skips(path: str, is_dir: bool) -> bool:
+        if (only and path.split("/")[0] not in only) or path == apart:
+            return True
+        return path.rsplit("/", 1)[-1] in ALWAYS_OUT if everything else rules.skips(path, is_dir)
+
+    try:
+        scanned = _scan(root, skips, recheck)
+    except OSError as problem:
+        raise UsageError(
+            f"{problem.filename}: {problem.strerror}", "add it to .clusterctlignore, or make it readable"
+        ) from None
+    _refuse_what_no_node_takes(root, scanned.entries)
+    manifest = Manifest(tuple(scanned.entries), tuple(scanned.warnings), scanned.table)
+    return replace(manifest, warnings=(*manifest.warnings, *_size_warnings(root, manifest)))
+
+
+def _below(root: Path, path: Path | None) -> str:
+    """A path as a tree names it that begins at root; "" where it lies elsewhere."""
+    if path is None or not path.resolve().is_relative_to(root.resolve()):
+        return ""
+    return path.resolve().relative_to(root.resolve()).as_posix()
+
+
+def _scan(root: Path, skips: Callable[[str, bool], bool], recheck: bool) -> tree.Scanned:
+    """Read the folder with what is remembered of it, and remember it for the next time."""
+    with _remembered(root, recheck) as known:
+        return tree.scan(str(root), skips, known.read)
+
+
+@contextlib.contextmanager
+def _remembered(path: Path, recheck: bool) -> Iterator[tree_cache.Memory]:
+    """What is remembered of a folder or a file, kept for the next time where something was read anew."""
+    name = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:32]
+    kept = cache_folder() / "contents" / name
+    known = tree_cache.Memory({} if recheck else tree_cache.load(str(kept)))
+    yield known
+    if known.read_bytes:
+        with contextlib.suppress(OSError):  # a home that can't be written costs the reading, nothing else
+            tree_cache.save(str(kept), known.now)
+            _forget_old(kept.parent)
+
+
+def _forget_old(folder: Path) -> None:
+    for one in folder.iterdir():
+        if time.time() - one.stat().st_mtime > FORGET_AFTER:
+            one.unlink(missing_ok=True)
+
+
+def file_manifest(path: Path, name: str, recheck: bool = False) -> Manifest:
+    """One file as a tree of its own, under the name that it is to have."""
+    try:
+        with _remembered(path, recheck) as known:
+            status = path.stat()
+            size, content, table = known.read("", str(path), status)
+    except OSError as problem:
+        raise UsageError(f"{path}: {problem.strerror}", "name a file that can be read") from None
+    return Manifest((Entry(name, "f", status.st_mode & 0o777, size, content),), (), table)
+
+
+def _refuse_what_no_node_takes(root: Path, entries: list[Entry]) -> None:
+    remedy = "add it to .clusterctlignore, or push what it points to"
+    faults = [
+        Fault(str(root / one.path), f"the link leads out of the tree, to {one.content}", remedy)
+        for one in entries
+        if one.kind == "l" and not tree.link_stays_inside(one.path, one.content)
+    ]
+    if faults:
+        raise InputFaults(faults)
+    try:
+        tree.check(entries)
+    except tree.BadTree as problem:
+        raise UsageError(
+            f"{root}: {problem}", "rename one of them, or leave it out by .clusterctlignore"
+        ) from None
+
+
+def _size_warnings(root: Path, manifest: Manifest) -> list[str]:
+    remedy = "is all of it needed? .clusterctlignore leaves things out"
+    found = []
+    if len(manifest.entries) > MANY_FILES:
+        found.append(f"{root}: {len(manifest.entries):,} entries; {remedy}")
+    if manifest.size > MANY_BYTES:
+        found.append(f"{root}: {manifest.size / 1e9:.1f} GB; {remedy}")
+    return found
+
+
+VCS_FOLDERS = (".git", ".hg", ".svn", ".jj", "CVS")
+ALWAYS_OUT = (
+    "__pycache__",
+    ".venv",
+    ".clusterctl-sandbox",  # with its keys
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    ".hypothesis",
+    ".DS_Store",
+)
+IGNORE_FILES = (".gitignore", ".clusterctlignore")
+
+
+class Ignore:
+    """The rules of ignore files in a tree, in the part of gitignore's language that people use."""
+
+    def __init__(self, root: Path, include_vcs: bool) -> None:
+        self._root = root
+        self._out = set(ALWAYS_OUT) | (set() if include_vcs else set(VCS_FOLDERS))
+        self._rules: dict[str, list[tuple[re.Pattern[str], bool, bool]]] = {}
+
+    def skips(self, path: str, is_dir: bool) -> bool:
+        """Whether a path below the root stays at home; the last rule that fits decides, as in git."""
+        if path.rsplit("/", 1)[-1] in self._out:
+            return True
+        skipped = False
+        folders = [""] + ["/".join(path.split("/")[:depth]) for depth in range(1, path.count("/") + 1)]
+        for folder in folders:
+            below = path[len(folder) + 1 :] if folder else path
+            for pattern, keeps, folders_only in self._of(folder):
+                if (is_dir or not folders_only) and pattern.fullmatch(below):
+                    skipped = not keeps
+        return skipped
+
+    def _of(self, folder: str) -> list[tuple[re.Pattern[str], bool, bool]]:
+        if folder not in self._rules:
+            found = []
+            for name in IGNORE_FILES:
+                path = self._root / folder / name
+                if path.is_file():
+                    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+                    found += [rule for rule in map(_rule, lines) if rule is not None]
+            self._rules[folder] = found
+        return self._rules[folder]
+
+
+def _rule(line: str) -> tuple[re.Pattern[str], bool, bool] | None:
+    """One line of an ignore file: (pattern over a path, whether it keeps, whether it is about folders
+    only)."""
+    text = line.rstrip()
+    if not text or text.startswith("#"):
+        return None
+    keeps = text.startswith("!")
+    text = text.removeprefix("!").removeprefix("\\")
+    folders_only = text.endswith("/")
+    text = text.rstrip("/")
+    anywhere = "/" not in text
+    # A whole `**` takes any number of folders; `*`, `?` and `[…]` stay within a name.
+    parts = [
+        "(?:.*/)?" if part == "**" else _name_pattern(part) + "/" for part in text.lstrip("/").split("/")
+    ]
+    pattern = "".join(parts).removesuffix("/")
+    if text.endswith("/**"):
+        pattern = pattern.removesuffix("(?:.*/)?") + ".+"
+    return re.compile(("(?:.*/)?" if anywhere else "") + pattern, re.DOTALL), keeps, folders_only
+
+
+def _name_pattern(glob: str) -> str:
+    """One name of a path as a regular expression."""
+    found, place = "", 0
+    while place < len(glob):
+        letter = glob[place]
+        closing = glob.find("]", place + 2) if letter == "[" else -1
+        if letter == "\\" and place + 1 < len(glob):
+            place += 1
+            found += re.escape(glob[place])
+        elif closing > 0:
+            inside = glob[place + 1 : closing].replace("\\", "\\\\").replace("[", "\\[")
+            found += "[^/" + inside[1:] + "]" if inside[0] in "!^" else "[" + inside + "]"
+            place = closing
+        else:
+            found += {"*": "[^/]*", "?": "[^/]"}.get(letter) or re.escape(letter)
+        place += 1
+    return found

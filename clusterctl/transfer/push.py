@@ -1,0 +1,280 @@
+"""Trees to nodes: a manifest first, then only what is missing, verified, switched in whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent import tree
+from clusterctl.agent.frames import Frame
+from clusterctl.agent.request import Refused
+from clusterctl.agent.tree import Entry, Range
+from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.transfer.manifest import Manifest as Manifest
+from clusterctl.transfer.manifest import file_manifest as make_file_manifest
+from clusterctl.transfer.manifest import make_manifest as make_manifest
+from clusterctl.transport.fanout import Connection
+from clusterctl.transport.link import Asked, RequestFailed
+
+if TYPE_CHECKING:
+    from clusterctl.transfer.relay import Relay
+
+KEPT_BYTES = 64 << 20  # what all nodes want alike is read once up to this size
+Progress = Callable[[int, int], None]
+"""Called with the bytes sent so far and the bytes to send."""
+
+
+@dataclass(frozen=True)
+class PushResult:
+    """What a push did to one node."""
+
+    path: str
+    """Where the tree lies on the node, `~` resolved."""
+    bytes_sent: int
+    """By the launcher itself."""
+    files_sent: int
+    seconds: float
+    unchanged: bool
+    bytes_relayed: int = 0
+    """What came from other nodes."""
+    notes: tuple[str, ...] = ()
+    """What did not go the planned way."""
+
+
+class Source:
+    """A folder here (or with `single` one file) and its manifest, read for many nodes."""
+
+    def __init__(self, root: Path, manifest: Manifest, single: bool = False) -> None:
+        self.root = root
+        self.manifest = manifest
+        self.single = single
+        self._kept: tuple[list[Range], list[bytes]] | None = None
+        self._change = threading.Lock()
+
+    def send(self, ranges: list[Range], send: Callable[[bytes], None]) -> None:
+        """Some pieces' bytes in order; what several nodes want alike is read from the disk once."""
+        pieces = self.manifest.pieces
+        if pieces.size(ranges) > KEPT_BYTES:
+            return tree.send_pieces(self._path_of, pieces, ranges, send)
+        with self._change:
+            if self._kept is None or self._kept[0] != ranges:
+                chunks: list[bytes] = []
+                tree.send_pieces(self._path_of, pieces, ranges, chunks.append)
+                self._kept = ranges, chunks
+            chunks = self._kept[1]
+        for chunk in chunks:
+            send(chunk)
+
+    def _path_of(self, one: Entry) -> str:
+        return str(self.root) if self.single else os.path.join(self.root, one.path)
+
+
+# ---- one node
+
+
+def push_tree(
+    connection: Connection,
+    source: Source,
+    dest: str,
+    *,
+    replace: bool = False,
+    recheck: bool = False,
+    note: bool = False,
+    progress: Progress | None = None,
+    relay: Relay | None = None,
+) -> PushResult:
+    """Make `dest` on the node the same tree; what the node has already does not travel.
+
+    Files that the node itself made in an earlier pushed tree stay; a folder that no push made is only
+    replaced with `replace`. With a `relay` the node may get it from other nodes; with `note` an unchanged tree's
+    state is noted for the next Glance.
+    """
+    params = {"dest": dest, "replace": replace, "recheck": recheck, "note": note}
+    return _Sending(connection, source, params, progress, relay).result()
+
+
+def push_store(
+    connection: Connection,
+    source: Source,
+    kind: str,
+    *,
+    progress: Progress | None = None,
+    relay: Relay | None = None,
+) -> PushResult:
+    """Keep a tree on the node under its own hash, where it never changes; nothing travels when it is there
+    already."""
+    workdir = str(connection.hello()["workdir"])
+    dest = f"{workdir}/store/{kind}/{source.manifest.id}"
+    return _Sending(connection, source, {"dest": dest, "content_named": True}, progress, relay).result()
+
+
+@dataclass(frozen=True)
+class Would:
+    """What a push would bring to one node."""
+
+    path: str
+    unchanged: bool
+    files: int
+    bytes: int
+
+
+def look(connection: Connection, source: Source, dest: str, *, replace: bool = False) -> Would:
+    """Ask a node what a push would bring, and change nothing there."""
+    asked = _open(connection, source, {"dest": dest, "replace": replace, "look": True})
+    for frame in asked:
+        if frame.fields.get("manifest"):
+            _send_manifest(asked, source.manifest)
+    said = asked.result or {}
+    return Would(
+        str(said.get("path")),
+        bool(said.get("unchanged")),
+        int(said.get("files", 0)),
+        int(said.get("bytes", 0)),
+    )
+
+
+def _open(connection: Connection, source: Source, params: dict[str, Any]) -> Asked:
+    manifest = source.manifest
+    params = {**params, "single": source.single}
+    named = {"tree": manifest.id, "manifest_size": len(manifest.text), "table_size": len(manifest.table)}
+    return connection.open("receive", {**params, **named})
+
+
+def _send_manifest(asked: Asked, manifest: Manifest) -> None:
+    asked.send(manifest.text)
+    asked.send(manifest.table)
+
+
+class _Sending:
+    """One push to one node: answers what the node asks until the tree is in place there."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        source: Source,
+        params: dict[str, Any],
+        progress: Progress | None,
+        relay: Relay | None,
+    ) -> None:
+        self._node = connection.node
+        self._source = source
+        self._progress = progress
+        self._relay = relay
+        self._began = time.monotonic()
+        self._sent = self._relayed = self._files = self._total = 0
+        self._asked = _open(connection, source, {**params, "relay": relay is not None})
+
+    def result(self) -> PushResult:
+        said: dict[str, Any] = {}
+        try:
+            for frame in self._asked:
+                said = self._answer(frame)
+                if said:
+                    break
+        except BaseException as problem:
+            self._asked.cancel()
+            if self._relay:
+                self._relay.leave(self._node)
+            raise worded(self._node, problem) from None
+        said = said or self._asked.result or {}
+        notes = tuple(str(one) for one in said.get("notes", ()))
+        return PushResult(
+            str(said.get("path")),
+            self._sent,
+            self._files,
+            time.monotonic() - self._began,
+            bool(said.get("unchanged")),
+            int(said.get("relayed", 0)),
+            notes,
+        )
+
+    def _answer(self, frame: Frame) -> dict[str, Any]:
+        """Do what the node asks for; what it said last, once the tree is in its place."""
+        fields = frame.fields
+        if fields.get("manifest"):
+            _send_manifest(self._asked, self._source.manifest)
+        elif fields.get("want"):
+            self._begin(_ranges(self._node, frame, self._source.manifest))
+        elif fields.get("feed"):
+            if self._relay:
+                self._relay.tell(self._relayed, int(fields.get("failed", 0)))
+            self._feed(_ranges(self._node, frame, self._source.manifest))
+        elif "listening" in fields and self._relay:
+            self._say(self._relay.join(self._node, int(fields["listening"])))
+        elif "got" in fields:
+            self._relayed = int(fields["got"])
+            if self._relay:
+                self._relay.tell(self._relayed, 0)
+            self._report()
+        elif fields.get("built") and self._relay:
+            self._relay.linger(self._asked)
+            return dict(json.loads(frame.payload))
+        return {}
+
+    def _begin(self, wanted: list[Range]) -> None:
+        pieces = self._source.manifest.pieces
+        self._total = pieces.size(wanted)
+        self._files = pieces.file_count(wanted)
+        if self._relay:
+            self._say(self._relay.terms(self._node, self._total, sum(end - begin for begin, end in wanted)))
+        else:
+            self._feed(wanted)
+
+    def _feed(self, wanted: list[Range]) -> None:
+        try:
+            self._source.send(wanted, self._send)
+        except OSError as problem:
+            raise WorkFailed(f"{problem.filename}: {problem.strerror}", "nothing was changed there") from None
+        self._report()
+
+    def _send(self, data: bytes) -> None:
+        self._asked.send(data)
+        self._sent += len(data)
+        self._report()
+
+    def _say(self, value: Any) -> None:
+        text = json.dumps(value).encode()
+        self._asked.send(b"%d\n" % len(text) + text)
+
+    def _report(self) -> None:
+        if self._progress:
+            self._progress(self._sent + self._relayed, self._total)
+
+
+def _ranges(node: str, frame: Frame, manifest: Manifest) -> list[Range]:
+    """The pieces that a node asks for; a list that makes no sense is its fault, not a reason to send anything
+    else."""
+    try:
+        return manifest.pieces.checked(json.loads(frame.payload))
+    except (ValueError, RecursionError, tree.BadTree):
+        raise RequestFailed(node, "bad-tree", "it asks for pieces that are not in the tree") from None
+
+
+def file_source(path: Path, dest: str, recheck: bool = False) -> tuple[Source, str]:
+    """One file to be pushed, and the path that it gets; a `dest` that ends with `/` is the folder for it."""
+    target = dest + path.name if dest.endswith("/") else dest
+    name = target.rpartition("/")[2]
+    if name in ("", "~", ".", ".."):
+        raise UsageError(f"{dest} is a folder", f"name the file, or the folder with a / at its end: {dest}/")
+    return Source(path, make_file_manifest(path, name, recheck), single=True), target
+
+
+def worded(node: str, problem: BaseException) -> BaseException:
+    """What the shared tree code says, as an error of this side."""
+    if isinstance(problem, tree.BadTree):
+        return RequestFailed(node, "bad-tree", str(problem), "nothing was changed")
+    if isinstance(problem, Refused):
+        return RequestFailed(node, problem.kind, str(problem), "nothing was changed")
+    if isinstance(problem, OSError):
+        return WorkFailed(f"{node}: {problem}", "nothing was changed there")
+    if isinstance(problem, RequestFailed) and problem.kind == "exists" and not problem.hint:
+        return RequestFailed(
+            node, "exists", problem.reason, "name another path, or --replace it with all that is in it"
+        )
+    return problem

@@ -1,0 +1,93 @@
+"""The shards of a corpus to different nodes: shard i to node i, and from the first again when there are more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import Fault, InputFaults
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.transfer.push import Progress, PushResult
+    from clusterctl.transport.fanout import Connection, Connections, Outcome
+
+ENDINGS = ("bin", "idx")
+MORE = ("manifest.json",)
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What one node gets: names of files in one folder here."""
+
+    node: Node
+    shards: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+def portions(cluster: Cluster, prefixes: Sequence[str]) -> tuple[Path, list[Portion]]:
+    """Which shards go where; all that is wrong with them at once."""
+    found = sorted({_prefix(one) for one in prefixes}, key=str)
+    folder = found[0].parent
+    faults = [
+        Fault(
+            f"{one}.{ending}",
+            "no such file",
+            "a shard is a .bin and an .idx, as `clusterctl data split` writes",
+        )
+        for one in found
+        for ending in ENDINGS
+        if not Path(f"{one}.{ending}").is_file()
+    ]
+    faults += [
+        Fault(str(one), f"is not in {folder} as {found[0].name} is", "put the shards into one folder")
+        for one in found
+        if one.parent != folder
+    ]
+    if faults:
+        raise InputFaults(faults)
+    given: dict[str, list[Path]] = {node.name: [] for node in cluster.nodes}
+    for number, one in enumerate(found):
+        given[cluster.nodes[number % len(cluster.nodes)].name].append(one)
+    return folder, [
+        Portion(node, tuple(one.name for one in given[node.name]), _files(given[node.name]))
+        for node in cluster.nodes
+        if given[node.name]
+    ]
+
+
+def _prefix(name: str) -> Path:
+    """A shard as its prefix or any of its files: so that a shell's `shards/*` will do."""
+    for ending in (*ENDINGS, *MORE):
+        if name.endswith(f".{ending}"):
+            return Path(name[: -len(ending) - 1])
+    return Path(name)
+
+
+def _files(shards: Sequence[Path]) -> tuple[str, ...]:
+    names = [f"{one.name}.{ending}" for one in shards for ending in (*ENDINGS, *MORE)]
+    return tuple(name for name in names if (shards[0].parent / name).is_file())
+
+
+def scatter(
+    folder: Path,
+    given: Sequence[Portion],
+    dest: str,
+    connections: Connections,
+    progress: Callable[[str], Progress],
+    replace: bool = False,
+) -> list[Outcome[PushResult]]:
+    """Push each node its shards; what it has already does not travel."""
+    from clusterctl.transfer import push
+
+    by_node = {one.node.name: one for one in given}
+
+    def send(node: Node, link: Connection) -> PushResult:
+        only = by_node[node.name].files
+        manifest = push.make_manifest(folder, only=only, everything=True)
+        source = push.Source(folder, manifest)
+        return push.push_tree(link, source, dest, replace=replace, progress=progress(node.name))
+
+    return connections.on_each([one.node for one in given], send)

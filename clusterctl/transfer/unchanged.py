@@ -1,0 +1,122 @@
+"""A glance at a node before an agent is started there: a push that would change nothing ends with it.
+
+The agent notes the state of a tree that it found unchanged (agent/look.py). Where /bin/sh, `find` and `sha256sum`
+find that state again, the tree is what it was: for 2,000 files that takes a node a third of the agent's time. Whatever
+is not exactly so is the agent's, which then takes the shell's place on the same connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.tree_state import FORMAT, name_of
+from clusterctl.errors import LinkLost
+from clusterctl.transfer.push import PushResult, Source
+from clusterctl.transport.connection import LinkConnection
+from clusterctl.transport.link import (
+    MAX_NOISE,
+    START_LIMIT,
+    Link,
+    StreamPipe,
+    agent_argv,
+    shell_command,
+)
+from clusterctl.transport.shell import LINE, MARK
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.transport.fanout import Connections, Stream
+
+PIECE = 64 << 10
+SAME, OTHER = "same", "other"
+
+# A brace makes a shell read all of it first: whatever comes later is the agent's.
+SCRIPT = r"""{
+printf '%s\n' '@mark'
+y=other t= h= p=
+read -r t h p <@record
+[ "$t" = @tree ]&&[ "$h  -" = "$(LC_ALL=C find -H @path -printf '@format'|sha256sum)" ]&&y=same
+printf '%s\n' "@mark $y $p"
+[ $y = same ]&&exit
+exec 2>&3 3>&-
+exec @agent
+} 3>&2 2>/dev/null
+"""
+
+
+def script(node: Node, mark: str, tree: str, dest: str) -> bytes:
+    """What a node's /bin/sh reads."""
+    values = {
+        "mark": mark,
+        "record": at_home(f"{node.workdir}/trees/{name_of(dest)}"),
+        "tree": tree,
+        "path": at_home(dest),
+        "format": FORMAT,
+        "agent": shell_command(agent_argv(node.python)),
+    }
+    text = re.sub(r"@([a-z]+)", lambda found: values[found[1]], SCRIPT)
+    return text.encode("utf-8", "surrogateescape")
+
+
+def at_home(path: str) -> str:
+    """A path for /bin/sh as the agent takes it: `~/` and what does not begin with `/` is the login's home."""
+    below = path[1:].lstrip("/") if path == "~" or path.startswith("~/") else path
+    if below.startswith("/"):
+        return shlex.quote(below)
+    return '"$HOME"/' + shlex.quote(below)
+
+
+class Glance:
+    """Looks at the nodes of one push; use it where no agents are there already."""
+
+    def __init__(self, connections: Connections, pushed: Callable[[], tuple[Source, str]]) -> None:
+        """`pushed` gives the tree and where it goes, as soon as it was read."""
+        self._connections = connections
+        self._pushed = pushed
+
+    def at(self, node: Node) -> PushResult | None:
+        """What a push comes to that changes nothing; else None, and `connections` has the node's agent."""
+        stream = self._connections.transport.start(node, LINE)
+        began = time.monotonic()
+        try:
+            answer = self._answer(node, stream)
+            if answer.startswith(f"{OTHER} "):
+                link = LinkConnection(Link(node.name, StreamPipe(stream), node.workdir))
+                self._connections.adopt(node, link)
+                return None
+        except BaseException:
+            stream.close()
+            raise
+        stream.close()
+        if answer.startswith(f"{SAME} "):
+            return PushResult(answer[len(SAME) + 1 :], 0, 0, time.monotonic() - began, unchanged=True)
+        return None  # an odd login: the ordinary way says what is wrong with it
+
+    def _answer(self, node: Node, stream: Stream) -> str:
+        """The shell's one word and a path; nothing where no shell answers."""
+        source, dest = self._pushed()
+        mark = f"{MARK} {os.urandom(16).hex()}"
+        began, said = f"{mark}\n".encode(), f"{mark} ".encode()
+        noise, deadline = b"", time.monotonic() + START_LIMIT
+        with contextlib.suppress(LinkLost):  # a login that ended at once
+            stream.send(script(node, mark, source.manifest.id, dest))
+            while time.monotonic() < deadline and len(noise) < MAX_NOISE:
+                try:
+                    name, data = stream.read(PIECE, 1.0)
+                except TimeoutError:
+                    continue
+                if not name:
+                    break
+                noise += data if name == "stdout" else b""
+                if began in noise:
+                    deadline = float("inf")  # it looks, for as long as that takes
+                _, there, answer = noise.partition(said)
+                if there and b"\n" in answer:
+                    return answer.partition(b"\n")[0].decode("utf-8", "surrogateescape")
+        return ""

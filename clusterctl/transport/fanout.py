@@ -1,0 +1,268 @@
+"""The one narrow door to the nodes: a transport connects, a connection asks, a fan-out answers for every
+node.
+
+What came of a fan-out: all values, or one error that names every node that failed.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from clusterctl.errors import ClusterctlError, LinkLost, NodeError, NodesFailed, WorkFailed
+from clusterctl.inventory.cluster import Node
+from clusterctl.transport.connection import Completed as Completed
+from clusterctl.transport.connection import Connection as Connection
+from clusterctl.transport.local import END_LIMIT
+from clusterctl.transport.local import LocalTransport as LocalTransport
+from clusterctl.transport.scripted import ScriptedTransport as ScriptedTransport
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+
+
+T = TypeVar("T")
+FANOUT = 32  # nodes at once: more threads only wait for each other's cryptography
+
+
+class Stream(Protocol):
+    """A program on a node, without an agent: its three streams, and how it ended."""
+
+    def read(self, size: int, timeout: float) -> tuple[str, bytes]:
+        """What is there: ("stdout" or "stderr", bytes), or ("", b"") once both ended; TimeoutError when nothing
+        came in time, LinkLost when the connection broke or the node fell silent (SILENCE seconds)."""
+
+    def send(self, data: bytes) -> None:
+        """To its standard input; waits while the node takes no more; LinkLost where nobody reads it."""
+
+    def finish(self) -> None:
+        """No more input will come."""
+
+    def exited(self) -> bool:
+        """Whether its end is known; what it left behind may still hold its streams open. Never waits."""
+
+    def ended(self) -> tuple[int | None, int | None]:
+        """Exit code or signal, after both streams ended."""
+
+    def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """A way to nodes."""
+
+    def connect(self, node: Node) -> Connection:
+        """A connection of its own; raises a NodeError in words. The caller closes it."""
+
+    def start(self, node: Node, command: str) -> Stream:
+        """One command line for the node's login shell, on a connection of its own; no agent is started."""
+
+
+# ---- many nodes
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """What came of one node: a value, or the error that stands in its place."""
+
+    node: Node
+    value: T | None = None
+    error: ClusterctlError | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    def get(self) -> T:
+        """The value; raises the error where there is none."""
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]
+
+
+def on_each(
+    nodes: Sequence[Node],
+    work: Callable[[Node], T],
+    *,
+    fanout: int = FANOUT,
+    on_outcome: Callable[[Outcome[T]], None] | None = None,
+) -> list[Outcome[T]]:
+    """Do something on every node, at most `fanout` at once; every outcome, in the nodes' order.
+
+    An error of one node is that node's outcome and stops no other; a bug is raised here. Ctrl-C leaves at
+    once: the threads are daemons, and closing their connections (`Connections`) ends what they wait for.
+    """
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, Outcome[T] | BaseException]] = queue.SimpleQueue()
+    for place in range(len(nodes)):
+        waiting.put(place)
+    stopped = threading.Event()
+
+    def worker() -> None:
+        while not stopped.is_set():
+            try:
+                place = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((place, Outcome(nodes[place], work(nodes[place]))))
+            except ClusterctlError as error:
+                done.put((place, Outcome(nodes[place], error=error)))
+            except BaseException as bug:  # carried to the caller's thread and raised there
+                done.put((place, bug))
+
+    for _ in range(min(max(fanout, 1), len(nodes))):
+        threading.Thread(target=worker, daemon=True).start()
+    outcomes: dict[int, Outcome[T]] = {}
+    try:
+        while len(outcomes) < len(nodes):
+            place, outcome = done.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            outcomes[place] = outcome
+            if on_outcome:
+                on_outcome(outcome)
+    finally:
+        stopped.set()
+    return [outcomes[place] for place in range(len(nodes))]
+
+
+class Connections:
+    """One connection a node, opened when it is first needed, all closed at the end; use it as a context
+    manager."""
+
+    def __init__(self, transport: Transport, fanout: int = FANOUT, kept: bool = False) -> None:
+        """`kept` says that agents are there already, or stay for the next command."""
+        self.transport = transport
+        self.kept = kept
+        self.fanout = fanout
+        self._open: dict[str, Connection] = {}
+        self._locks: dict[str, threading.Lock] = {}
+        self._change = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> Connections:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def of(self, node: Node) -> Connection:
+        """The node's connection; opens it, and after a failure tries anew."""
+        with self._change:
+            lock = self._locks.setdefault(node.name, threading.Lock())
+        with lock:
+            there = self._open.get(node.name)
+            if there is None:
+                there = self.transport.connect(node)
+                self.adopt(node, there)
+            return there
+
+    def adopt(self, node: Node, there: Connection) -> None:
+        """Take in a connection that was made elsewhere."""
+        with self._change:
+            closed = self._closed
+            if not closed:
+                self._open[node.name] = there
+        if closed:
+            there.close()
+            raise LinkLost(node.name, "interrupted")
+
+    def silent_for(self, node: Node) -> float:
+        """Seconds since anything was heard over a node's connection; 0 where there is none."""
+        with self._change:
+            there = self._open.get(node.name)
+        return there.silent_for() if there is not None else 0.0
+
+    def drop(self, node: Node) -> None:
+        """Close one node's connection; the next use opens a new one."""
+        with self._change:
+            there = self._open.pop(node.name, None)
+        if there is not None:
+            there.close()
+
+    def on_each(
+        self,
+        nodes: Sequence[Node],
+        work: Callable[[Node, Connection], T],
+        *,
+        fanout: int | None = None,
+        on_outcome: Callable[[Outcome[T]], None] | None = None,
+    ) -> list[Outcome[T]]:
+        """`on_each` with each node's connection; a node that can't be reached is its own outcome."""
+        return on_each(
+            nodes,
+            lambda node: work(node, self.of(node)),
+            fanout=fanout or self.fanout,
+            on_outcome=on_outcome,
+        )
+
+    def close(self) -> None:
+        with self._change:
+            self._closed = True
+            there, self._open = list(self._open.values()), {}
+        if self.kept:  # nothing is waited for, and threads for it cost more than all else
+            for one in there:
+                one.close()
+            return
+        closers = [threading.Thread(target=one.close, daemon=True) for one in there]
+        for thread in closers:
+            thread.start()
+        for thread in closers:
+            thread.join(END_LIMIT + 1)
+
+
+
+
+
+
+def on_all(
+    connections: Connections, nodes: Sequence[Node], work: Callable[[Node, Connection], Any]
+) -> dict[str, Any]:
+    """The same work on all nodes at once; every node that fails is named."""
+    outcomes = connections.on_each(nodes, work)
+    raise_failures(outcomes)
+    return {outcome.node.name: outcome.value for outcome in outcomes}
+
+
+def within(
+    connections: Connections,
+    nodes: Sequence[Node],
+    work: Callable[[Node, Connection], Any],
+    seconds: float | None = None,
+) -> list[Outcome[Any]]:
+    """What came of each node in so many seconds; a node that is silent is a lost link then, and holds up nobody."""
+    if seconds is None:
+        return connections.on_each(nodes, work)
+    found: dict[str, Outcome[Any]] = {}
+
+    def note(outcome: Outcome[Any]) -> None:
+        found[outcome.node.name] = outcome
+
+    asking = threading.Thread(
+        target=connections.on_each, args=(nodes, work), kwargs={"on_outcome": note}, daemon=True, name="ask"
+    )
+    asking.start()
+    asking.join(seconds)
+    late = f"no answer in {seconds:g} s"
+    return [found.get(node.name) or Outcome(node, error=LinkLost(node.name, late)) for node in nodes]
+
+
+def raise_failures(outcomes: Sequence[Outcome[Any]]) -> None:
+    """One error for all nodes that failed: unreachable ones first, and their exit code, since nothing else can be
+    believed before."""
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    unreachable = [error for error in errors if isinstance(error, NodeError)]
+    if unreachable:
+        failed = [error for error in errors if not isinstance(error, NodeError)]
+        raise unreachable[0] if len(errors) == 1 else NodesFailed(unreachable, failed)
+    if errors:
+        hints = "\n".join(dict.fromkeys(error.hint for error in errors if error.hint))
+        raise (
+            errors[0] if len(errors) == 1 else WorkFailed("\n".join(error.message for error in errors), hints)
+        )

@@ -1,0 +1,196 @@
+"""This machine as a node, without SSH: an agent, or a program without one, as a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import select
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import LinkLost, Unreachable
+from clusterctl.transport.connection import Connection, LinkConnection
+from clusterctl.transport.link import Link, agent_argv
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+
+END_LIMIT = 10.0  # seconds for a local program to end what it ran, before it is ended itself
+LOGIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class LocalTransport:
+    """Programs as children of this one, with the environment of a login."""
+
+    def __init__(self, home: Path | None = None) -> None:
+        self._home = home
+
+    def connect(self, node: Node) -> Connection:
+        argv = agent_argv(os.path.expanduser(node.python))
+        pipe = _ChildPipe(node.name, argv, self._login())
+        return LinkConnection(Link(node.name, pipe, node.workdir))
+
+    def start(self, node: Node, command: str) -> ChildStream:
+        login = self._login()
+        return ChildStream(node.name, [login["SHELL"], "-c", command], login, login["HOME"])
+
+    def _login(self) -> dict[str, str]:
+        login = pwd.getpwuid(os.getuid())
+        return {
+            "HOME": str(self._home or login.pw_dir),
+            "USER": login.pw_name,
+            "LOGNAME": login.pw_name,
+            "SHELL": login.pw_shell or "/bin/sh",
+            "PATH": LOGIN_PATH,
+        }
+
+
+class _ChildPipe:
+    """The standard input and output of a child process."""
+
+    def __init__(self, node: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the pipe
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                bufsize=0,
+                env=dict(env),
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as problem:
+            hint = "check `python` in the inventory"
+            raise Unreachable(node, f"{argv[0]}: {problem.strerror}", hint) from None
+        self._closing = threading.Lock()
+
+    def receive(self, size: int, timeout: float) -> bytes:
+        stdout = self._process.stdout
+        assert stdout is not None
+        if not _ready([stdout.fileno()], timeout):
+            raise TimeoutError
+        return os.read(stdout.fileno(), size)
+
+    def send(self, data: bytes) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[stdin.write(view) or 0 :]
+        except ValueError:
+            raise BrokenPipeError("closed") from None
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with self._closing:
+            self._process.stdin.close()
+            try:
+                self._process.wait(END_LIMIT)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def last_words(self) -> str:
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return ""
+        self._errors.seek(0)
+        return self._errors.read()[-2000:].decode(errors="replace")
+
+
+class ChildStream:
+    """A child process and its three streams; it leads a session of its own, as under sshd."""
+
+    def __init__(
+        self, node: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, patience: float = END_LIMIT
+    ) -> None:
+        """`patience` is how long it may take to end once its input is closed, before it is killed."""
+        self.node = node
+        self._patience = patience
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=dict(env),
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except OSError as problem:
+            raise Unreachable(node, f"{argv[0]} in {cwd}: {problem.strerror}") from None
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._stdin = self._process.stdin
+        self._streams = {"stdout": self._process.stdout, "stderr": self._process.stderr}
+        self._reading = threading.Lock()
+        self._closing = threading.Lock()
+        self._closed = False
+
+    def read(self, size: int, timeout: float) -> tuple[str, bytes]:
+        with (
+            self._reading
+        ):  # close() takes it too: a number must not be another's file by the time it is read
+            open_ones = {file.fileno(): name for name, file in self._streams.items() if not file.closed}
+            if self._closed:
+                raise LinkLost(self.node, "the connection was closed")
+            while open_ones:
+                ready = _ready(list(open_ones), timeout)
+                if not ready:
+                    raise TimeoutError
+                for number in ready:
+                    data = os.read(number, size)
+                    name = open_ones.pop(number)
+                    if data:
+                        return name, data
+                    self._streams[name].close()
+            return "", b""
+
+    def send(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._stdin.write(view) or 0 :]
+        except (OSError, ValueError) as problem:
+            raise LinkLost(self.node, f"it takes no more input ({problem})") from None
+
+    def finish(self) -> None:
+        with contextlib.suppress(BrokenPipeError):  # nobody reads it any more
+            self._stdin.close()
+
+    def exited(self) -> bool:
+        return self._process.poll() is not None
+
+    def ended(self) -> tuple[int | None, int | None]:
+        code = self._process.wait()
+        return (None, -code) if code < 0 else (code, None)
+
+    def close(self) -> None:
+        with self._closing:
+            self._closed = True
+            self.finish()
+            try:
+                self._process.wait(self._patience)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            with self._reading:
+                for file in self._streams.values():
+                    file.close()
+
+
+def _ready(numbers: Sequence[int], timeout: float) -> list[int]:
+    """Those of some descriptors that have something to read; select() knows none above 1,023."""
+    waiting = select.poll()
+    for number in numbers:
+        waiting.register(number, select.POLLIN)
+    return [number for number, _ in waiting.poll(timeout * 1000)]

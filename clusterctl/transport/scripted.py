@@ -1,0 +1,133 @@
+"""Nodes that answer from a table, for tests and rehearsals of everything above the transport."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.frames import Frame
+from clusterctl.errors import ClusterctlError
+from clusterctl.transport.connection import Completed, Connection
+from clusterctl.transport.link import Asked, RequestFailed
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+
+Answer = Any
+"""A dict (the result), a Completed (for run and start), a list of (fields, payload) with the result last, or
+an error."""
+
+
+class ScriptedTransport:
+    """Nodes that answer from a table.
+
+    A key is (node, what), or ("*", what) for every node; `what` is an operation's name, for `run` the
+    command line as a shell would be given it, for `start` the command itself. What was asked is kept in
+    `asked` as (node, what, params); what a started program was sent is in its params as `stdin`.
+    """
+
+    def __init__(self, table: Mapping[tuple[str, str], Answer]) -> None:
+        self.table = dict(table)
+        self.asked: list[tuple[str, str, dict[str, Any]]] = []
+
+    def connect(self, node: Node) -> Connection:
+        answer = self.table.get((node.name, "connect"), self.table.get(("*", "connect")))
+        if isinstance(answer, ClusterctlError):
+            raise answer
+        return _ScriptedConnection(node.name, self)
+
+    def start(self, node: Node, command: str) -> _ScriptedStream:
+        params: dict[str, Any] = {"stdin": b""}
+        self.asked.append((node.name, command, params))
+        answer = self.answer(node.name, command, "start")
+        if not isinstance(answer, Completed):
+            raise TypeError(f"a started program's answer is a Completed, not {answer!r}")
+        return _ScriptedStream(answer, params)
+
+    def answer(self, node: str, what: str, op: str) -> Answer:
+        """What the table says to one question; raises it where it is an error."""
+        for key in ((node, what), ("*", what), (node, op), ("*", op)):
+            if key in self.table:
+                answer = self.table[key]
+                if isinstance(answer, ClusterctlError):
+                    raise answer
+                return answer
+        raise RequestFailed(node, "unscripted", f"the script has no answer to {what!r}")
+
+
+class _ScriptedStream:
+    """A program whose output and end were written beforehand."""
+
+    def __init__(self, answer: Completed, params: dict[str, Any]) -> None:
+        self._answer = answer
+        self._params = params
+        self._parts = [("stdout", answer.stdout), ("stderr", answer.stderr)]
+
+    def read(self, size: int, timeout: float) -> tuple[str, bytes]:
+        while self._parts:
+            name, data = self._parts.pop(0)
+            if data[size:]:
+                self._parts.insert(0, (name, data[size:]))
+            if data:
+                return name, data[:size]
+        return "", b""
+
+    def send(self, data: bytes) -> None:
+        self._params["stdin"] += data
+
+    def finish(self) -> None:
+        pass
+
+    def exited(self) -> bool:
+        return not self._parts
+
+    def ended(self) -> tuple[int | None, int | None]:
+        return self._answer.exit_code, self._answer.signal
+
+    def close(self) -> None:
+        pass
+
+
+class _ScriptedConnection(Connection):
+    def __init__(self, node: str, script: ScriptedTransport) -> None:
+        super().__init__(node)
+        self._script = script
+
+    def open(self, op: str, params: Mapping[str, Any]) -> Asked:
+        what = shlex.join(params["argv"]) if op == "run" else op
+        self._script.asked.append((self.node, what, dict(params)))
+        return _ScriptedAsked(op, self._script.answer(self.node, what, op))
+
+    def close(self) -> None:
+        pass
+
+
+class _ScriptedAsked(Asked):
+    """A reply that was written beforehand."""
+
+    def __init__(self, op: str, answer: Answer) -> None:
+        self.op = op
+        self.result = None
+        if isinstance(answer, Completed):
+            ends = {"exit_code": answer.exit_code, "signal": answer.signal, "timed_out": answer.timed_out}
+            answer = [({"stream": "stdout"}, answer.stdout), ({"stream": "stderr"}, answer.stderr), ends]
+        self._chunks = answer[:-1] if isinstance(answer, list) else []
+        self._last = answer[-1] if isinstance(answer, list) else answer
+
+    def send(self, data: bytes) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass
+
+    def within(self, seconds: float) -> Iterator[Frame]:
+        return iter(self)
+
+    def __iter__(self) -> Iterator[Frame]:
+        for fields, payload in self._chunks:
+            yield Frame(1, "data", fields, payload)
+        self.result = dict(self._last)
