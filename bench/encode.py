@@ -51,8 +51,8 @@ class Row:
 
 def encoders(path: Path, threads: int) -> dict[str, Callable[[list[str]], Any]]:
     """Each takes documents and gives something that `counted` understands; loaded when first asked."""
-    from trainer.encoder import Encoder
-    from trainer.tokenizer import Tokenizer
+    from trainer.corpus.encoder import Encoder
+    from trainer.corpus.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(path)
     own = Encoder.load(tokenizer, threads)
@@ -68,7 +68,7 @@ def encoders(path: Path, threads: int) -> dict[str, Callable[[list[str]], Any]]:
 def _tiktoken(tokenizer: Any, threads: int) -> Callable[[list[str]], Any]:
     import tiktoken
 
-    from trainer.encoder import byte_characters
+    from trainer.corpus.encoder import byte_characters
 
     byte_of = {character: byte for byte, character in enumerate(byte_characters())}
     vocab = tokenizer.definition()["model"]["vocab"]
@@ -146,7 +146,7 @@ def train(folder: Path) -> Path:
     """A tokenizer of 32,000 tokens that has read some of every corpus."""
     from bench.encode_texts import CORPORA
     from bench.encode_texts import corpus as documents
-    from trainer.tokenizer import train_tokenizer
+    from trainer.corpus.tokenizer import train_tokenizer
 
     path = folder / "tokenizer.json"
     train_tokenizer((text for name in CORPORA for text in documents(name, 3_000_000)), 32_000, path)

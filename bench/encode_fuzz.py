@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.encode_texts import hostile  # noqa: E402
-from trainer.encoder import Encoder  # noqa: E402
-from trainer.tokenizer import END_OF_DOCUMENT, Tokenizer, train_tokenizer  # noqa: E402
+from trainer.corpus.encoder import Encoder  # noqa: E402
+from trainer.corpus.tokenizer import END_OF_DOCUMENT, Tokenizer, train_tokenizer  # noqa: E402
 
 AT_ONCE = 2000
 # One in another, one that begins another, one of two bytes a character, and one in the second pass.

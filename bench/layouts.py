@@ -24,8 +24,8 @@ import numpy as np
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from bench.layouts_ranks import Failed, Server, Trained  # noqa: E402
-from trainer.config import try_config  # noqa: E402
-from trainer.indexed import Writer  # noqa: E402
+from trainer.corpus.indexed import Writer  # noqa: E402
+from trainer.plan.resolve import try_config  # noqa: E402
 
 STEPS, BATCH, VOCAB = 20, 8, 60
 SHAPE = {"layers": 4, "hidden": 64, "heads": 8, "sequence": 32}

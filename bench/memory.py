@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
 from bench.ranks import run, write_config  # noqa: E402
-from trainer.config import read_config  # noqa: E402
 from trainer.env import Env  # noqa: E402
-from trainer.plan_memory import stages  # noqa: E402
+from trainer.plan.memory import stages  # noqa: E402
+from trainer.plan.resolve import read_config  # noqa: E402
 
 STEPS = 2
 ALLOWED = 0.10
@@ -86,7 +86,7 @@ def be_rank(file: Path) -> None:
     """Train as one rank; prints the bytes that it took at its highest."""
     import torch
 
-    from trainer.assemble import run_training
+    from trainer.train.assemble import run_training
 
     environment = Env.read()
     config = read_config(json.loads(file.read_text()), environment.world_size)

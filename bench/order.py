@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
 from bench.ranks import run, train  # noqa: E402
-from trainer.config import plan_config  # noqa: E402
-from trainer.plan_cost import Cost, cost  # noqa: E402
-from trainer.plan_hardware import hardware_of  # noqa: E402
+from trainer.plan.hardware import hardware_of  # noqa: E402
+from trainer.plan.resolve import plan_config  # noqa: E402
+from trainer.plan.time import Cost, cost  # noqa: E402
 
 STEPS, WARM = 4, 1
 ALIKE = 0.10  # layouts whose predicted times differ by less may change places

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.corpus.indexed import Writer
 from trainer.env import MALLOC_TUNING
-from trainer.indexed import Writer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -85,7 +85,7 @@ def train(train_part: dict[str, Any], ranks: int, tuned: bool = True) -> list[di
 
 def write_config(folder: Path, train_part: dict[str, Any]) -> Path:
     """A train.json with a corpus of made-up tokens beside it."""
-    from trainer.config import plan_config
+    from trainer.plan.resolve import plan_config
 
     found = plan_config({**train_part, "data": {"prefix": "x"}}, 1, served=False).config
     samples = (train_part.get("global_batch") or 64 * found.micro_batch) * (found.steps + 1)

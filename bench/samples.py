@@ -30,11 +30,11 @@ import numpy as np
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from native.cpu import sample_index  # noqa: E402
-from trainer.blend import blend_order  # noqa: E402
-from trainer.data_config import DataConfig  # noqa: E402
-from trainer.dataset import Data, Share  # noqa: E402
-from trainer.gpt_samples import Recipe, follow  # noqa: E402
-from trainer.indexed import write_index  # noqa: E402
+from trainer.config.data import DataConfig  # noqa: E402
+from trainer.corpus.indexed import write_index  # noqa: E402
+from trainer.samples.blend import blend_order  # noqa: E402
+from trainer.samples.dataset import Data, Share  # noqa: E402
+from trainer.samples.gpt import Recipe, follow  # noqa: E402
 
 DOCUMENTS, MEAN, SEQUENCE = 1_000_000, 1000, 1024  # 1e9 tokens
 READ, MICRO = 100_000, 8

@@ -29,7 +29,7 @@ from typing import Any
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from bench.train_field import Field, Subject, Work, start_all, take_turns  # noqa: E402
-from trainer.models import ModelConfig  # noqa: E402
+from trainer.config.model_sizes import ModelConfig  # noqa: E402
 
 SMALL = {"layers": 6, "hidden": 384, "heads": 6, "sequence": 256, "vocab": 50257}
 WORKS = {

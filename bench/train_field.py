@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import TrainConfig, read_config
-from trainer.dataset import Batches, Data, Share
+from trainer.config.train_config import TrainConfig
+from trainer.corpus.indexed import Writer
 from trainer.env import MALLOC_TUNING
-from trainer.index_cache import IndexCache
-from trainer.indexed import Writer
+from trainer.plan.resolve import read_config
+from trainer.samples.cache import IndexCache
+from trainer.samples.dataset import Batches, Data, Share
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_STEPS = 2  # the first builds and compiles, the second fills the allocator's memory

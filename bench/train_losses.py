@@ -18,8 +18,8 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from bench.train_field import MODEL_KEYS, Field, Subject, Work, write_batches  # noqa: E402
 from clusterctl.sandbox import demo  # noqa: E402
-from trainer.config import read_config  # noqa: E402
 from trainer.env import CHECKPOINT_DIR  # noqa: E402
+from trainer.plan.resolve import read_config  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, EVERY, BATCH = 200, 50, 4

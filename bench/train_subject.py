@@ -89,17 +89,17 @@ class Gate:
 
 def ours(spec: dict[str, Any], gate: Gate) -> None:
     """The trainer, by the way of `python -m trainer train`."""
-    from trainer.config import read_config
     from trainer.device import keep_freed_memory, prepare_import
     from trainer.env import METRICS_FILE, Env
+    from trainer.plan.resolve import read_config
 
     environment = Env.read()
     config = read_config(spec["train"], environment.world_size)
     run_dir = Path(spec["run_dir"])
     keep_freed_memory()
     prepare_import()
-    from trainer.assemble import run_training
-    from trainer.startup import Startup
+    from trainer.train.assemble import run_training
+    from trainer.train.observers import Startup
 
     gate.loaded()
 
@@ -171,8 +171,8 @@ def own_model(spec: dict[str, Any]) -> Any:
     import torch
 
     import native
-    from trainer.config import read_config
-    from trainer.gpt import GPT
+    from trainer.model.gpt import GPT
+    from trainer.plan.resolve import read_config
 
     config = read_config(spec["train"], int(os.environ["WORLD_SIZE"]))
 

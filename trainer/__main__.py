@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainer.data_verbs import add_verbs
+from trainer.corpus.commands import add_verbs
 from trainer.env import Env
 from trainer.errors import InputError, TrainerError
 
 
 def _check(_: argparse.Namespace) -> int:
-    from trainer.plan import check
+    from trainer.plan.summary import check
 
     try:
         document = json.load(sys.stdin)
@@ -31,32 +31,32 @@ def _check(_: argparse.Namespace) -> int:
 
 
 def _rehearse(_: argparse.Namespace) -> int:
-    from trainer.config import plan_config
     from trainer.device import prepare_import
     from trainer.errors import ConfigFaults
+    from trainer.plan.resolve import plan_config
 
     document = json.load(sys.stdin)
     found = plan_config(document["train"], document["world_size"], served=False)
     if found.faults:
         raise ConfigFaults(found.faults)
     prepare_import()
-    from trainer.rehearse import rehearse
+    from trainer.train.rehearse import rehearse
 
     _show(rehearse(found.config, document["world_size"]))
     return 0
 
 
 def _schema(_: argparse.Namespace) -> int:
-    from trainer.schema import train_schema
+    from trainer.config.schema import train_schema
 
     _show(train_schema())
     return 0
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from trainer.config import read_config
     from trainer.device import keep_freed_memory, prepare_import
-    from trainer.startup import Startup
+    from trainer.plan.resolve import read_config
+    from trainer.train.observers import Startup
 
     startup = Startup()
     startup.done("python")
@@ -66,8 +66,8 @@ def _train(arguments: argparse.Namespace) -> int:
     run_dir = arguments.run_dir or environment.run_dir or arguments.config.resolve().parent
     keep_freed_memory()
     prepare_import()
-    from trainer.assemble import StopOnSigterm, run_training
-    from trainer.group import leave
+    from trainer.parallel.group import leave
+    from trainer.train.assemble import StopOnSigterm, run_training
 
     _, group = run_training(config, environment, run_dir, StopOnSigterm(), startup)
     leave(group, 0)
@@ -78,8 +78,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     from trainer.device import prepare_import
 
     prepare_import()
-    from trainer.generate import generate
-    from trainer.sampling import Sampling
+    from trainer.generate import Sampling, generate
 
     sampling = Sampling(arguments.max_tokens, arguments.temperature, arguments.top_k, arguments.seed)
     made = generate(arguments.checkpoint, arguments.tokenizer, arguments.prompt, sampling)
@@ -94,7 +93,7 @@ def _checkpoint_verify(arguments: argparse.Namespace) -> int:
     from trainer.device import prepare_import
 
     prepare_import()
-    from trainer.checkpoint import verify
+    from trainer.train.checkpoint import verify
 
     found = verify(arguments.folder)
     _show(
@@ -111,7 +110,7 @@ def _checkpoint_verify(arguments: argparse.Namespace) -> int:
 
 def _tensorboard(arguments: argparse.Namespace) -> int:
     from trainer.env import METRICS_FILE, TENSORBOARD_DIR
-    from trainer.tensorboard import convert
+    from trainer.train.tensorboard import convert
 
     metrics, folder = arguments.run / METRICS_FILE, arguments.output or arguments.run / TENSORBOARD_DIR
     if not metrics.is_file():

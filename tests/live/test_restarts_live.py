@@ -84,7 +84,7 @@ def test_a_training_that_hangs_says_where_it_stands_and_goes_on(shell: Shell, da
     assert run.read_record()["attempt"] == 2
     said = run.log("node1", 0, "err", 1).read_text()
     assert "Current thread" in said
-    assert "trainer/loop.py" in said
+    assert "trainer/train/loop.py" in said
     assert losses(run.root).keys() == set(range(1, 201))
 
 

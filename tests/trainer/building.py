@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.data_build import Order, build
-from trainer.data_filters import Filters
-from trainer.data_part import Recipe
-from trainer.indexed import open_corpus
-from trainer.tokenizer import Tokenizer, train_tokenizer
+from trainer.corpus.build import Order, build
+from trainer.corpus.filters import Filters
+from trainer.corpus.indexed import open_corpus
+from trainer.corpus.tokenizer import Tokenizer, train_tokenizer
+from trainer.corpus.worker import Recipe
 
 SAYINGS = [
     "the cat sat on the mat; " * 20,

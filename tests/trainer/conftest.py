@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.native.conftest import compiled  # noqa: F401  a fixture here too
-from trainer.indexed import Writer
+from trainer.corpus.indexed import Writer
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB = 60  # padded to 128, so that the padding is always in play
@@ -150,9 +150,9 @@ def train_here(raw_config: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     """Train one rank in this process; `stop_after` asks to stop when so many steps of this call are done."""
 
     def run(run_dir: Path, stop_after: int | None = None, **changes: Any) -> Any:
-        from trainer.assemble import run_training
-        from trainer.config import read_config
         from trainer.env import Env
+        from trainer.plan.resolve import read_config
+        from trainer.train.assemble import run_training
 
         asked = iter(range(1, 10**9))
         config = read_config(raw_config(**changes), 1)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.indexed import Writer
+from trainer.corpus.indexed import Writer
 
 CASES = Path(__file__).resolve().parents[1] / "cases" / "losses"
 GOLDENS = CASES / "golden.json"
@@ -35,9 +35,9 @@ def write_corpus(folder: Path) -> Path:
 
 def losses(model: str, folder: Path, native: str) -> list[dict[str, float]]:
     """Loss and gradient norm of each step, with one thread."""
-    from trainer.assemble import run_training
-    from trainer.config import read_config
     from trainer.env import Env
+    from trainer.plan.resolve import read_config
+    from trainer.train.assemble import run_training
 
     data = {"prefix": str(write_corpus(folder)), "split": "1", **MODELS[model]}
     asked = {

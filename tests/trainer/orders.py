@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from trainer.data_config import DataConfig, Source, split_fractions  # noqa: E402
-from trainer.gpt_samples import split_bounds  # noqa: E402
-from trainer.indexed import write_index  # noqa: E402
+from trainer.config.data import DataConfig, Source, split_fractions  # noqa: E402
+from trainer.corpus.indexed import write_index  # noqa: E402
+from trainer.samples.gpt import split_bounds  # noqa: E402
 
 GOLDENS = ROOT / "tests" / "cases" / "samples" / "megatron-core-0.16.1.json"
 CASES = 1000
@@ -155,9 +155,9 @@ def config_of(asked: Setting, prefixes: list[str]) -> DataConfig:
 
 def ours(asked: Setting, prefixes: list[str]) -> dict[str, Answer]:
     """Of each part, this trainer's answer."""
-    from trainer.blend import Blend
-    from trainer.dataset import Data
-    from trainer.gpt_samples import Samples, make_order
+    from trainer.samples.blend import Blend
+    from trainer.samples.dataset import Data
+    from trainer.samples.gpt import Samples, make_order
 
     data, answers = Data(config_of(asked, prefixes), asked.sequence), {}
     for which, count in zip(("train", "valid"), asked.samples, strict=True):
@@ -189,7 +189,7 @@ def _indices(number: int, documents: Any, samples: Any, shuffle: Any) -> dict[st
 def _masks(asked: Setting, items: Any) -> dict[str, Any]:
     import torch
 
-    from trainer import masks
+    from trainer.model import masks
 
     tokens = torch.from_numpy(items)
     inputs, labels, nowhere = tokens[:, :-1], tokens[:, 1:], -1

@@ -12,8 +12,8 @@ import os
 import sys
 
 import torch  # noqa: F401  (loaded here so that the forks need not)
-
 import trainer.assemble
+
 from trainer.__main__ import main
 
 
@@ -42,7 +42,6 @@ def serve() -> None:
             import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  (what it loads late: the compiler)
         if ask["sharded"]:
             import torch._dynamo  # noqa: F401  (what fully_shard loads late)
-
             import trainer.sharded  # noqa: F401
         started = []
         for environment, output in zip(ask["environments"], ask["outputs"], strict=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer.batch_sizes import BatchSizes
+from trainer.config.amounts import BatchSizes
 
 RAMP = {"start": 4, "increment": 2, "samples": 40}
 
@@ -64,7 +64,7 @@ def test_a_ramp_is_the_same_training_on_two_ranks_and_after_a_resume(
 
 @pytest.mark.parametrize(("steps", "says"), [(12, "the first 9 have fewer than 8"), (6, "which has 6 samples of 8")])
 def test_a_plan_tells_what_a_ramp_means(raw_config: Callable[..., dict[str, Any]], steps: int, says: str) -> None:
-    from trainer.plan import check
+    from trainer.plan.summary import check
 
     raw = raw_config(steps=steps, batch_ramp=RAMP, optimizer={})
     summary = check({"train": raw, "world_size": 1})["summary"]

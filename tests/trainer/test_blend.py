@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 
 from native.cpu import sample_index
-from trainer.blend import BlendOrder, blend_order, normal, plain_blend
-from trainer.data_config import DataConfig, Source
-from trainer.dataset import Data
-from trainer.indexed import Writer
+from trainer.config.data import DataConfig, Source
+from trainer.corpus.indexed import Writer
+from trainer.samples.blend import (
+    BlendOrder,
+    blend_order,
+    normal,
+    plain_blend,
+)
+from trainer.samples.dataset import Data
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -67,6 +72,6 @@ def test_a_corpus_that_rounding_asks_too_much_of_is_made_longer(
     """Megatron-core ends with an error there, and asks for a larger surplus."""
     sources = tuple(Source(written(tmp_path, i, 1), 1.0) for i in range(2))
     skewed = BlendOrder(np.array([0] * 9 + [1], np.int16), np.array([*range(9), 0]))
-    monkeypatch.setattr("trainer.dataset.blend_order", lambda weights, size, there: skewed)
+    monkeypatch.setattr("trainer.samples.dataset.blend_order", lambda weights, size, there: skewed)
     blend = Data(DataConfig(blend=sources, split="1"), 10).samples("train", 10)
     assert blend.read(np.arange(10))[:, 0].tolist() == [0] * 9 + [1]

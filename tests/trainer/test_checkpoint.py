@@ -11,8 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.checkpoint import MODEL, Checkpoint, found, latest, prune, save, verify
 from trainer.errors import CheckpointError, TrainingFailed
+from trainer.train.checkpoint import (
+    MODEL,
+    Checkpoint,
+    found,
+    latest,
+    prune,
+    save,
+    verify,
+)
 
 FACTS = {"config": {}, "data": {}, "consumed_samples": 0, "optimizer_steps": 0}
 
@@ -104,7 +112,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
 
 def test_a_kill_in_the_middle_of_saving_never_costs_the_last_good_one(tmp_path: Path) -> None:
     code = (
-        "import sys, torch; from pathlib import Path; from trainer.checkpoint import MODEL, save\n"
+        "import sys, torch; from pathlib import Path; from trainer.train.checkpoint import MODEL, save\n"
         "facts = {'config': {}, 'data': {}, 'consumed_samples': 0, 'optimizer_steps': 0}\n"
         "for step in range(1, 10**6):\n"
         "    save(Path(sys.argv[1]), step, {MODEL: {'w': torch.zeros(200_000)}}, facts, None)\n"

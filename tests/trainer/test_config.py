@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from trainer.config import read_config, try_config
-from trainer.config_parts import ParallelConfig
-from trainer.data_config import split_fractions
+from trainer.config.data import split_fractions
+from trainer.config.parts import ParallelConfig
 from trainer.errors import ConfigFaults
+from trainer.plan.resolve import read_config, try_config
 
 Make = Callable[..., dict[str, Any]]
 

@@ -18,11 +18,11 @@ import psutil
 import pytest
 
 from tests.trainer.building import SAYINGS, built, pair_bytes, small_tokenizer, texts_in, verb, write_lines
-from trainer.data_store import manifest_path, work_folder
+from trainer.corpus.documents import sentences
+from trainer.corpus.indexed import Writer, open_corpus
+from trainer.corpus.store import manifest_path, work_folder
+from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError, DataFailed
-from trainer.indexed import Writer, open_corpus
-from trainer.sentences import sentences
-from trainer.tokenizer import Tokenizer
 
 SMALL_PARTS = """
 import sys
@@ -40,7 +40,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data_inputs.Reader.__init__.__defaults__", ("file", 3000, 1 << 20))
+    monkeypatch.setattr("trainer.corpus.inputs.Reader.__init__.__defaults__", ("file", 3000, 1 << 20))
 
 
 def many_texts(count: int, seed: int = 5) -> list[str]:
@@ -154,15 +154,15 @@ def test_short_documents_and_later_copies_go(words: Path, tmp_path: Path, small_
 def test_duplicates_are_found_alike_in_few_or_many_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer import data_dedup
+    from trainer.corpus import dedup
 
     hashes = np.random.RandomState(1).randint(0, 500, 2000).astype("<u8")
     (tmp_path / "hashes").write_bytes(np.stack([hashes * np.uint64(0x9E3779B97F4A7C15), hashes], 1).tobytes())
     first = np.zeros(2000, bool)
     first[np.unique(hashes, return_index=True)[1]] = True
     for at_once in (1 << 21, 300, 17):
-        monkeypatch.setattr(data_dedup, "AT_ONCE", at_once)
-        assert np.array_equal(data_dedup.first_ones(tmp_path / "hashes"), first)
+        monkeypatch.setattr(dedup, "AT_ONCE", at_once)
+        assert np.array_equal(dedup.first_ones(tmp_path / "hashes"), first)
 
 
 def language_model(path: Path) -> Path:
@@ -208,7 +208,7 @@ def test_only_the_language_asked_for_stays(words: Path, tmp_path: Path) -> None:
 
 
 def test_all_that_is_wrong_with_an_order_is_told_at_once(words: Path, tmp_path: Path) -> None:
-    from trainer.data_filters import Filters
+    from trainer.corpus.filters import Filters
 
     filters = Filters(min_chars=-1, language="en", language_model=str(tmp_path / "none"), min_confidence=2)
     with pytest.raises(DataError) as caught:
@@ -266,7 +266,7 @@ def test_what_is_there_is_replaced_only_when_asked(words: Path, tmp_path: Path) 
 
 def stop_half_way(words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A build that ends after some parts; the folder of what it made."""
-    from trainer.data_store import Store
+    from trainer.corpus.store import Store
 
     write_lines(tmp_path / "in.jsonl", many_texts(300))
     append, made = Store.append, []
@@ -312,8 +312,8 @@ def test_a_build_goes_on_from_what_is_whole_and_ends_with_the_same_bytes(
     folder = stop_half_way(words, tmp_path, monkeypatch)
     DAMAGE[damage](folder)
     told: list[str] = []
-    from trainer.data_build import Order, build
-    from trainer.data_part import Recipe
+    from trainer.corpus.build import Order, build
+    from trainer.corpus.worker import Recipe
 
     order = Order((str(tmp_path / "in.jsonl"),), words, tmp_path / "out", Recipe(append_eod=True))
     build(order, told.append)
@@ -327,7 +327,7 @@ def test_a_build_goes_on_from_what_is_whole_and_ends_with_the_same_bytes(
 def test_another_input_or_option_begins_anew_and_says_why(
     words: Path, tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.data_build import Order, build
+    from trainer.corpus.build import Order, build
 
     stop_half_way(words, tmp_path, monkeypatch)
     told: list[str] = []
@@ -404,7 +404,7 @@ def test_kill_9_at_any_moment_changes_no_byte_and_leaves_no_worker(words: Path, 
 
 
 def test_a_second_builder_of_one_output_is_refused_while_the_first_lives(words: Path, tmp_path: Path) -> None:
-    from trainer.data_store import Lock
+    from trainer.corpus.store import Lock
 
     write_lines(tmp_path / "in.jsonl", SAYINGS)
     lock = Lock(work_folder(tmp_path / "out"))
@@ -439,18 +439,18 @@ def test_a_full_disk_is_told_in_words_and_the_build_goes_on_when_there_is_room(
 
 
 def test_a_worker_that_is_killed_is_told_in_words(words: Path, tmp_path: Path, small_parts: None) -> None:
-    from trainer import data_pool
+    from trainer.corpus import worker
 
     write_lines(tmp_path / "in.jsonl", many_texts(300))
-    begin = data_pool.Pool._begin
+    begin = worker.Pool._begin
 
-    def begin_and_kill(self: data_pool.Pool) -> Any:
+    def begin_and_kill(self: worker.Pool) -> Any:
         link = begin(self)
         self._workers[link].kill()
         return link
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(data_pool.Pool, "_begin", begin_and_kill)
+        patched.setattr(worker.Pool, "_begin", begin_and_kill)
         with pytest.raises(DataFailed, match="ended by SIGKILL") as caught:
             built(tmp_path / "out", words, tmp_path / "in.jsonl", workers=2)
     assert "--workers" in caught.value.hint
@@ -490,7 +490,7 @@ def test_no_data_verb_loads_torch(words: Path, tmp_path: Path) -> None:
         "import sys\n"
         "from trainer.__main__ import main\n"
         "main(sys.argv[1:])\n"
-        "import trainer.data_info, trainer.data_shards, trainer.data_verify, trainer.data_texts\n"
+        "import trainer.corpus.info, trainer.data_shards, trainer.data_verify, trainer.data_texts\n"
         "sys.exit(9 if 'torch' in sys.modules else 0)"
     )
     write_lines(tmp_path / "in.jsonl", SAYINGS)

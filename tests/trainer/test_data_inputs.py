@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from tests.trainer.building import SAYINGS, built, small_tokenizer, texts_in, write_lines
-from trainer.data_inputs import Reader, cut, find_inputs
+from trainer.corpus.indexed import open_corpus
+from trainer.corpus.inputs import Reader, cut, find_inputs
 from trainer.errors import DataError
-from trainer.indexed import open_corpus
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_a_line_that_is_too_long_is_passed_over_and_the_next_ones_are_numbered_r
 def test_a_line_beyond_the_limit_is_a_bad_line_of_the_build(
     words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data_inputs.Reader.__init__.__defaults__", ("file", 4096, 20_000))
+    monkeypatch.setattr("trainer.corpus.inputs.Reader.__init__.__defaults__", ("file", 4096, 20_000))
     write_lines(tmp_path / "in.jsonl", ["short", "x" * 50_000, "after it"])
     with pytest.raises(DataError, match=r"in\.jsonl:2: longer than 20000 bytes"):
         built(tmp_path / "out", words, tmp_path / "in.jsonl")

@@ -11,10 +11,10 @@ import pytest
 
 from tests.trainer.building import built, pair_bytes, small_tokenizer, texts_in, verb, write_lines
 from tests.trainer.test_data_build import many_texts
-from trainer.data_build import Order
-from trainer.data_part import Recipe
-from trainer.data_shards import merge
-from trainer.data_shares import make_shares
+from trainer.corpus.build import Order
+from trainer.corpus.node_shares import make_shares
+from trainer.corpus.shards import merge
+from trainer.corpus.worker import Recipe
 from trainer.errors import DataError
 
 

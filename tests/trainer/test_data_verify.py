@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests.trainer.building import SAYINGS, built, pair_bytes, small_tokenizer, verb, write_lines
-from trainer.data_info import describe, histogram
-from trainer.data_shards import merge, shard_name, split
-from trainer.data_store import manifest_path
-from trainer.data_verbs import token_count
-from trainer.data_verify import repair, verify
+from trainer.corpus.commands import token_count
+from trainer.corpus.indexed import Writer, open_corpus
+from trainer.corpus.info import describe, histogram
+from trainer.corpus.shards import merge, shard_name, split
+from trainer.corpus.store import manifest_path
+from trainer.corpus.verify import repair, verify
 from trainer.errors import DataError, InputError
-from trainer.indexed import Writer, open_corpus
 
 DOCUMENTS = [[[5, 6, 7]], [[8], [9, 10]], [], [[11] * 40], [[12, 13]]]
 

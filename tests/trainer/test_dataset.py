@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.data_config import DataConfig, Source
-from trainer.dataset import Batches, Data, Share
+from trainer.config.data import DataConfig, Source
+from trainer.corpus.indexed import Writer
 from trainer.errors import DataError
-from trainer.indexed import Writer
+from trainer.samples.dataset import Batches, Data, Share
 
 
 def counting(folder: Path, lengths: list[int], name: str = "counting", first: int = 0) -> str:

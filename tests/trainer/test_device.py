@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.config import read_config
 from trainer.device import open_device
 from trainer.errors import InputError
-from trainer.events import MemoryTaken, StepDone
-from trainer.memory import memory_line, planned_bytes
-from trainer.rates import Rates
+from trainer.plan.resolve import read_config
+from trainer.train.events import MemoryTaken, StepDone
+from trainer.train.rates import Rates, memory_line, planned_bytes
 
 
 class Event:

@@ -17,11 +17,22 @@ from bench import encode_fuzz
 from bench.encode_texts import hostile
 from native.cpu import library
 from native.cpu.library import LibraryMissing
-from trainer import encoder as encoder_module
-from trainer.data_build import Order
-from trainer.data_build import build as build_data
-from trainer.encoder import Encoder, LibraryEncoder, NotExact, NotText, encoder_for
-from trainer.tokenizer import GLM_TOKENS, Tokenizer, lay_glm_tokens, train_tokenizer
+from trainer.corpus import encoder as encoder_module
+from trainer.corpus.build import Order
+from trainer.corpus.build import build as build_data
+from trainer.corpus.encoder import (
+    Encoder,
+    LibraryEncoder,
+    NotExact,
+    NotText,
+    encoder_for,
+)
+from trainer.corpus.tokenizer import (
+    GLM_TOKENS,
+    Tokenizer,
+    lay_glm_tokens,
+    train_tokenizer,
+)
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -272,7 +283,7 @@ def test_a_vocabulary_of_bytes_alone(tmp_path: Path) -> None:
 def test_a_build_says_once_that_it_is_slow_and_writes_the_same(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data_inputs.Reader.__init__.__defaults__", ("file", 3000, 1 << 20))
+    monkeypatch.setattr("trainer.corpus.inputs.Reader.__init__.__defaults__", ("file", 3000, 1 << 20))
     rows = [json.dumps({"text": hostile(number)}) for number in range(100)]
     (tmp_path / "some.jsonl").write_text("\n".join(rows))
     said: list[str] = []

@@ -18,18 +18,16 @@ from numpy.random import RandomState
 from torch import Tensor
 
 import native
-from trainer.data_build import Order, build
-from trainer.data_part import Recipe
+from trainer.config.model_sizes import ModelConfig
+from trainer.corpus.build import Order, build
+from trainer.corpus.tokenizer import Tokenizer, train_tokenizer
+from trainer.corpus.worker import Recipe
 from trainer.errors import CheckpointError, InputError
-from trainer.generate import draw, generate, load_model
-from trainer.generate_glm import fill
-from trainer.glm import GLM
-from trainer.glm_blocks import blanked, continued
-from trainer.glm_samples import GlmTokens
-from trainer.gpt import GPT
-from trainer.models import ModelConfig
-from trainer.sampling import Sampling
-from trainer.tokenizer import Tokenizer, train_tokenizer
+from trainer.generate import Sampling, draw, fill, generate, load_model
+from trainer.model.glm import GLM
+from trainer.model.gpt import GPT
+from trainer.samples.glm_blanks import blanked, continued
+from trainer.samples.glm_windows import GlmTokens
 
 TEXTS = ["one two three four five six seven eight nine ten. " * 12] * 12
 
@@ -78,7 +76,7 @@ def test_a_seed_fixes_the_text_and_another_changes_it(checkpoint: Path) -> None:
 
 
 def test_padded_ids_are_never_drawn(checkpoint: Path) -> None:
-    from trainer.checkpoint import verify
+    from trainer.train.checkpoint import verify
 
     model = load_model(verify(checkpoint))
     assert isinstance(model, GPT) and model.config.padded_vocab == 384

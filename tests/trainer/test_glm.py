@@ -7,10 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainer.corpus.indexed import Corpus, Writer, open_corpus
 from trainer.errors import DataError
-from trainer.glm_blocks import GlmBatches, Infilling, Row, blanked, continued, place_spans, span_chances
-from trainer.glm_samples import GlmSamples, GlmTokens, Sampling, generator, sentence_ends
-from trainer.indexed import Corpus, Writer, open_corpus
+from trainer.samples.glm_blanks import (
+    GlmBatches,
+    Infilling,
+    Row,
+    blanked,
+    continued,
+    place_spans,
+    span_chances,
+)
+from trainer.samples.glm_windows import (
+    GlmSamples,
+    GlmTokens,
+    Sampling,
+    generator,
+    sentence_ends,
+)
 
 VOCAB, EOS, DOT = 100, 99, 7
 WORDS = GlmTokens.above(VOCAB, EOS)
@@ -234,7 +248,7 @@ def test_the_smallest_corpora_give_rows_too(tmp_path: Path, lengths: list[int]) 
 
 
 def test_a_window_of_a_long_document_does_not_read_the_whole_of_it(tmp_path: Path) -> None:
-    from trainer.glm_samples import Document
+    from trainer.samples.glm_windows import Document
 
     class Watched(np.ndarray):  # type: ignore[type-arg]
         most = 0
@@ -250,7 +264,7 @@ def test_a_window_of_a_long_document_does_not_read_the_whole_of_it(tmp_path: Pat
 
 
 def test_a_tokens_text_says_whether_it_ends_a_sentence(tmp_path: Path) -> None:
-    from trainer.tokenizer import Tokenizer, train_tokenizer
+    from trainer.corpus.tokenizer import Tokenizer, train_tokenizer
 
     train_tokenizer(iter(["Well. Yes? No!\nSo; then: it"] * 50), 270, tmp_path / "tokenizer.json")
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")

@@ -14,15 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import native
-from trainer.config import read_config, try_config
-from trainer.dataset import Data
+from trainer.config.model_sizes import SIZES, ModelConfig
+from trainer.corpus.tokenizer import Tokenizer, lay_glm_tokens, train_tokenizer
 from trainer.errors import DataError, InputError
-from trainer.generate import generate
-from trainer.glm import GLM, unseen
-from trainer.glm_data import GlmMix, glm_batches, tokens_of
-from trainer.models import SIZES, ModelConfig
-from trainer.sampling import Sampling
-from trainer.tokenizer import Tokenizer, lay_glm_tokens, train_tokenizer
+from trainer.generate import Sampling, generate
+from trainer.model.glm import GLM, unseen
+from trainer.plan.resolve import read_config, try_config
+from trainer.samples.dataset import Data
+from trainer.samples.glm_batches import GlmMix, glm_batches, tokens_of
 
 Make = Callable[..., dict[str, Any]]
 Read = Callable[..., list[dict[str, Any]]]

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 import native
-from trainer.gpt import GPT
-from trainer.logical import cuts_of, own_of, whole_of
-from trainer.models import ModelConfig
-from trainer.parallel import ALONE
+from trainer.config.model_sizes import ModelConfig
+from trainer.model.gpt import GPT
+from trainer.model.layers import cuts_of, own_of, whole_of
+from trainer.parallel.tensor import ALONE
 
 CONFIG = ModelConfig(layers=2, hidden=32, heads=2, sequence=16, vocab=60)
 

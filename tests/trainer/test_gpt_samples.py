@@ -12,8 +12,14 @@ import pytest
 
 from native.cpu import sample_index
 from tests.trainer import orders
-from trainer.gpt_samples import Samples, make_order, plain_starts, sample_starts, split_bounds
-from trainer.indexed import Corpus, Writer, open_corpus
+from trainer.corpus.indexed import Corpus, Writer, open_corpus
+from trainer.samples.gpt import (
+    Samples,
+    make_order,
+    plain_starts,
+    sample_starts,
+    split_bounds,
+)
 
 BLOCKS = 20  # of cases; each a test, so that a failure names where to look
 HAS_MEGATRON = importlib.util.find_spec("megatron") is not None
@@ -62,7 +68,7 @@ def test_megatron_core_itself_gives_the_same(case: int, tmp_path: Path) -> None:
 
 def test_the_cases_meet_every_kind_of_order() -> None:
     """Of the recipe's branches each is taken by many cases: otherwise equality would prove little."""
-    from trainer.gpt_samples import Recipe
+    from trainer.samples.gpt import Recipe
 
     met = {"one epoch": 0, "apart": 0, "not apart": 0, "empty first": 0, "longer than all": 0}
     for case in range(0, 400):

@@ -12,10 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.data_config import DataConfig
-from trainer.dataset import Data
-from trainer.index_cache import Arrays, IndexCache, locked, prune
-from trainer.indexed import Writer
+from trainer.config.data import DataConfig
+from trainer.corpus.indexed import Writer
+from trainer.samples.cache import (
+    Arrays,
+    IndexCache,
+    locked,
+    prune,
+)
+from trainer.samples.dataset import Data
 
 ROOT = Path(__file__).resolve().parents[2]
 ABOUT = {"index": "test", "bounds": (1, 2), "seed": 7, "share": 0.1}

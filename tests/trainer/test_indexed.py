@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.data_info import describe
+from trainer.corpus.indexed import Writer, open_corpus, token_type
+from trainer.corpus.info import describe
 from trainer.errors import DataError
-from trainer.indexed import Writer, open_corpus, token_type
 
 # Documents [[1,2,3]], [[4,5],[6]], [[7,8,9,10]] in u16, as Megatron's own builder writes them.
 BIN = bytes.fromhex("0100020003000400050006000700080009000a00")
@@ -79,7 +79,7 @@ def test_uncounted_end_of_document_tokens_are_noticed(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path: Path) -> None:
     code = (
-        "import os, sys, numpy; from pathlib import Path; from trainer.indexed import Writer\n"
+        "import os, sys, numpy; from pathlib import Path; from trainer.corpus.indexed import Writer\n"
         "with Writer(Path(sys.argv[1]), numpy.uint16) as writer:\n"
         "    writer.add_document([[1, 2]]); os.kill(os.getpid(), 9)"
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bench.encode_texts import hostile
 from native.cpu import json_lines as compiled_lines
-from trainer.json_lines import texts
+from trainer.files import texts
 
 pytestmark = pytest.mark.usefixtures("compiled")
 

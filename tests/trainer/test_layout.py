@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.layout import Layout, nearest_batches, piece_layers, stage_pieces
+from trainer.config.layout import (
+    Layout,
+    nearest_batches,
+    piece_layers,
+    stage_pieces,
+)
 
 
 def test_tensor_neighbours_are_neighbouring_ranks_and_stages_are_far_apart() -> None:

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import native
-from trainer.config import read_config
-from trainer.config_parts import LossScaleConfig
+from trainer.config.layout import Layout
+from trainer.config.model_sizes import ModelConfig
+from trainer.config.parts import LossScaleConfig
 from trainer.device import Device
-from trainer.engine import TorchEngine
-from trainer.gpt import GPT
-from trainer.group import Group, Groups
-from trainer.layout import Layout
-from trainer.loss_scale import LossScale
-from trainer.models import ModelConfig
+from trainer.engine.optimizer import LossScale
+from trainer.engine.torch_engine import TorchEngine
+from trainer.model.gpt import GPT
+from trainer.parallel.group import Group, Groups
+from trainer.plan.resolve import read_config
 
 Make = Callable[..., dict[str, Any]]
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import native
-from trainer import masks
-from trainer.config import try_config
-from trainer.gpt import GPT
-from trainer.masks import Ends
-from trainer.models import ModelConfig
+from trainer.config.model_sizes import ModelConfig
+from trainer.model import masks
+from trainer.model.gpt import GPT
+from trainer.model.masks import Ends
+from trainer.plan.resolve import try_config
 
 EOD = 9
 INPUTS = torch.tensor([[1, 2, EOD, 3, EOD, EOD, 4, 5]])

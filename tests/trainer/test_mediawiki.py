@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.building import built, small_tokenizer, texts_in
+from trainer.corpus.wikitext import article, plain
 from trainer.errors import DataError
-from trainer.mediawiki import article, plain
 
 SEEN = {
     "links": ("[[Germany|German]]-born [[theory|theor]]ist, [[Ulm]]s", "German-born theorist, Ulms"),
@@ -107,7 +107,7 @@ def dump(pages: list[str]) -> bytes:
 
 
 def test_a_dump_is_read_as_it_was_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data_inputs.Reader.__init__.__defaults__", ("file", 2048, 1 << 20))
+    monkeypatch.setattr("trainer.corpus.inputs.Reader.__init__.__defaults__", ("file", 2048, 1 << 20))
     words = small_tokenizer(tmp_path)
     pages = [page(f"Article [[number]] {n}. " + "More of it. " * (n % 30)) for n in range(60)]
     pages.insert(7, page("talk", space="1"))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.models import SIZES, ModelConfig
+from trainer.config.model_sizes import SIZES, ModelConfig
 
 # Billions, as published or derived from the shapes; GPT-2's own exactly.
 BILLIONS = {

@@ -10,8 +10,19 @@ import pytest
 
 from trainer.env import Drill, Env
 from trainer.errors import InputError
-from trainer.events import Ended, Evaluated, Saved, StepBegan, StepDone
-from trainer.observers import Console, DrillObserver, Heartbeat, Metrics
+from trainer.train.events import (
+    Ended,
+    Evaluated,
+    Saved,
+    StepBegan,
+    StepDone,
+)
+from trainer.train.observers import (
+    Console,
+    DrillObserver,
+    Heartbeat,
+    Metrics,
+)
 
 
 def step(number: int, loss: float = 2.0) -> StepDone:

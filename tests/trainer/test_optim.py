@@ -4,10 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.config_parts import OptimizerConfig
+from trainer.config.parts import OptimizerConfig
 from trainer.device import Device
-from trainer.group import Group
-from trainer.optim import ShardedAdamW, adamw, decay_of, owners
+from trainer.engine.optimizer import (
+    ShardedAdamW,
+    adamw,
+    decay_of,
+    owners,
+)
+from trainer.parallel.group import Group
 
 
 def test_only_matrices_decay() -> None:

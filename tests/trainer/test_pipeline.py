@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import native
-from trainer.config import TrainConfig
-from trainer.config_parts import ParallelConfig
-from trainer.gpt import GPT
-from trainer.models import ModelConfig
-from trainer.pipeline import TIED, holder_of
+from trainer.config.model_sizes import ModelConfig
+from trainer.config.parts import ParallelConfig
+from trainer.config.train_config import TrainConfig
+from trainer.model.gpt import GPT
+from trainer.parallel.pipeline import TIED, holder_of
 
 Ranks = Callable[..., Any]
 Make = Callable[..., dict[str, Any]]

@@ -6,13 +6,19 @@ from collections import Counter, deque
 
 import pytest
 
-from trainer.config import TrainConfig
-from trainer.config_parts import ParallelConfig
-from trainer.layout import Layout
-from trainer.models import ModelConfig
-from trainer.pipeline_order import Action, forward_only, one_forward_one_backward, source_of, target_of
-from trainer.pipeline_passes import UNTAKEN
-from trainer.plan_memory import under_way
+from trainer.config.layout import Layout
+from trainer.config.model_sizes import ModelConfig
+from trainer.config.parts import ParallelConfig
+from trainer.config.train_config import TrainConfig
+from trainer.engine.pipeline import UNTAKEN
+from trainer.parallel.pipeline import (
+    Action,
+    forward_only,
+    one_forward_one_backward,
+    source_of,
+    target_of,
+)
+from trainer.plan.memory import under_way
 
 SHAPES = [(2, 1, 2), (2, 1, 5), (4, 1, 8), (4, 1, 3), (2, 2, 4), (2, 3, 6), (4, 2, 4), (4, 3, 16), (3, 2, 9)]
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.indexed import Writer, open_corpus
-from trainer.plan import check
+from trainer.corpus.indexed import Writer, open_corpus
+from trainer.plan.summary import check
 
 Make = Callable[..., dict[str, Any]]
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from trainer.config import plan_config
-from trainer.models import SIZES
-from trainer.plan import check
-from trainer.plan_flops import per_token
-from trainer.plan_lint import name_fault
+from trainer.config.model_sizes import SIZES
+from trainer.plan.checks import name_fault
+from trainer.plan.resolve import plan_config
+from trainer.plan.summary import check
+from trainer.plan.time import per_token
 
 NPU = {"kind": "npu", "devices_per_node": 8}
 

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import native
-from trainer import plan_activations as kept
-from trainer.config import TrainConfig, try_config
-from trainer.layers import Block, Sight, turns
-from trainer.layout import Layout
-from trainer.models import SIZES, ModelConfig
-from trainer.plan_memory import parameters_of, stages
-from trainer.recompute import Recompute
+from trainer.config.layout import Layout
+from trainer.config.model_sizes import SIZES, ModelConfig
+from trainer.config.train_config import TrainConfig
+from trainer.model.layers import Block, Sight, turns
+from trainer.model.recompute import Recompute
+from trainer.plan import activations as kept
+from trainer.plan.memory import parameters_of, stages
+from trainer.plan.resolve import try_config
 
 Make = Callable[..., dict[str, Any]]
 SHAPES = [

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainer.plan import check
-from trainer.tokenizer import Tokenizer, train_tokenizer
+from trainer.corpus.tokenizer import Tokenizer, train_tokenizer
+from trainer.plan.summary import check
 
 Make = Callable[..., dict[str, Any]]
 MODEL = {"layers": 2, "hidden": 32, "heads": 2, "sequence": 16}

@@ -10,13 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trainer.config import read_config
 from trainer.device import Device
-from trainer.gradients import GradientBuffer
-from trainer.group import Group
-from trainer.holding import Buffered
-from trainer.logical import Cut
-from trainer.parallel import ALONE
+from trainer.engine.rank_state import Buffered, GradientBuffer
+from trainer.model.layers import Cut
+from trainer.parallel.group import Group
+from trainer.parallel.tensor import ALONE
+from trainer.plan.resolve import read_config
 
 Make = Callable[..., dict[str, Any]]
 Read = Callable[..., list[dict[str, Any]]]
@@ -46,7 +45,7 @@ def test_a_bf16_training_keeps_fp32_masters_and_goes_on_in_any_precision(
 
 def test_layer_norms_stay_fp32_and_the_optimizer_holds_the_rest_in_fp32(raw_config: Make) -> None:
     import native
-    from trainer.gpt import GPT
+    from trainer.model.gpt import GPT
 
     config = read_config(raw_config(precision="bf16"))
     model = GPT(config.model, native.choose("cpu"), seed=3)

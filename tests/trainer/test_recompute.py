@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import native
-from trainer.glm import GLM
-from trainer.gpt import GPT
-from trainer.models import ModelConfig
-from trainer.recompute import NOTHING, Recompute
+from trainer.config.model_sizes import ModelConfig
+from trainer.model.glm import GLM
+from trainer.model.gpt import GPT
+from trainer.model.recompute import NOTHING, Recompute
 
 Make = Callable[..., dict[str, Any]]
 SHAPE = ModelConfig(layers=3, hidden=32, heads=4, sequence=48, vocab=69, dropout=0.2)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainer.plan_memory import LIBRARIES
+from trainer.plan.memory import LIBRARIES
 
 CASES: list[tuple[int, dict[str, Any]]] = [
     (1, {"model": "gpt2-124M", "micro_batch": 2}),

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from trainer.amounts import amount, amount_text
-from trainer.batch_sizes import BatchSizes
-from trainer.config_parts import OptimizerConfig
-from trainer.schedule import bounds, learning_rate
+from trainer.config.amounts import BatchSizes, amount, amount_text
+from trainer.config.parts import OptimizerConfig
+from trainer.engine.optimizer import bounds, learning_rate
 
 
 def rates(schedule: str, warmup: int = 2, steps: int = 6, **more: Any) -> list[float]:

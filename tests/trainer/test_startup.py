@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.startup import Startup, in_words
+from trainer.train.observers import Startup, in_words
 
 
 def test_the_parts_of_a_start_add_up_to_the_life_of_the_process() -> None:
@@ -24,7 +24,7 @@ def test_the_parts_of_a_start_add_up_to_the_life_of_the_process() -> None:
 
 
 def test_a_process_knows_how_old_it_is() -> None:
-    code = "import time; time.sleep(0.3); from trainer.startup import process_age; print(process_age())"
+    code = "import time; time.sleep(0.3); from trainer.train.observers import process_age; print(process_age())"
     began = time.monotonic()
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert 0.28 <= float(said) <= time.monotonic() - began + 0.02

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import native
-from trainer.engine import StepResult
-from trainer.events import StepDone
-from trainer.gpt import GPT
-from trainer.models import sized
-from trainer.observers import step_line
-from trainer.suspect import Watch, _depth
+from trainer.config.model_sizes import sized
+from trainer.engine.torch_engine import StepResult
+from trainer.model.gpt import GPT
+from trainer.train.events import StepDone
+from trainer.train.not_finite import Watch, _depth
+from trainer.train.observers import step_line
 
 SIZE = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocab": 60}
 
@@ -84,9 +84,9 @@ def test_a_step_that_is_finite_when_repeated_is_taken_and_suspects_the_device(
     metrics: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from trainer import engine
+    from trainer.engine import torch_engine
 
-    whole, calls = engine.TorchEngine.step, iter(range(99))
+    whole, calls = torch_engine.TorchEngine.step, iter(range(99))
 
     def flips(self: Any, *given: Any) -> StepResult:
         if next(calls) == 2:
@@ -94,7 +94,7 @@ def test_a_step_that_is_finite_when_repeated_is_taken_and_suspects_the_device(
         return whole(self, *given)
 
     train_here(tmp_path / "plain")
-    monkeypatch.setattr(engine.TorchEngine, "step", flips)
+    monkeypatch.setattr(torch_engine.TorchEngine, "step", flips)
     train_here(tmp_path / "flipped")
     plain, flipped = (metrics(tmp_path / name, "step") for name in ("plain", "flipped"))
     assert [line["loss"] for line in plain] == [line["loss"] for line in flipped]

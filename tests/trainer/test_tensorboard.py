@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trainer.__main__ import main
-from trainer.tensorboard import EventFile, convert
+from trainer.train.tensorboard import EventFile, convert
 
 
 def crc(content: bytes) -> int:

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from trainer.corpus.tokenizer import (
+    END_OF_DOCUMENT,
+    Tokenizer,
+    lay_glm_tokens,
+    train_tokenizer,
+)
 from trainer.errors import DataError, InputError
-from trainer.tokenizer import END_OF_DOCUMENT, Tokenizer, lay_glm_tokens, train_tokenizer
 
 # The real GPT-2 vocabulary is not ours to ship; it is compared with where it lies beside the repository.
 GPT2 = Path(__file__).resolve().parents[3] / "shared" / "data" / "gpt2-tokenizer.json"

@@ -11,7 +11,7 @@ import pytest
 from bench.train import answer, flops_a_token, table, verdicts
 from bench.train_field import PIPES, Field, Gone, Subject, Work, take_turns
 from bench.train_losses import AUTOCASTS, OURS, REFERENCE, STEPS, losses_table
-from trainer.models import sized
+from trainer.config.model_sizes import sized
 
 TINY = {"layers": 2, "hidden": 32, "heads": 2, "sequence": 16, "vocab": 128}
 

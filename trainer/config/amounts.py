@@ -1,0 +1,125 @@
+"""Lengths of a training in the unit that the user thinks in: `700 steps`, `2.5B tokens`, `1%`.
+
+Samples of each step: as many in all of them, or fewer at first. Arithmetic alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+UNITS = ("steps", "samples", "tokens", "part")
+BYTES = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
+_SIZE = re.compile(r"(?P<number>[0-9]*\.?[0-9]+) ?(?P<unit>[MGT]i?B)", re.IGNORECASE)
+_SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+_WRITTEN = re.compile(
+    r"(?P<number>[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?) ?(?P<scale>[kMGBT]?) ?(?P<unit>%|[a-z]*)\Z"
+)
+_EXAMPLE = 'write it as "700 steps", "3k samples", "2.5B tokens" or "1%"'
+
+
+def amount_text(raw: object) -> str:
+    """The text if it is an amount; a bare whole number is steps, one below 1 a part. ValueError says what is wrong."""
+    if isinstance(raw, (int, float)) and not isinstance(raw, bool):
+        raw = f"{raw:g} part" if 0 < raw < 1 else f"{raw} steps"
+    if not isinstance(raw, str):
+        raise ValueError(f"is {raw!r}; {_EXAMPLE}")
+    if raw:
+        amount(raw)
+    return raw
+
+
+def amount(text: str) -> tuple[float, str]:
+    """`2.5B tokens` -> (2.5e9, "tokens"); `1%` -> (0.01, "part")."""
+    found = _WRITTEN.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"is {text!r}; {_EXAMPLE}")
+    value = float(found["number"]) * _SCALES[found["scale"]]
+    unit = found["unit"] or "steps"
+    if unit == "%":
+        value, unit = value / 100, "part"
+    unit = unit if unit == "part" or unit.endswith("s") else unit + "s"
+    if unit not in UNITS or not math.isfinite(value):
+        raise ValueError(f"is {text!r}; {_EXAMPLE}")
+    if unit == "part" and value > 1:
+        raise ValueError(f"is {text!r}, more than the whole")
+    return value, unit
+
+
+def gigabytes(raw: object) -> float:
+    """A size of memory, of which a bare number is GB: `32GB`, `80 GiB`. ValueError says what is wrong."""
+    if isinstance(raw, (int, float)) and not isinstance(raw, bool) and math.isfinite(raw):
+        return float(raw)
+    found = _SIZE.fullmatch(raw.strip()) if isinstance(raw, str) else None
+    if found is None:
+        raise ValueError(f'is {raw!r}; write it as "32GB", "80 GiB", or a number of GB')
+    return float(found["number"]) * BYTES[found["unit"].upper()] / 1e9
+
+
+def in_samples(text: str, batches: BatchSizes, sequence: int, whole: float) -> float:
+    """An amount in samples; a part is one of `whole`."""
+    value, unit = amount(text)
+    if unit == "steps":
+        return batches.consumed(int(value)) + value % 1 * batches.of(int(value) + 1)
+    return value * {"samples": 1, "tokens": 1 / sequence, "part": whole}[unit]
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """`whole` samples a step; with a ramp from `start` up by `increment`, the rises spread over `samples`.
+
+    A step's size follows from the samples consumed before it and from nothing else, as Megatron's does, so that a
+    resumed training and one of another layout take the same batches.
+    """
+
+    whole: int
+    start: int = 0
+    """0 has no ramp."""
+    increment: int = 0
+    samples: int = 0
+
+    @property
+    def rises(self) -> int:
+        return max(0, self.whole - self.start) // self.increment if self.start and self.increment else 0
+
+    def after(self, consumed: int) -> int:
+        """Samples of the step that begins when so many are consumed."""
+        if not self.rises or consumed >= self.samples:
+            return self.whole
+        return self.start + consumed * self.rises // self.samples * self.increment
+
+    def of(self, step: int) -> int:
+        """Samples of step 1, 2, ..."""
+        return self.after(self.consumed(step - 1))
+
+    def consumed(self, steps: int) -> int:
+        """Samples of the first so many steps together."""
+        taken, consumed = next(
+            ((taken, consumed) for taken, consumed in reversed(self._rungs) if taken <= steps), (0, 0)
+        )
+        return consumed + (steps - taken) * self.after(consumed)
+
+    def in_steps(self, samples: float) -> float:
+        """In how many steps so many samples are consumed."""
+        taken, consumed = next(rung for rung in reversed(self._rungs) if rung[1] <= samples)
+        return taken + (samples - consumed) / self.after(consumed)
+
+    @property
+    def ramp_steps(self) -> int:
+        """Steps that have fewer samples than the others."""
+        return self._rungs[-1][0]
+
+    @cached_property
+    def _rungs(self) -> list[tuple[int, int]]:
+        """Where each size begins: steps taken and samples consumed by then."""
+        rungs = [(0, 0)]
+        while self.after(rungs[-1][1]) < self.whole:
+            taken, consumed = rungs[-1]
+            size = self.after(consumed)
+            rise = (size - self.start) // self.increment + 1
+            end = -(-rise * self.samples // self.rises)  # where the next size may begin
+            steps = -(-(end - consumed) // size)
+            rungs.append((taken + steps, consumed + steps * size))
+        return rungs

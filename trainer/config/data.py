@@ -1,0 +1,150 @@
+"""The `data:` part of a job: which corpora, how they are divided and mixed. Loads no NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.config.glm import Infilling, Windows
+from trainer.config.reader import setting
+from trainer.errors import Fault
+
+MOST_CORPORA = 32767  # of a blend: it counts them in two bytes, as Megatron-core does
+
+
+@dataclass(frozen=True)
+class Source:
+    """One corpus of several."""
+
+    prefix: str = setting("", required=True)
+    """Path of its .bin and .idx files without their endings."""
+    weight: float | None = setting(None, above=0.0)
+    """Its share of the samples beside the other weights; without any, each corpus is read once, by its size."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the tokens come from: `prefix`, or `blend`, or `train` and `valid`."""
+
+    prefix: str = setting("")
+    """Path of the .bin and .idx files without their endings."""
+    blend: tuple[Source, ...] = setting(())
+    """Several corpora: a list of {prefix, weight}."""
+    train: tuple[Source, ...] = setting(())
+    """Corpora for training alone, whole: one prefix, or a list of {prefix, weight}; then `split` is not used."""
+    valid: tuple[Source, ...] = setting(())
+    """As `train`, for validation."""
+    tokenizer: str = setting("")
+    """tokenizer.json that made the tokens; copied into every checkpoint, so that one folder can generate."""
+    split: str = setting("949,50,1")
+    """Parts of each corpus for training, validation and test, in the order of the documents."""
+    seed: int = setting(1234, least=0, below=2**32)
+    """Seed of the order of the samples."""
+    eod: int | None = setting(None, least=0)
+    """The token that ends a document, where no tokenizer is named that says it."""
+    mask_eod_loss: bool = setting(False)
+    """Leave what follows an end of document, another document's first token, out of the loss."""
+    reset_positions: bool = setting(False)
+    """Count positions anew after each end of document."""
+    reset_attention: bool = setting(False)
+    """Let nothing see what lies before the last end of document; attention is torch's own then, and slower."""
+    windows: Windows = field(default_factory=Windows)
+    """GLM: how samples are cut from the documents."""
+    infilling: Infilling = field(default_factory=Infilling)
+    """GLM: what of a sample is taken out, to be filled in again."""
+
+    @property
+    def needs_eod(self) -> bool:
+        """Whether the end of a document must be known."""
+        return self.mask_eod_loss or self.reset_positions or self.reset_attention
+
+    def sources(self, which: str) -> tuple[Source, ...]:
+        """The corpora that `which` (train, valid or test) is made of."""
+        apart = {"train": self.train, "valid": self.valid}
+        if self.parted:
+            return apart.get(which, ())
+        return self.blend or (Source(self.prefix),)
+
+    @property
+    def parted(self) -> bool:
+        """Whether training and validation have corpora of their own, and none is split."""
+        return bool(self.train or self.valid)
+
+    def prefixes(self) -> dict[str, str]:
+        """Every corpus that is named, and the key that names it."""
+        named = {"train.data.prefix": self.prefix} if self.prefix else {}
+        for key in ("blend", "train", "valid"):
+            for i, source in enumerate(getattr(self, key)):
+                named[f"train.data.{key}[{i}].prefix"] = source.prefix
+        return named
+
+
+def listed_sources(raw: Any) -> Any:
+    """A `data:` part in which one prefix, or one {prefix: ...}, in the place of a list is a list of one."""
+    if not isinstance(raw, Mapping):
+        return raw
+
+    def mapping(one: object) -> object:
+        return {"prefix": one} if isinstance(one, str) else one
+
+    changed = dict(raw)
+    for key in ("blend", "train", "valid"):
+        given = raw.get(key)
+        if isinstance(given, (str, Mapping)):
+            changed[key] = [mapping(given)]
+        elif isinstance(given, (list, tuple)):
+            changed[key] = [mapping(one) for one in given]
+    return changed
+
+
+def data_faults(data: DataConfig, raw: object, evaluates: bool) -> list[Fault]:
+    """What is wrong between the keys of a `data:` part; `raw` is the part as it was given."""
+    if not isinstance(raw, Mapping):
+        return []
+    given = [key for key in ("prefix", "blend", "train") if raw.get(key)]
+    faults = []
+    if not given:
+        what, remedy = "missing", "add `prefix:`, or `blend:`, or `train:` and `valid:`"
+        faults.append(Fault("train.data.prefix", what, remedy))
+    elif len(given) > 1:
+        faults.append(Fault(f"train.data.{given[1]}", f"is given beside `{given[0]}`", "keep one of them"))
+    if data.train and not data.valid and evaluates:
+        remedy = "add `valid:`, or set eval: {batches: 0}"
+        faults.append(Fault("train.data.valid", "missing: there is nothing to evaluate on", remedy))
+    if data.valid and not data.train:
+        faults.append(Fault("train.data.train", "missing beside `valid`", "add `train:`"))
+    if data.needs_eod and data.eod is None and not data.tokenizer:
+        what = "missing: mask_eod_loss, reset_positions and reset_attention need to know it"
+        faults.append(Fault("train.data.eod", what, "add `eod:`, or `tokenizer:`, which says it"))
+    for key in ("blend", "train", "valid"):
+        faults += _weight_faults(f"train.data.{key}", getattr(data, key))
+    try:
+        split_fractions(data.split)
+    except ValueError as error:
+        faults.append(Fault("train.data.split", str(error), 'write it like "949,50,1"'))
+    return faults
+
+
+def _weight_faults(key: str, sources: tuple[Source, ...]) -> list[Fault]:
+    without = [i for i, source in enumerate(sources) if source.weight is None]
+    faults = []
+    if without and len(without) < len(sources):
+        what = f"has no weight, and {len(sources) - len(without)} of its neighbours have one"
+        faults.append(Fault(f"{key}[{without[0]}]", what, "weigh all of them, or none"))
+    if len(sources) > MOST_CORPORA:
+        faults.append(Fault(key, f"names {len(sources)} corpora; at most {MOST_CORPORA} can be told apart"))
+    return faults
+
+
+def split_fractions(text: str) -> list[float]:
+    """`949,50,1` -> three fractions that add up to 1."""
+    try:
+        parts = [float(part) for part in text.replace("/", ",").split(",") if part.strip()]
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of numbers") from None
+    if not 1 <= len(parts) <= 3 or min(parts) < 0 or not 0 < sum(parts) < float("inf"):
+        raise ValueError(f"{text!r} is not one to three numbers, none negative, not all zero")
+    parts += [0.0] * (3 - len(parts))
+    total = sum(parts)
+    return [part / total for part in parts]

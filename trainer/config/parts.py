@@ -1,0 +1,162 @@
+"""The sections of a training's config: frozen, each field explained. What their keys owe each other: config_rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config.amounts import amount_text, gigabytes
+from trainer.config.reader import setting
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How the ranks divide the model; what tensor x pipeline leave of them is data parallel."""
+
+    auto: bool = setting(False)
+    """Choose tensor, pipeline, zero and recomputation by the plan's model of memory and time (`parallel: auto`)."""
+    tensor: int = setting(1, least=1)
+    """Ranks that share every matrix; neighbours, best within a node."""
+    pipeline: int = setting(1, least=1)
+    """Stages, each some of the layers."""
+    interleave: int = setting(1, least=1)
+    """Pieces of the model a stage: more pieces, a smaller bubble, and more traffic between stages."""
+    sequence: bool = setting(False)
+    """Divide what tensor parallel leaves whole (layer norms, dropout) along the sequence."""
+    layers: tuple[int, ...] = setting((), least=0)
+    """Layers of each piece in the model's order, where an even division is not wanted."""
+
+
+@dataclass(frozen=True)
+class RecomputeConfig:
+    """Activations that are computed again in the backward pass instead of kept."""
+
+    mode: str = setting("none", choices=("none", "full", "selective"))
+    """full keeps a layer's input alone; selective computes only attention's scores again."""
+    every: int = setting(1, least=1)
+    """With full: so many layers between kept inputs."""
+    split: bool = setting(False)
+    """With full: divide the kept inputs among the tensor parallel ranks."""
+
+
+@dataclass(frozen=True)
+class LossScaleConfig:
+    """What fp16 multiplies the loss by, so that small gradients are not lost."""
+
+    initial: float = setting(2.0**32, least=1.0)
+    """First scale; 2^32 is far too high on purpose, and some 17 skipped steps calibrate it."""
+    dynamic: bool = setting(True)
+    """Halve it after overflows, double it after `window` clean steps; else it stays."""
+    window: int = setting(1000, least=1)
+    """Clean steps before the scale doubles."""
+    hysteresis: int = setting(2, least=1)
+    """Overflows that are let pass before it halves."""
+    least: float = setting(1.0, above=0.0)
+    """It never falls below."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW and the schedule of its rate."""
+
+    lr: float = setting(3e-4, above=0.0)
+    """Highest learning rate."""
+    min_lr: float = setting(0.0, least=0.0)
+    """Rate at the end of the decay."""
+    weight_decay: float = setting(0.1, least=0.0)
+    """Decay of matrices; biases and layer norms have none."""
+    betas: tuple[float, float] = setting((0.9, 0.95), least=0.0, below=1.0)
+    """Averaging of the gradient and of its square."""
+    eps: float = setting(1e-8, above=0.0)
+    """Added to the root of the squared average."""
+    clip: float = setting(1.0, least=0.0)
+    """Largest norm of the gradient of all parameters together; 0 leaves it as it is."""
+    schedule: str = setting("cosine", choices=("cosine", "linear", "constant", "wsd"))
+    """How the rate goes from lr to min_lr after the warm-up; wsd stays at lr and falls in its last part."""
+    warmup_steps: int = setting(0, least=0)
+    """Steps in which the rate rises from 0 to lr."""
+    warmup: str = setting("", read=amount_text)
+    """The same in other units: `375M tokens`, `3000 samples`, `1%` of the decay."""
+    decay: str = setting("", read=amount_text)
+    """Length of the schedule, warm-up included; min_lr after it. The whole training if left out."""
+    wsd_decay: float = setting(0.1, above=0.0, below=1.0)
+    """With wsd: the part of the schedule, its last, in which the rate falls."""
+
+
+@dataclass(frozen=True)
+class BatchRamp:
+    """Small batches first: from `start` samples a step up to global_batch, by `increment`, within `samples`."""
+
+    start: int = setting(0, least=0)
+    """Samples of the first step; 0 has no ramp."""
+    increment: int = setting(0, least=0)
+    """Samples that each rise adds."""
+    samples: int = setting(0, least=0)
+    """Samples over which the rises are spread evenly."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Validation: before the first step, after the last, and in between."""
+
+    every: int = setting(0, least=0)
+    """Steps between evaluations; 0 evaluates only before the first step and after the last."""
+    batches: int = setting(8, least=0)
+    """Global batches an evaluation, always the same ones; 0 never evaluates."""
+
+
+@dataclass(frozen=True)
+class SaveConfig:
+    """Checkpoints: after the last step, on SIGTERM, and in between."""
+
+    every: int = setting(0, least=0)
+    """Steps between checkpoints; 0 saves only at the end."""
+    keep: int = setting(2, least=1)
+    """Newest checkpoints to keep; the only one that verifies is never removed."""
+
+
+@dataclass(frozen=True)
+class NanConfig:
+    """What follows a loss or gradient that is not finite: the step is skipped and counted."""
+
+    stop_after: int = setting(10, least=1)
+    """Skipped steps in a row that end the training."""
+    name_layer: bool = setting(True)
+    """Find the first layer that is not finite, and its rank, by one more pass over the first of such batches."""
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """torch's profiler, by a schedule of steps."""
+
+    repeat: int = setting(0, least=0)
+    """Cycles of wait, warmup and active steps; 0 profiles nothing."""
+    wait: int = setting(1, least=0)
+    """Steps of a cycle that pass first."""
+    warmup: int = setting(1, least=0)
+    """Steps that are traced and thrown away: tracing slows the first ones down."""
+    active: int = setting(3, least=1)
+    """Steps that are kept; with the defaults and repeat 2, steps 2 to 4 and 7 to 9 counted from 0."""
+    ranks: tuple[int, ...] = setting((0,), least=0)
+    """Whose traces are kept."""
+    stacks: bool = setting(False)
+    """Where in the source each operation was called: larger and slower traces."""
+
+
+@dataclass(frozen=True)
+class HardwareConfig:
+    """What a device is, for the plan; 0 takes a known value of its kind, and the plan says which."""
+
+    kind: str = setting("", choices=("", "cpu", "cuda", "npu"))
+    """The launcher fills it from the inventory."""
+    devices_per_node: int = setting(0, least=0)
+    """The launcher fills it from the inventory."""
+    memory: float = setting(0.0, least=0.0, read=gigabytes)
+    """Of a device: `32GB`, `80 GiB`, or a number of GB (10^9 bytes)."""
+    tflops: float = setting(0.0, least=0.0)
+    """Dense matrix rate of a device in the training's precision, 10^12 operations a second."""
+    efficiency: float = setting(0.0, least=0.0, below=1.0)
+    """Part of that rate which a training's matrices reach."""
+    node_gbytes: float = setting(0.0, least=0.0)
+    """GB/s that a device sends to another of its node."""
+    net_gbytes: float = setting(0.0, least=0.0)
+    """GB/s that a device sends to another node."""

@@ -1,0 +1,281 @@
+"""What the keys of a training's config owe each other, the world and the model. Arithmetic alone.
+
+What a config may say, and no engine of this trainer does yet: refused before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from trainer.config.amounts import in_samples
+from trainer.config.glm import SPECIAL_TOKENS, Infilling, Windows
+from trainer.config.layout import Layout, nearest_batches
+from trainer.config.model_sizes import ModelConfig
+from trainer.config.parts import LossScaleConfig
+from trainer.errors import Fault
+
+if TYPE_CHECKING:
+    from trainer.config.train_config import TrainConfig
+
+
+
+def layout_of(config: TrainConfig, world: int) -> tuple[Layout, list[Fault]]:
+    """The layout of so many ranks; where they do not divide, one that does for going on, and the fault."""
+    tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
+    if world % (tensor * pipeline) == 0:
+        return Layout.of(world, tensor, pipeline), []
+    what = f"{world} ranks do not divide by tensor {tensor} x pipeline {pipeline}"
+    fitting = [n for n in range(1, world + 1) if world % n == 0]
+    remedy = f"tensor x pipeline must divide {world}: {', '.join(map(str, fitting[:8]))}"
+    return Layout(1, tensor, pipeline), [Fault("train.parallel", what, remedy)]
+
+
+def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = ()) -> list[Fault]:
+    """All that single keys cannot say wrong, but together do.
+
+    A rule about a key that has a fault already is not asked: it would judge a default that nobody wrote.
+    """
+    batch = "micro_batch global_batch parallel"
+    rules: list[tuple[Iterator[Fault], str]] = [
+        (model_faults(config.model), "model"),
+        (_eod_faults(config), "model data.eod"),
+        (_batch_faults(config, layout), batch),
+        (_ramp_faults(config, layout), f"{batch} batch_ramp"),
+        (_rate_faults(config), "optimizer.lr optimizer.min_lr"),
+        (_schedule_faults(config), "steps batch_ramp optimizer.warmup optimizer.warmup_steps optimizer.decay"),
+        (_tensor_faults(config, layout), "model parallel"),
+        (_pipeline_faults(config, layout), f"{batch} model engine"),
+        (_recompute_faults(config), "model parallel recompute"),
+        (_engine_faults(config, layout), "engine parallel zero offload"),
+        (_profile_faults(config, layout), "steps profile"),
+        (_precision_faults(config), "precision loss_scale"),
+    ]
+    found: list[Fault] = []
+    for rule, keys in rules:
+        if not any(fault.is_of(key) for fault in (*before, *found) for key in keys.split()):
+            found += rule
+    return found
+
+
+def model_faults(model: ModelConfig) -> Iterator[Fault]:
+    """What is wrong with a model by itself."""
+    if model.hidden % model.heads:
+        fitting = [heads for heads in range(1, model.hidden + 1) if model.hidden % heads == 0]
+        best = min(fitting, key=lambda heads: abs(heads - model.heads))
+        what = f"hidden {model.hidden} does not divide by {model.heads} heads"
+        yield Fault("train.model.heads", what, f"use {best}")
+    if model.heads % model.groups:
+        what = f"{model.heads} heads do not divide by {model.groups} groups"
+        yield Fault("train.model.query_groups", what, "use a divisor of heads, or 0")
+    if model.rotary and model.kind == "glm":
+        yield Fault("train.model.rotary", "GLM's two rows of positions are learned", "leave rotary out")
+    if model.rotary and model.head_size % 2:
+        yield Fault("train.model.rotary", f"rotates pairs, and a head has {model.head_size} numbers")
+    if model.swiglu and model.kind == "glm":
+        yield Fault("train.model.swiglu", "GLM's feed-forward part is a GELU", "leave swiglu out")
+    if 0 < model.positions < model.sequence and not model.rotary:
+        what = f"{model.positions} positions are fewer than a sample's {model.sequence} tokens"
+        yield Fault("train.model.positions", what, f"use {model.sequence} or more, or 0")
+
+
+def _engine_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
+    if config.zero >= 2 and layout.pipeline > 1 and config.engine == "deepspeed":
+        what = f"is {config.zero}: DeepSpeed's pipeline does 0 and 1 only"
+        yield Fault("train.zero", what, "use zero: 1, or engine: torch, or no pipeline")
+    if config.offload and config.zero == 0 and config.engine == "deepspeed":
+        yield Fault("train.offload", "DeepSpeed moves only a divided optimizer off the device", "use zero: 1")
+
+
+def _tensor_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
+    model, tensor = config.model, layout.tensor
+    shares = {"heads": model.heads, "query_groups": model.groups, "ffn": model.inner}
+    for name, value in shares.items():
+        if value % tensor and not (name == "query_groups" and value == model.heads):
+            fitting = [n for n in range(1, tensor + 1) if value % n == 0]
+            what = f"{tensor} ranks do not divide the model's {value} ({name})"
+            yield Fault("train.parallel.tensor", what, f"use {fitting[-1]}")
+    if config.parallel.sequence and tensor == 1:
+        what = "sequence parallel divides what tensor parallel leaves whole, and tensor is 1"
+        yield Fault("train.parallel.sequence", what, "leave it out, or set tensor to 2 or more")
+    if config.parallel.sequence and model.sequence % tensor:
+        what = f"{model.sequence} tokens do not divide by tensor {tensor}"
+        yield Fault("train.parallel.sequence", what, "leave it out, or change model.sequence")
+
+
+def _pipeline_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
+    parallel, model = config.parallel, config.model
+    pieces = layout.pipeline * parallel.interleave
+    if parallel.interleave > 1 and layout.pipeline == 1:
+        yield Fault("train.parallel.interleave", "there is no pipeline to interleave", "use 1")
+    if pieces > model.layers:
+        what = f"{pieces} pieces (pipeline x interleave) of {model.layers} layers leave some without a layer"
+        yield Fault("train.parallel.pipeline", what, f"use {model.layers} pieces at most")
+    if parallel.layers and (len(parallel.layers) != pieces or sum(parallel.layers) != model.layers):
+        what = f"{len(parallel.layers)} pieces of {sum(parallel.layers)} layers"
+        need = f"{pieces} numbers (pipeline x interleave) that add up to {model.layers}"
+        yield Fault("train.parallel.layers", what, f"give {need}, or leave it out")
+    elif parallel.layers and not all(any(piece.layers for piece in stage) for stage in config.stages[1:-1]):
+        what = f"{', '.join(map(str, parallel.layers))} leaves a stage between the ends without a layer"
+        yield Fault("train.parallel.layers", what, "give it one, or use fewer stages")
+    micros = (config.global_batch or 0) // (config.micro_batch * layout.data)
+    if parallel.interleave > 1 and micros % layout.pipeline:
+        what = f"{micros} micro-batches do not divide by {layout.pipeline} stages, as interleaving needs"
+        unit = config.micro_batch * layout.data * layout.pipeline
+        yield Fault("train.global_batch", what, f"use a multiple of {unit}")
+    if parallel.interleave > 1 and config.engine == "deepspeed":
+        yield Fault(
+            "train.parallel.interleave", "DeepSpeed's pipeline has one piece a stage", "use engine: torch"
+        )
+
+
+def _recompute_faults(config: TrainConfig) -> Iterator[Fault]:
+    recompute = config.recompute
+    if recompute.mode != "full" and (recompute.every > 1 or recompute.split):
+        key = "every" if recompute.every > 1 else "split"
+        yield Fault(
+            f"train.recompute.{key}", f"goes with mode full, and mode is {recompute.mode}", "mode: full"
+        )
+    if recompute.split and config.parallel.tensor == 1:
+        yield Fault("train.recompute.split", "there is one tensor parallel rank", "leave it out")
+    if recompute.every > config.model.layers:
+        what = f"{recompute.every} is more than the model's {config.model.layers} layers"
+        yield Fault("train.recompute.every", what, f"use {config.model.layers} or less")
+
+
+def _precision_faults(config: TrainConfig) -> Iterator[Fault]:
+    if config.precision == "fp16" and config.hardware.kind in ("", "cpu"):
+        what = "fp16 needs a GPU or an NPU: a CPU multiplies it at a tenth of bf16's rate, or a two-hundredth"
+        yield Fault("train.precision", what, "use bf16, which needs no loss scale")
+    if config.precision != "fp16" and config.loss_scale != LossScaleConfig():
+        yield Fault("train.loss_scale", f"is fp16's, and precision is {config.precision}", "leave it out")
+
+
+def _profile_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
+    profile, world = config.profile, layout.world
+    beyond = [rank for rank in profile.ranks if rank >= world]
+    if profile.repeat and beyond:
+        told = ", ".join(map(str, beyond))
+        yield Fault("train.profile.ranks", f"there is no rank {told}", f"ranks count from 0 to {world - 1}")
+    if profile.repeat and not profile.ranks:
+        yield Fault("train.profile.ranks", "names no rank", "as in [0]; or leave profile out")
+    cycle = profile.wait + profile.warmup + profile.active
+    if profile.repeat and cycle > config.steps:
+        what = f"{cycle} steps (wait + warmup + active) do not fit into {config.steps}"
+        yield Fault("train.profile", what, "use fewer, or more train.steps")
+
+
+def _eod_faults(config: TrainConfig) -> Iterator[Fault]:
+    if config.data.eod is not None and config.data.eod >= config.model.vocab:
+        what = f"{config.data.eod} is no token of a model of {config.model.vocab} (train.model.vocab)"
+        yield Fault("train.data.eod", what, "use the tokenizer's own end of document")
+
+
+def _batch_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
+    assert config.global_batch is not None
+    if config.global_batch % (config.micro_batch * layout.data) == 0:
+        return
+    below, above = nearest_batches(config.global_batch, config.micro_batch, layout.data)
+    ranks = f"{layout.data} data parallel ranks"
+    what = f"{config.global_batch} does not divide by micro_batch {config.micro_batch} x {ranks}"
+    yield Fault("train.global_batch", what, f"use {above}" if below == above else f"use {below} or {above}")
+
+
+def _ramp_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
+    ramp, whole = config.batch_ramp, config.global_batch or 0
+    given = (ramp.start, ramp.increment, ramp.samples)
+    if not any(given):
+        return
+    if not all(given):
+        remedy = "as in {start: 32, increment: 32, samples: 100000}"
+        yield Fault("train.batch_ramp", "needs start, increment and samples", remedy)
+        return
+    unit = config.micro_batch * layout.data
+    per = f"micro_batch {config.micro_batch} x {layout.data} data parallel ranks"
+    if config.parallel.interleave > 1:
+        unit, per = unit * layout.pipeline, f"{per} x {layout.pipeline} stages, as interleaving needs"
+    for key, value in (("start", ramp.start), ("increment", ramp.increment)):
+        if value % unit:
+            yield Fault(
+                f"train.batch_ramp.{key}", f"{value} does not divide by {per}", f"use a multiple of {unit}"
+            )
+    if ramp.start > whole or (whole - ramp.start) % ramp.increment:
+        what = f"steps of {ramp.increment} from {ramp.start} do not meet global_batch {whole}"
+        yield Fault("train.batch_ramp.increment", what, "use a divisor of global_batch - start")
+
+
+def _rate_faults(config: TrainConfig) -> Iterator[Fault]:
+    optimizer = config.optimizer
+    if optimizer.min_lr > optimizer.lr:
+        yield Fault("train.optimizer.min_lr", f"{optimizer.min_lr} is more than lr {optimizer.lr}")
+
+
+def _schedule_faults(config: TrainConfig) -> Iterator[Fault]:
+    optimizer = config.optimizer
+    if optimizer.warmup and optimizer.warmup_steps:
+        what = f"{optimizer.warmup} beside warmup_steps {optimizer.warmup_steps}"
+        yield Fault("train.optimizer.warmup", what, "keep one of them")
+    batches, sequence = config.batches, config.model.sequence
+    whole = float(batches.consumed(config.steps))
+    length = in_samples(optimizer.decay, batches, sequence, whole) if optimizer.decay else whole
+    if length <= 0:
+        yield Fault("train.optimizer.decay", "is nothing", "leave it out for the whole training")
+        return
+    if optimizer.warmup_steps and batches.consumed(optimizer.warmup_steps) >= length:
+        what = f"{optimizer.warmup_steps} leaves nothing of {batches.in_steps(length):g} steps"
+        yield Fault("train.optimizer.warmup_steps", what, f"use less than {batches.in_steps(length):g}")
+    warmup = in_samples(optimizer.warmup, batches, sequence, length) if optimizer.warmup else 0.0
+    if warmup >= length:
+        what = f"{optimizer.warmup} leaves nothing of a schedule of {batches.in_steps(length):g} steps"
+        yield Fault("train.optimizer.warmup", what, "use less, or a longer decay")
+
+
+def unserved(config: TrainConfig) -> Iterator[Fault]:
+    """All that the chosen engine cannot do; a plan may still count it."""
+    scaled = config.engine == "torch" and config.zero < 2
+    if config.precision == "fp16" and config.hardware.kind not in ("", "cpu") and not scaled:
+        what = "fp16 is torch's engine's, with zero 0 or 1: nothing else here scales the loss"
+        yield Fault("train.precision", what, "use bf16, which needs no loss scale")
+
+
+def serves(config: TrainConfig) -> bool:
+    """Whether it can be started."""
+    return not any(unserved(config))
+
+
+def glm_faults(config: TrainConfig) -> Iterator[Fault]:
+    """What of a `data:` part does not go with the kind of model."""
+    data = config.data
+    if config.model.kind != "glm":
+        for key, kind in (("windows", Windows), ("infilling", Infilling)):
+            if getattr(data, key) != kind():
+                what = f"is GLM's, and the model is a {config.model.kind}"
+                yield Fault(f"train.data.{key}", what, "leave it out, or use a glm model")
+        return
+    yield from _chance_faults(data.windows, data.infilling)
+    if not data.tokenizer and data.eod is None:
+        what = "missing: GLM needs the end of a document, and with a tokenizer those of sentences too"
+        yield Fault("train.data.tokenizer", what, "add `tokenizer:`, or at least `eod:`")
+    for key in ("mask_eod_loss", "reset_positions", "reset_attention"):
+        if getattr(data, key):
+            what = "is GPT's: of GLM's samples only blanks are predicted, and each opens with ENC"
+            yield Fault(f"train.data.{key}", what, "leave it out")
+    text = config.model.vocab - SPECIAL_TOKENS
+    if text < 1:
+        what = f"{config.model.vocab} leaves no token beside GLM's {SPECIAL_TOKENS} own"
+        yield Fault("train.model.vocab", what, f"use the tokenizer's + {SPECIAL_TOKENS}")
+    elif data.eod is not None and text <= data.eod < config.model.vocab:
+        what = f"{data.eod} is one of GLM's own tokens, the last {SPECIAL_TOKENS} of {config.model.vocab}"
+        yield Fault("train.data.eod", what, "use the tokenizer's end of document")
+
+
+def _chance_faults(windows: Windows, infilling: Infilling) -> Iterator[Fault]:
+    chances = {"windows.short_chance": windows.short_chance}
+    for key in ("words", "sentences", "one_span", "inside", "hide"):
+        chances[f"infilling.{key}"] = getattr(infilling, key)
+    for key, chance in chances.items():
+        if chance > 1:
+            yield Fault(f"train.data.{key}", f"is {chance}; a chance is at most 1")
+    if infilling.words + infilling.sentences > 1:
+        what = f"words {infilling.words} and sentences {infilling.sentences} are more than 1 together"
+        yield Fault("train.data.infilling", what, "leave the rest to [gMASK]")

@@ -1,0 +1,107 @@
+"""A JSON schema of the `train:` part, out of the config's own fields, so that an editor completes and explains them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import types
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any
+
+from trainer.config.model_sizes import SIZES, ModelConfig
+from trainer.config.train_config import TrainConfig
+
+PLAIN = {int: "integer", float: "number", bool: "boolean", str: "string"}
+Schema = dict[str, Any]
+
+
+def train_schema() -> Schema:
+    """The whole part."""
+    schema = _object(TrainConfig)
+    properties = schema["properties"]
+    names = {"enum": list(SIZES)}
+    model = _object(ModelConfig)
+    model["properties"]["name"] = {**names, "description": "A named size that the other keys change."}
+    properties["model"] = {**_text(properties["model"]), "anyOf": [names, model]}
+    schema["required"] = sorted({*schema.get("required", []), "model"})
+    _short(properties, "parallel", {"const": "auto"})
+    _short(properties, "recompute", {"enum": properties["recompute"]["properties"]["mode"]["enum"]})
+    _short(properties, "loss_scale", {"const": "dynamic"}, {"type": "number", "minimum": 1})
+    _short_sources(properties["data"]["properties"])
+    return schema
+
+
+def _short(properties: dict[str, Schema], key: str, *shorts: Schema) -> None:
+    """A section that a word or a number may say."""
+    long = properties[key]
+    properties[key] = {**_text(long), "anyOf": [*shorts, long]}
+
+
+def _short_sources(data: dict[str, Schema]) -> None:
+    """A list of corpora, of which one, or a prefix alone, may stand for the list or for an item."""
+    for key in ("blend", "train", "valid"):
+        one = {"anyOf": [{"type": "string"}, data[key]["items"]]}
+        data[key] = {**_text(data[key]), "anyOf": [*one["anyOf"], {"type": "array", "items": one}]}
+
+
+def _text(schema: Schema) -> Schema:
+    return {"description": schema["description"]} if "description" in schema else {}
+
+
+def _object(kind: Any) -> Schema:
+    hints, told = typing.get_type_hints(kind), explanations(kind)
+    properties, required = {}, []
+    for item in fields(kind):
+        bounds = item.metadata
+        schema = {"type": ["string", "number"]} if bounds.get("read") else _value(hints[item.name], bounds)
+        schema = {**schema, "description": told.get(item.name, "")}
+        default = item.default
+        if default is not MISSING and default is not None and not bounds.get("required"):
+            schema["default"] = list(default) if isinstance(default, tuple) else default
+        properties[item.name] = {key: value for key, value in schema.items() if value != ""}
+        if bounds.get("required"):
+            required.append(item.name)
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": required} if required else schema
+
+
+def _value(kind: Any, bounds: typing.Mapping[str, Any]) -> Schema:
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        wanted = [one for one in inside if one is not type(None)]
+        found = [_value(one, bounds) for one in wanted]
+        found += [{"type": "null"}] * (len(wanted) < len(inside))
+        return found[0] if len(found) == 1 else {"anyOf": found}
+    if origin is tuple:
+        items = _value(inside[0], bounds)
+        length = {} if inside[-1] is ... else {"minItems": len(inside), "maxItems": len(inside)}
+        return {"type": "array", "items": items, **length}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": {"type": "string"}}
+    if is_dataclass(kind):
+        return _object(kind)
+    schema: Schema = {"type": PLAIN[kind]}
+    if bounds.get("choices"):
+        return {"enum": list(bounds["choices"])}
+    words = {"least": "minimum", "above": "exclusiveMinimum", "below": "exclusiveMaximum"}
+    return schema | {word: bounds[key] for key, word in words.items() if bounds.get(key) is not None}
+
+
+@cache
+def explanations(kind: Any) -> dict[str, str]:
+    """The docstring under each field of a dataclass."""
+    (made,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(made, ast.ClassDef)
+    found = {}
+    for field, after in zip(made.body, made.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(after, ast.Expr)
+            and isinstance(field.target, ast.Name)
+        ):
+            value = ast.literal_eval(after.value)
+            found[field.target.id] = " ".join(str(value).split())
+    return found

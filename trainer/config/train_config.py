@@ -1,0 +1,164 @@
+"""What to train: frozen, checked where it is built, every field explained. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from trainer.config.amounts import BatchSizes
+from trainer.config.data import DataConfig, listed_sources
+from trainer.config.layout import Layout, Piece, pieces_of
+from trainer.config.model_sizes import SIZES, ModelConfig, sized
+from trainer.config.parts import (
+    BatchRamp,
+    EvalConfig,
+    HardwareConfig,
+    LossScaleConfig,
+    NanConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ProfileConfig,
+    RecomputeConfig,
+    SaveConfig,
+)
+from trainer.config.reader import near, read_section, setting
+from trainer.errors import Fault
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The `train:` part of a job."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """A named size, a mapping of sizes, or a mapping with `name:` and what differs from it."""
+    data: DataConfig = field(default_factory=DataConfig, metadata={"required": True})
+    """The corpus."""
+    steps: int = setting(1, least=1, required=True)
+    """Optimizer steps in all, counted from the beginning of the training and not from a resume."""
+    micro_batch: int = setting(8, least=1)
+    """Samples that a rank computes at once."""
+    global_batch: int | None = setting(None, least=1)
+    """Samples a step over all ranks = micro_batch x data parallel x accumulation (1 if left out)."""
+    batch_ramp: BatchRamp = field(default_factory=BatchRamp)
+    """Small batches first."""
+    precision: str = setting("fp32", choices=("fp32", "bf16", "fp16"))
+    """bf16 computes matrices in bf16 on cast copies; weights, gradients and optimizer stay fp32."""
+    loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
+    """For fp16: `dynamic`, a fixed number, or a mapping."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """AdamW and its schedule."""
+    engine: str = setting("torch", choices=("torch", "deepspeed"))
+    """Who moves gradients and state between ranks."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """tensor, pipeline, interleave, sequence; or `auto`, which tries every legal layout."""
+    zero: int = setting(0, choices=(0, 1, 2, 3))
+    """What the data parallel ranks divide: 1 the optimizer's state, 2 gradients too, 3 weights too."""
+    offload: bool = setting(False)
+    """Keep the optimizer's state in the node's memory, and update there."""
+    recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
+    """none, full, selective, or a mapping: activations computed again instead of kept."""
+    native: str | dict[str, str] = setting("auto")  # noqa: RUF009
+    """Backend of the fused ops: auto, a name, or a name an op."""
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    """Validation."""
+    save: SaveConfig = field(default_factory=SaveConfig)
+    """Checkpoints."""
+    nan: NanConfig = field(default_factory=NanConfig)
+    """What follows a loss that is not finite."""
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    """torch's profiler by a schedule of steps."""
+    tensorboard: bool = setting(False)
+    """Write TensorBoard's files too, on rank 0; `clusterctl tensorboard RUN` makes them of any run's metrics."""
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    """What the plan takes a device to be."""
+    log_every: int = setting(1, least=1)
+    """Steps between lines on the console; metrics.jsonl has every step."""
+    seed: int = setting(1234, least=0)
+    """Seed of the initial weights and of dropout."""
+    deterministic: bool = setting(True)
+    """Refuse operations whose result changes from run to run."""
+    resume: str = setting("auto")
+    """auto: this run's newest checkpoint that verifies; never: from the start; else a checkpoint's folder."""
+
+    def as_json(self) -> dict[str, Any]:
+        document = asdict(self)
+        document["optimizer"]["betas"] = list(self.optimizer.betas)
+        document["parallel"]["layers"] = list(self.parallel.layers)
+        document["profile"]["ranks"] = list(self.profile.ranks)
+        return document
+
+    @cached_property
+    def batches(self) -> BatchSizes:
+        """Samples of each step."""
+        ramp = self.batch_ramp
+        return BatchSizes(self.global_batch or 1, ramp.start, ramp.increment, ramp.samples)
+
+    def layout(self, world: int) -> Layout:
+        """How so many ranks divide the work; ValueError where they do not divide."""
+        return Layout.of(world, self.parallel.tensor, self.parallel.pipeline)
+
+    @property
+    def stages(self) -> list[tuple[Piece, ...]]:
+        """What each stage of the pipeline holds."""
+        how, layers = self.parallel, self.model.layers
+        return [
+            pieces_of(layers, stage, how.pipeline, how.interleave, tuple(how.layers)) for stage in range(how.pipeline)
+        ]
+
+
+
+
+
+
+
+
+
+
+def read_train(raw: Mapping[str, Any], faults: list[Fault]) -> tuple[TrainConfig, dict[str, Any]]:
+    """Return the config of a `train:` mapping and the mapping with short forms written out; adds to `faults`."""
+    model = _read_model(raw.get("model"), faults)
+    rest = {key: value for key, value in raw.items() if key != "model"}
+    for key, shorten in SHORT.items():
+        if isinstance(rest.get(key), (str, int, float)) and not isinstance(rest[key], bool):
+            rest[key] = shorten(rest[key])
+    if "data" in rest:
+        rest["data"] = listed_sources(rest["data"])
+    return replace(read_section(TrainConfig, rest, "train", faults), model=model), rest
+
+
+def _short_loss_scale(given: object) -> object:
+    if given == "dynamic":
+        return {}
+    return {"initial": given, "dynamic": False} if isinstance(given, (int, float)) else given
+
+
+def _short_parallel(given: object) -> object:
+    return {"auto": True} if given == "auto" else given
+
+
+# Sections that a word or a number says in short.
+SHORT: dict[str, Callable[[object], object]] = {
+    "parallel": _short_parallel,
+    "recompute": lambda given: {"mode": given},
+    "loss_scale": _short_loss_scale,
+}
+
+
+def _read_model(raw: object, faults: list[Fault]) -> ModelConfig:
+    names = list(SIZES)
+    if isinstance(raw, str):
+        if raw not in SIZES:
+            faults.append(Fault("train.model", f"there is no model {raw!r}", near(raw, names)))
+        return SIZES.get(raw, ModelConfig())
+    if not isinstance(raw, Mapping):
+        what = "missing" if raw is None else f"is {raw!r}; a name or a mapping is needed"
+        faults.append(Fault("train.model", what, f"one of {', '.join(names)}, or layers, hidden, heads, ..."))
+        return ModelConfig()
+    name = raw.get("name", "gpt-tiny")
+    if name not in SIZES:
+        faults.append(Fault("train.model.name", f"there is no model {name!r}", near(str(name), names)))
+        name = "gpt-tiny"
+    changes = {key: value for key, value in raw.items() if key != "name"}
+    return read_section(ModelConfig, changes, "train.model", faults, start=sized(name))

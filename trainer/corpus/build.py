@@ -1,0 +1,332 @@
+"""Texts -> `.bin`, `.idx` and a manifest: by all cores, in flat memory, going on after any end, with the same bytes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.corpus.dedup import drop_duplicates
+from trainer.corpus.indexed import (
+    bin_path,
+    idx_path,
+    token_type,
+    write_index,
+)
+from trainer.corpus.inputs import (
+    EACH,
+    KINDS,
+    PART_BYTES,
+    Input,
+    Part,
+    Reader,
+    find_inputs,
+)
+from trainer.corpus.open import STDIN
+from trainer.corpus.store import (
+    MANIFEST,
+    PLAN,
+    Lock,
+    Store,
+    hashes_path,
+    manifest_path,
+    put_in_place,
+    work_folder,
+)
+from trainer.corpus.tokenizer import Tokenizer
+from trainer.corpus.worker import UNITS, Recipe, make_all
+from trainer.errors import DataError, DataFailed
+from trainer.files import replace_file, sha256, sync
+
+DROPPED = ("bad", "short", "language", "duplicate")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+Tell = Callable[[str], None]
+Progress = Callable[[int, int, int], None]
+"""Called with the bytes read so far, the bytes of all inputs, and the documents made."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """One build as it was asked for."""
+
+    inputs: tuple[str, ...]
+    tokenizer: Path
+    output: Path
+    recipe: Recipe = field(default_factory=Recipe)
+    kind: str = ""
+    eod: str = ""
+    workers: int = 0
+    """0: as many as there are cores for this process."""
+    max_bad: int = 0
+    replace: bool = False
+    fresh: bool = False
+    keep_hashes: bool = False
+    """With `dedup`: leave each document's hash beside the pair, for a merge that looks across pairs."""
+
+    def check(self) -> None:
+        """Everything wrong with the command line itself, at once."""
+        faults = []
+        for ending in (".bin", ".idx"):
+            if self.output.name.endswith(ending):
+                faults.append(f"--output {self.output}: is a prefix; {ending} is put after it")
+        for name, value, known in (
+            ("--each", self.recipe.each, EACH),
+            ("--unit", self.recipe.unit, UNITS),
+            ("--format", self.kind or KINDS[0], KINDS),
+        ):
+            if value not in known:
+                faults.append(f"{name} {value}: is not one of {', '.join(known)}")
+        for name, number in (("--workers", self.workers), ("--max-bad", self.max_bad)):
+            if number < 0:
+                faults.append(f"{name} {number}: is less than 0")
+        try:
+            self.recipe.filters.check()
+        except DataError as error:
+            faults.append(error.message)
+        if faults:
+            raise DataError("\n".join(faults), "see `clusterctl data build --help`")
+
+
+def build(
+    order: Order, tell: Tell = lambda text: None, progress: Progress = lambda *_: None
+) -> dict[str, Any]:
+    """Build, or go on with a build that ended half-way; the answer is the manifest."""
+    inputs, tokenizer = opened(order)
+    plan = make_plan(order, inputs, tokenizer)
+    folder = work_folder(order.output)
+    try:
+        lock = Lock(folder)
+        try:
+            return _build(order, inputs, tokenizer, plan, folder, tell, progress)
+        finally:
+            lock.release()
+            _leave_nothing_empty(folder)
+    except OSError as error:
+        raise _in_words(error, folder) from None
+
+
+def opened(order: Order) -> tuple[list[Input], Tokenizer]:
+    """What an order names, found and loaded; all that is wrong with any of it at once."""
+    found: dict[str, Any] = {}
+    faults: list[DataError] = []
+    for name, does in (
+        ("order", order.check),
+        ("inputs", lambda: find_inputs(order.inputs, order.kind if order.kind in KINDS else "")),
+        ("tokenizer", lambda: Tokenizer.load(order.tokenizer, order.eod)),
+    ):
+        try:
+            found[name] = does()
+        except DataError as error:
+            faults.append(error)
+    if faults:
+        hints = "\n  try: ".join(dict.fromkeys(one.hint for one in faults if one.hint))
+        raise DataError("\n".join(one.message for one in faults), hints)
+    return found["inputs"], found["tokenizer"]
+
+
+def _build(
+    order: Order,
+    inputs: Sequence[Input],
+    tokenizer: Tokenizer,
+    plan: dict[str, Any],
+    folder: Path,
+    tell: Tell,
+    progress: Progress,
+) -> dict[str, Any]:
+    if order.fresh:
+        (folder / PLAN).unlink(missing_ok=True)
+    if not (_is_finished(folder, plan)):
+        _refuse_to_replace(order)
+        store = Store(folder, plan, np.dtype(token_type(tokenizer.vocab)), tokenizer.vocab)
+        try:
+            if store.note:
+                tell(store.note)
+            reader = Reader(inputs, order.recipe.each)
+            _make(order, reader, store, tokenizer, tell, progress)
+            _finish(order, reader, store, tokenizer)
+        finally:
+            store.close()
+    if order.keep_hashes and (folder / "hashes").exists():
+        os.replace(folder / "hashes", hashes_path(order.output))
+    elif not order.keep_hashes:
+        hashes_path(order.output).unlink(missing_ok=True)  # of what was there before
+    put_in_place(folder, order.output)
+    found: dict[str, Any] = json.loads(manifest_path(order.output).read_bytes())
+    return found
+
+
+def make_plan(order: Order, inputs: Sequence[Input], tokenizer: Tokenizer) -> dict[str, Any]:
+    """What decides the bytes of the result: parts made by another plan are of no use."""
+    return {
+        "inputs": [[one.name, one.kind, *_stamp(one.name)] for one in inputs],
+        "tokenizer": tokenizer.sha256,
+        "end of document": tokenizer.eod,
+        "options": json.loads(json.dumps(asdict(order.recipe))),
+        "language model": _stamp(order.recipe.filters.language_model)
+        if order.recipe.filters.language
+        else [],
+        "part": PART_BYTES,
+    }
+
+
+def _stamp(name: str) -> list[int]:
+    if name == STDIN:
+        return []
+    status = Path(name).stat()
+    return [0 if stat.S_ISDIR(status.st_mode) else status.st_size, status.st_mtime_ns]
+
+
+def _is_finished(folder: Path, plan: dict[str, Any]) -> bool:
+    """Whether all was made before, and only the files are not in their place."""
+    try:
+        before = json.loads((folder / PLAN).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return bool((folder / MANIFEST).is_file() and before == plan)
+
+
+def _refuse_to_replace(order: Order) -> None:
+    there = [path for path in (bin_path(order.output), idx_path(order.output)) if path.exists()]
+    if there and not order.replace:
+        names = " and ".join(str(path) for path in there)
+        raise DataError(f"{names}: there already", "--replace builds it anew; or name another --output")
+
+
+def _make(
+    order: Order, reader: Reader, store: Store, tokenizer: Tokenizer, tell: Tell, progress: Progress
+) -> None:
+    _stop_at_bad(order, store)
+    recipe = order.recipe
+    workers = order.workers or len(os.sched_getaffinity(0))
+    told = ""
+    total = sum(stamp[0] for stamp in map(_stamp, [one.name for one in reader.inputs]) if stamp)
+    for made in make_all(_new_parts(reader, store), recipe, tokenizer, workers):
+        if made.slow and not told:
+            told = f"tokenizers encodes, which is some ten times as slow as compiled code: {made.slow}"
+            tell(told)
+        store.append(made)
+        _stop_at_bad(order, store)
+        progress(sum(one.bytes for one in reader.seen), total, store.documents)
+
+
+def _new_parts(reader: Reader, store: Store) -> Iterator[Part]:
+    """The parts that are not made yet; those that are must be the same as then."""
+    known = list(store.marks)
+    number = -1
+    changed = DataError(
+        "the input is not what it was when this build began", "--fresh leaves what was built, and begins anew"
+    )
+    for part in reader.parts():
+        number = part.number
+        if number >= len(known):
+            yield part
+        elif part.mark != known[number]:
+            raise changed
+    if number + 1 < len(known):
+        raise changed
+
+
+def _stop_at_bad(order: Order, store: Store) -> None:
+    count = store.facts["bad"]
+    if count <= order.max_bad:
+        return
+    shown = list(store.bad[:20])
+    more = [f"... and {count - len(shown)} more"] if count > len(shown) else []
+    told = f"{count} bad {'line' if count == 1 else 'lines'} so far, and --max-bad is {order.max_bad}"
+    raise DataError(
+        "\n".join([*shown, *more, told]),
+        "mend them, or leave them out with --max-bad N: what is built is kept, and goes on from there",
+    )
+
+
+def _finish(order: Order, reader: Reader, store: Store, tokenizer: Tokenizer) -> None:
+    """All parts are made: drop what is there twice, write index and manifest beside the tokens."""
+    if not store.tokens:
+        shutil.rmtree(store.folder)
+        raise DataError(_why_empty(store), "check the files, --key and the filters")
+    if order.recipe.dedup:
+        store.facts["duplicate"] = drop_duplicates(store)
+    with (
+        store.path("idx").open("wb") as index,
+        store.path("lengths").open("rb") as lengths,
+        store.path("marks").open("rb") as marks,
+    ):
+        write_index(index, store.dtype, lengths, marks)
+    sync(store.path("bin"))
+    sync(store.path("idx"))
+    manifest = make_manifest(order, reader, store, tokenizer)
+    replace_file(store.path(MANIFEST), json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def _why_empty(store: Store) -> str:
+    gone = [f"{store.facts[why]} {why}" for why in DROPPED if store.facts[why]]
+    gone += [f"{store.facts['empty']} empty"] if store.facts["empty"] else []
+    return "the input has no document with text in it" + (f" ({', '.join(gone)})" if gone else "")
+
+
+def make_manifest(order: Order, reader: Reader, store: Store, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What was built of what; nothing in it depends on time, workers or how often the build was stopped."""
+    recipe = order.recipe
+    filters = asdict(recipe.filters) if recipe.filters != type(recipe.filters)() else {}
+    if recipe.filters.language:
+        filters["language_model_sha256"] = sha256(Path(recipe.filters.language_model))
+    return {
+        "format": 1,
+        "documents": store.documents,
+        "empty_documents": store.facts["empty"],
+        "sequences": store.sequences,
+        "tokens": store.tokens,
+        "characters": store.facts["characters"],
+        "bytes": store.path("bin").stat().st_size,
+        "token_type": store.dtype.name,
+        "unit": recipe.unit,
+        "append_eod": recipe.append_eod,
+        "vocab": tokenizer.vocab,
+        "eod": tokenizer.eod,
+        "eod_token": tokenizer.token_of(tokenizer.eod),
+        "glm": tokenizer.glm_ids(),
+        "tokenizer": {"path": str(order.tokenizer), "sha256": tokenizer.sha256},
+        "dropped": {why: store.facts[why] for why in DROPPED},
+        "bad": store.bad,
+        "filters": {**filters, "dedup": recipe.dedup},
+        "unigram_entropy_nats": entropy(store.counts),
+        "inputs": [one.as_json() for one in reader.seen],
+        "outputs": {
+            "bin": {"bytes": store.path("bin").stat().st_size, "sha256": store.digest.hexdigest()},
+            "idx": {"bytes": store.path("idx").stat().st_size, "sha256": sha256(store.path("idx"))},
+        },
+    }
+
+
+def entropy(counts: NDArray[np.int64]) -> float:
+    """Nats a token when each is drawn by its frequency alone: the best without any context."""
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log(share)).sum())
+
+
+def _leave_nothing_empty(folder: Path) -> None:
+    """A build that was refused before it made anything leaves no folder behind."""
+    names = set(os.listdir(folder)) if folder.is_dir() else set()
+    if names and names <= {"lock"}:
+        shutil.rmtree(folder)
+
+
+def _in_words(error: OSError, folder: Path) -> DataFailed:
+    where = error.filename or folder
+    if error.errno in FULL:
+        return DataFailed(
+            f"{where}: {error.strerror}: the disk (or a limit) is full",
+            "free some space and run the same command again: it goes on where it was",
+        )
+    return DataFailed(
+        f"{where}: {error.strerror or error}", "run the same command again: it goes on where it was"
+    )

@@ -1,0 +1,430 @@
+"""The verbs of `clusterctl data`: arguments in, an answer out, as text or with --json as one document."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from trainer.corpus.build import Order
+
+SPREAD = (
+    "clusterctl data build --on node[1-4] ... spreads it over nodes, each building a part, and brings the result "
+    "together here, the same bytes; with --leave the parts stay on their nodes."
+)
+PAIR_ENDINGS = (".bin", ".idx", ".manifest.json", ".hashes")
+UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+ADD = Callable[[str, Any, str], argparse.ArgumentParser]
+
+
+def add_verbs(verb: ADD) -> None:
+    """Every verb and its arguments; `verb` makes one of name, function and help."""
+    _tokenizer_arguments(verb)
+    build = verb("data-build", _build, "texts to Megatron's .bin/.idx, with a manifest")
+    build.epilog = SPREAD
+    _build_arguments(build)
+    info = verb("data-info", _info, "what a .bin/.idx pair holds")
+    info.add_argument("prefix", type=prefix_of, help="path of the pair without .bin or .idx")
+    info.add_argument("--tokenizer", type=Path, help="to show samples (default: the one its manifest names)")
+    info.add_argument("--eod", default="", help="the tokenizer's token that ends a document")
+    info.add_argument("--samples", type=int, default=3, metavar="N", help="beginnings of documents shown (3)")
+    info.add_argument("--tokens", metavar="BUDGET", help="how many epochs so many tokens are: 2.5B, 300e9")
+    shares = verb("data-shares", _shares, "cut a build's inputs into shares, one a node; answers in JSON")
+    _build_arguments(shares)
+    shares.add_argument("--count", type=int, required=True)
+    shares.add_argument("--folder", type=Path, required=True)
+    check = verb(
+        "data-verify", _verify, "every rule that a .bin/.idx pair must keep; exit code 1 if one is broken"
+    )
+    check.add_argument("prefix", type=prefix_of, nargs="+")
+    check.add_argument("--tokenizer", type=Path, help="every id must be in its vocabulary")
+    check.add_argument("--vocab", type=int, metavar="N", help="every id must be below N")
+    check.add_argument(
+        "--no-hash", action="store_true", help="compare sizes with the manifest, not the hashes"
+    )
+    mend = verb(
+        "data-repair", _repair, "count end-of-document tokens that a preprocessor wrote and did not count"
+    )
+    mend.add_argument("prefix", type=prefix_of)
+    mend.add_argument(
+        "--output", type=Path, help="leave the pair as it is, and write another (its .bin a hard link)"
+    )
+    mend.add_argument("--dry-run", action="store_true")
+    cut = verb("data-split", _split, "a corpus into shards, or into train, valid and test")
+    cut.add_argument("prefix", type=prefix_of)
+    cut.add_argument(
+        "--parts", type=int, default=0, metavar="N", help="so many shards of about as many tokens"
+    )
+    cut.add_argument(
+        "--split", default="", metavar="A,B,C", help="train, valid and test by documents: 949,50,1"
+    )
+    join = verb("data-merge", _merge, "several pairs into one, their documents in the order given")
+    join.add_argument("prefix", type=prefix_of, nargs="+")
+    join.add_argument(
+        "--dedup", action="store_true", help="drop later copies across the pairs (by --keep-hashes)"
+    )
+    for each in (cut, join):
+        each.add_argument("--output", type=Path, required=True, metavar="PREFIX")
+        each.add_argument("--replace", action="store_true", help="also where something of that name is there")
+    for each in (info, check, mend, cut, join):
+        each.add_argument("--json", action="store_true")
+
+
+def _inputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="JSON lines, text, WikiExtractor's folders, MediaWiki dumps, Parquet, GLM's .lazy; .gz .bz2 .xz .zst; "
+        "globs; - for standard input",
+    )
+    parser.add_argument(
+        "--key", default="text", help="key (or column) of the text or the ids (default: text)"
+    )
+    parser.add_argument(
+        "--format",
+        default="",
+        help="jsonl, text, wikiextractor, mediawiki, parquet, lazy (default: told by name and first bytes)",
+    )
+    parser.add_argument(
+        "--each", default="file", help="of plain text, a document is a file, line or paragraph"
+    )
+
+
+def _tokenizer_arguments(verb: ADD) -> None:
+    words = verb("tokenizer-train", _tokenizer_train, "learn a byte-level BPE vocabulary from texts")
+    _inputs(words)
+    words.add_argument("--vocab-size", type=int, required=True, metavar="N")
+    words.add_argument(
+        "--output", type=Path, required=True, help="FILE.json, or a folder: with vocab.json and merges.txt"
+    )
+    glm = verb("tokenizer-glm", _tokenizer_glm, "lay GLM's special tokens on top of a tokenizer")
+    glm.add_argument("--tokenizer", type=Path, required=True)
+    glm.add_argument(
+        "--eod", default="", help="its token that ends a document, where that is not <|endoftext|>"
+    )
+    glm.add_argument("--output", type=Path, required=True)
+    for each in (words, glm):
+        each.add_argument("--json", action="store_true")
+
+
+def _build_arguments(build: argparse.ArgumentParser) -> None:
+    _inputs(build)
+    build.add_argument(
+        "--tokenizer", type=Path, required=True, help="tokenizer.json, vocab.json, or their folder"
+    )
+    build.add_argument("--output", type=Path, required=True, metavar="PREFIX")
+    build.add_argument(
+        "--append-eod", action="store_true", help="end each document by the end-of-document id"
+    )
+    build.add_argument("--eod", default="", metavar="TOKEN", help="that token, where it is not <|endoftext|>")
+    build.add_argument("--unit", default="document", help="document, or sentence: each a sequence of its own")
+    build.add_argument("--min-chars", type=int, default=0, metavar="N", help="leave out shorter documents")
+    build.add_argument(
+        "--dedup", action="store_true", help="of documents alike to the last character keep the first"
+    )
+    build.add_argument("--language", default="", metavar="CODE", help="keep only this one, as in: en")
+    build.add_argument(
+        "--language-model", default="", metavar="FILE", help="fastText's lid.176.bin or lid.176.ftz"
+    )
+    build.add_argument(
+        "--min-confidence", type=float, default=0.0, metavar="P", help="of the language, 0 to 1 (0)"
+    )
+    build.add_argument(
+        "--max-bad", type=int, default=0, metavar="N", help="bad lines to leave out and go on (0)"
+    )
+    build.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: one a core)")
+    build.add_argument("--replace", action="store_true", help="also where something of that name is there")
+    build.add_argument(
+        "--fresh", action="store_true", help="do not go on with a build that was ended half-way"
+    )
+    build.add_argument("--progress-lines", action="store_true", help=argparse.SUPPRESS)
+    build.add_argument("--keep-hashes", action="store_true", help="with --dedup: for `data merge --dedup`")
+    build.add_argument("--json", action="store_true")
+
+
+# -- do -----------------------------------------------------------------------------------------------------
+
+
+def _tokenizer_train(arguments: argparse.Namespace) -> int:
+    from trainer.corpus.documents import texts_of
+    from trainer.corpus.tokenizer import train_tokenizer
+
+    texts = texts_of(arguments.input, arguments.key, arguments.format, arguments.each)
+    answer = train_tokenizer(texts, arguments.vocab_size, arguments.output)
+    return _show(arguments, answer, _tokenizer_text)
+
+
+def _tokenizer_glm(arguments: argparse.Namespace) -> int:
+    from trainer.corpus.tokenizer import lay_glm_tokens
+
+    return _show(
+        arguments, lay_glm_tokens(arguments.tokenizer, arguments.output, arguments.eod), _tokenizer_text
+    )
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    from trainer.corpus.build import build
+
+    order = _order(arguments)
+    meter = Meter(arguments.progress_lines)
+    try:
+        manifest = build(order, meter.say, meter.show)
+    except KeyboardInterrupt:
+        meter.say("interrupted; the same command goes on from here")
+        raise
+    meter.clear()
+    return _show(arguments, {"prefix": str(arguments.output), **manifest}, _build_text)
+
+
+def _shares(arguments: argparse.Namespace) -> int:
+    from trainer.corpus.node_shares import make_shares
+
+    _write_json(make_shares(_order(arguments), arguments.count, arguments.folder))
+    return 0
+
+
+def _order(arguments: argparse.Namespace) -> Order:
+    from trainer.corpus.build import Order
+    from trainer.corpus.filters import Filters
+    from trainer.corpus.worker import Recipe
+
+    filters = Filters(
+        arguments.min_chars, arguments.language, arguments.language_model, arguments.min_confidence
+    )
+    recipe = Recipe(
+        arguments.key, arguments.each, arguments.unit, arguments.append_eod, arguments.dedup, filters
+    )
+    return Order(
+        tuple(arguments.input),
+        arguments.tokenizer,
+        arguments.output,
+        recipe,
+        kind=arguments.format,
+        eod=arguments.eod,
+        workers=arguments.workers,
+        max_bad=arguments.max_bad,
+        replace=arguments.replace,
+        fresh=arguments.fresh,
+        keep_hashes=arguments.keep_hashes,
+    )
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    from trainer.corpus.info import describe
+
+    budget = token_count(arguments.tokens) if arguments.tokens else 0
+    return _show(
+        arguments,
+        describe(arguments.prefix, arguments.tokenizer, arguments.samples, budget, arguments.eod),
+        _info_text,
+    )
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from trainer.corpus.verify import tokenizer_vocab, verify
+
+    vocab = tokenizer_vocab(arguments.tokenizer) if arguments.tokenizer else arguments.vocab
+    looked = [verify(prefix, vocab, not arguments.no_hash) for prefix in dict.fromkeys(arguments.prefix)]
+    if arguments.json:
+        _write_json([one.as_json() for one in looked])
+    else:
+        for one in looked:
+            for finding in one.findings:
+                sys.stdout.write(
+                    f"{finding.what}\n" + (f"  try: {finding.remedy}\n" if finding.remedy else "")
+                )
+            if not one.findings:
+                counts = f"{_some(one.documents, 'document')}, {_some(one.tokens, 'token')}"
+                looked_at = f"largest id {one.largest_id}; {', '.join(one.checked)} checked"
+                sys.stdout.write(f"{one.prefix}: good ({counts}, {looked_at})\n")
+    if any(not one.is_there for one in looked):
+        return 2
+    return 1 if any(one.findings for one in looked) else 0
+
+
+def _repair(arguments: argparse.Namespace) -> int:
+    from trainer.corpus.verify import repair
+
+    return _show(arguments, repair(arguments.prefix, arguments.output, arguments.dry_run), _repair_text)
+
+
+def _split(arguments: argparse.Namespace) -> int:
+    from trainer.corpus.shards import split
+
+    return _show(
+        arguments,
+        split(arguments.prefix, arguments.output, arguments.parts, arguments.split, arguments.replace),
+        lambda made: "".join(map(_pair_text, made)),
+    )
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    from trainer.corpus.shards import merge
+
+    return _show(
+        arguments,
+        merge(list(dict.fromkeys(arguments.prefix)), arguments.output, arguments.replace, arguments.dedup),
+        _pair_text,
+    )
+
+
+def prefix_of(name: str) -> Path:
+    """A pair by its prefix or by any of its files, so that a shell's `data/*` will do."""
+    for ending in PAIR_ENDINGS:
+        if name.endswith(ending):
+            return Path(name[: -len(ending)])
+    return Path(name)
+
+
+def token_count(text: str) -> int:
+    """A number of tokens as people write it: 2500000000, 2.5e9, 2.5B, 300_000M."""
+    unit = UNITS.get(text[-1:].lower(), 1)
+    try:
+        return int(float((text[:-1] if unit > 1 else text).replace("_", "").replace(",", "")) * unit)
+    except (ValueError, OverflowError):
+        raise InputError(
+            f"--tokens {text}: is not a number of tokens", "as in 2.5B, 300e9 or 26000000000"
+        ) from None
+
+
+# -- show ---------------------------------------------------------------------------------------------------
+
+
+def _show(arguments: argparse.Namespace, answer: Any, as_text: Callable[[Any], str]) -> int:
+    if arguments.json:
+        _write_json(answer)
+    else:
+        sys.stdout.write(as_text(answer))
+    return 0
+
+
+def _write_json(answer: Any) -> None:
+    sys.stdout.write(json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
+
+
+def _tokenizer_text(made: dict[str, Any]) -> str:
+    text = f"{made['output']}: {made['vocab']} tokens, a document ends with {made['eod_token']} ({made['eod']})\n"
+    glm = made.get("glm") or {}
+    return text + "".join(f"  {name:7} {number}\n" for name, number in glm.items())
+
+
+def _pair_text(made: dict[str, Any]) -> str:
+    counts = ", ".join(
+        _some(made[f"{one}s"], one) for one in ("document", "token", "byte") if f"{one}s" in made
+    )
+    return f"{made['prefix']}: {counts}\n"
+
+
+def _some(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _build_text(made: dict[str, Any]) -> str:
+    lines = [_pair_text(made).rstrip()]
+    gone = [f"{count:,} {why}" for why, count in made["dropped"].items() if count]
+    if gone:
+        lines.append(f"  left out: {', '.join(gone)}")
+    lines += [f"  bad: {one}" for one in made["bad"]]
+    if made["empty_documents"]:
+        lines.append(f"  empty: {_some(made['empty_documents'], 'document')}; --min-chars 1 leaves them out")
+    end = f"{made['eod_token']} ({made['eod']})"
+    lines.append(
+        f"  each ends with {end}"
+        if made["append_eod"]
+        else f"  no {end} after documents: --append-eod adds it"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _repair_text(answer: dict[str, Any]) -> str:
+    if "why" in answer:
+        return f"{answer['prefix']}: {answer['why']}\n"
+    verb = "counts" if answer["repaired"] else "would count"
+    return (
+        f"{answer['prefix']}: {verb} the end of {answer['documents']:,} documents (id {answer['end_of_document']}): "
+        f"{answer['tokens_before']:,} tokens become {answer['tokens']:,}\n"
+    )
+
+
+def _info_text(found: dict[str, Any]) -> str:
+    lines = [
+        f"{found['prefix']}",
+        f"  documents   {found['documents']:,}"
+        + (f" ({found['empty_documents']:,} empty)" if found["empty_documents"] else ""),
+        f"  sequences   {found['sequences']:,}",
+        f"  tokens      {found['tokens']:,} ({found['token_type']}, {found['bytes']:,} bytes)",
+        f"  largest id  {found['largest_id']}" + (f" of {found['vocab']}" if found["vocab"] else ""),
+        f"  ends in     {_end_text(found)}",
+        f"  entropy     {found['unigram_entropy_nats']:.3f} nats a token by frequency alone",
+    ]
+    if found["epochs"]:
+        times = found["epochs"]["epochs"]
+        lines.append(
+            f"  {found['epochs']['tokens']:,} tokens are {times:.2f} epochs"
+            if times
+            else "  no tokens, no epochs"
+        )
+    lines.append(f"  tokens of a document (median {found['median_document']:,}):")
+    most = max((one["documents"] for one in found["document_lengths"]), default=1)
+    for one in found["document_lengths"]:
+        bar = "#" * -(-one["documents"] * 40 // most)
+        lines.append(f"    {one['from']:>9,} - {one['below'] - 1:<9,} {one['documents']:>10,} {bar}")
+    for one in found["samples"]:
+        text = " ".join(_printable(one["text"]).split())
+        lines.append(f"  document {one['document']:,} ({one['tokens']:,} tokens): {text[:120]}")
+    return "\n".join(lines) + "\n"
+
+
+def _end_text(found: dict[str, Any]) -> str:
+    if found["ends_in"] is None:
+        return "no common token"
+    known = found["eod"] == found["ends_in"]
+    return f"{found['ends_in']}" + (", the end of a document" if known else "")
+
+
+def _printable(text: str) -> str:
+    """Without control characters, which could move a terminal's cursor."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)
+
+
+class Meter:
+    """Progress on standard error: one line, redrawn, on a terminal; elsewhere nothing."""
+
+    def __init__(self, lines: bool = False) -> None:
+        """`lines`: for whoever reads it from afar, a line a second, `progress BYTES DOCUMENTS`."""
+        self._lines = lines
+        self._began = self._drawn = time.monotonic()
+        self._live = sys.stderr.isatty()
+
+    def say(self, text: str) -> None:
+        self.clear()
+        sys.stderr.write(f"{text}\n")
+
+    def show(self, done: int, total: int, documents: int) -> None:
+        now = time.monotonic()
+        if self._lines and now - self._drawn > 1.0:
+            self._drawn = now
+            sys.stderr.write(f"progress {done} {documents}\n")
+            sys.stderr.flush()
+        if not self._live or now - self._drawn < 0.2 or now - self._began < 1.0:
+            return
+        self._drawn = now
+        rate = done / (now - self._began)
+        left = f", {(total - done) / rate:,.0f} s left" if total > done and rate else ""
+        text = f"{done / 1e6:,.0f} MB read, {documents:,} documents, {rate / 1e6:.1f} MB/s{left}"
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self._live:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

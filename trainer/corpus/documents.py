@@ -1,0 +1,305 @@
+"""Pieces of an input -> documents, each a text or a list of ids; what is none is told with its place.
+
+A document cut into sentences, each a unit of its own in the index; nothing of the text is lost but the gaps.
+
+The texts of inputs one by one, to learn a vocabulary from; the first line that is none is an error.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainer.corpus.inputs import (
+    EACH,
+    KINDS,
+    Piece,
+    Reader,
+    find_inputs,
+    parquet_file,
+)
+from trainer.errors import DataError
+from trainer.files import texts
+
+KEYED = ("jsonl", "parquet")
+KEYS_SHOWN = 8
+ROWS = 1024  # of a Parquet file in memory together
+DOC = re.compile(rb"<doc\b[^>]*>\n?(.*?)\n?</doc>", re.DOTALL)
+PAGE = re.compile(rb"<page>.*?</page>", re.DOTALL)
+PARAGRAPHS = re.compile(r"(?:\r?\n[ \t]*){2,}")
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A line (page, row) that holds no document, and why."""
+
+    place: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
+class NotADocument(Exception):
+    """Why a record cannot be used; becomes a Bad with its place."""
+
+
+def documents(piece: Piece, key: str, each: str, vocab: int) -> Iterator[str | list[int] | Bad]:
+    """Every document of a piece, in order. An empty one is a document too."""
+    if piece.bad:
+        yield Bad(f"{piece.name}:{piece.line}", piece.bad)
+        return
+    for place, record in RECORDS[piece.kind](piece, key if piece.kind in KEYED else each):
+        try:
+            if piece.kind != "jsonl":
+                yield _checked(record, vocab)
+            else:  # a text is sound already, a line is not
+                yield record if isinstance(record, str) else _checked(_value(record, key), vocab)
+        except NotADocument as error:
+            yield Bad(f"{piece.name}:{place}", str(error))
+
+
+def _checked(value: Any, vocab: int) -> str | list[int]:
+    if isinstance(value, NotADocument):
+        raise value
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise NotADocument(f"not UTF-8 (byte {error.start} of it)") from None
+    if isinstance(value, str):
+        return _whole(value)
+    if not _are_ids(value):
+        raise NotADocument(f"no text, but a {type(value).__name__}")
+    wrong = next((one for one in value if not 0 <= one < vocab), None)
+    if wrong is not None:
+        raise NotADocument(f"token id {wrong} is not in the vocabulary of {vocab}")
+    return list(value)
+
+
+def _whole(text: str) -> str:
+    """JSON can name half a character, which no tokenizer takes."""
+    if text.isascii():
+        return text
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise NotADocument(
+            f"half a character, \\u{ord(text[error.start]):04x}, without its other half"
+        ) from None
+    return text
+
+
+# -- JSON lines ---------------------------------------------------------------------------------------------
+
+
+def _lines(piece: Piece, key: str) -> Iterator[tuple[str, str | bytes]]:
+    """Each line's text, or the line itself where it has yet to be seen whether there is one."""
+    data = piece.data
+    if piece.line == 1:
+        data = data.removeprefix(b"\xef\xbb\xbf")
+    for number, found in texts(data, key):
+        yield str(piece.line + number), found
+
+
+def _value(line: bytes, key: str) -> Any:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise NotADocument(f"not UTF-8 (byte {error.start} of the line)") from None
+    except (ValueError, RecursionError) as error:
+        raise NotADocument(f"not a line of JSON: {error}") from None
+    value = record.get(key) if isinstance(record, dict) else None
+    if isinstance(value, str) or _are_ids(value):
+        return value
+    raise NotADocument(f"no text under {key!r} ({_there_is(record, key)})")
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) is int for one in value)
+
+
+def _there_is(record: Any, key: str) -> str:
+    if not isinstance(record, dict):
+        return f"the line is a {type(record).__name__}"
+    if key in record:
+        return f"it is a {type(record[key]).__name__}"
+    names = list(record)
+    return "there is: " + (
+        ", ".join(names[:KEYS_SHOWN]) + (", ..." if len(names) > KEYS_SHOWN else "") or "nothing"
+    )
+
+
+# -- the other kinds ----------------------------------------------------------------------------------------
+
+
+def _text(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
+    data = piece.data.removeprefix(b"\xef\xbb\xbf") if piece.line == 1 else piece.data
+    if each == "file":
+        yield str(piece.line), data
+    elif each == "line":
+        for number, line in enumerate(data.split(b"\n"), piece.line):
+            if line and not line.isspace():
+                yield str(number), line.removesuffix(b"\r")
+    else:
+        yield from _paragraphs(data, piece.line)
+
+
+def _paragraphs(data: bytes, line: int) -> Iterator[tuple[str, Any]]:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        yield str(line), data  # which is told as what it is
+        return
+    for paragraph in PARAGRAPHS.split(text):
+        if paragraph.strip():
+            yield str(line), paragraph.strip("\r\n")
+
+
+def _wikiextracted(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
+    """WikiExtractor's own files, `<doc id=... title=...>` to `</doc>`, the text between them."""
+    for line, found in _marked(piece, DOC, b"<doc "):
+        text = found if isinstance(found, NotADocument) else found[1].decode("utf-8", "surrogateescape")
+        yield (
+            line,
+            text
+            if isinstance(text, NotADocument)
+            else html.unescape(text).encode("utf-8", "surrogateescape"),
+        )
+
+
+def _pages(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
+    """The articles of a MediaWiki dump; redirects and pages that are no articles are passed over."""
+    from trainer.corpus.wikitext import article  # 25 ms of patterns
+
+    for line, found in _marked(piece, PAGE, b"<page>"):
+        if isinstance(found, NotADocument):
+            yield line, found
+            continue
+        try:
+            text = article(found[0])
+        except UnicodeDecodeError:
+            yield line, NotADocument("not UTF-8")
+            continue
+        if text is not None:
+            yield line, text
+
+
+def _marked(
+    piece: Piece, pattern: re.Pattern[bytes], opening: bytes
+) -> Iterator[tuple[str, re.Match[bytes] | NotADocument]]:
+    """Records between marks, each with its line; one that is never closed was cut."""
+    line, at = piece.line, 0
+    for found in pattern.finditer(piece.data):
+        line += piece.data.count(b"\n", at, found.start())
+        yield str(line), found
+        line, at = line + found[0].count(b"\n"), found.end()
+    left = piece.data.find(opening, at)
+    if left >= 0:
+        line += piece.data.count(b"\n", at, left)
+        yield str(line), NotADocument(f"{opening.decode().strip()} has no end: the file was cut")
+
+
+def _ids(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
+    tokens = np.frombuffer(piece.data, "<i4")
+    ends = np.cumsum(piece.lengths)
+    for number, (end, length) in enumerate(zip(ends, piece.lengths, strict=True), piece.line):
+        yield str(number), tokens[end - length : end].tolist()
+
+
+def _rows(piece: Piece, key: str) -> Iterator[tuple[str, Any]]:
+    """One column of a row group, a few rows at a time."""
+    file = parquet_file(piece.name)
+    columns = file.schema_arrow.names
+    if key not in columns:
+        raise DataError(
+            f"{piece.name}: no column {key!r}; there is: {', '.join(columns)}", "name one with --key"
+        )
+    number = 0
+    for batch in file.iter_batches(ROWS, row_groups=[piece.row_group], columns=[key]):
+        for value in batch.column(0).to_pylist():
+            number += 1
+            yield f"row group {piece.row_group}, row {number}", value
+
+
+RECORDS: dict[str, Any] = {
+    "jsonl": _lines,
+    "text": _text,
+    "wikiextractor": _wikiextracted,
+    "mediawiki": _pages,
+    "lazy": _ids,
+    "parquet": _rows,
+}
+
+
+# An end: a full stop and its like, closing quotes and brackets, then a gap. Chinese and Japanese need no gap.
+END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[”’」』）》]*\s*|\n\s*\n\s*")
+LAST_WORD = re.compile(r"(?<![\w.])((?:[^\W\d_]\.)*[^\W\d_]*)\.[\"'”’»)\]]*\s*$")
+BEGINS_LOW = re.compile(r"[^\w]*[a-zà-öø-ÿа-яα-ω]")
+ABBREVIATIONS = {
+    "mr", "mrs", "ms", "dr", "prof", "rev", "hon", "st", "sr", "jr", "gen", "col", "capt", "lt", "sgt", "maj",
+    "gov", "sen", "rep", "pres", "vs", "etc", "e.g", "i.e", "cf", "al", "fig", "figs", "eq", "no", "nos", "vol",
+    "vols", "pp", "p", "ch", "sec", "ed", "eds", "trans", "approx", "ca", "c", "inc", "ltd", "co", "corp", "mt",
+    "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec", "dept", "univ", "est",
+    "viz", "ibid", "op", "cit", "z.b", "d.h", "u.a", "bzw", "nr", "m", "mme", "mlle", "sra", "dra",
+}  # fmt: skip
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text, without the white space between them."""
+    found, begin = [], 0
+    for end in END.finditer(text):
+        if _goes_on(text, begin, end):
+            continue
+        found.append(text[begin : end.end()].strip())
+        begin = end.end()
+    found.append(text[begin:].strip())
+    return [one for one in found if one]
+
+
+def _goes_on(text: str, begin: int, end: re.Match[str]) -> bool:
+    """Whether a full stop ends an abbreviation or an initial, or a small letter follows it."""
+    mark = end[0]
+    if "\n\n" in mark.replace("\r", "") or mark[0] in "。！？":
+        return False
+    if BEGINS_LOW.match(text, end.end(), end.end() + 3):
+        return True
+    word = LAST_WORD.search(text, max(begin, end.start() - 24), end.end()) if mark[0] == "." else None
+    if word is None:
+        return False
+    short = word[1].lower()
+    return (
+        short in ABBREVIATIONS
+        or (len(short) == 1 and word[1].isupper())
+        or bool(re.fullmatch(r"(?:\w\.)+\w", short))
+    )
+
+
+LARGEST = 2**31  # no id is out of range here: ids are refused as a whole
+
+
+def texts_of(inputs: Sequence[str], key: str = "text", kind: str = "", each: str = "file") -> Iterator[str]:
+    """Every text, in order; ids are refused, since they were tokens before."""
+    for name, value, known in (("--format", kind or KINDS[0], KINDS), ("--each", each, EACH)):
+        if value not in known:
+            raise DataError(f"{name} {value}: is not one of {', '.join(known)}")
+    return _texts(Reader(find_inputs(inputs, kind), each), key, each)
+
+
+def _texts(reader: Reader, key: str, each: str) -> Iterator[str]:
+    for part in reader.parts():
+        for piece in part.pieces:
+            for one in documents(piece, key, each, LARGEST):
+                if isinstance(one, Bad):
+                    raise DataError(str(one), "mend the line, or name the right one with --key")
+                if not isinstance(one, str):
+                    raise DataError(
+                        f"{piece.name}: holds token ids, not text", "name the key of a text with --key"
+                    )
+                yield one

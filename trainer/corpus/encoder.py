@@ -1,0 +1,232 @@
+"""Documents -> ids at the speed of a word cache in C++, with the ids that `tokenizers` gives, or by `tokenizers`.
+
+    encoder = encoder_for(tokenizer, threads=2)
+    ids, lengths = encoder.encode_many(texts)     # one array for all; encoder.describe() says who encodes, and why
+
+The C++ knows one kind of tokenizer: byte-level BPE with GPT-2's way of finding words, which is what is trained here.
+`Encoder.load` refuses every other kind; that it divides text as the installed `tokenizers` does is seen to then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import pre_tokenizers
+
+from native.cpu import bpe
+from native.cpu.library import LibraryMissing
+from native.cpu.unicode_classes import CODE_POINTS, FRAMES, OTHER
+from trainer.corpus.indexed import token_type
+from trainer.corpus.tokenizer import Tokenizer
+from trainer.errors import DataError
+
+Encoded = tuple[NDArray[Any], NDArray[np.int32]]
+"""The ids of all documents, one after the other, and how many each has."""
+
+BYTES = range(256)
+
+
+class NotExact(Exception):
+    """The C++ would not be sure to give the ids of `tokenizers`; the message says why, all reasons at once."""
+
+
+class NotText(DataError):
+    """A document that no UTF-8 can say, such as half of a surrogate pair: `document` of the call."""
+
+    def __init__(self, document: int, why: str) -> None:
+        super().__init__(f"document {document}: {why}")
+        self.document = document
+
+
+class Encoder:
+    """By C++. One caller at a time; others wait. Python runs on meanwhile."""
+
+    why = ""
+    """Why it is slow: it is not."""
+
+    def __init__(self, inner: bpe.Bpe, eod: int) -> None:
+        self._inner = inner
+        self._eod = eod
+
+    @classmethod
+    def load(cls, tokenizer: Tokenizer, threads: int = 1) -> Encoder:
+        """NotExact where the ids could differ; LibraryMissing where nothing is compiled."""
+        tables = _tables(tokenizer.definition())
+        inner = bpe.Bpe(tables, token_type(tokenizer.vocab), threads)
+        _compare(inner)
+        return cls(inner, tokenizer.eod)
+
+    def describe(self) -> str:
+        count = self._inner.threads
+        return f"C++, {count} {'thread' if count == 1 else 'threads'}"
+
+    def encode_many(self, texts: Sequence[str], append_eod: bool = False) -> Encoded:
+        """`append_eod`: the tokenizer's end of a document after each that has ids, counted in its length."""
+        pieces = [_utf8(i, text) for i, text in enumerate(texts)]
+        ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+        starts = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
+        return self.encode_bytes(b"".join(pieces), starts, ends, append_eod)
+
+    def encode_bytes(
+        self, text: Any, starts: NDArray[np.int64], ends: NDArray[np.int64], append_eod: bool = False
+    ) -> Encoded:
+        """The documents text[starts[i]:ends[i]] of UTF-8 in any buffer; they ascend, and none overlap."""
+        try:
+            return self._inner.encode(text, starts, ends, self._eod if append_eod else None)
+        except bpe.NotUtf8 as error:
+            raise NotText(error.document, "not UTF-8") from None
+
+
+class LibraryEncoder:
+    """By `tokenizers`, which knows every kind; `why` the C++ does not do it."""
+
+    def __init__(self, tokenizer: Tokenizer, why: str) -> None:
+        self._tokenizer = tokenizer
+        self._dtype = token_type(tokenizer.vocab)
+        self.why = why
+
+    def describe(self) -> str:
+        return f"tokenizers {tokenizers.__version__} ({self.why})"
+
+    def encode_many(self, texts: Sequence[str], append_eod: bool = False) -> Encoded:
+        for i, text in enumerate(texts):
+            _utf8(i, text)
+        rows = self._tokenizer.encode_many(texts)
+        if append_eod:
+            rows = [row and [*row, self._tokenizer.eod] for row in rows]
+        lengths = np.fromiter(map(len, rows), np.int32, len(rows))
+        ids = np.fromiter((one for row in rows for one in row), self._dtype, int(lengths.sum()))
+        return ids, lengths
+
+    def encode_bytes(
+        self, text: Any, starts: NDArray[np.int64], ends: NDArray[np.int64], append_eod: bool = False
+    ) -> Encoded:
+        view = memoryview(text).cast("B")
+        places = zip(starts.tolist(), ends.tolist(), strict=True)
+        return self.encode_many(
+            [_text(i, bytes(view[start:end])) for i, (start, end) in enumerate(places)], append_eod
+        )
+
+
+def encoder_for(tokenizer: Tokenizer, threads: int = 1) -> Encoder | LibraryEncoder:
+    """The C++ where it is exact and compiled; else `tokenizers`, with the reason in `describe()`."""
+    try:
+        return Encoder.load(tokenizer, threads)
+    except (NotExact, LibraryMissing) as reason:
+        return LibraryEncoder(tokenizer, str(reason))
+
+
+def _utf8(document: int, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise NotText(document, f"not text: {error}") from None
+
+
+def _text(document: int, data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise NotText(document, "not UTF-8") from None
+
+
+def _tables(definition: dict[str, Any]) -> bpe.Tables:
+    """What the C++ is made of; NotExact of a tokenizer of another kind."""
+    if faults := [*_faults(definition)]:
+        raise NotExact("; ".join(faults))
+    model = definition["model"]
+    vocab: dict[str, int] = model["vocab"]
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+    merges = np.array([(vocab[a], vocab[b], vocab[a + b]) for a, b in pairs], np.uint32).reshape(-1, 3)
+    return bpe.Tables(
+        np.array([vocab[character] for character in byte_characters()], np.uint32),
+        merges,
+        [
+            bpe.Added(one["content"].encode(), one["id"], bool(one["normalized"]))
+            for one in definition["added_tokens"]
+            if one["content"]
+        ],
+        bool(definition["pre_tokenizer"]["add_prefix_space"]),
+    )
+
+
+def _faults(definition: dict[str, Any]) -> Iterable[str]:
+    """Every part of a tokenizer.json that the C++ does not do as `tokenizers` does."""
+    for key in ("normalizer", "truncation", "padding"):
+        if definition.get(key) is not None:
+            yield f"it has a {key}" if key == "normalizer" else f"it has {key}"
+    words = definition.get("pre_tokenizer") or {}
+    if words.get("type") != "ByteLevel" or not words.get("use_regex", True):
+        yield f"it finds words by {words.get('type', 'nothing')}, not as GPT-2 does"
+    if not _leaves_ids(definition.get("post_processor")):
+        yield f"it has a {definition['post_processor']['type']} after the model"
+    for one in definition["added_tokens"]:
+        flags = [flag for flag in ("single_word", "lstrip", "rstrip") if one[flag]]
+        if flags:
+            yield f"its added token {one['content']!r} is {' and '.join(flags)}"
+    yield from _model_faults(definition["model"])
+
+
+def _leaves_ids(after: dict[str, Any] | None) -> bool:
+    """Whether what comes after the model adds special tokens at most, which are not asked for here."""
+    kind = after["type"] if after else "ByteLevel"
+    if after and kind == "Sequence":
+        return all(map(_leaves_ids, after["processors"]))
+    if after and kind == "TemplateProcessing":
+        return [piece["Sequence"]["id"] for piece in after["single"] if "Sequence" in piece] == ["A"]
+    return kind in ("ByteLevel", "RobertaProcessing", "BertProcessing")
+
+
+def _model_faults(model: dict[str, Any]) -> Iterable[str]:
+    if model.get("type", "BPE") != "BPE":
+        yield f"its model is {model['type']}, not BPE"
+        return
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"):
+        if model.get(key):
+            yield f"its model has {key}"
+    vocab = model["vocab"]
+    absent = sum(character not in vocab for character in byte_characters())
+    if absent:
+        yield f"{absent} of the 256 bytes are not in its vocabulary"
+    if len(set(vocab.values())) < len(vocab):
+        yield "two of its tokens have one id"
+    if len(model["merges"]) > bpe.MOST_MERGES:
+        yield f"it has {len(model['merges'])} merges"
+    if (largest := max(vocab.values())) > bpe.LARGEST_ID:
+        yield f"it has a token of id {largest}"
+
+
+def byte_characters() -> list[str]:
+    """The character by which a byte-level vocabulary writes each byte: printable ones as they are."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in BYTES]
+
+
+def _compare(inner: bpe.Bpe) -> None:
+    """NotExact where the installed `tokenizers` has letters, digits or white space that the C++ has not.
+
+    Its Unicode version may be another than the table's. A new one extends ranges or begins them at multiples
+    of 16, as blocks of characters do, so that some thousand code points tell; asking of all would take seconds.
+    """
+    text = "".join(FRAMES[kind].format(chr(code)) for code, kind in _telling())
+    theirs = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
+    if not np.array_equal(inner.words(text.encode()), np.cumsum([len(word) for word, _ in theirs])):
+        raise NotExact(f"tokenizers {tokenizers.__version__} has the characters of another Unicode version")
+
+
+def _telling() -> Iterable[tuple[int, int]]:
+    """Code points at and beside the ends of ranges, and some between ranges, with the kind of each."""
+    ranges = bpe.unicode_ranges().astype(np.int64)
+    kinds = np.full(CODE_POINTS, OTHER, np.uint8)
+    for first, end, kind in ranges:
+        kinds[first:end] = kind
+    near = (ranges[:, :2, None] + np.array([-1, 0])).ravel()
+    strides = np.concatenate([np.arange(0, 0x20000, 16), np.arange(0x20000, CODE_POINTS, 256)])
+    codes = np.unique(np.concatenate([near, strides[kinds[strides] == OTHER]]))
+    codes = codes[(codes >= 0) & (codes < CODE_POINTS) & ((codes < 0xD800) | (codes >= 0xE000))]
+    return zip(codes.tolist(), kinds[codes].tolist(), strict=True)

@@ -1,0 +1,131 @@
+"""What a pair holds, in words: counts, how long documents are, what some of them say, epochs of a budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.corpus.build import entropy
+from trainer.corpus.indexed import Corpus, bin_path, open_corpus
+from trainer.corpus.tokenizer import Tokenizer
+from trainer.corpus.verify import read_manifest, token_pieces
+from trainer.errors import DataError
+
+SAMPLE_TOKENS = 48
+
+
+def describe(
+    prefix: Path, tokenizer: Path | None = None, samples: int = 0, budget: int = 0, eod: str = ""
+) -> dict[str, Any]:
+    """Everything that `data info` shows; samples need the tokenizer, given or found where the manifest says."""
+    corpus = open_corpus(prefix)
+    manifest, _ = read_manifest(prefix)
+    counts = _id_counts(corpus)
+    lengths = document_lengths(corpus)
+    words = _tokenizer(tokenizer, manifest, samples, eod)
+    return {
+        "prefix": str(prefix),
+        "documents": corpus.documents,
+        "empty_documents": int((lengths == 0).sum()),
+        "sequences": len(corpus.lengths),
+        "tokens": len(corpus.tokens),
+        "token_type": corpus.tokens.dtype.name,
+        "bytes": bin_path(prefix).stat().st_size,
+        "largest_id": len(counts) - 1,
+        "shortest": int(corpus.lengths.min()) if len(corpus.lengths) else 0,
+        "longest": int(corpus.lengths.max(initial=0)),
+        "document_lengths": histogram(lengths),
+        "median_document": int(np.median(lengths)) if len(lengths) else 0,
+        "unigram_entropy_nats": entropy(counts) if len(counts) else 0.0,
+        "eod": (manifest or {}).get("eod"),
+        "ends_in": _common_end(corpus),
+        "vocab": (manifest or {}).get("vocab"),
+        "tokenizer": (manifest or {}).get("tokenizer"),
+        "epochs": epochs(budget, len(corpus.tokens)) if budget else None,
+        "samples": _samples(corpus, words, samples) if words else [],
+        "idx_sha256": corpus.identity(),
+    }
+
+
+def document_lengths(corpus: Corpus) -> NDArray[np.int64]:
+    """Tokens of each document."""
+    ends = np.concatenate([[0], np.cumsum(corpus.lengths, dtype=np.int64)])
+    return np.diff(ends[corpus.marks])
+
+
+def histogram(lengths: NDArray[np.int64]) -> list[dict[str, int]]:
+    """How many documents have [from, below) tokens, by powers of two."""
+    if not len(lengths):
+        return []
+    powers = np.zeros(len(lengths), np.int64)
+    powers[lengths > 0] = np.log2(lengths[lengths > 0]).astype(np.int64) + 1
+    counts = np.bincount(powers)
+    return [
+        {"from": 0 if not power else 1 << (power - 1), "below": 1 << power, "documents": int(count)}
+        for power, count in enumerate(counts)
+        if power >= int(powers.min())
+    ]
+
+
+def epochs(budget: int, tokens: int) -> dict[str, Any]:
+    """How often a budget of tokens goes over the corpus."""
+    if budget <= 0:
+        raise DataError(f"--tokens {budget}: a budget has at least one token")
+    return {"tokens": budget, "epochs": budget / tokens if tokens else None}
+
+
+def _id_counts(corpus: Corpus) -> NDArray[np.int64]:
+    counts = np.zeros(0, np.int64)
+    for some in token_pieces(bin_path(corpus.prefix), corpus.tokens.dtype):
+        here = (
+            np.bincount(some, minlength=len(counts))
+            if int(some.min(initial=0)) >= 0
+            else np.zeros(0, np.int64)
+        )
+        here[: len(counts)] += counts
+        counts = here
+    return counts
+
+
+def _common_end(corpus: Corpus) -> int | None:
+    """The id in which each document ends, where it is one (looked for in the first thousand)."""
+    marks = np.unique(corpus.marks[1:1001])
+    last = marks[marks > 0] - 1
+    last = last[corpus.lengths[last] > 0]
+    ends = corpus.tokens[corpus.offsets[last] + corpus.lengths[last] - 1]
+    return int(ends[0]) if len(ends) and (ends == ends[0]).all() else None
+
+
+def _tokenizer(
+    given: Path | None, manifest: dict[str, Any] | None, samples: int, eod: str
+) -> Tokenizer | None:
+    if not samples:
+        return None
+    recorded = (manifest or {}).get("tokenizer") or {}
+    if given is None:
+        path = Path(str(recorded.get("path", "")))
+        if not recorded or not path.exists():
+            return None
+        given = path
+    words = Tokenizer.load(given, eod or str((manifest or {}).get("eod_token") or ""))
+    if recorded and words.sha256 != recorded.get("sha256"):
+        raise DataError(
+            f"{given}: is not the tokenizer that made this data", "name the right one with --tokenizer"
+        )
+    return words
+
+
+def _samples(corpus: Corpus, words: Tokenizer, count: int) -> list[dict[str, Any]]:
+    """The beginnings of documents spread over the corpus."""
+    numbers = np.unique(np.linspace(0, corpus.documents - 1, min(count, corpus.documents)).astype(int))
+    found = []
+    for number in numbers.tolist():
+        ids = corpus.document(number)
+        beginning = ids[:SAMPLE_TOKENS].tolist()
+        found.append(
+            {"document": number, "tokens": len(ids), "text": words.decode(beginning), "ids": beginning[:8]}
+        )
+    return found

@@ -1,0 +1,398 @@
+"""The inputs of a build: which files, of which kind, read as one stream of parts that no number of workers changes.
+
+GLM's caches of a corpus, `FILE.lazy/{text,text.len.pkl}`, read without trusting the pickle.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import pickle
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.corpus.open import (
+    PACKED,
+    STDIN,
+    Seen,
+    hash_whole,
+    open_stream,
+    read_some,
+    stamp,
+)
+from trainer.errors import DataError
+
+KINDS = ("jsonl", "text", "wikiextractor", "mediawiki", "parquet", "lazy")
+ENDINGS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".xml": "mediawiki",
+    ".parquet": "parquet",
+    ".lazy": "lazy",
+}
+EACH = ("file", "line", "paragraph")
+PART_BYTES = 4 << 20  # of text: 0.1 s of work of one core, so that the last part keeps nobody waiting
+LONGEST = 128 << 20  # bytes of one line, page or file; a longer one is a bad line
+SNIFFED = 4096
+
+
+@dataclass(frozen=True)
+class Input:
+    """One file, folder of GLM's cache, or standard input, and what is in it."""
+
+    name: str
+    kind: str
+
+    @property
+    def path(self) -> Path:
+        return Path(self.name)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Whole records of one input. `bad` says why there are none: its reader gave up on one."""
+
+    name: str
+    kind: str
+    data: bytes
+    line: int = 1
+    bad: str = ""
+    lengths: Any = None
+    """Of `lazy`: the tokens of each document."""
+    row_group: int = -1
+    """Of `parquet`: which one to read."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The unit of work, of resuming and of nothing else: the result does not show where parts met."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def mark(self) -> str:
+        """A short checksum: whether this is the part that was built before a kill."""
+        crc = 0
+        for one in self.pieces:
+            crc = zlib.crc32(f"{one.name}\0{one.kind}\0{one.line}\0{one.row_group}\0".encode(), crc)
+            crc = zlib.crc32(one.data, crc)
+        return f"{crc:08x}-{sum(len(one.data) for one in self.pieces)}"
+
+
+# -- which ones ---------------------------------------------------------------------------------------------
+
+
+def find_inputs(names: Sequence[str], kind: str = "") -> list[Input]:
+    """Files, globs, folders and `-`, in the order given, each folder sorted; all that is wrong at once."""
+    found: list[Input] = []
+    faults: list[str] = []
+    for name in names:
+        some = list(_named(name))
+        faults += (
+            [] if some else [f"{name}: no such file" + (", and no match" if glob.has_magic(name) else "")]
+        )
+        for one in some:
+            try:
+                found.append(Input(one, kind or kind_of(one)))
+            except DataError as error:
+                faults.append(error.message)
+    twice = sorted(name for name, count in Counter(one.name for one in found).items() if count > 1)
+    faults += [f"{name}: is named twice" for name in twice]
+    if faults:
+        raise DataError(
+            "\n".join(faults), "--input takes files, folders, quoted globs, or - for standard input"
+        )
+    return found
+
+
+def _named(name: str) -> Iterator[str]:
+    if name == STDIN:
+        yield name
+        return
+    names = (
+        sorted(glob.glob(name, recursive=True))
+        if glob.has_magic(name) and not Path(name).exists()
+        else [name]
+    )
+    for one in names:
+        path = Path(one)
+        if path.is_dir() and path.suffix != ".lazy":
+            yield from _inside(path)
+        elif path.exists():
+            yield one
+
+
+def _inside(folder: Path) -> Iterator[str]:
+    for one in sorted(folder.iterdir()):
+        if one.name.startswith("."):
+            continue
+        if one.is_dir() and one.suffix != ".lazy":
+            yield from _inside(one)
+        else:
+            yield str(one)
+
+
+def kind_of(name: str) -> str:
+    """By the name's ending, and where that says nothing (wiki_00, stdin) by the first bytes."""
+    if name == STDIN:
+        return ""  # told by its first bytes, when it is read
+    path = Path(name)
+    endings = [ending for ending in path.suffixes[-2:] if ending not in PACKED]
+    if endings and endings[-1] in ENDINGS:
+        return ENDINGS[endings[-1]]
+    with closing(open_stream(name, Seen(name))) as stream:
+        return sniffed(read_some(stream, SNIFFED, name))
+
+
+def sniffed(head: bytes) -> str:
+    """What a file's first bytes say of its kind; text where they say nothing."""
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if start.startswith(b"PAR1"):
+        return "parquet"
+    if start.startswith(b"{"):
+        return "jsonl"
+    if start.startswith(b"<doc "):
+        return "wikiextractor"
+    return "mediawiki" if start.startswith((b"<mediawiki", b"<?xml")) else "text"
+
+
+# -- read ---------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """All inputs as parts; `seen` fills as they are read."""
+
+    def __init__(
+        self, inputs: Sequence[Input], each: str = "file", size: int = PART_BYTES, longest: int = LONGEST
+    ) -> None:
+        self.inputs = inputs
+        self.each, self.size, self.longest = each, size, longest
+        self.seen: list[Seen] = []
+
+    def parts(self) -> Iterator[Part]:
+        """Pieces gathered until they fill a part."""
+        number, gathered, size = 0, [], 0
+        for piece in self._pieces():
+            gathered.append(piece)
+            size += len(piece.data) + 64 if piece.row_group < 0 else self.size
+            if size >= self.size // 2:
+                yield Part(number, tuple(gathered))
+                number, gathered, size = number + 1, [], 0
+        if gathered:
+            yield Part(number, tuple(gathered))
+
+    def _pieces(self) -> Iterator[Piece]:
+        for one in self.inputs:
+            self.seen.append(Seen(one.name))
+            before = stamp(one.name)
+            if one.kind == "parquet":
+                yield from _row_groups(one, self.seen[-1])
+            elif one.kind == "lazy":
+                for data, line, lengths in read_lazy(one.path, self.seen[-1], self.size):
+                    yield Piece(one.name, "lazy", data, line, lengths=lengths)
+            else:
+                yield from self._stream_pieces(one)
+            if stamp(one.name) != before:
+                raise DataError(
+                    f"{one.name}: changed while it was read", "build again when nobody writes to it"
+                )
+
+    def _stream_pieces(self, one: Input) -> Iterator[Piece]:
+        stream = open_stream(one.name, self.seen[-1])
+        with closing(stream):
+            head = read_some(stream, SNIFFED, one.name)
+            kind = one.kind or sniffed(head)
+            rest = _after(head, stream, one.name)
+            if kind == "jsonl" and head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+                raise DataError(
+                    f"{one.name}: is one JSON array, not a document a line",
+                    f"jq -c '.[]' {one.name} > lines.jsonl",
+                )
+            if kind == "text" and self.each == "file":
+                ends: tuple[bytes, ...] = ()
+            else:
+                ends = _ends(kind, self.each, head)
+            for data, line, bad in cut(rest, ends, self.size, self.longest):
+                yield Piece(one.name, kind, data, line, bad)
+
+
+def _ends(kind: str, each: str, head: bytes) -> tuple[bytes, ...]:
+    """What ends a record."""
+    if kind in ("mediawiki", "wikiextractor"):
+        return (b"</page>" if kind == "mediawiki" else b"</doc>",)
+    if kind == "text" and each == "paragraph":
+        return (b"\r\n\r\n" if b"\r\n" in head else b"\n\n",)
+    return (b"\n",)
+
+
+def cut(
+    read: Callable[[int], bytes], ends: tuple[bytes, ...], size: int, longest: int
+) -> Iterator[tuple[bytes, int, str]]:
+    """Whole records in blocks of about `size` bytes, each with the number of its first line.
+
+    Where a block is cut depends on the bytes alone. A record longer than `longest` is passed over without
+    being held, and told as such. Without `ends` the whole is one record.
+    """
+    pending, line = bytearray(), 1
+    while True:
+        pending += _fill(read, size - len(pending))
+        if len(pending) < size:
+            break
+        at = _last(pending, ends)
+        while at < 0 and len(pending) <= longest:
+            more = _fill(read, size)
+            if not more:
+                break
+            pending += more
+            at = _last(pending, ends)
+        if at < 0 and len(pending) <= longest:
+            break  # the end of the input ends its last record
+        if at < 0:
+            lines, rest = _skip(read, ends, pending, size)
+            yield b"", line, f"longer than {longest} bytes"
+            line, pending = line + lines, bytearray(rest)
+            continue
+        block = bytes(pending[:at])
+        del pending[:at]
+        yield block, line, ""
+        line += block.count(b"\n")
+    if pending:
+        yield bytes(pending), line, ""
+
+
+def _fill(read: Callable[[int], bytes], size: int) -> bytes:
+    """`size` bytes, or all that are left."""
+    found = bytearray()
+    while len(found) < size and (piece := read(size - len(found))):
+        found += piece
+    return bytes(found)
+
+
+def _last(data: bytearray, ends: tuple[bytes, ...]) -> int:
+    """The place after the last end of a record, or -1."""
+    return max((at + len(end) for end in ends if (at := data.rfind(end)) >= 0), default=-1)
+
+
+def _skip(
+    read: Callable[[int], bytes], ends: tuple[bytes, ...], pending: bytearray, size: int
+) -> tuple[int, bytes]:
+    """Read to the end of a record that is too long: the lines passed over, and what follows it."""
+    lines, tail = pending.count(b"\n"), bytes(pending[-16:])
+    while more := _fill(read, size):
+        joined = tail + more
+        at = min((at + len(end) for end in ends if (at := joined.find(end)) >= 0), default=-1)
+        if at >= 0:
+            passed, rest = joined[len(tail) : at], joined[at:]
+            return lines + passed.count(b"\n"), rest
+        lines, tail = lines + more.count(b"\n"), more[-16:]
+    return lines, b""
+
+
+def _after(head: bytes, stream: BinaryIO, name: str) -> Callable[[int], bytes]:
+    """Reading that begins with bytes read before."""
+    first = io.BytesIO(head)
+
+    def read(size: int) -> bytes:
+        return first.read(size) or read_some(stream, size, name)
+
+    return read
+
+
+# -- the kinds that are no stream of bytes ------------------------------------------------------------------
+
+
+def _row_groups(one: Input, seen: Seen) -> Iterator[Piece]:
+    hash_whole(one.path, seen)
+    for number in range(parquet_file(one.name).num_row_groups):
+        yield Piece(one.name, "parquet", b"", row_group=number)
+
+
+def parquet_file(name: str) -> Any:
+    """An open Parquet file, by the extra's library."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(f"{name}: needs the package pyarrow", "pip install 'clusterctl[data]'") from None
+    try:
+        return pyarrow.parquet.ParquetFile(name)
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise DataError(f"{name}: not a Parquet file: {error}") from None
+
+
+# What a damaged or hostile pickle makes the library raise.
+UNSOUND = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    OverflowError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    MemoryError,
+)
+
+
+class _Numbers(pickle.Unpickler):
+    """Lists of whole numbers and nothing else: a pickle can call anything that it names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and lengths are plain numbers")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to something outside")
+
+
+def read_lazy(folder: Path, seen: Seen, size: int) -> Iterator[tuple[bytes, int, NDArray[np.int64]]]:
+    """Blocks of whole documents: their int32 tokens, the number of the first, the tokens of each."""
+    binary, listing = folder / "text", folder / "text.len.pkl"
+    lengths = _lengths(listing, binary)
+    hash_whole(listing, seen)
+    with binary.open("rb") as stream:
+        first = 0
+        while first < len(lengths):
+            ends = np.cumsum(lengths[first : first + 4096])
+            last = first + max(1, int(np.searchsorted(ends * 4, size, side="right")))
+            here = lengths[first:last]
+            data = stream.read(4 * int(here.sum()))
+            seen.digest.update(data)
+            seen.bytes += len(data)
+            yield data, first + 1, here
+            first = last
+
+
+def _lengths(listing: Path, binary: Path) -> NDArray[np.int64]:
+    for path in (listing, binary):
+        if not path.is_file():
+            raise DataError(f"{path}: no such file", "a .lazy folder has `text` and `text.len.pkl` in it")
+    try:
+        with listing.open("rb") as stream:
+            found = _Numbers(stream).load()
+        lengths = np.array(found, np.int64) if isinstance(found, (list, tuple)) else None
+    except (OSError, *UNSOUND) as error:
+        raise DataError(f"{listing}: not a plain list of lengths: {error}", "nothing of it was run") from None
+    if lengths is None or lengths.ndim != 1 or (lengths < 0).any():
+        raise DataError(f"{listing}: not a plain list of lengths", "nothing of it was run")
+    size, total = binary.stat().st_size, int(lengths.sum())
+    if size == total and (lengths % 4 == 0).all():  # counted in bytes, as some versions do
+        return lengths // 4
+    if size != 4 * total:
+        raise DataError(
+            f"{binary}: has {size} bytes, but its lengths count {total} tokens of 4 bytes",
+            "it was cut, or holds text and not tokens; build from the JSON lines instead",
+        )
+    return lengths

@@ -1,0 +1,161 @@
+"""The inputs of a build cut into shares, one a node: folders that hold all that a node needs to build its part."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.corpus.build import Order, opened
+from trainer.corpus.inputs import Input
+from trainer.corpus.open import PACKED, STDIN
+from trainer.corpus.tokenizer import tokenizer_files
+from trainer.errors import DataError
+
+COPIED_AT_ONCE = 1 << 24
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A file, or the lines of one from `begin` to `end` (bytes)."""
+
+    source: Input
+    begin: int
+    end: int
+    size: int
+
+
+def make_shares(order: Order, count: int, folder: Path) -> dict[str, Any]:
+    """Write `count` shares (or fewer, where there is less to cut) below `folder`; whole files are hard links."""
+    inputs, _ = opened(order)
+    if any(one.name == STDIN for one in inputs):
+        raise DataError("standard input cannot be cut into shares", "write it to a file first")
+    shares = [one for one in cut_even(inputs, count, order.recipe.each) if one]
+    made = []
+    for number, slices in enumerate(shares):
+        place = folder / f"{number:05d}"
+        _write(slices, place, order)
+        made.append(
+            {"folder": str(place), "files": len(slices), "bytes": sum(one.end - one.begin for one in slices)}
+        )
+    return {"shares": made, "words": words_of(order)}
+
+
+def words_of(order: Order) -> list[str]:
+    """The options of a build that are the same on every node."""
+    recipe, filters = order.recipe, order.recipe.filters
+    named = {
+        "--key": recipe.key,
+        "--each": recipe.each,
+        "--unit": recipe.unit,
+        "--format": order.kind,
+        "--eod": order.eod,
+        "--min-chars": filters.min_chars,
+        "--language": filters.language,
+        "--min-confidence": filters.min_confidence,
+        "--max-bad": order.max_bad,
+        "--workers": order.workers,
+    }
+    words = [f"{name}={value}" for name, value in named.items() if value]
+    flags = {"--append-eod": recipe.append_eod, "--dedup": recipe.dedup, "--keep-hashes": recipe.dedup}
+    return words + [name for name, given in flags.items() if given] + (["--fresh"] if order.fresh else [])
+
+
+def cut_even(inputs: Sequence[Input], count: int, each: str) -> list[list[Slice]]:
+    """The inputs in their order over so many shares of about as many bytes; only plain lines are cut."""
+    sizes = [_size(Path(one.name)) for one in inputs]
+    total = sum(sizes)
+    shares: list[list[Slice]] = [[] for _ in range(count)]
+    reached = 0
+    for source, size in zip(inputs, sizes, strict=True):
+        if size and _is_cut(source, each):
+            begin = 0
+            for share in range(count):
+                wanted = (share + 1) * total // count - reached
+                end = (
+                    size
+                    if share == count - 1 or wanted >= size
+                    else _line_after(source.name, max(wanted, begin))
+                )
+                if end > begin:
+                    shares[share].append(Slice(source, begin, end, size))
+                    begin = end
+        elif size:
+            middle = reached + size // 2
+            shares[min(count - 1, middle * count // max(total, 1))].append(Slice(source, 0, size, size))
+        reached += size
+    return shares
+
+
+def _is_cut(source: Input, each: str) -> bool:
+    plain = Path(source.name).suffix not in PACKED
+    return plain and (source.kind == "jsonl" or (source.kind == "text" and each == "line"))
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(one.stat().st_size for one in path.iterdir())
+    return path.stat().st_size
+
+
+def _line_after(name: str, at: int) -> int:
+    """Where the first line begins that does not begin before `at`."""
+    if at == 0:
+        return 0
+    with open(name, "rb") as file:
+        file.seek(at - 1)
+        while piece := file.read(1 << 16):
+            end = piece.find(b"\n")
+            if end >= 0:
+                return file.tell() - len(piece) + end + 1
+        return file.tell()
+
+
+def _write(slices: Sequence[Slice], place: Path, order: Order) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    (place / "in").mkdir(parents=True)
+    (place / "tokenizer").mkdir()
+    for number, one in enumerate(slices):
+        _take(one, place / "in", number)
+    for name, file in tokenizer_files(order.tokenizer).items():
+        _link(file, place / "tokenizer" / name)
+    if order.recipe.filters.language_model:
+        (place / "model").mkdir()
+        _link(Path(order.recipe.filters.language_model), place / "model" / "lid.bin")
+
+
+def _take(one: Slice, folder: Path, number: int) -> None:
+    """A number before the name keeps the order; the name of a cut file says from which line on it is."""
+    source = Path(one.source.name)
+    if one.begin == 0 and one.end == one.size:
+        _link(source, folder / f"{number:06d}-{source.name}")
+        return
+    line = 1 + sum(piece.count(b"\n") for piece in _bytes(source, 0, one.begin))
+    with (folder / f"{number:06d}-{source.stem}-from-line-{line}{source.suffix}").open("wb") as out:
+        for piece in _bytes(source, one.begin, one.end):
+            out.write(piece)
+
+
+def _bytes(path: Path, begin: int, end: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(begin)
+        while begin < end and (piece := file.read(min(COPIED_AT_ONCE, end - begin))):
+            begin += len(piece)
+            yield piece
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under another name; a copy where that is on another disk."""
+    source = source.resolve()
+    if source.is_dir():
+        target.mkdir()
+        for one in source.iterdir():
+            _link(one, target / one.name)
+        return
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

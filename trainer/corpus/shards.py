@@ -1,0 +1,257 @@
+"""A corpus cut into shards at the ends of documents, and shards joined, their documents in the order given."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.corpus.dedup import first_ones
+from trainer.corpus.filters import HASH_BYTES
+from trainer.corpus.indexed import (
+    Corpus,
+    Writer,
+    bin_path,
+    idx_path,
+    open_corpus,
+)
+from trainer.corpus.store import BAD_KEPT, hashes_path, manifest_path
+from trainer.corpus.verify import read_manifest
+from trainer.errors import DataError
+from trainer.files import replace_file, sha256
+
+TOKENS_AT_ONCE = 1 << 24
+NAMES = ("train", "valid", "test")
+
+
+def shard_name(prefix: Path, number: int, count: int) -> Path:
+    return prefix.with_name(f"{prefix.name}-{number:05d}-of-{count:05d}")
+
+
+def split(
+    prefix: Path, output: Path, parts: int = 0, fractions: str = "", replace: bool = False
+) -> list[dict[str, Any]]:
+    """`parts` shards of about as many tokens, or train, valid and test by `fractions` (949,50,1) of the documents."""
+    corpus = open_corpus(prefix)
+    if bool(parts) == bool(fractions):
+        raise DataError("give either --parts N or --split A,B,C", "as in --parts 8, or --split 949,50,1")
+    if parts:
+        edges = _even_edges(corpus, parts)
+        names = [shard_name(output, number, parts) for number in range(parts)]
+    else:
+        edges = _fraction_edges(corpus, fractions)
+        names = [output.with_name(f"{output.name}-{name}") for name in NAMES]
+    _refuse_existing(names, replace)
+    manifest, _ = read_manifest(prefix)
+    made = []
+    for name, (begin, end) in zip(names, pairwise(edges), strict=True):
+        if begin == end:
+            continue
+        with Writer(name, corpus.tokens.dtype) as writer:
+            _copy(corpus, begin, end, writer)
+        made.append(
+            _tell(name, writer, manifest, {"split_from": str(prefix), "documents_from": [begin, end]})
+        )
+    return made
+
+
+def _even_edges(corpus: Corpus, parts: int) -> list[int]:
+    if not 1 <= parts <= corpus.documents:
+        raise DataError(
+            f"--parts {parts}: {corpus.prefix} has {corpus.documents} documents",
+            "a shard has at least one: give 1 or more, and no more than there are",
+        )
+    ends = np.concatenate([[0], np.cumsum(corpus.lengths, dtype=np.int64)])[corpus.marks]
+    edges = [0]
+    for number in range(1, parts):
+        at = int(np.searchsorted(ends, int(ends[-1]) * number / parts))
+        edges.append(min(max(at, edges[-1] + 1), corpus.documents - (parts - number)))
+    return [*edges, corpus.documents]
+
+
+def _fraction_edges(corpus: Corpus, fractions: str) -> list[int]:
+    try:
+        numbers = [float(one) for one in fractions.split(",")]
+    except ValueError:
+        numbers = []
+    if not 1 <= len(numbers) <= 3 or min(numbers) < 0 or not sum(numbers):
+        raise DataError(f"--split {fractions}: is not up to three shares", "as in --split 949,50,1")
+    edges, total = [0], 0.0
+    for share in [*numbers, 0.0, 0.0][:3]:
+        total += share / sum(numbers)
+        edges.append(round(total * corpus.documents))
+    return edges
+
+
+def _refuse_existing(names: Iterable[Path], replace: bool) -> None:
+    there = [str(path) for name in names for path in (bin_path(name), idx_path(name)) if path.exists()]
+    if there and not replace:
+        raise DataError(
+            f"{', '.join(there)}: there already", "--replace writes anew; or name another --output"
+        )
+
+
+def _copy(
+    corpus: Corpus, begin: int, end: int, writer: Writer, keep: NDArray[np.bool_] | None = None
+) -> None:
+    """Documents [begin, end), of them those to `keep`, so many at a time that memory stays flat."""
+    for first, last in _runs(corpus, begin, end):
+        a, b = int(corpus.marks[first]), int(corpus.marks[last])
+        tokens, lengths = corpus.tokens[:0], corpus.lengths[a:b]
+        if b > a:
+            tokens = corpus.tokens[corpus.offsets[a] : corpus.offsets[b - 1] + corpus.lengths[b - 1]]
+        counts = np.diff(corpus.marks[first : last + 1])
+        if keep is not None and not keep[first:last].all():
+            stays = np.repeat(keep[first:last], counts)
+            tokens, lengths, counts = (
+                tokens[np.repeat(stays, lengths)],
+                lengths[stays],
+                counts[keep[first:last]],
+            )
+        writer.add(tokens, lengths, counts)
+
+
+def _runs(corpus: Corpus, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    while begin < end:
+        last = min(end, begin + 65536)
+        while last > begin + 1 and _size(corpus, begin, last) > TOKENS_AT_ONCE:
+            last = begin + max(1, (last - begin) // 2)
+        yield begin, last
+        begin = last
+
+
+def _size(corpus: Corpus, begin: int, end: int) -> int:
+    return int(corpus.lengths[int(corpus.marks[begin]) : int(corpus.marks[end])].sum(dtype=np.int64))
+
+
+def merge(
+    prefixes: Sequence[Path], output: Path, replace: bool = False, dedup: bool = False
+) -> dict[str, Any]:
+    """All documents of several pairs in one; those of different types or tokenizers are refused, all at once.
+
+    `dedup` drops later copies across the pairs, by the hashes that lie beside them.
+    """
+    corpora = _open_all(prefixes)
+    if output in prefixes:
+        raise DataError(f"{output}: is one of those to be merged", "name another --output")
+    _refuse_existing([output], replace)
+    manifests = [read_manifest(prefix)[0] for prefix in prefixes]
+    keeps = _firsts(corpora, output) if dedup else [None] * len(corpora)
+    with Writer(output, corpora[0].tokens.dtype) as writer:
+        for corpus, keep in zip(corpora, keeps, strict=True):
+            _copy(corpus, 0, corpus.documents, writer, keep)
+    whole = [one for one in manifests if one is not None]
+    first = whole[0] if len(whole) == len(manifests) else None
+    origin = {"merged_from": [str(prefix) for prefix in prefixes], **_sums(whole)}
+    if dedup:
+        origin["dropped"]["duplicate"] += sum(corpus.documents for corpus in corpora) - writer.documents
+    return _tell(output, writer, first, origin)
+
+
+def _sums(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the manifests of several pairs say of all of them together."""
+    dropped: Counter[str] = Counter({"bad": 0, "short": 0, "language": 0, "duplicate": 0})
+    for one in manifests:
+        dropped.update(one.get("dropped", {}))
+    return {
+        "empty_documents": sum(one.get("empty_documents", 0) for one in manifests),
+        "characters": sum(one.get("characters", 0) for one in manifests),
+        "dropped": dict(dropped),
+        "bad": [line for one in manifests for line in one.get("bad", [])][:BAD_KEPT],
+        "inputs": [source for one in manifests for source in one.get("inputs", [])],
+    }
+
+
+def _firsts(corpora: Sequence[Corpus], output: Path) -> list[NDArray[np.bool_]]:
+    """For each pair, which of its documents no earlier one is a copy of."""
+    faults = []
+    for corpus in corpora:
+        path = hashes_path(corpus.prefix)
+        if not path.is_file() or path.stat().st_size != HASH_BYTES * corpus.documents:
+            faults.append(f"{path}: has not the hashes of {corpus.documents} documents")
+    if faults:
+        raise DataError("\n".join(faults), "build with --dedup --keep-hashes")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    joined = output.with_name(f".{output.name}.{os.getpid()}.hashes.tmp")
+    try:
+        with joined.open("wb") as out:
+            for corpus in corpora:
+                with hashes_path(corpus.prefix).open("rb") as one:
+                    shutil.copyfileobj(one, out, 1 << 20)
+        keep = first_ones(joined)
+    finally:
+        joined.unlink(missing_ok=True)
+    ends = np.cumsum([corpus.documents for corpus in corpora])
+    return np.split(keep, ends[:-1])
+
+
+def _open_all(prefixes: Sequence[Path]) -> list[Corpus]:
+    faults, corpora = [], []
+    for prefix in prefixes:
+        try:
+            corpora.append(open_corpus(prefix))
+        except DataError as error:
+            faults.append(error.message)
+    faults += _unlike("holds", [(one.prefix, one.tokens.dtype.name) for one in corpora])
+    named = [(prefix, read_manifest(prefix)[0]) for prefix in prefixes]
+    known = [
+        (prefix, one["tokenizer"]["sha256"][:12]) for prefix, one in named if one and one.get("tokenizer")
+    ]
+    faults += _unlike("was made with the tokenizer", known)
+    if faults:
+        raise DataError(
+            "\n".join(faults), "merge what one tokenizer made; `clusterctl data verify` looks closer"
+        )
+    return corpora
+
+
+def _unlike(what: str, values: Sequence[tuple[Path, str]]) -> list[str]:
+    return [
+        f"{prefix}: {what} {value}, but {values[0][0]} {values[0][1]}"
+        for prefix, value in values
+        if value != values[0][1]
+    ]
+
+
+def _tell(
+    prefix: Path, writer: Writer, source: dict[str, Any] | None, origin: dict[str, Any]
+) -> dict[str, Any]:
+    """The new pair's manifest, where its source has one: what holds of both, its own counts and hashes."""
+    outputs = {
+        ending: {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for ending, path in (("bin", bin_path(prefix)), ("idx", idx_path(prefix)))
+    }
+    counts = {"documents": writer.documents, "sequences": writer.sequences, "tokens": writer.tokens}
+    if source is not None:
+        kept = (
+            "format",
+            "token_type",
+            "unit",
+            "append_eod",
+            "vocab",
+            "eod",
+            "eod_token",
+            "glm",
+            "tokenizer",
+            "filters",
+        )
+        manifest = {
+            **{key: source[key] for key in kept if key in source},
+            **counts,
+            **origin,
+            "outputs": outputs,
+        }
+        replace_file(
+            manifest_path(prefix), json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n"
+        )
+    else:
+        manifest_path(prefix).unlink(missing_ok=True)
+    return {"prefix": str(prefix), **counts, "bytes": outputs["bin"]["bytes"]}

@@ -1,0 +1,254 @@
+"""What a build has made so far, kept so that after any end the next one goes on: `.NAME.building/` beside NAME.
+
+plan.json     what is being built; another plan begins anew
+journal       one JSON line a part: how long each file was after it, and a checksum of what it added
+bin lengths marks hashes      the parts' own, one after the other
+manifest.json only when all is made: what is left to do is to put the files in place
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.corpus.worker import Made
+from trainer.errors import DataError
+from trainer.files import replace_file, sync
+
+SPOOLS = ("bin", "lengths", "marks", "hashes")
+LOCK, PLAN, JOURNAL, MANIFEST = "lock", "plan.json", "journal", "manifest.json"
+READ_AT_ONCE = 1 << 24
+BAD_KEPT = 100  # of all parts; all are counted
+
+
+def work_folder(prefix: Path) -> Path:
+    return prefix.with_name(f".{prefix.name}.building")
+
+
+def manifest_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".manifest.json")
+
+
+def hashes_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".hashes")
+
+
+class Lock:
+    """One build of one output at a time; the system lets go of it when its process ends in any way."""
+
+    def __init__(self, folder: Path) -> None:
+        while True:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(self._handle).st_ino == (folder / LOCK).stat().st_ino:
+                    break
+            except BlockingIOError:
+                whose = os.read(self._handle, 200).decode(errors="replace").strip()
+                os.close(self._handle)
+                raise DataError(
+                    f"{folder}: another build of the same output is running ({whose or 'it just began'})",
+                    "wait for its end, or give this one another --output",
+                ) from None
+            except FileNotFoundError:  # the other one was done, and took its folder away
+                pass
+            os.close(self._handle)
+        os.ftruncate(self._handle, 0)
+        os.write(self._handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+    def release(self) -> None:
+        os.close(self._handle)
+
+
+class Store:
+    """The files of a build that is under way; the caller holds its lock."""
+
+    def __init__(self, folder: Path, plan: dict[str, Any], dtype: np.dtype[Any], vocab: int) -> None:
+        self.folder = folder
+        self.dtype = dtype
+        self.note = ""
+        """What was found there, where that is worth a word."""
+        self.marks: list[str] = []
+        """Of the parts that are made, in order."""
+        self.facts: Counter[str] = Counter()
+        self.bad: list[str] = []
+        self.counts = np.zeros(vocab, np.int64)
+        """How often each id stands in the tokens."""
+        self.digest = hashlib.sha256()
+        """Over the tokens."""
+        self._sizes = dict.fromkeys(SPOOLS, 0)
+        self._begin(plan)
+        self._files: dict[str, BinaryIO] = {}
+        for name in SPOOLS:
+            self._files[name] = (folder / name).open("ab", buffering=0)
+        self._journal = (folder / JOURNAL).open("ab", buffering=0)
+
+    # -- what was there
+
+    def _begin(self, plan: dict[str, Any]) -> None:
+        before = _read_plan(self.folder / PLAN)
+        changed = sorted(key for key in {*plan, *(before or {})} if plan.get(key) != (before or {}).get(key))
+        if before is not None and not changed:
+            self._take_up()
+            return
+        if before is not None:
+            self.note = f"begun anew: {', '.join(changed)} changed since {self.folder.name} was made"
+        for name in (MANIFEST, JOURNAL, *SPOOLS):
+            (self.folder / name).unlink(missing_ok=True)
+        replace_file(self.folder / PLAN, json.dumps(plan, indent=1).encode())
+
+    def _take_up(self) -> None:
+        """Take the parts that are whole; cut away all after the first that is not."""
+        good = 0
+        with (self.folder / JOURNAL).open("a+b") as journal:
+            journal.seek(0)
+            for line in journal:
+                if not self._is_whole(line):
+                    break
+                good += len(line)
+            journal.truncate(good)
+        for name in SPOOLS:
+            with (self.folder / name).open("ab") as file:
+                file.truncate(self._sizes[name])
+        if self.marks:
+            self.note = f"goes on after {len(self.marks)} parts, {self._sizes['bin']:,} bytes of tokens"
+
+    def _is_whole(self, line: bytes) -> bool:
+        try:
+            entry = json.loads(line)
+            sizes = {name: int(entry["sizes"][name]) for name in SPOOLS}
+            if not line.endswith(b"\n") or entry["part"] != len(self.marks):
+                return False
+            added = {name: self._read(name, self._sizes[name], sizes[name]) for name in SPOOLS}
+        except (ValueError, KeyError, TypeError, OSError):
+            return False
+        if any(len(data) != sizes[name] - self._sizes[name] for name, data in added.items()):
+            return False
+        if _crc(added) != entry["crc"]:
+            return False
+        self._account(entry, sizes, added["bin"])
+        return True
+
+    def _read(self, name: str, begin: int, end: int) -> bytes:
+        with (self.folder / name).open("rb") as file:
+            file.seek(begin)
+            return file.read(end - begin)
+
+    # -- what is added
+
+    def append(self, made: Made) -> None:
+        """One more part, in order: its files first, then the journal's line that makes them count."""
+        reached = self._sizes["lengths"] // 4
+        added = {
+            "bin": made.tokens.tobytes(),
+            "lengths": made.lengths.astype("<i4").tobytes(),
+            "marks": (np.cumsum(made.counts, dtype=np.int64) + reached).astype("<i8").tobytes(),
+            "hashes": made.hashes,
+        }
+        for name, data in added.items():
+            _write(self._files[name], data)
+        sizes = {name: self._sizes[name] + len(data) for name, data in added.items()}
+        entry = {
+            "part": made.number,
+            "mark": made.mark,
+            "sizes": sizes,
+            "crc": _crc(added),
+            "facts": made.facts,
+            "bad": made.bad,
+        }
+        _write(self._journal, json.dumps(entry).encode() + b"\n")
+        self._account(entry, sizes, added["bin"])
+
+    def _account(self, entry: dict[str, Any], sizes: dict[str, int], tokens: bytes) -> None:
+        self.marks.append(str(entry["mark"]))
+        self.facts.update(entry["facts"])
+        self.bad += entry["bad"][: BAD_KEPT - len(self.bad)]
+        self._sizes = sizes
+        self.digest.update(tokens)
+        self.counts += np.bincount(np.frombuffer(tokens, self.dtype), minlength=len(self.counts))
+
+    # -- what it is now
+
+    @property
+    def documents(self) -> int:
+        return self._sizes["marks"] // 8
+
+    @property
+    def sequences(self) -> int:
+        return self._sizes["lengths"] // 4
+
+    @property
+    def tokens(self) -> int:
+        return self._sizes["bin"] // self.dtype.itemsize
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def replaced(self, sizes: dict[str, int], digest: Any, counts: NDArray[np.int64]) -> None:
+        """The files were written anew, with fewer documents."""
+        self._sizes, self.digest, self.counts = {**self._sizes, **sizes}, digest, counts
+
+    def close(self) -> None:
+        for file in (*self._files.values(), self._journal):
+            file.close()
+
+
+def _read_plan(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _crc(added: dict[str, bytes]) -> int:
+    crc = 0
+    for name in SPOOLS:
+        crc = zlib.crc32(added[name], crc)
+    return crc
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    """All of it: a full disk takes a part of a write before it refuses the next."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def pieces(path: Path) -> Iterator[bytes]:
+    """A file's bytes, some at a time."""
+    with path.open("rb") as file:
+        while data := file.read(READ_AT_ONCE):
+            yield data
+
+
+def put_in_place(folder: Path, prefix: Path) -> None:
+    """Move finished files from the work folder to their names, and take the folder away.
+
+    The old index goes first, the manifest comes last; done again after a kill in between, it ends the same.
+    """
+    if (folder / "bin").exists() or (folder / "idx").exists():
+        prefix.with_name(prefix.name + ".idx").unlink(missing_ok=True)
+        manifest_path(prefix).unlink(missing_ok=True)
+        for ending in ("bin", "idx"):
+            if (folder / ending).exists():
+                os.replace(folder / ending, prefix.with_name(f"{prefix.name}.{ending}"))
+        sync(prefix.parent)
+    for name in (JOURNAL, "lengths", "marks", "hashes"):
+        (folder / name).unlink(missing_ok=True)
+    os.replace(folder / MANIFEST, manifest_path(prefix))
+    sync(prefix.parent)
+    shutil.rmtree(folder)

@@ -1,0 +1,237 @@
+"""Every rule that a pair of files must keep, all that is broken told at once; and the one repair that can be proved."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.corpus.indexed import (
+    Index,
+    bin_path,
+    idx_path,
+    look,
+    read_index,
+    switch,
+    write_index,
+)
+from trainer.corpus.store import manifest_path
+from trainer.corpus.tokenizer import Tokenizer
+from trainer.errors import DataError
+from trainer.files import sha256
+
+TOKENS_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing wrong, and what to do about it."""
+
+    what: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was looked at, and what was found."""
+
+    prefix: str
+    findings: tuple[Finding, ...]
+    documents: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    largest_id: int = -1
+    checked: tuple[str, ...] = ()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether both files are."""
+        return all(path(Path(self.prefix)).is_file() for path in (bin_path, idx_path))
+
+    def as_json(self) -> dict[str, Any]:
+        return {"ok": not self.findings, **asdict(self)}
+
+
+def verify(prefix: Path, vocab: int | None = None, hashes: bool = True) -> Verified:
+    """Look at everything: the index in itself, against the tokens, against the vocabulary and the manifest."""
+    index, faults = look(prefix)
+    findings = [Finding(what, remedy) for what, remedy in faults]
+    checked = ["index"]
+    if index is None:
+        return Verified(str(prefix), tuple(findings), checked=tuple(checked))
+    if any("counts" in one.what for one in findings) and _missing_ends(index, bin_path(prefix)) is not None:
+        findings.append(
+            Finding(
+                f"{prefix}: the end-of-document token of each document is in .bin and not counted in .idx",
+                "clusterctl data repair puts it right, exactly",
+            )
+        )
+    manifest, unread = read_manifest(prefix)
+    findings += unread
+    if manifest is not None:
+        checked.append("manifest")
+        findings += _against(prefix, manifest, hashes)
+    known = vocab if vocab is not None else (manifest or {}).get("vocab")
+    largest = -1
+    if not any("has" in one.what and ".bin" in one.what for one in findings):
+        checked.append("ids")
+        low, largest = id_range(bin_path(prefix), index.dtype)
+        findings += _ids_outside(prefix, low, largest, known)
+    if not index.tokens:
+        findings.append(Finding(f"{prefix}: has no tokens", "build it from texts that have some"))
+    return Verified(
+        str(prefix),
+        tuple(findings),
+        len(index.marks) - 1,
+        len(index.lengths),
+        index.tokens,
+        largest,
+        tuple(checked),
+    )
+
+
+def read_manifest(prefix: Path) -> tuple[dict[str, Any] | None, list[Finding]]:
+    """What was written beside the pair when it was built, if anything was."""
+    path = manifest_path(prefix)
+    try:
+        found = json.loads(path.read_bytes())
+        assert isinstance(found["outputs"]["bin"]["sha256"], str) and isinstance(found["vocab"], int)
+    except FileNotFoundError:
+        return None, []
+    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        return None, [Finding(f"{path}: not a manifest of a build", "build the data again, or delete it")]
+    return found, []
+
+
+def _against(prefix: Path, manifest: dict[str, Any], hashes: bool) -> Iterator[Finding]:
+    for ending, path in (("bin", bin_path(prefix)), ("idx", idx_path(prefix))):
+        said, size = manifest["outputs"].get(ending, {}), path.stat().st_size
+        if said.get("bytes") != size:
+            yield Finding(f"{path}: has {size} bytes, its manifest says {said.get('bytes')}", _changed(path))
+        elif hashes and sha256(path) != said.get("sha256"):
+            yield Finding(f"{path}: is not the file that was built: its hash is another", _changed(path))
+
+
+def _changed(path: Path) -> str:
+    return f"{path.name} was changed or mixed up after it was built: bring it again, or build it again"
+
+
+def id_range(binary: Path, dtype: np.dtype[Any]) -> tuple[int, int]:
+    """The smallest and the largest token id, read in pieces."""
+    low, high = 0, -1
+    for some in token_pieces(binary, dtype):
+        low, high = min(low, int(some.min())), max(high, int(some.max()))
+    return low, high
+
+
+def token_pieces(binary: Path, dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
+    with binary.open("rb") as stream:
+        while data := stream.read(TOKENS_AT_ONCE * dtype.itemsize):
+            yield np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype)
+
+
+def _ids_outside(prefix: Path, low: int, largest: int, vocab: int | None) -> Iterator[Finding]:
+    if low < 0:
+        yield Finding(
+            f"{bin_path(prefix)}: has token id {low}", "no id is below 0: it is of another type, or damaged"
+        )
+    if vocab is not None and largest >= vocab:
+        yield Finding(
+            f"{bin_path(prefix)}: has token id {largest}, but the vocabulary has {vocab}",
+            "it was made with another tokenizer, or is damaged",
+        )
+
+
+# -- repair -------------------------------------------------------------------------------------------------
+
+
+def _missing_ends(index: Index, binary: Path) -> tuple[NDArray[np.int64], int] | None:
+    """The lengths as they should be, and the end's id, where every document's end is in `.bin` and uncounted.
+
+    A known preprocessor writes the end of each document and does not count it. Proved when the tokens left
+    over are one a document, and at each place where a document would then end stands the same id.
+    """
+    if (index.lengths < 0).any() or not len(index.marks) or int(index.marks[-1]) != len(index.lengths):
+        return None
+    size = binary.stat().st_size
+    filled = np.diff(index.marks) > 0
+    documents = int(filled.sum())
+    if not documents or size != (index.tokens + documents) * index.dtype.itemsize:
+        return None
+    lengths = index.lengths.astype(np.int64)
+    lengths[index.marks[1:][filled] - 1] += 1
+    last = np.cumsum(lengths)[index.marks[1:][filled] - 1] - 1
+    tokens = np.memmap(binary, index.dtype, mode="r")
+    end = int(tokens[last[0]])
+    for begin in range(0, len(last), TOKENS_AT_ONCE):
+        if (tokens[last[begin : begin + TOKENS_AT_ONCE]] != end).any():
+            return None
+    return lengths, end
+
+
+def repair(prefix: Path, output: Path | None = None, dry_run: bool = False) -> dict[str, Any]:
+    """Count the uncounted ends of documents; the index as it was stays beside as `.idx.before`.
+
+    With `output` the pair there is the repaired one, its `.bin` a hard link or a copy.
+    """
+    index, faults = look(prefix)
+    if index is None:
+        raise DataError("\n".join(what for what, _ in faults), faults[0][1])
+    if not faults:
+        return {"prefix": str(prefix), "repaired": False, "why": "nothing is wrong with it"}
+    missing = _missing_ends(index, bin_path(prefix))
+    if missing is None or len(faults) > 1:
+        raise DataError(
+            "\n".join([*(what for what, _ in faults), "what was there cannot be told from what is left"]),
+            "build it again; only uncounted end-of-document tokens can be put right",
+        )
+    lengths, end = missing
+    answer = {
+        "prefix": str(output or prefix),
+        "repaired": not dry_run,
+        "end_of_document": end,
+        "documents": len(index.marks) - 1,
+        "tokens_before": index.tokens,
+        "tokens": int(lengths.sum()),
+    }
+    if not dry_run:
+        _write_repaired(index, lengths, prefix, output or prefix)
+    return answer
+
+
+def _write_repaired(index: Index, lengths: NDArray[np.int64], prefix: Path, output: Path) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    asides = {
+        name: output.with_name(f".{output.name}.{os.getpid()}.{name}.tmp")
+        for name in ("idx", "l", "m", "bin")
+    }
+    before = idx_path(output).with_name(idx_path(output).name + ".before")
+    try:
+        asides["l"].write_bytes(lengths.astype("<i4").tobytes())
+        asides["m"].write_bytes(index.marks[1:].astype("<i8").tobytes())
+        with (
+            asides["idx"].open("wb") as out,
+            asides["l"].open("rb") as sizes,
+            asides["m"].open("rb") as marks,
+        ):
+            write_index(out, index.dtype, sizes, marks)
+        if output == prefix:
+            before.unlink(missing_ok=True)
+            os.link(idx_path(prefix), before)
+        os.link(bin_path(prefix), asides["bin"])
+        switch(asides["bin"], asides["idx"], output)
+    finally:
+        for path in asides.values():
+            path.unlink(missing_ok=True)
+    read_index(idx_path(output))
+
+
+def tokenizer_vocab(path: Path | None, eod: str = "") -> int | None:
+    """The ids that a tokenizer has, where one is named."""
+    return Tokenizer.load(path, eod).vocab if path is not None else None

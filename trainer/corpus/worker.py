@@ -1,0 +1,260 @@
+"""One part of the inputs -> its tokens: what a worker does.
+
+Worker processes over pipes: parts go out to whoever is idle, what comes back is handed on in order.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.corpus.documents import Bad, documents, sentences
+from trainer.corpus.filters import Filters, Sieve, content_hash
+from trainer.corpus.indexed import token_type
+from trainer.corpus.inputs import Part
+from trainer.corpus.tokenizer import Tokenizer
+from trainer.env import preset
+from trainer.errors import DataError, DataFailed, TrainerError
+
+UNITS = ("document", "sentence")
+BAD_TOLD = 20  # of a part; all are counted
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a document becomes; the same for all parts."""
+
+    key: str = "text"
+    each: str = "file"
+    unit: str = "document"
+    append_eod: bool = False
+    dedup: bool = False
+    filters: Filters = field(default_factory=Filters)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A part's documents as tokens."""
+
+    number: int
+    mark: str
+    tokens: NDArray[Any]
+    lengths: NDArray[np.int32]  # of the sequences
+    counts: NDArray[np.int32]  # sequences of each document
+    hashes: bytes
+    facts: dict[str, int]
+    bad: list[str]
+    slow: str
+    """Why `tokenizers` encoded it, which is some ten times as slow; nothing where it did not."""
+
+
+class Maker:
+    """Makes parts; one in each process."""
+
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer, threads: int = 1) -> None:
+        from trainer.corpus.encoder import encoder_for
+
+        self.recipe = recipe
+        self._vocab = tokenizer.vocab
+        self._eod = tokenizer.eod
+        self._dtype = token_type(tokenizer.vocab)
+        self._encoder = encoder_for(tokenizer, threads)
+        self._sieve = Sieve(recipe.filters)
+
+    def make(self, part: Part) -> Made:
+        facts: Counter[str] = Counter()
+        bad: list[str] = []
+        kept: list[str | list[int]] = []
+        for piece in part.pieces:
+            for one in documents(piece, self.recipe.key, self.recipe.each, self._vocab):
+                if isinstance(one, Bad):
+                    facts["bad"] += 1
+                    bad += [str(one)] if len(bad) < BAD_TOLD else []
+                    continue
+                refusal = self._sieve.refusal(one)
+                facts[refusal or "documents"] += 1
+                if not refusal:
+                    facts["characters"] += len(one) if isinstance(one, str) else 0
+                    kept.append(one)
+        tokens, lengths, counts = self._encoded(kept)
+        facts["empty"] += int((counts == 0).sum())
+        hashes = b"".join(map(content_hash, kept)) if self.recipe.dedup else b""
+        slow = self._encoder.why
+        return Made(part.number, part.mark, tokens, lengths, counts, hashes, dict(facts), bad, slow)
+
+    def _encoded(
+        self, kept: list[str | list[int]]
+    ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int32]]:
+        """All tokens, the length of each sequence, the sequences of each document; none of them empty."""
+        units: list[str | list[int]] = []
+        counts = np.ones(len(kept), np.int64)
+        for number, one in enumerate(kept):
+            some = sentences(one) if self.recipe.unit == "sentence" and isinstance(one, str) else [one]
+            units += some
+            counts[number] = len(some)
+        tokens, lengths = self._ids(units)
+        owners = np.repeat(np.arange(len(kept)), counts)[lengths > 0]
+        lengths = lengths[lengths > 0].astype(np.int64)
+        counts = np.bincount(owners, minlength=len(kept))
+        if self.recipe.append_eod:
+            last = np.cumsum(counts)[counts > 0] - 1
+            tokens = np.insert(tokens, np.cumsum(lengths)[last], self._eod)
+            lengths[last] += 1
+        return tokens, lengths.astype(np.int32), counts.astype(np.int32)
+
+    def _ids(self, units: list[str | list[int]]) -> tuple[NDArray[Any], NDArray[np.int32]]:
+        texts = [one for one in units if isinstance(one, str)]
+        tokens, lengths = self._encoder.encode_many(texts)
+        if len(texts) == len(units):
+            return tokens.astype(self._dtype, copy=False), lengths
+        ends = np.cumsum(lengths)
+        encoded = iter(np.split(tokens, ends[:-1]) if len(texts) else [])
+        rows = [next(encoded) if isinstance(one, str) else np.asarray(one, self._dtype) for one in units]
+        joined = np.concatenate(rows).astype(self._dtype) if rows else np.zeros(0, self._dtype)
+        return joined, np.fromiter(map(len, rows), np.int32, len(rows))
+
+
+AHEAD = 4  # parts a worker may be ahead of the slowest: bounds what waits for its turn in memory
+
+
+def make_all(parts: Iterable[Part], recipe: Recipe, tokenizer: Tokenizer, workers: int) -> Iterator[Made]:
+    """All parts made, in their order. One worker, or one part, is this process's own work."""
+    waiting = iter(parts)
+    first = list(islice(waiting, 2))
+    parts = chain(first, waiting)
+    if workers == 1 or len(first) < 2:
+        maker = Maker(recipe, tokenizer)
+        for part in parts:
+            yield maker.make(part)
+        return
+    with Pool(workers, recipe, tokenizer) as pool:
+        yield from pool.make(parts)
+
+
+class Pool:
+    """So many processes of this program, which end when this one does: their pipes close."""
+
+    def __init__(self, workers: int, recipe: Recipe, tokenizer: Tokenizer) -> None:
+        self._size = workers
+        self._start = pickle.dumps((recipe, tokenizer.source, tokenizer.token_of(tokenizer.eod)))
+        self._workers: dict[Connection, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for link, process in self._workers.items():
+            link.close()
+            process.terminate()
+        for process in self._workers.values():
+            process.wait()
+
+    def make(self, parts: Iterator[Part]) -> Iterator[Made]:
+        """Parts are read no faster than they are made; workers start as there is work for them."""
+        ready: dict[int, Made] = {}
+        busy: dict[Connection, int] = {}
+        part = next(parts, None)
+        due = part.number if part is not None else 0
+        while part is not None or busy:
+            if part is not None and part.number < due + AHEAD * self._size:
+                idle = self._idle(busy)
+                if idle is not None:
+                    _send(idle, part, self._workers[idle])
+                    busy[idle] = part.number
+                    part = next(parts, None)
+                    continue
+            for link in wait(list(busy)):
+                made = _receive(link, self._workers[link])  # type: ignore[index, arg-type]
+                del busy[link]  # type: ignore[arg-type]
+                ready[made.number] = made
+            while due in ready:
+                yield ready.pop(due)
+                due += 1
+
+    def _idle(self, busy: dict[Connection, int]) -> Connection | None:
+        free = next((link for link in self._workers if link not in busy), None)
+        if free is None and len(self._workers) < self._size:
+            free = self._begin()
+        return free
+
+    def _begin(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            argv = [sys.executable, "-m", "trainer.corpus.worker", str(theirs.fileno())]
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        link = Connection(ours.detach())
+        self._workers[link] = process
+        link.send_bytes(self._start)
+        return link
+
+
+def _send(link: Connection, part: Part, process: subprocess.Popen[bytes]) -> None:
+    try:
+        link.send(part)
+    except (BrokenPipeError, ConnectionResetError):
+        _receive(link, process)  # raises what it said last, or that it died
+
+
+def _receive(link: Connection, process: subprocess.Popen[bytes]) -> Made:
+    try:
+        answer = link.recv()
+    except (EOFError, ConnectionResetError):
+        raise _died(process.wait()) from None
+    if isinstance(answer, TrainerError):
+        raise answer
+    made: Made = answer
+    return made
+
+
+def _died(code: int) -> DataFailed:
+    killed = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    hint = "run it again: it goes on where it was"
+    if code == -signal.SIGKILL:
+        hint = "memory may have run out: give fewer --workers and " + hint
+    return DataFailed(f"a worker process ended {killed}", hint)
+
+
+def serve(link: Any) -> None:
+    """A worker's life: made ready once, then part after part until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and closes the pipe
+    preset("TOKENIZERS_PARALLELISM", "false")  # each core has a worker; its own threads would crowd them
+    try:
+        recipe, source, end = pickle.loads(link.recv_bytes())
+        try:
+            from pathlib import Path
+
+            maker = Maker(recipe, Tokenizer.load(Path(source), end))
+            while True:
+                link.send(maker.make(link.recv()))
+        except TrainerError as error:
+            link.send(_portable(error))
+        except MemoryError:
+            link.send(
+                DataFailed(
+                    "memory ran out", "give fewer --workers, and run it again: it goes on where it was"
+                )
+            )
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _portable(error: TrainerError) -> TrainerError:
+    """An error of any class as one whose arguments a pickle can give back."""
+    kind = DataError if isinstance(error, DataError) else DataFailed
+    return kind(error.message, error.hint)
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

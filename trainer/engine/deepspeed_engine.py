@@ -1,0 +1,253 @@
+"""DeepSpeed as an engine: ZeRO 0 to 3, its pipeline, tensor and sequence parallel groups of our own, offload.
+
+How DeepSpeed is imported and set up here; with its pipeline's module the only one that imports it.
+
+Three of its habits are turned off: it compiles a communication op on every CPU node when it starts (needs
+ninja and a compiler there), compiles its own AdamW for 41 s, and logs dozens of lines a rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer import env
+from trainer.config.layout import accumulation
+from trainer.config.train_config import TrainConfig
+from trainer.device import Device
+from trainer.engine.deepspeed_passes import Dense, Passes, Staged
+from trainer.engine.deepspeed_shards import Moments, Shares
+from trainer.engine.optimizer import MOMENTS, LossScale, adamw
+from trainer.engine.passes import Batch, Model, tokens_of
+from trainer.engine.rank_state import Arriving, clip_factor, norm_of, shapes_of
+from trainer.engine.torch_engine import StepResult, TrainState
+from trainer.errors import InputError
+from trainer.model.layers import cuts_of, own_of, whole_of
+from trainer.parallel.group import Groups
+from trainer.parallel.pipeline import of_all_stages
+
+
+class DeepSpeedEngine:
+    """DeepSpeed in fp32; bf16 is autocast within the model, on weights that stay fp32."""
+
+    def __init__(
+        self,
+        model: Model,
+        config: TrainConfig,
+        groups: Groups,
+        device: Device,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """`shapes`: of the whole model's parameters, where this rank's is a stage of it."""
+        self.config, self.groups, self.device = config, groups, device
+        self.data, self.parallel, self.pipeline = groups.data, groups.tensor, groups.pipeline
+        self.cuts, self.shapes = cuts_of(model), shapes or shapes_of(model)
+        self.loss_scale = LossScale(None)  # bf16 needs none, and fp16 is not served
+        self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
+        for name, parameter in self.parameters.items():
+            parameter.model_parallel = self.cuts[name].dim is not None  # type: ignore[attr-defined]
+            if self.cuts[name].partial and self.parallel.divides_sequence:
+                parameter.register_hook(self._sum_of_parts)  # before DeepSpeed sees the gradient
+        self.deepspeed = import_deepspeed(device)
+        if config.zero == 3:  # the table is used by the loss too, outside of its own module's pass
+            self.deepspeed.zero.register_external_parameter(model, model.tokens.weight)
+        self.passes: Passes
+        if self.pipeline.stages > 1:
+            self.passes = Staged(self.deepspeed, model, device, config.precision, groups)
+        else:
+            self.passes = Dense(model, device, config.precision, groups.data)
+        self.engine, self.zero, self.adamw = self._initialize()
+        self.shares = Shares(self.zero, config.zero, self.parameters, self.data)
+        self.moments = Moments(self.adamw, self.shares.rows)
+        self.norm = 0.0
+
+    def _initialize(self) -> tuple[Any, Any, torch.optim.Optimizer]:
+        """DeepSpeed's engine, its optimizer, and torch's within."""
+        config = self.config
+        micros = accumulation(config.global_batch or 0, config.micro_batch, self.data.world)
+        numbers = sum(parameter.numel() for parameter in self.parameters.values())
+        own = adamw(self.parameters, config.optimizer, fused=self.device.kind in ("cpu", "cuda"))
+        how = settings(config, micros, numbers, self.device)
+        places = Places(self.groups) if self.parallel.size > 1 and self.pipeline.stages == 1 else None
+        if config.zero == 3:  # before the model is moved: no device need have room for all of it
+            how_divided = {"data_parallel_group": self.data.handle, "mpu": places, "config_dict_or_path": how}
+            self.deepspeed.zero.Init(self.passes.module, dtype=torch.float32, **how_divided)
+        engine, zero, _, _ = self.deepspeed.initialize(
+            model=self.passes.module,
+            optimizer=own,
+            config=how,
+            dist_init_required=False,
+            mpu=places,
+        )
+        if not config.zero:
+            own.register_step_pre_hook(self._before_update)
+        return engine, zero, zero.optimizer if config.zero else own
+
+    def _sum_of_parts(self, gradient: Tensor) -> Tensor:
+        """With sequence parallel: over what each tensor parallel rank has of its part of the sequence alone."""
+        return self.parallel.sum(gradient.clone(memory_format=torch.contiguous_format))
+
+    def _before_update(self, *_: object) -> None:
+        """Without ZeRO, DeepSpeed knows no norm over all parts of the model, and takes a step that is not finite."""
+        gradients = {name: one.grad for name, one in self.parameters.items() if one.grad is not None}
+        counted = {name: one for name, one in gradients.items() if self.pipeline.counts(name)}
+        self.norm = float(norm_of(counted, self.cuts, self.parallel, self.pipeline).item())
+        if not self.norm < float("inf"):
+            for parameter in self.parameters.values():
+                parameter.grad = None  # an update without gradients changes nothing
+        elif (factor := clip_factor(self.norm, self.config.optimizer.clip)) < 1:
+            for gradient in gradients.values():
+                gradient.mul_(factor)
+
+    def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
+        torch.manual_seed(seed)
+        for group in self.adamw.param_groups:
+            group["lr"] = rate
+        own = self.device.stopwatch()
+        loss = self.passes.step(self.engine, batch, own)
+        if self.config.zero:
+            self.norm = float(self.engine.get_global_grad_norm())
+        tokens = tokens_of(batch, self.data.world, self.config.model.sequence)
+        return StepResult(loss, self.norm, tokens, not self.norm < float("inf"), own_seconds=own.seconds())
+
+    def evaluate(self, batches: Iterable[Batch]) -> float:
+        return self.passes.evaluate(self.engine, batches)
+
+    def any(self, flag: bool) -> bool:
+        return self.groups.everyone.any(flag)
+
+    def state(self) -> TrainState:
+        weights: dict[str, Tensor] = {}
+        moments: dict[str, Tensor] = {}
+        averages = {moment: self.moments.of(moment) for moment in MOMENTS}
+        for name, parameter in self.parameters.items():
+            weight = self.shares.collect(name, self.shares.rows) if self.config.zero == 3 else parameter.detach()
+            self._keep(weights, name, weight)
+            for moment in MOMENTS:
+                self._keep(moments, f"{moment}.{name}", self.shares.collect(name, averages[moment]))
+        if self.pipeline.stages > 1 and self.data.rank == self.parallel.rank == 0:
+            whole = self.pipeline, self.shapes, self.config.stages, self.device
+            weights, moments = of_all_stages(weights, *whole), of_all_stages(moments, *whole, MOMENTS)
+        return TrainState(weights, moments, self.moments.taken)
+
+    def _keep(self, state: dict[str, Tensor], key: str, own: Tensor | None) -> None:
+        """Whole on rank 0; of tensor parallel parts one tensor after another is put together on the device."""
+        if own is not None and self.data.rank == 0:
+            together = own.to(self.device.name) if self.parallel.size > 1 else own
+            state.update(whole_of({key: together}, self.cuts, self.parallel))
+
+    def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
+        for name, whole in model:
+            if name in self.parameters:  # else another stage has it
+                self._load_weight(name, whole)
+        if self.config.zero:
+            self.zero.refresh_fp32_params()
+        if optimizer_steps:
+            self.moments.begin(optimizer_steps)
+        averages = {moment: self.moments.of(moment) for moment in MOMENTS}
+        for key, whole in optimizer:
+            moment, name = key.split(".", 1)
+            if name in self.parameters:
+                self.shares.put(name, self._own(name, whole, self.shares.shapes[name]), averages[moment])
+
+    @torch.no_grad()
+    def _load_weight(self, name: str, whole: Tensor) -> None:
+        """What is divided is whole for as long as it takes to change it."""
+        parameter = self.parameters[name]
+        with self.deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self.config.zero == 3):
+            parameter.copy_(self._own(name, whole, parameter.shape))
+
+    def _own(self, name: str, whole: Tensor, shape: torch.Size) -> Tensor:
+        like = torch.empty(shape, device="meta")
+        return own_of(name, whole, like, self.cuts, self.parallel)
+
+
+# Gradients (and with ZeRO 3 weights) travel in pieces of at most so many numbers. DeepSpeed's own 5e8 are a buffer
+# of 2 GB on every device, whatever the model.
+BUCKET = 1 << 25
+# With ZeRO 3, parameters of fewer numbers stay whole: to fetch them costs more than they do.
+SMALL = 100_000
+
+
+def import_deepspeed(device: Device) -> Any:
+    """The library, quiet, without anything to compile, and on torch's process group."""
+    env.preset("DS_ACCELERATOR", device.kind)
+    if device.kind == "cpu":
+        env.preset(env.LOCAL_RANK, "0")  # a rank alone has none, and DeepSpeed insists
+    else:
+        env.replace(env.LOCAL_RANK, str(device.index))  # which it takes for the device's number
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    try:
+        import deepspeed
+        import deepspeed.ops
+        from deepspeed.utils import logger
+    except ImportError as error:
+        raise InputError(
+            f"train.engine is deepspeed, but it cannot be imported: {error}",
+            "pip install deepspeed, or use engine: torch",
+        ) from error
+    logger.setLevel(logging.ERROR)
+    # Collectives that torch 2.13 renamed, and DeepSpeed calls by their old names: a line for many a call.
+    warnings.filterwarnings("ignore", "`torch.distributed.*is deprecated", FutureWarning)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(device.collectives, dist_init_required=False)  # on the group that there is
+    return deepspeed
+
+
+def settings(config: TrainConfig, accumulation: int, numbers: int, device: Device) -> dict[str, Any]:
+    """DeepSpeed's config; `numbers`: that this rank's part of the model has."""
+    bucket = max(1, min(BUCKET, numbers))
+    zero: dict[str, Any] = {
+        "stage": config.zero,
+        "reduce_bucket_size": bucket,
+        "stage3_prefetch_bucket_size": bucket,
+        "stage3_param_persistence_threshold": min(SMALL, numbers // 100),
+    }
+    if config.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.kind != "cpu"}
+    return {
+        "train_batch_size": config.global_batch,
+        "train_micro_batch_size_per_gpu": config.micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": config.optimizer.clip if config.zero else 0.0,  # without ZeRO the engine clips by itself
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**12,
+        # Its pipeline would divide what stages send along any dimension, also where a sequence is divided already.
+        "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
+    }
+
+
+class Places:
+    """The tensor and data parallel groups under the names that DeepSpeed asks for.
+
+    None is torch's name for all ranks, but to DeepSpeed there is no such group then, and a norm is not summed.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self._data, self._tensor = groups.data, groups.tensor
+
+    def get_model_parallel_rank(self) -> int:
+        return self._tensor.rank
+
+    def get_model_parallel_world_size(self) -> int:
+        return self._tensor.size
+
+    def get_model_parallel_group(self) -> Any:
+        return self._tensor.group or dist.group.WORLD
+
+    def get_data_parallel_rank(self) -> int:
+        return self._data.rank
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._data.world
+
+    def get_data_parallel_group(self) -> Any:
+        return self._data.handle or dist.group.WORLD

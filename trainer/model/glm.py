@@ -1,0 +1,104 @@
+"""GLM, whole: blanks are filled in. Two rows of positions, and a source that is seen from everywhere.
+
+A row is a source with masks in the places of its blanks, and behind it the blanks' contents, which the model learns
+to write (glm_blocks makes them). A token's first position is its place in the source, or its blank's; the second
+counts within the blank, and is 0 in the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import native
+from trainer.config.layout import Piece, pieces_of
+from trainer.config.model_sizes import ModelConfig
+from trainer.model.layers import (
+    Block,
+    LayerNorm,
+    PositionTable,
+    Sight,
+    TokenTable,
+    initialize,
+    residual_deviation,
+)
+from trainer.model.masks import UNCOUNTED
+from trainer.model.recompute import NOTHING, Recompute
+from trainer.parallel.tensor import ALONE, SEQUENCE, Parallel
+
+
+class GLM(nn.Module):
+    """Rows in, logits or loss out."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: native.Choice,
+        seed: int = 1234,
+        parallel: Parallel = ALONE,
+        recompute: Recompute = NOTHING,
+        pieces: Sequence[Piece] = (),
+    ) -> None:
+        """`pieces`: what this rank holds, where it is a stage of a pipeline; other layers are not there at all."""
+        super().__init__()
+        self.config, self.parallel, self.recompute = config, parallel, recompute
+        self.pieces = tuple(pieces) or pieces_of(config.layers)
+        begins, closes = (any(getattr(piece, end) for piece in self.pieces) for end in ("first", "last"))
+        if begins or closes:
+            self.tokens = TokenTable(config, ops, parallel)
+        if begins:
+            self.positions = PositionTable(config, parallel)
+            self.block_positions = PositionTable(config, parallel)
+        self.blocks = nn.ModuleDict(
+            {str(i): Block(config, ops, parallel, recompute) for piece in self.pieces for i in piece.layers}
+        )
+        if closes:
+            self.norm = LayerNorm(config, ops)
+        initialize(self, config.init_std, residual_deviation(config), seed, parallel)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        separators: Tensor,
+        targets: Tensor | None = None,
+        x: Tensor | None = None,
+        piece: int = 0,
+    ) -> Tensor:
+        """Logits (batch, length, vocab); with targets, the mean loss instead.
+
+        tokens: (batch, length); positions: (batch, 2, length); separators: (batch,), the lengths of the sources.
+        In a pipeline: of the piece of this number here, what the next one needs; `x` is what the one before gave.
+        """
+        own = self.pieces[piece]
+        x = self._embedded(tokens, positions) if x is None else x  # (batch, length, hidden)
+        sight = Sight(unseen(separators, tokens.shape[1]))
+        x = self.recompute.through([self.blocks[str(i)] for i in own.layers], x, sight)
+        if not own.last:
+            return x
+        x = self.norm(x)
+        return self.tokens.logits(x) if targets is None else self.tokens.loss(x, targets)
+
+    def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(positions[:, 0]) + self.block_positions(positions[:, 1])
+        return F.dropout(x, self.config.dropout, self.training)
+
+    def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What `forward` takes for the loss of a micro-batch: only what is behind the source is predicted."""
+        tokens, targets, loss_mask, positions, separators = micro
+        targets = targets.masked_fill(loss_mask == 0, UNCOUNTED)
+        if self.parallel.divides_sequence:  # rows are as long as their blanks make them
+            more = -tokens.shape[SEQUENCE] % self.parallel.size
+            tokens, positions = F.pad(tokens, (0, more)), F.pad(positions, (0, more))
+            targets = F.pad(targets, (0, more), value=UNCOUNTED)
+        return tokens, positions, separators, targets
+
+
+def unseen(separators: Tensor, length: int) -> Tensor:
+    """(batch, 1, length, length), True where a row's token must not see a column's: later, and not of the source."""
+    later = torch.ones(length, length, dtype=torch.bool, device=separators.device).triu(1)
+    behind = torch.arange(length, device=separators.device) >= separators.unsqueeze(-1)  # (batch, length)
+    return later & behind[:, None, None, :]

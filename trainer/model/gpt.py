@@ -1,0 +1,97 @@
+"""The GPT decoder, whole: learned positions, layer norm before each part, embedding tied to the output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import native
+from trainer.config.layout import Piece, pieces_of
+from trainer.config.model_sizes import ModelConfig
+from trainer.model import masks
+from trainer.model.layers import (
+    Block,
+    LayerNorm,
+    PositionTable,
+    Sight,
+    TokenTable,
+    initialize,
+    residual_deviation,
+    turns,
+)
+from trainer.model.masks import Ends
+from trainer.model.recompute import NOTHING, Recompute
+from trainer.parallel.tensor import ALONE, Parallel
+
+
+class GPT(nn.Module):
+    """Tokens in, logits or loss out."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: native.Choice,
+        seed: int = 1234,
+        ends: Ends | None = None,
+        parallel: Parallel = ALONE,
+        recompute: Recompute = NOTHING,
+        pieces: Sequence[Piece] = (),
+    ) -> None:
+        """`ends`: what an end of document does to the rest of its sample; nothing where it is None.
+
+        `pieces`: what this rank holds, where it is a stage of a pipeline; other layers are not there at all.
+        """
+        super().__init__()
+        self.config, self.ends, self.recompute = config, ends, recompute
+        self.parallel, self.pieces = parallel, tuple(pieces) or pieces_of(config.layers)
+        begins, closes = (any(getattr(piece, end) for piece in self.pieces) for end in ("first", "last"))
+        if begins or closes:
+            self.tokens = TokenTable(config, ops, parallel)
+        self.positions = PositionTable(config, parallel) if begins and not config.rotary else None
+        self.blocks = nn.ModuleDict(
+            {str(i): Block(config, ops, parallel, recompute) for piece in self.pieces for i in piece.layers}
+        )
+        if closes:
+            self.norm = LayerNorm(config, ops)
+        initialize(self, config.init_std, residual_deviation(config), seed, parallel)
+
+    def forward(
+        self, tokens: Tensor, targets: Tensor | None = None, x: Tensor | None = None, piece: int = 0
+    ) -> Tensor:
+        """Logits of every position (batch, sequence, vocab); with targets, the mean loss instead.
+
+        In a pipeline: of the piece of this number here, what the next one needs; `x` is what the one before gave.
+        """
+        ends, own = self.ends, self.pieces[piece]
+        at = torch.arange(tokens.shape[1], device=tokens.device)
+        if ends and ends.positions:
+            at = masks.positions(tokens, ends.eod)
+        x = self._embedded(tokens, at) if x is None else x  # (batch, sequence, hidden)
+        x = self.recompute.through([self.blocks[str(i)] for i in own.layers], x, self._sight(tokens, at))
+        if not own.last:
+            return x
+        x = self.norm(x)
+        if targets is None:
+            return self.tokens.logits(x)
+        if ends and ends.loss:
+            targets = masks.counted(tokens, targets, ends.eod)
+        return self.tokens.loss(x, targets)
+
+    def _embedded(self, tokens: Tensor, at: Tensor) -> Tensor:
+        x: Tensor = self.tokens(tokens)
+        if self.positions is not None:
+            x = x + self.positions(at)
+        return F.dropout(x, self.config.dropout, self.training)
+
+    def _sight(self, tokens: Tensor, at: Tensor) -> Sight:
+        apart = self.ends is not None and self.ends.attention
+        hidden = masks.hidden(tokens, self.ends.eod) if apart and self.ends else None
+        return Sight(hidden, turns(at, self.config.head_size) if self.config.rotary else None)
+
+    def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What `forward` takes for the loss of a micro-batch: each token is predicted from those before it."""
+        (tokens,) = micro
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -1,0 +1,81 @@
+"""Activations computed again in the backward pass instead of kept: the same numbers to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from trainer.parallel.tensor import ALONE, Parallel
+
+HIDDEN = -1  # the dimension that kept inputs are split along: it divides wherever the heads do
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """What is kept: with `full` the input of every so many blocks, with `selective` all but attention's scores."""
+
+    mode: str = "none"
+    every: int = 1
+    split: bool = False
+    """Each tensor parallel rank keeps its part of an input; the backward pass puts them together."""
+    parallel: Parallel = ALONE
+
+    def through(self, blocks: Sequence[nn.Module], x: Tensor, *shared: object) -> Tensor:
+        """The blocks one after another; `shared` goes to each of them."""
+        if self.mode != "full" or not torch.is_grad_enabled():
+            return _through(blocks, x, *shared)
+        for start in range(0, len(blocks), self.every):
+            x = self._again(blocks[start : start + self.every], x, *shared)
+        return x
+
+    def scores(self, run: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
+        """Attention's core, whose inside grows with the square of the sequence."""
+        if self.mode != "selective" or not torch.is_grad_enabled():
+            return run(*arguments)
+        result: Tensor = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
+        return result
+
+    def _again(self, blocks: Sequence[nn.Module], x: Tensor, *shared: object) -> Tensor:
+        if not self.split or self.parallel.sequence:  # which has divided it already
+            result: Tensor = checkpoint(_through, blocks, x, *shared, use_reentrant=False)
+            return result
+        at_hand = [x.detach()]  # spares the first pass the exchange
+
+        def run(part: Tensor) -> Tensor:
+            return _through(blocks, _whole(part, self.parallel, at_hand), *shared)
+
+        result = checkpoint(run, self.parallel.own(x, HIDDEN), use_reentrant=False)
+        return result
+
+
+NOTHING = Recompute()
+
+
+def _through(blocks: Sequence[nn.Module], x: Tensor, *shared: object) -> Tensor:
+    for block in blocks:
+        x = block(x, *shared)
+    return x
+
+
+def _whole(part: Tensor, parallel: Parallel, at_hand: list[Tensor]) -> Tensor:
+    result: Tensor = _Whole.apply(part, parallel, at_hand)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, parallel: Parallel, at_hand: list[Tensor]) -> Tensor:
+        ctx.parallel = parallel
+        return at_hand.pop() if at_hand else parallel.gather(part, HIDDEN)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        own = upstream.chunk(ctx.parallel.size, HIDDEN)[ctx.parallel.rank]
+        return own.contiguous(), None, None

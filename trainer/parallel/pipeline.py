@@ -1,0 +1,172 @@
+"""This rank's place in a pipeline, and what its stages say to each other outside of the passes.
+
+In which order a pipeline's stage computes: one forward, one backward (1F1B), plain or interleaved. Arithmetic alone.
+
+The orders are torch's own (tests compare them). Its schedules themselves are not used: they take 1.8 s of every rank's
+start to load, keep a receiving buffer for every micro-batch of a step, and want all micro-batches in one shape, which
+GLM's rows have not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.config.layout import Piece
+from trainer.device import Device
+
+TIED = "tokens.weight"  # the first stage embeds by it, the last one has its own copy for the output
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The stages that together have a whole model; the default is a rank that has it alone."""
+
+    stage: int = 0
+    ranks: tuple[int, ...] = (0,)
+    """Of every stage, its rank as the run counts them."""
+    interleave: int = 1
+    """Pieces of the model a stage."""
+    group: Any = None
+    """torch's process group of these ranks."""
+    ends: Any = None
+    """Of the first and the last alone; elsewhere None."""
+    ways: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
+    """Groups for what the passes send backward and forward, by the sender's stage in turn.
+
+    Each carries one kind of message in one direction between two ranks. NCCL queues all between two ranks of a group,
+    so that two of them that send first and receive then would wait for each other.
+    """
+
+    @property
+    def stages(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.stages - 1
+
+    def way(self, forward: bool, sender: int) -> Any:
+        return self.ways[forward][sender % len(self.ways[forward])]
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over the stages, in place."""
+        if self.stages > 1:
+            dist.all_reduce(x, group=self.group)
+        return x
+
+    def total(self, value: float, device: Device) -> float:
+        """The sum over the stages of what each knows."""
+        if self.stages == 1:
+            return value
+        kind = torch.float64 if device.kind == "cpu" else torch.float32
+        return float(self.sum(torch.tensor(value, dtype=kind, device=device.name)).item())
+
+    def sum_ends(self, x: Tensor) -> None:
+        """The sum over the first and the last stage, in place there."""
+        if self.stages > 1 and (self.is_first or self.is_last):
+            dist.all_reduce(x, group=self.ends)
+
+    def counts(self, name: str) -> bool:
+        """Whether this stage's copy of a parameter is the one that a norm counts."""
+        return name != TIED or self.is_first
+
+    def bring(
+        self,
+        tensors: Mapping[str, Tensor],
+        shapes: Mapping[str, Sequence[int]],
+        held: Mapping[str, int],
+        device: Device,
+    ) -> dict[str, Tensor]:
+        """The tensors of all stages on the first, in the node's memory; `held`: of each, the stage that gives it."""
+        found = {}
+        for key, holder in held.items():
+            if self.stage == holder == 0:
+                found[key] = tensors[key].cpu()
+            elif self.stage == holder:
+                dist.send(tensors[key].to(device.name).contiguous(), self.ranks[0], group=self.group)
+            elif self.stage == 0:
+                there = torch.empty(shapes[key], device=device.name)
+                dist.recv(there, self.ranks[holder], group=self.group)
+                found[key] = there.cpu()
+        return found
+
+
+UNDIVIDED = Pipeline()
+
+
+def of_all_stages(
+    tensors: Mapping[str, Tensor],
+    pipeline: Pipeline,
+    shapes: Mapping[str, Sequence[int]],
+    stages: Sequence[Sequence[Piece]],
+    device: Device,
+    moments: Sequence[str] = (),
+) -> dict[str, Tensor]:
+    """Of the whole model, weights or moments, on the first stage; `shapes` are those of its parameters."""
+    keys = {f"{moment}.{name}" if moment else name: name for name in shapes for moment in moments or ("",)}
+    held = {key: holder_of(name, stages) for key, name in keys.items()}
+    return pipeline.bring(tensors, {key: shapes[name] for key, name in keys.items()}, held, device)
+
+
+def holder_of(name: str, stages: Sequence[Sequence[Piece]]) -> int:
+    """The stage that a parameter's value is taken from; `stages`: what each of them holds."""
+    part, _, rest = name.partition(".")
+    if part != "blocks":
+        return len(stages) - 1 if part == "norm" else 0
+    layer = int(rest.partition(".")[0])
+    return next(stage for stage, own in enumerate(stages) if any(layer in piece.layers for piece in own))
+
+
+class Action(NamedTuple):
+    """One pass of one micro-batch through one of the stage's pieces."""
+
+    forward: bool
+    piece: int
+    """The number among the pieces that the stage holds."""
+    micro: int
+
+
+def one_forward_one_backward(stage: int, stages: int, pieces: int, micros: int) -> list[Action]:
+    """A stage's actions of a step. With several pieces, groups of as many micro-batches as stages go around."""
+    forwards = forward_only(stages, pieces, micros)
+    backwards = [Action(False, pieces - 1 - one.piece, one.micro) for one in forwards]
+    ahead = stages - 1 - stage
+    warm = min(len(forwards), ahead if pieces == 1 else 2 * ahead + (pieces - 1) * stages)
+    actions = forwards[:warm]
+    for forward, backward in zip(forwards[warm:], backwards, strict=False):
+        actions += [forward, backward]
+    return actions + backwards[len(forwards) - warm :]
+
+
+def forward_only(stages: int, pieces: int, micros: int) -> list[Action]:
+    """Every stage's order of an evaluation."""
+    if pieces == 1:
+        return [Action(True, 0, micro) for micro in range(micros)]
+    return [
+        Action(True, piece, micro)
+        for start in range(0, micros, stages)
+        for piece in range(pieces)
+        for micro in range(start, min(start + stages, micros))
+    ]
+
+
+def source_of(action: Action, stage: int, stages: int, pieces: int) -> int | None:
+    """The stage whose result an action takes; None where it takes none."""
+    if action.forward:
+        return None if stage == 0 and action.piece == 0 else (stage - 1) % stages
+    return None if stage == stages - 1 and action.piece == pieces - 1 else (stage + 1) % stages
+
+
+def target_of(action: Action, stage: int, stages: int, pieces: int) -> int | None:
+    """The stage that an action's result goes to; None where it goes nowhere."""
+    return source_of(action._replace(forward=not action.forward), stage, stages, pieces)

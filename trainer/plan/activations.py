@@ -1,0 +1,128 @@
+"""Bytes of activations that the models keep for the backward pass, counted tensor by tensor as the layers make them.
+
+Not a published formula: those are of other kernels. A test holds every count to what torch really keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config.model_sizes import ModelConfig
+
+WIDE = 4  # bytes of a number in fp32
+FUSED = ("cpu", "cuda")  # devices whose attention holds no scores; of CPUs, those with AVX-512
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One micro-batch on one rank."""
+
+    model: ModelConfig
+    samples: int
+    width: int
+    """Bytes of a number that matrices compute with: 2 in bf16 and fp16."""
+    kind: str = "cpu"
+    """The device, which chooses the kernels."""
+    tensor: int = 1
+    sequence: bool = False
+    cast: bool = False
+    """Whether autocast makes copies of fp32 weights; else weights and the residual stream are as wide as matrices."""
+
+    @property
+    def tokens(self) -> int:
+        return self.samples * self.model.sequence
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens of the residual stream that this rank holds."""
+        return self.tokens // self.tensor if self.sequence else self.tokens
+
+    @property
+    def residual(self) -> int:
+        """The residual stream once."""
+        return (WIDE if self.cast else self.width) * self.own_tokens * self.model.hidden
+
+    @property
+    def wide_share(self) -> int:
+        """This rank's part of something as wide as the model, in the matrices' type."""
+        return self.width * self.tokens * self.model.hidden // self.tensor
+
+
+def layer(one: Pass, selective: bool = False) -> int:
+    """One block; `selective` keeps nothing of attention's inside."""
+    model = one.model
+    norms = 2 * norm(one)
+    into_matrices = 2 * one.width * one.tokens * model.hidden
+    inner = one.width * one.tokens * model.inner // one.tensor
+    feed_forward = 4 * inner if model.swiglu else 2 * inner  # gate, up, silu(gate), product
+    kept = norms + into_matrices + attention(one, selective) + one.wide_share + feed_forward
+    return kept + 2 * dropout(one)
+
+
+def norm(one: Pass) -> int:
+    """A layer norm's input, which but for a CPU's kernel is a copy in fp32; means and deviations."""
+    copied = one.kind != "cpu" or one.cast
+    return (WIDE * one.own_tokens * one.model.hidden if copied else one.residual) + 2 * WIDE * one.own_tokens
+
+
+def dropout(one: Pass) -> int:
+    """The mask of one dropout: on a GPU a byte a number, elsewhere a factor."""
+    if not one.model.dropout:
+        return 0
+    return one.own_tokens * one.model.hidden * (1 if one.kind == "cuda" else one.width)
+
+
+def attention(one: Pass, selective: bool = False) -> int:
+    """From the projection of queries, keys and values up to the mixed values, without these."""
+    model = one.model
+    qkv = one.width * one.tokens * model.qkv_width // one.tensor
+    keys = one.width * one.tokens * model.groups * model.head_size // one.tensor
+    if selective:
+        return _handed(one, qkv, keys)
+    if one.kind in FUSED or model.kind == "glm":
+        sums = WIDE * one.samples * model.heads // one.tensor * model.sequence
+        masks = one.samples * model.sequence**2 if model.kind == "glm" else 0
+        return _handed(one, qkv, keys) + sums + masks
+    copied = model.groups != model.heads or one.samples > 1  # a product of many samples' views copies them
+    handed = 2 * one.wide_share if copied else _handed(one, qkv, keys, queries=False)
+    return one.wide_share + handed + scores(one) + model.sequence**2  # scaled queries, keys and values, mask
+
+
+def _handed(one: Pass, qkv: int, keys: int, queries: bool = True) -> int:
+    """What attention's core is handed: views of the projection, or copies where positions or groups make some."""
+    own = one.wide_share if queries else 0
+    if one.model.groups != one.model.heads:
+        return 2 * one.wide_share + (qkv if queries and not one.model.rotary else own)
+    return qkv + keys + own if one.model.rotary else qkv
+
+
+def scores(one: Pass) -> int:
+    """Attention's probabilities, where the device has no kernel that does without."""
+    return one.width * one.samples * (one.model.heads // one.tensor) * one.model.sequence**2
+
+
+def embedding(one: Pass) -> int:
+    """The model's beginning: ids, and the mask of its dropout."""
+    return dropout(one) * (WIDE if one.kind != "cuda" else one.width) // one.width + 16 * one.tokens
+
+
+def head(one: Pass) -> int:
+    """The last norm and what goes into the vocabulary's matrix."""
+    into_matrix = one.width * one.tokens * one.model.hidden
+    return norm(one) + into_matrix
+
+
+def cast_layer(one: Pass) -> int:
+    """Copies of one block's matrices in the matrices' type, which autocast makes and the graph keeps."""
+    if not one.cast or one.width == WIDE:
+        return 0
+    model = one.model
+    matrices = model.hidden * (model.qkv_width + model.hidden + model.up_width + model.inner)
+    return one.width * matrices // one.tensor
+
+
+def cast_table(one: Pass) -> int:
+    """The same of the vocabulary's matrix."""
+    if not one.cast or one.width == WIDE:
+        return 0
+    return one.width * one.model.padded(one.tensor) * one.model.hidden // one.tensor

@@ -1,0 +1,222 @@
+"""`parallel: auto`: every legal layout of so many ranks, by the plan's own memory and time, and why others lose.
+
+What costs nothing is never traded: a layout that recomputes or cuts more wins only where it is faster by more than
+the model of time can be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from trainer.config.layout import Layout
+from trainer.config.parts import RecomputeConfig
+from trainer.config.rules import between_keys, serves
+from trainer.plan.hardware import Hardware, hardware_of
+from trainer.plan.memory import stages
+from trainer.plan.time import Cost, cost
+
+if TYPE_CHECKING:
+    from trainer.config.train_config import TrainConfig
+
+TRUSTED = 0.03  # times of two layouts that differ by less are the same
+ROOM = 0.94  # of a device's memory; libraries, and what an allocator cannot use, take the rest
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One layout of a job."""
+
+    config: TrainConfig
+    layout: Layout
+    memory: int
+    """Bytes of the device that needs most."""
+    cost: Cost
+    served: bool
+
+    @property
+    def cuts(self) -> tuple[int, int]:
+        """How the model is cut."""
+        return self.layout.tensor, self.layout.pipeline
+
+    @property
+    def complexity(self) -> tuple[float, ...]:
+        """What a simpler layout has less of."""
+        config, parallel = self.config, self.config.parallel
+        recompute = ("none", "selective", "full").index(config.recompute.mode)
+        cuts = self.layout.tensor * self.layout.pipeline
+        return (config.offload, recompute, cuts, config.zero, parallel.interleave, parallel.sequence)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **self.layout.as_json(),
+            "interleave": self.config.parallel.interleave,
+            "sequence": self.config.parallel.sequence,
+            "zero": self.config.zero,
+            "offload": self.config.offload,
+            "recompute": self.config.recompute.mode,
+            "memory": self.memory,
+            "seconds": self.cost.seconds,
+            "tokens_per_second": self.cost.tokens_per_second,
+            "served": self.served,
+        }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What auto found: `best` first of `fitting`; the others with what they lose by."""
+
+    fitting: tuple[Candidate, ...]
+    others: tuple[tuple[Candidate, str], ...]
+    tried: int
+    refused: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tried": self.tried,
+            "illegal": self.refused,
+            "best": [one.as_json() for one in _best_of_each(self.fitting)[:SHOWN]],
+            "losing": [{**one.as_json(), "why": why} for one, why in self.others],
+        }
+
+
+def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[TrainConfig, Choice]:
+    """The config with its best layout; of those that an engine serves, where one of them fits.
+
+    `fixed`: keys of the train part that the job says itself, which stay as they are.
+    """
+    config = config if config.global_batch else replace(config, global_batch=config.micro_batch * world)
+    hardware = hardware_of(config, world)
+    room = hardware.memory * 1e9 * ROOM or float("inf")
+    legal: list[Candidate] = []
+    refused = 0
+    for layout, variants in _all(config, world, fixed):
+        for one in variants:
+            if any(between_keys(one, layout)):
+                refused += 1
+                continue
+            legal.append(_candidate(one, layout, hardware))
+            if legal[-1].memory <= room:
+                break  # what follows only saves memory
+    fitting = sorted((one for one in legal if one.memory <= room), key=lambda one: one.cost.seconds)
+    fitting = _simplest_first(fitting)
+    fitting = [one for one in fitting if one.served] + [one for one in fitting if not one.served]
+    best = fitting[0] if fitting else min(legal, key=lambda one: one.memory, default=None)
+    choice = Choice(tuple(fitting), tuple(_losing(fitting, legal, room)), len(legal) + refused, refused)
+    if best is None:
+        return replace(config, parallel=replace(config.parallel, auto=False)), choice
+    return best.config, choice
+
+
+def _all(
+    config: TrainConfig, world: int, fixed: frozenset[str]
+) -> Iterator[tuple[Layout, list[TrainConfig]]]:
+    """Each layout with its variants, each of which saves more memory than the one before, and costs more."""
+    zeros = (config.zero,) if "zero" in fixed else (0, 1, 2, 3)
+    modes = [config.recompute]
+    if "recompute" not in fixed:
+        modes = [RecomputeConfig(mode) for mode in ("none", "selective", "full")]
+    moves = "offload" not in fixed and config.hardware.kind not in ("", "cpu")
+    places = (False, True) if moves else (config.offload,)
+    for tensor in _divisors(world, config.model.heads):
+        for pipeline in _divisors(world // tensor, config.model.layers):
+            layout = Layout.of(world, tensor, pipeline)
+            plain = replace(config.parallel, auto=False, tensor=tensor, pipeline=pipeline)
+            for interleave in (1, 2, 4) if pipeline > 1 else (1,):
+                pieces = replace(plain, interleave=interleave)
+                ways = [
+                    replace(pieces, sequence=divided)
+                    for divided in ((False, True) if tensor > 1 else (False,))
+                ]
+                for zero in zeros if layout.data > 1 else (0,):
+                    yield (
+                        layout,
+                        [
+                            replace(config, parallel=way, zero=zero, recompute=mode, offload=away)
+                            for away in places
+                            for mode in modes
+                            for way in ways
+                        ],
+                    )
+
+
+def _divisors(whole: int, most: int) -> list[int]:
+    return [n for n in range(1, min(whole, most) + 1) if whole % n == 0]
+
+
+def _candidate(config: TrainConfig, layout: Layout, hardware: Hardware) -> Candidate:
+    need = max(stage.memory.total for stage in stages(config, layout, ends=True))
+    return Candidate(config, layout, need, cost(config, layout, hardware), serves(config))
+
+
+def _simplest_first(ordered: list[Candidate]) -> list[Candidate]:
+    """Of those as fast as the fastest, the simplest first; then of the rest in the same way."""
+    result, left = [], list(ordered)
+    while left:
+        bound = left[0].cost.seconds * (1 + TRUSTED)
+        alike = [one for one in left if one.cost.seconds <= bound]
+        result += sorted(alike, key=lambda one: (one.complexity, one.cost.seconds))
+        left = left[len(alike) :]
+    return result
+
+
+def _best_of_each(ordered: Sequence[Candidate]) -> list[Candidate]:
+    """The first of every way to cut the model."""
+    found: dict[tuple[int, int], Candidate] = {}
+    for one in ordered:
+        found.setdefault(one.cuts, one)
+    return list(found.values())
+
+
+def _losing(fitting: list[Candidate], legal: list[Candidate], room: float) -> Iterator[tuple[Candidate, str]]:
+    """What the chosen layout could have been with other ZeRO levels, and every cut that is not among the best."""
+    best = fitting[0] if fitting else None
+    groups: dict[tuple[int, ...], list[Candidate]] = {}
+    shown: set[tuple[int, ...]] = {one.cuts for one in _best_of_each(fitting)[:SHOWN]}
+    shown |= {(*best.cuts, best.config.zero)} if best else set()
+    for one in legal:
+        alike = best is not None and one.cuts == best.cuts
+        groups.setdefault((*one.cuts, one.config.zero) if alike else one.cuts, []).append(one)
+    told = [_why(group, best, room) for key, group in groups.items() if key not in shown]
+    near = [one for one in told if best and one[0].cuts == best.cuts]
+    far = [one for one in told if not (best and one[0].cuts == best.cuts)]
+    yield from near
+    yield from sorted(far, key=lambda one: (one[0].memory > room, one[0].cost.seconds))
+
+
+def _why(group: list[Candidate], best: Candidate | None, room: float) -> tuple[Candidate, str]:
+    """The best of a group, and what it loses by."""
+    served = [one for one in group if one.served]
+    if best is not None and best.served and not served:
+        return min(group, key=lambda one: one.cost.seconds), "no engine does it yet"
+    there = sorted((one for one in served or group if one.memory <= room), key=lambda one: one.cost.seconds)
+    if best is None or not there:
+        least = min(served or group, key=lambda one: one.memory)
+        return least, f"needs {least.memory / 1e9:.1f} GB of {room / 1e9:.1f}, at the least"
+    one = _simplest_first(there)[0]
+    if one.cost.seconds <= best.cost.seconds * (1 + TRUSTED):
+        return one, "no faster, and less simple"
+    return one, _slower_by(best, one)
+
+
+def _slower_by(best: Candidate, other: Candidate) -> str:
+    """The part of a step in which it loses most."""
+    names = {
+        "compute": "computation",
+        "tensor": "tensor parallel",
+        "pipeline": "what stages send",
+        "bubble": "the pipeline's bubble",
+        "data": "data parallel",
+        "update": "the optimizer",
+    }
+    more = {words: getattr(other.cost, name) - getattr(best.cost, name) for name, words in names.items()}
+    worst, seconds = max(more.items(), key=lambda one: one[1])
+    ratio, again = other.cost.seconds / best.cost.seconds, other.config.recompute.mode
+    slower = f"{ratio:.2g} times as slow" if ratio >= 2 else f"{ratio - 1:.0%} slower"
+    if worst == names["compute"] and again not in ("none", best.config.recompute.mode):
+        worst = f"recompute {again}"
+    if worst == names["update"] and other.config.offload and not best.config.offload:
+        worst = "the optimizer in the node's memory"
+    return f"{slower}: {seconds:.2g} s more for {worst}"

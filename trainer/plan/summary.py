@@ -1,0 +1,128 @@
+"""What a config means before anything starts: the launcher asks this at plan time, so it loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.config.layout import Layout, accumulation
+from trainer.config.train_config import TrainConfig
+from trainer.errors import Fault
+from trainer.plan.checks import lint, name_notes
+from trainer.plan.hardware import hardware_of
+from trainer.plan.memory import Stage, stages
+from trainer.plan.resolve import plan_config
+from trainer.plan.time import CONVENTIONS, cost, per_token
+
+if TYPE_CHECKING:
+    from trainer.plan.auto import Choice
+    from trainer.plan.checks import CorpusUse
+
+
+def check(document: object) -> dict[str, Any]:
+    """Answer `{"train": ..., "world_size": n, "base_dir": "...", "check_data": bool}`: all faults at once.
+
+    With `"served": false`, what no engine does yet stands under `unserved` and is counted all the same.
+    """
+    if not isinstance(document, Mapping):
+        return _answer([Fault("", "the document is not a mapping", 'give {"train": {...}, "world_size": 4}')])
+    world = document.get("world_size", 1)
+    if not isinstance(world, int) or isinstance(world, bool) or world < 1:
+        return _answer([Fault("world_size", f"is {world!r}; a whole number of at least 1 is needed")])
+    found = plan_config(document.get("train"), world, bool(document.get("served", True)))
+    config, faults = found.config, found.faults
+    uses: list[CorpusUse] = []
+    told: list[str] = []
+    if document.get("check_data") and config.data.prefixes():
+        from trainer.plan.checks import (
+            look_at_data,  # with NumPy, which a plan without data does not need
+            look_at_tokenizer,
+        )
+
+        base = Path(str(document.get("base_dir") or "."))
+        uses, data_faults = look_at_data(config, base)
+        word_faults, told = look_at_tokenizer(config, base)
+        faults += [*data_faults, *word_faults]
+    whole = None if faults else summary(config, world, uses, found.choice)
+    if whole is not None:
+        whole["notes"] = [*name_notes(str(document.get("name", "")), config), *whole["notes"], *told]
+    return {
+        **_answer(faults),
+        "config": config.as_json(),
+        "unserved": [fault.as_json() for fault in found.unserved],
+        "summary": whole,
+    }
+
+
+def _answer(faults: list[Fault]) -> dict[str, Any]:
+    return {
+        "ok": not faults,
+        "faults": [fault.as_json() for fault in faults],
+        "config": None,
+        "unserved": [],
+        "summary": None,
+    }
+
+
+def summary(
+    config: TrainConfig, world: int, uses: Sequence[CorpusUse] = (), choice: Choice | None = None
+) -> dict[str, Any]:
+    """Sizes of a checked config; `epochs` is None where the data is not at hand."""
+    assert config.global_batch is not None
+    layout = config.layout(world)
+    a_step = config.global_batch * config.model.sequence
+    drawn = config.batches.consumed(config.steps) * config.model.sequence
+    micros = accumulation(config.global_batch, config.micro_batch, layout.data)
+    hardware, found = hardware_of(config, world), stages(config, layout)
+    step = cost(config, layout, hardware)
+    highest = max(found, key=lambda stage: stage.memory.total)
+    need = highest.memory
+    flops = per_token(config.model, config.recompute.mode)
+    rates = {name: count * step.tokens_per_second / world / 1e12 for name, count in flops.items()}
+    return {
+        "parameters": config.model.parameters(),
+        "layout": layout.as_json(),
+        "parallel": asdict(config.parallel),
+        "zero": config.zero,
+        "offload": config.offload,
+        "recompute": config.recompute.mode,
+        "steps": config.steps,
+        "micro_batch": config.micro_batch,
+        "accumulation": micros,
+        "bubble": (layout.pipeline - 1) / config.parallel.interleave / micros,
+        "tokens_per_step": a_step,
+        "tokens_total": drawn,
+        "epochs": drawn / sum(use.tokens for use in uses) if uses else None,
+        "corpora": [asdict(use) for use in uses],
+        "memory_per_device_bytes": need.as_json(),
+        "highest_stage": highest.stage,
+        "memory_of_the_node_bytes": max(stage.node for stage in found),
+        "memory_of_a_device_bytes": int(hardware.memory * 1e9) or None,
+        "stages": [_stage_json(stage, layout) for stage in found],
+        "time": {
+            **asdict(step),
+            "seconds": step.seconds,
+            "tokens_per_second": step.tokens_per_second,
+            "in_all": drawn / step.tokens_per_second,
+        },
+        "flops_per_token": flops,
+        "tflops_per_device": rates,
+        "conventions": CONVENTIONS,
+        "hardware": hardware.as_json(),
+        "chosen": choice.as_json() if choice else None,
+        "notes": lint(config, layout, hardware, need, uses),
+    }
+
+
+def _stage_json(stage: Stage, layout: Layout) -> dict[str, Any]:
+    size = layout.tensor * layout.data
+    return {
+        "ranks": [stage.stage * size, (stage.stage + 1) * size],
+        "layers": [list(each) for each in stage.layers],
+        "parameters_per_rank": stage.parameters,
+        "memory": stage.memory.as_json(),
+        "moment": stage.moment,
+        "most_activations": stage.activations,
+    }

@@ -1,0 +1,182 @@
+"""Seconds of a step: the slowest stage's matrices and exchanges, the pipeline's bubble, and what data parallel adds.
+
+A model to put layouts in order and to see what a job costs, not a promise: kernels other than matrix products are in
+`efficiency`, and links are taken to be free of others.
+
+Floating point operations a token, by each convention that rates are told in. They differ by up to a half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainer.config.layout import Layout, accumulation
+from trainer.config.model_sizes import ModelConfig
+from trainer.plan.activations import WIDE, Pass
+from trainer.plan.hardware import UPDATED_GBYTES, Hardware
+from trainer.plan.memory import layer_ranges, moves_optimizer, parameters_of, pass_of
+
+if TYPE_CHECKING:
+    from trainer.config.train_config import TrainConfig
+
+
+UPDATE = (
+    28  # bytes that AdamW reads and writes a number: weight, gradient and two moments, three of them twice
+)
+EXCHANGES = 4  # of a block among tensor parallel ranks: two each way
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one step by what takes them."""
+
+    compute: float
+    tensor: float
+    """Tensor parallel exchanges."""
+    pipeline: float
+    """Between stages."""
+    bubble: float
+    """Waiting for the pipeline to fill and to empty."""
+    data: float
+    """Gradients and weights among data parallel ranks, where no computation hides them."""
+    update: float
+    tokens: int
+    """Tokens of a step."""
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.tensor + self.pipeline + self.bubble + self.data + self.update
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+def cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> Cost:
+    """A step of a layout."""
+    one = pass_of(config, layout)
+    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
+    looked_at = sorted(
+        {0, layout.pipeline // 2, layout.pipeline - 1}
+    )  # what does not divide is in the middle
+    computes = {stage: _compute(config, layout, one, hardware, stage) for stage in looked_at}
+    slowest = max(looked_at, key=lambda stage: computes[stage])
+    layers = sum(end - start for start, end in layer_ranges(config, layout, slowest))
+    compute, tensor = computes[slowest], _tensor(config, layout, one, hardware, layers)
+    pipeline = _pipeline(config, layout, one, hardware)
+    part = (layout.pipeline - 1) / config.parallel.interleave
+    numbers = max(parameters_of(config, layout, stage) for stage in {0, layout.pipeline - 1})
+    hidden = 0.0 if hardware.kind == "cpu" else compute * 2 / 3  # a CPU's cores do the exchanging themselves
+    return Cost(
+        micros * compute,
+        micros * tensor,
+        micros * pipeline,
+        part * (compute + tensor + pipeline),
+        _data(config, layout, hardware, numbers, micros, hidden),
+        _update(config, layout, hardware, numbers),
+        (config.global_batch or 1) * config.model.sequence,
+    )
+
+
+def _compute(config: TrainConfig, layout: Layout, one: Pass, hardware: Hardware, stage: int) -> float:
+    """Forward and backward of one micro-batch through a stage."""
+    model = config.model
+    layers = sum(end - start for start, end in layer_ranges(config, layout, stage))
+    work = layers * (3 * layer_forward(model) + again(model, config.recompute.mode))
+    if stage == layout.pipeline - 1:
+        work += 3 * head_forward(model, layout.tensor)
+    return one.tokens * work / layout.tensor / (hardware.tflops * 1e12 * hardware.efficiency)
+
+
+def _tensor(config: TrainConfig, layout: Layout, one: Pass, hardware: Hardware, layers: int) -> float:
+    if layout.tensor == 1:
+        return 0.0
+    size = one.width * one.tokens * config.model.hidden
+    times = layers * (EXCHANGES + (2 if config.recompute.mode == "full" else 0)) + 2
+    return times * _summed(size, layout.tensor, _link(hardware, layout.tensor), hardware.latency)
+
+
+def _pipeline(config: TrainConfig, layout: Layout, one: Pass, hardware: Hardware) -> float:
+    """Activations to the next stage and gradients back, for each piece."""
+    if layout.pipeline == 1:
+        return 0.0
+    size = WIDE * one.own_tokens * config.model.hidden
+    each = size / (_link(hardware, layout.world) * 1e9) + hardware.latency
+    return 2 * config.parallel.interleave * each
+
+
+def _data(
+    config: TrainConfig, layout: Layout, hardware: Hardware, numbers: int, micros: int, hidden: float
+) -> float:
+    """Gradients summed and weights sent around; `hidden`: seconds of the last backward pass that cover some of it."""
+    if layout.data == 1:
+        return 0.0
+    size, link = WIDE * numbers, _link(hardware, layout.tensor * layout.data)
+    around = _around(size, layout.data, link, hardware.latency)
+    if config.zero == 3:
+        whole = 3 * micros * around  # weights for both passes, gradients divided, each micro-batch
+        return max(whole - micros * hidden, around)
+    summing = _summed(size, layout.data, link, hardware.latency)
+    return max(summing - hidden, 0.0) + (around if config.zero else 0.0)
+
+
+def _update(config: TrainConfig, layout: Layout, hardware: Hardware, numbers: int) -> float:
+    """AdamW at the speed of memory; with `offload` of the node's, where gradients go and weights come from."""
+    own = numbers / (layout.data if config.zero else 1)
+    if not moves_optimizer(config):
+        return UPDATE * own / (hardware.memory_gbytes * 1e9)
+    return UPDATE * own / (UPDATED_GBYTES * 1e9) + 2 * WIDE * own / (hardware.host_gbytes * 1e9)
+
+
+def _link(hardware: Hardware, reach: int) -> float:
+    """GB/s between ranks of which neighbours in a group of `reach` follow each other."""
+    return hardware.node_gbytes if reach <= hardware.devices_per_node else hardware.net_gbytes
+
+
+def _around(size: float, ranks: int, gbytes: float, latency: float) -> float:
+    """Seconds until every rank has all parts of `size` bytes, or its part of their sum."""
+    return (ranks - 1) / ranks * size / (gbytes * 1e9) + latency
+
+
+def _summed(size: float, ranks: int, gbytes: float, latency: float) -> float:
+    return 2 * _around(size, ranks, gbytes, latency)
+
+
+# What each counts; a figure without its convention means nothing.
+CONVENTIONS = {
+    "model": "as Megatron-LM counts: three passes, causal attention half, no recomputation",
+    "hardware": "the same, and what recomputation does again",
+    "palm": "as nanoGPT and PaLM count: 6 x parameters + 12 x layers x hidden x sequence, attention whole",
+}
+
+
+def layer_forward(model: ModelConfig) -> int:
+    """Of one token through one block."""
+    matrices = model.hidden * (model.qkv_width + model.hidden + model.up_width + model.inner)
+    return 2 * matrices + attention_forward(model)
+
+
+def attention_forward(model: ModelConfig) -> int:
+    """Scores and mixed values of one token; a causal model sees half of the sequence on the average."""
+    return (4 if model.kind == "glm" else 2) * model.sequence * model.hidden
+
+
+def head_forward(model: ModelConfig, tensor: int = 1) -> int:
+    """The vocabulary's scores of one token, over all tensor parallel ranks."""
+    return 2 * model.padded(tensor) * model.hidden
+
+
+def again(model: ModelConfig, mode: str) -> int:
+    """Of one token, what recomputation does again in one block."""
+    return {"none": 0, "full": layer_forward(model), "selective": attention_forward(model)}[mode]
+
+
+def per_token(model: ModelConfig, recompute: str = "none") -> dict[str, int]:
+    """Operations a token of training, by convention."""
+    passes = 3 * (model.layers * layer_forward(model) + head_forward(model))
+    return {
+        "model": passes,
+        "hardware": passes + model.layers * again(model, recompute),
+        "palm": 6 * model.parameters() + 12 * model.layers * model.hidden * model.sequence,
+    }

@@ -1,0 +1,133 @@
+"""Several corpora as one stream of samples, in the order of Megatron-core's BlendedDataset.
+
+Of corpora with weights each next sample comes from the corpus that lags most behind its share; nothing is
+shuffled again, since each corpus' own samples are.
+
+Why a part of a corpus has no samples, in words and with what to do: known before anything starts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from native.cpu import sample_index
+from trainer.config.data import split_fractions
+from trainer.samples.gpt import SPLITS, Samples, split_bounds, tokens_of
+
+# Each corpus is asked for this much more than its share, so that no rounding can run it dry.
+SURPLUS = 0.005
+
+
+def normal(weights: Sequence[float]) -> list[float]:
+    """Weights that add up to 1."""
+    whole = np.asarray(weights, np.float64)
+    shares: list[float] = (whole / np.sum(whole)).tolist()
+    return shares
+
+
+def sizes(weights: Sequence[float], samples: int, surplus: float = 0.0) -> list[int]:
+    """Samples of each corpus for `samples` of them all; `weights` add up to 1."""
+    return [math.ceil(math.ceil(samples * weight) * (1 + surplus)) for weight in weights]
+
+
+@dataclass(frozen=True)
+class BlendOrder:
+    """Of each sample of a blend: its corpus, and which of that corpus' samples it is."""
+
+    corpus: NDArray[np.int16]
+    sample: NDArray[np.int64]
+
+
+def blend_order(weights: Sequence[float], size: int, there: Sequence[int] = ()) -> BlendOrder:
+    """The first `size` samples of a blend; a corpus is passed over once its samples (`there`) are spent.
+
+    Shares are made anew of weights that are shares already: Megatron-core does, and rounds them once more by it.
+    """
+    shares = np.asarray(normal(weights), np.float64)
+    most = np.asarray(there, np.float64) if there else np.full(len(shares), np.inf)
+    if sample_index.why_not():
+        return BlendOrder(*plain_blend(shares, most, size))
+    return BlendOrder(*sample_index.blend(shares, most, size))
+
+
+def plain_blend(
+    weights: NDArray[np.float64], there: NDArray[np.float64], size: int
+) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    """`blend_order` in NumPy: what the compiled code means."""
+    taken = np.zeros(len(weights), np.int64)
+    corpus, sample = np.empty(size, np.int16), np.empty(size, np.int64)
+    for j in range(size):
+        lag = weights * max(float(j), 1.0) - taken
+        next_one = int(np.argmax(np.where(taken < there, lag, -np.inf)))
+        corpus[j], sample[j] = next_one, taken[next_one]
+        taken[next_one] += 1
+    return corpus, sample
+
+
+class Blend:
+    """Samples of several corpora as one."""
+
+    def __init__(self, parts: Sequence[Samples], order: BlendOrder) -> None:
+        self.parts, self.order = list(parts), order
+        self.sequence = self.parts[0].sequence
+
+    def __len__(self) -> int:
+        return len(self.order.corpus)
+
+    def __getitem__(self, k: int) -> NDArray[np.int64]:
+        tokens: NDArray[np.int64] = self.read([k])[0]
+        return tokens
+
+    def read(self, ks: Any) -> NDArray[np.int64]:
+        """The items `ks`, (items, sequence + 1)."""
+        ks = np.asarray(ks, np.int64)
+        corpus, sample = self.order.corpus[ks], self.order.sample[ks]
+        out = np.empty((len(ks), self.sequence + 1), np.int64)
+        for number in np.unique(corpus):
+            own = corpus == number
+            out[own] = self.parts[number].read(sample[own])
+        return out
+
+
+FEW_ENOUGH_TO_COUNT = 100_000  # documents up to which the least number of them is searched
+
+
+def split_fault(
+    prefix: str, lengths: NDArray[np.int32], split: str, which: str, sequence: int
+) -> tuple[str, str] | None:
+    """Why `which` (train, valid or test) has not one whole sample, and a remedy; None where it has."""
+    sequences = len(lengths)
+    tokens = tokens_of(lengths, split_bounds(split, sequences)[SPLITS.index(which)])
+    if tokens > sequence:
+        return None
+    fractions = split_fractions(split)
+    whole = fractions[SPLITS.index(which)] == 1
+    part = f"{prefix}: " + ("it" if whole else f"the {which} part of split {split!r}")
+    if tokens:
+        what = f"{part} has {tokens} tokens: less than one sample, which is {sequence + 1}"
+        return what, "use more documents, or a shorter sequence" + ("" if whole else ", or another split")
+    what = f"{part} has no tokens: there are {sequences} documents"
+    remedy = "use more documents" if whole else 'use another split, for example "90,10,0", or more documents'
+    if fractions[SPLITS.index(which)] == 0:
+        return f"{what}, and its share is 0", remedy
+    needed = next((n for n in range(1, FEW_ENOUGH_TO_COUNT) if _has_part(split, which, n)), None)
+    return what if needed is None or needed <= sequences else f"{what}; it takes at least {needed}", remedy
+
+
+def _has_part(split: str, which: str, sequences: int) -> bool:
+    begin, end = split_bounds(split, sequences)[SPLITS.index(which)]
+    return end > begin
+
+
+def blend_fault(which: str, there: Sequence[int], asked: int) -> tuple[str, str]:
+    """Corpora without weights, each read once, do not have so many samples."""
+    what = (
+        f"the {len(there)} corpora for {which} have {sum(there)} samples together, and {asked} are asked for"
+    )
+    return what, "give each corpus a weight: then they are read again as often as it takes"

@@ -1,0 +1,195 @@
+"""Corpora -> samples -> batches, whose place is a number of samples and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from native.cpu import sample_index
+from trainer.config.data import DataConfig, Source
+from trainer.config.glm import Infilling, Windows
+from trainer.corpus.indexed import Corpus, open_corpus
+from trainer.errors import DataError
+from trainer.samples.blend import (
+    SURPLUS,
+    Blend,
+    BlendOrder,
+    blend_fault,
+    blend_order,
+    normal,
+    sizes,
+    split_fault,
+)
+from trainer.samples.cache import Arrays, IndexCache
+from trainer.samples.glm_blanks import GlmBatch
+from trainer.samples.gpt import (
+    SPLITS,
+    Bounds,
+    Order,
+    Recipe,
+    Samples,
+    follow,
+    split_bounds,
+)
+
+WHOLE = "1,0,0"  # of a corpus that is for one part alone
+
+
+class Data:
+    """All the corpora that a config names, open. Make every order before another rank is awaited."""
+
+    def __init__(self, config: DataConfig, sequence: int, cache: IndexCache | None = None) -> None:
+        self.config, self.sequence = config, sequence
+        self.cache = cache or IndexCache(None)
+        self.corpora = _opened(dict.fromkeys(config.prefixes().values()))
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of how the samples are found and read."""
+        reason = sample_index.why_not()
+        plain = (
+            [f"note: samples are found and read by NumPy, not by compiled code: {reason}"] if reason else []
+        )
+        return [*plain, *self.cache.notes]
+
+    @cached_property
+    def hashes(self) -> dict[str, str]:
+        """Of each corpus, what tells its content from another's."""
+        return {prefix: corpus.identity() for prefix, corpus in self.corpora.items()}
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint remembers: the training's corpora by their content, and what their order follows from."""
+        sources = self.config.sources("train")
+        order: dict[str, Any] = {
+            "weights": [source.weight for source in sources],
+            "split": None if self.config.parted else self.config.split,
+            "seed": self.config.seed,
+        }
+        for key, plain in (("windows", Windows()), ("infilling", Infilling())):
+            if getattr(self.config, key) != plain:
+                order[key] = asdict(getattr(self.config, key))
+        return {"corpora": [self.hashes[source.prefix] for source in sources], "order": order}
+
+    def samples(self, which: str, count: int) -> Samples | Blend:
+        """At least `count` samples of train or valid; one that cannot give them is explained."""
+        sources = self.config.sources(which)
+        if not sources:
+            raise DataError(f"the job names no corpus for {which}", f"add train.data.{which}")
+        if len(sources) == 1 and (sources[0].weight is None or self.config.parted):
+            return self._of_one(sources[0], which, count)
+        if sources[0].weight is None:
+            return self._by_size(sources, which, count)
+        weights = normal([source.weight or 0.0 for source in sources])
+        order = self._blend_order(weights, sum(sizes(weights, count)))
+        drawn = np.bincount(order.corpus, minlength=len(sources)).tolist()
+        asked = sizes(weights, count, SURPLUS)
+        parts = [self._of_one(source, which, n) for source, n in zip(sources, asked, strict=True)]
+        for i, source in enumerate(sources):
+            if drawn[i] > len(parts[i]):  # by rounding, among very many corpora
+                parts[i] = self._of_one(source, which, drawn[i])
+        return Blend(parts, order)
+
+    def _by_size(self, sources: tuple[Source, ...], which: str, count: int) -> Blend:
+        """One epoch of each corpus, mixed by their numbers of samples."""
+        parts = [self._of_one(source, which, None) for source in sources]
+        there = [len(part) for part in parts]
+        if count > sum(there):
+            raise DataError(*blend_fault(which, there, count))
+        return Blend(parts, self._blend_order([float(n) for n in there], count, there))
+
+    def _of_one(self, source: Source, which: str, count: int | None) -> Samples:
+        corpus = self.corpora[source.prefix]
+        split = WHOLE if self.config.parted else self.config.split
+        part = "train" if self.config.parted else which
+        fault = split_fault(source.prefix, corpus.lengths, split, part, self.sequence)
+        if fault:
+            raise DataError(*fault)
+        bounds = split_bounds(split, len(corpus.lengths))[SPLITS.index(part)]
+        return Samples(corpus, self._order(source.prefix, bounds, count), self.sequence)
+
+    def _order(self, prefix: str, bounds: Bounds, count: int | None) -> Order:
+        lengths = self.corpora[prefix].lengths
+        recipe = Recipe.of(lengths, bounds, count, self.sequence, self.config.seed)
+        about = {"index": "samples", "idx_sha256": self.hashes[prefix], **asdict(recipe)}
+
+        def build() -> Arrays:
+            order = follow(recipe, lengths)
+            return {"documents": order.documents, "samples": order.samples, "shuffle": order.shuffle}
+
+        return Order(**self.cache.arrays(about, build))
+
+    def _blend_order(self, weights: list[float], size: int, there: Sequence[int] = ()) -> BlendOrder:
+        about = {"index": "blend", "weights": weights, "size": size, "there": list(there)}
+
+        def build() -> Arrays:
+            order = blend_order(weights, size, there)
+            return {"corpus": order.corpus, "sample": order.sample}
+
+        return BlendOrder(**self.cache.arrays(about, build))
+
+
+def _opened(prefixes: Iterable[str]) -> dict[str, Corpus]:
+    """Every corpus, or one error that has the faults of all of them."""
+    opened, wrong = {}, list[DataError]()
+    for prefix in prefixes:
+        try:
+            opened[prefix] = open_corpus(Path(prefix))
+        except DataError as error:
+            wrong.append(error)
+    if wrong:
+        raise DataError("\n".join(error.message for error in wrong), wrong[0].hint)
+    return opened
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of every global batch is this rank's: place `data_rank` among `data` ranks."""
+
+    micro_batch: int
+    global_batch: int
+    data_rank: int = 0
+    data: int = 1
+
+    def samples_of(self, consumed: int, samples: int = 0) -> list[list[int]]:
+        """The items of each of this rank's micro-batches, for the global batch after `consumed` samples.
+
+        `samples`: its size, where it is not as large as the others.
+        """
+        unit = self.micro_batch * self.data
+        mine = self.data_rank * self.micro_batch
+        return [
+            list(range(start + mine, start + mine + self.micro_batch))
+            for start in range(consumed, consumed + (samples or self.global_batch), unit)
+        ]
+
+
+class Readable(Protocol):
+    """Samples by their numbers: GPT's as (samples, sequence + 1), GLM's as arrays of several kinds."""
+
+    def read(self, ks: Sequence[int], /) -> NDArray[np.int64] | GlmBatch: ...
+
+
+Micro = tuple[NDArray[Any], ...]  # a micro-batch, as its model takes it apart
+
+
+class Batches:
+    """A split's global batches by place. The order depends on the samples consumed and on nothing else."""
+
+    def __init__(self, samples: Readable, share: Share) -> None:
+        self.samples, self.share = samples, share
+
+    def at(self, consumed: int, samples: int = 0) -> list[Micro]:
+        """This rank's micro-batches of the batch at `consumed` samples, which has so many, or as many as most."""
+        made = [self.samples.read(ks) for ks in self.share.samples_of(consumed, samples)]
+        return [micro.arrays() if isinstance(micro, GlmBatch) else (micro,) for micro in made]
+
+    def first(self, batches: int) -> Iterator[list[Micro]]:
+        """The first so many global batches."""
+        for number in range(batches):
+            yield self.at(number * self.share.global_batch)

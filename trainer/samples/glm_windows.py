@@ -1,0 +1,189 @@
+"""GLM's samples: windows of documents drawn by their length, each from its number alone.
+
+GLM's own loader draws from generators that begin anew with every process: a resume repeats what was read, and
+another number of ranks reads something else. Here sample k is a function of the seed and of k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.random import RandomState
+from numpy.typing import NDArray
+
+from trainer.corpus.indexed import Corpus
+from trainer.corpus.tokenizer import Tokenizer
+from trainer.errors import DataError, InputError
+
+SENTENCE_ENDS = frozenset(".?!;:\n。？！；：…")
+
+
+@dataclass(frozen=True)
+class GlmTokens:
+    """The ids that GLM lays on top of a vocabulary; `eos` is the end of a document, and pads."""
+
+    eos: int
+    sop: int
+    eop: int
+    enc: int
+    mask: int
+    sep: int
+    unk: int
+    gap: int  # gMASK: the rest of a text
+    sentence: int  # sMASK: whole sentences
+    block: int  # dBLOCK: in the place of a generated token that is hidden from itself
+
+    @classmethod
+    def above(cls, vocab: int, eos: int) -> GlmTokens:
+        """In GLM's order: on GPT-2's vocabulary of 50,257 these are 50,257 to 50,265."""
+        return cls(eos, *range(vocab, vocab + 9))
+
+    @property
+    def vocab(self) -> int:
+        """Ids run over [0, vocab)."""
+        return self.block + 1
+
+
+def sentence_ends(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+    """Of each id, whether its text holds the end of a sentence."""
+    ids = range(tokenizer.vocab)
+    return np.fromiter((not SENTENCE_ENDS.isdisjoint(tokenizer.decode([id])) for id in ids), np.bool_)
+
+
+def generator(seed: int, *numbers: int) -> RandomState:
+    """Random numbers of their own for each sample and purpose; NumPy keeps this generator's stream for good."""
+    words = [seed, *numbers]
+    return RandomState([part for word in words for part in (word & 0xFFFFFFFF, word >> 32)])
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a window is cut."""
+
+    def __post_init__(self) -> None:
+        if self.length < 4 or not 0 <= self.short_chance <= 1:
+            what = f"samples of {self.length} tokens, short by a chance of {self.short_chance}"
+            raise InputError(what, "use at least 4 tokens, and a chance in [0,1]")
+
+    length: int = 512
+    """The most tokens of a sample, its leading ENC and end of document counted."""
+    short_chance: float = 0.02
+    """Chance that a sample is cut to a length in [32, length - 1)."""
+    sentence_start: bool = True
+    """Whether a window in a long document begins after a sentence's end, where one is near."""
+    across_documents: bool = True
+    """Whether a short document is followed by others until the sample is full."""
+
+
+SHORTEST = 32
+
+
+class Document:
+    """The tokens of a document as they lie in their file, with an end where they have none; read in parts.
+
+    Of a book of a million tokens a sample takes a few hundred.
+    """
+
+    def __init__(self, tokens: NDArray[Any], eos: int) -> None:
+        self.tokens, self.eos = tokens, eos
+        self._length = len(tokens) + int(tokens[-1] != eos)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def part(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The tokens [start, stop), as far as there are any."""
+        text = self.tokens[start:stop].astype(np.int64)
+        return np.append(text, self.eos) if stop > len(self.tokens) < self._length else text
+
+
+class GlmSamples:
+    """Samples of one corpus, without end; each begins with ENC, and so does each document in it."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokens: GlmTokens,
+        ends: NDArray[np.bool_],
+        seed: int,
+        sampling: Sampling,
+        bounds: tuple[int, int] | None = None,
+    ) -> None:
+        """`ends`: of each id, whether it ends a sentence; `bounds`: the documents to draw from, all by default."""
+        self.corpus, self.tokens, self.seed, self.sampling = corpus, tokens, seed, sampling
+        self.ends = np.zeros(max(len(ends), tokens.vocab), np.bool_)  # with GLM's own tokens, which end none
+        self.ends[: len(ends)] = ends
+        first, last = bounds or (0, corpus.documents)
+        offsets = np.append(corpus.offsets, len(corpus.tokens))
+        self.edges = offsets[
+            corpus.marks[first : last + 1]
+        ]  # document d is the tokens [edges[d], edges[d + 1])
+        if last <= first or self.edges[-1] == self.edges[0]:
+            what = f"{corpus.prefix}: its documents [{first},{last}) have no tokens"
+            raise DataError(what, "use another split, or more documents")
+
+    def __getitem__(self, number: int) -> NDArray[np.int64]:
+        """Sample `number` as token ids: at most `sampling.length` of them, at least two."""
+        random = generator(self.seed, number)
+        limit = self._limit(random)
+        document = self._document(random)
+        if len(document) > limit - 1:
+            start = self._start(document, limit, random)
+            return self._cut(self._opened(document.part(start, start + limit)), limit)
+        parts = [self._opened(document.part(0, limit))]
+        room = limit - len(parts[0])
+        while self.sampling.across_documents and room > 2:
+            document = self._document(random)
+            parts.append(self._cut(self._opened(document.part(0, room)), room))
+            room -= len(document) + 1
+        return np.concatenate(parts)
+
+    def _limit(self, random: RandomState) -> int:
+        longest = self.sampling.length
+        is_short = random.random_sample() < self.sampling.short_chance
+        return int(random.randint(SHORTEST, longest - 1)) if is_short and longest > SHORTEST + 1 else longest
+
+    def _document(self, random: RandomState) -> Document:
+        """A document, as likely as it is long, and its end."""
+        place = int(random.randint(self.edges[0], self.edges[-1], dtype=np.int64))
+        number = int(np.searchsorted(self.edges, place, side="right")) - 1
+        return Document(self.corpus.tokens[self.edges[number] : self.edges[number + 1]], self.tokens.eos)
+
+    def _start(self, document: Document, limit: int, random: RandomState) -> int:
+        """Where a window begins in a text that is too long: by chance, then moved to a sentence's start."""
+        start = int(random.randint(0, len(document) - limit + 2))
+        backwards = random.random_sample() < 0.5
+        if not self.sampling.sentence_start or start == 0:
+            return start
+        most = limit // 2  # moves
+        if backwards:
+            before = document.part(max(0, start - most - 1), start)
+            found = np.flatnonzero(self.ends[before])
+            if len(found):
+                return start - len(before) + int(found[-1]) + 1
+            return max(0, start - most)
+        found = np.flatnonzero(self.ends[document.part(start - 1, start + most)])
+        return min(start + (int(found[0]) if len(found) else most), len(document) - 2)
+
+    def _opened(self, text: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.concatenate([[self.tokens.enc], text])
+
+    def _cut(self, text: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
+        """At most `limit` tokens: to the last sentence's end, unless that leaves less than half of them."""
+        if len(text) <= limit:
+            return text
+        found = np.flatnonzero(self.ends[text[:limit]])
+        whole = int(found[-1]) + 1 if len(found) else 0
+        return text[: whole if whole >= max(2, limit // 2) else limit]
+
+
+def stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Rows of different lengths as one array, filled up with zeros behind."""
+    longest = max(row.shape[-1] for row in rows)
+    out = np.zeros((len(rows), *rows[0].shape[:-1], longest), rows[0].dtype)
+    for place, row in zip(out, rows, strict=True):
+        place[..., : row.shape[-1]] = row
+    return out

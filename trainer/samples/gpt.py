@@ -1,0 +1,190 @@
+"""Samples in the order of Megatron-core's GPTDataset, index for index.
+
+A split's sequences, repeated over epochs and shuffled, form one stream of tokens; sample i is its
+S + 1 tokens [i*S, i*S + S + 1), so that neighbours share one token; the samples are shuffled in turn.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from native.cpu import sample_index
+from trainer.config.data import split_fractions
+from trainer.corpus.indexed import Corpus
+
+SPLITS = ("train", "valid", "test")
+Bounds = tuple[int, int]
+
+# Threads that look for the samples' beginnings: past memory's speed more of them gain nothing.
+MOST_THREADS = 8
+INT32 = 2**31 - 1
+# Megatron-core counts in uint32 below this number of samples.
+WIDE_SHUFFLE = 2**32 - 2
+MOST_SHUFFLED = 2**32 - 1  # items that compiled code shuffles
+
+
+def split_bounds(split: str, sequences: int) -> list[Bounds]:
+    """The half-open ranges of the sequences of train, valid and test."""
+    edges, total = [0], 0.0
+    for fraction in split_fractions(split):
+        total += fraction
+        edges.append(round(total * float(sequences)))
+    return list(pairwise(edges))
+
+
+def epochs_for(samples: int | None, sequence: int, tokens: int) -> int:
+    """The fewest epochs with so many samples in them; one where no number is asked for."""
+    return max(1, -(-((samples or 0) * sequence + 1) // tokens))
+
+
+def last_epoch_apart(samples: int | None, sequence: int, tokens: int, epochs: int) -> int | None:
+    """Samples before the last epoch, when it is shuffled by itself because under 80 % of it is needed."""
+    if epochs == 1 or samples is None:
+        return None
+    before = ((epochs - 1) * tokens - 1) // sequence
+    a_whole = (tokens - 1) // sequence
+    return before if samples - before < int(0.80 * a_whole) else None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that an order follows from, beside the lengths of the sequences."""
+
+    bounds: Bounds
+    sequence: int
+    seed: int
+    epochs: int
+    before: int | None  # samples before a last epoch that is shuffled by itself
+
+    @classmethod
+    def of(
+        cls, lengths: NDArray[np.int32], bounds: Bounds, samples: int | None, sequence: int, seed: int
+    ) -> Recipe:
+        """For at least `samples` samples, or for one epoch where no number is asked for."""
+        tokens = tokens_of(lengths, bounds)
+        epochs = epochs_for(samples, sequence, tokens)
+        return cls(bounds, sequence, seed, epochs, last_epoch_apart(samples, sequence, tokens, epochs))
+
+
+def tokens_of(lengths: NDArray[np.int32], bounds: Bounds) -> int:
+    """Tokens of the sequences [bounds)."""
+    return int(lengths[bounds[0] : bounds[1]].sum(dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Order:
+    """The three indices of a split."""
+
+    documents: NDArray[np.int32]  # sequences in the stream's order
+    samples: NDArray[Any]  # (samples + 1, 2) of int32 or int64: place in `documents`, token within it
+    shuffle: NDArray[Any]  # k-th item -> sample
+
+    def __len__(self) -> int:
+        return len(self.shuffle)
+
+
+def make_order(
+    lengths: NDArray[np.int32], bounds: Bounds, samples: int | None, sequence: int, seed: int
+) -> Order:
+    """The order of at least `samples` samples over the sequences [bounds), or of one epoch for None."""
+    return follow(Recipe.of(lengths, bounds, samples, sequence, seed), lengths)
+
+
+def follow(recipe: Recipe, lengths: NDArray[np.int32]) -> Order:
+    """The order that a recipe means; the sequences must have a token."""
+    random = np.random.RandomState(recipe.seed)
+    own = np.arange(*recipe.bounds, dtype=np.int32)
+    apart = None if recipe.before is None else (recipe.epochs - 1) * len(own)
+    documents = _shuffled(random, np.tile(own, recipe.epochs), apart)
+    count = (recipe.epochs * tokens_of(lengths, recipe.bounds) - 1) // recipe.sequence
+    starts = sample_starts(lengths, documents, recipe.sequence, count)
+    dtype = np.uint32 if count < WIDE_SHUFFLE - 1 else np.int64
+    return Order(documents, starts, _shuffled(random, np.arange(count, dtype=dtype), recipe.before))
+
+
+def _shuffled(random: np.random.RandomState, items: NDArray[Any], cut: int | None) -> NDArray[Any]:
+    """Shuffle in place: as a whole, or the parts before and after `cut` each by itself."""
+    parts = [items] if cut is None else [items[:cut], items[cut:]]
+    shuffle = (
+        sample_index.shuffle if not sample_index.why_not() and len(items) <= MOST_SHUFFLED else _plain_shuffle
+    )
+    for part in parts:
+        shuffle(part, random)
+    return items
+
+
+def _plain_shuffle(items: NDArray[Any], random: np.random.RandomState) -> None:
+    random.shuffle(items)
+
+
+def sample_starts(
+    lengths: NDArray[np.int32], documents: NDArray[np.int32], sequence: int, count: int
+) -> NDArray[Any]:
+    """Where each of `count` samples begins, (place, token within), and one row more where the last one ends."""
+    if sample_index.why_not():
+        return plain_starts(lengths, documents, sequence, count)
+    out = np.empty((count + 1, 2), _row_type(documents))
+    threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    sample_index.sample_starts(lengths, documents, sequence, out, threads)
+    return out
+
+
+def plain_starts(
+    lengths: NDArray[np.int32], documents: NDArray[np.int32], sequence: int, count: int
+) -> NDArray[Any]:
+    """`sample_starts` in NumPy: what the compiled code means."""
+    own = lengths[documents]
+    ends = np.cumsum(own, dtype=np.int64)
+    at = np.arange(count + 1, dtype=np.int64) * sequence
+    place = np.searchsorted(ends, at, side="right")
+    starts = np.stack([place, at - (ends[place] - own[place])], axis=1).astype(_row_type(documents))
+    starts[0] = 0  # also where the first documents are empty
+    return starts
+
+
+def _row_type(documents: NDArray[np.int32]) -> Any:
+    return np.int32 if len(documents) <= INT32 else np.int64
+
+
+class Samples:
+    """One split of one corpus as samples of sequence + 1 tokens."""
+
+    def __init__(self, corpus: Corpus, order: Order, sequence: int) -> None:
+        self.corpus, self.order, self.sequence = corpus, order, sequence
+        self._compiled = None if sample_index.why_not() else self._reader()
+
+    def _reader(self) -> sample_index.Reader:
+        corpus, order = self.corpus, self.order
+        return sample_index.Reader(
+            corpus.tokens, corpus.offsets, corpus.lengths, order.documents, order.samples
+        )
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, k: int) -> NDArray[np.int64]:
+        tokens: NDArray[np.int64] = self.read([k])[0]
+        return tokens
+
+    def read(self, ks: Any) -> NDArray[np.int64]:
+        """The items `ks`, (items, sequence + 1)."""
+        numbers = self.order.shuffle[np.asarray(ks, np.int64)].astype(np.int64)
+        if self._compiled is not None:
+            return self._compiled.read(numbers, self.sequence + 1)
+        return np.stack([self._read_one(int(number)) for number in numbers])
+
+    def _read_one(self, i: int) -> NDArray[np.int64]:
+        (place, begin), (last_place, end) = self.order.samples[i].tolist(), self.order.samples[i + 1].tolist()
+        parts = []
+        for at in range(place, last_place + 1):
+            number = self.order.documents[at]
+            start = self.corpus.offsets[number]
+            stop = start + (end + 1 if at == last_place else self.corpus.lengths[number])
+            parts.append(self.corpus.tokens[start + (begin if at == place else 0) : stop])
+        return np.concatenate(parts).astype(np.int64)

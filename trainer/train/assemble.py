@@ -1,0 +1,211 @@
+"""Config + Env -> every part of a training, put together and run."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import native
+from trainer.config.data import DataConfig
+from trainer.config.glm import SPECIAL_TOKENS
+from trainer.config.train_config import TrainConfig
+from trainer.corpus.tokenizer import Tokenizer
+from trainer.device import Device, open_device
+from trainer.engine.passes import Model
+from trainer.engine.rank_state import shapes_of
+from trainer.engine.torch_engine import Engine, TorchEngine
+from trainer.env import CHECKPOINT_DIR, Env
+from trainer.errors import DataError, InputError
+from trainer.model.glm import GLM
+from trainer.model.gpt import GPT
+from trainer.model.masks import Ends
+from trainer.model.recompute import Recompute
+from trainer.parallel.group import Group, Groups
+from trainer.parallel.tensor import ALONE
+from trainer.samples.cache import IndexCache
+from trainer.samples.dataset import (
+    Batches,
+    Data,
+    Readable,
+    Share,
+)
+from trainer.train.checkpointer import Keeper
+from trainer.train.events import Ended
+from trainer.train.loop import Training, train
+from trainer.train.not_finite import Search
+from trainer.train.observers import Startup, observers, start_facts, tell
+from trainer.train.rates import MemoryReport, planned_bytes
+
+# Corpora of at most so many tokens are searched for ids that the model does not have (30 ms).
+SEARCHED_TOKENS = 1 << 26
+
+
+class StopOnSigterm:
+    """Notes SIGTERM; the loop asks after each step."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, *_: object) -> None:
+        self._asked = True
+
+    def __call__(self) -> bool:
+        return self._asked
+
+
+def run_training(
+    config: TrainConfig,
+    environment: Env,
+    run_dir: Path,
+    stop: Callable[[], bool],
+    startup: Startup | None = None,
+) -> tuple[Ended, Group]:
+    """Train as this rank of a run; files go below `run_dir`. The caller leaves the group."""
+    startup = startup or Startup()
+    startup.done("libraries")
+    device = open_device(
+        environment.device_kind,
+        environment.local_rank,
+        environment.local_world_size,
+        environment.threads,
+        config.deterministic,
+    )
+    before = device.memory_before()
+    data = _open_data(config, environment.cache_dir or run_dir / "indices")
+    orders = _make_orders(config, data)
+    startup.done("data")
+    ops = _choose_ops(config, device)
+    group = Group.join(environment, device, always=config.engine == "deepspeed")
+    layout = config.layout(group.world)
+    groups = Groups.of(group, layout, config.parallel.sequence, config.parallel.interleave)
+    startup.done("group")
+    model = build_model(config, ops, groups)
+    if config.engine != "deepspeed" and (config.zero < 2 or groups.data.world == 1):
+        # What divides it moves it, part by part; so does DeepSpeed.
+        model.to(device.name)
+    engine = _engine(model, config, groups, device, ops)
+    startup.done("model")
+    keeper = Keeper(config, engine, group, run_dir / CHECKPOINT_DIR, data.identity())
+    step = keeper.resume()
+    keeper.notes += data.notes
+    if config.data.reset_attention:
+        keeper.notes.append("note: attention is torch's own, with a mask, for train.data.reset_attention")
+    if config.offload and device.kind == "cpu":
+        keeper.notes.append("note: train.offload moves nothing here: a CPU's memory is the node's")
+    if config.model.kind == "glm" and not config.data.tokenizer:
+        keeper.notes.append("note: without train.data.tokenizer a document is one sentence, which [sMASK] takes whole")
+    startup.done("checkpoint")
+    start = start_facts(config, environment, group, device, ops)
+    start |= {"step": step, "resumed_from": keeper.resumed_from or None, "notes": keeper.notes}
+    start["startup"] = startup.parts
+    watching = observers(config, environment, run_dir, device, start)
+    share = _share(config, groups.data)
+    run = Training(
+        config,
+        engine,
+        train=Batches(orders["train"], share),
+        valid=Batches(orders["valid"], share) if "valid" in orders else None,
+        save=keeper.save,
+        tell=partial(tell, watching),
+        stop_asked=stop,
+        measure=MemoryReport(device, group, planned_bytes(config, layout, device.kind), before),
+        search=Search(model, group, layout) if config.nan.name_layer else None,
+        dropout_place=groups.dropout_place,
+    )
+    return train(run, step), group
+
+
+def _open_data(config: TrainConfig, cache: Path) -> Data:
+    """The corpora; what cannot be read is refused before other ranks are awaited."""
+    data = Data(config.data, config.model.sequence, IndexCache(cache))
+    known = _text_ids(config)
+    beside = SPECIAL_TOKENS if config.model.kind == "glm" else 0
+    for corpus in data.corpora.values():
+        largest = int(corpus.tokens.max()) if 0 < len(corpus.tokens) <= SEARCHED_TOKENS else 0
+        if largest >= known:
+            own = f", and GLM's own begin at {known}" if beside else ""
+            what = f"{corpus.prefix}.bin: has token id {largest}, but train.model.vocab is {config.model.vocab}{own}"
+            raise DataError(what, f"use vocab: {largest + 1 + beside}, or the tokenizer that made the data")
+    return data
+
+
+def _text_ids(config: TrainConfig) -> int:
+    """Ids of texts run over [0, this): the model's, without those that GLM lays on top."""
+    vocab = config.model.vocab
+    if config.model.kind == "glm":
+        from trainer.samples.glm_batches import glm_tokens
+
+        tokens = glm_tokens(config)
+        if tokens.vocab > vocab:
+            what = f"train.model.vocab is {vocab}, but the tokenizer's ids and GLM's own are {tokens.vocab}"
+            raise InputError(what, f"use vocab: {tokens.vocab}")
+        return tokens.sop
+    if config.data.tokenizer:
+        there = Tokenizer.load(Path(config.data.tokenizer)).vocab
+        if there > vocab:
+            raise InputError(f"train.model.vocab is {vocab}, but the tokenizer has {there} ids", f"use vocab: {there}")
+    return vocab
+
+
+def _ends(data: DataConfig) -> Ends | None:
+    """What the job wants of the ends of documents within a sample."""
+    if not data.needs_eod:
+        return None
+    eod = Tokenizer.load(Path(data.tokenizer)).eod if data.eod is None else data.eod
+    return Ends(eod, data.mask_eod_loss, data.reset_positions, data.reset_attention)
+
+
+def _make_orders(config: TrainConfig, data: Data) -> Mapping[str, Readable]:
+    """Which samples come when: made, or waited for on this node, before other ranks are awaited."""
+    assert config.global_batch is not None
+    if config.model.kind == "glm":
+        from trainer.samples.glm_batches import glm_batches
+
+        return glm_batches(config, data)
+    orders = {"train": data.samples("train", config.batches.consumed(config.steps))}
+    if config.eval.batches:
+        orders["valid"] = data.samples("valid", config.eval.batches * config.global_batch)
+    return orders
+
+
+def _share(config: TrainConfig, data: Group) -> Share:
+    """This rank's share of every global batch; `data`: its data parallel ranks."""
+    assert config.global_batch is not None
+    return Share(config.micro_batch, config.global_batch, data.rank, data.world)
+
+
+def _choose_ops(config: TrainConfig, device: Device) -> native.Choice:
+    try:
+        return native.choose(device.kind, config.native)
+    except native.NativeError as error:
+        raise InputError(f"train.native: {error}", "use native: auto") from None
+
+
+def build_model(config: TrainConfig, ops: native.Choice, groups: Groups) -> Model:
+    """This rank's part of the model; the weights are the same in every layout."""
+    wanted = config.recompute
+    recompute = Recompute(wanted.mode, wanted.every, wanted.split, groups.tensor)
+    pieces = config.stages[groups.pipeline.stage] if groups.pipeline.stages > 1 else ()
+    if config.model.kind == "glm":
+        return GLM(config.model, ops, config.seed, groups.tensor, recompute, pieces)
+    return GPT(config.model, ops, config.seed, _ends(config.data), groups.tensor, recompute, pieces)
+
+
+def _whole_shapes(config: TrainConfig, ops: native.Choice, groups: Groups) -> dict[str, tuple[int, ...]]:
+    """Of the whole model's parameters, without making it."""
+    with torch.device("meta"):
+        return shapes_of(build_model(config, ops, Groups(groups.everyone, groups.everyone, ALONE)))
+
+
+def _engine(model: Model, config: TrainConfig, groups: Groups, device: Device, ops: native.Choice) -> Engine:
+    shapes = _whole_shapes(config, ops, groups) if groups.pipeline.stages > 1 else None
+    if config.engine == "deepspeed":
+        from trainer.engine.deepspeed_engine import DeepSpeedEngine
+
+        return DeepSpeedEngine(model, config, groups, device, shapes)
+    return TorchEngine(model, config, groups, device, shapes)

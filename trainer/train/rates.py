@@ -1,0 +1,119 @@
+"""How fast a training is, in the units that people compare: each rate with its convention, and of which peak.
+
+What the ranks' memory was at its highest, beside what the plan said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainer.config.layout import Layout
+from trainer.config.train_config import TrainConfig
+from trainer.device import Device
+from trainer.parallel.group import Group
+from trainer.plan.hardware import hardware_of
+from trainer.plan.memory import stages
+from trainer.plan.time import CONVENTIONS, per_token
+from trainer.train.events import MemoryTaken, StepDone
+
+# Dense bf16 or fp16 rates of the makers' sheets, TFLOP/s; the first name that a device's own contains counts.
+SHEETS = {
+    "GH200": 989.0,
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "H20": 148.0,
+    "GB200": 2500.0,
+    "B200": 2250.0,
+    "A100": 312.0,
+    "A800": 312.0,
+    "V100": 125.0,
+}
+TOLD = ("palm", "hardware")  # on the console; metrics have all
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a token costs by each convention, and what a device could do."""
+
+    flops: Mapping[str, int]
+    devices: int
+    peak: float
+    """TFLOP/s of a device; 0 where nothing is known."""
+    source: str
+    """Where the peak is from."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, world: int, kind: str, name: str, threads: int) -> Rates:
+        """On `world` devices of a kind; `name` is the device's own, `threads` the cores of a CPU's rank."""
+        there = replace(config, hardware=replace(config.hardware, kind=kind))
+        hardware = hardware_of(there, world)
+        peak, source = hardware.tflops, hardware.sources["tflops"]
+        sheet = next((known for known in SHEETS if known in name), "")
+        if not config.hardware.tflops and kind == "cpu":
+            peak, source = peak * threads, f"{source}, x {threads} threads"
+        elif not config.hardware.tflops and sheet and config.precision != "fp32":
+            peak, source = SHEETS[sheet], f"the sheet of {sheet}"
+        return cls(per_token(config.model, config.recompute.mode), world, peak, source)
+
+    def tflops(self, tokens_per_second: float) -> dict[str, float]:
+        """TFLOP/s a device, by convention."""
+        return {name: each * tokens_per_second / self.devices / 1e12 for name, each in self.flops.items()}
+
+    def of_step(self, step: StepDone) -> dict[str, Any]:
+        """What metrics say of a step's speed beside tokens a second."""
+        tflops = self.tflops(step.tokens_per_second)
+        return {
+            "samples_per_second": step.samples / step.step_seconds if step.step_seconds else 0.0,
+            "tflops": tflops,
+            "of_peak": {name: rate / self.peak for name, rate in tflops.items()} if self.peak else {},
+        }
+
+    def words(self, tokens_per_second: float) -> str:
+        """`TFLOP/s a device: palm 0.361 (82.1%), hardware 0.33 (75.0%)`."""
+        tflops = self.tflops(tokens_per_second)
+        shares = {name: f" ({tflops[name] / self.peak:.1%})" if self.peak else "" for name in TOLD}
+        return "TFLOP/s a device: " + ", ".join(f"{name} {tflops[name]:.3g}{shares[name]}" for name in TOLD)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the start of a training's metrics."""
+        return {
+            "flops_per_token": dict(self.flops),
+            "peak_tflops": self.peak,
+            "peak_source": self.source,
+            "conventions": CONVENTIONS,
+        }
+
+
+class MemoryReport:
+    """Bytes that every rank's device has held at most; on a CPU, what the process had before is not counted."""
+
+    def __init__(self, device: Device, group: Group, planned: Sequence[int], before: int) -> None:
+        self.device, self.group, self.planned, self.before = device, group, tuple(planned), before
+
+    def __call__(self, step: int) -> MemoryTaken:
+        """For all ranks together."""
+        highest = self.group.gather(max(0, self.device.memory_peak() - self.before))
+        return MemoryTaken(step, tuple(highest), self.planned)
+
+
+def planned_bytes(config: TrainConfig, layout: Layout, kind: str) -> list[int]:
+    """What the plan counts for each rank on devices of a kind."""
+    there = replace(config, hardware=replace(config.hardware, kind=kind))
+    each = [stage.memory.total for stage in stages(there, layout)]
+    return [each[layout.place(rank)[0]] for rank in range(layout.world)]
+
+
+def memory_line(taken: MemoryTaken) -> str:
+    """`memory at step 1: at most 1.20 GB, rank 3 (planned 1.15 GB)`."""
+    highest = max(range(len(taken.bytes)), key=lambda rank: taken.bytes[rank])
+    where = f", rank {highest}" if len(taken.bytes) > 1 else ""
+    planned = f" (planned {_size(taken.planned[highest])})" if taken.planned else ""
+    return f"memory at step {taken.step}: at most {_size(taken.bytes[highest])}{where}{planned}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
