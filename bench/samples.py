@@ -29,7 +29,7 @@ import numpy as np
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from native.cpu import sample_index  # noqa: E402
+from native.samples import sample_index  # noqa: E402
 from trainer.config.data import DataConfig  # noqa: E402
 from trainer.corpus.indexed import write_index  # noqa: E402
 from trainer.samples.blend import blend_order  # noqa: E402

@@ -7,7 +7,7 @@ import json
 import sys
 from importlib import metadata
 
-from native.cpu.build import BuildFailed, build
+from native.compiled.build import BuildFailed, build
 from native.registry import OPS, Status, survey
 
 

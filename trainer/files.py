@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from native.cpu import json_lines
+from native.text import json_lines
 
 
 def replace_file(path: Path, content: bytes) -> None:

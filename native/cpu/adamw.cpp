@@ -1,6 +1,6 @@
 // AdamW over all tensors of a step in one pass: gradient in fp32 or bf16, what is held in fp32, and where the model
 // computes in bf16 its own copy, rounded on the way. All of it runs at the speed of memory.
-#include "native.h"
+#include "../compiled/native.h"
 
 #include <cmath>
 

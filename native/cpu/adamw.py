@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from native.cpu.library import load, why_not
+from native.compiled.library import load, why_not
 from native.reference import adamw as plain
 from native.update import AdamWStep
 

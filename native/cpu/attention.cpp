@@ -3,7 +3,7 @@
 // Everything is computed transposed, scores as (keys, queries): the lanes of a register are queries, so that the
 // softmax's maxima and sums need no work across lanes, and the scores of a block are, as they come, the left side
 // of the products that follow. The unit of a product's inner dimension is 32 bits: a number in fp32, two in bf16.
-#include "native.h"
+#include "../compiled/native.h"
 
 #include <cmath>
 

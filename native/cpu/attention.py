@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from native.cpu.library import NAMESPACE, LibraryMissing, load
+from native.compiled.library import NAMESPACE, LibraryMissing, load
 from native.reference import attention as plain
 from native.reference import future
 

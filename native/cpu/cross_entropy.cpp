@@ -1,6 +1,6 @@
 // Cross-entropy over a vocabulary, forward and backward in one pass over the logits: a row is read from memory
 // once, worked on in cache, and its gradient written in its place. Sums are fp32 in a block, fp64 over a row.
-#include "native.h"
+#include "../compiled/native.h"
 
 #include <cmath>
 

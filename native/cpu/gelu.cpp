@@ -1,6 +1,6 @@
 // GELU by tanh, forward and backward: x s(z) with the logistic s and z = 2 sqrt(2 / pi) (x + 0.044715 x^3), which
 // is the same as x (1 + tanh(z / 2)) / 2.
-#include "native.h"
+#include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_gelu)
 

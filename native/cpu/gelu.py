@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from native.cpu.library import NAMESPACE, load, why_not
+from native.compiled.library import NAMESPACE, load, why_not
 from native.reference import gelu as plain
 
 __all__ = ["gelu", "merit", "why_not"]

@@ -1,6 +1,6 @@
 // Layer norm, forward and backward: a row is read once and worked on in fp32. The sums over rows that the weight's
 // gradients are, are made by pieces of rows and then in the pieces' order: the same on any number of threads.
-#include "native.h"
+#include "../compiled/native.h"
 
 #include <cmath>
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from native.cpu.library import NAMESPACE, load, why_not
+from native.compiled.library import NAMESPACE, load, why_not
 from native.reference import layer_norm as plain
 
 __all__ = ["layer_norm", "merit", "why_not"]

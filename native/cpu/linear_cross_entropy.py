@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from native.compiled.library import load, why_not
 from native.cpu.cross_entropy import checked, losses_of, mean_of
-from native.cpu.library import load, why_not
 from native.reference import linear_cross_entropy as plain
 
 __all__ = ["linear_cross_entropy", "merit", "why_not"]

@@ -1,6 +1,6 @@
 // The sum of the squares of several tensors, for the norm of a gradient: each read once, whatever its type. Pieces
 // are summed by themselves and then in their order: the same on any number of threads.
-#include "native.h"
+#include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_square_sum)
 

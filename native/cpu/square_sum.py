@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from native.cpu.library import load, why_not
+from native.compiled.library import load, why_not
 from native.reference import square_sum as plain
 
 __all__ = ["merit", "square_sum", "why_not"]

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from native.cpu import build, library
+from native.compiled import build, library
 
 
 @pytest.fixture(scope="session")
@@ -22,5 +22,6 @@ def compiled() -> library.Library:
 def copy_of_sources(tmp_path):  # type: ignore[no-untyped-def]
     """A folder with the sources and no library."""
     for name in library.SOURCES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(library.FOLDER / name, tmp_path / name)
     return tmp_path

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from bench.encode_texts import hostile
-from native.cpu import bpe, library, unicode_classes
+from native.compiled import library
+from native.text import bpe, unicode_classes
 
 pytestmark = pytest.mark.usefixtures("compiled")
 Merges = list[tuple[int, int, int]]

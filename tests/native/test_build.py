@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from native.cpu import build, library
+from native.compiled import build, library
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_compiler = pytest.mark.skipif(
@@ -18,20 +18,20 @@ needs_compiler = pytest.mark.skipif(
 
 @needs_compiler
 def test_what_it_builds_loads_and_nothing_else_is_left(copy_of_sources: Path) -> None:
-    before = {path.name for path in copy_of_sources.iterdir()}
+    before = {path.name for path in copy_of_sources.rglob("*")}
     path = build.build(copy_of_sources)
     assert library.load_from(copy_of_sources).path == path
-    assert {path.name for path in copy_of_sources.iterdir()} == before | {"_ops.so"}
+    assert {path.name for path in copy_of_sources.rglob("*")} == before | {"_ops.so"}
 
 
 @needs_compiler
 def test_a_source_that_does_not_compile_keeps_the_old_library(copy_of_sources: Path) -> None:
-    (copy_of_sources / "_ops.so").write_bytes(b"old")
-    (copy_of_sources / "cross_entropy.cpp").write_text("no C++ at all\n")
+    (copy_of_sources / "compiled" / "_ops.so").write_bytes(b"old")
+    (copy_of_sources / "cpu" / "cross_entropy.cpp").write_text("no C++ at all\n")
     with pytest.raises(build.BuildFailed, match=r"ended with 1:(.|\n)*cross_entropy\.cpp:1"):
         build.build(copy_of_sources)
-    assert (copy_of_sources / "_ops.so").read_bytes() == b"old"
-    assert not list(copy_of_sources.glob(".*"))
+    assert (copy_of_sources / "compiled" / "_ops.so").read_bytes() == b"old"
+    assert not list(copy_of_sources.rglob(".*"))
 
 
 @needs_compiler
@@ -66,8 +66,8 @@ def test_the_install_compiles_with_the_same_flags_and_may_fail() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (extension,) = project["tool"]["setuptools"]["ext-modules"]
     assert extension["optional"] is True
-    assert extension["name"] == f"native.cpu.{library.STEM}"
+    assert extension["name"] == f"native.compiled.{library.STEM}"
     assert tuple(extension["extra-compile-args"]) == build.COMPILE_FLAGS
     assert tuple(extension["extra-link-args"]) == build.LINK_FLAGS
-    assert extension["sources"] == [f"native/cpu/{op}.cpp" for op in library.OPS]
+    assert extension["sources"] == [f"native/{name}" for name in library.CODE]
     assert not any(flag.startswith("-march") for flag in extension["extra-compile-args"])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from native import cases, reference
+from native.compiled.library import LEVELS, Library
 from native.cpu import cross_entropy as cpu
-from native.cpu.library import LEVELS, Library
 
 pytestmark = pytest.mark.usefixtures("compiled")
 

@@ -9,14 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from native.cpu import library
-from native.cpu.library import Library, LibraryMissing, elf_fault, load_from
+from native.compiled import library
+from native.compiled.library import (
+    Library,
+    LibraryMissing,
+    elf_fault,
+    load_from,
+)
 
 
 @pytest.fixture
 def installed(copy_of_sources: Path, compiled: Library) -> Path:
     """A folder with sources and their library."""
-    shutil.copy(compiled.path, copy_of_sources / "_ops.so")
+    shutil.copy(compiled.path, copy_of_sources / "compiled" / "_ops.so")
     return copy_of_sources
 
 
@@ -29,36 +34,36 @@ def refusal(folder: Path) -> str:
 
 def test_a_whole_library_of_this_source_is_loaded(installed: Path) -> None:
     found = load_from(installed)
-    assert found.path == installed / "_ops.so"
+    assert found.path == installed / "compiled" / "_ops.so"
     assert found.level in range(len(library.LEVELS))
 
 
 def test_a_missing_library_says_where_it_was_looked_for(copy_of_sources: Path) -> None:
-    assert f"no {copy_of_sources}/_ops*.so" in refusal(copy_of_sources)
+    assert f"no {copy_of_sources}/compiled/_ops*.so" in refusal(copy_of_sources)
 
 
-@pytest.mark.parametrize("name", ["native.h", "cross_entropy.cpp"])
+@pytest.mark.parametrize("name", ["compiled/native.h", "cpu/cross_entropy.cpp"])
 def test_a_library_of_another_source_is_stale(installed: Path, name: str) -> None:
     with (installed / name).open("a") as file:
         file.write("// changed\n")
-    assert f"is stale: {name} is not the one that it was built from" in refusal(installed)
+    assert f"is stale: {Path(name).name} is not the one that it was built from" in refusal(installed)
 
 
 def test_a_stale_library_that_was_rebuilt_is_taken_in_the_same_process(installed: Path) -> None:
-    whole = (installed / "_ops.so").read_bytes()
-    (installed / "_ops.so").write_bytes(whole.replace(b"BLOCK = 256", b"BLOCK = 255"))
+    whole = (installed / "compiled" / "_ops.so").read_bytes()
+    (installed / "compiled" / "_ops.so").write_bytes(whole.replace(b"BLOCK = 256", b"BLOCK = 255"))
     refusal(installed)
-    (installed / "_ops.so").write_bytes(whole)
+    (installed / "compiled" / "_ops.so").write_bytes(whole)
     assert load_from(installed).level in range(len(library.LEVELS))
 
 
 def test_a_library_without_its_source_is_not_trusted(installed: Path) -> None:
-    (installed / "native.h").unlink()
+    (installed / "compiled" / "native.h").unlink()
     assert "cannot be compared with its source" in refusal(installed)
 
 
 def test_a_library_of_another_processor_is_named(installed: Path) -> None:
-    path = installed / "_ops.so"
+    path = installed / "compiled" / "_ops.so"
     data = bytearray(path.read_bytes())
     struct.pack_into("<H", data, 18, 183 if platform.machine() != "aarch64" else 62)
     path.write_bytes(data)
@@ -74,7 +79,7 @@ def test_a_library_cut_short_at_any_length_is_refused(compiled: Library) -> None
 
 
 def test_text_in_its_place_is_refused(installed: Path) -> None:
-    (installed / "_ops.so").write_text("not a library\n" * 20)
+    (installed / "compiled" / "_ops.so").write_text("not a library\n" * 20)
     assert "_ops.so is not a shared library" in refusal(installed)
 
 
@@ -83,10 +88,10 @@ def test_a_foreign_library_under_its_name_is_refused(installed: Path) -> None:
 
     if not getattr(_ctypes, "__file__", None):
         pytest.skip("this Python has ctypes built in")
-    shutil.copy(_ctypes.__file__, installed / "_ops.so")
+    shutil.copy(_ctypes.__file__, installed / "compiled" / "_ops.so")
     assert "is stale" in refusal(installed)
 
 
 def test_a_good_library_beside_a_stale_one_is_taken(installed: Path) -> None:
-    (installed / "_ops.a-stale-one.so").write_bytes(b"")
+    (installed / "compiled" / "_ops.a-stale-one.so").write_bytes(b"")
     assert load_from(installed).path.name == "_ops.so"

@@ -11,7 +11,7 @@ import torch
 
 import native
 from native import registry
-from native.cpu import library
+from native.compiled import library
 from native.registry import OPS
 
 

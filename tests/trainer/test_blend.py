@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from native.cpu import sample_index
+from native.samples import sample_index
 from trainer.config.data import DataConfig, Source
 from trainer.corpus.indexed import Writer
 from trainer.samples.blend import (

@@ -85,7 +85,7 @@ def test_batches_have_one_token_more_than_the_sequence(tmp_path: Path) -> None:
 
 def test_it_is_said_where_no_compiled_code_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = Data(DataConfig(counting(tmp_path, [30] * 10), split="1"), 7)
-    monkeypatch.setattr("native.cpu.sample_index.why_not", lambda: "it was not compiled here")
+    monkeypatch.setattr("native.samples.sample_index.why_not", lambda: "it was not compiled here")
     assert data.notes == [
         "note: samples are found and read by NumPy, not by compiled code: it was not compiled here"
     ]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from bench import encode_fuzz
 from bench.encode_texts import hostile
-from native.cpu import library
-from native.cpu.library import LibraryMissing
+from native.compiled import library
+from native.compiled.library import LibraryMissing
 from trainer.corpus import encoder as encoder_module
 from trainer.corpus.build import Order
 from trainer.corpus.build import build as build_data

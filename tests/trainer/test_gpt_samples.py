@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from native.cpu import sample_index
+from native.samples import sample_index
 from tests.trainer import orders
 from trainer.corpus.indexed import Corpus, Writer, open_corpus
 from trainer.samples.gpt import (

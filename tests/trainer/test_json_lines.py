@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.encode_texts import hostile
-from native.cpu import json_lines as compiled_lines
+from native.text import json_lines as compiled_lines
 from trainer.files import texts
 
 pytestmark = pytest.mark.usefixtures("compiled")

@@ -17,9 +17,9 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-from native.cpu import bpe
-from native.cpu.library import LibraryMissing
-from native.cpu.unicode_classes import CODE_POINTS, FRAMES, OTHER
+from native.compiled.library import LibraryMissing
+from native.text import bpe
+from native.text.unicode_classes import CODE_POINTS, FRAMES, OTHER
 from trainer.corpus.indexed import token_type
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from native.cpu import sample_index
+from native.samples import sample_index
 from trainer.config.data import split_fractions
 from trainer.samples.gpt import SPLITS, Samples, split_bounds, tokens_of
 

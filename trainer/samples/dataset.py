@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from native.cpu import sample_index
+from native.samples import sample_index
 from trainer.config.data import DataConfig, Source
 from trainer.config.glm import Infilling, Windows
 from trainer.corpus.indexed import Corpus, open_corpus

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from native.cpu import sample_index
+from native.samples import sample_index
 from trainer.config.data import split_fractions
 from trainer.corpus.indexed import Corpus
 

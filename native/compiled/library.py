@@ -9,22 +9,30 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent
+# The sources lie below this folder; the library lies in its folder `compiled`.
+FOLDER = Path(__file__).resolve().parents[1]
 STEM = "_ops"
-NAMESPACE = "clusterctl_native"  # of the ops as torch knows them
-OPS = (  # each a file of C++
-    "cross_entropy",
-    "attention",
-    "gelu",
-    "layer_norm",
-    "adamw",
-    "square_sum",
-    "bpe",
-    "json_lines",
-    "sample_index",
+# The name of the ops as torch knows them.
+NAMESPACE = "clusterctl_native"
+CODE = (
+    "cpu/cross_entropy.cpp",
+    "cpu/attention.cpp",
+    "cpu/gelu.cpp",
+    "cpu/layer_norm.cpp",
+    "cpu/adamw.cpp",
+    "cpu/square_sum.cpp",
+    "text/bpe.cpp",
+    "text/json_lines.cpp",
+    "samples/sample_index.cpp",
 )
-HEADERS = ("native.h", "bpe_merges.h", "bpe_words.h", "unicode_classes.h", "utf8.h")
-SOURCES = (*HEADERS, *(f"{op}.cpp" for op in OPS))
+HEADERS = (
+    "compiled/native.h",
+    "text/bpe_merges.h",
+    "text/bpe_words.h",
+    "text/unicode_classes.h",
+    "text/utf8.h",
+)
+SOURCES = (*HEADERS, *CODE)
 BUILD_HINT = "build it with `python -m native build`"
 LEVELS = ("baseline", "AVX2", "AVX-512")
 
@@ -68,9 +76,9 @@ def why_not() -> str:
 
 def load_from(folder: Path) -> Library:
     """As `load`, from another folder; the sources beside the library say what it must be made of."""
-    paths = sorted(folder.glob(f"{STEM}*.so"))
+    paths = sorted((folder / "compiled").glob(f"{STEM}*.so"))
     if not paths:
-        raise LibraryMissing(f"it was not compiled here (no {folder / STEM}*.so); {BUILD_HINT}")
+        raise LibraryMissing(f"it was not compiled here (no {folder / 'compiled' / STEM}*.so); {BUILD_HINT}")
     refused = []
     for path in paths:
         try:

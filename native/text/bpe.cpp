@@ -2,7 +2,7 @@
 // words are found without a regular expression, and a word that was met before has its ids in a cache.
 #include "bpe_merges.h"
 #include "bpe_words.h"
-#include "native.h"
+#include "../compiled/native.h"
 #include "utf8.h"
 
 #include <cstdlib>

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from native.cpu.library import load, why_not
+from native.compiled.library import load, why_not
 
 __all__ = ["Reader", "blend", "sample_starts", "shuffle", "why_not"]
 

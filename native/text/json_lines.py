@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from native.cpu.library import load, why_not
+from native.compiled.library import load, why_not
 
 __all__ = ["Lines", "read", "why_not"]
 

@@ -1,7 +1,7 @@
 // Lines of JSON -> the text under one key of each, as UTF-8 one after the other, without an object for anything.
 // Only lines that are certain are answered for: objects that Python's own reader takes too, whose key has a text
 // that UTF-8 can say. All others, the faulty ones among them, are left to that reader.
-#include "native.h"
+#include "../compiled/native.h"
 #include "utf8.h"
 
 NATIVE_TEXT(native_text_of_json_lines)

@@ -1,6 +1,6 @@
 // Samples of a stream of documents: where each begins, which corpus of a blend it is drawn from, and the tokens
 // of a batch. Megatron-core's order to the last index; no tensors, so that it serves before torch is loaded.
-#include "native.h"
+#include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_sample_index)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from native.cpu.library import load, why_not
+from native.compiled.library import load, why_not
 
 __all__ = ["Added", "Bpe", "NotUtf8", "Tables", "check_places", "unicode_ranges", "why_not"]
 

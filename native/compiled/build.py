@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from native.cpu.library import FOLDER, OPS, STEM
+from native.compiled.library import CODE, FOLDER, STEM
 
 # The same as in pyproject.toml; a test holds the two to each other.
 COMPILE_FLAGS = (
@@ -32,13 +32,13 @@ class BuildFailed(Exception):
 
 
 def build(folder: Path = FOLDER, compiler: str = "") -> Path:
-    """Compile the sources in `folder` into `folder/_ops.so`, written aside and renamed; the new file's path.
+    """Compile the sources in `folder` into `folder/compiled/_ops.so`, written aside and renamed; the new file's path.
 
     compiler: a command line such as `ccache g++`; without one the first of `COMPILERS` on the path.
     """
     command = shlex.split(compiler) or find_compiler()
-    out = folder / f"{STEM}.so"
-    aside = folder / f".{STEM}.{os.getpid()}.building"
+    out = folder / "compiled" / f"{STEM}.so"
+    aside = folder / "compiled" / f".{STEM}.{os.getpid()}.building"
     try:
         fault = _compile(command, folder, aside, [*COMPILE_FLAGS], [*LINK_FLAGS])
         # A compiler that has no OpenMP still makes a library, for one thread; the report says so.
@@ -60,7 +60,7 @@ def find_compiler() -> list[str]:
 
 def _compile(command: list[str], folder: Path, out: Path, flags: list[str], link: list[str]) -> str:
     """The compiler's complaint, or nothing."""
-    argv = [*command, *flags, "-fPIC", "-shared", *(f"{op}.cpp" for op in OPS), "-o", str(out), *link]
+    argv = [*command, *flags, "-fPIC", "-shared", *CODE, "-o", str(out), *link]
     try:
         done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,6 +1,6 @@
 """Writes `unicode_classes.h`: what \\p{L}, \\p{N} and \\s are to the regular expressions of `tokenizers`.
 
-    python -m native.cpu.unicode_classes > native/cpu/unicode_classes.h
+    python -m native.text.unicode_classes > native/text/unicode_classes.h
 
 It asks `tokenizers` about every code point, because no other table is sure to be of the same Unicode version.
 """
@@ -72,7 +72,7 @@ def header(found: Sequence[Range], version: str) -> str:
 
 
 _HEADER = """\
-// What \\p{{L}}, \\p{{N}} and \\s are to tokenizers {version}; written by `python -m native.cpu.unicode_classes`.
+// What \\p{{L}}, \\p{{N}} and \\s are to tokenizers {version}; written by `python -m native.text.unicode_classes`.
 #pragma once
 
 #include "native.h"

@@ -1,7 +1,7 @@
 // Whether bytes are UTF-8, and how many characters they are.
 #pragma once
 
-#include "native.h"
+#include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_utf8)
 

@@ -2,7 +2,7 @@
 // table, and letters of ASCII are passed eight at a time.
 #pragma once
 
-#include "native.h"
+#include "../compiled/native.h"
 #include "unicode_classes.h"
 
 #include <cstdlib>

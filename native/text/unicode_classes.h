@@ -1,7 +1,7 @@
 // What \p{L}, \p{N} and \s are to tokenizers 0.23.3; written by `python -m native.cpu.unicode_classes`.
 #pragma once
 
-#include "native.h"
+#include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_unicode_classes)
 

@@ -1,7 +1,7 @@
 // The bytes of a word -> ids: the pair of the least rank is merged, the leftmost of equals first, until none is left.
 #pragma once
 
-#include "native.h"
+#include "../compiled/native.h"
 
 #include <cstdlib>
 
