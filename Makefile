@@ -27,8 +27,8 @@ live: $(VENV)/.developing
 	$(BIN)/python -m pytest -q tests/live
 
 bench: $(VENV)/.developing
-	$(BIN)/python bench/native.py
-	$(BIN)/python bench/start.py
+	$(BIN)/python -m bench.train.ops
+	$(BIN)/python -m bench.cli.start
 
 # torch first: deepspeed looks for it while it is installed.
 $(VENV)/.installed: pyproject.toml

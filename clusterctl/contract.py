@@ -41,7 +41,9 @@ CACHE_DIR = "CLUSTERCTL_CACHE_DIR"  # a folder of this node that all runs may sh
 # Files that the trainer writes below RUN_DIR and the launcher reads.
 METRICS_FILE = "metrics.jsonl"  # one JSON object a line: event, step, loss, tokens_per_second, ...
 CHECKPOINT_DIR = "checkpoints"  # step-00000100/ folders, each with a manifest.json
-HEARTBEAT_DIR = "heartbeat"  # rank-N: the last finished step, and the seconds that this rank itself took for it
+HEARTBEAT_DIR = (
+    "heartbeat"  # rank-N: the last finished step, and the seconds that this rank itself took for it
+)
 PROFILE_DIR = "profile"  # the profiler's traces of this node's ranks
 TRAIN_CONFIG_FILE = "train.json"  # the job's train part, written by the launcher
 

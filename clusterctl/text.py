@@ -73,7 +73,9 @@ def escape_in_json(text: str) -> str:
 
 def _escaped_in_json(match: re.Match[str]) -> str:
     character = match.group()
-    return character if character < "\x7f" else f"\\u{ord(character):04x}"  # below are only JSON's own line breaks
+    return (
+        character if character < "\x7f" else f"\\u{ord(character):04x}"
+    )  # below are only JSON's own line breaks
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -169,7 +169,9 @@ def python(code: str, *argv: str, program: str = sys.executable) -> str:
 
 
 def test_the_command_line_starts_without_the_heavy_libraries() -> None:
-    loaded = set(json.loads(python("import json, sys, clusterctl.cli.commands; print(json.dumps(list(sys.modules)))")))
+    loaded = set(
+        json.loads(python("import json, sys, clusterctl.cli.commands; print(json.dumps(list(sys.modules)))"))
+    )
     heavy = {
         "torch",
         "deepspeed",

@@ -147,7 +147,11 @@ def _parser(called: str) -> argparse.ArgumentParser:
         return added
 
     verb("check", _check, "check a config: JSON on stdin, all faults and a summary on stdout")
-    verb("rehearse", _rehearse, "build and step one rank of a layout here: JSON on stdin, what it took on stdout")
+    verb(
+        "rehearse",
+        _rehearse,
+        "build and step one rank of a layout here: JSON on stdin, what it took on stdout",
+    )
     verb("schema", _schema, "a JSON schema of the train part of a job")
     train = verb("train", _train, "train with the launcher's environment, or alone")
     train.add_argument("config", type=Path, metavar="CONFIG.json")

@@ -155,7 +155,9 @@ def _parts(prompt: str) -> tuple[list[str], list[str]]:
     """
     unknown = [word for word in _ALMOST.findall(prompt) if word not in MASKS]
     if unknown:
-        raise InputError(f"the prompt has {', '.join(unknown)}, which is no mask", f"the masks are {', '.join(MASKS)}")
+        raise InputError(
+            f"the prompt has {', '.join(unknown)}, which is no mask", f"the masks are {', '.join(MASKS)}"
+        )
     found = re.split(f"({'|'.join(map(re.escape, MASKS))})", prompt)
     texts, masks = found[::2], found[1::2]
     if not masks:
@@ -220,7 +222,16 @@ def _written(
 
 def _no_text(words: Tokenizer, tokens: GlmTokens, vocab: int) -> list[int]:
     """Ids that a blank never holds: those that the tokenizer does not know, and GLM's own but what ends a piece."""
-    own = {tokens.sop, tokens.enc, tokens.mask, tokens.sep, tokens.unk, tokens.gap, tokens.sentence, tokens.block}
+    own = {
+        tokens.sop,
+        tokens.enc,
+        tokens.mask,
+        tokens.sep,
+        tokens.unk,
+        tokens.gap,
+        tokens.sentence,
+        tokens.block,
+    }
     return sorted((own | {*range(words.vocab, vocab)}) - {tokens.eop, tokens.eos})
 
 

@@ -71,7 +71,9 @@ def whose(folder: str) -> str:
         return ""
     if about.st_uid != os.geteuid():
         return "it belongs to user %d, and this login is user %d" % (about.st_uid, os.geteuid())
-    return "everybody may write into it (mode %04o)" % (about.st_mode & 0o7777) if about.st_mode & 0o002 else ""
+    return (
+        "everybody may write into it (mode %04o)" % (about.st_mode & 0o7777) if about.st_mode & 0o002 else ""
+    )
 
 
 def start() -> None:

@@ -81,7 +81,9 @@ def _memory() -> Dict[str, int]:
 
 def _group_number(name: str) -> Optional[int]:
     """A figure of this process's own control group (version 2), the nearest one above it that has a figure."""
-    path = next((one[3:].strip() for one in text_of("/proc/self/cgroup").splitlines() if one[:3] == "0::"), "")
+    path = next(
+        (one[3:].strip() for one in text_of("/proc/self/cgroup").splitlines() if one[:3] == "0::"), ""
+    )
     while path:
         text = text_of(f"/sys/fs/cgroup{path.rstrip('/')}/{name}").strip()
         if text.isdigit():
@@ -173,7 +175,9 @@ class _Commands:
         self.found: Dict[str, Any] = {}
         self.threads = []
         for one in wanted.values():
-            if not isinstance(one, dict) or not all(isinstance(argv, list) and argv for argv in one.get("argv", [0])):
+            if not isinstance(one, dict) or not all(
+                isinstance(argv, list) and argv for argv in one.get("argv", [0])
+            ):
                 raise Refused("usage", f"examine: a command is {{argv: [[...]], timeout}}, not {one!r:.80}")
         for name, one in wanted.items():
             limit = float(one.get("timeout", TIMEOUT))
@@ -207,7 +211,9 @@ class _Commands:
             return
         self.found[name] = None
 
-    def _ended(self, process: "subprocess.Popen[bytes]", marker: Dict[str, str], limit: float) -> Dict[str, Any]:
+    def _ended(
+        self, process: "subprocess.Popen[bytes]", marker: Dict[str, str], limit: float
+    ) -> Dict[str, Any]:
         watched = process.pid, f"{MARKER}={marker[MARKER]}"
         self.request.watcher.watch(*watched)
         self.request.on_cancel.append(lambda: _kill(process.pid))

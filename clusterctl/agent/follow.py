@@ -14,7 +14,9 @@ from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.supervisor import FINAL, AttemptFiles, read_json, read_node
 
 LOOK = 0.05  # seconds between two looks at files that did not grow
-LONGEST_LOOK = 0.2  # seconds, where nothing has grown for 1.5: eight silent ranks cost 0.4 % of a core otherwise
+LONGEST_LOOK = (
+    0.2  # seconds, where nothing has grown for 1.5: eight silent ranks cost 0.4 % of a core otherwise
+)
 LONGER = 1.1  # times: each pause to the one before
 STATE_LOOK = 0.25  # seconds between two looks for new files and at the attempt's state
 
@@ -87,7 +89,10 @@ def _follow(request: Request, files: _Files) -> Any:
     written, pause = 0, LOOK
     while not request.cancelled.is_set():
         if time.monotonic() - looked >= STATE_LOOK or _written(until) != written:
-            looked, written = time.monotonic(), _written(until)  # before it is read: what is written now is seen next
+            looked, written = (
+                time.monotonic(),
+                _written(until),
+            )  # before it is read: what is written now is seen next
             node = _node(until)
             state = _ended(until, node)
             ended = state is not None  # asked before the last look at the files, so that nothing is missed

@@ -107,7 +107,11 @@ class Steps:
     def pace(self, now: float) -> Optional[Dict[str, float]]:
         """By rank: the median seconds of its steps since this was answered last; None while too little was seen."""
         beating = self.beating()
-        if now - self.spoke < SPOKEN or not beating or any(len(self.ranks[rank].own) < SEEN for rank in beating):
+        if (
+            now - self.spoke < SPOKEN
+            or not beating
+            or any(len(self.ranks[rank].own) < SEEN for rank in beating)
+        ):
             return None
         self.spoke = now
         said = {str(rank): _median(self.ranks[rank].own) for rank in beating}

@@ -155,5 +155,11 @@ def read(path: str) -> Dict[str, int]:
     """The counters in such a file."""
     rows = (line.split() for line in text_of(path).splitlines()) if path else ()
     found = {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
-    hits = text_of(os.path.join(os.path.dirname(path), "memory.failcnt")).strip() if "oom" not in found and path else ""
-    return {**found, "oom": int(hits)} if hits.isdigit() else found  # version 1 counts there that the limit was hit
+    hits = (
+        text_of(os.path.join(os.path.dirname(path), "memory.failcnt")).strip()
+        if "oom" not in found and path
+        else ""
+    )
+    return (
+        {**found, "oom": int(hits)} if hits.isdigit() else found
+    )  # version 1 counts there that the limit was hit

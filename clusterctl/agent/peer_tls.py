@@ -27,7 +27,9 @@ except (ImportError, AttributeError):  # a Python that has it otherwise
 
     _wrapped = Context.wrap_bio  # type: ignore[attr-defined]
 
-BUFFER = 128 << 10  # bytes received, or read and encrypted, in one go; with the pieces' own they stay in a core's cache
+BUFFER = (
+    128 << 10
+)  # bytes received, or read and encrypted, in one go; with the pieces' own they stay in a core's cache
 TLS_1_2 = 0x0303
 
 

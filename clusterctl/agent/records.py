@@ -67,7 +67,9 @@ def fullness(folder: str) -> Dict[str, str]:
 def remove_halves(run_dir: str) -> None:
     """Checkpoints whose writer was killed in the middle; nobody writes here any more, and they will never be whole."""
     folder = os.path.join(run_dir, "checkpoints")
-    halves = [name for name in os.listdir(folder) if name.startswith(".tmp-")] if os.path.isdir(folder) else []
+    halves = (
+        [name for name in os.listdir(folder) if name.startswith(".tmp-")] if os.path.isdir(folder) else []
+    )
     for name in halves:
         import shutil  # 1 MB that a supervisor does without
 

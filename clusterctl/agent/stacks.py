@@ -29,9 +29,7 @@ def save(ranks: Sequence[Tuple[Dict[str, Any], int, str]], beating: Sequence[int
     if own:
         time.sleep(WRITING)
     asked = [
-        (log, pid, process)
-        for spec, group, log in ranks
-        for pid, process in _asked(tool_of(spec), group)
+        (log, pid, process) for spec, group, log in ranks for pid, process in _asked(tool_of(spec), group)
     ]
     deadline = time.monotonic() + PATIENCE
     for log, pid, process in asked:
@@ -40,7 +38,9 @@ def save(ranks: Sequence[Tuple[Dict[str, Any], int, str]], beating: Sequence[int
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal: a program with a heartbeat of its own may have none."""
-    rows = [line.split() for line in text_of(f"/proc/{pid}/status").splitlines() if line.startswith("SigCgt:")]
+    rows = [
+        line.split() for line in text_of(f"/proc/{pid}/status").splitlines() if line.startswith("SigCgt:")
+    ]
     return bool(rows and int(rows[0][1], 16) >> (number - 1) & 1)
 
 
@@ -63,7 +63,11 @@ def _asked(tool: Optional[str], group: int) -> "List[Tuple[int, subprocess.Popen
         argv = [tool, "dump", "--nonblocking", "--pid", str(pid)]
         try:
             process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         except OSError:
             return found

@@ -33,7 +33,9 @@ GRACE = 30.0  # seconds that ranks have for a last checkpoint
 FAILED_GRACE = 5.0  # at most so many after a failure: ranks that wait for a dead one can't save
 LEAVING = 2.0  # seconds at most between a supervisor's last word and its end, some 20 ms on an idle machine
 SWEEP = 2.0  # seconds for what a finished rank left behind
-REAPING = 2.0  # seconds at most: a process looks ended before its last thread is, and only then tells how it ended
+REAPING = (
+    2.0  # seconds at most: a process looks ended before its last thread is, and only then tells how it ended
+)
 LOOK = 1.0  # seconds between two looks at heartbeats, where nothing else wakes a supervisor
 KEPT = "CLUSTERCTL_SUPERVISED"  # in a rank's environment: what ends it when its supervisor is killed knows it by this
 PLOGS = "ASCEND_PROCESS_LOG_PATH"
@@ -179,8 +181,12 @@ def read_state(run_dir: str, attempt: int) -> Dict[str, Any]:
     files = AttemptFiles(run_dir, attempt)
     supervisor, node = read_node(run_dir, attempt)
     deadline = time.monotonic() + LEAVING
-    while supervisor and supervisor["alive"] and node and node["state"] in FINAL and time.monotonic() < deadline:
-        time.sleep(0.005)  # its last word is written, and it is on its way out: an ended attempt has no process
+    while (
+        supervisor and supervisor["alive"] and node and node["state"] in FINAL and time.monotonic() < deadline
+    ):
+        time.sleep(
+            0.005
+        )  # its last word is written, and it is on its way out: an ended attempt has no process
         supervisor, node = read_node(run_dir, attempt)
     names = sorted(os.listdir(files.ranks), key=_rank_order) if os.path.isdir(files.ranks) else []
     ranks = [read_json(os.path.join(files.ranks, name)) for name in names if name.endswith(".json")]
@@ -226,7 +232,9 @@ def stop(request: Request) -> Dict[str, Any]:
         os.makedirs(files.root, mode=0o700, exist_ok=True)
         # Before all else: a start that is still on its way, or a supervisor that is just starting, finds it and ends.
         asked = {name: request.params[name] for name in ("stacks", "hang") if request.params.get(name)}
-        Records().write(files.stop, {"grace": grace, **asked, "asked": time.time()})  # no room: the signal serves
+        Records().write(
+            files.stop, {"grace": grace, **asked, "asked": time.time()}
+        )  # no room: the signal serves
     if spec is None:
         return {"left": 0, "state": None}
     if supervisor is not None and is_alive(supervisor):
@@ -251,7 +259,8 @@ def _stop_without_supervisor(files: AttemptFiles, spec: Dict[str, Any], grace: f
             )
     failure = (read_json(files.node) or {}).get("first_failure")
     write_json(
-        files.node, {"state": "stopped", "first_failure": failure, "ended": time.time(), "supervisor_lost": True}
+        files.node,
+        {"state": "stopped", "first_failure": failure, "ended": time.time(), "supervisor_lost": True},
     )
 
 
@@ -414,7 +423,9 @@ class Supervisor:
         """Where the threads of each living rank stand goes to the end of its log."""
         living = [one for one in self.ranks if one.process and one.process.returncode is None]
         where = [
-            (one.spec, one.process.pid, self.files.log(one.spec["rank"], "err")) for one in living if one.process
+            (one.spec, one.process.pid, self.files.log(one.spec["rank"], "err"))
+            for one in living
+            if one.process
         ]
         stacks.save(where, self.steps.beating())
 
@@ -431,7 +442,9 @@ class Supervisor:
             left = [rank.process for rank in self._reap() if rank.process]
             if not left:
                 break
-            for process in left:  # one whose first thread alone has ended is looked over by all that reads /proc
+            for (
+                process
+            ) in left:  # one whose first thread alone has ended is looked over by all that reads /proc
                 process.kill()
             time.sleep(0.002)
 

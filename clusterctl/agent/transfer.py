@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Sequence
 
 
-
 class Record(NamedTuple):
     """What a push put into a folder, and how its files were then."""
 
@@ -83,7 +82,9 @@ def _is_unchanged(request: Request, old: Record, place: str) -> bool:
     rows = _holds(_root(request), old, place)
     if rows is None:
         return False
-    tree_state.keep(tree_state.path_of(request.workdir, request.need("dest", str)), old.tree, told, dest, rows, at)
+    tree_state.keep(
+        tree_state.path_of(request.workdir, request.need("dest", str)), old.tree, told, dest, rows, at
+    )
     return True
 
 
@@ -126,12 +127,6 @@ def _put_in_place(request: Request, builder: Builder, place: str, old: Optional[
     name, entries, text = request.need("tree", str), builder.entries, builder.manifest
     _write_record(place, builder.root, name, entries, {}, builder.written, text)
     return {"path": builder.dest, "unchanged": False}
-
-
-
-
-
-
 
 
 def _root(request: Request) -> str:
@@ -254,7 +249,8 @@ def _write_record(
             status = written.get(one.path) or os.lstat(f"{root}/{one.path}")
             if tree_cache.is_settled(status.st_ctime_ns, now):  # few are, just after a push
                 rows[one.path] = tree_cache.seen(status, one.content)
-    kept = lean.dumps(tree_cache.rows_to_json(tree_cache.settled(rows)))  # in one go: several times faster than by parts
+    # In one go: several times faster than by parts.
+    kept = lean.dumps(tree_cache.rows_to_json(tree_cache.settled(rows)))
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     aside = f"{path}.{os.getpid()}.aside"
     with open(aside, "wb") as file:

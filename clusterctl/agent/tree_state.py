@@ -71,7 +71,11 @@ def keep(place: str, tree: str, told: str, dest: str, rows: Dict[str, Seen], at:
     """Write down that `dest` is this tree while its state is what was told at a time (ns): before its files were
     looked at, and after the last change to any."""
     is_a_word = dest == dest.strip() and "\n" not in dest  # as a shell reads it from a line
-    if told == NOTHING or not is_a_word or not all(tree_cache.is_settled(one.ctime, at) for one in rows.values()):
+    if (
+        told == NOTHING
+        or not is_a_word
+        or not all(tree_cache.is_settled(one.ctime, at) for one in rows.values())
+    ):
         return
     aside = f"{place}.{os.getpid()}.aside"
     with open(aside, "w", encoding="utf-8", errors="surrogateescape") as file:

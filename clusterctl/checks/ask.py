@@ -81,7 +81,11 @@ def _npu(node: Node, asked: dict[str, Any], quick: bool) -> None:
     asked["ports"] = list(range(base, base + HCCL_PORTS))
     home = node.env.get("ASCEND_TOOLKIT_HOME") or node.env.get("ASCEND_HOME_PATH")
     toolkits = [home] if home else []
-    toolkits += ["/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann/latest", "/usr/local/Ascend/cann"]
+    toolkits += [
+        "/usr/local/Ascend/ascend-toolkit/latest",
+        "/usr/local/Ascend/cann/latest",
+        "/usr/local/Ascend/cann",
+    ]
     asked["files"]["CANN"] = [f"{one}/version.cfg" for one in toolkits]
     asked["files"]["driver"] = ["/usr/local/Ascend/driver/version.info"]
     smi = [[tool, "info"] for tool in beside(node, "npu-smi", VENDOR_SMI)]
@@ -105,7 +109,9 @@ def _cuda(asked: dict[str, Any]) -> None:
 
 def beside(node: Node, tool: str, vendor: str) -> list[str]:
     """Where a driver's tool may be: beside the inventory's hccn_tool, on the path, where the vendor puts it."""
-    known = [f"{node.hccn_tool.rpartition('/')[0]}/{tool}"] if node.hccn_tool and "/" in node.hccn_tool else []
+    known = (
+        [f"{node.hccn_tool.rpartition('/')[0]}/{tool}"] if node.hccn_tool and "/" in node.hccn_tool else []
+    )
     return [*known, tool, vendor]
 
 

@@ -36,7 +36,9 @@ def findings(said: Said) -> Iterator[Finding]:
     show = SHOW[tool]
     done = said.command("smi")
     if done is None or done["timed_out"] or done["exit_code"] != 0:
-        yield Finding("bad", node.name, f"{tool} {_trouble(done)}", "install or mend the driver there", "devices", show)
+        yield Finding(
+            "bad", node.name, f"{tool} {_trouble(done)}", "install or mend the driver there", "devices", show
+        )
         return
     seen = npus(done["out"]) if node.kind == "npu" else gpus(done["out"], said.command("busy"))
     if not seen:
@@ -63,7 +65,9 @@ def _each(said: Said, seen: Mapping[int, Seen], tool: str) -> Iterator[Finding]:
         if one.health != "OK":
             level = "warning" if one.health == "Warning" else "bad"
             remedy = "leave it out with `devices`, or reset it; the node's log says more"
-            yield Finding(level, node.name, f"device {device}: health is {one.health}", remedy, "devices", show)
+            yield Finding(
+                level, node.name, f"device {device}: health is {one.health}", remedy, "devices", show
+            )
         if one.busy:
             text = f"device {device} is in use: {', '.join(one.busy[:4])}"
             remedy = "wait, end it, or choose other devices"
@@ -82,7 +86,9 @@ def _link(said: Said, device: int) -> Iterator[Finding]:
     if match and match[1].upper() != "UP":
         text = f"device {device}: its network link is {match[1]}"
         remedy = "check the cable and the switch's port"
-        yield Finding("bad", said.node.name, text, remedy, "device-link", f"hccn_tool -i {device} -link_stat -g")
+        yield Finding(
+            "bad", said.node.name, text, remedy, "device-link", f"hccn_tool -i {device} -link_stat -g"
+        )
 
 
 def _trouble(done: Mapping[str, Any] | None) -> str:
@@ -108,7 +114,13 @@ def npus(text: str) -> dict[int, Seen]:
         first = cells[0]
         if len(cells) < 3 or not first or not first[0].isdecimal():
             continue
-        if len(cells) >= 4 and len(first) == 2 and first[1].isdecimal() and cells[1] and cells[1][0].isdecimal():
+        if (
+            len(cells) >= 4
+            and len(first) == 2
+            and first[1].isdecimal()
+            and cells[1]
+            and cells[1][0].isdecimal()
+        ):
             device = chips.get((int(first[0]), int(first[1])), int(first[0]))
             busy.setdefault(device, []).append(f"{' '.join(cells[2])} (pid {cells[1][0]})")
         elif row is None and len(first) > 1 and not first[1].isdecimal():

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections
 
 
-
 def here() -> list[Finding]:
     """The launching machine."""
     return [*_libraries(), *_native(), *_ssh(), *_keepers()]
@@ -166,7 +165,10 @@ def _as_used(cluster: Cluster, job: Job) -> Cluster:
     if job.devices is None:
         return cluster
     wanted = set(job.devices)
-    nodes = [replace(one, devices=tuple(device for device in one.devices if device in wanted)) for one in cluster.nodes]
+    nodes = [
+        replace(one, devices=tuple(device for device in one.devices if device in wanted))
+        for one in cluster.nodes
+    ]
     return replace(cluster, nodes=tuple(nodes))
 
 
@@ -191,4 +193,6 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _one_of(those: Sequence[Finding]) -> Finding:
-    return those[0] if len(those) == 1 else replace(those[0], where=nodeset.fold([one.where for one in those]))
+    return (
+        those[0] if len(those) == 1 else replace(those[0], where=nodeset.fold([one.where for one in those]))
+    )

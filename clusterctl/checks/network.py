@@ -86,9 +86,13 @@ def _reached(master: Node, port: int, said: dict[str, Any]) -> Iterator[Finding]
             groups.setdefault(str(one["reason"]), []).append(name)
     where = f"{master.name} at {master.address}, port {port}"
     for reason, names in groups.items():
-        remedy = "let the nodes' firewall pass all ports between them; `address` must be one that the others reach"
+        remedy = (
+            "let the nodes' firewall pass all ports between them; `address` must be one that the others reach"
+        )
         fix = f"python3 -c \"import socket; socket.create_connection(('{master.address}', {port}), 3)\""
-        yield Finding("bad", nodeset.fold(names), f"can't reach {where}: {reason}", remedy, "master-port", fix)
+        yield Finding(
+            "bad", nodeset.fold(names), f"can't reach {where}: {reason}", remedy, "master-port", fix
+        )
     if said and not groups:
         slowest = max(float(one["seconds"]) for one in said.values())
         text = f"the master {master.name} is reached at {master.address} by {some(len(said), 'node')}"
@@ -110,7 +114,9 @@ def device_pings(answers: Sequence[Said], connections: Connections) -> list[Find
         return []
     targets = {}
     for node, peer in zip(nodes, [*nodes[1:], nodes[0]], strict=True):
-        shared = [device for device in node.devices if device in known[node.name] and device in known[peer.name]]
+        shared = [
+            device for device in node.devices if device in known[node.name] and device in known[peer.name]
+        ]
         targets[node.name] = peer, {device: known[peer.name][device] for device in shared}
 
     def ping(node: Node, link: Connection) -> list[Finding]:
@@ -226,5 +232,7 @@ def same_interface(answers: Sequence[Said], quick: bool = False) -> Iterator[Fin
         yield Finding("warning", EVERYWHERE, text, remedy, "interface")
     elif groups and not quick:
         alike = len(groups) == 1
-        said = "; ".join(name if alike else f"{nodeset.fold(those)}: {name}" for name, those in groups.items())
+        said = "; ".join(
+            name if alike else f"{nodeset.fold(those)}: {name}" for name, those in groups.items()
+        )
         yield Finding("ok", EVERYWHERE, f"meet on interface {said}", check="interface")

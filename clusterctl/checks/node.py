@@ -28,7 +28,9 @@ def findings(said: Said, quick: bool = False) -> Iterator[Finding]:
     """All that one node's answers say by themselves."""
     if not quick:
         text = f"answers, its host key is known; {some(said.hello['cpus'], 'core')}"
-        yield Finding("ok", said.node.name, f"{text}, Python {said.hello['python']} for the agent", check="ssh")
+        yield Finding(
+            "ok", said.node.name, f"{text}, Python {said.hello['python']} for the agent", check="ssh"
+        )
     yield from clock(said)
     yield from room(said)
     yield from limits(said)
@@ -215,7 +217,9 @@ def _torch_npu(node: Node, packages: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("warning", node.name, "no torch_npu for its NPUs", remedy, "torch-npu")
     elif plugin and torch and _release(plugin) != _release(torch):
         text = f"torch_npu {plugin} does not go with torch {torch}"
-        remedy = f"install torch {'.'.join(_release(plugin))}, or the torch_npu of {'.'.join(_release(torch))}"
+        remedy = (
+            f"install torch {'.'.join(_release(plugin))}, or the torch_npu of {'.'.join(_release(torch))}"
+        )
         yield Finding("bad", node.name, text, remedy, "torch-npu")
 
 
@@ -248,7 +252,9 @@ def left_over(said: Said) -> Iterator[Finding]:
             continue
         text = f"{_processes(len(one['pids']))} left of {one['run']}, whose supervisor is gone: {pids}"
         remedy = f"clusterctl stop {one['run']} where it was started, or kill them"
-        yield Finding("warning", name, text, remedy, "left-over", f"kill {' '.join(map(str, one['pids'][:50]))}")
+        yield Finding(
+            "warning", name, text, remedy, "left-over", f"kill {' '.join(map(str, one['pids'][:50]))}"
+        )
     if said.found["stale_agents"]:
         pids = " ".join(map(str, said.found["stale_agents"]))
         text = f"agents that no launcher talks to any more: {pids}"

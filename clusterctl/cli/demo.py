@@ -111,7 +111,9 @@ def _data(directory: Path) -> dict[str, Any]:
     tokenizer = stages.train_tokenizer(Path(corpus["path"]), data / "tokenizer.json")
     built = stages.build_data(Path(corpus["path"]), data / "tokenizer.json", data / "pydoc_text_document")
     raw = f"{corpus['documents']} documents, {clusterctl_text.count(corpus['characters'])} characters"
-    facts = f"{raw} -> {clusterctl_text.count(built['tokens'])} tokens (a BPE vocabulary of {tokenizer['vocab']})"
+    facts = (
+        f"{raw} -> {clusterctl_text.count(built['tokens'])} tokens (a BPE vocabulary of {tokenizer['vocab']})"
+    )
     entropy = (
         f"unigram entropy {built['unigram_entropy_nats']:.3f} nats: the loss of guessing by frequency alone"
     )

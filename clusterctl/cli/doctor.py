@@ -26,7 +26,10 @@ LEVELS = {
 PLACES = ("here", "all nodes")  # of a finding, besides nodes
 
 Port = Annotated[
-    int, typer.Option("--master-port", min=0, max=65535, help="The port to try; 0 is any free one, as launch takes.")
+    int,
+    typer.Option(
+        "--master-port", min=0, max=65535, help="The port to try; 0 is any free one, as launch takes."
+    ),
 ]
 
 
@@ -48,7 +51,9 @@ def doctor(
     from clusterctl.checks import doctor as checks_doctor
     from clusterctl.checks.doctor import folded
 
-    chosen = options.cluster_of(cluster, nodes, exclude) if cluster or nodes or options.inventory_there() else None
+    chosen = (
+        options.cluster_of(cluster, nodes, exclude) if cluster or nodes or options.inventory_there() else None
+    )
     with ThreadPoolExecutor(1) as beside:  # to load torch takes seconds, and so does a node that is gone
         here, there = beside.submit(checks_doctor.here), []
         if chosen is not None:

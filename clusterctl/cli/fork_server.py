@@ -32,7 +32,12 @@ from clusterctl.hostfile.cache import Which, inventories
 from clusterctl.keeper import address as place
 
 MAX_REQUEST = 16 << 20  # arguments and environment stay under 4 MB on Linux
-GROUP = (signal.SIGINT, signal.SIGQUIT, signal.SIGSTOP, signal.SIGCONT)  # what a terminal says to all of a command
+GROUP = (
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGSTOP,
+    signal.SIGCONT,
+)  # what a terminal says to all of a command
 LINGER = 15.0  # seconds that commands may take to end once the keeper is to
 BACKLOG = 128
 NAMES = 40  # modules in one note
@@ -256,7 +261,9 @@ class Front:
 
     def _fork(self, guest: _Guest, body: bytes) -> None:
         del guest.data[: 4 + len(body)]
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has its own handlers
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, signal.valid_signals()
+        )  # until the child has its own handlers
         pid = os.fork()
         if pid == 0:
             self._be(guest, body)

@@ -8,7 +8,9 @@ import typer
 
 from clusterctl.cli import options, screen
 
-app = typer.Typer(no_args_is_help=True, help="The background process that keeps connections open (--persist).")
+app = typer.Typer(
+    no_args_is_help=True, help="The background process that keeps connections open (--persist)."
+)
 
 
 def status(as_json: options.Json = False) -> None:

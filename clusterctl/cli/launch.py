@@ -70,7 +70,9 @@ NoChecks = Annotated[
 ]
 Share = Annotated[
     bool,
-    typer.Option("--share-devices", help="Use devices that another run of yours is using; refused otherwise."),
+    typer.Option(
+        "--share-devices", help="Use devices that another run of yours is using; refused otherwise."
+    ),
 ]
 Env = Annotated[
     list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="For a command: more environment.")
@@ -98,7 +100,9 @@ def plan(
     ] = None,
     rehearse: Annotated[
         bool,
-        typer.Option("--rehearse", help="Build and step one rank of the whole layout here, on tensors without memory."),
+        typer.Option(
+            "--rehearse", help="Build and step one rank of the whole layout here, on tensors without memory."
+        ),
     ] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -186,13 +190,20 @@ def launch(
             doctor.before_launch(chosen, job, connections, tell)
         with stopping_on_interrupt(run, connections):
             runs.launch(chosen, job, connections, options.runs_folder(), tell, run, spares)
-            first = run.read_record()["attempt"]  # before anybody starts another: this one's lines are all shown
+            first = run.read_record()[
+                "attempt"
+            ]  # before anybody starts another: this one's lines are all shown
             put_in_charge(run)
         if detach:
             leave(run, as_json)
             return
         follow_to_the_end(
-            run, connections, stop_on_interrupt=True, trains=job.train is not None, as_json=as_json, first=first
+            run,
+            connections,
+            stop_on_interrupt=True,
+            trains=job.train is not None,
+            as_json=as_json,
+            first=first,
         )
 
 
@@ -386,7 +397,9 @@ def conclude(run: RunDir, state: Any, as_json: bool) -> None:
     if state.phase == "stopped" and not state.failure:
         raise RunFailed("stopped before its end", f"clusterctl logs show {run.run_id}")
     record = run.read_record()
-    cause = runs_cause.find_cause(run, state.failure, state.ranks, state.nodes, record["attempt"], state.orphaned)
+    cause = runs_cause.find_cause(
+        run, state.failure, state.ranks, state.nodes, record["attempt"], state.orphaned
+    )
     screen.error_console().print(views.cause_text(cause))
     hint = cause.hint or f"clusterctl logs show {run.run_id} --errors"
     raise RunFailed(f"root cause: {cause.title}", "\n".join(filter(None, (hint, state.verdict))))

@@ -36,7 +36,9 @@ Grep = Annotated[str | None, typer.Option("--grep", "-g", metavar="REGEX", help=
 Exclude = Annotated[str | None, typer.Option("--exclude", metavar="REGEX", help="No lines that match.")]
 Since = Annotated[
     str | None,
-    typer.Option("--since", metavar="TIME", help="Only what was written since: 10m ago, 14:30, '2026-01-31 14:30'."),
+    typer.Option(
+        "--since", metavar="TIME", help="Only what was written since: 10m ago, 14:30, '2026-01-31 14:30'."
+    ),
 ]
 Errors = Annotated[bool, typer.Option("--errors", help="Only lines that look like trouble.")]
 NoPrefix = Annotated[bool, typer.Option("--no-prefix", help="Without node:rank in front.")]
@@ -54,7 +56,8 @@ def tail(
     since: Since = None,
     errors: Errors = False,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, help="How many lines back to begin, of each rank's streams.")
+        int,
+        typer.Option("--lines", "-n", min=0, help="How many lines back to begin, of each rank's streams."),
     ] = 20,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     no_prefix: NoPrefix = False,
@@ -69,7 +72,9 @@ def tail(
     printer = LogPrinter(prefix=not no_prefix, as_json=as_json)
     if follow and found.read_state().get("phase") not in FINAL:
         with options.connected_to(found) as connections, _watched(found, connections) as watch:
-            _show_on(found, watch, _tail(found, wanted, lines, when, printer, True), wanted, printer, connections)
+            _show_on(
+                found, watch, _tail(found, wanted, lines, when, printer, True), wanted, printer, connections
+            )
     else:
         bring_home(found)
         _tail(found, wanted, lines, when, printer)
@@ -84,7 +89,8 @@ def show(
     since: Since = None,
     errors: Errors = False,
     fold: Annotated[
-        bool, typer.Option("--fold", help="Each line once, with the ranks that said it; by default of all ranks.")
+        bool,
+        typer.Option("--fold", help="Each line once, with the ranks that said it; by default of all ranks."),
     ] = False,
     fuzzy: Annotated[
         bool, typer.Option("--fuzzy", help="With --fold: lines that differ in numbers alone are one.")
@@ -116,7 +122,8 @@ def show(
 def pull(
     run: options.RunName = "last",
     dst: Annotated[
-        Path | None, typer.Argument(metavar="[DST]", help="A new folder; by default `pulled` in the run's own.")
+        Path | None,
+        typer.Argument(metavar="[DST]", help="A new folder; by default `pulled` in the run's own."),
     ] = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -169,7 +176,12 @@ def _watched(run: RunDir, connections: Connections) -> Iterator[Watch | KeptWatc
 
 
 def _tail(
-    run: RunDir, wanted: LogFilter, lines: int, since: float | None, printer: LogPrinter, goes_on: bool = False
+    run: RunDir,
+    wanted: LogFilter,
+    lines: int,
+    since: float | None,
+    printer: LogPrinter,
+    goes_on: bool = False,
 ) -> dict[Path, int]:
     """Print the last lines that are here; gives how far each file has been read. Where it goes on from there, a
     half line at the end waits for its other half."""
@@ -242,7 +254,9 @@ def _filter(
     if ranks:
         record = found.read_record()
         world = sum(map(len, record["ranks"].values()))
-        if min(ranks) >= world and record["attempt"] == 1:  # a later attempt may have fewer than one before it
+        if (
+            min(ranks) >= world and record["attempt"] == 1
+        ):  # a later attempt may have fewer than one before it
             raise UsageError(f"--rank {rank}: {found.run_id} has no such rank", f"0 to {world - 1}")
     return LogFilter(ranks, nodes, _pattern("--grep", grep), errors, _pattern("--exclude", exclude))
 

@@ -83,7 +83,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _of_this_machine(problem: OSError) -> ClusterctlError | None:
     """What is no bug of ours: a full disk, a folder that was removed under our feet."""
-    if problem.errno == errno.ENOENT and problem.filename is None:  # as only a question for the current folder has it
+    if (
+        problem.errno == errno.ENOENT and problem.filename is None
+    ):  # as only a question for the current folder has it
         return ClusterctlError("the folder that this was started in is gone", "cd to one that is there")
     hint = OF_THIS_MACHINE.get(problem.errno or 0)
     where = problem.filename or "on this machine"
@@ -101,5 +103,3 @@ def _confess(bug: Exception, argv: list[str]) -> int:
     print(f"error: a bug of ours: {type(bug).__name__}: {bug}", file=sys.stderr)
     print(f"  try: send us {file.name}, which holds the traceback", file=sys.stderr)
     return EXIT_BUG
-
-

@@ -92,7 +92,9 @@ class Choice:
         if self.include is None:
             return cluster
         if job.devices is not None:
-            raise UsageError("--include, and devices are chosen already", "leave out --include, or the devices")
+            raise UsageError(
+                "--include, and devices are chosen already", "leave out --include, or the devices"
+            )
         from clusterctl.hostfile.convert import narrowed_cluster
 
         return narrowed_cluster(cluster, self.include)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Outcome
 
 
-
-Wide = Annotated[bool, typer.Option("--wide", "-w", help="Interface, python, workdir and the way of SSH too.")]
-
+Wide = Annotated[
+    bool, typer.Option("--wide", "-w", help="Interface, python, workdir and the way of SSH too.")
+]
 
 
 def nodes(

@@ -57,7 +57,9 @@ def training(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield from _stages(summary)
     chosen = summary.get("chosen")
     if chosen:
-        yield Text(f"\nauto tried {chosen['tried']} layouts, {chosen['illegal']} of them not legal; the best:")
+        yield Text(
+            f"\nauto tried {chosen['tried']} layouts, {chosen['illegal']} of them not legal; the best:"
+        )
         yield _layouts(chosen["best"])
         losing = chosen["losing"][:LOSING]
         if losing:
@@ -76,7 +78,9 @@ def _layout_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ways += ["offload"] * bool(summary["offload"])
     yield "layout", ", ".join([*ways, f"recompute {summary['recompute']}"])
     micros, data = summary["accumulation"], layout["data"]
-    each = f"{_micros(micros)} of {summary['micro_batch']}" + f" on each of {data} data parallel ranks" * (data > 1)
+    each = f"{_micros(micros)} of {summary['micro_batch']}" + f" on each of {data} data parallel ranks" * (
+        data > 1
+    )
     bubble = f"; the bubble is {summary['bubble']:.0%} of the work" if summary["bubble"] else ""
     yield "batch", f"{some(summary['micro_batch'] * data * micros, 'sample')} a step: {each}{bubble}"
 
@@ -96,7 +100,10 @@ def _memory_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if most > need["activations"]:
         yield "", f"activations at most {size(most)}, at another moment"
     if summary["memory_of_the_node_bytes"]:
-        yield "", f"the optimizer takes {size(summary['memory_of_the_node_bytes'])} of the node's memory a device"
+        yield (
+            "",
+            f"the optimizer takes {size(summary['memory_of_the_node_bytes'])} of the node's memory a device",
+        )
 
 
 def _time_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -131,7 +138,10 @@ def _rehearsed(done: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     agree = "as planned" if done["parameters"] == done["planned_parameters"] else "NOT as planned"
     said = ", ".join(f"{times} {name}" for name, times in sorted(done["exchanges"].items())) or "no exchange"
     layers = some(done["layers"], "layer")
-    yield "rehearsal", f"one rank of {done['ranks']}, {layers}, built and stepped here in {done['seconds']:.1f} s"
+    yield (
+        "rehearsal",
+        f"one rank of {done['ranks']}, {layers}, built and stepped here in {done['seconds']:.1f} s",
+    )
     yield "", f"{count(done['parameters'])} numbers ({agree}), {done['operations']} operations, {said}"
     yield "", f"at its highest {size(done['peak_bytes'])}; the plan counts {size(done['planned_bytes'])}"
 

@@ -217,9 +217,7 @@ def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[Would]], as
         alike.setdefault((look.unchanged, look.files, look.bytes), []).append(name)
     for (unchanged, count, size), names in alike.items():
         what = (
-            "nothing would change"
-            if unchanged
-            else f"would bring {text.some(count, 'file')}, {size:,} bytes"
+            "nothing would change" if unchanged else f"would bring {text.some(count, 'file')}, {size:,} bytes"
         )
         screen.say(f"{nodeset.fold(names)}: {what}")
     raise_failures(looks)

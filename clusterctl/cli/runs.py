@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections
 
 
-
 STARTED = "%Y-%m-%d %H:%M:%S"
 EVERY = 2.0  # seconds between two looks of `status --watch`
 
@@ -72,7 +71,9 @@ def prune(
     def tell(one: pruning.Pruned) -> None:
         where = f" and on {', '.join(one.nodes)}" if one.nodes else ""
         word = "would remove" if dry_run else "removed"
-        words = f"kept {one.run}: {one.kept}" if one.kept else f"{word} {one.run} ({size(one.size)} here){where}"
+        words = (
+            f"kept {one.run}: {one.kept}" if one.kept else f"{word} {one.run} ({size(one.size)} here){where}"
+        )
         if not as_json:
             screen.write(escape_controls(words) + "\n")
 

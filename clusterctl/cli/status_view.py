@@ -29,8 +29,13 @@ def whole(one: Overview, all_ranks: bool = False) -> Group:
     few = all_ranks or len(one.ranks) <= ALL_RANKS
     ranks = [rank for rank in one.ranks if few or _is_odd(rank) or rank["rank"] in one.slow]
     if ranks:
-        rows = [_rank(rank, one.slow.get(rank["rank"])) for rank in sorted(ranks, key=lambda rank: int(rank["rank"]))]
-        parts.append(views.table(["RANK", "NODE", "DEVICE", "PID", "STEP", "STATE"], rows, right=["RANK", "STEP"]))
+        rows = [
+            _rank(rank, one.slow.get(rank["rank"]))
+            for rank in sorted(ranks, key=lambda rank: int(rank["rank"]))
+        ]
+        parts.append(
+            views.table(["RANK", "NODE", "DEVICE", "PID", "STEP", "STATE"], rows, right=["RANK", "STEP"])
+        )
     if one.events:
         parts.append(Text("\n".join(_event(event) for event in one.events), style="dim"))
     spaced = [piece for part in parts for piece in (part, Text(""))]
@@ -93,7 +98,9 @@ def _nodes(one: Overview) -> tuple[list[str], list[list[object]]]:
     for node in one.nodes:
         phase = Text(node.phase, style=STYLE.get(node.phase, ""))
         age = "" if node.step_age is None or node.phase != "running" else duration(node.step_age)
-        rows.append([node.node, phase, _states(node), node.step if node.step is not None else "", age, node.reason])
+        rows.append(
+            [node.node, phase, _states(node), node.step if node.step is not None else "", age, node.reason]
+        )
     return ["NODE", "PHASE", "RANKS", "STEP", "AGE", ""], rows
 
 
@@ -108,7 +115,9 @@ def _is_odd(rank: Mapping[str, Any]) -> bool:
 def _rank(rank: Mapping[str, Any], times: float | None = None) -> list[object]:
     state = state_of_rank(rank)
     ended = state if state == UNSEEN or rank["state"] != "exited" else how_it_ended(rank)
-    ended += f", a step takes it {times:.1f} times as long as the others" if times and state == "running" else ""
+    ended += (
+        f", a step takes it {times:.1f} times as long as the others" if times and state == "running" else ""
+    )
     step = rank.get("step")
     places = [rank["rank"], rank["node"], rank.get("device", ""), rank.get("pid", "")]
     return [*places, "" if step is None else step, ended]

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
 
 
-
 def forward(called: str, verb: str, words: list[str]) -> None:
     """Hand over to the trainer; its words and exit code are ours."""
     import subprocess
@@ -67,13 +66,16 @@ def _say_phase(phase: str, what: str) -> None:
 
 
 def scatter(
-    shards: Annotated[list[str], typer.Argument(metavar="SHARD...", help="Shards' prefixes, or their files.")],
+    shards: Annotated[
+        list[str], typer.Argument(metavar="SHARD...", help="Shards' prefixes, or their files.")
+    ],
     to: Annotated[str, typer.Option("--to", metavar="NODE_PATH", help="The folder on each node.")],
     cluster: options.ClusterFile = None,
     nodes: options.Nodes = None,
     exclude: options.Exclude = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Also in the place of a folder that no push made, with all in it.")
+        bool,
+        typer.Option("--replace", help="Also in the place of a folder that no push made, with all in it."),
     ] = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -113,7 +115,9 @@ def generate(
             "--prompt", "-p", help="The text to go on from. A GLM fills in its [MASK], [sMASK] and [gMASK]."
         ),
     ] = "",
-    tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="How many tokens at most, in each blank.")] = 64,
+    tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="How many tokens at most, in each blank.")
+    ] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Choose among the k likeliest; 0 among all.")] = 40,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 1234,
@@ -143,7 +147,9 @@ def generate(
 
 
 def tensorboard(
-    where: Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a folder with metrics.jsonl.")] = "last",
+    where: Annotated[
+        str, typer.Argument(metavar="RUN|DIR", help="A run, or a folder with metrics.jsonl.")
+    ] = "last",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Instead of the run's own folder.")
     ] = None,

@@ -58,7 +58,9 @@ def nodes_table(cluster: Cluster, ways: Mapping[str, str] | None = None) -> Tabl
     for node in cluster.nodes:
         user = f"{node.user}@" if node.user else ""
         where = f"{user}{node.host}" + (f":{node.port}" if node.port != 22 else "")
-        wide = [] if ways is None else [node.interface or "", node.python, node.workdir, ways.get(node.name, "")]
+        wide = (
+            [] if ways is None else [node.interface or "", node.python, node.workdir, ways.get(node.name, "")]
+        )
         rows.append([node.name, where, node.address, f"{device_text(node.devices)} {node.kind}", *wide])
     names = ["NODE", "SSH", "ADDRESS", "DEVICES"]
     return table(names + ([] if ways is None else ["INTERFACE", "PYTHON", "WORKDIR", "BY"]), rows)
@@ -104,7 +106,10 @@ def _plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Iterator[tuple[str, s
         corpora = summary.get("corpora") or []
         for use in corpora if len(corpora) > 1 else ():
             name = escape_controls(str(use["prefix"]).rpartition("/")[2])
-            yield "corpus", f"{use['share']:.1%} {name}: {use['epochs']:.2g} epochs of {count(use['tokens'])} tokens"
+            yield (
+                "corpus",
+                f"{use['share']:.1%} {name}: {use['epochs']:.2g} epochs of {count(use['tokens'])} tokens",
+            )
 
 
 def loss_curve(
@@ -197,7 +202,9 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     ]
     names = ["RUN", "PHASE", "RANKS", "NODES", *(name.upper() for name in steps), "STARTED"]
     drawn = table(names, cells, right=["RANKS", "STEP", "LOSS"])
-    drawn.columns[0].no_wrap = True  # the others fold first; where that is not enough the last of them is cut off
+    drawn.columns[
+        0
+    ].no_wrap = True  # the others fold first; where that is not enough the last of them is cut off
     drawn.columns[0].min_width = max((len(row["run"]) for row in rows), default=0)
     return drawn
 

@@ -101,7 +101,9 @@ class Folder:
                 for stream in ("stdout", "stderr"):
                     self._path(node, stream).unlink(missing_ok=True)
         except OSError as problem:
-            raise UsageError(f"--out {folder}: {problem.strerror}", "name a folder that can be written") from None
+            raise UsageError(
+                f"--out {folder}: {problem.strerror}", "name a folder that can be written"
+            ) from None
 
     def feed(self, node: str, stream: str, data: bytes) -> None:
         self._file(node, stream).write(data)

@@ -125,7 +125,9 @@ def _data_there(top: Section) -> str:
     if folder and not folder.startswith(("/", "~/")):
         top.fault("data_there", f"{folder!r} is no folder of a node", "as in /data/wiki, or ~/wiki")
     if folder and top.value.get("data") is not None:
-        top.fault("data_there", "`data` is given too", "data: a folder here, pushed; data_there: one on every node")
+        top.fault(
+            "data_there", "`data` is given too", "data: a folder here, pushed; data_there: one on every node"
+        )
     return folder
 
 
@@ -181,7 +183,9 @@ def from_command(
 ) -> Job:
     """A bare command as a job; its name is the program's, or the script's."""
     words = [Path(word).stem for word in argv[:2] if not word.startswith("-")]
-    raw = words[-1] if words and re.match(r"python|(ba|z)?sh$", words[0]) else words[0] if words else "command"
+    raw = (
+        words[-1] if words and re.match(r"python|(ba|z)?sh$", words[0]) else words[0] if words else "command"
+    )
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", raw).strip("-.")[:30] or "command"
     chosen = None if devices is None else named_devices(devices)
     return Job(

@@ -31,7 +31,8 @@ def make_runs(folder: Path) -> Path:
         why = problem.strerror or str(problem)
     if why:
         raise UsageError(
-            f"{folder}: no folder for runs: {why}", "$CLUSTERCTL_RUNS, or `runs` in clusterctl.yaml, names another"
+            f"{folder}: no folder for runs: {why}",
+            "$CLUSTERCTL_RUNS, or `runs` in clusterctl.yaml, names another",
         )
     return folder
 
@@ -291,7 +292,11 @@ def metric_of(said: Any) -> dict[str, Any] | None:
     if "loss" in said and "loss" not in found:
         found["diverged"] = True
     kind = said.get("event")
-    return found if all(key in found for key in (NEEDED.get(kind, ()) if isinstance(kind, str) else ())) else None
+    return (
+        found
+        if all(key in found for key in (NEEDED.get(kind, ()) if isinstance(kind, str) else ()))
+        else None
+    )
 
 
 NUMBERS = ("step", "steps", "loss", "grad_norm", "tokens_per_second", "step_seconds", "parameters", "time")

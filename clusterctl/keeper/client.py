@@ -42,7 +42,10 @@ RECEIVE = 256 << 10
 START_LIMIT = 30.0  # seconds for a keeper to listen: a process start on a busy machine
 OTHER_LIMIT = 15.0  # seconds for the one that another command is just starting, or that is just ending
 SSH_FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")  # other settings for ssh make other links
-FIRST_LINES = "import sys; sys.path.insert(0, sys.argv[1]); from clusterctl.cli.fork_server import start; start(*sys.argv[2:])"
+FIRST_LINES = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from clusterctl.cli.fork_server import start; start(*sys.argv[2:])"
+)
 ASK_WITHOUT = "the command with `--persist off` makes connections of its own"
 
 
@@ -311,7 +314,9 @@ def _reached(idle: float) -> socket:
     """A connection to this user's keeper, which is started where there is none."""
     path = place.folder()
     if path is None:
-        raise UsageError("--persist: no folder for the socket", "set $HOME or $XDG_RUNTIME_DIR, or --persist off")
+        raise UsageError(
+            "--persist: no folder for the socket", "set $HOME or $XDG_RUNTIME_DIR, or --persist off"
+        )
     try:
         _make(path)
         folder = place.opened(path)
@@ -336,7 +341,9 @@ def _connected(folder: int, name: str, idle: float) -> socket:
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             return place.connected(folder, name + place.LINKS)
         if time.monotonic() > deadline:
-            raise WrongKeeper(f"no keeper came up within {OTHER_LIMIT:.0f} s; see its last words in {name}{place.LOG}")
+            raise WrongKeeper(
+                f"no keeper came up within {OTHER_LIMIT:.0f} s; see its last words in {name}{place.LOG}"
+            )
         if not _start(folder, name, idle):
             time.sleep(0.05)  # another command was first: its keeper listens soon
 

@@ -1,9 +1,9 @@
 """Everything that tells what happened in a run, laid out a folder a node as MindCluster's `ascend-fd parse` reads it.
 
-    DST/attempt-1/node1/rank-0.txt                     what a rank wrote: stdout, then stderr
-                        process_log/debug/plog/...     CANN's logs of this run's processes alone
-                        environment_check/npu_info_before.txt, npu_info_after.txt
-                        dmesg, messages                where the login may read them; of the last attempt
+DST/attempt-1/node1/rank-0.txt                     what a rank wrote: stdout, then stderr
+                    process_log/debug/plog/...     CANN's logs of this run's processes alone
+                    environment_check/npu_info_before.txt, npu_info_after.txt
+                    dmesg, messages                where the login may read them; of the last attempt
 """
 
 from __future__ import annotations
@@ -110,7 +110,13 @@ class _NodePull:
     """One node's part."""
 
     def __init__(
-        self, run: RunDir, record: Mapping[str, Any], node: Node, link: Connection, target: Path, dry_run: bool
+        self,
+        run: RunDir,
+        record: Mapping[str, Any],
+        node: Node,
+        link: Connection,
+        target: Path,
+        dry_run: bool,
     ) -> None:
         self.run, self.record, self.node, self.link = run, record, node, link
         self.target, self.dry_run = target, dry_run
@@ -152,7 +158,9 @@ class _NodePull:
 
     def _plogs(self, attempt: int) -> None:
         started, root = self._pids(attempt), self._plog_root(attempt)
-        ours = root.startswith(f"{self.run_dir}/")  # nobody else writes there, whatever a wrapper's children are
+        ours = root.startswith(
+            f"{self.run_dir}/"
+        )  # nobody else writes there, whatever a wrapper's children are
         for kind in ("debug", "run", "security"):
             for folder in self._list(f"{root}/{kind}"):
                 if folder["kind"] != "d" or not re.fullmatch(r"plog|device-[\w-]+", folder["name"]):

@@ -269,7 +269,9 @@ def _entries(log: Path) -> list[tuple[float, int]]:
     index = index_of(log)
     if not index.exists():
         return []
-    found = re.findall(r"^(\d+\.\d+) (\d+)$", index.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
+    found = re.findall(
+        r"^(\d+\.\d+) (\d+)$", index.read_text(encoding="ascii", errors="replace"), re.MULTILINE
+    )
     return [(float(written), int(end)) for written, end in found]
 
 
@@ -279,7 +281,10 @@ def moment(text: str, now: float | None = None) -> float:
     if match := re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,3})?)\s*([smhd])\s*", text):
         return now - float(match[1]) * UNITS[match[2]]
     today = time.strftime("%Y-%m-%d ", time.localtime(now))
-    for form, prefix in [*((f"%Y-%m-%d {clock}", today) for clock in CLOCKS), *((date, "") for date in DATES)]:
+    for form, prefix in [
+        *((f"%Y-%m-%d {clock}", today) for clock in CLOCKS),
+        *((date, "") for date in DATES),
+    ]:
         try:
             return time.mktime(time.strptime(prefix + text.strip(), form))
         except (ValueError, OverflowError):

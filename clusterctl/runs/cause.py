@@ -165,7 +165,11 @@ class _Ends:
         """
         well = [one for one in self.all if one.get("exit_code") == 0 and _key(one) not in self.kinds]
         before = when(first) + SAME_TIME
-        left = [one for one in well if (when(one) <= before if "at" in one else nodes.get(one["node"]) == "finished")]
+        left = [
+            one
+            for one in well
+            if (when(one) <= before if "at" in one else nodes.get(one["node"]) == "finished")
+        ]
         if not left:
             return None
         words = "exited with code 0 while other ranks still needed it"
@@ -193,4 +197,3 @@ class _Ends:
         more = number - sum(count for _, count in ways.most_common(4))
         parts += [f"{more} in other ways"] if more else []
         return f"{some(number, 'other rank')} ended in consequence: {', '.join(parts)}"
-

@@ -52,9 +52,15 @@ CONSEQUENCES = (
         "connection lost",
     ),
 )
-PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:? ?")  # torch's and torchrun's, before each line of a traceback
-UNSTARTED = re.compile(r"clusterctl: cannot start (?P<what>'.*'|\".*\") in .*?: (?:\[Errno \d+\] )?(?P<why>[^:\[\]]+)")
-UNPARSED = re.compile(r'  File ".*", line \d+')  # of a program that Python can't read: no traceback stands before it
+PREFIX = re.compile(
+    r"^\[(?:rank|default)\d+\]:? ?"
+)  # torch's and torchrun's, before each line of a traceback
+UNSTARTED = re.compile(
+    r"clusterctl: cannot start (?P<what>'.*'|\".*\") in .*?: (?:\[Errno \d+\] )?(?P<why>[^:\[\]]+)"
+)
+UNPARSED = re.compile(
+    r'  File ".*", line \d+'
+)  # of a program that Python can't read: no traceback stands before it
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?::.*)?")
 TRACEBACK = "Traceback (most recent call last):"
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -82,7 +88,9 @@ def how_it_ended(rank: Mapping[str, Any]) -> str:
     if rank.get("hang") and rank.get("silent"):
         return f"hung: no rank wrote a line for {rank['hang']:g} s, and this one was the last that did"
     if rank.get("hang"):
-        return f"hung: no step in {rank['hang']:g} s after step {rank.get('step')}; its log ends with its stacks"
+        return (
+            f"hung: no step in {rank['hang']:g} s after step {rank.get('step')}; its log ends with its stacks"
+        )
     number = rank.get("signal")
     if number:
         known = {int(key): words for key, words in SIGNALS.items()}
@@ -108,11 +116,19 @@ def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
         return Kind(words, "killed by the kernel, out of memory", hint, sure=True)
     if rank.get("hang") and rank.get("silent"):
         seen = any("by py-spy:" in line for line in tail)
-        hint = "its log ends with its stacks" if seen else "py-spy in the nodes' Python shows where each rank stands"
+        hint = (
+            "its log ends with its stacks"
+            if seen
+            else "py-spy in the nodes' Python shows where each rank stands"
+        )
         return Kind(ended, "hung", f"{hint}; a program that is silent for long needs a longer hang_after")
     if rank.get("hang") and rank.get("stopped"):  # what it said when it was ended is no cause
-        return Kind(ended, "hung", "see who sends SIGSTOP on that node; kill -CONT lets a process go on", sure=True)
-    if rank.get("full") and rank.get("exit_code") and NO_ROOM not in said:  # its own words found no room either
+        return Kind(
+            ended, "hung", "see who sends SIGSTOP on that node; kill -CONT lets a process go on", sure=True
+        )
+    if (
+        rank.get("full") and rank.get("exit_code") and NO_ROOM not in said
+    ):  # its own words found no room either
         return Kind(f"{ended}: {NO_ROOM}, for {rank['full']}", NO_ROOM, dict(HINTS)[NO_ROOM], sure=True)
     if rank.get("exit_code") in (126, 127) and (unstarted := UNSTARTED.match(tail[-1] if tail else "")):
         return _unstarted(unstarted["what"], unstarted["why"].strip())
@@ -127,11 +143,17 @@ def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
         hint = "no rank is known to have failed before it: one that stands still, or a link (`clusterctl doctor`)"
         return Kind(f"{ended}: {consequence}", consequence, hint, follows=True)
     hint = next((words for pattern, words in HINTS if re.search(pattern, raised or said)), "")
-    if raised and rank.get("signal") in (None, 0, signal.SIGABRT):  # threads of torch's abort a program that leaves
+    if raised and rank.get("signal") in (
+        None,
+        0,
+        signal.SIGABRT,
+    ):  # threads of torch's abort a program that leaves
         return Kind(f"{ended}: {raised[:WIDEST]}", raised.partition(":")[0], hint, sure=True)
     if rank.get("signal") == signal.SIGTERM:
         return Kind(ended, lost_another(tail) or "stopped", hint, follows=True)
-    return Kind(ended, ended.partition(";")[0], hint, sure=rank.get("signal") in (signal.SIGSEGV, signal.SIGBUS))
+    return Kind(
+        ended, ended.partition(";")[0], hint, sure=rank.get("signal") in (signal.SIGSEGV, signal.SIGBUS)
+    )
 
 
 def _unstarted(what: str, why: str) -> Kind:
@@ -155,7 +177,9 @@ def _consequence(text: str) -> str | None:
 def _of_hccl(raised: str | None) -> bool:
     """Whether an exception is how torch_npu passes on what HCCL said; a code in a log before another exception
     is not what ended the rank."""
-    return raised is None or bool(re.search(r"\b(?:hccl|acl|npu|inner error|E[A-Z][0-9]{4})", raised, re.IGNORECASE))
+    return raised is None or bool(
+        re.search(r"\b(?:hccl|acl|npu|inner error|E[A-Z][0-9]{4})", raised, re.IGNORECASE)
+    )
 
 
 def raised_in(tail: Sequence[str]) -> str | None:
@@ -199,8 +223,12 @@ class Meaning:
 
 
 MEANINGS = {
-    "EI0001": Meaning("an environment variable of HCCL has a wrong value", "the log names it; see the job's `env`"),
-    "EI0002": Meaning("waited in a collective until HCCL_EXEC_TIMEOUT for a rank that never came", FIRST, True),
+    "EI0001": Meaning(
+        "an environment variable of HCCL has a wrong value", "the log names it; see the job's `env`"
+    ),
+    "EI0002": Meaning(
+        "waited in a collective until HCCL_EXEC_TIMEOUT for a rank that never came", FIRST, True
+    ),
     "EI0003": Meaning("a collective was called with a wrong argument", "see the call in the traceback"),
     "EI0004": Meaning("the rank table can't be read", TABLE),
     "EI0005": Meaning(
@@ -212,12 +240,17 @@ MEANINGS = {
         f"{FIRST}; ranks that start far apart need a larger HCCL_CONNECT_TIMEOUT (120 s by default)",
         True,
     ),
-    "EI0007": Meaning("no memory, stream or notify is left on the device", "fewer groups or streams, less memory"),
-    "EI0008": Meaning("CANN is not the same version everywhere", "`clusterctl doctor` lists the versions a node"),
+    "EI0007": Meaning(
+        "no memory, stream or notify is left on the device", "fewer groups or streams, less memory"
+    ),
+    "EI0008": Meaning(
+        "CANN is not the same version everywhere", "`clusterctl doctor` lists the versions a node"
+    ),
     "EI0009": Meaning("the connection between two devices could not be set up", LINKS),
     "EI0010": Meaning("devices of one node can't reach each other directly", "try HCCL_INTRA_ROCE_ENABLE=1"),
     "EI0011": Meaning(
-        "out of memory on the device", "a smaller micro_batch, or a layout that splits the model: `clusterctl plan`"
+        "out of memory on the device",
+        "a smaller micro_batch, or a layout that splits the model: `clusterctl plan`",
     ),
     "EI0012": Meaning("a copy between two devices broke off", FIRST, True),
     "EI0013": Meaning("a packet to another device was not answered", FIRST, True),
@@ -234,7 +267,8 @@ MEANINGS = {
         "HCCL's port on the device is taken", "two processes on one device need HCCL_NPU_SOCKET_PORT_RANGE"
     ),
     "EJ0003": Meaning(
-        "a port that the driver needs is taken", "another run holds the device (`clusterctl runs`, `npu-smi info`)"
+        "a port that the driver needs is taken",
+        "another run holds the device (`clusterctl runs`, `npu-smi info`)",
     ),
 }
 

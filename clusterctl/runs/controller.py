@@ -70,7 +70,9 @@ class Control:
         self.job = job_of(run)
         self.policy = self.job.restart or Restart(max=0)
         self.closed = threading.Event()
-        moves = self.job.restart is not None and (self.policy.min_nodes or self.policy.spare_nodes or spares_of(run))
+        moves = self.job.restart is not None and (
+            self.policy.min_nodes or self.policy.spare_nodes or spares_of(run)
+        )
         self.carrier = Carrier(run, connections) if moves and self.job.train is not None else None
         self.refused = ""  # why the last start did not come about
         self.writing = threading.Lock()  # the record has two writers: the chase, and a restart
@@ -262,7 +264,9 @@ class Control:
         if lost or len(cluster.nodes) < full:
             record = self.run.read_record()
             stored = Stored(record["code_paths"], record["data_paths"])
-            outcomes = self.connections.on_each(spares, lambda node, link: runs.still_there(node, link, stored))
+            outcomes = self.connections.on_each(
+                spares, lambda node, link: runs.still_there(node, link, stored)
+            )
             lost = lost | {outcome.node.name for outcome in outcomes if not outcome.ok}
         return membership(cluster.nodes, spares, lost, self.policy.min_nodes, fits, full)
 
@@ -275,7 +279,9 @@ class Control:
             more = len(self._membership(set())[0]) - len(nodes)
             if more > 0:
                 self.growing.set()
-                self._note(f"{some(more, 'node')} can be taken in again: this attempt ends after its checkpoint")
+                self._note(
+                    f"{some(more, 'node')} can be taken in again: this attempt ends after its checkpoint"
+                )
                 stop_nodes(self.connections, nodes, self.run, self.job.grace)
 
     def _move(self, before: Sequence[Node], after: Sequence[Node], spares: Sequence[Node]) -> None:
@@ -317,7 +323,9 @@ class Control:
         try:
             runs.resume(self.run, self.connections, tell, chosen)
         except BaseException:
-            if kept and self.run.read_record()["attempt"] == kept["attempt"]:  # nobody came, so nobody is missed
+            if (
+                kept and self.run.read_record()["attempt"] == kept["attempt"]
+            ):  # nobody came, so nobody is missed
                 self.run.write_json(self.run.record, kept, mode=0o600)
             raise
 
@@ -336,7 +344,9 @@ def _whole_lines(run: RunDir) -> int:
 
 
 @contextlib.contextmanager
-def following(run: RunDir, connections: Connections, first: int | None = None) -> Iterator[Control | KeptWatch]:
+def following(
+    run: RunDir, connections: Connections, first: int | None = None
+) -> Iterator[Control | KeptWatch]:
     """The view of a run: what its controller brings home or has brought, or, where none could be started, our own."""
     with run.hold() as ours:
         ended = run.read_state().get("phase") in FINAL

@@ -191,12 +191,6 @@ def event_text(event: Mapping[str, Any]) -> str:
     return text + (f"; {verdict}" if verdict and kind == "ended" else "")
 
 
-
-
-
-
-
-
 @dataclass
 class TrainProgress:
     """Fed with the trainer's metrics one by one; holds what a person wants to see of them."""

@@ -138,7 +138,9 @@ def _stays(run: RunDir, connections: Connections | None, here_only: bool) -> tup
 def _places(run: RunDir) -> list[Abandoned]:
     """Every node with a part of the run, those that were given up in the middle of it too."""
     record = run.read_record()
-    there = [Abandoned(node, record["run_dirs"][node.name], record["attempt"]) for node in cluster_of(run).nodes]
+    there = [
+        Abandoned(node, record["run_dirs"][node.name], record["attempt"]) for node in cluster_of(run).nodes
+    ]
     return [*there, *abandoned_of(run)]
 
 

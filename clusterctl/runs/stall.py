@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections
 
 
-
-LATER = 3.0  # seconds more than a node takes that sees by heartbeats, or by a stopped process, which rank it is
+LATER = (
+    3.0  # seconds more than a node takes that sees by heartbeats, or by a stopped process, which rank it is
+)
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,9 @@ class Stragglers:
         self.in_a_row = {rank: self.in_a_row.get(rank, 0) + 1 for rank in found}
         fresh = [rank for rank in found if self.in_a_row[rank] >= IN_A_ROW and rank not in self.named]
         self.named.update(fresh)
-        return [Straggler(rank, found[rank], self.last[rank], self.last[rank] / found[rank]) for rank in fresh]
+        return [
+            Straggler(rank, found[rank], self.last[rank], self.last[rank] / found[rank]) for rank in fresh
+        ]
 
 
 AGAIN = 2.0  # seconds between two askings of the nodes that stand by

@@ -40,10 +40,6 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connection, Connections
 
 
-
-
-
-
 # -- start --------------------------------------------------------------------------------------------------
 
 
@@ -261,41 +257,3 @@ def _start(link: Connection, one: plan.NodePlan, made: plan.Plan) -> dict[str, A
 
 
 # -- ask, stop, bring home ----------------------------------------------------------------------------------
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

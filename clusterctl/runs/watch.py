@@ -33,8 +33,12 @@ UNWATCHED = 3.0  # seconds without a living controller until a reader gives up: 
 TOLD = ("note", "restart", "straggler")  # events that a follower sees
 PATIENCE = 60.0  # seconds that a cut connection may stay away before its node counts as lost
 ALONE = 600.0  # the same where no node answers at all: rather this machine's own link is gone, and the run goes on
-SOONER = 3.0  # seconds that a node which was never reached has less than one that falls silent: a start takes them
-QUIET = 2 * BEAT + 1  # seconds without a word after which a node may be silent for the reason that another one is
+SOONER = (
+    3.0  # seconds that a node which was never reached has less than one that falls silent: a start takes them
+)
+QUIET = (
+    2 * BEAT + 1
+)  # seconds without a word after which a node may be silent for the reason that another one is
 NO_ROOM = 64 << 10  # bytes free on a disk that takes no more records of a run
 LOOK = 0.2  # seconds between two looks at who has been away for too long
 
@@ -130,7 +134,9 @@ class Watch:
                     yield update
 
     def _follow_rest(self, node: Node) -> None:
-        with contextlib.suppress(ClusterctlError, OSError):  # what can't be had any more is in the node's folder
+        with contextlib.suppress(
+            ClusterctlError, OSError
+        ):  # what can't be had any more is in the node's folder
             self._follow_once(node, now=True)
 
     def _seen(self) -> Iterator[Update]:
@@ -160,7 +166,9 @@ class Watch:
     def _overdue(self) -> Iterator[Update]:
         """The nodes that have been away for too long; where nobody answers at all, that is much longer."""
         now, patience = time.monotonic(), self.patience
-        away = {name: since for name, since in list(self.gone.items()) if since <= now and name not in self.ends}
+        away = {
+            name: since for name, since in list(self.gone.items()) if since <= now and name not in self.ends
+        }
         if self.alone and self._someone_answers(away):
             self._begin_again(away, now)  # our own link was cut: each has its time from now on
             return
@@ -170,7 +178,9 @@ class Watch:
         elif self.outage.is_ours():
             patience = max(ALONE, self.patience)
             if overdue and not self.alone:
-                yield Update(note="no node answers: this machine's own link may be gone; the ranks go on meanwhile")
+                yield Update(
+                    note="no node answers: this machine's own link may be gone; the ranks go on meanwhile"
+                )
             self.alone = bool(overdue)
         for name in overdue:
             if now - away[name] > patience - LOOK:
@@ -199,7 +209,9 @@ class Watch:
     def _call_hung(self, hung: Hang) -> Update:
         """Make a failure of it, on the node whose rank was heard last; all ranks say first where they stand."""
         self._stop_rest("", stacks=True, hang=hung)
-        return Update(node=hung.node, note=f"no rank has written anything for {hung.seconds:g} s: it counts as hung")
+        return Update(
+            node=hung.node, note=f"no rank has written anything for {hung.seconds:g} s: it counts as hung"
+        )
 
     def _note_end(self, update: Update) -> None:
         self.ends[update.node] = update.ended
@@ -358,7 +370,10 @@ class KeptWatch:
             yield from self._grown()
             grew = self.read > before  # bytes, not lines: a line may be longer than many looks
             if final and not grew:
-                for path, about in self.about.items():  # also a half line that was read before, and never grew
+                for (
+                    path,
+                    about,
+                ) in self.about.items():  # also a half line that was read before, and never grew
                     yield from _updates(*about, self._cutter(path).end())
                 return
             if not grew:
@@ -374,7 +389,9 @@ class KeptWatch:
         if record["attempt"] == self.attempt:
             return
         since = self.attempt + 1 if self.attempt else self.first or record["attempt"]
-        for passed in range(since, record["attempt"]):  # over before we looked, on nodes that may be others by now
+        for passed in range(
+            since, record["attempt"]
+        ):  # over before we looked, on nodes that may be others by now
             for path in sorted(self.run.logs(passed).glob("*/rank-*.*")):
                 rank, _, stream = path.name.removeprefix("rank-").partition(".")
                 if rank.isdecimal() and stream in ("out", "err"):
@@ -421,7 +438,9 @@ def _word(node: str, word: str, payload: bytes) -> Update:
     value = value if isinstance(value, dict) else {}
     if word == "pace":
         pairs = ((str(rank), seconds) for rank, seconds in value.items())
-        known = {int(rank): float(seconds) for rank, seconds in pairs if rank.isdecimal() and is_number(seconds)}
+        known = {
+            int(rank): float(seconds) for rank, seconds in pairs if rank.isdecimal() and is_number(seconds)
+        }
         return Update(node=node, pace=known)
     return Update(node=node, failure={**value, "node": node})
 

@@ -196,7 +196,9 @@ def down(directory: Path) -> int:
     if not layout.directory.exists() or not any(layout.directory.iterdir()):
         return process.end(lambda: _marked(layout))
     if not layout.state.exists() and _foreign(layout):
-        raise UsageError(f"{layout.directory} is no sandbox", "name the folder that `sandbox up` made, with --dir")
+        raise UsageError(
+            f"{layout.directory} is no sandbox", "name the folder that `sandbox up` made, with --dir"
+        )
     with process.one_interrupt(), _locked(layout):
         state = load_state(layout)
         return _end(layout, state.made_directory if state else True)

@@ -40,7 +40,9 @@ def why_not() -> str:
         return f"not installed: {', '.join(missing)} (packages util-linux, iproute2, openssh-server)"
     tried = subprocess.run(
         [_tool("unshare"), "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "true"],
-        capture_output=True, text=True, check=False,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return "" if tried.returncode == 0 else f"this machine refuses new namespaces: {tried.stderr.strip()}"
 
@@ -103,9 +105,24 @@ def start(layout: Layout, state: State, node: SandboxNode) -> None:
     _write_etc(layout, state, node)
     (layout.node(node) / "stage").mkdir(mode=0o700)
     command = [
-        _tool("unshare"), "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "--kill-child=SIGKILL",
-        "/bin/sh", "-c", NODE_SCRIPT, "sandbox-node", str(layout.node(node)), node.name,
-        f"{node.address}/{PREFIX_LENGTH}", sshd, str(config), str(layout.log(node.name)),
+        _tool("unshare"),
+        "--mount",
+        "--pid",
+        "--net",
+        "--uts",
+        "--ipc",
+        "--fork",
+        "--kill-child=SIGKILL",
+        "/bin/sh",
+        "-c",
+        NODE_SCRIPT,
+        "sandbox-node",
+        str(layout.node(node)),
+        node.name,
+        f"{node.address}/{PREFIX_LENGTH}",
+        sshd,
+        str(config),
+        str(layout.log(node.name)),
         *_kept(layout, state),
     ]
     reading, writing = os.pipe()  # the node waits for a line, and ends where there will never be one
@@ -183,7 +200,10 @@ def ip_in_switch(layout: Layout, *commands: str) -> str:
         raise ClusterctlError("the sandbox's switch is not running", hint)
     done = subprocess.run(
         [_tool("nsenter"), f"--net=/proc/{relay.pid}/ns/net", _tool("ip"), "-batch", "-"],
-        input="\n".join(commands) + "\n", capture_output=True, text=True, check=False,
+        input="\n".join(commands) + "\n",
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise ClusterctlError(f"in the sandbox's switch: {done.stderr.strip()}")
@@ -255,4 +275,3 @@ ip link set eth0 up
 cd /
 exec "$sshd" -D -e -f "$config" < /dev/null 2>> "$log"
 """
-

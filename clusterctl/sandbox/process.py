@@ -102,9 +102,7 @@ def table() -> dict[int, Seen]:
     command = ["ps", "-axo", "pid=,ppid=,pgid=,stat="]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     rows = (line.split() for line in shown.stdout.splitlines())
-    return {
-        int(row[0]): Seen(int(row[1]), int(row[2])) for row in rows if len(row) > 3 and row[3][0] != "Z"
-    }
+    return {int(row[0]): Seen(int(row[1]), int(row[2])) for row in rows if len(row) > 3 and row[3][0] != "Z"}
 
 
 def _linux_table() -> Iterator[tuple[int, Seen]]:

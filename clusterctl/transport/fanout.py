@@ -217,10 +217,6 @@ class Connections:
             thread.join(END_LIMIT + 1)
 
 
-
-
-
-
 def on_all(
     connections: Connections, nodes: Sequence[Node], work: Callable[[Node, Connection], Any]
 ) -> dict[str, Any]:

@@ -52,7 +52,16 @@ def test_only_named_variables_are_inherited(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400), ("1d", 86400), ("off", 0), ("0", 0), (" 10M ", 600)],
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("10m", 600),
+        ("1.5h", 5400),
+        ("1d", 86400),
+        ("off", 0),
+        ("0", 0),
+        (" 10M ", 600),
+    ],
 )
 def test_a_time_to_keep_connections_is_said_as_people_say_it(text: str, seconds: float) -> None:
     assert duration(text) == seconds

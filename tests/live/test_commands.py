@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Shell
+from tests.live.conftest import Shell
 
 pytestmark = pytest.mark.live
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.sandbox import demo
-
-from .conftest import Shell
+from tests.live.conftest import Shell
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 WORDS = ["clear", "water", "of", "the", "river", "ran", "north", "naïve", "中文", "end."]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Shell, clean_environment
-from .leftovers import listening, processes_of
+from tests.live.conftest import Shell, clean_environment
+from tests.support.leftovers import listening, processes_of
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 

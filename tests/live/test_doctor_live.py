@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Shell
+from tests.live.conftest import Shell
 
 pytestmark = pytest.mark.live
 
@@ -56,7 +56,9 @@ def test_sound_nodes_are_fit_and_what_is_wrong_ends_with_exit_code_1(shell: Shel
     assert f"(pid {os.getpid()})" in found["master-port"][0]
 
 
-def test_an_ill_a_busy_an_unlinked_and_an_unreachable_device_are_found(npu_shell: Shell, cluster_file: Path) -> None:
+def test_an_ill_a_busy_an_unlinked_and_an_unreachable_device_are_found(
+    npu_shell: Shell, cluster_file: Path
+) -> None:
     spoil(cluster_file, "health_1=Alarm", "process_0=4711 python 512", "link_0=DOWN", "ping_1=no answer")
     code, found = bad(npu_shell)
     assert code == 1
@@ -64,7 +66,9 @@ def test_an_ill_a_busy_an_unlinked_and_an_unreachable_device_are_found(npu_shell
         "devices": ["node1: device 1: health is Alarm"],
         "devices-busy": ["node1: device 0 is in use: python (pid 4711)"],
         "device-link": ["node1: device 0: its network link is DOWN"],
-        "device-ping": [f"node1: device 1 can't reach device 1 of node2 ({_address(cluster_file)}): no answer"],
+        "device-ping": [
+            f"node1: device 1 can't reach device 1 of node2 ({_address(cluster_file)}): no answer"
+        ],
     }
     hints = npu_shell("doctor", "--fix-hints").stdout
     assert "$ clusterctl exec node1 -- sh -c 'npu-smi info'" in hints and "\nok " not in hints
@@ -88,7 +92,9 @@ def test_a_busy_device_refuses_a_launch_unless_it_is_asked_for(npu_shell: Shell,
     assert insisted.returncode == 0, insisted.stderr
 
 
-def test_status_watches_until_the_end_and_prune_takes_only_what_has_ended(shell: Shell, cluster_file: Path) -> None:
+def test_status_watches_until_the_end_and_prune_takes_only_what_has_ended(
+    shell: Shell, cluster_file: Path
+) -> None:
     ended = shell("launch", "--no-code", "--", "python3", "-c", "print(1)")
     assert ended.returncode == 0, ended.stderr
     old = Path(ended.stderr.split()[-1]).name
@@ -122,7 +128,9 @@ def test_processes_that_no_supervisor_owns_are_named_with_the_way_to_end_them(
     nodes = json.loads(shell("nodes", "list", "--json").stdout)["nodes"]
     workdir = next(one["workdir"] for one in nodes if one["name"] == "node1")
     marks = {"CLUSTERCTL_RUN_ID": "old-1", "CLUSTERCTL_ATTEMPT": "1", "CLUSTERCTL_NODE": "node1"}
-    left = subprocess.Popen(["sleep", "600"], env={**marks, "CLUSTERCTL_RUN_DIR": f"{workdir}/runs/old-1/node1"})
+    left = subprocess.Popen(
+        ["sleep", "600"], env={**marks, "CLUSTERCTL_RUN_DIR": f"{workdir}/runs/old-1/node1"}
+    )
     try:
         findings = json.loads(shell("doctor", "--json").stdout)
     finally:

@@ -14,8 +14,7 @@ import pytest
 
 from clusterctl.agent.processes import marked
 from clusterctl.sandbox import cluster
-
-from .conftest import Shell, clean_environment
+from tests.live.conftest import Shell, clean_environment
 
 pytestmark = pytest.mark.live
 WAYS = pytest.mark.parametrize("way", [(), ("--stdin",)], ids=["light", "agent"])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.faults import Campaign
-from bench.faults_check import judge
-from bench.faults_draw import CHECKPOINT, RUNNING, Fault
+from bench.faults.draw import CHECKPOINT, RUNNING, Fault
+from bench.faults.judge import judge
 from clusterctl.sandbox import namespaces
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusterctl.keeping import Keeping, is_alive, until
+from tests.support.keeping import Keeping, is_alive, until
 
 pytestmark = pytest.mark.live
 AGENT = ("--shell", "--", "echo $PPID")  # a command's parent is the agent that runs it
@@ -66,14 +66,18 @@ def test_a_killed_keeper_leaves_no_agent_on_the_nodes(kept: Keeping, cluster_fil
 
     def all_ended() -> bool:
         asked = " ".join(f"/proc/{pid}/cmdline" for pid in first.values())
-        said = kept("exec", "all", "--persist", "off", "--shell", "--", f"cat {asked} 2>/dev/null | tr '\\0' ' '")
+        said = kept(
+            "exec", "all", "--persist", "off", "--shell", "--", f"cat {asked} 2>/dev/null | tr '\\0' ' '"
+        )
         return "sys.stdin.buffer.read" not in said.stdout
 
     until(all_ended, "the agents end")
     assert set(agents(kept).values()).isdisjoint(first.values())
 
 
-def test_a_host_key_counts_when_a_connection_is_made(kept: Keeping, cluster_file: Path, tmp_path: Path) -> None:
+def test_a_host_key_counts_when_a_connection_is_made(
+    kept: Keeping, cluster_file: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
     known = cluster_file.parent / "known_hosts"

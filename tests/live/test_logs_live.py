@@ -20,8 +20,7 @@ from clusterctl.runs.finish import finish
 from clusterctl.runs.watch import Watch
 from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.fanout import Connections
-
-from .conftest import Shell
+from tests.live.conftest import Shell
 
 pytestmark = pytest.mark.live
 
@@ -114,11 +113,16 @@ print("done", end="")
     followed = shell("logs", "tail", "last", "-f", "--rank", "0-3", "--exclude", "%")
     assert followed.returncode == 0, followed.stderr
     wanted = [
-        f"node{1 + rank // 2}:{rank} {text}" for rank in range(4) for text in ("loading", f"step 1 loss {rank}", "done")
+        f"node{1 + rank // 2}:{rank} {text}"
+        for rank in range(4)
+        for text in ("loading", f"step 1 loss {rank}", "done")
     ]
     assert sorted(followed.stdout.splitlines()) == sorted(wanted)
     assert shell("logs", "tail", "last", "-n", "1", "--rank", "1", "--no-prefix").stdout == "done\n100%\n"
-    assert shell("logs", "show", "last", "--since", "1h", "--rank", "1", "--node", "node1").stdout.count("\n") == 4
+    assert (
+        shell("logs", "show", "last", "--since", "1h", "--rank", "1", "--node", "node1").stdout.count("\n")
+        == 4
+    )
     assert shell("logs", "show", "last", "--fold").stdout.splitlines() == [
         "[0-3] loading", "[0] step 1 loss 0", "[1] step 1 loss 1", "[2] step 1 loss 2", "[3] step 1 loss 3",
         "[0-3] done", "[0-3] 100%",

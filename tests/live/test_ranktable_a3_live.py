@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from clusterctl.cli.ranktable import app
+from clusterctl.cli.commands import application
 from clusterctl.errors import InputFaults, WorkFailed
 from clusterctl.inventory import cluster as inventory_cluster
 from clusterctl.ranktable import api
 from clusterctl.sandbox import cluster as sandbox_cluster
-
-from .conftest import Shell, clean_environment
+from tests.live.conftest import Shell, clean_environment
 
 pytestmark = [
     pytest.mark.live,
@@ -32,7 +31,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[inventory_clus
 
 
 def typed(cluster: inventory_cluster.Cluster, output: Path, *words: str) -> Result:
-    return CliRunner().invoke(app, ["build", "-c", cluster.source, "-o", str(output), *words])
+    return CliRunner().invoke(
+        application("ranktable"), ["build", "-c", cluster.source, "-o", str(output), *words]
+    )
 
 
 def built(cluster: inventory_cluster.Cluster, output: Path, *words: str) -> BaseException | None:

@@ -18,8 +18,7 @@ from clusterctl.ranktable import api, devices
 from clusterctl.sandbox import cluster as sandbox_cluster
 from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.fanout import Connections
-
-from .conftest import Shell, clean_environment
+from tests.live.conftest import Shell, clean_environment
 
 pytestmark = [
     pytest.mark.live,
@@ -34,7 +33,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[inventory_clus
     made.down()
 
 
-def answers(cluster: inventory_cluster.Cluster) -> list[tuple[inventory_cluster.Node, list[devices.DeviceAddress]]]:
+def answers(
+    cluster: inventory_cluster.Cluster,
+) -> list[tuple[inventory_cluster.Node, list[devices.DeviceAddress]]]:
     with Connections(transport_to(cluster)) as connections:
         outcomes = connections.on_each(cluster.nodes, lambda node, link: devices.ask(link, node))
         return [(outcome.node, outcome.get()) for outcome in outcomes]
@@ -148,7 +149,9 @@ def test_a_device_that_moved_or_lost_its_link_is_named(four: sandbox_cluster.San
     assert "node1: ok: the same file, 2 devices" in said.stdout
 
 
-def test_a_node_out_of_reach_is_3_and_hides_no_others_drift(four: sandbox_cluster.Sandbox, typed: Shell) -> None:
+def test_a_node_out_of_reach_is_3_and_hides_no_others_drift(
+    four: sandbox_cluster.Sandbox, typed: Shell
+) -> None:
     (home(four, "node1") / "table.json").write_text("{}")
     typed.folder.joinpath("cut.yaml").write_text(convert.cluster_text(away(four)))
     done = typed("ranktable", "verify", "table.json", "-c", "cut.yaml", "--json")

@@ -24,16 +24,17 @@ from clusterctl.sandbox.cluster import load as load_sandbox
 from clusterctl.ssh.choose import transport_to
 from clusterctl.text import escape_controls
 from clusterctl.transport.fanout import Connections
-from tests.clusterctl import hostile
-
-from .conftest import Shell
+from tests.live.conftest import Shell
+from tests.support import hostile
 
 pytestmark = pytest.mark.live
 
 PYTHON = ("python3", "-I", "-S", "-X", "utf8", "-c")
 TELL = "import hashlib; tell = lambda one: print(hashlib.sha256(one).hexdigest(), len(one))"
 ARGUMENTS = f"{TELL}\nimport os, sys\nfor one in sys.argv[1:]: tell(os.fsencode(one))"
-VARIABLES = f"{TELL}\nimport os\nfor n in range(500): tell(os.environb.get(b'HOSTILE_%d' % n, b'(not there)'))"
+VARIABLES = (
+    f"{TELL}\nimport os\nfor n in range(500): tell(os.environb.get(b'HOSTILE_%d' % n, b'(not there)'))"
+)
 
 
 def told(texts: list[str]) -> list[str]:
@@ -185,7 +186,10 @@ def test_hosts_users_and_gateways_that_are_options_or_commands_are_refused(
         changed = json.loads(json.dumps(value))
         changed["nodes"]["node1"][key] = text
         mine.write_text(json.dumps(changed))
-        for command in (("exec", "node1", "--timeout", "5", "--", "true"), ("push", "-n", "node1", str(mine))):
+        for command in (
+            ("exec", "node1", "--timeout", "5", "--", "true"),
+            ("push", "-n", "node1", str(mine)),
+        ):
             verb, *words = command
             done = shell(verb, "-c", str(mine), *words)
             assert not canary.exists(), (key, text, verb)
@@ -201,7 +205,10 @@ def listeners(folder: Path, known: set[str]) -> dict[tuple[str, int], str]:
             if fields[3] == "0A" and fields[9] not in known:
                 address, port = fields[1].rsplit(":", 1)
                 octets = bytes.fromhex(address)[::-1]
-                found[fields[9]] = (".".join(map(str, octets)) if len(octets) == 4 else address, int(port, 16))
+                found[fields[9]] = (
+                    ".".join(map(str, octets)) if len(octets) == 4 else address,
+                    int(port, 16),
+                )
     known.update(found)
     mine: dict[tuple[str, int], str] = {}
     for entry in Path("/proc").iterdir() if found else ():
@@ -266,7 +273,9 @@ def test_a_push_opens_the_relays_listeners_and_no_others_and_they_serve_no_stran
     while process.poll() is None:
         fresh = listeners(made.directory, known)
         for at in fresh:
-            given += [given_to_a_stranger(at, *how) for how in ((None, False), (None, True), (certificate, True))]
+            given += [
+                given_to_a_stranger(at, *how) for how in ((None, False), (None, True), (certificate, True))
+            ]
         seen.update(fresh)
         time.sleep(0.005)
     assert process.returncode == 0, process.stderr and process.stderr.read()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Shell
+from tests.live.conftest import Shell
 
 pytestmark = pytest.mark.live
 MEMORY = Path("/sys/fs/cgroup/memory")  # version 1; in version 2 a group with processes may limit none below

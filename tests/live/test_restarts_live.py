@@ -15,11 +15,10 @@ import pytest
 
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.sandbox import cluster, namespaces
-
-from .conftest import Shell, clean_environment
-from .test_commands import marked
-from .test_training import data as data
-from .test_training import job_file, losses
+from tests.live.conftest import Shell, clean_environment
+from tests.live.test_commands import marked
+from tests.live.test_training import data as data
+from tests.live.test_training import job_file, losses
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 

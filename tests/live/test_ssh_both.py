@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent import processes
-from tests.clusterctl.nodes import wait_for
-
-from .conftest import Shell
-from .test_commands import marked, refused
+from tests.live.conftest import Shell
+from tests.live.test_commands import marked, refused
+from tests.support.nodes import wait_for
 
 pytestmark = pytest.mark.live
 

@@ -15,8 +15,7 @@ import pytest
 
 from clusterctl.sandbox import sshd as sandbox_sshd
 from clusterctl.sandbox.cluster import load as load_sandbox
-
-from .conftest import Shell
+from tests.live.conftest import Shell
 
 pytestmark = pytest.mark.live
 

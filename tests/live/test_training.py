@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.sandbox import demo
-
-from .conftest import Shell
-from .test_commands import marked
+from tests.live.conftest import Shell
+from tests.live.test_commands import marked
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 

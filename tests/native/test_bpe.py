@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from bench.encode_texts import hostile
+from bench.corpus.texts import hostile
 from native.compiled import library
 from native.text import bpe, unicode_classes
 

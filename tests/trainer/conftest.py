@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tests.native.conftest import compiled  # noqa: F401  a fixture here too
+from tests.native.conftest import compiled  # noqa: F401
 from trainer.corpus.indexed import Writer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +88,7 @@ def rank_server() -> Iterator[subprocess.Popen[str]]:
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     }
     server = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("rank_server.py"))],
+        [sys.executable, str(ROOT / "tests" / "support" / "rank_server.py")],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -18,7 +18,7 @@ from tests.trainer.conftest import ROOT, free_port
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Read = Callable[..., list[dict[str, Any]]]
-NODE = Path(__file__).with_name("npu_node")
+NODE = Path(__file__).parents[1] / "support" / "npu_node"
 # The model computes on the CPU's own kernels behind another device: only those of attention and AdamW differ.
 SAME = 2e-5
 

@@ -47,7 +47,3 @@ class Infilling:
     """Chance that a token of a short span is hidden from what comes after it (dBLOCK)."""
     shuffle: bool = setting(True)
     """Whether spans are written in another order than they are read."""
-
-
-
-

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 
-
 def layout_of(config: TrainConfig, world: int) -> tuple[Layout, list[Fault]]:
     """The layout of so many ranks; where they do not divide, one that does for going on, and the fault."""
     tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
@@ -43,7 +42,10 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
         (_batch_faults(config, layout), batch),
         (_ramp_faults(config, layout), f"{batch} batch_ramp"),
         (_rate_faults(config), "optimizer.lr optimizer.min_lr"),
-        (_schedule_faults(config), "steps batch_ramp optimizer.warmup optimizer.warmup_steps optimizer.decay"),
+        (
+            _schedule_faults(config),
+            "steps batch_ramp optimizer.warmup optimizer.warmup_steps optimizer.decay",
+        ),
         (_tensor_faults(config, layout), "model parallel"),
         (_pipeline_faults(config, layout), f"{batch} model engine"),
         (_recompute_faults(config), "model parallel recompute"),

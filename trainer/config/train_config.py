@@ -104,16 +104,9 @@ class TrainConfig:
         """What each stage of the pipeline holds."""
         how, layers = self.parallel, self.model.layers
         return [
-            pieces_of(layers, stage, how.pipeline, how.interleave, tuple(how.layers)) for stage in range(how.pipeline)
+            pieces_of(layers, stage, how.pipeline, how.interleave, tuple(how.layers))
+            for stage in range(how.pipeline)
         ]
-
-
-
-
-
-
-
-
 
 
 def read_train(raw: Mapping[str, Any], faults: list[Fault]) -> tuple[TrainConfig, dict[str, Any]]:

@@ -127,7 +127,9 @@ class DeepSpeedEngine:
         moments: dict[str, Tensor] = {}
         averages = {moment: self.moments.of(moment) for moment in MOMENTS}
         for name, parameter in self.parameters.items():
-            weight = self.shares.collect(name, self.shares.rows) if self.config.zero == 3 else parameter.detach()
+            weight = (
+                self.shares.collect(name, self.shares.rows) if self.config.zero == 3 else parameter.detach()
+            )
             self._keep(weights, name, weight)
             for moment in MOMENTS:
                 self._keep(moments, f"{moment}.{name}", self.shares.collect(name, averages[moment]))
@@ -160,7 +162,9 @@ class DeepSpeedEngine:
     def _load_weight(self, name: str, whole: Tensor) -> None:
         """What is divided is whole for as long as it takes to change it."""
         parameter = self.parameters[name]
-        with self.deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self.config.zero == 3):
+        with self.deepspeed.zero.GatheredParameters(
+            [parameter], modifier_rank=0, enabled=self.config.zero == 3
+        ):
             parameter.copy_(self._own(name, whole, parameter.shape))
 
     def _own(self, name: str, whole: Tensor, shape: torch.Size) -> Tensor:
@@ -215,7 +219,9 @@ def settings(config: TrainConfig, accumulation: int, numbers: int, device: Devic
         "train_batch_size": config.global_batch,
         "train_micro_batch_size_per_gpu": config.micro_batch,
         "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": config.optimizer.clip if config.zero else 0.0,  # without ZeRO the engine clips by itself
+        "gradient_clipping": config.optimizer.clip
+        if config.zero
+        else 0.0,  # without ZeRO the engine clips by itself
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

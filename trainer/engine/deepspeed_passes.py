@@ -50,7 +50,9 @@ class Dense:
         total = torch.zeros((), device=self.device.name)
         for micro in batch:
             last = micro is batch[-1]
-            engine.set_gradient_accumulation_boundary(last)  # batches may grow, and DeepSpeed counts by the config
+            engine.set_gradient_accumulation_boundary(
+                last
+            )  # batches may grow, and DeepSpeed counts by the config
             loss = engine(*micro) / len(batch)
             if last:
                 own.stop()  # the backward pass waits for the other ranks
@@ -90,7 +92,9 @@ class Staged:
         self.data = groups.data
         own = (model, device, precision, line.is_first)
         middle = [pipe.LayerSpec(_Stage, *own) for _ in range(line.stages - 2)]
-        first, last = (pipe.TiedLayerSpec("ends", _Stage, *own, tied_weight_attr=f"model.{TIED}") for _ in range(2))
+        first, last = (
+            pipe.TiedLayerSpec("ends", _Stage, *own, tied_weight_attr=f"model.{TIED}") for _ in range(2)
+        )
         topology = deepspeed.runtime.pipe.topology.PipeModelDataParallelTopology
         # It prints what it divides, and sends the table as if that were to be differentiated.
         with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():

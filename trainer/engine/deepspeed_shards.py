@@ -64,7 +64,12 @@ class Shares:
             if share.start == share.end or data.rank not in (0, owner):
                 continue
             if data.rank == owner:
-                part = rows[share.row].detach().view(-1)[share.at : share.at + share.end - share.start].to(device)
+                part = (
+                    rows[share.row]
+                    .detach()
+                    .view(-1)[share.at : share.at + share.end - share.start]
+                    .to(device)
+                )
             else:
                 part = torch.empty(share.end - share.start, device=device)
             data.bring_to_zero(part, owner)
@@ -77,10 +82,14 @@ class Shares:
         """This rank's share of a parameter's numbers into its row."""
         share = self.of[name][min(self.data.rank, len(self.of[name]) - 1)]
         part = whole.flatten()[share.start : share.end]
-        rows[share.row].view(-1)[share.at : share.at + share.end - share.start] = part.to(rows[share.row].device)
+        rows[share.row].view(-1)[share.at : share.at + share.end - share.start] = part.to(
+            rows[share.row].device
+        )
 
 
-def _share(row: int, numbers: int, begun: int, rank: int, parameter: Any, of_row: Tensor, stage: int) -> Share:
+def _share(
+    row: int, numbers: int, begun: int, rank: int, parameter: Any, of_row: Tensor, stage: int
+) -> Share:
     """A rank's part of a parameter of so many numbers; `begun`: what is before it in the row."""
     if stage == 0:
         return Share(row, 0, 0, numbers)
@@ -108,7 +117,9 @@ class Moments:
     def of(self, moment: str) -> list[Tensor]:
         """One of the averages, a tensor a row; zeros before the first step."""
         states = [self.adamw.state.get(row, {}) for row in self.rows]
-        return [own[moment] if own else torch.zeros_like(row) for own, row in zip(states, self.rows, strict=True)]
+        return [
+            own[moment] if own else torch.zeros_like(row) for own, row in zip(states, self.rows, strict=True)
+        ]
 
     def begin(self, taken: int) -> None:
         """Averages to be filled, after so many steps."""

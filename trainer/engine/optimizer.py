@@ -26,7 +26,9 @@ def decay_of(parameter: nn.Parameter, config: OptimizerConfig) -> float:
     return config.weight_decay if parameter.dim() >= 2 else 0.0
 
 
-def adamw(parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, fused: bool = True) -> torch.optim.AdamW:
+def adamw(
+    parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, fused: bool = True
+) -> torch.optim.AdamW:
     """torch's own object, for engines that want one; fused, where a device has it, it runs at the speed of memory."""
     decays = dict.fromkeys(decay_of(parameter, config) for parameter in parameters.values())
     groups = [

@@ -202,7 +202,12 @@ class GradientBuffer:
 
     def _arrived(self, name: str, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        if name in self.last and not self.travels and not self.parallel.divides_sequence and name not in self.added:
+        if (
+            name in self.last
+            and not self.travels
+            and not self.parallel.divides_sequence
+            and name not in self.added
+        ):
             return  # the only one there will be
         if name in self.added:
             self.views[name].add_(parameter.grad)
@@ -241,7 +246,9 @@ class GradientBuffer:
     def wait(self) -> None:
         """Until every gradient is there and summed."""
         for name, parameter in self.parameters.items():
-            if parameter.grad is None and name not in self.added:  # a part of the model that had no part in the loss
+            if (
+                parameter.grad is None and name not in self.added
+            ):  # a part of the model that had no part in the loss
                 self.views[name].zero_()
                 self.added.add(name)
         if self.travels:

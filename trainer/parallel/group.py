@@ -134,7 +134,9 @@ class Groups:
             beside = Parallel(own.rank, own.world, own.handle, sequence)
         across = _made([layout.rank(stage, at, tensor) for at in range(layout.data)], everyone)
         if layout.pipeline > 1:
-            line = _line([layout.rank(at, data, tensor) for at in range(layout.pipeline)], everyone, interleave)
+            line = _line(
+                [layout.rank(at, data, tensor) for at in range(layout.pipeline)], everyone, interleave
+            )
         return cls(everyone, across, beside, line)
 
     @property

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 
-
 BUBBLE = 0.25  # of a step: above it the pipeline costs more than most layouts without it
 EPOCHS = 4.0  # a corpus read more often than this teaches little that is new
 
@@ -159,7 +158,10 @@ def _part_faults(config: TrainConfig, indices: dict[str, Index], which: str) -> 
             yield Fault(keys[source.prefix], *found)
         there.append((_tokens(indices, source, split, part) - 1) // config.model.sequence)
     read_once = len(sources) > 1 and sources[0].weight is None
-    drawn = {"train": config.batches.consumed(config.steps), "valid": config.batches.whole * config.eval.batches}
+    drawn = {
+        "train": config.batches.consumed(config.steps),
+        "valid": config.batches.whole * config.eval.batches,
+    }
     if read_once and all(n > 0 for n in there) and sum(there) < drawn[which]:
         key = f"train.data.{which if data.parted else 'blend'}"
         yield Fault(key, *blend_fault(which, there, drawn[which]))
@@ -210,7 +212,9 @@ def _faults(config: TrainConfig, words: Tokenizer) -> Iterator[Fault]:
     needed, there = _ids(config, words), config.model.vocab
     if needed > there:
         own = " with GLM's own" if config.model.kind == "glm" else ""
-        yield Fault("train.model.vocab", f"is {there}, but the tokenizer has {needed} ids{own}", f"use {needed}")
+        yield Fault(
+            "train.model.vocab", f"is {there}, but the tokenizer has {needed} ids{own}", f"use {needed}"
+        )
 
 
 def _notes(config: TrainConfig, words: Tokenizer) -> Iterator[str]:

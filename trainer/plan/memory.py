@@ -157,7 +157,9 @@ def _stage(config: TrainConfig, layout: Layout, stage: int) -> Stage:
         highest.logits,
         highest.buffers + always,
     )
-    return Stage(stage, layer_ranges(config, layout, stage), sizes.all, memory, highest.name, through, there.node)
+    return Stage(
+        stage, layer_ranges(config, layout, stage), sizes.all, memory, highest.name, through, there.node
+    )
 
 
 def pass_of(config: TrainConfig, layout: Layout) -> Pass:
@@ -187,7 +189,9 @@ def _moments(
 ) -> Iterator[Moment]:
     """Each moment that may be the highest; `through`: all activations that are kept."""
     casts, width = sizes.layers * kept.cast_layer(one), kept_width(config)
-    added = width if there.gradients else 0  # bytes of a number of a gradient on its way into the place for all
+    added = (
+        width if there.gradients else 0
+    )  # bytes of a number of a gradient on its way into the place for all
     table = width * sizes.table
     fused = one.kind == "cpu" and one.tensor == 1  # makes the head's gradients with the loss
     if last:
@@ -200,7 +204,9 @@ def _moments(
             wide = 0 if one.width == WIDE and one.tensor > 1 else WIDE if one.tensor > 1 else 2 * WIDE
             yield Moment("loss", 0, through, scores * (one.width + wide), everything)
             gradient = sizes.table * (max(width, added) + (one.width if one.cast else 0))
-            yield Moment("head", 0, through, scores * (one.width + wide // 2), everything + gradient + one.wide_share)
+            yield Moment(
+                "head", 0, through, scores * (one.width + wide // 2), everything + gradient + one.wide_share
+            )
     if config.recompute.mode == "full":
         casts = 0  # made anew with each block
     working = casts + _again(config, one, sizes.layers) + _working(one) + there.gathered
@@ -305,7 +311,9 @@ def micros_of(config: TrainConfig, layout: Layout) -> int:
 def _buffered(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     """trainer.engine.rank_state.Buffered."""
     width, divided = kept_width(config), config.zero >= 1 and layout.data > 1
-    own = max(sizes.all // layout.data, sizes.table) if divided else sizes.all  # whole parameters have an owner
+    own = (
+        max(sizes.all // layout.data, sizes.table) if divided else sizes.all
+    )  # whole parameters have an owner
     state = MOMENTS + (WIDE if width < WIDE else 0)
     sent = width * own if divided else 0
     if micros_of(config, layout) > 1 or layout.data > 1 or (config.parallel.sequence and layout.tensor > 1):

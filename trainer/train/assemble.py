@@ -98,7 +98,9 @@ def run_training(
     if config.offload and device.kind == "cpu":
         keeper.notes.append("note: train.offload moves nothing here: a CPU's memory is the node's")
     if config.model.kind == "glm" and not config.data.tokenizer:
-        keeper.notes.append("note: without train.data.tokenizer a document is one sentence, which [sMASK] takes whole")
+        keeper.notes.append(
+            "note: without train.data.tokenizer a document is one sentence, which [sMASK] takes whole"
+        )
     startup.done("checkpoint")
     start = start_facts(config, environment, group, device, ops)
     start |= {"step": step, "resumed_from": keeper.resumed_from or None, "notes": keeper.notes}
@@ -148,7 +150,9 @@ def _text_ids(config: TrainConfig) -> int:
     if config.data.tokenizer:
         there = Tokenizer.load(Path(config.data.tokenizer)).vocab
         if there > vocab:
-            raise InputError(f"train.model.vocab is {vocab}, but the tokenizer has {there} ids", f"use vocab: {there}")
+            raise InputError(
+                f"train.model.vocab is {vocab}, but the tokenizer has {there} ids", f"use vocab: {there}"
+            )
     return vocab
 
 

@@ -72,7 +72,9 @@ class Keeper:
             raise CheckpointError(fault, "correct the config, or use resume: never to begin anew")
         if step:
             taken = self.group.share(found.manifest["optimizer_steps"] if found else 0)
-            self.engine.loss_scale.load(self.group.share(found.manifest.get("loss_scale", {}) if found else {}))
+            self.engine.loss_scale.load(
+                self.group.share(found.manifest.get("loss_scale", {}) if found else {})
+            )
             shapes = self.engine.shapes
             moments = {f"{moment}.{name}": shape for name, shape in shapes.items() for moment in MOMENTS}
             model = self._arriving(shapes, found, checkpoints.MODEL)

@@ -109,7 +109,12 @@ def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
     read = time.monotonic() - began  # a slow disk makes a slow rank too
     again = partial(run.engine.step, batch, rate, dropout_seed(config.seed, finished + 1, run.dropout_place))
     result, cause = again(), ""
-    if search and run.search and not result.calibrating and not (math.isfinite(result.loss) and not result.skipped):
+    if (
+        search
+        and run.search
+        and not result.calibrating
+        and not (math.isfinite(result.loss) and not result.skipped)
+    ):
         result, cause = run.search(again)
     seconds = time.monotonic() - began
     return StepDone(

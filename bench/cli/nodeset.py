@@ -1,0 +1,102 @@
+"""Node sets beside ClusterShell's `nodeset`: the same names expanded and folded, as processes and inside of them.
+
+python -m bench.cli.nodeset
+
+As processes it is what a user waits for; inside, each library in its own Python, the start is left out.
+A ratio below 1 means that clusterctl is faster. Median of runs in turn; the answers are compared first.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+RUNS = 5
+SIZES = (1_000, 10_000, 100_000)
+OURS = str(Path(sys.executable).with_name("clusterctl"))
+SETS: dict[str, Callable[[int], str]] = {
+    "one range": lambda size: f"node[1-{size}]",
+    "every other": lambda size: "node[" + ",".join(str(one) for one in range(1, 2 * size, 2)) + "]",
+    "racks x nodes": lambda size: f"r[1-{size // 50}]n[01-50]",
+}
+INSIDE = """
+import json, sys, time
+kind, expression, names = json.load(sys.stdin)
+if kind == "theirs":
+    from ClusterShell.NodeSet import NodeSet
+    expand, fold = (lambda: list(NodeSet(expression))), (lambda: str(NodeSet.fromlist(names)))
+else:
+    from clusterctl.inventory import nodeset
+    expand, fold = (lambda: nodeset.expand(expression)), (lambda: nodeset.fold(names))
+for work in (expand, fold):
+    began = time.process_time()
+    work()
+    print(time.process_time() - began)
+"""
+
+
+def timed(argv: list[str], sent: str) -> tuple[float, str]:
+    began = time.perf_counter()
+    ran = subprocess.run(argv, input=sent, capture_output=True, text=True, check=True)
+    return time.perf_counter() - began, ran.stdout.strip()
+
+
+def side_by_side(ours: list[str], theirs: list[str], sent: str) -> tuple[float, float]:
+    """Seconds of each, and that they say the same."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(RUNS):
+        (mine, said), (peer, answer) = timed(ours, sent), timed(theirs, sent)
+        assert said == answer, f"{' '.join(ours)[:80]} says something else than {theirs[0]}"
+        times[0].append(mine)
+        times[1].append(peer)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def inside(python: str, kind: str, expression: str, names: list[str]) -> list[float]:
+    sent = json.dumps([kind, expression, names])
+    runs = [timed([python, "-c", INSIDE], sent)[1].split() for _ in range(RUNS)]
+    return [statistics.median(float(run[place]) for run in runs) for place in (0, 1)]
+
+
+def line(words: str, mine: float, peer: float) -> None:
+    print(f"{words:<44} {mine * 1000:8.0f} ms {peer * 1000:8.0f} ms   {mine / peer:5.2f}")
+
+
+def main() -> int:
+    peer = shutil.which("nodeset")
+    if peer is None:
+        print("nodeset is not installed: apt install clustershell", file=sys.stderr)
+        return 1
+    python = Path(peer).read_bytes().split(b"\n")[0].decode().removeprefix("#!").split()[-1]
+    print(f"{'':<44} {'clusterctl':>11} {'nodeset':>11}   ratio")
+    for words, make in SETS.items():
+        for size in SIZES:
+            expression = make(size) + "\n"  # without the line end, nodeset drops the last character
+            names = subprocess.run(
+                [peer, "-e", "-"], input=expression, capture_output=True, text=True, check=True
+            ).stdout.split()
+            line(
+                f"process: expand {size:,}, {words}",
+                *side_by_side([OURS, "nodes", "expand", "-"], [peer, "-e", "-"], expression),
+            )
+            line(
+                f"process: fold {size:,}, {words}",
+                *side_by_side([OURS, "nodes", "fold", "-"], [peer, "-f", "-"], "\n".join(names) + "\n"),
+            )
+            mine, theirs = (
+                inside(sys.executable, "ours", expression, names),
+                inside(python, "theirs", expression, names),
+            )
+            line(f"inside:  expand {size:,}, {words}", mine[0], theirs[0])
+            line(f"inside:  fold {size:,}, {words}", mine[1], theirs[1])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""How long rank tables take to build, merge, check, read and write, and how that grows.
+
+    python -m bench.cli.ranktable [--servers 500 2000 10000] [--repeat 3] [--json]
+
+Eight devices a server. Each row is the best of the repeats in a process of its own, which also tells the most
+memory that it held. `merge` reads one file a server from disk, as `ranktable merge` does, and renders the whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from clusterctl.inventory.cluster import Node
+from clusterctl.ranktable import api
+from clusterctl.ranktable.devices import DeviceAddress
+
+DEVICES = 8
+LIMITS = {2000: 0.5, 10_000: 2.0}  # seconds, for build, merge and check
+LIMIT_MB = 500
+WORK = ("build", "merge", "check", "load", "render", "halves")
+
+
+def entries(servers: int) -> list[tuple[Node, list[DeviceAddress]]]:
+    """Nodes and what their devices would answer."""
+    made = []
+    for number in range(servers):
+        address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
+        node = Node(f"node{number}", host=address, address=address, kind="npu", server_id=address)
+        made.append(
+            (node, [DeviceAddress(one, f"192.{one}.{number >> 8}.{number & 255}") for one in range(DEVICES)])
+        )
+    return made
+
+
+def task(what: str, servers: int, folder: Path) -> Callable[[], object]:
+    """The work to be timed, with its inputs ready."""
+    nodes = entries(servers)
+    if what == "build":
+        return lambda: api.build(nodes).render()
+    if what == "merge":
+        paths = []
+        for number, entry in enumerate(nodes):
+            paths.append(folder / f"{number}.json")
+            paths[-1].write_text(api.build([entry]).render())
+        return lambda: api.merge(api.load_all(paths)).render()
+    if what == "halves":
+        parts = [(f"{at}", api.build(nodes[at::2])) for at in range(2)]
+        return lambda: api.merge(parts)
+    table = api.build(nodes)
+    text = table.render()
+    if what == "check":
+        return lambda: api.check(text)
+    return (lambda: api.parse(text)) if what == "load" else table.render
+
+
+def measure(what: str, servers: int, repeat: int) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder:
+        work = task(what, servers, Path(folder))
+        times = []
+        for _ in range(repeat):
+            began, busy = time.perf_counter(), time.process_time()
+            work()
+            times.append((time.perf_counter() - began, time.process_time() - busy))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    seconds, cpu = min(times)
+    return {"what": what, "servers": servers, "seconds": seconds, "cpu": cpu, "mb": memory}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--servers", type=int, nargs="+", default=[500, 2000, 10_000])
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(measure(asked.one[0], int(asked.one[1]), asked.repeat)))
+        return 0
+    rows = [row for what in WORK for row in grown(what, asked.servers, asked.repeat)]
+    if asked.json:
+        print(json.dumps(rows))
+    else:
+        show(rows)
+        load, cores = os.getloadavg()[0], os.cpu_count()
+        print(f"load {load:.1f} on {cores} cores" + (": too busy to judge by" if load > (cores or 1) else ""))
+    return int(any(row["over"] for row in rows))
+
+
+def grown(what: str, sizes: list[int], repeat: int) -> list[dict[str, object]]:
+    """One kind of work at each size; `over` where a limit is broken."""
+    rows = []
+    for servers in sizes:
+        argv = [
+            sys.executable,
+            "-m",
+            "bench.cli.ranktable",
+            "--one",
+            what,
+            str(servers),
+            "--repeat",
+            str(repeat),
+        ]
+        row = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, check=True, timeout=300).stdout)
+        row["over"] = row["seconds"] > LIMITS.get(servers, float("inf")) or row["mb"] > LIMIT_MB
+        rows.append(row)
+    return rows
+
+
+def show(rows: list[dict[str, object]]) -> None:
+    print(f"{'work':<8}{'servers':>9}{'ranks':>9}{'seconds':>9}{'cpu':>8}{'us/rank':>9}{'MB':>7}")
+    for row in rows:
+        servers, seconds, cpu = (float(str(row[key])) for key in ("servers", "seconds", "cpu"))
+        ranks = servers * DEVICES
+        late = "  over" if row["over"] else ""
+        print(
+            f"{row['what']:<8}{servers:>9.0f}{ranks:>9.0f}{seconds:>9.3f}{cpu:>8.3f}{seconds / ranks * 1e6:>9.2f}"
+            f"{float(str(row['mb'])):>7.0f}{late}"
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

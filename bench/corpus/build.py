@@ -1,0 +1,236 @@
+"""JSON lines to `.bin/.idx`: `data build` beside the loop that Megatron's preprocess_data.py is, on the same corpus.
+
+    python -m bench.corpus.build [--megabytes 200] [--tokenizer gpt2/tokenizer.json] [--workers 2] [--times 10] [--json]
+                         [--peer-python VENV/bin/python]
+
+The peer is that loop made again: worker processes under `imap` with 32 lines a task, `tokenizers` one document after
+another, and megatron-core's own IndexedDatasetBuilder, which --peer-python must be able to import
+(pip install --no-deps megatron-core==0.16.1; it needs torch and numpy). Both must write the same bytes. Processor time
+is of all processes; memory is the most that they held together (proportional set size, looked at 10 times a second).
+--times 10 builds a corpus ten times as large too, and shows that memory does not grow with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES_A_TASK = 32  # as the loop has it
+LOOK = 0.1  # seconds between two looks at the memory
+
+
+@dataclass(frozen=True)
+class Row:
+    """One build; `digest` over both files."""
+
+    name: str
+    megabytes: float
+    documents: int
+    clock_s: float
+    processor_s: float
+    peak_mb: float
+    digest: str
+
+    @property
+    def rate(self) -> float:
+        """Documents a second by the clock."""
+        return self.documents / self.clock_s
+
+
+# -- the peer, in a process of its own ----------------------------------------------------------------------
+
+
+class Encode:
+    """What a worker does with a line; the tokenizer is loaded once in each."""
+
+    def __init__(self, tokenizer: str, end: int) -> None:
+        self._path, self._end = tokenizer, end
+
+    def begin(self) -> None:
+        import tokenizers
+
+        Encode.words = tokenizers.Tokenizer.from_file(self._path)  # type: ignore[attr-defined]
+
+    def line(self, line: str) -> tuple[list[int], list[int]]:
+        text = json.loads(line)["text"]
+        ids: list[int] = list(Encode.words.encode(text, add_special_tokens=False).ids)  # type: ignore[attr-defined]
+        lengths = [len(ids)] if ids else []
+        if ids:
+            ids.append(self._end)
+            lengths[-1] += 1
+        return ids, lengths
+
+
+def peer(source: str, tokenizer: str, output: str, workers: int) -> None:
+    """The loop: lines through a pool, documents into the builder as they come back in order."""
+    import multiprocessing
+
+    import tokenizers
+    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+
+    words = tokenizers.Tokenizer.from_file(tokenizer)
+    encode = Encode(tokenizer, words.token_to_id("<|endoftext|>"))
+    builder = IndexedDatasetBuilder(output + ".bin", dtype=DType.optimal_dtype(words.get_vocab_size()))
+    with (
+        open(source, encoding="utf-8") as lines,
+        multiprocessing.get_context("fork").Pool(workers, initializer=encode.begin) as pool,
+    ):
+        for ids, lengths in pool.imap(encode.line, lines, LINES_A_TASK):
+            builder.add_document(ids, lengths)
+    builder.finalize(output + ".idx")
+
+
+# -- measured -----------------------------------------------------------------------------------------------
+
+
+def corpus(path: Path, megabytes: float) -> int:
+    """JSON lines of made-up documents, from a few words to some thousand; how many there are."""
+    sys.path[0] = str(ROOT)
+    from bench.corpus.texts import prose
+
+    size = count = 0
+    with path.open("w", encoding="utf-8") as out:
+        for text in prose():
+            size += out.write(json.dumps({"id": count, "text": text}, ensure_ascii=False) + "\n")
+            count += 1
+            if size >= megabytes * 1e6:
+                return count
+    return count
+
+
+def measured(name: str, argv: list[str], source: Path, documents: int, output: Path) -> Row:
+    """Run a build and look at all its processes while it runs."""
+    before = os.times()
+    began = time.monotonic()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
+    process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL)
+    peak = 0.0
+    while process.poll() is None:
+        peak = max(peak, held(process.pid))
+        time.sleep(LOOK)
+    clock = time.monotonic() - began
+    after = os.times()
+    if process.returncode:
+        raise SystemExit(f"{name}: exit code {process.returncode}")
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    digest = hashlib.sha256()
+    for ending in (".bin", ".idx"):
+        digest.update(output.with_name(output.name + ending).read_bytes())
+    return Row(name, source.stat().st_size / 1e6, documents, clock, spent, peak, digest.hexdigest()[:16])
+
+
+def held(pid: int) -> float:
+    """Megabytes of a process and all below it, what they share counted once."""
+    import psutil
+
+    total = 0
+    try:
+        whole = psutil.Process(pid)
+        for one in (whole, *whole.children(recursive=True)):
+            total += one.memory_full_info().pss
+    except psutil.Error:
+        pass
+    return total / 1e6
+
+
+def ours(source: Path, tokenizer: Path, output: Path, workers: int) -> list[str]:
+    words = ["--input", str(source), "--tokenizer", str(tokenizer), "--output", str(output), "--append-eod"]
+    return [
+        sys.executable,
+        "-m",
+        "trainer",
+        "data-build",
+        *words,
+        "--workers",
+        str(workers),
+        "--replace",
+        "--json",
+    ]
+
+
+def made_tokenizer(folder: Path, source: Path) -> Path:
+    words = ["--input", str(source), "--vocab-size", "32000", "--output", str(folder / "tokenizer.json")]
+    subprocess.run(
+        [sys.executable, "-m", "trainer", "tokenizer-train", *words], check=True, stdout=sys.stderr
+    )
+    return folder / "tokenizer.json"
+
+
+def rows(options: argparse.Namespace, folder: Path) -> list[Row]:
+    source = folder / "corpus.jsonl"
+    documents = corpus(source, options.megabytes)
+    tokenizer = options.tokenizer or made_tokenizer(folder, source)
+    found = []
+    if options.peer_python:
+        argv = [options.peer_python, __file__, "--peer", str(source), str(tokenizer), str(folder / "peer")]
+        found.append(
+            measured(
+                "preprocess_data's loop", [*argv, str(options.workers)], source, documents, folder / "peer"
+            )
+        )
+    argv = ours(source, tokenizer, folder / "ours", options.workers)
+    found.append(measured("data build", argv, source, documents, folder / "ours"))
+    if options.times > 1:
+        large = folder / "large.jsonl"
+        with large.open("wb") as out:
+            for _ in range(options.times):
+                out.write(source.read_bytes())
+        argv = ours(large, tokenizer, folder / "large", options.workers)
+        name = f"data build, {options.times} times as much"
+        found.append(measured(name, argv, large, documents * options.times, folder / "large"))
+    return found
+
+
+def table(found: list[Row]) -> str:
+    lines = [
+        f"{'':32} {'MB':>7} {'documents/s':>12} {'MB/s':>7} {'processor s':>12} {'MB/s of it':>11} {'peak MB':>8}"
+    ]
+    for row in found:
+        speed, worked = row.megabytes / row.clock_s, row.megabytes / row.processor_s
+        lines.append(
+            f"{row.name:32} {row.megabytes:>7.0f} {row.rate:>12,.0f} {speed:>7.1f} {row.processor_s:>12.1f}"
+            f" {worked:>11.1f} {row.peak_mb:>8.0f}"
+        )
+    if len(found) > 1 and found[0].name != "data build":
+        first, second = found[:2]
+        same = "the same bytes" if first.digest == second.digest else "OTHER BYTES"
+        lines.append(
+            f"ratio: {second.rate / first.rate:.1f} times its documents a second, "
+            f"{first.processor_s / second.processor_s:.1f} times by processor time, "
+            f"{second.peak_mb / first.peak_mb:.2f} of its memory, {same}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--megabytes", type=float, default=200)
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--times", type=int, default=1, help="build a corpus so many times as large too")
+    parser.add_argument("--peer-python", help="a Python that imports megatron-core and tokenizers")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-data-") as folder:
+        found = rows(options, Path(folder))
+    text: Any = json.dumps([asdict(row) for row in found], indent=2) if options.json else table(found)
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--peer"]:
+        peer(sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]))
+    else:
+        main()

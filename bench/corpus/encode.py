@@ -1,0 +1,210 @@
+"""Megabytes of text a second that become ids: our encoder beside `tokenizers`, and tiktoken where it is installed.
+
+    python -m bench.corpus.encode [--tokenizer gpt2/tokenizer.json] [--megabytes 20] [--threads 1 2] [--json]
+
+All of them get the same documents with the same tokenizer, 1,000 documents a call, and must give the same ids.
+A row is processor time as well as time by the clock: the first holds on a machine where others work.
+Without a tokenizer one of 32,000 tokens is trained on the texts; tiktoken is told its merges as bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+# Before `tokenizers` is loaded: how many threads it takes is told by the environment, so a process a row.
+
+AT_ONCE = 1000
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One encoder on one corpus; `megabytes` of UTF-8, `digest` of all the ids, `peak_mb` the process's memory."""
+
+    encoder: str
+    corpus: str
+    threads: int
+    megabytes: float
+    tokens: int
+    digest: int
+    clock_s: float
+    processor_s: float
+    peak_mb: int
+
+    @property
+    def speed(self) -> float:
+        """Megabytes a second by the clock."""
+        return self.megabytes / self.clock_s
+
+
+def encoders(path: Path, threads: int) -> dict[str, Callable[[list[str]], Any]]:
+    """Each takes documents and gives something that `counted` understands; loaded when first asked."""
+    from trainer.corpus.encoder import Encoder
+    from trainer.corpus.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(path)
+    own = Encoder.load(tokenizer, threads)
+    found: dict[str, Callable[[list[str]], Any]] = {
+        "clusterctl": own.encode_many,
+        "tokenizers": tokenizer.encode_many,
+    }
+    with contextlib.suppress(ImportError):
+        found["tiktoken"] = _tiktoken(tokenizer, threads)
+    return found
+
+
+def _tiktoken(tokenizer: Any, threads: int) -> Callable[[list[str]], Any]:
+    import tiktoken
+
+    from trainer.corpus.encoder import byte_characters
+
+    byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+    vocab = tokenizer.definition()["model"]["vocab"]
+    ranks = {
+        bytes(byte_of[one] for one in token): number
+        for token, number in vocab.items()
+        if all(one in byte_of for one in token) and number != tokenizer.eod
+    }
+    encoding = tiktoken.Encoding(
+        "ours", pat_str=GPT2_WORDS, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": tokenizer.eod}
+    )
+    return lambda texts: encoding.encode_batch(texts, num_threads=threads, allowed_special="all")
+
+
+def counted(result: Any) -> tuple[int, int]:
+    """Tokens, and a sum that tells one order of ids from another."""
+    import numpy as np
+
+    ids = (
+        result[0]
+        if isinstance(result, tuple)
+        else np.concatenate([np.asarray(row, np.int64) for row in result])
+    )
+    places = np.arange(1, len(ids) + 1, dtype=np.int64)
+    return len(ids), int((ids.astype(np.int64) * (places % 65521)).sum())
+
+
+def measure(name: str, corpus: str, path: Path, megabytes: float, threads: int) -> Row:
+    """The corpus through one encoder; the first call, which loads and warms, is outside the clock."""
+    from bench.corpus.texts import corpus as documents
+
+    encode = encoders(path, threads)[name]
+    texts = documents(corpus, int(megabytes * 1e6))
+    encode(["a few words, to begin with"])
+    tokens = digest = 0
+    clock = processor = 0.0
+    for some in _chunks(texts):
+        at, used = time.perf_counter(), time.process_time()
+        result = encode(some)
+        clock += time.perf_counter() - at
+        processor += time.process_time() - used
+        count, part = counted(result)
+        tokens, digest = tokens + count, (digest * 31 + part) % (1 << 61)
+    size = sum(len(text.encode()) for text in texts) / 1e6
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return Row(name, corpus, threads, size, tokens, digest, clock, processor, peak)
+
+
+def _chunks(texts: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(texts), AT_ONCE):
+        yield texts[start : start + AT_ONCE]
+
+
+def in_process(options: argparse.Namespace, path: Path, name: str, corpus: str, threads: int) -> Row | None:
+    """A row from a process of its own; none where this encoder is not installed."""
+    import subprocess
+
+    argv = [
+        sys.executable,
+        "-m",
+        "bench.corpus.encode",
+        "--row",
+        name,
+        corpus,
+        str(threads),
+        "--tokenizer",
+        str(path),
+    ]
+    argv += ["--megabytes", str(options.megabytes)]
+    several = "true" if threads > 1 else "false"
+    told = {
+        "RAYON_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": several,
+        "OMP_NUM_THREADS": str(threads),
+    }
+    done = subprocess.run(argv, env={**os.environ, **told}, capture_output=True, text=True)
+    if done.returncode:
+        if "KeyError: 'tiktoken'" in done.stderr:
+            return None
+        raise SystemExit(done.stderr)
+    return Row(**json.loads(done.stdout))
+
+
+def train(folder: Path) -> Path:
+    """A tokenizer of 32,000 tokens that has read some of every corpus."""
+    from bench.corpus.texts import CORPORA
+    from bench.corpus.texts import corpus as documents
+    from trainer.corpus.tokenizer import train_tokenizer
+
+    path = folder / "tokenizer.json"
+    train_tokenizer((text for name in CORPORA for text in documents(name, 3_000_000)), 32_000, path)
+    return path
+
+
+def show(rows: list[Row]) -> str:
+    """A line a row; `ratio` by processor time against `tokenizers` on the same corpus and threads."""
+    lines = [
+        f"{'corpus':<9}{'threads':>7}  {'encoder':<11}{'MB/s':>7}{'MB/cpu-s':>10}{'ratio':>7}{'peak MB':>9}  ids"
+    ]
+    for row in rows:
+        peer = next(
+            r for r in rows if (r.corpus, r.threads, r.encoder) == (row.corpus, row.threads, "tokenizers")
+        )
+        ids = "same" if (row.tokens, row.digest) == (peer.tokens, peer.digest) else "DIFFERENT"
+        lines.append(
+            f"{row.corpus:<9}{row.threads:>7}  {row.encoder:<11}{row.speed:>7.1f}"
+            f"{row.megabytes / row.processor_s:>10.1f}{peer.processor_s / row.processor_s:>7.1f}{row.peak_mb:>9}  {ids}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The rows as a table, or as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--megabytes", type=float, default=20.0)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--corpora", nargs="+", default=["prose", "code", "chinese"])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--row", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.row:
+        name, corpus, threads = options.row
+        row = measure(name, corpus, options.tokenizer, options.megabytes, int(threads))
+        print(json.dumps(asdict(row)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = options.tokenizer or train(Path(folder))
+        found = [
+            in_process(options, path, name, corpus, threads)
+            for corpus in options.corpora
+            for threads in options.threads
+            for name in ("clusterctl", "tokenizers", "tiktoken")
+        ]
+    rows = [row for row in found if row is not None]
+    print(json.dumps([asdict(row) for row in rows], indent=2) if options.json else show(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""What bench/faults does to runs: the kinds of faults, when they may strike, and what has to come of each."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+STEPS, SAVE_EVERY = 30, 5
+NODES = ("node1", "node2")  # of a run; node3 stands by
+
+PUSH, STARTING, FIRST_STEP, RUNNING, CHECKPOINT, STOP, ANY = (
+    "push", "start", "first step", "running", "checkpoint", "stop", "any moment",
+)  # fmt: skip
+AT_WORK = (STARTING, FIRST_STEP, RUNNING, CHECKPOINT)
+LOST = ("node killed", "node frozen", "link cut for long")
+AWAY = (
+    *LOST,
+    "link cut briefly",
+    "launcher cut off",
+)  # what stands outside our reach for a while, or for good
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of fault."""
+
+    phases: tuple[str, ...]
+    real: bool = False
+    """Whether it is played against the embedded trainer too."""
+    often: int = 1
+    """How many of it stand in a round of all kinds."""
+
+
+KINDS = {
+    "rank killed": Kind((*AT_WORK, STOP), real=True),
+    "rank crashed": Kind((RUNNING,)),
+    "rank frozen": Kind((FIRST_STEP, RUNNING, CHECKPOINT, STOP), real=True),
+    "crash at the same step": Kind((RUNNING,)),
+    "user's mistake": Kind((STARTING,)),
+    "supervisor killed": Kind((*AT_WORK, STOP), real=True),
+    "controller killed": Kind((*AT_WORK, STOP), real=True),
+    "command killed": Kind((PUSH, *AT_WORK)),
+    "Ctrl-C": Kind((PUSH, *AT_WORK, STOP)),
+    "node killed": Kind((PUSH, *AT_WORK, STOP), real=True),
+    "node frozen": Kind((PUSH, FIRST_STEP, RUNNING, CHECKPOINT)),
+    "link cut briefly": Kind((PUSH, RUNNING, CHECKPOINT)),
+    "link cut for long": Kind((RUNNING, CHECKPOINT)),
+    "connection dropped": Kind((RUNNING, CHECKPOINT, STOP), often=2),
+    "launcher cut off": Kind((RUNNING,)),
+    "disk full": Kind((STARTING, RUNNING, CHECKPOINT), real=True),
+    "children left behind": Kind((RUNNING,)),
+    "clock skewed": Kind((RUNNING,)),
+    "slow rank": Kind((RUNNING,)),
+}
+CRASHES = {
+    "exit3": r"exited with code 3",
+    "raise": r"exited with code 1: RuntimeError",
+    "signal11": r"segmentation fault",
+    "signal6": r"SIGABRT",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of a campaign; the same seed and number give the same one."""
+
+    number: int
+    kind: str
+    phase: str
+    rank: int
+    step: int
+    """For the phase `running`: after which step it strikes."""
+    delay: float
+    """Seconds after the phase was seen."""
+    spare: bool
+    """Whether a node stands by, where one is lost."""
+    detail: str = ""
+    real: bool = False
+    """Against the embedded trainer, one rank a node; else against the stand-in, two."""
+
+    @property
+    def node(self) -> str:
+        return NODES[self.rank if self.real else self.rank // 2]
+
+    @property
+    def local(self) -> int:
+        return 0 if self.real else self.rank % 2
+
+    def __str__(self) -> str:
+        what = f"{self.kind}{' by ' + self.detail if self.detail else ''}, {self.phase}"
+        where = f"rank {self.rank} on {self.node}" + (", with a spare" if self.spare else "")
+        return f"{what} ({where}{', embedded trainer' if self.real else ''})"
+
+
+def draw(seed: int, count: int, kinds: Sequence[str] = (), share: float = 0.1) -> list[Fault]:
+    """So many faults: round after round of all kinds, each kind's phases in turn, the rest by chance."""
+    chance = random.Random(seed)
+    wanted = [name for name in (kinds or KINDS) for _ in range(KINDS[name].often)]
+    phases = {name: _turns(chance, KINDS[name].phases) for name in set(wanted)}
+    found: list[Fault] = []
+    while len(found) < count:
+        for name in chance.sample(wanted, len(wanted)):
+            found.append(_one(chance, len(found) + 1, name, next(phases[name]), share))
+    return found[:count]
+
+
+def _turns(chance: random.Random, phases: Sequence[str]) -> Iterator[str]:
+    while True:
+        yield from chance.sample(phases, len(phases))
+
+
+def _one(chance: random.Random, number: int, kind: str, phase: str, share: float) -> Fault:
+    real = KINDS[kind].real and phase in (RUNNING, CHECKPOINT) and chance.random() < 3 * share
+    spare = (
+        kind in LOST and chance.random() < 0.7
+    ) or kind == "node killed"  # nobody else can stand in for it
+    step = chance.randint(SAVE_EVERY + 1, STEPS - 12)
+    detail = chance.choice(list(CRASHES)) if kind == "rank crashed" else ""
+    rank = chance.randrange(2 if real else 4)
+    delay = chance.uniform(0.0, 0.6 if phase == PUSH else 0.15)
+    return Fault(number, kind, phase, rank, step, delay, spare, detail, real)
+
+
+def draw_interrupts(seed: int, count: int) -> list[Fault]:
+    """So many Ctrl-C at moments that know nothing of phases: evenly over a launch and the first steps."""
+    chance = random.Random(seed)
+    return [
+        Fault(number, "Ctrl-C", ANY, 0, 0, chance.uniform(0.0, 5.0), False, chance.choice(("once", "twice")))
+        for number in range(1, count + 1)
+    ]
+
+
+# -- what has to come of it ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How a run may end after a fault and count as well ended."""
+
+    phases: tuple[str, ...]
+    """Of the run; "" is none that was ever written down: the launch was refused, or ended before."""
+    attempts: tuple[int, int]
+    cause: str = ""
+    """A pattern that the reason of the restart, or the root cause, has to fit; "" where there is no failure."""
+
+
+def wanted(fault: Fault) -> Wanted:
+    """The end that this fault has to lead to."""
+    where, kind = rf"rank {fault.rank} on {fault.node}\b.*", fault.kind
+    if kind == "Ctrl-C":
+        return Wanted(("stopped", ""), (1, 1))
+    if fault.phase == STOP:  # whatever strikes then: somebody asked for the end
+        return Wanted(("stopped",), (1, 1))
+    if kind == "crash at the same step":
+        return Wanted(("failed",), (4, 4), where + r"exited with code 3[^\n]*[\s\S]*do not requeue")
+    if kind == "user's mistake":
+        return Wanted(("failed",), (1, 1), r"rank \d on node\d\b.*ModuleNotFoundError")
+    if kind in LOST:
+        return _lost(fault)
+    causes = {
+        "rank killed": where + "killed",
+        "rank crashed": where + CRASHES.get(fault.detail, ""),
+        "rank frozen": where + "stands still",
+        "supervisor killed": rf"supervisor on {fault.node}\b",
+        "children left behind": where + "killed",
+        "clock skewed": where + "killed",
+    }
+    if kind in causes:
+        return Wanted(("finished",), (2, 2), causes[kind])
+    if kind == "disk full":  # what no rank needed to write may have gone by unnoticed
+        return Wanted(("finished",), (1, 3), rf"on {fault.node}\b.*No space left on device")
+    if kind == "command killed" and fault.phase in (PUSH, STARTING):  # perhaps before it was written down
+        return Wanted(("finished", ""), (1, 2))
+    return Wanted(("finished",), (1, 1))
+
+
+def _lost(fault: Fault) -> Wanted:
+    if fault.phase in (PUSH, STARTING):  # a launch that can't be carried out says so, and starts nothing
+        return Wanted(("finished", "failed", ""), (1, 3), rf"\b{fault.node}\b")
+    return Wanted(("finished",), (2, 2 if fault.spare else 8), rf"lost {fault.node}\b")
+
+
+def names(pattern: str) -> list[str]:
+    """The kinds whose name has this in it."""
+    found = [name for name in KINDS if re.search(pattern, name)]
+    if not found:
+        raise SystemExit(f"no kind of fault has {pattern!r} in its name; there are: {', '.join(KINDS)}")
+    return found

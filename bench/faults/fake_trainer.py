@@ -1,0 +1,252 @@
+"""A trainer's stand-in for bench/faults: a tenth of a second a step, and no torch.
+
+It keeps the launcher's contract as the trainer does: all ranks step together (over TCP, so that one that is gone is
+missed by the others), each beats a heartbeat, rank 0 writes metrics and whole checkpoints and resumes from the newest
+that verifies, SIGTERM is answered by a last checkpoint. What the steps compute is a chain of numbers, so that a run
+that went on from anything but a true checkpoint ends with another one. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+CONNECT_WITHIN = 60.0  # seconds for rank 0 to listen
+KEPT = 3  # checkpoints
+
+
+def after(state: int, step: int) -> int:
+    """The chain: what a step makes of what was there."""
+    return (state * 6364136223846793005 + step * 1442695040888963407 + 1) % 2**64
+
+
+def state_at(step: int) -> int:
+    """What any training has after so many steps, however often it was interrupted."""
+    state = 0
+    for one in range(1, step + 1):
+        state = after(state, one)
+    return state
+
+
+# -- checkpoints --------------------------------------------------------------------------------------------
+
+
+def save(folder: Path, step: int, state: int, seconds: float) -> Path:
+    """Whole or not at all: aside, synced, renamed; half-way through it takes its time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".tmp-*"):  # the one writer is rank 0 of the living attempt
+        shutil.rmtree(left, ignore_errors=True)
+    target = folder / f"step-{step:08d}"
+    aside = folder / f".tmp-{target.name}-{os.getpid()}"
+    aside.mkdir()
+    try:
+        content = json.dumps({"state": state, "ballast": "x" * 20000}).encode()
+        _write(aside / "state.json", content)
+        time.sleep(seconds)
+        about = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        manifest = {"format": 1, "step": step, "files": {"state.json": about}}
+        _write(aside / MANIFEST, json.dumps(manifest).encode())
+        if target.exists():
+            shutil.rmtree(target)
+        os.rename(aside, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    for old in sorted(folder.glob("step-*"))[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def verified(path: Path) -> tuple[int, int] | None:
+    """A checkpoint's step and state; None where it is not what was saved."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        content = (path / "state.json").read_bytes()
+        if hashlib.sha256(content).hexdigest() == manifest["files"]["state.json"]["sha256"]:
+            return int(manifest["step"]), int(json.loads(content)["state"])
+    except (OSError, ValueError, KeyError):
+        pass
+    return None
+
+
+def latest(folder: Path) -> tuple[int, int, str]:
+    """The newest checkpoint that verifies: its step, state and path; nothing done where there is none."""
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        found = verified(path)
+        if found:
+            return (*found, str(path))
+    return 0, 0, ""
+
+
+# -- the group ----------------------------------------------------------------------------------------------
+
+
+class Group:
+    """All ranks in lock-step: each sends a word, rank 0 answers all with the sum of them."""
+
+    def __init__(self, rank: int, world: int, address: str, port: int) -> None:
+        self.rank = rank
+        self.peers = self._gather(world, port) if rank == 0 else [self._join(address, port)]
+
+    def _gather(self, world: int, port: int) -> list[Any]:
+        listener = socket.create_server(("", port))
+        found = []
+        while len(found) < world - 1:
+            found.append(listener.accept()[0].makefile("rwb"))
+        listener.close()
+        return found
+
+    def _join(self, address: str, port: int) -> Any:
+        deadline = time.monotonic() + CONNECT_WITHIN
+        while True:
+            try:
+                link = socket.create_connection((address, port), timeout=CONNECT_WITHIN)
+                link.settimeout(None)
+                return link.makefile("rwb")
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    def add(self, word: int) -> int:
+        """The sum of every rank's number; raises where a rank is gone."""
+        if self.rank:
+            self._say(self.peers[0], word)
+            return self._hear(self.peers[0])
+        total = word + sum(self._hear(peer) for peer in self.peers)
+        for peer in self.peers:
+            self._say(peer, total)
+        return total
+
+    def _say(self, peer: Any, word: int) -> None:
+        peer.write(b"%d\n" % word)
+        peer.flush()
+
+    def _hear(self, peer: Any) -> int:
+        line = peer.readline()
+        if not line:
+            raise ConnectionResetError("Connection closed by peer")
+        return int(line)
+
+
+# -- a rank -------------------------------------------------------------------------------------------------
+
+
+class Rank:
+    """One process of the training."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self.rank, self.attempt = int(env["RANK"]), int(env["CLUSTERCTL_ATTEMPT"])
+        self.run_dir, self.node = Path(env["CLUSTERCTL_RUN_DIR"]), env["CLUSTERCTL_NODE"]
+        self.steps, self.step_seconds = int(env["DRILL_STEPS"]), float(env["DRILL_STEP_SECONDS"])
+        self.every, self.save_seconds = int(env["DRILL_SAVE_EVERY"]), float(env["DRILL_SAVE_SECONDS"])
+        self.checkpoints = Path(env.get("DRILL_CHECKPOINTS") or self.run_dir / "checkpoints")
+        self.fault, self.slow = env.get("DRILL_FAULT", ""), env.get("DRILL_SLOW") == env["RANK"]
+        self.stopping = False
+        signal.signal(signal.SIGTERM, self._stop)
+        heartbeat = self.run_dir / "heartbeat" / f"rank-{self.rank}"
+        heartbeat.parent.mkdir(parents=True, exist_ok=True)
+        self.heartbeat = os.open(heartbeat, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self.metrics = os.open(self.run_dir / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.group = Group(self.rank, int(env["WORLD_SIZE"]), env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+
+    def _stop(self, *_: object) -> None:
+        self.stopping = True
+
+    def work(self) -> None:
+        step, state, place = latest(self.checkpoints) if self.rank == 0 else (0, 0, "")
+        step = self.group.add(step)  # the others give 0
+        state = self.group.add(state)
+        self._beat(step)
+        self._tell("start", step=step, steps=self.steps, state=state, resumed_from=place or None)
+        stopping = False
+        while step < self.steps and not stopping:
+            self._strike(step + 1)
+            time.sleep(self.step_seconds * (3 if self.slow else 1))
+            stopping = self.group.add(int(self.stopping)) > 0
+            step, state = step + 1, after(state, step + 1)
+            due = stopping or step == self.steps or step % self.every == 0
+            self._beat(step, pause=due)
+            print(f"step {step} of attempt {self.attempt}", flush=True)
+            self._tell("step", step=step, steps=self.steps, loss=state / 2**64, state=state)
+            if due:
+                self._save(step, state)
+                self._beat(step)
+        self._tell("stopped" if stopping else "end", step=step, state=state)
+
+    def _save(self, step: int, state: int) -> None:
+        if self.rank == 0:
+            path = save(self.checkpoints, step, state, self.save_seconds)
+            self._tell("checkpoint", step=step, path=str(path))
+        self.group.add(0)
+
+    def _beat(self, step: int, pause: bool = False) -> None:
+        written = os.pwrite(self.heartbeat, f"{step}\n{'pause' * pause}".encode(), 0)
+        if not pause:
+            os.ftruncate(self.heartbeat, written)
+
+    def _tell(self, event: str, **facts: Any) -> None:
+        if self.rank == 0:
+            line = {"event": event, **facts, "attempt": self.attempt, "node": self.node, "time": time.time()}
+            os.write(self.metrics, json.dumps(line).encode() + b"\n")
+
+    def _strike(self, step: int) -> None:
+        """`RANK:STEP:HOW`, in the first attempt; with `:always`, in each."""
+        rank, at, how, *always = (*self.fault.split(":"), "", "", "")[:4]
+        if rank != str(self.rank) or at != str(step) or not (self.attempt == 1 or always == ["always"]):
+            return
+        print(f"drill: {how} at {time.time()}", file=sys.stderr, flush=True)
+        if how.startswith("exit"):
+            os._exit(int(how[4:]))
+        if how.startswith("signal"):
+            os.kill(os.getpid(), int(how[6:]))
+        raise RuntimeError(f"drill: arranged at step {step}")
+
+
+LOITER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+def scatter() -> None:
+    """Children as data loaders leave them: in another session, twice forked, deaf to SIGTERM, stopped."""
+    subprocess.Popen([sys.executable, "-S", "-c", LOITER], start_new_session=True)
+    stopped = subprocess.Popen([sys.executable, "-S", "-c", LOITER], start_new_session=True)
+    stopped.send_signal(signal.SIGSTOP)
+    if os.fork() == 0:
+        os.setsid()
+        with contextlib.suppress(OSError):
+            subprocess.Popen(["sleep", "600"], start_new_session=True)
+        os._exit(0)
+    os.wait()
+
+
+def main() -> None:
+    faulthandler.register(signal.SIGUSR1)
+    env = dict(os.environ)
+    if env.get("DRILL_FAULT", "").endswith("import"):
+        import a_module_that_nobody_installed  # type: ignore[import-not-found]  # noqa: F401
+    rank = Rank(env)
+    if env.get("DRILL_CHILDREN"):
+        scatter()
+    rank.work()
+
+
+if __name__ == "__main__":
+    main()

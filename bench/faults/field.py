@@ -1,0 +1,392 @@
+"""Where bench/faults plays: a cluster of namespaces a lane, its processes as the kernel shows them, and what can be
+done to them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.sandbox import cluster as sandbox_cluster
+from clusterctl.sandbox import namespaces
+from clusterctl.sandbox import process as sandbox_process
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(__file__).with_name("fake_trainer.py")
+WORKDIR = ".clusterctl"  # below a node's home
+DISK = 8  # megabytes of the disk that is filled
+WALL_AHEAD, STEADY_AHEAD = 600, 86400  # seconds that a skewed node's clocks are ahead
+LOOK = 0.01  # seconds between two looks for a moment
+SHIFT = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+#include <sys/time.h>
+#include <time.h>
+static int (*real)(clockid_t, struct timespec *);
+int clock_gettime(clockid_t id, struct timespec *t) {
+    if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    int done = real(id, t);
+    if (!done && id == CLOCK_REALTIME) t->tv_sec += AHEAD;
+    return done;
+}
+time_t time(time_t *out) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    if (out) *out = t.tv_sec;
+    return t.tv_sec;
+}
+"""
+
+
+def wait_for(truth: Callable[[], Any], seconds: float) -> Any:
+    """The first truth within so many seconds, or the last untruth."""
+    deadline = time.monotonic() + seconds
+    while not (found := truth()) and time.monotonic() < deadline:
+        time.sleep(LOOK)
+    return found
+
+
+class Scanner:
+    """Looks five times a second which processes carry a run's marker: (attempt, node) by run, each change with its
+    time."""
+
+    EVERY = 0.2
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[tuple[float, frozenset[tuple[int, str]]]]] = {}
+        self.closed = threading.Event()
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    def _work(self) -> None:
+        while not self.closed.wait(self.EVERY):
+            now, there = time.time(), marked()
+            for run in {*there, *self.seen}:
+                found = frozenset((attempt, node) for attempt, node, _ in there.get(run, ()))
+                story = self.seen.setdefault(run, [])
+                if not story or story[-1][1] != found:
+                    story.append((now, found))
+
+    def close(self) -> None:
+        self.closed.set()
+        self.thread.join()
+
+
+def marked() -> dict[str, list[tuple[int, str, int]]]:
+    """(attempt, node, pid) of every living process that carries a run's marker, by run."""
+    found: dict[str, list[tuple[int, str, int]]] = {}
+    for pid in processes():
+        env = environment_of(pid)
+        if b"CLUSTERCTL_RUN_ID" in env and b"CLUSTERCTL_ATTEMPT" in env:
+            run, node = env[b"CLUSTERCTL_RUN_ID"].decode(), env.get(b"CLUSTERCTL_NODE", b"?").decode()
+            found.setdefault(run, []).append((int(env[b"CLUSTERCTL_ATTEMPT"]), node, pid))
+    return found
+
+
+def environment_of(pid: int) -> dict[bytes, bytes]:
+    with contextlib.suppress(OSError):
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+        if b"CLUSTERCTL_" in raw:
+            return dict(part.partition(b"=")[::2] for part in raw.split(b"\0"))
+    return {}
+
+
+def processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def words_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def is_dead(pid: int) -> bool:
+    """Gone, or only its exit status is left."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    return True
+
+
+class Lane:
+    """Three nodes; one run at a time, and one fault."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.box = sandbox_cluster.up(folder / "s", nodes=3, devices=2, mode="namespaces")
+        self.shared = folder / "s" / "shared"  # the disk that all nodes see
+        self.shared.mkdir()
+
+    def renew(self) -> None:
+        """Other nodes, since one of these is dead."""
+        self.close()
+        self.box = sandbox_cluster.up(self.folder / "s", nodes=3, devices=2, mode="namespaces")
+        self.shared.mkdir()
+
+    def close(self) -> None:
+        sandbox_cluster.down(self.folder / "s")
+
+    # -- a node as its machine sees it
+
+    def init(self, node: str) -> int:
+        return namespaces.first_process(self.box.layout, self.box.node(node))
+
+    def is_up(self, node: str) -> bool:
+        record = sandbox_process.read_record(self.box.layout.record(node))
+        return record is not None and record.alive
+
+    def pids(self, node: str) -> dict[int, int]:
+        """A node's living processes: what each is called there, and what here."""
+        init, found = self.init(node), {}
+        space = os.readlink(f"/proc/{init}/ns/pid")
+        for pid in processes():
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{pid}/ns/pid") == space and not is_dead(pid):
+                    status = Path(f"/proc/{pid}/status").read_text()
+                    inner = next(line for line in status.splitlines() if line.startswith("NSpid:"))
+                    found[int(inner.split()[-1])] = pid
+        return found
+
+    def run_dir(self, node: str, run: str) -> Path:
+        """A run's folder on a node, through the node's own mounts while it lives."""
+        home = self.box.layout.home(self.box.node(node)) / WORKDIR / "runs" / run / node
+        if not self.is_up(node):
+            return home
+        return Path(f"/proc/{self.init(node)}/root{home}")
+
+    def record(self, node: str, run: str, attempt: int, name: str) -> dict[str, Any]:
+        """One of an attempt's small files on a node; empty where it is not there."""
+        try:
+            value = json.loads((self.run_dir(node, run) / "attempts" / str(attempt) / name).read_bytes())
+            return value if isinstance(value, dict) else {}
+        except (OSError, ValueError):
+            return {}
+
+    def extra(self, node: str) -> list[str]:
+        """What runs on a node beside its SSH server."""
+        here = {inner: pid for inner, pid in self.pids(node).items() if inner != 1}
+        return [f"{node}: {words_of(pid)[:90]}" for pid in here.values() if not is_dead(pid)]
+
+    def listening(self, node: str) -> list[str]:
+        """The ports that are open on a node beside SSH's."""
+        found = []
+        for name in ("tcp", "tcp6"):
+            rows = Path(f"/proc/{self.init(node)}/net/{name}").read_text().splitlines()[1:]
+            ports = [int(row.split()[1].rpartition(":")[2], 16) for row in rows if row.split()[3] == "0A"]
+            found += [f"{node}: port {port}" for port in ports if port != 22]
+        return found
+
+    def temporary(self, node: str, run: str) -> list[str]:
+        """What lies in a node's folders for passing things, and what a run wrote aside and never put in place."""
+        one, layout, root = self.box.node(node), self.box.layout, Path(f"/proc/{self.init(node)}/root")
+        passing = [root / "dev/shm", layout.temporary(one) or root / "tmp"]
+        mounts = mounted_in(self.init(node))  # a checkout below /tmp is shown to nodes, and nobody's leftover
+        found = [
+            str(path)
+            for folder in passing
+            if folder.is_dir()
+            for path in folder.iterdir()
+            if not any(mount.is_relative_to(path) for mount in mounts)
+        ]
+        return (
+            found
+            + aside_in(self.run_dir(node, run))
+            + aside_in(Path(f"{root}{layout.home(one)}/{WORKDIR}/store"))
+        )
+
+    # -- what is done to it
+
+    def freeze(self, node: str) -> None:
+        """All at once, as a machine stands still: nothing on it moves, and its connections stay open."""
+        for _ in range(2):  # what was being forked at the first
+            for pid in self.pids(node).values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self, node: str) -> None:
+        for pid in self.pids(node).values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def drop_connections(self, node: str) -> int:
+        """Kill the SSH sessions of a node; how many."""
+        sessions = [
+            pid for inner, pid in self.pids(node).items() if inner != 1 and words_of(pid).startswith("sshd")
+        ]
+        for pid in sessions:
+            with contextlib.suppress(ProcessLookupError):  # a parent's end was its own
+                os.kill(pid, signal.SIGKILL)
+        return len(sessions)
+
+    def hold_relay(self, number: int) -> None:
+        """SIGSTOP or SIGCONT to what stands between us and every node; nodes still reach each other."""
+        record = sandbox_process.read_record(self.box.layout.record(namespaces.RELAY))
+        assert record is not None
+        os.kill(record.pid, number)
+
+    def small_disk(self, node: str) -> Path:
+        """A disk of a few megabytes under a node's runs; gives the file that fills it."""
+        runs = self.box.layout.home(self.box.node(node)) / WORKDIR / "runs"
+        runs.mkdir(parents=True, exist_ok=True)
+        self._mount(node, "mount", "-t", "tmpfs", "-o", f"size={DISK}m", "disk", str(runs))
+        return Path(f"/proc/{self.init(node)}/root{runs}/ballast")
+
+    def big_disk(self, node: str) -> None:
+        """The node's own disk again."""
+        self._mount(node, "umount", "-l", str(self.box.layout.home(self.box.node(node)) / WORKDIR / "runs"))
+
+    def _mount(self, node: str, *words: str) -> None:
+        spaces = [
+            f"--{name}=/proc/{self.init(node)}/ns/{short}"
+            for name, short in (("mount", "mnt"), ("pid", "pid"))
+        ]
+        subprocess.run(
+            ["nsenter", *spaces, *words], check=True
+        )  # its pids too, or /proc/self there is nobody
+
+    # -- clocks
+
+    def skewed(self, node: str) -> Path | None:
+        """An inventory in which one node's clocks are ahead, for all that clusterctl starts there; None where this
+        machine can't.
+
+        The steady clock by a time namespace, as the kernel has it. The wall clock, which has no namespace, by a library
+        in front of libc's: what programs read is shifted, the times of files are not.
+        """
+        library = self._clock_library()
+        if library is None:
+            return None
+        wrapper = self.folder / "s" / "skewed-python"
+        ahead = f"--time --monotonic {STEADY_AHEAD} --boottime {STEADY_AHEAD} --fork --kill-child=SIGKILL"
+        text = f'#!/bin/sh\nLD_PRELOAD={library} exec unshare {ahead} {sys.executable} "$@"\n'
+        wrapper.write_text(text)
+        wrapper.chmod(0o755)
+        lines = self.box.cluster_file.read_text().splitlines()
+        at = next(place for place, line in enumerate(lines) if line.startswith(f"  {node}: "))
+        entry = {**json.loads(lines[at].partition(": ")[2]), "python": str(wrapper)}
+        lines[at] = f"  {node}: {json.dumps(entry)}"
+        path = self.box.cluster_file.with_name("skewed.yaml")
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def _clock_library(self) -> Path | None:
+        compiler, path = shutil.which("cc"), self.folder / "s" / "clock.so"
+        tried = subprocess.run(
+            ["unshare", "--time", "--monotonic", "1", "--fork", "true"], capture_output=True
+        )
+        if compiler is None or tried.returncode:
+            return None
+        if not path.exists():
+            flags = [
+                f"-DAHEAD={WALL_AHEAD}",
+                "-shared",
+                "-fPIC",
+                "-O1",
+                "-x",
+                "c",
+                "-",
+                "-o",
+                str(path),
+                "-ldl",
+            ]
+            subprocess.run([compiler, *flags], input=SHIFT, text=True, check=True)
+        return path
+
+
+def aside_in(folder: Path) -> list[str]:
+    """Files and folders below one that were written aside, to be renamed when they are whole."""
+    found = []
+    for here, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if name.endswith((".aside", ".tmp")) or name.startswith(
+                ".tmp-"
+            ):  # half a push stays, for the next one
+                found.append(os.path.join(here, name))
+    return found
+
+
+# -- the user's side ----------------------------------------------------------------------------------------
+
+
+class Desk:
+    """A folder to type commands in, with the runs that came of them."""
+
+    def __init__(self, folder: Path, cluster: Path) -> None:
+        self.folder = folder
+        (folder / "tmp").mkdir(parents=True)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("CLUSTERCTL_")}
+        here = {"CLUSTERCTL_CLUSTER": str(cluster), "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
+        self.env = {**kept, **here, "COLUMNS": "200", "NO_COLOR": "1"}
+
+    def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        """A command under way; what it says goes to `name`.out and `name`.err."""
+        with (self.folder / f"{name}.out").open("ab") as out, (self.folder / f"{name}.err").open("ab") as err:
+            argv = [sys.executable, "-m", "clusterctl", *words]
+            return subprocess.Popen(
+                argv, cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+
+    def run(self, name: str, *words: str, seconds: float = 120.0) -> int:
+        """A command to its end; 124 where it did not come to one."""
+        process = self.start(name, *words)
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return 124
+
+    def said(self) -> str:
+        """All that commands wrote to stderr, oldest first."""
+        files = sorted(self.folder.glob("*.err"), key=lambda path: path.stat().st_mtime)
+        return "\n".join(path.read_text(errors="replace") for path in files)
+
+    def found(self) -> RunDir | None:
+        """The run that was written down, if one was."""
+        records = sorted((self.folder / "runs").glob("*/run.json"))
+        return RunDir(records[0].parent) if records else None
+
+    def processes(self) -> list[str]:
+        """What runs from this folder: commands and controllers, by environment or working folder."""
+        wanted, found = os.fsencode(str(self.folder)), []
+        for pid in processes():
+            with contextlib.suppress(OSError):
+                seen = Path(f"/proc/{pid}/environ").read_bytes() + os.fsencode(
+                    os.readlink(f"/proc/{pid}/cwd")
+                )
+                if wanted in seen and not is_dead(pid) and pid != os.getpid():
+                    found.append(f"here: {words_of(pid)[:90]}")
+        return found
+
+    def temporary(self) -> list[str]:
+        """What was left in the folder for temporary files, or aside in the run's."""
+        runs = self.folder / "runs"
+        hidden = [str(path) for path in runs.rglob(".*") if path.is_file()] if runs.is_dir() else []
+        return [str(path) for path in (self.folder / "tmp").iterdir()] + hidden
+
+
+def mounted_in(pid: int) -> list[Path]:
+    """Where something is mounted for a process, as paths that lead there from here."""
+    lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    return [Path(f"/proc/{pid}/root{line.split()[4]}") for line in lines]
+
+
+def lines_of(value: Mapping[str, Any], deep: int = 0) -> Iterator[str]:
+    """A mapping as YAML: its keys in order, mappings below, everything else as JSON."""
+    for key, one in value.items():
+        if isinstance(one, dict):
+            yield "  " * deep + f"{key}:"
+            yield from lines_of(one, deep + 1)
+        else:
+            yield "  " * deep + f"{key}: {json.dumps(one)}"

@@ -1,0 +1,221 @@
+"""Whether a run came through a fault as it must: what was seen of it in, a verdict out; and many of those in one
+table."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.faults.draw import (
+    AWAY,
+    KINDS,
+    STOP,
+    Fault,
+    wanted,
+)
+from bench.faults.fake_trainer import state_at
+
+COMES_BACK = 30.0  # seconds that a node which answers again may keep what was given up there
+UNBORN = (
+    "Failed to import the site module"  # Python's own last words where it is interrupted in its first moments
+)
+SAVES_BEHIND = 1  # checkpoints that may be lost with a node: the one that was under way home
+
+
+@dataclass(frozen=True)
+class Story:
+    """One run and one fault, as far as the judge needs them."""
+
+    fault: Fault
+    phase: str = ""
+    """The run's last; "" where none was ever written down."""
+    attempt: int = 1
+    steps: int = 0
+    reasons: tuple[str, ...] = ()
+    """Why it was started again, each time."""
+    said: str = ""
+    """What the user's commands wrote to stderr."""
+    codes: Mapping[str, int] = field(default_factory=dict)
+    """The exit code of each command, by name."""
+    metrics: Sequence[Mapping[str, Any]] = ()
+    struck: float = 0.0
+    healed: float = 0.0
+    noticed: float | None = None
+    """Seconds from the fault until the node of the rank knew."""
+    known: float | None = None
+    """Seconds from the fault until it stood in the run's history."""
+    stopped: float | None = None
+    """Seconds from then until the last rank of that attempt had ended."""
+    scans: Sequence[tuple[float, frozenset[tuple[int, str]]]] = ()
+    """The living (attempt, node) pairs, each change with its time."""
+    lost_lines: tuple[str, ...] = ()
+    """Logs here that are not what the nodes have, and lines that were shown twice or never."""
+    left: tuple[str, ...] = ()
+    """Processes, ports and files that were left behind."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the judge says of one story."""
+
+    well: bool
+    cause: bool | None
+    """Whether the reason was right; None where there was none to give."""
+    broken: tuple[str, ...]
+    """Invariants that did not hold, and what kept it from ending well."""
+
+
+def judge(story: Story) -> Verdict:
+    """The end, the cause, and what has to hold of any run."""
+    broken = [
+        *_end(story),
+        *one_attempt(story.scans, story.fault, story.struck, story.healed),
+        *(steps_grow(story) if story.metrics else ()),
+        *story.lost_lines,
+    ]
+    cause = _cause(story)
+    return Verdict(not broken, cause, tuple(broken))
+
+
+def _end(story: Story) -> Iterator[str]:
+    want = wanted(story.fault)
+    if story.fault.kind == "Ctrl-C" and UNBORN in story.said and not story.phase:
+        return  # Python itself was not up yet
+    if story.phase not in want.phases:
+        yield f"the run is {story.phase or 'not written down'}, not {' or '.join(want.phases) or 'refused'}"
+    least, most = want.attempts
+    if story.phase and not least <= story.attempt <= most:
+        yield f"{story.attempt} attempts, not {least} to {most}"
+    for name, code in story.codes.items():
+        if code in (1, 70, 124) or (code < 0 and code not in (-2, -9)):
+            yield f"`{name}` ended with {code}"
+    if "Traceback (most recent call last)" in _ours(story.said):
+        yield "a traceback on the user's screen"
+    if story.fault.kind == "Ctrl-C" and story.codes.get("launch") not in (
+        130,
+        -2,
+    ):  # the latter before our first line
+        yield f"Ctrl-C ended the launch with {story.codes.get('launch')}"
+
+
+def _ours(said: str) -> str:
+    """What clusterctl itself says; a rank's lines, which a root cause quotes, stand behind a bar or a prefix."""
+    return "\n".join(line for line in said.splitlines() if not re.match(r"\s|node\d+:\d+|[│|]", line))
+
+
+def _cause(story: Story) -> bool | None:
+    pattern = wanted(story.fault).cause
+    if not pattern or (story.phase == "finished" and story.attempt == 1):
+        return None
+    if story.phase == "finished":
+        return any(re.search(pattern, reason) for reason in story.reasons)
+    return bool(re.search(pattern, story.said))
+
+
+def one_attempt(
+    scans: Sequence[tuple[float, frozenset[tuple[int, str]]]], fault: Fault, struck: float, healed: float
+) -> Iterator[str]:
+    """At most one attempt lives at a time, but for what stands on a node that can't be reached."""
+    for at, living in scans:
+        away = fault.kind in AWAY and struck <= at <= (healed or at) + COMES_BACK
+        attempts = {attempt for attempt, node in living if not (away and node == fault.node)}
+        if len(attempts) > 1:
+            yield f"attempts {', '.join(map(str, sorted(attempts)))} lived at once"
+            return
+
+
+def steps_grow(story: Story) -> Iterator[str]:
+    """Within an attempt each step follows the one before; an attempt begins at a checkpoint that is true."""
+    saved, step, ended = 0, 0, False
+    for one in story.metrics:
+        kind, at = one.get("event"), int(one.get("step") or 0)
+        if kind == "start":
+            yield from _begins(story, one, saved)
+        elif kind == "step" and at != step + 1:
+            yield f"step {at} followed step {step}"
+        if kind in ("start", "step"):
+            step = at
+        if "state" in one and one["state"] != state_at(at):
+            yield f"{kind} at step {at} has a state that no true checkpoint leads to"
+        saved = max(saved, at) if kind == "checkpoint" else saved
+        ended = kind == "end"
+    if story.phase == "finished" and not (ended and step == story.steps):
+        yield f"finished at step {step} of {story.steps}"
+
+
+def _begins(story: Story, start: Mapping[str, Any], saved: int) -> Iterator[str]:
+    at, fault = int(start.get("step") or 0), story.fault
+    every = int(((start.get("config") or {}).get("save") or {}).get("every") or story.steps)
+    may_lag = fault.real and fault.kind in AWAY  # its node took the newest with it
+    if at < saved - (SAVES_BEHIND * every if may_lag else 0):
+        yield f"began again at step {at}, though step {saved} was saved"
+    if at and not start.get("resumed_from"):
+        yield f"began at step {at} from nowhere"
+
+
+# -- many of them -------------------------------------------------------------------------------------------
+
+RANKS = ("rank killed", "rank crashed", "children left behind", "clock skewed", "crash at the same step")
+GONE = ("node killed", "node frozen", "link cut for long")
+
+
+def table(stories: Sequence[Story]) -> list[str]:
+    """A row a kind of fault, then the sums."""
+    head = ("fault", "count", "known in (median, worst)", "cause right", "ended well", "left behind")
+    rows = [_row(kind, [one for one in stories if one.fault.kind == kind]) for kind in KINDS]
+    rows = [row for row in rows if row[1] != "0"]
+    rows.append((*_row("all", stories)[:2], "", *_row("all", stories)[3:]))
+    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
+    return [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in (head, *rows)
+    ]
+
+
+def _row(name: str, stories: Sequence[Story]) -> tuple[str, ...]:
+    verdicts = [judge(one) for one in stories]
+    asked = [one.cause for one in verdicts if one.cause is not None]
+    known = [one.known for one in stories if one.known is not None]
+    return (
+        name,
+        str(len(stories)),
+        f"{statistics.median(known):.2f} s, {max(known):.2f} s" if known else "",
+        f"{sum(asked)} of {len(asked)}" if asked else "",
+        str(sum(one.well for one in verdicts)),
+        str(sum(bool(one.left) for one in stories)),
+    )
+
+
+def figures(stories: Sequence[Story]) -> list[str]:
+    """What is aimed at, beside what was measured."""
+    verdicts = [judge(one) for one in stories]
+    well = sum(one.well for one in verdicts)
+    right = sum(one.well or bool(one.cause) for one in verdicts)
+    noticed = [one.noticed for one in stories if one.fault.kind in RANKS and one.noticed is not None]
+    deaths = [one.known for one in stories if one.fault.kind in RANKS and one.known is not None]
+    stops = [one.stopped for one in stories if one.fault.kind in RANKS and one.stopped is not None]
+    gone = [one.known for one in stories if _is_gone(one) and one.known is not None]
+    lines = sum(len(one.lost_lines) for one in stories)
+    cuts = sum(one.fault.kind in (*AWAY, "connection dropped") for one in stories)
+    return [
+        f"ended well or with the right cause: {right} of {len(stories)}; ended well: {well}",
+        f"left behind: {sum(len(one.left) for one in stories)}",
+        f"a rank's death known on its node: {_worst(noticed, 1.0)}; here: {_worst(deaths, 1.0)}",
+        f"the others stopped after that: {_worst(stops, 10.0)}",
+        f"a node lost or frozen known: {_worst(gone, 15.0)}",
+        f"logs with lines lost or doubled: {lines} (of {len(stories)} runs, {cuts} of them cut off)",
+    ]
+
+
+def _is_gone(story: Story) -> bool:
+    return story.fault.kind in GONE and story.fault.phase != STOP and story.attempt > 1
+
+
+def _worst(values: Sequence[float], limit: float) -> str:
+    if not values:
+        return "none"
+    return f"median {statistics.median(values):.2f} s, worst {max(values):.2f} s of {len(values)} (at most {limit:g} s)"

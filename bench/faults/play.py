@@ -1,0 +1,468 @@
+"""One fault of bench/faults from beginning to end: a run, the moment, the blow, what the user does then, what was
+left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.faults.draw import (
+    ANY,
+    AWAY,
+    CHECKPOINT,
+    FIRST_STEP,
+    NODES,
+    PUSH,
+    RUNNING,
+    SAVE_EVERY,
+    STARTING,
+    STEPS,
+    STOP,
+    Fault,
+)  # fmt: skip
+from bench.faults.field import (
+    PROGRAM,
+    WALL_AHEAD,
+    Desk,
+    Lane,
+    Scanner,
+    aside_in,
+    lines_of,
+    marked,
+    wait_for,
+)  # fmt: skip
+from bench.faults.judge import Story
+from clusterctl.jobs.run_folder import RunDir
+
+COMES = 90.0  # seconds for a moment to come, on a busy machine
+ENDS = 300.0  # seconds for a run to come to its end after a fault
+SETTLES = 40.0  # seconds for what is left to go: agents hear nothing for 10 s, a chase comes round every 5
+SHORT, LONG = 4.0, 22.0  # seconds that something is away
+FREED = 3.0  # seconds that a disk stays full
+REAL = 3  # times the stand-in's steps: a tiny model's take 20 ms
+FINAL = ("finished", "failed", "stopped", "lost")
+FROM_WITHIN = ("rank crashed", "crash at the same step", "user's mistake", "slow rank")
+
+
+class Play:
+    """A run with one fault in it."""
+
+    def __init__(
+        self, lane: Lane, scanner: Scanner, fault: Fault, folder: Path, data: Path | None = None
+    ) -> None:
+        self.lane, self.scanner, self.fault = lane, scanner, fault
+        self.shared = lane.shared / f"f{fault.number}"
+        self.ballast = lane.small_disk(fault.node) if fault.kind == "disk full" else None
+        skewed = lane.skewed(fault.node) if fault.kind == "clock skewed" else None
+        self.desk = Desk(folder, skewed or lane.box.cluster_file)
+        ends_early = (
+            fault.phase == STOP or fault.kind == "Ctrl-C"
+        )  # by itself it would end before it is asked to
+        self.steps = STEPS * (REAL if fault.real else 1) * (10 if ends_early else 1)
+        self.codes: dict[str, int] = {}
+        self.struck = self.healed = 0.0
+        self.run: RunDir | None = None
+        self._write_job(data)
+
+    # -- what is run
+
+    def _write_job(self, data: Path | None) -> None:
+        job: dict[str, Any] = {"name": "drill", "nodes": "node[1-2]", "grace": 5.0}
+        if self.fault.kind == "rank frozen":
+            job["hang_after"] = "9s"
+        backoff = 2.0 if self.fault.kind == "disk full" else 0.2  # that takes longer to pass than a start
+        job["restart"] = {"max": 6, "backoff": backoff}
+        if self.fault.spare:
+            job["restart"]["spare_nodes"] = "node3"
+        job |= self._training(data) if self.fault.real and data else self._stand_in()
+        (self.desk.folder / "job.yaml").write_text("\n".join(lines_of(job)) + "\n")
+
+    def _stand_in(self) -> dict[str, Any]:
+        code = self.desk.folder / "code"
+        code.mkdir()
+        shutil.copy(PROGRAM, code / "program.py")
+        if self.fault.phase == PUSH or (
+            self.fault.phase == ANY and self.fault.number % 2
+        ):  # it takes its time then
+            (code / "ballast").write_bytes(os.urandom(24 << 20))
+        env = {"STEPS": self.steps, "STEP_SECONDS": 0.1, "SAVE_EVERY": SAVE_EVERY, "SAVE_SECONDS": 0.25}
+        if self.fault.kind != "disk full":
+            env["CHECKPOINTS"] = str(self.shared)
+        env |= self._arranged()
+        return {"code": "code", "command": ["python3", "program.py"],
+                "env": {f"DRILL_{name}": str(value) for name, value in env.items()}}  # fmt: skip
+
+    def _arranged(self) -> dict[str, Any]:
+        """The faults that come from within the program."""
+        fault = self.fault
+        where = f"{fault.rank}:{fault.step}"
+        arranged = {
+            "rank crashed": {"FAULT": f"{where}:{fault.detail}"},
+            "crash at the same step": {"FAULT": f"{where}:exit3:always"},
+            "user's mistake": {"FAULT": "import"},
+            "children left behind": {"CHILDREN": 1},
+            "slow rank": {"SLOW": fault.rank},
+        }
+        return arranged.get(fault.kind, {})
+
+    def _training(self, data: Path) -> dict[str, Any]:
+        """A GPT so small that two processes start and train it in seconds."""
+        train = {
+            "model": {"layers": 1, "hidden": 32, "heads": 2, "sequence": 32, "vocab": 512},
+            "data": {"prefix": "{data}/text_document", "tokenizer": "{data}/tokenizer.json", "split": "90,10,0"},
+            "steps": self.steps, "micro_batch": 2, "global_batch": 8, "precision": "fp32",
+            "optimizer": {"lr": 1e-3, "warmup_steps": 2}, "eval": {"every": 0, "batches": 2},
+            "save": {"every": SAVE_EVERY * REAL, "keep": 3},
+        }  # fmt: skip
+        return {"data": str(data), "devices": "[0,1)", "env": {"OMP_NUM_THREADS": "1"}, "train": train}
+
+    # -- from the start to the end
+
+    def play(self) -> Story:
+        """All of it; what it leaves is looked for before anything is put away."""
+        began = time.monotonic()
+        launch = self.desk.start("launch", "launch", "job.yaml")
+        try:
+            self._strike(launch)
+            self._see_through(launch)
+            left = self._left()
+        finally:
+            self._put_right(launch)
+        return self._story(tuple(left), time.monotonic() - began)
+
+    def _strike(self, launch: subprocess.Popen[bytes]) -> None:
+        if self.fault.kind in FROM_WITHIN:
+            return
+        if not self._moment(launch):
+            return  # it ended before; the story tells how
+        time.sleep(self.fault.delay)
+        self.struck = time.time()
+        BLOWS[self.fault.kind](self, launch)
+
+    # -- the moment
+
+    def _moment(self, launch: subprocess.Popen[bytes]) -> bool:
+        """Wait until the run is where the fault should strike; False where it ended before."""
+        fault = self.fault
+        if fault.phase == ANY:
+            return True
+        looks: dict[str, Callable[[], bool]] = {
+            PUSH: lambda: "reach " in self.desk.said(),
+            STARTING: lambda: bool(self._rank().get("pid")),
+            FIRST_STEP: lambda: self._step() >= 1,
+            RUNNING: lambda: self._step() >= fault.step * (REAL if fault.real else 1),
+            CHECKPOINT: self._saving,
+            STOP: lambda: self._step() >= 3,
+        }
+        came = (
+            wait_for(lambda: looks[fault.phase]() or launch.poll() is not None, COMES)
+            and launch.poll() is None
+        )
+        if came and fault.phase == STOP and fault.kind != "Ctrl-C":
+            self.stopper = self.desk.start("stop", "stop", self._found().run_id)
+            return bool(wait_for(lambda: self._record("stop.json") or self.stopper.poll() is not None, COMES))
+        return bool(came)
+
+    def _found(self) -> RunDir:
+        run = self.run = self.run or self.desk.found()
+        assert run is not None, "no run was written down"
+        return run
+
+    def _record(self, name: str, attempt: int = 1) -> dict[str, Any]:
+        self.run = self.run or self.desk.found()
+        return self.lane.record(self.fault.node, self.run.run_id, attempt, name) if self.run else {}
+
+    def _rank(self) -> dict[str, Any]:
+        return self._record(f"ranks/{self.fault.rank}.json")
+
+    def _step(self) -> int:
+        """The last step by the metrics as they grow on the first node."""
+        self.run = self.run or self.desk.found()
+        if self.run is None:
+            return 0
+        with contextlib.suppress(OSError):
+            text = (self.lane.run_dir(NODES[0], self.run.run_id) / "metrics.jsonl").read_text()
+            found = re.findall(r'"event": "step", "step": (\d+)', text)
+            return int(found[-1]) if found else 0
+        return 0
+
+    def _saving(self) -> bool:
+        if self.fault.real or self.fault.kind == "disk full":
+            self.run = self.run or self.desk.found()
+            folder = self.run and self.lane.run_dir(NODES[0], self.run.run_id) / "checkpoints"
+        else:
+            folder = self.shared
+        return bool(folder and folder.is_dir() and any(folder.glob(".tmp-*")))
+
+    # -- the blows
+
+    def _kill_rank(self, launch: subprocess.Popen[bytes]) -> None:
+        self._signal_inner(self._rank().get("pid"), signal.SIGKILL)
+
+    def _freeze_rank(self, launch: subprocess.Popen[bytes]) -> None:
+        self._signal_inner(self._rank().get("pid"), signal.SIGSTOP)
+
+    def _kill_supervisor(self, launch: subprocess.Popen[bytes]) -> None:
+        self._signal_inner(self._record("supervisor.json").get("pid"), signal.SIGKILL)
+
+    def _signal_inner(self, pid: Any, number: int) -> None:
+        here = self.lane.pids(self.fault.node).get(pid)
+        if here is not None:  # else it has ended by itself, as in a stop
+            self.struck = time.time()
+            os.kill(here, number)
+
+    def _kill_controller(self, launch: subprocess.Popen[bytes]) -> None:
+        run = self._found()
+        pid = wait_for(lambda: run.controller() or launch.poll() is not None, COMES)
+        if isinstance(pid, int) and not isinstance(pid, bool):
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: run.controller() is None, 5.0)
+            if self.fault.phase != STOP and run.read_state().get("phase") not in FINAL:
+                self.codes["status"] = self.desk.run("status", "status", run.run_id, "--json")
+
+    def _kill_command(self, launch: subprocess.Popen[bytes]) -> None:
+        launch.kill()
+
+    def _interrupt(self, launch: subprocess.Popen[bytes]) -> None:
+        launch.send_signal(signal.SIGINT)
+        if self.fault.detail == "twice" or self.fault.phase == STOP:
+            time.sleep(0.3)
+            launch.send_signal(signal.SIGINT)
+
+    def _kill_node(self, launch: subprocess.Popen[bytes]) -> None:
+        self.lane.box.kill(self.fault.node)
+
+    def _freeze_node(self, launch: subprocess.Popen[bytes]) -> None:
+        self.lane.freeze(self.fault.node)
+        self._away(launch, LONG)
+        self.lane.thaw(self.fault.node)
+        self.healed = time.time()
+
+    def _cut(self, launch: subprocess.Popen[bytes]) -> None:
+        self.lane.box.cut(self.fault.node)
+        self._away(launch, SHORT if "briefly" in self.fault.kind else LONG)
+        self.lane.box.heal(self.fault.node)
+        self.healed = time.time()
+
+    def _drop(self, launch: subprocess.Popen[bytes]) -> None:
+        self.lane.drop_connections(self.fault.node)
+
+    def _cut_off(self, launch: subprocess.Popen[bytes]) -> None:
+        self.lane.hold_relay(signal.SIGSTOP)
+        self._away(launch, LONG)
+        self.lane.hold_relay(signal.SIGCONT)
+        self.healed = time.time()
+
+    def _away(self, launch: subprocess.Popen[bytes], seconds: float) -> None:
+        """For so long, or until the run has ended without what is away."""
+        wait_for(lambda: launch.poll() is not None, seconds)
+
+    def _fill_disk(self, launch: subprocess.Popen[bytes]) -> None:
+        assert self.ballast is not None
+        with contextlib.suppress(OSError), self.ballast.open("wb", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(b"\0" * size)
+        wait_for(lambda: launch.poll() is not None, FREED)
+        self.ballast.unlink()
+        self.healed = time.time()
+
+    # -- what the user does
+
+    def _see_through(self, launch: subprocess.Popen[bytes]) -> None:
+        """Follow to the end; a run without a controller gets a new one, as its messages and the README say."""
+        self.codes["launch"] = self._ended(launch)
+        if self.fault.phase == STOP and self.fault.kind != "Ctrl-C" and hasattr(self, "stopper"):
+            self.codes["stop"] = self._ended(self.stopper)
+        run = self.run = self.desk.found()
+        for time_of_it in range(3):
+            if run is None or run.read_state().get("phase") in FINAL:
+                break
+            again = ["attach", run.run_id] + (["--take-over"] if run.controller() is None else [])
+            self.codes[f"attach {time_of_it + 1}"] = self.desk.run(
+                f"attach{time_of_it}", *again, seconds=ENDS
+            )
+        if run is not None:
+            wait_for(lambda: run.controller() is None, 20.0)
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> int:
+        try:
+            return process.wait(ENDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return 124
+
+    def _put_right(self, launch: subprocess.Popen[bytes]) -> None:
+        """Whatever came of it: nothing of this run may meet the next one."""
+        if launch.poll() is None:
+            launch.kill()
+            launch.wait()
+        run = self.desk.found()
+        controller = run.controller() if run else None
+        if controller is not None:
+            os.kill(controller, signal.SIGKILL)
+        if self.fault.kind == "launcher cut off":
+            self.lane.hold_relay(signal.SIGCONT)
+        if not self.lane.is_up(self.fault.node):
+            return
+        self.lane.box.heal(self.fault.node)
+        self.lane.thaw(self.fault.node)
+        for _, _, pid in marked().get(run.run_id, []) if run else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    # -- what was left, and what was seen
+
+    def _left(self) -> list[str]:
+        """Processes, open ports and files that are still there when everything has had its time to go."""
+        nodes = [node.name for node in self.lane.box.nodes if self.lane.is_up(node.name)]
+
+        def living() -> list[str]:
+            found = [line for node in nodes for line in (*self.lane.extra(node), *self.lane.listening(node))]
+            return found + self.desk.processes()
+
+        wait_for(lambda: not living(), SETTLES)
+        whole = self.run is not None and self.run.read_state().get("phase") == "finished"
+        found = [
+            *living(),
+            *self.desk.temporary(),
+            *(aside_in(self.shared) if whole else ()),
+        ]  # whose it is, it clears
+        run = self.run.run_id if self.run else "none"
+        return found + [line for node in nodes for line in self.lane.temporary(node, run)]
+
+    def _story(self, left: tuple[str, ...], seconds: float) -> Story:
+        run = self.run
+        if run is None:
+            return Story(self.fault, said=self.desk.said(), codes=self.codes, left=left, seconds=seconds)
+        events, attempt = list(run.event_lines()), int(run.read_record()["attempt"])
+        struck = self.struck or self._from_within()
+        known = known_after(events, struck)
+        return Story(
+            self.fault,
+            phase=str(run.read_state().get("phase", "")),
+            attempt=attempt,
+            steps=self.steps,
+            reasons=tuple(event["why"] for event in events if event["event"] == "restart"),
+            said=self.desk.said(),
+            codes=self.codes,
+            metrics=list(run.metric_lines()),
+            struck=struck,
+            healed=self.healed,
+            noticed=self._noticed(struck),
+            known=known,
+            stopped=self._stopped(struck + known) if known is not None else None,
+            scans=self.scanner.seen.get(run.run_id, ()),
+            lost_lines=(*self._differing(run, attempt), *self._shown(run)),
+            left=left,
+            seconds=seconds,
+        )
+
+    def _from_within(self) -> float:
+        """When a fault struck that the program brought on itself, by its own words."""
+        assert self.run is not None
+        log = self.run.log(self.fault.node, self.fault.rank, "err")
+        found = (
+            re.search(r"drill: \S+ at ([\d.]+)", log.read_text(errors="replace")) if log.exists() else None
+        )
+        return float(found[1]) if found else 0.0
+
+    def _noticed(self, struck: float) -> float | None:
+        """Seconds from the fault until its node's supervisor had written down the failure of a rank."""
+        failure = self._record("node.json").get("first_failure") or {}
+        return (
+            max(0.0, float(failure["ended"]) - self._ahead(self.fault.node) - struck)
+            if failure and struck
+            else None
+        )
+
+    def _ahead(self, node: str) -> float:
+        return WALL_AHEAD if self.fault.kind == "clock skewed" and node == self.fault.node else 0.0
+
+    def _stopped(self, known: float) -> float | None:
+        """Seconds from the moment that a failure was known until the attempt's last rank had ended."""
+        ends = []
+        for node in NODES:
+            for rank in range(4):
+                ended = self.lane.record(node, self._found().run_id, 1, f"ranks/{rank}.json").get("ended")
+                ends += [float(ended) - self._ahead(node)] if ended else []
+        return max(0.0, max(ends) - known) if ends else None
+
+    def _differing(self, run: RunDir, attempts: int) -> list[str]:
+        """Logs that did not come home byte for byte; of a node that was given up, as far as it was heard."""
+        found = []
+        for attempt in range(1, attempts + 1):
+            for node in (one.name for one in self.lane.box.nodes if self.lane.is_up(one.name)):
+                logs = self.lane.run_dir(node, run.run_id) / "attempts" / str(attempt) / "logs"
+                for path in sorted(logs.glob("*")):
+                    home = run.logs(attempt) / node / path.name
+                    there, here = path.read_bytes(), home.read_bytes() if home.exists() else b""
+                    given_up = node == self.fault.node and self.fault.kind in AWAY and attempt < attempts
+                    if here != there and not (given_up and there.startswith(here)):
+                        found.append(
+                            f"{node}/{path.name} of attempt {attempt}: {len(here)} of {len(there)} bytes"
+                        )
+        return found
+
+    def _shown(self, run: RunDir) -> list[str]:
+        """Lines of rank 0 that the launch's own screen had twice, or had not though it followed to the end."""
+        if self.fault.real:
+            return []
+        shown = re.findall(
+            r"^node\d:0 (step \d+ of attempt \d+)$", (self.desk.folder / "launch.out").read_text(), re.M
+        )
+        twice = [line for line in set(shown) if shown.count(line) > 1]
+        logs = sorted((run.root / "attempts").glob("*/logs/*/rank-0.out"))
+        said = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+        whole = self.codes["launch"] in (0, 5)
+        never = [line for line in said if whole and line.startswith("step ") and line not in shown]
+        return [f"shown twice: {line}" for line in twice] + [f"never shown: {line}" for line in never]
+
+
+BLOWS: dict[str, Callable[[Play, subprocess.Popen[bytes]], None]] = {
+    "rank killed": Play._kill_rank,
+    "rank frozen": Play._freeze_rank,
+    "supervisor killed": Play._kill_supervisor,
+    "controller killed": Play._kill_controller,
+    "command killed": Play._kill_command,
+    "Ctrl-C": Play._interrupt,
+    "node killed": Play._kill_node,
+    "node frozen": Play._freeze_node,
+    "link cut briefly": Play._cut,
+    "link cut for long": Play._cut,
+    "connection dropped": Play._drop,
+    "launcher cut off": Play._cut_off,
+    "disk full": Play._fill_disk,
+    "children left behind": Play._kill_rank,
+    "clock skewed": Play._kill_rank,
+}
+
+
+def known_after(events: list[dict[str, Any]], struck: float) -> float | None:
+    """Seconds from a blow until the run's history has the failure; None where it has none."""
+    for event in events:
+        bad = event["event"] == "failed" or (
+            event["event"] == "node_ended" and event["state"] in ("failed", "lost")
+        )
+        if bad and struck and event["time"] >= struck - 0.05:
+            return max(0.0, float(event["time"]) - struck)
+    return None
+
+
+def as_json(story: Story) -> str:
+    """One line for the campaign's history."""
+    fault = {**story.fault.__dict__, "node": story.fault.node}
+    kept = ("phase", "attempt", "reasons", "codes", "struck", "noticed", "known", "stopped")
+    told = {name: getattr(story, name) for name in (*kept, "lost_lines", "left", "seconds")}
+    return json.dumps({"fault": fault, **told}, default=list)

@@ -1,0 +1,470 @@
+"""Mutated inputs over everything that reads a user's file or words: tables, plans, hostfiles, node sets, inventories.
+
+python -m bench.fuzz --inputs 10000000 --processes 2 --out /tmp/finds
+
+What must hold for every input: it is read, or refused with a ClusterctlError in words; nothing else is raised;
+nothing takes over a second of processor time; the memory stays under a limit; a node set never gives more
+names than it may; and what was read well is written and read back as the same value. Input number N of a seed
+is always the same input, so a run goes on from where another stopped (`--start`), and a find is told by its
+number. A find is made small and written to a file that fits tests/cases/fuzz.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from bench.fuzz import frames as fuzz_frames
+from bench.fuzz.inputs import (
+    CLUSTERS,
+    HOSTFILES,
+    PLANS,
+    SETS,
+    mutate_json,
+    mutate_text,
+    tables,
+)  # fmt: skip
+from clusterctl.cli.screen import safe
+from clusterctl.document import parse_document
+from clusterctl.errors import ClusterctlError, InputFaults
+from clusterctl.hostfile import (
+    detect,
+    formats,
+    slurm,
+)
+from clusterctl.hostfile import (
+    filter as hostfile_filter,
+)
+from clusterctl.inventory import cluster as inventory_cluster
+from clusterctl.inventory import nodeset
+from clusterctl.ranktable import api, check, plan
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SLOW = 1.0  # seconds of processor time
+HANG = 20  # seconds of the clock, after which an input is interrupted
+MEMORY = 1 << 30  # of address space, beyond what the process has at its start
+NAMES = 2_000  # that a node set may give here; the real limit takes seconds by the thousand
+
+
+class Hang(BaseException):
+    """Not an Exception, so that nothing on the way takes it for an answer."""
+
+
+# -- what must hold, a door each
+
+
+def _in_words(error: ClusterctlError) -> None:
+    assert error.message.strip(), "a refusal without words"
+    safe(f"{error.message}\n{error.hint}").plain.encode()
+    for fault in error.faults if isinstance(error, InputFaults) else ():
+        assert fault.where and fault.what, f"a fault without a place or words: {fault}"
+
+
+def rank_table(data: bytes) -> str:
+    """Checked and parsed alike; what passes is written, passes again and reads back as the same table."""
+    findings = api.check(data)
+    for one in findings:
+        assert one.code and one.what and one.remedy, f"a finding without words: {one}"
+    try:
+        table = api.parse(data)
+    except ClusterctlError as error:
+        _in_words(error)
+        assert findings or not isinstance(error, InputFaults), f"parse refused what check passed: {error}"
+        return "refused"
+    assert not findings, "parse took what check refused"
+    text = table.render()
+    assert not api.check(text), "what was written is not taken"
+    assert api.parse(text) == table, "what was written reads back as another table"
+    return "read"
+
+
+def host_file(data: bytes) -> str:
+    """Every reader of hostfiles in turn; entries are held to what a name may be, and written and read back."""
+    text = data.decode("utf-8", "surrogateescape")
+    said = []
+    for read in (formats.inspect_text, slurm.inspect_text):
+        entries, faults = read(text, "hosts")
+        assert entries or faults, "neither nodes nor faults"
+        for fault in faults:
+            assert fault.where and fault.what, f"a fault without a place or words: {fault}"
+        said.append("refused" if faults else "read")
+        for entry in [] if faults else entries:
+            assert not nodeset.name_fault(entry.address), entry
+            assert entry.slots is None or 0 < entry.slots <= formats.MAX_SLOTS, entry
+        if not faults and len(entries) <= 1000:
+            _host_round_trip(entries, text)
+    return "read" if "read" in said else "refused"
+
+
+def _host_round_trip(entries: list[formats.Entry], text: str) -> None:
+    for form in formats.FORMATS:
+        if form == "mpich" and any(":" in one.address for one in entries):
+            continue  # refused in words; a test of its own says so
+        again = formats.parse(formats.render_entries(entries, form))
+        assert [(one.address, one.slots) for one in again] == [(one.address, one.slots) for one in entries]
+    bare = [formats.Entry(one.address.replace(":", ""), one.slots) for one in entries]
+    if len({one.address for one in bare}) == len(bare) and not any("%" in one.address for one in bare):
+        again, faults = slurm.inspect_text(slurm.render(bare), "hosts")
+        assert not faults, faults
+        assert [one.address for one in again] == [one.address for one in bare]
+    with contextlib.suppress(ClusterctlError):
+        slots = {one.address: range(min(one.slots or 1, 64)) for one in entries}
+        left = hostfile_filter.chosen(slots, text[:40] or None, None)
+        assert left and set(left) <= set(slots)
+
+
+GROUPS: dict[str, Any] = {
+    "old": "node[1-4]",
+    "new": ("node[5-7]", "n1"),
+    "both": "@old,@new",
+    "loop": "@loop",
+    "rack1": "r1n[1-9]",
+    "rack2": "r2n[1-9]",
+}
+KNOWN = [
+    *(f"node{number}" for number in range(1, 12)),
+    "n1",
+    *(f"r{r}n{n}" for r in (1, 2) for n in range(1, 10)),
+]
+
+
+def node_set(data: bytes) -> str:
+    """Expanded, selected, folded and expanded again."""
+    text = data.decode("utf-8", "surrogateescape")
+    if len(data) % 2:
+        try:
+            nodeset.select(text, KNOWN, GROUPS)
+        except ClusterctlError as error:
+            _in_words(error)
+    try:
+        names = nodeset.expand(text, GROUPS, KNOWN)
+    except ClusterctlError as error:
+        _in_words(error)
+        return "refused"
+    assert len(names) <= nodeset.LIMIT, f"{len(names)} names"
+    assert len(set(names)) == len(names), "a name twice"
+    if names and len(names) <= 300:
+        faults = list(filter(None, map(nodeset.name_fault, names)))
+        assert not faults, faults[0]
+        folded = nodeset.fold(names)
+        assert nodeset.expand(folded) == names, folded
+    return "read"
+
+
+def cluster_yaml(data: bytes) -> str:
+    """Through the strict yaml reader, and from a file as an inventory or whatever else it may be."""
+    try:
+        parse_document(data.decode("utf-8", "surrogateescape"), "cluster.yaml")
+    except ClusterctlError as error:
+        _in_words(error)
+    with _a_file(data, "cluster.yaml") as path:
+        try:
+            cluster = inventory_cluster.load(path)
+        except ClusterctlError as error:
+            _in_words(error)
+            return "refused"
+    assert cluster.nodes and len(set(cluster.names)) == len(cluster.names)
+    assert all(not nodeset.name_fault(name) for name in cluster.names)
+    return "read"
+
+
+def table_plan(data: bytes) -> str:
+    """A plan gives a table that passes, or faults at its lines; the table as a plan gives the table again."""
+    try:
+        table = plan.parse_plan(data.decode("utf-8", "surrogateescape"))
+    except ClusterctlError as error:
+        _in_words(error)
+        return "refused"
+    assert not api.check(table.render()), "what was made of a plan is not taken"
+    if not plan.losses(table):
+        assert plan.parse_plan(plan.render_plan(table)) == table
+    return "read"
+
+
+def any_file(data: bytes) -> str:
+    """A file whose kind is told by its bytes, as `-c FILE` reads it, and as `check` on a file does."""
+    with _a_file(data, "nodes.json" if len(data) % 2 else "nodes") as path:
+        check.check_file(path)
+        try:
+            detect.read(path)
+            cluster = detect.load(path)
+        except ClusterctlError as error:
+            _in_words(error)
+            return "refused"
+    assert cluster.nodes
+    return "read"
+
+
+@contextlib.contextmanager
+def _a_file(data: bytes, name: str) -> Iterator[Path]:
+    path = Path(tempfile.gettempdir()) / f"clusterctl-fuzz-{os.getpid()}-{name}"
+    path.write_bytes(data)
+    try:
+        yield path
+    finally:
+        path.unlink()
+
+
+# -- the doors
+
+
+@dataclass(frozen=True)
+class Door:
+    """One way in: what makes an input for it, and what must hold of the input."""
+
+    name: str
+    share: int
+    """Of a hundred inputs."""
+    make: Callable[[Random], bytes]
+    hold: Callable[[bytes], str]
+
+
+def doors() -> dict[str, Door]:
+    valid = [json.dumps(one) for one in tables()]
+    everything = [*valid, *HOSTFILES, *CLUSTERS]
+    return {
+        door.name: door
+        for door in (
+            Door("nodeset", 55, lambda random: mutate_text(random, list(SETS)), node_set),
+            Door("hostfile", 30, lambda random: mutate_text(random, list(HOSTFILES)), host_file),
+            Door("ranktable", 6, lambda random: mutate_json(random, valid), rank_table),
+            Door("inventory", 1, lambda random: mutate_text(random, list(CLUSTERS)), cluster_yaml),
+            Door("plan", 2, lambda random: mutate_text(random, list(PLANS)), table_plan),
+            Door("anyfile", 1, lambda random: mutate_text(random, everything), any_file),
+            Door(
+                "answer",
+                2,
+                lambda random: fuzz_frames.mutate(random, fuzz_frames.ANSWERS),
+                fuzz_frames.answers,
+            ),
+            Door(
+                "request",
+                2,
+                lambda random: fuzz_frames.mutate(random, fuzz_frames.REQUESTS),
+                fuzz_frames.requests,
+            ),
+            Door("tree", 1, fuzz_frames.mutate_tree, fuzz_frames.trees),
+        )
+    }
+
+
+def order_of(all_doors: dict[str, Door]) -> list[Door]:
+    """A hundred turns, in which each door has its share and the shares are mixed."""
+    turns = [door for door in all_doors.values() for _ in range(door.share)]
+    Random(0).shuffle(turns)
+    return turns
+
+
+# -- running
+
+
+def answer(door: Door, data: bytes) -> tuple[str, str]:
+    """read, refused or a find; with a find, what was wrong."""
+    began = time.process_time()
+    signal.setitimer(signal.ITIMER_REAL, HANG)
+    try:
+        said = door.hold(data)
+    except Hang:
+        return "find", f"still at work after {HANG} s"
+    except Exception as error:  # whatever comes out is what is looked for
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        frames = traceback.extract_tb(error.__traceback__)
+        last = next((one for one in reversed(frames) if "clusterctl" in one.filename), frames[-1])
+        return "find", f"{type(error).__name__} at {Path(last.filename).name}:{last.name}: {str(error)[:300]}"
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    took = time.process_time() - began
+    return (said, "") if took < SLOW else ("find", f"took {took:.1f} s")
+
+
+@contextlib.contextmanager
+def interrupted_when_it_hangs() -> Iterator[None]:
+    """The alarm that `answer` sets ends whatever is at work then."""
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def limited() -> None:
+    """This process, so that its memory ends and a node set is small."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.RLIM_INFINITY))
+    nodeset.LIMIT = NAMES
+
+
+def smaller(door: Door, data: bytes, what: str) -> bytes:
+    """The same find from fewer bytes, as far as leaving pieces out goes in a few hundred tries."""
+    kind = what.split(":")[0].split(" after")[0]
+    tries, piece = 300, max(1, len(data) // 2)
+    while piece and tries and not what.startswith("still"):
+        at = 0
+        while at < len(data) and tries:
+            tries -= 1
+            less = data[:at] + data[at + piece :]
+            if answer(door, less)[1].startswith(kind[:40]):
+                data = less
+            else:
+                at += piece
+        piece //= 2
+    return data
+
+
+def work(
+    seed: int, start: int, stop: int, step: int, out: Path | None, report: Callable[[Any], None]
+) -> None:
+    """Every step-th input of `[start,stop)`; counts are reported each few seconds, finds as they come."""
+    turns = order_of(doors())
+    counts: Counter[tuple[str, str]] = Counter()
+    seconds: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    told, slowest = time.monotonic(), 0.0
+    for number in range(start, stop, step):
+        door = turns[number % len(turns)]
+        data = door.make(Random((seed << 48) + number))
+        began = time.perf_counter()
+        said, what = answer(door, data)
+        took = time.perf_counter() - began
+        slowest = max(slowest, took)
+        seconds[door.name] += took
+        counts[door.name, said] += 1
+        kind = f"{door.name}: {what[:60]}"
+        kinds[kind] += bool(what)
+        if what and kinds[kind] <= 3:
+            report(
+                ("find", door.name, number, what, saved(door, smaller(door, data, what), what, number, out))
+            )
+        if time.monotonic() - told > 2 or number + step >= stop:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+            report(("counts", dict(counts), dict(seconds), slowest, peak, number + step))
+            counts.clear(), seconds.clear()
+            told = time.monotonic()
+
+
+def saved(door: Door, data: bytes, what: str, number: int, out: Path | None) -> str:
+    """A case file for a find; its name, or the bytes where nothing is to be written."""
+    if out is None:
+        return repr(data)
+    try:
+        held = {"text": data.decode()}
+    except UnicodeDecodeError:
+        held = {"hex": data.hex()}
+    path = out / door.name / f"{hashlib.sha256(data).hexdigest()[:12]}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"about": f"input {number}: {what}", **held}, indent=2) + "\n")
+    return str(path)
+
+
+def _child(seed: int, start: int, stop: int, step: int, out: Path | None, queue: Any) -> None:
+    limited()
+    with interrupted_when_it_hangs():
+        work(seed, start, stop, step, out, queue.put)
+    queue.put(None)
+
+
+@dataclass
+class Total:
+    """What all processes together have done."""
+
+    counts: Counter[tuple[str, str]]
+    seconds: Counter[str]
+    slowest: float = 0.0
+    peak: int = 0
+    finds: int = 0
+
+    def take(self, message: Any) -> None:
+        if message[0] == "find":
+            self.finds += 1
+            print(f"FIND {message[1]} input {message[2]}: {message[3]}\n     {message[4]}", flush=True)
+            return
+        _, counts, seconds, slowest, peak, _ = message
+        self.counts.update(counts)
+        self.seconds.update(seconds)
+        self.slowest, self.peak = max(self.slowest, slowest), max(self.peak, peak)
+
+    def table(self, wall: float) -> str:
+        done = sum(self.counts.values())
+        lines = [f"{done:,} inputs in {wall:.0f} s: {done / max(wall, 0.001):,.0f} a second"]
+        for name in sorted(self.seconds):
+            here = {said: self.counts[name, said] for said in ("read", "refused", "find")}
+            each = self.seconds[name] / max(1, sum(here.values())) * 1e6
+            words = f"{here['read']:,} read, {here['refused']:,} refused, {here['find']:,} finds"
+            lines.append(f"  {name:<10} {sum(here.values()):>10,}: {words}; {each:.0f} us each")
+        return "\n".join([*lines, f"  slowest {self.slowest:.2f} s; a process had at most {self.peak} MB"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--inputs", type=int, default=100_000)
+    parser.add_argument("--start", type=int, default=0, help="go on from this input")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
+    parser.add_argument("--out", type=Path, help="a folder for finds")
+    options = parser.parse_args()
+    shared = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=shared, prefix="clusterctl-fuzz-") as held:
+        tempfile.tempdir = held  # in memory, and gone with whatever an ended process left
+        total = run(options)
+    return 1 if total.finds else 0
+
+
+def run(options: argparse.Namespace) -> Total:
+    """All processes until the inputs or the seconds are spent."""
+    began = time.monotonic()
+    total = Total(Counter(), Counter())
+    queue: Any = multiprocessing.Queue()
+    stop = options.start + options.inputs
+    children = [
+        multiprocessing.Process(
+            target=_child,
+            args=(options.seed, options.start + place, stop, options.processes, options.out, queue),
+            daemon=True,
+        )
+        for place in range(options.processes)
+    ]
+    for child in children:
+        child.start()
+    left, told, reached = len(children), began, [options.start] * len(children)
+    while left and time.monotonic() - began < options.seconds:
+        message = queue.get(timeout=60)
+        if message is None:
+            left -= 1
+            continue
+        total.take(message)
+        if message[0] == "counts":
+            reached[(message[5] - options.start) % len(children)] = message[5]
+        if time.monotonic() - told > 60:
+            told = time.monotonic()
+            print(total.table(told - began), flush=True)
+    for child in children:
+        child.terminate()
+    print(total.table(time.monotonic() - began))
+    print(f"  seed {options.seed}; go on with --start {min(reached)}")
+    return total
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""Mutated bytes for both ends of a link: what a node answers, what an agent is asked, what a tree claims to hold."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from clusterctl.agent import tree
+from clusterctl.agent.frames import MAX_PAYLOAD, PREFIX, ByteReader, Frame, StreamEnded, encode
+from clusterctl.agent.request import Request
+from clusterctl.agent.server import Agent
+from clusterctl.errors import ClusterctlError
+from clusterctl.text import escape_controls
+from clusterctl.transport.link import Link
+
+WITHIN = 5.0  # seconds for an answer
+GREETING = b'\nCLUSTERCTL-AGENT have ""\n'
+VALUES = (
+    "null",
+    "true",
+    "-1",
+    "0",
+    "1e999",
+    "NaN",
+    '""',
+    "[]",
+    "{}",
+    '"\\ud800"',
+    "9" * 400,
+    "[" * 3000,
+    '"x"',
+)
+
+
+def _frames(*frames: Frame) -> bytes:
+    return b"".join(map(encode, frames))
+
+
+SAID, ENDED = Frame(1, "data", {"stream": "stdout"}, b"said\n"), Frame(1, "end", {}, b'{"exit_code":0}')
+FAILED = Frame(1, "fail", {}, b'{"kind":"os","message":"no"}')
+CREDIT, OPEN = Frame(1, "credit", {"bytes": 4096}), Frame(1, "open", {"op": "echo"}, b'{"a":1}')
+ANSWERS = (
+    GREETING + _frames(SAID, ENDED),
+    GREETING + _frames(CREDIT, FAILED),
+    GREETING + _frames(Frame(0, "beat", {}), Frame(7, "data", {}, b"x"), ENDED),
+    b'Welcome\nCLUSTERCTL-AGENT error "no room"\n',
+    b'\nCLUSTERCTL-AGENT old "3.6.8"\n',
+)
+REQUESTS = (
+    _frames(OPEN, SAID, Frame(1, "eof", {})),
+    _frames(OPEN, Frame(2, "open", {"op": "none"}, b"{}")),
+    _frames(OPEN, CREDIT, Frame(1, "cancel", {})),
+)
+EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+TREES = (
+    json.dumps([["a", "d", 493, 0, ""], ["a/b", "f", 420, 0, EMPTY], ["a/l", "l", 511, 0, "b"]]),
+    json.dumps(
+        [["new\nline", "f", 420, 3, "0" * 64], ["\udcff", "f", 420, 0, EMPTY], ["é", "d", 448, 0, ""]]
+    ),
+)
+
+
+def mutate(random: Random, seeds: Sequence[bytes]) -> bytes:
+    """A few changes of bytes, of whole pieces and of JSON values, the lengths of frames set right again or not."""
+    data = bytearray(random.choice(seeds))
+    spared = max(0, data.find(b"C\x01")) if random.random() < 0.9 else 0  # mostly the greeting
+    for _ in range(random.choice((1, 1, 1, 2, 4))):
+        at = random.randrange(min(spared, len(data)), len(data) + 1)
+        what = random.random()
+        if what < 0.25 and at < len(data):
+            data[at] = random.randrange(256)
+        elif what < 0.4:
+            del data[at : at + random.randint(1, 20)]
+        elif what < 0.55:
+            data[at:at] = random.choice(seeds)[random.randrange(40) :]
+        elif what < 0.65:
+            data[at:at] = struct.pack(">I", random.choice((0, 1, 255, 1 << 16, MAX_PAYLOAD, (1 << 32) - 1)))
+        else:
+            _replace_value(random, data, spared)
+    return bytes(data)
+
+
+def _replace_value(random: Random, data: bytearray, spared: int) -> None:
+    """One JSON value for another; where it is in a frame's header, the header's length follows."""
+    places = [at for at in range(spared, len(data)) if data[at : at + 1] in (b":", b",", b"[")]
+    if not places:
+        return
+    begin = random.choice(places) + 1
+    end = begin
+    while end < len(data) and data[end : end + 1] not in (b",", b"}", b"]"):
+        end += 1
+    value = random.choice(VALUES).encode()
+    frame = data.rfind(b"C\x01", 0, begin)
+    if 0 <= frame <= len(data) - PREFIX.size and random.random() < 0.9:
+        magic, version, header, payload = PREFIX.unpack(data[frame : frame + PREFIX.size])
+        grown = len(value) - (end - begin)
+        inside = begin - frame - PREFIX.size
+        sizes = (header + grown, payload) if inside < header else (header, payload + grown)
+        if all(0 <= size < 1 << 32 for size in sizes):
+            data[frame : frame + PREFIX.size] = PREFIX.pack(magic, version, *sizes)
+    data[begin:end] = value
+
+
+class _Played:
+    """A pipe to a node that has all its answers ready; after the greeting it waits to be asked."""
+
+    def __init__(self, data: bytes) -> None:
+        self._parts = list(data.partition(b"C\x01"))
+        self._asked = threading.Event()
+
+    def receive(self, size: int, timeout: float) -> bytes:
+        if self._parts[0]:
+            greeting, self._parts[0] = self._parts[0], b""
+            return greeting
+        self._asked.wait(0.01)  # a greeting that is none is asked nothing
+        rest, self._parts = b"".join(self._parts), [b""]
+        return rest
+
+    def send(self, data: bytes) -> None:
+        if b'"open"' in data:
+            self._asked.set()
+
+    def close(self) -> None:
+        self._asked.set()
+
+    def last_words(self) -> str:
+        return ""
+
+
+def answers(data: bytes) -> str:
+    """What a node says, through a whole link: a result or an error in words, and never a thread that ends alone."""
+    lost: list[object] = []
+    before, threading.excepthook = threading.excepthook, lambda told: lost.append(told.exc_value)
+    try:
+        return _answered(data)
+    finally:
+        threading.excepthook = before
+        assert not lost, f"the reading thread ended by {lost[0]!r}"
+
+
+def _answered(data: bytes) -> str:
+    link = None
+    try:
+        link = Link("node1", _Played(data), "~/w")
+        asked = link.open("run", {"argv": ["true"]})
+        began = time.monotonic()
+        result = asked.end()
+        assert isinstance(result, dict)
+        assert time.monotonic() - began < WITHIN, "the answer came late"
+        return "read"
+    except ClusterctlError as error:
+        assert error.message.strip(), "a refusal without words"
+        escape_controls(error.message).encode("utf-8", "backslashreplace")
+        return "refused"
+    finally:
+        if link is not None:
+            link.close()
+
+
+def requests(data: bytes) -> str:
+    """What an agent is asked: it answers in whole frames or ends the link, and no request of it stays behind."""
+    lost: list[object] = []
+    before, threading.excepthook = threading.excepthook, lambda told: lost.append(told.exc_value)
+    sink, said = os.open(os.devnull, os.O_WRONLY), io.StringIO()
+    agent = Agent("/nowhere", {"echo": _echo}.get, sink)
+    stream = ByteReader(_once(data))
+    try:
+        with contextlib.redirect_stderr(said):
+            agent._listen(stream.read)
+            agent._end_all()
+        assert not lost, f"a thread of the agent ended by {lost[0]!r}"
+        assert not agent._requests, "a request stayed behind"
+    finally:
+        threading.excepthook = before
+        os.close(sink)
+    return "refused" if said.getvalue() else "read"
+
+
+def _echo(request: Request) -> dict[str, Any]:
+    with contextlib.suppress(StreamEnded):
+        while (frame := request.inbox.get()) is not None:
+            request.send(frame.payload)
+    return {}
+
+
+def _once(data: bytes) -> Any:
+    left = [data]
+    return lambda: left.pop() if left else b""
+
+
+def trees(data: bytes) -> str:
+    """A manifest: refused, or of names that all stay inside and that a disk can hold."""
+    try:
+        entries = tree.parse(data)
+    except tree.BadTree as refusal:
+        assert str(refusal).strip(), "a refusal without words"
+        return "refused"
+    for one in entries:
+        one.path.encode("utf-8", "surrogateescape")
+        place = os.path.normpath(os.path.join("/root/of/tree", one.path))
+        assert place.startswith("/root/of/tree/"), one.path
+        if one.kind == "l":
+            target = os.path.normpath(os.path.join(os.path.dirname(place), one.content))
+            assert (target + "/").startswith("/root/of/tree/"), (one.path, one.content)
+    assert tree.parse(tree.to_bytes(entries)) == entries
+    return "read"
+
+
+def mutate_tree(random: Random) -> bytes:
+    return mutate(random, [one.encode() for one in TREES])

@@ -1,0 +1,177 @@
+"""clusterctl beside pdsh, clush, pdcp, rsync, scp and tar over ssh, on the same real sshd nodes in one run.
+
+    python -m bench.reach                                  every row: over an hour on two cores; needs root
+    python -m bench.reach exec lines --nodes 64            some rows
+    python -m bench.reach --quick                          every row, so small that only its working shows
+    python -m bench.reach exec --json reach.json           the samples too
+
+Rows: exec (cold, warm, ten in a row), push, uplink, small, lines, memory, storm, model. Tools take turns; a
+figure is the median of the runs, `x ours` how many times ours it is, by the time on the wall. A tool that is
+missing is named. The nodes are namespaces of this machine and share its cores with the launcher: read ratios,
+not seconds, and measure on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+from pathlib import Path
+
+from bench.reach.field import field
+from bench.reach.model import model_of, report
+from bench.reach.rows import (
+    OURS,
+    Bench,
+    Measured,
+    Sizes,
+)
+
+ROWS = ("exec", "push", "uplink", "small", "lines", "memory", "storm", "model")
+QUICK = {
+    "nodes": (6,), "push_nodes": 4, "small_nodes": (3,), "uplink_nodes": 4, "line_nodes": 3, "storm_nodes": 24,
+    "model_nodes": (2, 4, 8), "runs": 1, "storm_runs": 1, "megabytes": 8, "files": 200, "lines": 5000,
+}  # fmt: skip
+
+
+def targets(nodes: int) -> list[tuple[str, int, str, str, float]]:
+    """What is wanted: (row, nodes or 0 for any, which of ours, beginning of the peers' names, the most that
+    ours may take of the best of them)."""
+    cold = 0.75 if nodes <= 64 else 0.65
+    return [
+        ("exec, cold", nodes, OURS, "", cold),
+        ("exec, cold", nodes, OURS, "pdsh, stock", 0.25),
+        ("exec, warm", nodes, f"{OURS} --persist", "pdsh over ControlMasters", 0.25),
+    ]
+
+
+TARGETS = [
+    ("ten commands", 0, f"{OURS}, connected", "ten pdsh", 0.05),
+    ("push, one file", 0, OURS, "clush --copy, stock", 0.5),
+    ("push, one file", 0, OURS, "clush --copy", 0.5),
+    ("push, one file", 0, f"{OURS} --relay plain", "clush --copy, stock", 0.25),
+    ("push, one file", 0, f"{OURS} --relay plain", "clush --copy", 0.25),
+    ("push, uplink 200mbit", 0, OURS, "", 0.12),
+    ("small files, cold", 0, OURS, "tar over ssh", 0.8),
+    ("small files, unchanged", 0, OURS, "rsync", 0.6),
+    ("lines", 0, OURS, "pdsh", 1 / 3),
+]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all by default")
+    parser.add_argument("--nodes", type=int, nargs="+", help="for exec and memory; 64 256")
+    parser.add_argument("--runs", type=int, help="of each tool; 5")
+    parser.add_argument("--storm-runs", type=int, help="20")
+    parser.add_argument("--uplink-runs", type=int, help="of the peers behind a slow uplink; 1")
+    parser.add_argument("--megabytes", type=int, help="of the one large file; 200")
+    parser.add_argument("--push-nodes", type=int, help="32")
+    parser.add_argument("--quick", action="store_true", help="small sizes, one run")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample there")
+    asked = parser.parse_args()
+    unknown = [row for row in asked.rows if row not in ROWS]
+    if unknown:
+        parser.error(f"no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    given = {
+        name: value for name, value in vars(asked).items() if name in Sizes.__dataclass_fields__ and value
+    }
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    rows = asked.rows or list(ROWS)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the nodes go down with us
+    sizes = Sizes(**{**(QUICK if asked.quick else {}), **given})
+    found = measured(rows, sizes, asked.json)
+    return int(any(one.failed for one in found if one.tool.startswith(OURS)))
+
+
+def measured(rows: list[str], sizes: Sizes, out: Path | None) -> list[Measured]:
+    """Every row on one field; what is there is printed as it comes."""
+    found: list[Measured] = []
+    say(f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the start")
+    with field(most(rows, sizes)) as laid:
+        bench = Bench(laid, sizes, say)
+        for row in rows:
+            say(f"{row}, load {os.getloadavg()[0]:.1f}")
+            these = list(getattr(bench, row)())
+            found += these
+            print(table(these), flush=True)
+            if out:
+                out.write_text(json.dumps([one.value() for one in found], indent=1) + "\n")
+    if len(bench.points) > 1:
+        print(report(bench.points, model_of(bench.points, os.cpu_count() or 1)))
+    print(judged(found, sizes))
+    return found
+
+
+def most(rows: list[str], sizes: Sizes) -> int:
+    """How many nodes these rows need."""
+    needs = {
+        "exec": max(sizes.nodes), "push": sizes.push_nodes, "uplink": sizes.uplink_nodes,
+        "small": max(sizes.small_nodes), "lines": sizes.line_nodes, "memory": max(sizes.nodes),
+        "storm": sizes.storm_nodes, "model": max(sizes.model_nodes),
+    }  # fmt: skip
+    return max(needs[row] for row in rows)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(found: list[Measured]) -> str:
+    """One line a tool, ours first; how many times ours each peer took."""
+    lines = [
+        f"{'row':<24}{'nodes':>6}  {'tool':<40}{'wall s':>9}{'spread':>15}{'cpu s':>8}{'failed':>7}{'x ours':>8}"
+    ]
+    for one in found:
+        head = f"{one.row:<24}{one.nodes:>6}  {one.tool:<40}"
+        if one.missing:
+            lines.append(f"{head} not measured: {one.missing}")
+        elif one.wall == 0:
+            lines.append(f"{head} {one.note}")
+        else:
+            walls = [sample.wall for sample in one.samples]
+            ours = next((other for other in found if same(other, one) and other.samples), None)
+            times = f"{one.wall / ours.wall:.2f}" if ours and ours.wall else ""
+            spread = f"{min(walls):.2f}-{max(walls):.2f}"
+            lines.append(
+                f"{head}{one.wall:>9.3f}{spread:>15}{one.cpu:>8.2f}{one.failed:>7}{times:>8}  {one.note}"
+            )
+    return "\n".join(lines)
+
+
+def same(ours: Measured, peer: Measured) -> bool:
+    """Whether it is the first of ours at the same work."""
+    return ours.tool.startswith(OURS) and (ours.row, ours.nodes) == (peer.row, peer.nodes)
+
+
+def judged(found: list[Measured], sizes: Sizes) -> str:
+    """Each target beside what was reached, against the best peer that did the work on all nodes."""
+    lines = ["ours / the best peer at it:"]
+    wanted = [one for nodes in sizes.nodes for one in targets(nodes)] + TARGETS
+    for row, nodes, tool, peers, limit in wanted:
+        for ours in found:
+            if ours.row != row or ours.tool != tool or not ours.samples or (nodes and ours.nodes != nodes):
+                continue
+            rivals = [
+                one for one in found
+                if (one.row, one.nodes) == (row, ours.nodes) and one.samples and not one.failed
+                and not one.tool.startswith(OURS) and one.tool.startswith(peers)
+            ]  # fmt: skip
+            if not rivals:
+                lines.append(f"  {row}, {ours.nodes} nodes: {tool}: no peer to compare with")
+                continue
+            best = min(rivals, key=lambda one: one.wall)
+            ratio = ours.wall / best.wall
+            word = "reached" if ratio <= limit else "not reached"
+            failed = f"; {ours.failed} failures" if ours.failed else ""
+            lines.append(
+                f"  {row}, {ours.nodes} nodes: {tool} {ratio:.2f} of {best.tool}; at most {limit:.2f}: {word}{failed}"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

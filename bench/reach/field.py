@@ -1,0 +1,321 @@
+"""Where bench/reach measures: real sshd nodes in namespaces, and settings under which every tool reaches them.
+
+The bench moves into the network of the sandbox's switch, so that no relay of ours stands between a tool and a
+node; the nodes' /tmp is their own memory, so that no disk is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.sandbox import cluster, namespaces
+from clusterctl.sandbox.cluster import Sandbox
+
+ROOT = Path(__file__).resolve().parents[2]
+CLONE_NEWNET = 0x40000000  # linux/sched.h
+MARK = "REACH_BENCH"  # in the environment of all that is started here, to end what stays in the background
+DEST = "/tmp/reach"  # where pushes go, on the nodes
+WORKDIR = "/tmp/clusterctl"  # the agent's, on the nodes
+LIMIT = 900.0  # seconds for one command
+CURVE = ("-o", "KexAlgorithms=curve25519-sha256")
+SETTINGS = {
+    "stock": (),
+    "curve25519": CURVE,
+    "curve25519, aes128-gcm": (*CURVE, "-o", "Ciphers=aes128-gcm@openssh.com"),
+}
+"""How a peer's ssh is told to talk; the last only where the bulk cipher matters."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run of one tool."""
+
+    wall: float
+    cpu: float
+    """Seconds of the tool and all its children here."""
+    failed: int
+    """Nodes that did not do it, or 1 where that can't be told."""
+    output: bytes = b""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One node as the bench knows it."""
+
+    name: str
+    address: str
+    pid: int
+    """Its first process, out here."""
+
+    def path(self, path: str) -> Path:
+        """A path of the node's, seen from here."""
+        return Path(f"/proc/{self.pid}/root{path}")
+
+    def cpu(self) -> float:
+        """Seconds of processor time of all that ran on the node and ended, and of its sshd."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+class Field:
+    """Some nodes and the ways to them."""
+
+    def __init__(self, made: Sandbox, folder: Path) -> None:
+        self.made = made
+        self.folder = folder
+        self.places = [
+            Place(node.name, node.address, namespaces.first_process(made.layout, node)) for node in made.nodes
+        ]
+        self.known_hosts = folder / "known_hosts"
+        self.inventory = folder / "cluster.yaml"
+        self.home = folder / "home"
+        self.home.mkdir(mode=0o700)
+        self.known_hosts.write_text("".join(f"{one.address} {self.host_key(one)}\n" for one in self.places))
+        self.write_inventory(self.inventory, {one.name: {"host": one.address} for one in self.places})
+        self._write_ssh_configs()
+        self.env = {
+            "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin",
+            "HOME": str(self.home),
+            "XDG_RUNTIME_DIR": str(self.home),
+            "LANG": "C.UTF-8",
+            MARK: str(folder),
+            "PYTHONPATH": str(ROOT),  # the launcher beside this file
+        }
+
+    def host_key(self, place: Place) -> str:
+        return self.made.layout.host_key(self.made.node(place.name)).with_suffix(".pub").read_text().strip()
+
+    def write_inventory(self, path: Path, nodes: Mapping[str, Mapping[str, object]]) -> None:
+        """An inventory for clusterctl, beside the field's known_hosts."""
+        shared = {
+            "user": self.made.state.user,
+            "key": str(self.made.layout.key),
+            "python": shutil.which("python3", path="/usr/bin") or sys.executable,
+            "workdir": WORKDIR,
+        }
+        lines = [f"known_hosts: {self.known_hosts}", f"defaults: {json.dumps(shared)}", "nodes:"]
+        lines += [f"  {name}: {json.dumps(dict(fields))}" for name, fields in nodes.items()]
+        path.write_text("\n".join(lines) + "\n")
+
+    def ssh_options(self, setting: str, masters: bool = False) -> list[str]:
+        """The arguments of `ssh` that reach a node by its address; the machine's own configuration stays out."""
+        return ["-F", str(self.folder / ("ssh_masters" if masters else "ssh_config")), *SETTINGS[setting]]
+
+    def ssh_lines(self) -> list[str]:
+        """What every peer's ssh is told, whatever else it is told."""
+        return [
+            f"User {self.made.state.user}",
+            f"IdentityFile {self.made.layout.key}",
+            "IdentitiesOnly yes",
+            f"UserKnownHostsFile {self.known_hosts}",
+            "StrictHostKeyChecking yes",
+            "BatchMode yes",
+            "LogLevel ERROR",
+        ]
+
+    def _write_ssh_configs(self) -> None:
+        lines = self.ssh_lines()
+        (self.folder / "ssh_config").write_text("\n".join(lines) + "\n")
+        lines += ["ControlMaster auto", f"ControlPath {self.folder}/cm-%h", "ControlPersist 600"]
+        (self.folder / "ssh_masters").write_text("\n".join(lines) + "\n")
+
+    def forget_words(self) -> None:
+        (self.folder / "stderr.txt").write_bytes(b"")
+
+    def last_words(self) -> str:
+        """The end of what the last commands said of what went wrong."""
+        return (self.folder / "stderr.txt").read_bytes()[-200:].decode(errors="replace").strip()
+
+    def clear(self) -> None:
+        """What pushes left on the nodes, but the agent itself."""
+        for place in self.places:
+            for path in (DEST, f"{WORKDIR}/trees", f"{WORKDIR}/store", f"{WORKDIR}/tmp"):
+                shutil.rmtree(place.path(path), ignore_errors=True)
+            place.path(DEST).mkdir()
+
+    def lacking(self, count: int, name: str, size: int) -> int:
+        """How many of the first nodes do not hold a file below DEST in its whole size."""
+        held = 0
+        for place in self.places[:count]:
+            with contextlib.suppress(OSError):
+                held += place.path(f"{DEST}/{name}").stat().st_size == size
+        return count - held
+
+    def measure(self, command: Callable[[], Sequence[subprocess.Popen[bytes]]]) -> Sample:
+        """Start processes and wait for all: the time on the wall, and theirs."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        began = time.perf_counter()
+        started = command()
+        try:
+            said = [one.communicate(timeout=LIMIT)[0] or b"" for one in started]
+        except BaseException:
+            for one in started:
+                one.kill()
+                one.wait()
+            raise
+        wall = time.perf_counter() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return Sample(wall, cpu, sum(one.returncode != 0 for one in started), b"".join(said))
+
+    def start(self, argv: Sequence[str], output: Path | None = None, **extra: str) -> subprocess.Popen[bytes]:
+        """One command with the field's environment; its output is kept in a file where one is named."""
+        errors = (self.folder / "stderr.txt").open("ab")
+        with errors, output.open("wb") if output else contextlib.nullcontext(subprocess.PIPE) as stdout:
+            return subprocess.Popen(
+                argv, env={**self.env, **extra}, stdin=subprocess.DEVNULL, stdout=stdout, stderr=errors,
+                cwd=self.folder,
+            )  # fmt: skip
+
+    def run(self, argv: Sequence[str], output: Path | None = None, **extra: str) -> Sample:
+        return self.measure(lambda: [self.start(argv, output, **extra)])
+
+    def clusterctl(self, verb: str, *words: str, inventory: Path | None = None) -> list[str]:
+        """The command line of the launcher as a user would type it."""
+        program = Path(sys.executable).with_name("clusterctl")
+        return [str(program), verb, "-c", str(inventory or self.inventory), *words]
+
+    def addresses(self, count: int) -> str:
+        return ",".join(place.address for place in self.places[:count])
+
+    def names(self, count: int) -> str:
+        return f"node[1-{count}]" if count > 1 else "node1"
+
+    def end_background(self) -> int:
+        """End what the measured tools left running here (keepers, control masters); says how many."""
+        return _end_marked(str(self.folder), {place.pid for place in self.places})
+
+
+@contextlib.contextmanager
+def field(nodes: int) -> Iterator[Field]:
+    """Nodes that are up as long as this lasts; this process is in their network meanwhile."""
+    missing = namespaces.why_not()
+    if missing:
+        raise SystemExit(f"nodes in namespaces can't be had here: {missing}")
+    folder = Path(tempfile.mkdtemp(prefix="reach-"))
+    home_network = os.open("/proc/self/ns/net", os.O_RDONLY)
+    made = None
+    try:
+        made = cluster.up(folder / "nodes", nodes=nodes, devices=1, mode="namespaces")
+        switch = json.loads(made.layout.record(namespaces.RELAY).read_text())["pid"]
+        with open(f"/proc/{switch}/ns/net") as there:
+            enter(there.fileno())
+        laid = Field(made, folder)
+        try:
+            yield laid
+        finally:
+            laid.end_background()
+    finally:
+        enter(home_network)
+        os.close(home_network)
+        if made is not None:
+            made.down()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def enter(network: int) -> None:
+    """Move this thread, and what it starts from now on, into a network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(network, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def _end_marked(folder: str, spared: set[int]) -> int:
+    """What has the mark in its environment; control masters write their title over theirs, and name their socket."""
+    mark, socket = f"{MARK}={folder}".encode(), f"{folder}/cm-".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (
+                mark in (entry / "environ").read_bytes().split(b"\0")
+                or socket in (entry / "cmdline").read_bytes()
+            ):
+                found.append(int(entry.name))
+    ended = [pid for pid in found if pid not in spared and pid != os.getpid()]
+    for pid in ended:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGTERM)
+    return len(ended)
+
+
+class OneDefaultSshd:
+    """A second sshd on a node, with OpenSSH's own limits on logins under way and sessions, at many addresses."""
+
+    PORT = 2222
+
+    def __init__(self, field: Field, place: Place, count: int) -> None:
+        self.field = field
+        self.place = place
+        self.addresses = [f"10.78.0.{number + 1}" for number in range(count)]
+        layout = field.made.layout
+        there = layout.node(field.made.node(place.name))  # a folder that the node sees too
+        lines = (there / "sshd_config").read_text().splitlines()
+        kept = [
+            line for line in lines if not line.startswith(("MaxStartups", "MaxSessions", "ListenAddress"))
+        ]
+        config = there / "default_sshd"
+        config.write_text("\n".join([f"ListenAddress 0.0.0.0:{self.PORT}", *kept]) + "\n")
+        self.inside = ["nsenter", "-t", str(place.pid), "-m", "-u", "-i", "-n", "-p"]
+        self.argv = [*self.inside, "/bin/sh", "-c", 'exec "$(command -v sshd)" -D -f "$0"', str(config)]
+
+    def __enter__(self) -> list[str]:
+        f = self.field
+        # A whole subnet on lo is local to the node, as 127/8 is everywhere.
+        inside = [*self.inside, "ip", "address", "add", "10.78.0.254/24", "dev", "lo"]
+        subprocess.run(inside, check=True, env=f.env)
+        route = ["ip", "route", "add", "10.78.0.0/24", "via", self.place.address]
+        subprocess.run(route, check=True, env=f.env)
+        with f.known_hosts.open("a") as known:
+            known.writelines(f"[{one}]:{self.PORT} {f.host_key(self.place)}\n" for one in self.addresses)
+        self.process = subprocess.Popen(self.argv, env=f.env)
+        deadline = time.monotonic() + 10
+        scan = ["ssh-keyscan", "-T", "1", "-p", str(self.PORT), self.addresses[-1]]
+        while subprocess.run(scan, capture_output=True, env=f.env).stdout == b"":
+            if time.monotonic() > deadline:
+                raise SystemExit("a second sshd on a node did not come up")
+        return self.addresses
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        subprocess.run(["ip", "route", "del", "10.78.0.0/24"], check=True, env=self.field.env)
+
+
+def make_payload(folder: Path, megabytes: int) -> Path:
+    """A folder with one file that no compression makes smaller."""
+    folder.mkdir()
+    with (folder / "data").open("wb") as file:
+        for _ in range(megabytes):
+            file.write(os.urandom(1_000_000))
+    return folder
+
+
+def make_tree(folder: Path, files: int) -> Path:
+    """Twenty folders of small files, 200 bytes to 8 KB, the same every time."""
+    chance = random.Random(1)
+    for place in range(20):
+        below = folder / f"d{place:02}"
+        below.mkdir(parents=True)
+        for number in range(files // 20):
+            (below / f"f{number:04}").write_bytes(chance.randbytes(chance.randint(200, 8000)))
+    return folder
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,103 @@
+"""What one SSH login costs: `python -m bench.reach.login [LOGINS]`, on a sandbox node of its own.
+
+Prints medians: the time from TCP to the exit code, the client's CPU time and the server's, for each key exchange
+that is first choice; and how many MB/s of a stream one core of the client's can send and receive.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from clusterctl.hostfile.detect import load
+from clusterctl.inventory.cluster import Node
+from clusterctl.sandbox import cluster as sandbox_cluster
+from clusterctl.ssh.transport import SshTransport
+from clusterctl.transport.fanout import Stream
+
+STREAM_MB = 200
+
+
+def main(logins: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "sandbox"
+        made = sandbox_cluster.up(place, nodes=1, devices=1)
+        try:
+            cluster = load(made.cluster_file, "cpu")
+            known = Path(cluster.known_hosts) if cluster.known_hosts else None
+            node = cluster.nodes[0]
+            drain(SshTransport(known_hosts=known, ssh_config="none").start(node, "true"))  # loads paramiko
+            from clusterctl.ssh.session import FAST_KEX, Session
+
+            for kex in FAST_KEX:
+                Session._preferred_kex = (kex,)
+                logins_of(kex, SshTransport(known_hosts=known, ssh_config="none"), node, logins)
+            streams(SshTransport(known_hosts=known, ssh_config="none"), node)
+        finally:
+            sandbox_cluster.down(place)
+
+
+def logins_of(name: str, transport: SshTransport, node: Node, logins: int) -> None:
+    server = listener(node)
+    walls, before, servers = [], own_cpu(), server_cpu(server)
+    for _ in range(logins):
+        began = time.perf_counter()
+        drain(transport.start(node, "hostname"))
+        walls.append(time.perf_counter() - began)
+    client = (own_cpu() - before) / logins * 1000
+    time.sleep(1.0)  # the server's processes end after we have left
+    theirs = (server_cpu(server) - servers) / logins * 1000
+    wall = statistics.median(walls) * 1000
+    print(f"{name}: {wall:.1f} ms, client CPU {client:.2f} ms, server CPU {theirs:.1f} ms")
+
+
+def streams(transport: SshTransport, node: Node) -> None:
+    data = os.urandom(1 << 20)
+    before = own_cpu()
+    stream = transport.start(node, "cat > /dev/null")
+    for _ in range(STREAM_MB):
+        stream.send(data)
+    stream.finish()
+    drain(stream)
+    print(f"sent: {STREAM_MB * 1.048576 / (own_cpu() - before):.0f} MB/s of a core")
+    before = own_cpu()
+    drain(transport.start(node, f"head -c {STREAM_MB << 20} /dev/zero"))
+    print(f"received: {STREAM_MB * 1.048576 / (own_cpu() - before):.0f} MB/s of a core")
+
+
+def drain(stream: Stream) -> None:
+    while stream.read(1 << 18, 60.0)[0]:
+        pass
+    stream.close()
+
+
+def own_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def listener(node: Node) -> int:
+    """The node's sshd, which gathers the CPU time of all its sessions."""
+    mark = f"{Path(node.workdir).parents[2]}/sshd_config"
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (place / "cmdline").read_text()
+        except OSError:
+            continue
+        if mark in words and "[listener]" in words:
+            return int(place.name)
+    raise SystemExit("the node's sshd was not found: this needs Linux and OpenSSH")
+
+
+def server_cpu(pid: int) -> float:
+    ticks = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:15]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 60)

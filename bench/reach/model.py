@@ -1,0 +1,133 @@
+"""What a fan-out costs at sizes that no bench here has, from lines fitted to sizes that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ENOUGH = 10.0  # seconds for a thousand nodes: longer, and a user's thoughts are elsewhere
+
+
+@dataclass(frozen=True)
+class Line:
+    """start + each * N, by least squares."""
+
+    start: float
+    each: float
+
+    def at(self, count: float) -> float:
+        return self.start + self.each * count
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured size: medians, in seconds."""
+
+    nodes: int
+    wall: float
+    client: float
+    """Processor time of the launcher."""
+    server: float
+    """Processor time of all nodes together."""
+
+
+def fit(pairs: Sequence[tuple[float, float]]) -> Line:
+    """The line of least relative squares through (N, value): a millisecond at 8 nodes counts as 32 do at 256."""
+    weights = [1 / value**2 if value else 1.0 for _, value in pairs]
+    total = sum(weights)
+    mean_x = sum(w * x for w, (x, _) in zip(weights, pairs, strict=True)) / total
+    mean_y = sum(w * y for w, (_, y) in zip(weights, pairs, strict=True)) / total
+    spread = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, pairs, strict=True))
+    if spread == 0:
+        return Line(mean_y, 0.0)
+    each = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, pairs, strict=True)) / spread
+    return Line(mean_y - each * mean_x, each)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The launcher's and the nodes' work apart, and how much of the cores a run keeps busy."""
+
+    client: Line
+    server: Line
+    wall: Line
+    cores: int
+    """Of the machine that was measured; launcher and nodes shared them."""
+
+    @property
+    def kept_busy(self) -> float:
+        """The part of the cores' time that was work, as N grows."""
+        return min(1.0, (self.client.each + self.server.each) / self.cores / self.wall.each)
+
+    def here(self, count: float) -> float:
+        """Seconds on the measured machine, from the work alone: what the model is checked by."""
+        return self.wall.start + (self.client.each + self.server.each) * count / self.cores / self.kept_busy
+
+    def flat(self, count: float) -> float:
+        """Seconds from a launcher on a core of its own, to nodes that are machines of their own.
+
+        One core, however many there are: an interpreter runs on one at a time.
+        """
+        one_node = self.server.each  # the last node's own work is waited for
+        return self.wall.start + self.client.each * count / self.kept_busy + one_node
+
+    def tree(self, count: float, gateways: int) -> float:
+        """The same through gateways, each of which reaches its share of the nodes as the launcher would."""
+        return self.flat(gateways) + self.flat(count / gateways)
+
+    def best_tree(self, count: int) -> tuple[int, float]:
+        """How many gateways cost least, and what that is."""
+        tried = {g: self.tree(count, g) for g in range(2, max(3, count // 2))}
+        chosen = min(tried, key=lambda g: tried[g])
+        return chosen, tried[chosen]
+
+
+def model_of(points: Sequence[Point], cores: int) -> Model:
+    return Model(
+        fit([(one.nodes, one.client) for one in points]),
+        fit([(one.nodes, one.server) for one in points]),
+        fit([(one.nodes, one.wall) for one in points]),
+        cores,
+    )
+
+
+def report(points: Sequence[Point], model: Model) -> str:
+    """The fit with its residuals, and what it says of 1,000 and 10,000 nodes."""
+    ms = 1000
+    lines = [
+        f"launcher {model.client.start * ms:.0f} ms + {model.client.each * ms:.2f} ms a node; "
+        f"nodes {model.server.each * ms:.2f} ms each; wall {model.wall.start * ms:.0f} ms + "
+        f"{model.wall.each * ms:.2f} ms a node on {model.cores} cores, {model.kept_busy:.0%} of them at work",
+        f"{'nodes':>7}{'wall s':>9}{'model':>9}{'off by':>9}{'launcher':>10}{'model':>9}{'nodes':>9}{'model':>9}",
+    ]
+    for one in points:
+        said = model.here(one.nodes)
+        lines.append(
+            f"{one.nodes:>7}{one.wall:>9.3f}{said:>9.3f}{(said / one.wall - 1) * 100:>8.0f}%{one.client:>10.3f}"
+            f"{model.client.at(one.nodes):>9.3f}{one.server:>9.3f}{model.server.at(one.nodes):>9.3f}"
+        )
+    if len(points) > 2:
+        last = points[-1]
+        said = model_of(points[:-1], model.cores).here(last.nodes)
+        lines.append(
+            f"fitted without the largest size it says {said:.2f} s for {last.nodes} nodes, "
+            f"which took {last.wall:.2f} s ({(said / last.wall - 1) * 100:+.0f}%)"
+        )
+    lines.append(
+        "nodes that are machines of their own, a launcher (and gateways) with one core, seconds by the model:"
+    )
+    lines.append(f"{'nodes':>7}{'flat':>9}{'tree':>9}{'gateways':>10}")
+    for count in (256, 1_000, 10_000):
+        gateways, tree = model.best_tree(count)
+        lines.append(f"{count:>7}{model.flat(count):>9.2f}{tree:>9.2f}{gateways:>10}")
+    return "\n".join([*lines, conclusion(model)])
+
+
+def conclusion(model: Model, count: int = 1_000) -> str:
+    """Whether a tree of gateways is needed for so many nodes."""
+    flat, (gateways, tree) = model.flat(count), model.best_tree(count)
+    word = "flat is enough" if flat <= ENOUGH else "flat is not enough"
+    return (
+        f"{word} for {count:,} nodes: {flat:.1f} s, at most {ENOUGH:.0f} s wanted; "
+        f"{gateways} gateways would make it {tree:.1f} s"
+    )

@@ -1,0 +1,114 @@
+"""What a relayed push costs each node: `python -m bench.reach.relay [--nodes 6] [--megabytes 200] [--runs 3]`.
+
+Agents of this machine, one a node, in a chain over its loopback; the files lie in memory. Processor time, since the
+nodes share the machine's cores: of the first node, which is fed by the launcher, and of one that another feeds. Below
+it stands what of that is the hash, at the speed of the nodes' own Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from clusterctl.inventory.cluster import Node
+from clusterctl.transfer.push import Source, make_manifest, push_tree
+from clusterctl.transfer.relay import relay_for
+from clusterctl.transport.fanout import Connection, LocalTransport
+
+MEMORY = Path("/dev/shm")
+SPEED = """
+import hashlib, os, time
+data, began = os.urandom(256 << 10), time.process_time()
+for _ in range(400):
+    hashlib.sha256(data)
+print((400 << 18) / 1e6 / (time.process_time() - began))
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=6, help="6")
+    parser.add_argument("--megabytes", type=int, default=200, help="of the one file; 200")
+    parser.add_argument("--runs", type=int, default=3, help="3")
+    parser.add_argument("--python", default="/usr/bin/python3", help="the nodes' own; /usr/bin/python3")
+    asked = parser.parse_args()
+    if asked.nodes < 2:
+        parser.error("a relay needs two nodes")
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        root = Path(folder)
+        os.environ["XDG_CACHE_HOME"] = str(root / "cache")
+        (root / "source").mkdir()
+        with (root / "source" / "data").open("wb") as file:
+            for _ in range(asked.megabytes):
+                file.write(os.urandom(1_000_000))
+        source = Source(root / "source", make_manifest(root / "source"))
+        for how in ("plain", "on"):
+            costs = [cost(root, source, how, asked.nodes, asked.python) for _ in range(asked.runs)]
+            first, other = (statistics.median(times) * 1000 for times in zip(*costs, strict=True))
+            print(
+                f"--relay {how}: first node {first:.0f} ms, each other {other:.0f} ms, {asked.megabytes} MB"
+            )
+    speed = float(subprocess.run([asked.python, "-c", SPEED], capture_output=True, check=True).stdout)
+    print(f"a node's sha256: {speed:.0f} MB/s, {asked.megabytes / speed * 1000:.0f} ms of it")
+    return 0
+
+
+def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple[float, float]:
+    """Seconds of CPU of the first node and of the median other one, without the agents' start."""
+    with tempfile.TemporaryDirectory(dir=root) as folder:
+        places = [Path(folder) / f"node{number}" for number in range(count)]
+        nodes = [node_at(place, python) for place in places]
+        links = [LocalTransport(home=place).connect(node) for place, node in zip(places, nodes, strict=True)]
+        try:
+            pids = [int(link.hello()["pid"]) for link in links]
+            before = [spent(pid) for pid in pids]
+            with relay_for(how, nodes) as relay:
+                started = threading.Event()
+
+                def one(place: Path, link: Connection) -> None:
+                    try:
+                        push_tree(
+                            link, source, str(place / "dest"), relay=relay, progress=lambda *_: started.set()
+                        )
+                    finally:
+                        started.set()
+
+                threads = [
+                    threading.Thread(target=one, args=pair) for pair in zip(places, links, strict=True)
+                ]
+                threads[0].start()
+                started.wait()  # the first one is the first of the chain
+                for thread in threads[1:]:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            times = [spent(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
+        finally:
+            for link in links:
+                link.close()
+        there = [place / "dest" / "data" for place in places]
+        if any(not one.is_file() or one.stat().st_size != source.manifest.size for one in there):
+            raise SystemExit("a node has not all of it")
+    return times[0], statistics.median(times[1:])
+
+
+def node_at(place: Path, python: str) -> Node:
+    place.mkdir()
+    return Node(
+        name=place.name, host="local", address="127.0.0.1", python=python, workdir=str(place / "work")
+    )
+
+
+def spent(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,500 @@
+"""The rows of bench/reach: each measures one kind of work with every tool that can do it, turn by turn."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.reach.field import (
+    DEST,
+    SETTINGS,
+    Field,
+    OneDefaultSshd,
+    Place,
+    Sample,
+    digest,
+    make_payload,
+    make_tree,
+)
+from bench.reach.inside import IDLE, TEN, Watched
+from bench.reach.model import Point
+
+OURS = "clusterctl"
+PACKAGES = {
+    "pdsh": "pdsh",
+    "pdcp": "pdsh",
+    "clush": "clustershell",
+    "rsync": "rsync",
+    "scp": "openssh-client",
+}
+UPLINK = "200mbit"
+EXECS, BULK = tuple(SETTINGS)[:2], tuple(SETTINGS)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    nodes: tuple[int, ...] = (64, 256)
+    push_nodes: int = 32
+    small_nodes: tuple[int, ...] = (8, 32)
+    uplink_nodes: int = 16
+    line_nodes: int = 16
+    storm_nodes: int = 64
+    model_nodes: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
+    runs: int = 5
+    uplink_runs: int = 1
+    """Of the tools whose time there is the link's: 200 MB to 16 nodes at 200 Mbit/s last 128 s."""
+    storm_runs: int = 20
+    megabytes: int = 200
+    files: int = 2000
+    lines: int = 100_000
+
+    @property
+    def most(self) -> int:
+        return max(
+            *self.nodes,
+            self.push_nodes,
+            *self.small_nodes,
+            self.uplink_nodes,
+            self.line_nodes,
+            *self.model_nodes,
+        )
+
+
+@dataclass
+class Measured:
+    """One tool at one kind of work."""
+
+    row: str
+    nodes: int
+    tool: str
+    samples: list[Sample] = field(default_factory=list)
+    missing: str = ""
+    """Why it was not measured; nothing where it was."""
+    note: str = ""
+
+    @property
+    def wall(self) -> float:
+        return statistics.median(one.wall for one in self.samples)
+
+    @property
+    def cpu(self) -> float:
+        return statistics.median(one.cpu for one in self.samples)
+
+    @property
+    def failed(self) -> int:
+        return sum(one.failed for one in self.samples)
+
+    def value(self) -> dict[str, object]:
+        there = bool(self.samples)
+        return {
+            "row": self.row,
+            "nodes": self.nodes,
+            "tool": self.tool,
+            "missing": self.missing,
+            "note": self.note,
+            "wall": self.wall if there else None,
+            "cpu": self.cpu if there else None,
+            "failed": self.failed,
+            "walls": [round(one.wall, 4) for one in self.samples],
+        }
+
+
+Way = Callable[[], Sample]
+Tell = Callable[[str], None]
+
+
+class Bench:
+    """All rows over one field."""
+
+    def __init__(self, field: Field, sizes: Sizes, tell: Tell) -> None:
+        self.field = field
+        self.sizes = sizes
+        self.tell = tell
+        self.points: list[Point] = []
+        self.payload = make_payload(field.folder / "payload", sizes.megabytes)
+        self.tree = make_tree(field.folder / "tree", sizes.files)
+
+    # -- commands
+
+    def exec(self) -> Iterator[Measured]:
+        """`hostname` on every node: cold, and over connections that an earlier command left open."""
+        for count in self.sizes.nodes:
+            yield from self.compared("exec, cold", count, self.hostnames(count))
+            yield from self.warm(count)
+        yield from self.ten()
+
+    def hostnames(self, count: int) -> dict[str, Way | str]:
+        f = self.field
+        cold = f.clusterctl("exec", f.names(count), "--", "hostname")
+        ways: dict[str, Way | str] = {OURS: lambda: self.named(cold, count)}
+        for transport in ("paramiko", "openssh"):
+            argv = f.clusterctl("exec", "--ssh", transport, f.names(count), "--", "hostname")
+            ways[f"{OURS} --ssh {transport}"] = self.if_known(
+                "exec", "--ssh", lambda a=argv: self.named(a, count)
+            )
+        for setting in EXECS:
+            ways[f"pdsh, {setting}"] = lambda s=setting: self.named(
+                self.pdsh(count, 32, "hostname"), count, s
+            )
+            ways[f"pdsh -f {count}, {setting}"] = lambda s=setting: self.named(
+                self.pdsh(count, count, "hostname"), count, s
+            )
+            ways[f"clush -f {count}, {setting}"] = lambda s=setting: self.named(
+                self.clush(count, s, "hostname"), count
+            )
+        return ways
+
+    def warm(self, count: int) -> Iterator[Measured]:
+        f = self.field
+        persist = f.clusterctl("exec", "--persist", "10m", f.names(count), "--", "hostname")
+        options = " ".join(f.ssh_options("curve25519", masters=True))
+        pdsh = self.pdsh(count, count, "hostname")
+        ways: dict[str, Way | str] = {
+            f"{OURS} --persist": self.if_known("exec", "--persist", lambda: self.named(persist, count)),
+            "pdsh over ControlMasters": lambda: self.counted(
+                f.run(pdsh, PDSH_SSH_ARGS_APPEND=options), count
+            ),
+        }
+        for way in ways.values():
+            if callable(way):
+                way()  # opens what stays open
+        yield from self.compared("exec, warm", count, ways)
+        self.tell(f"    {f.end_background()} background processes ended")
+
+    def ten(self) -> Iterator[Measured]:
+        """Ten commands in a row over one set of connections, as `launch` and `doctor` make them."""
+        count = min(self.sizes.nodes)
+        f = self.field
+        argv = [sys.executable, "-c", TEN, str(f.inventory), f.names(count)]
+        ways: dict[str, Way | str] = {f"{OURS}, whole process": lambda: f.run(argv)}
+        for setting in EXECS:
+            options = " ".join(f.ssh_options(setting))
+            script = (
+                "for i in 0 1 2 3 4 5 6 7 8 9; do " + " ".join(self.pdsh(count, count, "hostname")) + "; done"
+            )
+            ways[f"ten pdsh -f {count}, {setting}"] = lambda s=script, o=options: f.run(
+                ["/bin/sh", "-c", s], PDSH_SSH_ARGS_APPEND=o
+            )
+        rows = list(self.compared("ten commands", count, ways, runs=min(3, self.sizes.runs)))
+        own = Measured("ten commands", count, f"{OURS}, connected")
+        for one in rows[0].samples:
+            with_cpu = one.output.split()
+            own.samples.append(
+                Sample(float(with_cpu[0]), float(with_cpu[1]), 0) if len(with_cpu) == 2 else one
+            )
+        yield from (own, *rows)
+
+    # -- trees
+
+    def push(self) -> Iterator[Measured]:
+        """One large file to many nodes."""
+        yield from self.pushed("push, one file", self.sizes.push_nodes, self.sizes.runs, BULK)
+
+    def uplink(self) -> Iterator[Measured]:
+        """The same while what leaves the launcher is held to a rate; between nodes nothing is."""
+        shape = ["tc", "qdisc", "add", "dev", "br0", "root"]
+        limit = ["tbf", "rate", UPLINK, "burst", "256kb", "latency", "400ms"]
+        subprocess.run([*shape, *limit], check=True, env=self.field.env)
+        try:
+            runs = self.sizes.uplink_runs
+            yield from self.pushed(f"push, uplink {UPLINK}", self.sizes.uplink_nodes, runs, (EXECS[1],))
+        finally:
+            subprocess.run([*shape[:2], "del", *shape[3:]], check=True, env=self.field.env)
+
+    def pushed(self, row: str, count: int, runs: int, settings: Sequence[str]) -> Iterator[Measured]:
+        """Ours in each of its ways at the full number of runs, peers at `runs`."""
+        size = (self.payload / "data").stat().st_size
+        ours = {
+            f"{OURS}{' --relay ' + how if how else ''}": self.relayed(count, how)
+            for how in ("", "plain", "on", "off")
+            if how != "off" or settings == BULK  # without a relay the shaped link decides, as for all
+        }
+        peers = {
+            f"{name}, {setting}": self.tool(name, way)
+            for setting in settings
+            for name, way in self.copies(self.payload, count, setting).items()
+        }
+        done = list(
+            self.compared(
+                row,
+                count,
+                ours,
+                before=self.field.clear,
+                after=lambda: self.field.lacking(count, "payload/data", size),
+            )
+        )
+        self.verify(count)
+        done += self.compared(
+            row,
+            count,
+            peers,
+            runs=runs,
+            before=self.field.clear,
+            after=lambda: self.field.lacking(count, "payload/data", size),
+        )
+        yield from done
+
+    def relayed(self, count: int, how: str) -> Way | str:
+        f = self.field
+        argv = f.clusterctl("push", str(self.payload), f"{DEST}/payload", "-n", f.names(count))
+        return (
+            self.if_known("push", "--relay", lambda: f.run([*argv, "--relay", how]))
+            if how
+            else lambda: f.run(argv)
+        )
+
+    def verify(self, count: int) -> None:
+        """Whether the last push's bytes are the right ones, on the first and on the last node."""
+        wanted = digest(self.payload / "data")
+        for place in (self.field.places[0], self.field.places[count - 1]):
+            path = place.path(f"{DEST}/payload/data")
+            if path.exists() and digest(path) != wanted:
+                raise SystemExit(f"{place.name} holds other bytes than were pushed")
+
+    def small(self) -> Iterator[Measured]:
+        """Many small files: to nodes that have none, and to nodes that have all."""
+        f = self.field
+        for count in self.sizes.small_nodes:
+            push = f.clusterctl("push", str(self.tree), f"{DEST}/tree", "-n", f.names(count))
+            last = f"d{19:02}/f{self.sizes.files // 20 - 1:04}"
+            size = (self.tree / last).stat().st_size
+
+            def lacking(count: int = count, last: str = last, size: int = size) -> int:
+                return f.lacking(count, f"tree/{last}", size)
+
+            ways: dict[str, Way | str] = {OURS: lambda a=push: f.run(a)}
+            for setting in EXECS:
+                for name, way in self.copies(self.tree, count, setting).items():
+                    ways[f"{name}, {setting}"] = self.tool(name, way)
+            yield from self.compared("small files, cold", count, ways, before=f.clear, after=lacking)
+            f.clear()
+            same: dict[str, Way | str] = {OURS: lambda a=push: f.run(a)}
+            for setting in EXECS:
+                way = self.copies(self.tree, count, setting)["rsync"]
+                same[f"rsync, {setting}"] = self.tool("rsync", way)
+            for one in (push, self.rsync(self.tree, EXECS[1], f.places[0])):
+                f.run(one)
+            self.everywhere(lambda place: self.rsync(self.tree, EXECS[1], place), count)
+            yield from self.compared("small files, unchanged", count, same, after=lacking)
+
+    def copies(self, source: Path, count: int, setting: str) -> dict[str, Way]:
+        """Every peer that can bring a folder to nodes, all nodes at once."""
+        f = self.field
+        options = f.ssh_options(setting)
+        ssh = " ".join(["ssh", *options])
+        target = f"{self.field.made.state.user}@"
+        tar = f"tar -C {source.parent} -c {source.name}"
+        clush = [
+            "clush",
+            "-f",
+            str(count),
+            "-o",
+            " ".join(options),
+            "-w",
+            f.addresses(count),
+            "--copy",
+            str(source),
+        ]
+        pdcp = ["pdcp", "-R", "ssh", "-r", "-f", str(count), "-w", f.addresses(count), str(source), DEST]
+        found: dict[str, Way] = {
+            "clush --copy": lambda: f.run([*clush, "--dest", f"{DEST}/"]),
+            "pdcp": lambda: f.run(pdcp, PDSH_SSH_ARGS_APPEND=" ".join(options)),
+            "rsync": lambda: self.everywhere(lambda one: self.rsync(source, setting, one), count),
+            "scp": lambda: self.everywhere(
+                lambda one: ["scp", "-q", "-r", *options, str(source), f"{target}{one.address}:{DEST}/"],
+                count,
+            ),
+            "tar over ssh": lambda: self.everywhere(
+                lambda one: ["/bin/sh", "-c", f"{tar} | {ssh} {one.address} tar -C {DEST} -x"], count
+            ),
+        }
+        return found
+
+    def rsync(self, source: Path, setting: str, place: Place) -> list[str]:
+        ssh = " ".join(["ssh", *self.field.ssh_options(setting)])
+        return ["rsync", "-a", "-W", "-e", ssh, str(source), f"{place.address}:{DEST}/"]
+
+    def everywhere(self, argv: Callable[[Place], list[str]], count: int) -> Sample:
+        """One process a node, all at once."""
+        return self.field.measure(lambda: [self.field.start(argv(one)) for one in self.field.places[:count]])
+
+    # -- output, memory
+
+    def lines(self) -> Iterator[Measured]:
+        """Much output of many nodes, prefixed, into a file."""
+        count, each = self.sizes.line_nodes, self.sizes.lines
+        command = ["seq", "-f", "line %.0f of what a program prints", "1", str(each)]
+        quoted = " ".join(f"'{word}'" for word in command)
+        f = self.field
+        held = f.folder / "lines.txt"
+
+        def counted(argv: list[str], **extra: str) -> Sample:
+            sample = f.run(argv, output=held, **extra)
+            with held.open("rb") as file:
+                found = sum(1 for line in file if b" of what a program prints" in line)
+            return Sample(sample.wall, sample.cpu, 0 if found == count * each else 1)
+
+        ours = f.clusterctl("exec", f.names(count), "--", *command)
+        ways: dict[str, Way | str] = {OURS: lambda: counted(ours)}
+        for setting in EXECS:
+            options = " ".join(f.ssh_options(setting))
+            ways[f"pdsh, {setting}"] = self.tool(
+                "pdsh", lambda o=options: counted(self.pdsh(count, count, quoted), PDSH_SSH_ARGS_APPEND=o)
+            )
+            ways[f"clush, {setting}"] = self.tool(
+                "clush", lambda s=setting: counted(self.clush(count, s, quoted))
+            )
+        for one in self.compared("lines", count, ways):
+            if one.samples:
+                one.note = f"{count * each / one.wall:,.0f} lines/s"
+            yield one
+        held.unlink(missing_ok=True)
+
+    def memory(self) -> Iterator[Measured]:
+        """What the client holds while a command runs on every node; what an idle agent holds."""
+        count = max(self.sizes.nodes)
+        f = self.field
+        ours = f.clusterctl("exec", f.names(count), "--", "sleep", "3")
+        ways = {OURS: (ours, {})}
+        if shutil.which("pdsh"):
+            pdsh_options = " ".join(f.ssh_options(EXECS[1]))
+            ways[f"pdsh -f {count}"] = (
+                self.pdsh(count, count, "sleep 3"),
+                {"PDSH_SSH_ARGS_APPEND": pdsh_options},
+            )
+        for name, (argv, extra) in ways.items():
+            process = f.start(argv, **extra)
+            watched = Watched(process.pid)
+            process.communicate()
+            watched.join()
+            note = f"{watched.rss:.0f} MB resident, {watched.pss:.0f} MB of its own share, "
+            note += f"{watched.processes} processes, {watched.threads} threads"
+            yield Measured(
+                "memory of the client", count, name, [Sample(0, 0, int(process.returncode != 0))], note=note
+            )
+        done = f.run([sys.executable, "-c", IDLE, str(f.inventory), "node1"])
+        note = done.output.decode().strip()
+        yield Measured("memory of an idle agent", 1, OURS, [Sample(0, 0, done.failed)], note=note)
+
+    # -- storms
+
+    def storm(self) -> Iterator[Measured]:
+        """Many names that are one default sshd; then many nodes behind one such bastion."""
+        count, runs = self.sizes.storm_nodes, self.sizes.storm_runs
+        f = self.field
+        with OneDefaultSshd(f, f.places[0], count) as addresses:
+            behind = f.folder / "bastion.yaml"
+            bastion = f"{f.made.state.user}@{addresses[0]}:{OneDefaultSshd.PORT}"
+            f.write_inventory(
+                behind,
+                {place.name: {"host": place.address, "gateway": bastion} for place in f.places[:count]},
+            )
+            same = f.folder / "storm.yaml"
+            one = {
+                f"node{place + 1}": {"host": host, "port": OneDefaultSshd.PORT}
+                for place, host in enumerate(addresses)
+            }
+            f.write_inventory(same, one)
+            for row, inventory in (("storm, one sshd", same), ("storm, one bastion", behind)):
+                argv = f.clusterctl("exec", "all", "--", "hostname", inventory=inventory)
+                ways: dict[str, Way | str] = {OURS: lambda a=argv: self.counted(f.run(a), count)}
+                if inventory is same:
+                    ways.update(self.storm_peers(addresses))
+                yield from self.compared(row, count, ways, runs=runs)
+
+    def storm_peers(self, addresses: Sequence[str]) -> dict[str, Way | str]:
+        """pdsh and clush at the same sshd."""
+        f, count = self.field, len(addresses)
+        options = " ".join([*f.ssh_options(EXECS[1]), "-p", str(OneDefaultSshd.PORT)])
+        pdsh = ["pdsh", "-R", "ssh", "-f", str(count), "-w", ",".join(addresses), "hostname"]
+        clush = ["clush", "-f", str(count), "-o", options, "-w", ",".join(addresses), "hostname"]
+        return {
+            "pdsh": self.tool("pdsh", lambda: self.counted(f.run(pdsh, PDSH_SSH_ARGS_APPEND=options), count)),
+            "clush": self.tool("clush", lambda: self.counted(f.run(clush), count)),
+        }
+
+    # -- the model
+
+    def model(self) -> Iterator[Measured]:
+        """Ours at doubling sizes, the launcher's processor time apart from the nodes'."""
+        for count in self.sizes.model_nodes:
+            samples, servers = [], []
+            argv = self.field.clusterctl("exec", self.field.names(count), "--", "hostname")
+            for _ in range(self.sizes.runs):
+                places = self.field.places[:count]
+                before = sum(place.cpu() for place in places)
+                samples.append(self.named(argv, count))
+                time.sleep(0.3)  # until the nodes' daemons have counted what ended
+                servers.append(sum(place.cpu() for place in places) - before)
+            one = Measured("model", count, OURS, samples, note=f"nodes {statistics.median(servers):.2f} s")
+            self.points.append(Point(count, one.wall, one.cpu, statistics.median(servers)))
+            yield one
+
+    # -- how
+
+    def compared(
+        self,
+        row: str,
+        count: int,
+        ways: dict[str, Way | str],
+        *,
+        runs: int | None = None,
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[], int] = lambda: 0,
+    ) -> list[Measured]:
+        """Every way in turn, as often as there are runs, so that a slow minute falls on all alike."""
+        found = {name: Measured(row, count, name) for name in ways}
+        for name, way in ways.items():
+            if isinstance(way, str):
+                found[name].missing = way
+        for turn in range(runs or self.sizes.runs):
+            self.tell(f"    {row}, {count} nodes, turn {turn + 1}")
+            for name, way in ways.items():
+                if isinstance(way, str):
+                    continue
+                before()
+                self.field.forget_words()
+                sample = way()
+                failed = max(sample.failed, after())
+                if failed:
+                    self.tell(f"    {name}: {failed} failed: {self.field.last_words()}")
+                found[name].samples.append(Sample(sample.wall, sample.cpu, failed, sample.output[-200:]))
+        return list(found.values())
+
+    def tool(self, name: str, way: Way) -> Way | str:
+        """A peer's way, or that it is not there."""
+        program = name.split()[0]
+        if shutil.which(program):
+            return way
+        return f"{program} is not installed (package {PACKAGES.get(program, program)})"
+
+    def if_known(self, verb: str, option: str, way: Way) -> Way | str:
+        """A way of ours, or that this version does not have it."""
+        shown = self.field.run([*self.field.clusterctl(verb)[:2], "--help"], COLUMNS="200").output
+        return way if option.encode() in shown else f"this version has no {option}"
+
+    def pdsh(self, count: int, fanout: int, command: str) -> list[str]:
+        return ["pdsh", "-R", "ssh", "-f", str(fanout), "-w", self.field.addresses(count), command]
+
+    def clush(self, count: int, setting: str, command: str) -> list[str]:
+        options = " ".join(self.field.ssh_options(setting))
+        return ["clush", "-o", options, "-f", str(count), "-w", self.field.addresses(count), command]
+
+    def named(self, argv: list[str], count: int, setting: str = "") -> Sample:
+        """A command whose output is one line a node."""
+        options = {"PDSH_SSH_ARGS_APPEND": " ".join(self.field.ssh_options(setting))} if setting else {}
+        return self.counted(self.field.run(argv, **options), count)
+
+    def counted(self, sample: Sample, count: int) -> Sample:
+        """With how many nodes said nothing: an answer is `label: hostname`, each label counted once."""
+        said = [line.split(b":") for line in sample.output.splitlines()]
+        answered = {words[0] for words in said if len(words) > 1 and words[-1].strip().startswith(b"node")}
+        return Sample(sample.wall, sample.cpu, count - len(answered), sample.output)

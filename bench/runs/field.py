@@ -1,0 +1,140 @@
+"""Where the figures of runs are taken: sandbox nodes on this machine, a small corpus, a small GPT that trains there.
+
+The nodes share this machine's kernel and its clock, and their folders lie here: what a run wrote on a node is read
+from its files, while it goes on and without asking anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.sandbox import cluster, demo
+from clusterctl.sandbox.cluster import Sandbox
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 180.0  # seconds that anything awaited here may take
+
+JOB = """\
+name: bench
+data: {data}
+grace: 10
+restart: {{max: {restarts}}}
+train:
+  model: {{name: gpt-tiny, vocab: 1024}}
+  data: {{prefix: "{{data}}/text", tokenizer: "{{data}}/tokenizer.json", split: "90,10,0"}}
+  steps: 100000
+  micro_batch: 1
+  precision: fp32
+  eval: {{batches: 0}}
+  save: {{every: {save}, keep: 2}}
+"""
+
+
+class TooLate(SystemExit):
+    """What was awaited did not come; it ends the bench where nobody expects it."""
+
+
+class Ground:
+    """Nodes that are up, and the launcher as a user types it."""
+
+    def __init__(self, made: Sandbox, folder: Path) -> None:
+        self.made, self.folder = made, folder
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("CLUSTERCTL_")}
+        here = {"PYTHONPATH": str(ROOT), "CLUSTERCTL_CLUSTER": str(made.cluster_file), "NO_COLOR": "1"}
+        self.env = {**kept, **here}
+
+    @property
+    def data(self) -> Path:
+        """Tokens and a tokenizer, made at the first use."""
+        data, corpus = self.folder / "data", self.folder / "corpus.jsonl"
+        if not corpus.exists():
+            demo.write_corpus(corpus)
+            demo.train_tokenizer(corpus, data / "tokenizer.json")
+            demo.build_data(corpus, data / "tokenizer.json", data / "text")
+        return data
+
+    def job(self, restarts: int, save: int) -> Path:
+        """A training that goes on until it is stopped, with a checkpoint every so many steps."""
+        path = self.folder / "job.yaml"
+        path.write_text(JOB.format(data=self.data, restarts=restarts, save=save))
+        return path
+
+    def clusterctl(self, *words: str) -> str:
+        """The launcher's answer; whatever it could not do ends the bench."""
+        argv = [sys.executable, "-m", "clusterctl", *words]
+        done = subprocess.run(
+            argv, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=LIMIT
+        )
+        if done.returncode:
+            raise SystemExit(f"clusterctl {' '.join(words)}: {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    def launch(self, *words: str) -> RunDir:
+        """Start a run that goes on by itself."""
+        return RunDir(self.folder / "runs" / self.clusterctl("launch", "--detach", *words).strip())
+
+    def stop(self, run: RunDir) -> None:
+        self.clusterctl("stop", run.run_id)
+
+
+@contextlib.contextmanager
+def ground(nodes: int = 2, devices: int = 2) -> Iterator[Ground]:
+    """Nodes that are up as long as this lasts; no run outlives them."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the nodes go down with us
+    folder = Path(tempfile.mkdtemp(prefix="runs-"))
+    made = None
+    try:
+        made = cluster.up(folder / "nodes", nodes=nodes, devices=devices)
+        laid = Ground(made, folder)
+        try:
+            yield laid
+        finally:
+            for run in (folder / "runs").glob("*/run.json"):
+                if RunDir(run.parent).is_watched():
+                    with contextlib.suppress(SystemExit):
+                        laid.stop(RunDir(run.parent))
+    finally:
+        if made is not None:
+            made.down()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def on_node(run: RunDir, node: str) -> Path:
+    """A run's folder on a node."""
+    return Path(run.read_record()["run_dirs"][node])
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that may be growing, or not be there yet."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in data.split(b"\n")[:-1]]
+
+
+def records(attempt: Path) -> list[dict[str, Any]]:
+    """What the supervisor wrote of its ranks in one attempt's folder on a node."""
+    return [json.loads(path.read_text()) for path in sorted(attempt.glob("ranks/*.json"))]
+
+
+def wait_for(what: str, truth: Callable[[], Any], limit: float = LIMIT) -> Any:
+    """The first true answer; the end of the bench where none comes."""
+    deadline = time.monotonic() + limit
+    while not (answer := truth()):
+        if time.monotonic() > deadline:
+            raise TooLate(f"{what}: not within {limit:g} s")
+        time.sleep(0.02)
+    return answer

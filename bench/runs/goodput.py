@@ -1,0 +1,130 @@
+"""Goodput with faults: of a training's time from its launch to its stop, the share in steps that counted.
+
+python -m bench.runs.goodput [--minutes 20] [--every 60] [--seed 1]
+
+A GPT of a million parameters on two nodes, four ranks, a checkpoint every 100 steps. At a random moment of each
+interval one of these happens: a rank is killed, a rank ends by a segmentation fault, a node's supervisor is killed.
+A step counts once, as it was done last; steps after the newest checkpoint are done again after a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bench.runs.field import (
+    ground,
+    json_lines,
+    on_node,
+    records,
+    wait_for,
+)
+from bench.runs.times import Goodput, goodput, recovered
+from clusterctl.agent.supervisor import read_json
+from clusterctl.jobs.run_folder import RunDir
+
+SAVE = 100  # steps
+KINDS = ("rank killed", "rank segfaulted", "supervisor killed")
+LEAST = 0.70  # the share that is wanted
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    place: str
+    when: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--every", type=float, default=60.0, help="seconds; one fault in each such interval")
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    chance = random.Random(asked.seed)
+    with ground() as laid:
+        job = laid.job(restarts=10_000, save=SAVE)
+        began = time.time()
+        run = laid.launch(str(job))
+        faults = []
+        for moment in moments(chance, asked.minutes * 60, asked.every):
+            time.sleep(max(0.0, began + moment - time.time()))
+            faults += strike(run, chance)
+            print(f"{moment:7.0f} s  {faults[-1].kind}, {faults[-1].place}", file=sys.stderr, flush=True)
+        time.sleep(max(0.0, began + asked.minutes * 60 - time.time()))
+        ended = time.time()
+        metrics = json_lines(on_node(run, "node1") / "metrics.jsonl")
+        restarts = sum(event["event"] == "restart" for event in run.event_lines())
+        laid.stop(run)
+    found = goodput(metrics, began, ended)
+    print(report(found, faults, metrics, restarts))
+    return int(found.share < LEAST)
+
+
+def moments(chance: random.Random, whole: float, every: float) -> list[float]:
+    """A random moment in each interval: not in the first of all's start, nor in the last's end."""
+    return [
+        start + chance.uniform(0.1, 0.9) * every
+        for start in map(every.__mul__, range(max(1, int(whole // every))))
+    ]
+
+
+def strike(run: RunDir, chance: random.Random) -> list[Fault]:
+    """One fault in the attempt that is under way, once there is one."""
+    kind, node = chance.choice(KINDS), chance.choice(("node1", "node2"))
+
+    def struck() -> list[Fault]:
+        attempt = on_node(run, node) / "attempts" / str(run.read_record()["attempt"])
+        pids = {one["rank"]: one["pid"] for one in records(attempt) if one.get("state") == "running"}
+        supervisor: dict[str, Any] = read_json(str(attempt / "supervisor.json")) or {}
+        if not pids or not supervisor:
+            return []  # between two attempts
+        rank = chance.choice(sorted(pids))
+        pid = supervisor["pid"] if kind == "supervisor killed" else pids[rank]
+        place = f"on {node}" if kind == "supervisor killed" else f"rank {rank} on {node}"
+        with contextlib.suppress(ProcessLookupError):
+            now = time.time()
+            os.kill(pid, signal.SIGSEGV if kind == "rank segfaulted" else signal.SIGKILL)
+            return [Fault(kind, place, now)]
+        return []
+
+    found: list[Fault] = wait_for("a rank to strike at", struck)
+    return found
+
+
+def report(found: Goodput, faults: list[Fault], metrics: list[dict[str, Any]], restarts: int) -> str:
+    """What the time went into, and how each kind of fault was got over."""
+    lines = [f"{found.wall:.0f} s, {len(faults)} faults, {restarts} restarts, {found.steps} steps"]
+    shares = (
+        ("steps that counted", found.counted),
+        ("steps done again", found.again),
+        ("checkpoints", found.saving),
+        ("starts, restarts, waits", found.idle),
+    )
+    lines += [
+        f"  {name:<28}{seconds:>9.1f} s{100 * seconds / found.wall:>8.1f} %" for name, seconds in shares
+    ]
+    lines.append(
+        f"{'fault':<22}{'count':>6}{'back':>6}{'to a new step: median':>24}{'worst':>9}{'starts, worst':>15}"
+    )
+    for kind in KINDS:
+        these = [fault for fault in faults if fault.kind == kind]
+        backs = [(back, one.when) for one in these if (back := recovered(metrics, one.when))]
+        took = [back.new_step - when for back, when in backs]
+        times = f"{statistics.median(took):>22.1f} s{max(took):>7.1f} s" if took else ""
+        starts = f"{max(back.starts for back, _ in backs):>15}" if backs else ""
+        lines.append(f"{kind:<22}{len(these):>6}{len(took):>6}{times}{starts}")
+    reached = "reached" if found.share >= LEAST else "not reached"
+    return "\n".join([*lines, f"goodput {100 * found.share:.1f} %; at least {100 * LEAST:.0f} %: {reached}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""What a run costs while its ranks do nothing: processor time and memory of all that clusterctl keeps running.
+
+python -m bench.runs.idle [--seconds 60]
+
+One node, eight ranks; first they sleep and say nothing, then each says a line a second. Shares are of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.runs.field import (
+    Ground,
+    ground,
+    on_node,
+    records,
+    wait_for,
+)
+from clusterctl.agent.supervisor import read_json
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.sandbox import process
+
+RANKS = 8
+SETTLE = 3.0  # seconds after the start, when everything is loaded
+MOST_CPU, MOST_MEMORY = 0.5, 40.0  # of a supervisor: per cent of a core, MB
+SUPERVISOR = "supervisor"
+PROGRAMS = {
+    "ranks asleep": "import time; time.sleep(100000)",
+    "each a line a second": "import time\nfor n in range(100000): print('line', n, flush=True); time.sleep(1)",
+}
+
+
+@dataclass(frozen=True)
+class Use:
+    """Of some processes: seconds of processor time so far, and memory now."""
+
+    cpu: float
+    resident: float
+    """MB, with what they share with others."""
+    own: float
+    """MB that would be free without them."""
+    count: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0, help="that each is looked at")
+    asked = parser.parse_args()
+    fit = True
+    with ground(nodes=1, devices=RANKS) as laid:
+        for name, program in PROGRAMS.items():
+            print(f"{name}, {asked.seconds:g} s")
+            print(f"  {'':<40}{'processes':>10}{'% of a core':>13}{'resident MB':>13}{'own MB':>9}")
+            costs = measure(laid, program, asked.seconds)
+            for who, (share, use) in costs.items():
+                print(
+                    f"  {who:<40}{use.count:>10}{share:>13.2f}{use.resident:>13.1f}{use.own:>9.1f}",
+                    flush=True,
+                )
+            share, use = costs[SUPERVISOR]
+            fit = fit and share < MOST_CPU and use.resident < MOST_MEMORY
+    reached = "reached" if fit else "not reached"
+    print(f"a supervisor: under {MOST_CPU:g} % of a core and {MOST_MEMORY:g} MB: {reached}")
+    return int(not fit)
+
+
+def measure(laid: Ground, program: str, seconds: float) -> dict[str, tuple[float, Use]]:
+    """Who costs what, in per cent of a core, over so many seconds."""
+    run = laid.launch("--no-code", "--", "python3", "-c", program)
+    attempt = on_node(run, "node1") / "attempts" / "1"
+    wait_for("eight ranks", lambda: len(records(attempt)) == RANKS)
+    time.sleep(SETTLE)
+    who = kept(laid, run)
+    before, began = {name: use_of(pids) for name, pids in who.items()}, time.monotonic()
+    time.sleep(seconds)
+    after, took = {name: use_of(pids) for name, pids in who.items()}, time.monotonic() - began
+    laid.stop(run)
+    return {name: (100 * (after[name].cpu - before[name].cpu) / took, after[name]) for name in who}
+
+
+def kept(laid: Ground, run: RunDir) -> dict[str, set[int]]:
+    """All that runs for a run beside its ranks."""
+    attempt = on_node(run, "node1") / "attempts" / "1"
+    supervisor = int((read_json(str(attempt / "supervisor.json")) or {})["pid"])
+    ranks = {one["pid"] for one in records(attempt)}
+    sshd = {node.pid for node in laid.made.status() if node.pid}
+    watcher = below({supervisor}) - below(ranks) - {supervisor}
+    controller = run.controller()
+    return {
+        SUPERVISOR: {supervisor},
+        "the shell that ends ranks after it": watcher,
+        "the agent that follows, with its sshd": below(sshd) - sshd - below(ranks) - watcher - {supervisor},
+        "the controller, on the launching machine": {controller} if controller else set(),
+    }
+
+
+def below(pids: set[int]) -> set[int]:
+    return set(process.below(pids))
+
+
+def use_of(pids: Iterable[int]) -> Use:
+    """Of processes that live on; one that has ended since counts no more."""
+    cpu = resident = own = 0.0
+    count = 0
+    for pid in pids:
+        try:
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                cpu += int((thread / "schedstat").read_text().split()[0]) / 1e9
+            memory = memory_of(Path(f"/proc/{pid}/smaps_rollup").read_text())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        count += 1
+        resident, own = resident + memory["Rss"] / 1024, own + memory["Private"] / 1024
+    return Use(cpu, resident, own, count)
+
+
+def memory_of(rollup: str) -> dict[str, int]:
+    """Of /proc/PID/smaps_rollup, in kB: Rss, and what is private in all."""
+    sizes = {line.split(":")[0]: int(line.split()[1]) for line in rollup.splitlines()[1:]}
+    return {"Rss": sizes["Rss"], "Private": sizes["Private_Clean"] + sizes["Private_Dirty"]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""A rank is killed (SIGKILL): seconds until the next new step, and from a launch to the first one, beside torchrun.
+
+python -m bench.runs.recover [--runs 5] [--stock]
+
+Both start the same program with the same configuration, data and environment: `python -m trainer train`, a GPT of a
+million parameters, four ranks on two nodes; it saves every ten steps and goes on from its newest checkpoint. Ours is
+`clusterctl launch` of a job, with sshd nodes in between; torchrun's two agents are started here, at the same moment and
+without a login. Tools take turns; medians. A step that had been done before the death is no new one.
+
+torchrun is told TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. As it comes (torch 2.13), a new rank may find the address of a
+dead one in the store that all rounds share, and fail in its turn; --stock measures that too, as a third column.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.runs.field import (
+    Ground,
+    TooLate,
+    ground,
+    json_lines,
+    on_node,
+    records,
+    wait_for,
+)
+from bench.runs.times import (
+    Return,
+    durations,
+    first_step,
+    middle,
+    recovered,
+    steps_of,
+)
+from clusterctl.agent.processes import marked
+
+SAVE = 10  # steps
+KILL_AT = 25  # steps before the death: two checkpoints, and half of the way to the third
+VICTIM = 3  # the rank that is killed; rank 0 holds the store that torch's ranks meet at
+SAME = (
+    "OMP_NUM_THREADS",
+    "MALLOC_",
+    "TORCH_DEVICE",
+    "PYTHONUNBUFFERED",
+    "GLOO_",
+)  # of our ranks' environment
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # a new one for each round of torchrun's
+MOST = 10.0  # seconds: what recovery may take
+TO_BEGIN = "until rank 0's new process begins"
+TO_STEP = "its steps up to a new one"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of one tool: seconds."""
+
+    first_step: float
+    back: float
+    starts: int
+    parts: dict[str, float]
+    before: dict[str, float]
+    """How the time until the new processes began is made up; only we tell."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5, help="of each tool")
+    parser.add_argument("--stock", action="store_true", help="torchrun as it comes, too")
+    asked = parser.parse_args()
+    turns: dict[str, list[Turn]] = {"clusterctl": [], "torchrun": []}
+    if asked.stock:
+        turns["torchrun, stock"] = []
+    with ground() as laid:
+        job = laid.job(restarts=100, save=SAVE)
+        laid.stop(
+            laid.launch(str(job))
+        )  # code and data are on the nodes from here on, and in the disk's cache
+        for number in range(asked.runs):
+            turns["clusterctl"].append(ours(laid, job))
+            turns["torchrun"].append(theirs(laid, f"bench-{number}", OWN_STORE))
+            if asked.stock:
+                turns["torchrun, stock"] += stock(laid, f"stock-{number}")
+            print(f"turn {number + 1} of {asked.runs}", file=sys.stderr, flush=True)
+    print(report(turns))
+    return int(middle([{"back": one.back} for one in turns["clusterctl"]])["back"] > MOST)
+
+
+def ours(laid: Ground, job: Path) -> Turn:
+    """Launch, kill, wait, stop; the times lie in what the run wrote."""
+    began = time.time()
+    run = laid.launch(str(job))
+    home = on_node(run, "node1")
+    metrics = home / "metrics.jsonl"
+    first = wait_for("the first step", lambda: first_step(json_lines(metrics)))
+    wait_for("steps", lambda: len(steps_of(json_lines(metrics))) >= KILL_AT)
+    attempts = [on_node(run, name) / "attempts" for name in ("node1", "node2")]
+    victim = next(one for one in records(attempts[1] / "1") if one["rank"] == VICTIM)
+    killed = kill(victim["pid"])
+    back = wait_for("a new step", lambda: recovered(json_lines(metrics), killed))
+    ended = [one["ended"] for there in attempts for one in records(there / "1")]
+    started = [one["started"] for there in attempts for one in records(there / "2")]
+    restart = next(one["time"] for one in run.event_lines() if one["event"] == "restart")
+    own = next(one["ended"] for one in records(attempts[1] / "1") if one["rank"] == VICTIM)
+    moments = {"its death is known": own, "all ranks have ended": max(ended), "a restart is decided": restart,
+               "the last new rank is started": max(started)}  # fmt: skip
+    laid.stop(run)
+    return turn(first - began, killed, back, durations(killed, moments))
+
+
+def theirs(laid: Ground, name: str, env: Mapping[str, str]) -> Turn:
+    """torchrun's two agents, rendezvous c10d, restarts as many as it likes."""
+    folder = laid.folder / name
+    folder.mkdir()
+    metrics = folder / "metrics.jsonl"
+    began = time.time()
+    with agents(laid, folder, name, env):
+        first = wait_for("torchrun's first step", lambda: first_step(json_lines(metrics)))
+        wait_for("torchrun's steps", lambda: len(steps_of(json_lines(metrics))) >= KILL_AT)
+        names = {"TORCHELASTIC_RUN_ID": name, "RANK": str(VICTIM)}
+        killed = kill(marked(names)[0])
+        back = wait_for("torchrun's new step", lambda: recovered(json_lines(metrics), killed))
+    return turn(first - began, killed, back, {})
+
+
+def stock(laid: Ground, name: str) -> list[Turn]:
+    """torchrun as it comes; nothing where it did not come back."""
+    try:
+        return [theirs(laid, name, {})]
+    except TooLate as late:
+        print(f"torchrun, stock: {late}", file=sys.stderr, flush=True)
+        return []
+
+
+def turn(first: float, killed: float, back: Return, before: dict[str, float]) -> Turn:
+    begun = back.began + sum(back.parts.values())
+    parts = {TO_BEGIN: back.began - killed, **back.parts, TO_STEP: back.new_step - begun}
+    return Turn(first, back.new_step - killed, back.starts, parts, before)
+
+
+def kill(pid: int) -> float:
+    """When it was done."""
+    now = time.time()
+    os.kill(pid, signal.SIGKILL)
+    return now
+
+
+@contextlib.contextmanager
+def agents(laid: Ground, folder: Path, name: str, more: Mapping[str, str]) -> Iterator[None]:
+    """One torchrun a node, as long as this lasts, with the configuration and the environment of our last run."""
+    last = max((laid.folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+    home = Path(json.loads((last / "run.json").read_text())["run_dirs"]["node1"])
+    env = json.loads((home / "attempts" / "1" / "spec.json").read_text())["ranks"][0]["env"]
+    same = {key: value for key, value in env.items() if key.startswith(SAME)}
+    env = {**laid.env, **same, **more, "TMPDIR": str(folder)}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    argv += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", name]
+    argv += ["--local-addr", "127.0.0.1", "--max-restarts", "100"]
+    argv += ["-m", "trainer", "train", str(home / "train.json"), "--run-dir", str(folder)]
+    with (folder / "said.txt").open("wb") as said:
+        both = [
+            subprocess.Popen(argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+            for _ in range(2)
+        ]
+    try:
+        yield
+    finally:
+        for one in both:
+            one.terminate()
+        for one in both:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.wait(20)
+            one.kill()
+            one.wait()
+        for pid in marked({"TORCHELASTIC_RUN_ID": name}):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def report(turns: dict[str, list[Turn]]) -> str:
+    """The table: medians, their range, and ours in parts of torchrun's."""
+    turns = {tool: several for tool, several in turns.items() if several}
+    lines = [f"{'seconds, medians':<44}" + "".join(f"{tool:>22}" for tool in turns) + f"{'ratio':>8}"]
+    for name, field in (("launch to the first step", "first_step"), ("death to the next new step", "back")):
+        values = [sorted(getattr(one, field) for one in several) for several in turns.values()]
+        lines.append(row(name, values))
+    parts = [middle([one.parts for one in several]) for several in turns.values()]
+    before = middle([one.before for one in turns["clusterctl"]])
+    for name in parts[0]:
+        lines.append(row(f"  {name}", [[one.get(name, 0.0)] for one in parts]))
+        if name == TO_BEGIN:
+            lines += [row(f"    {part}", [[seconds]]) for part, seconds in before.items()]
+    starts = [sorted(float(one.starts) for one in several) for several in turns.values()]
+    lines.append(row("starts of the ranks, one death", starts, "g"))
+    return "\n".join(lines)
+
+
+def row(name: str, values: list[list[float]], form: str = ".2f") -> str:
+    shown, middles = "", []
+    for several in values:
+        middles.append(several[len(several) // 2])
+        spread = f" ({several[0]:{form}}-{several[-1]:{form}})" if len(several) > 1 else ""
+        shown += f"{f'{middles[-1]:{form}}{spread}':>22}"
+    ratio = f"{middles[0] / middles[1]:>8.2f}" if len(middles) > 1 and middles[1] > 0 else ""
+    return f"{name:<44}{shown}{ratio}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,349 @@
+"""Training beside its peers: one model, batch, data and number of threads; median of steps after a warm-up.
+
+    python -m bench.train [ROW ...] [--peers PYTHON] [--seconds 150] [--json FILE]
+
+Every subject is a process; all of a row are there at once and take steps in turn, forwards and backwards. Ours is the
+trainer as `launch` runs it. Peers have the fused AdamW, autocast and torch's attention; `-tuned` rows give them the
+allocator's settings that our ranks have from the launcher. --peers names an interpreter that has transformers and
+megatron-core (0.16.1); what it lacks is told, and the rest measured.
+
+FLOPs by PaLM's count: 6 N + 12 L E T for a token (N all parameters, L layers of width E, T tokens a sample).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.train.field import (
+    Field,
+    Subject,
+    Work,
+    start_all,
+    take_turns,
+)
+from trainer.config.model_sizes import ModelConfig
+
+SMALL = {"layers": 6, "hidden": 384, "heads": 6, "sequence": 256, "vocab": 50257}
+WORKS = {
+    "124m-bf16": Work("gpt2-124M", 1, "bf16"),
+    "124m-fp32": Work("gpt2-124M", 1, "fp32"),
+    "6x384-bf16": Work(SMALL, 8, "bf16"),
+    "6x384-fp32": Work(SMALL, 8, "fp32"),
+    "ranks-bf16": Work(SMALL, 2, "bf16", ranks=2),
+    "ranks-fp32": Work(SMALL, 2, "fp32", ranks=2),
+    "gpu-345m": Work("gpt2-345M", 8, "bf16", device="cuda:0", square=8192),
+    "gpu-1.3b": Work("gpt2-1.3B", 4, "bf16", device="cuda:0", square=8192),
+}
+LEAST = 3  # rounds
+KINDS = ("ours", "eager", "compile", "huggingface", "megatron", "products", "loop", "loop-eager")
+Answer = dict[str, Any]
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def alone(tuned: bool) -> list[Subject]:
+    """One process each."""
+    return [
+        Subject("clusterctl", "ours", tuned=True),
+        Subject("eager", "eager", tuned),
+        Subject("torch.compile", "compile", tuned),
+        Subject("Hugging Face", "huggingface", tuned, peer=True),
+        Subject("megatron-core", "megatron", tuned, peer=True),
+        Subject("products", "products", tuned=True),
+    ]
+
+
+def together() -> list[Subject]:
+    """Two ranks each: both engines, and bare loops of DistributedDataParallel."""
+    return [
+        Subject("bare DDP, our model, tuned", "loop", tuned=True),
+        Subject("bare DDP, our model", "loop", tuned=False),
+        Subject("bare DDP, eager model, tuned", "loop-eager", tuned=True),
+        Subject("clusterctl, torch", "ours", tuned=True),
+        Subject("clusterctl, deepspeed", "ours", tuned=True, engine="deepspeed"),
+    ]
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="train-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def flops_a_token(model: ModelConfig) -> float:
+    return 6.0 * model.parameters() + 12.0 * model.layers * model.hidden * model.sequence
+
+
+def measure(name: str, asked: argparse.Namespace) -> Answer:
+    """One row: every subject's figures."""
+    tuned, work = name.endswith("-tuned"), WORKS[name.removesuffix("-tuned")]
+    subjects = together() if work.ranks > 1 else alone(tuned)
+    subjects = [one for one in subjects if not asked.only or one.kind in asked.only]
+    until = time.monotonic() + asked.seconds
+    with scratch() as folder:
+        field = Field(folder, work, asked.peers, threads=1 if asked.cpu else 0)
+        try:
+            there = start_all(field, subjects, say)
+            take_turns(there, until, LEAST)
+        finally:
+            for subject in subjects:
+                subject.end()
+        return answer(name, field, subjects, "cpu" if asked.cpu else "seconds")
+
+
+def answer(name: str, field: Field, subjects: list[Subject], clock: str) -> Answer:
+    rates = next((one for one in subjects if one.kind == "products" and one.steps), None)
+    rate = {key: rates.median(key) for key in ("square", "step")} if rates else {}
+    each = flops_a_token(field.config.model)
+    found = []
+    for one in subjects:
+        if one.gone or one.kind == "products":
+            found += [{"subject": one.name, "missing": one.gone}] if one.gone else []
+            continue
+        seconds = one.median(clock)
+        found.append(
+            {
+                "subject": one.name,
+                "tuned": one.tuned,
+                "tokens_per_second": field.tokens / seconds,
+                "step_seconds": seconds,
+                "spread": [min(s[clock] for s in one.steps), max(s[clock] for s in one.steps)],
+                "cpu_seconds": one.median("cpu"),
+                "first_step_seconds": one.first,
+                "flops": each * field.tokens / seconds,
+                "memory": one.memory,
+                "peak": max(s["peak"] for s in one.steps),
+                "steps": len(one.steps),
+            }
+        )
+    about = {"row": name, "clock": clock, "rates": rate, "flops_a_token": each, "threads": field.threads}
+    return {**about, "subjects": found}
+
+
+def table(found: Answer) -> str:
+    """A row as text; `of` is a subject's tokens/s in those of the first."""
+    there = [one for one in found["subjects"] if "missing" not in one]
+    each = f"{found['flops_a_token'] / 1e6:.0f} MFLOP a token (PaLM)"
+    clock = ", processor time" if found["clock"] == "cpu" else ""
+    lines = [f"{found['row']}: {found['threads']} threads a rank{clock}, {each}"]
+    rates = found["rates"]
+    if rates:
+        text = f"  matrix products: large squares {rates['square'] / 1e9:.0f} GFLOP/s, "
+        lines.append(text + f"those of this model's step {rates['step'] / 1e9:.0f}")
+    head = f"  {'':<30}{'tokens/s':>10}{'ms/step':>9}{'(least-most)':>15}{'CPU s':>7}{'first, s':>9}"
+    head += f"{'GB':>6}{'GFLOP/s':>9}{'of squares':>11}{'of step':>9}{'ours is':>9}"
+    lines.append(head)
+    ours = next((one for one in there if is_ours(one)), None)
+    for one in there:
+        low, high = (1000 * each for each in one["spread"])
+        text = f"  {one['subject']:<30}{one['tokens_per_second']:>10.0f}{1000 * one['step_seconds']:>9.0f}"
+        text += f"{f'{low:.0f}-{high:.0f}':>15}{one['cpu_seconds']:>7.2f}{one['first_step_seconds']:>9.1f}"
+        text += f"{one['memory'] / 1e9:>6.2f}{one['flops'] / 1e9:>9.0f}"
+        for key in ("square", "step"):
+            text += f"{one['flops'] / rates[key]:>10.0%} " if rates else f"{'':>10} "
+        text += f"{ours['tokens_per_second'] / one['tokens_per_second']:>7.2f}x" if ours else ""
+        lines.append(text)
+    return "\n".join(lines + not_there(found) + verdicts(found))
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a row is held to: of one subject's tokens/s at least so much of another's."""
+
+    least: float
+    other: str
+    subject: str = "clusterctl"
+
+
+COMPILE, BARE = "torch.compile", "bare DDP, our model, tuned"
+EAGER = [Target(1.35, other) for other in ("eager", "Hugging Face", "megatron-core")]
+RANKS = [Target(1 / 1.03, BARE, "clusterctl, torch"), Target(1 / 1.1, BARE, "clusterctl, deepspeed")]
+TARGETS = {
+    "124m-bf16": [Target(1.2, COMPILE), *EAGER],
+    "124m-fp32": [Target(1.05, COMPILE)],
+    "6x384-bf16": [Target(1.4, COMPILE)],
+    "ranks-bf16": RANKS,
+    "ranks-fp32": RANKS,
+}
+SHARE = 0.88  # of the rate of large squares, for 124m-bf16
+MEMORY = 0.8  # of torch.compile's
+
+
+def verdicts(found: Answer) -> list[str]:
+    """Each target of a row, and what was reached."""
+    rate = {one["subject"]: one["tokens_per_second"] for one in found["subjects"] if "missing" not in one}
+    lines = []
+    for target in TARGETS.get(found["row"], ()):
+        if target.subject in rate and target.other in rate:
+            reached = rate[target.subject] / rate[target.other]
+            lines.append(verdict(f"{target.subject}, of {target.other}", reached, target.least))
+    if found["row"] == "124m-bf16" and found["rates"] and "clusterctl" in rate:
+        reached = rate["clusterctl"] * found["flops_a_token"] / found["rates"]["square"]
+        lines.append(verdict("share of the rate of large squares", reached, SHARE))
+    return lines
+
+
+def verdict(what: str, reached: float, least: float) -> str:
+    return f"  {what}: {reached:.2f}, at least {least:.2f} wanted{'' if reached >= least else ': MISSED'}"
+
+
+def is_ours(one: Answer) -> bool:
+    return str(one["subject"]).startswith("clusterctl")
+
+
+def not_there(found: Answer) -> list[str]:
+    missing = [one for one in found["subjects"] if "missing" in one]
+    return [f"  {one['subject']:<30}not measured: {one['missing']}" for one in missing]
+
+
+def speed(name: str, asked: argparse.Namespace) -> tuple[Answer, str]:
+    found = measure(name, asked)
+    return found, table(found)
+
+
+def gpu(name: str, asked: argparse.Namespace) -> tuple[Answer, str]:
+    """As on a CPU, where there is a CUDA device."""
+    ask = "import torch; print(torch.cuda.is_available())"
+    told = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    if told.stdout.strip() == "True":
+        return speed(name, asked)
+    return {"row": name, "missing": "no CUDA device"}, f"{name}: not measured: torch sees no CUDA device here"
+
+
+def memory(name: str, asked: argparse.Namespace) -> tuple[Answer, str]:
+    """Peak memory of steps, one subject after another; it holds on a busy machine."""
+    subjects = [
+        Subject("clusterctl", "ours", tuned=True),
+        Subject("torch.compile", "compile", tuned=False),
+        Subject("torch.compile, tuned", "compile", tuned=True),
+        Subject("eager", "eager", tuned=False),
+        Subject("eager, tuned", "eager", tuned=True),
+        Subject("Hugging Face", "huggingface", tuned=False, peer=True),
+    ]
+    with scratch() as folder:
+        field = Field(folder, WORKS["124m-bf16"], asked.peers)
+        for subject in [one for one in subjects if not asked.only or one.kind in asked.only]:
+            try:
+                take_turns(start_all(field, [subject], say), 0.0, LEAST)
+            finally:
+                subject.end()
+        found = answer(name, field, [one for one in subjects if one.steps or one.gone], "seconds")
+    return found, memory_table(found)
+
+
+def memory_table(found: Answer) -> str:
+    lines = ["memory: 124M, bf16, highest resident memory of steps after a warm-up, GB"]
+    there = [one for one in found["subjects"] if "missing" not in one]
+    lines.append(f"  {'':<26}{'less libraries':>15}{'whole':>8}{'ours is':>9}")
+    for one in there:
+        of = there[0]["memory"] / one["memory"]
+        lines.append(
+            f"  {one['subject']:<26}{one['memory'] / 1e9:>15.2f}{one['peak'] / 1e9:>8.2f}{of:>8.2f}x"
+        )
+    compiled = next((one for one in there if one["subject"] == COMPILE), None)
+    if compiled:
+        reached = there[0]["memory"] / compiled["memory"]
+        missed = "" if reached <= MEMORY else ": MISSED"
+        lines.append(f"  of torch.compile's: {reached:.2f}, at most {MEMORY} wanted{missed}")
+    return "\n".join(lines + not_there(found))
+
+
+def losses(name: str, asked: argparse.Namespace) -> tuple[Answer, str]:
+    from bench.train.losses import losses_row, losses_table
+
+    with scratch() as folder:
+        found = losses_row(folder, say)
+    return found, losses_table(found)
+
+
+def start(name: str, asked: argparse.Namespace) -> tuple[Answer, str]:
+    from bench.train.start import TURNS, start_row, start_table
+
+    found = start_row(TURNS, say)
+    return found, start_table(found)
+
+
+ROWS: dict[str, Callable[[str, argparse.Namespace], tuple[Answer, str]]] = {
+    "124m-bf16": speed,
+    "124m-bf16-tuned": speed,
+    "124m-fp32": speed,
+    "124m-fp32-tuned": speed,
+    "6x384-bf16": speed,
+    "6x384-bf16-tuned": speed,
+    "6x384-fp32": speed,
+    "ranks-bf16": speed,
+    "ranks-fp32": speed,
+    "start": start,
+    "memory": memory,
+    "losses": losses,
+    "gpu-345m": gpu,
+    "gpu-1.3b": gpu,
+}
+DEFAULT = (
+    "124m-bf16",
+    "124m-fp32",
+    "6x384-bf16",
+    "ranks-bf16",
+    "start",
+    "memory",
+    "losses",
+    "gpu-345m",
+    "gpu-1.3b",
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; by itself {', '.join(DEFAULT)}"
+    )
+    parser.add_argument(
+        "--peers", default=sys.executable, metavar="PYTHON", help="has transformers and megatron-core"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=150.0, help="a row of steps in turn, starts included"
+    )
+    parser.add_argument(
+        "--cpu", action="store_true", help="one thread and processor time: for a busy machine"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], choices=KINDS, help="these subjects; again for more"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="everything that was measured")
+    asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that subjects and folders go too
+    unknown = [name for name in asked.rows if name not in ROWS]
+    if unknown:
+        parser.error(f"there is no row {', '.join(unknown)}; rows are {', '.join(ROWS)}")
+    found = []
+    for name in asked.rows or DEFAULT:
+        say(name)
+        one, text = ROWS[name](name, asked)
+        found.append(one)
+        print(f"{text}\n", flush=True)
+        if asked.json:
+            asked.json.write_text(json.dumps(found, indent=2))
+    return int(any(is_ours(one) and "missing" in one for row in found for one in row.get("subjects", ())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,287 @@
+"""The field of bench/train: subjects as processes that wait for each other, their corpus, and what they answered."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.config.train_config import TrainConfig
+from trainer.corpus.indexed import Writer
+from trainer.env import MALLOC_TUNING
+from trainer.plan.resolve import read_config
+from trainer.samples.cache import IndexCache
+from trainer.samples.dataset import Batches, Data, Share
+
+ROOT = Path(__file__).resolve().parents[2]
+WARM_STEPS = 2  # the first builds and compiles, the second fills the allocator's memory
+STEPS = 1000  # more than any subject is asked for
+KEPT = 16  # batches that subjects go through again and again
+NOTHING: Mapping[str, Any] = {}
+PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+
+
+class Gone(Exception):
+    """A subject that cannot be measured: why."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every subject of a row does."""
+
+    model: str | dict[str, Any]
+    batch: int
+    precision: str
+    ranks: int = 1
+    device: str = "cpu"
+    square: int = 2048
+    """Side of the matrices whose product is the machine's rate."""
+
+
+@dataclass
+class Subject:
+    """One or several processes, and what they told of their steps after the warm-up."""
+
+    name: str
+    kind: str
+    tuned: bool
+    """Whether glibc is told to keep freed memory, as the launcher tells our ranks."""
+    peer: bool = False
+    """Runs by the peers' interpreter."""
+    engine: str = "torch"
+    first: float = 0.0
+    """Seconds from the start of the process to the end of its first step."""
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    gone: str = ""
+
+    def say(self, word: str) -> None:
+        """To every rank; one that has ended tells so when it is asked for its answer."""
+        for process in self.processes:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(word + "\n")
+                process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """All ranks' answer as one: the slowest, the largest, and rank 0's loss."""
+        answers = []
+        for process in self.processes:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise Gone(f"ended with {process.wait()}")
+            answers.append(json.loads(line))
+        if "missing" in answers[0]:
+            raise Gone(answers[0]["missing"])
+        most = {key: max(one[key] for one in answers) for key in ("seconds", "cpu", "base", "peak")}
+        return {**answers[0], **most}
+
+    def step(self) -> dict[str, Any]:
+        self.say("go")
+        return self.answer()
+
+    def finish(self) -> None:
+        """After the last of our steps: let it do what follows that."""
+        self.say("go")
+        for process in self.processes:
+            process.wait()
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.processes.clear()
+
+    def median(self, key: str) -> float:
+        return statistics.median(one[key] for one in self.steps)
+
+    @property
+    def memory(self) -> float:
+        """Bytes at the highest, less the libraries'."""
+        return max(one["peak"] - one["base"] for one in self.steps)
+
+
+class Field:
+    """A row's corpus and config, and the start of its subjects."""
+
+    def __init__(
+        self,
+        folder: Path,
+        work: Work,
+        peers: str = sys.executable,
+        corpus: Path | None = None,
+        more: Mapping[str, Any] = NOTHING,
+        threads: int = 0,
+    ) -> None:
+        """`peers`: an interpreter; `corpus`: tokens in the place of random ids; `more`: of the train config."""
+        self.folder, self.work, self.peers = folder, work, peers
+        folder.mkdir(parents=True, exist_ok=True)
+        raw = {
+            "model": work.model,
+            "micro_batch": work.batch,
+            "precision": work.precision,
+            "steps": STEPS,
+            "optimizer": {"lr": 3e-4, "min_lr": 3e-4, "warmup_steps": 0, "schedule": "constant"},
+            "eval": {"batches": 0},
+            "save": {"every": 0},
+            "resume": "never",
+            **more,
+        }
+        without = read_config({**raw, "data": {"prefix": "tokens"}}, work.ranks)
+        prefix = corpus or folder / "tokens"
+        self.global_batch = without.global_batch or 0
+        if corpus is None:
+            draw_corpus(prefix, without.model.vocab, 64 * self.global_batch * (without.model.sequence + 1))
+        self.raw = {**raw, "data": {"prefix": str(prefix), "split": "1,0,0"}}
+        self.config = read_config(self.raw, work.ranks)
+        self.batches = write_batches(self.config, folder)
+        cores = len(os.sched_getaffinity(0))
+        self.threads = threads or max(1, cores // work.ranks)
+
+    @property
+    def tokens(self) -> int:
+        """Of a step, over all ranks."""
+        return self.global_batch * self.config.model.sequence
+
+    def start(self, subject: Subject, **more: Any) -> dict[str, Any]:
+        """Start a subject and wait for the end of its first step, which it tells of."""
+        spec = self.folder / f"{subject.name.replace(' ', '-')}.json"
+        spec.write_text(json.dumps({**self._spec(subject), **more}))
+        argv = [self.peers if subject.peer else sys.executable, "-W", "ignore"]
+        argv += [str(ROOT / "bench" / "train_subject.py"), str(spec)]
+        shared = self._environment(subject)
+        began = time.monotonic()
+        said = self.folder / f"{spec.stem}.log"
+        try:
+            with said.open("wb") as log:
+                for rank in range(self.work.ranks):
+                    env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                    subject.processes.append(
+                        subprocess.Popen(argv, env=env, stderr=log, cwd=self.folder, **PIPES)
+                    )
+            first = subject.answer()
+        except OSError as error:
+            raise Gone(f"{argv[0]}: {error.strerror}") from None
+        except Gone as gone:
+            raise Gone(
+                "; ".join([str(gone), *said.read_text(errors="replace").strip().splitlines()[-1:]])
+            ) from None
+        subject.first = time.monotonic() - began
+        return first
+
+    def _spec(self, subject: Subject) -> dict[str, Any]:
+        config = self.config
+        model = {key: getattr(config.model, key) for key in MODEL_KEYS}
+        return {
+            "subject": subject.kind,
+            "train": {**self.raw, "engine": subject.engine},
+            "run_dir": str(self.folder / f"run-{subject.name.replace(' ', '-')}"),
+            "batches": str(self.batches),
+            "threads": self.threads,
+            "tokens": self.tokens // self.work.ranks,
+            "square": self.work.square,
+            "work": {
+                "model": model,
+                "precision": config.precision,
+                "device": self.work.device,
+                "seed": config.seed,
+                "lr": config.optimizer.lr,
+            },
+        }
+
+    def _environment(self, subject: Subject) -> dict[str, str]:
+        """What a launch gives its ranks; malloc's part only where the subject is to have it."""
+        kept = {
+            key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "CLUSTERCTL_"))
+        }
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        return {
+            **kept,
+            **(MALLOC_TUNING if subject.tuned else {}),
+            "WORLD_SIZE": str(self.work.ranks),
+            "LOCAL_WORLD_SIZE": str(self.work.ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": "lo",
+            "CLUSTERCTL_DEVICE_KIND": self.work.device.split(":")[0],
+            "OMP_NUM_THREADS": str(self.threads),
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            "TORCHINDUCTOR_CACHE_DIR": str(
+                self.folder / "inductor"
+            ),  # empty: its warm-up is what a first run has
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_VERBOSITY": "error",
+        }
+
+
+MODEL_KEYS = ("layers", "hidden", "heads", "sequence", "vocab", "eps", "init_std")
+
+
+def draw_corpus(prefix: Path, vocab: int, tokens: int) -> None:
+    """Ids drawn evenly: no step is easier than another."""
+    ids = np.random.RandomState(1).randint(0, vocab, tokens).astype(np.uint16)
+    with Writer(prefix, np.uint16) as writer:
+        for start in range(0, tokens, 4096):
+            writer.add_document([ids[start : start + 4096]])
+
+
+def write_batches(config: TrainConfig, folder: Path) -> Path:
+    """The trainer's own global batches, in its own order, for subjects that cannot read its corpus."""
+    count = KEPT if config.steps == STEPS else config.steps
+    assert config.global_batch is not None
+    data = Data(config.data, config.model.sequence, IndexCache(folder / "indices"))
+    share = Share(config.global_batch, config.global_batch)
+    samples = Batches(data.samples("train", config.steps * config.global_batch), share)
+    path = folder / "batches.npy"
+    np.save(
+        path, np.stack([samples.at(n * config.global_batch)[0][0] for n in range(count)]).astype(np.int32)
+    )
+    return path
+
+
+def start_all(ground: Field, subjects: Sequence[Subject], tell: Any) -> list[Subject]:
+    """Those that could be started, each with its warm-up done; the others know why not."""
+    there = []
+    for subject in subjects:
+        tell(f"{subject.name}: starts")
+        try:
+            ground.start(subject)
+            for _ in range(WARM_STEPS - 1):
+                subject.step()
+            subject.say("reset")
+            there.append(subject)
+        except Gone as gone:
+            subject.gone = str(gone)
+            subject.end()
+    return there
+
+
+def take_turns(subjects: Sequence[Subject], until: float, least: int) -> None:
+    """Steps in turn, in one order and then in the other, up to a moment but at least so many rounds.
+
+    One that ends (for want of memory, say) is told as missing; the others go on.
+    """
+    rounds, there = 0, list(subjects)
+    while there and (rounds < least or time.monotonic() < until):
+        for subject in list(there if rounds % 2 == 0 else reversed(there)):
+            try:
+                subject.steps.append(subject.step())
+            except Gone as gone:
+                subject.gone = str(gone)
+                subject.end()
+                there.remove(subject)
+        rounds += 1

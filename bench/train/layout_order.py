@@ -1,0 +1,198 @@
+"""The plan's order of layouts beside the measured one: the same model on the same ranks of this machine.
+
+    python -m bench.train.layout_order [--ranks 4] [--rounds 3] [--only WORD] [--precision fp32] [--json]
+
+The plan is given what this machine was just measured to do: a rank's matrix rate while all ranks multiply, and the
+bandwidth of a sum over all of them; the rest is its own. With more ranks than cores a pipeline's idle stages leave
+theirs to others, which the plan does not know: it counts the bubble too high there. Layouts are trained in turns; the
+fastest median of a round counts, since others on the machine only make a step slower. Exit code 1 where a slower layout
+was predicted to be faster by more than a tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.train.ranks import run, train
+from trainer.plan.hardware import hardware_of
+from trainer.plan.resolve import plan_config
+from trainer.plan.time import Cost, cost
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STEPS, WARM = 4, 1
+ALIKE = 0.10  # layouts whose predicted times differ by less may change places
+MODEL = {"layers": 8, "hidden": 512, "heads": 8, "sequence": 128, "vocab": 4096}
+MICRO, BATCH = 1, 16
+SUMMED_BYTES = 32 << 20
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data": {},
+    "data, zero 3": {"zero": 3},
+    "data, recompute": {"recompute": "full"},
+    "tensor": {"parallel": {"tensor": 0}},
+    "pipeline": {"parallel": {"pipeline": 0}},
+    "data x tensor": {"parallel": {"tensor": 2}},
+    "data x pipeline": {"parallel": {"pipeline": 2}},
+    "tensor x pipeline": {"parallel": {"tensor": 2, "pipeline": 2}},
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a rank of this machine was measured to do."""
+
+    tflops: float
+    gbytes: float
+    latency_ms: float
+
+
+@dataclass(frozen=True)
+class Row:
+    layout: str
+    predicted: float
+    """Seconds a step."""
+    measured: float
+    parts: dict[str, float]
+    """Of the prediction."""
+
+
+def be_rank(precision: str) -> None:
+    """Measure as one of all ranks at once."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    kind = torch.float32 if precision == "fp32" else torch.bfloat16
+    a, b = torch.randn(1024, 512, dtype=kind), torch.randn(2048, 512, dtype=kind)
+    rate = 2 * a.shape[0] * b.numel() / _seconds(lambda: torch.nn.functional.linear(a, b), 200)
+    whole = torch.zeros(SUMMED_BYTES // 4)
+    world = dist.get_world_size()
+    summed = _seconds(lambda: dist.all_reduce(whole), 10)
+    gbytes = 2 * (world - 1) / world * SUMMED_BYTES / summed
+    small = torch.zeros(1)
+    latency = _seconds(lambda: dist.all_reduce(small), 200)
+    print(
+        json.dumps({"tflops": rate / 1e12, "gbytes": gbytes / 1e9, "latency_ms": latency * 1e3}), flush=True
+    )
+    dist.barrier()
+    os._exit(0)
+
+
+def _seconds(work: Any, times: int) -> float:
+    """The median of each time, the first ones left out."""
+    took = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - began)
+    return statistics.median(took[times // 5 :])
+
+
+def machine(ranks: int, precision: str) -> Machine:
+    with tempfile.TemporaryDirectory() as folder:
+        said = run(
+            [sys.executable, "-m", "bench.train.layout_order", "--rank", precision], ranks, Path(folder)
+        )
+    told = [Machine(**json.loads(text.splitlines()[-1])) for text in said]
+    return Machine(*(statistics.median(getattr(one, name) for one in told) for name in asdict(told[0])))
+
+
+def layouts(ranks: int, precision: str, hardware: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Those that can be trained on so many ranks; 0 stands for all of them."""
+    base = {
+        "model": MODEL,
+        "steps": STEPS,
+        "micro_batch": MICRO,
+        "global_batch": BATCH,
+        "precision": precision,
+        "eval": {"batches": 0},
+        "hardware": {"kind": "cpu", "devices_per_node": ranks, **hardware},
+    }
+    seen = []
+    for name, given in LAYOUTS.items():
+        parallel = {key: value or ranks for key, value in given.get("parallel", {}).items()}
+        part = {**base, **given, "parallel": parallel}
+        found = plan_config({**part, "data": {"prefix": "x"}}, ranks)
+        if not found.faults and parallel not in [one for one in seen if one]:
+            seen.append(parallel)
+            yield name, part
+
+
+def predicted(part: dict[str, Any], ranks: int) -> Cost:
+    config = plan_config({**part, "data": {"prefix": "x"}}, ranks).config
+    return cost(config, config.layout(ranks), hardware_of(config, ranks))
+
+
+def measured(part: dict[str, Any], ranks: int) -> float:
+    """The median step."""
+    return statistics.median(line["step_seconds"] for line in train(part, ranks)[WARM:])
+
+
+def rows(ranks: int, rounds: int, precision: str, only: str) -> Iterator[Row]:
+    found = machine(ranks, precision)
+    figures = {"tflops": found.tflops, "node_gbytes": found.gbytes, "net_gbytes": found.gbytes}
+    print(
+        f"a rank of {ranks}: {found.tflops * 1e3:.0f} GFLOP/s in matrix products, {found.gbytes:.2f} GB/s"
+        f" in sums, {found.latency_ms:.2f} ms for the smallest",
+        file=sys.stderr,
+    )
+    chosen = {name: part for name, part in layouts(ranks, precision, figures) if only in name}
+    took = {name: min(measured(part, ranks) for _ in range(1)) for name, part in chosen.items()}
+    for _ in range(rounds - 1):
+        took = {name: min(took[name], measured(part, ranks)) for name, part in chosen.items()}
+    for name, part in chosen.items():
+        step = predicted(part, ranks)
+        parts = {key: value for key, value in asdict(step).items() if key != "tokens"}
+        yield Row(name, step.seconds, took[name], parts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", metavar="WORD")
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        be_rank(arguments.rank)
+    found = list(rows(arguments.ranks, arguments.rounds, arguments.precision, arguments.only))
+    if arguments.json:
+        for row in found:
+            print(json.dumps(asdict(row)))
+        return 0
+    by_plan = sorted(found, key=lambda row: row.predicted)
+    by_clock = sorted(found, key=lambda row: row.measured)
+    for place, row in enumerate(by_clock):
+        most = ", ".join(f"{name} {part:.2f}" for name, part in row.parts.items() if part >= 0.005)
+        print(
+            f"{row.layout:<20} measured {row.measured:6.2f} s, {place + 1}.   predicted {row.predicted:6.2f} s,"
+            f" {by_plan.index(row) + 1}.   {most}"
+        )
+    return 0 if in_order(by_clock) else 1
+
+
+def in_order(by_clock: list[Row]) -> bool:
+    """Whether no slower layout was predicted to be faster by more than what counts as alike."""
+    return all(
+        slower.predicted > faster.predicted * (1 - ALIKE)
+        for place, faster in enumerate(by_clock)
+        for slower in by_clock[place + 1 :]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""The rows of bench/train that compare numbers instead of speed: losses of 200 steps, and gradients of layer norms.
+
+All runs have the same first weights, batches and optimizer. What an autocast run may differ from fp32 is seen from
+several of them whose first weights differ by a millionth: their differences are the band that ours must lie in.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.train.field import (
+    MODEL_KEYS,
+    Field,
+    Subject,
+    Work,
+    write_batches,
+)
+from clusterctl.sandbox import demo
+from trainer.env import CHECKPOINT_DIR
+from trainer.plan.resolve import read_config
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS, EVERY, BATCH = 200, 50, 4
+MODEL = {"layers": 4, "hidden": 256, "heads": 4, "sequence": 128, "vocab": demo.VOCABULARY}
+OPTIMIZER = {"lr": 1e-3, "min_lr": 1e-3, "schedule": "constant"}
+WINDOW = 10  # steps that a difference is averaged over
+BAND = 3  # autocast runs
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: whose, in what precision, from weights how far from the others'."""
+
+    name: str
+    kind: str
+    precision: str
+    nudge: int = 0
+
+
+REFERENCE = Run("eager, fp32", "eager", "fp32")
+AUTOCASTS = tuple(Run(f"eager, autocast bf16, {n}", "eager", "bf16", n) for n in range(BAND))
+OURS = Run("clusterctl, bf16", "ours", "bf16")
+OTHERS = (Run("eager, fp32, 1", "eager", "fp32", 1), Run("clusterctl, fp32", "ours", "fp32"), OURS)
+
+
+def losses_row(folder: Path, tell: Any) -> dict[str, Any]:
+    """Every run's losses, and the errors of layer norm gradients along the way of ours."""
+    corpus = make_texts(folder)
+    losses = {}
+    for run in (REFERENCE, *AUTOCASTS, *OTHERS):
+        tell(f"{run.name}: {STEPS} steps")
+        losses[run.name] = train(folder, corpus, run)
+    errors = {}
+    for step in range(EVERY, STEPS + 1, EVERY):
+        tell(f"layer norms after {step} steps")
+        errors[step] = norm_errors(folder, corpus, step)
+    return {"row": "losses", "losses": losses, "layer_norms": errors}
+
+
+def make_texts(folder: Path) -> Path:
+    """The language reference that comes with Python, as tokens: losses fall on it."""
+    demo.write_corpus(folder / "corpus.jsonl")
+    demo.train_tokenizer(folder / "corpus.jsonl", folder / "tokenizer.json")
+    demo.build_data(folder / "corpus.jsonl", folder / "tokenizer.json", folder / "text")
+    return folder / "text"
+
+
+def field_of(folder: Path, corpus: Path, run: Run, **more: Any) -> Field:
+    work = Work(MODEL, BATCH, run.precision)
+    return Field(
+        folder / run.name.replace(" ", "-").replace(",", ""), work, corpus=corpus, more={**TRAIN, **more}
+    )
+
+
+TRAIN: Mapping[str, Any] = {"steps": STEPS, "optimizer": OPTIMIZER, "save": {"every": EVERY, "keep": STEPS}}
+
+
+def train(folder: Path, corpus: Path, run: Run) -> list[float]:
+    """The losses of all steps."""
+    field = field_of(folder, corpus, run)
+    subject = Subject("run", run.kind, tuned=True)
+    try:
+        first = field.start(subject, nudge=run.nudge)
+        found = [first["loss"]] + [subject.step()["loss"] for _ in range(STEPS - 1)]
+        if run.kind == "ours":
+            subject.finish()
+        return found
+    finally:
+        subject.end()
+
+
+def norm_errors(folder: Path, corpus: Path, step: int) -> dict[str, float]:
+    """How far the gradients of all layer norms are from fp64's, at the weights that our bf16 run had after `step`.
+
+    Ours is read out of what one step more does to the optimizer's averages.
+    """
+    before = folder / "clusterctl-bf16" / "run-run" / CHECKPOINT_DIR / f"step-{step:08d}"
+    train_part = {
+        "steps": step + 1,
+        "optimizer": {**OPTIMIZER, "clip": 0.0},
+        "save": {"every": 0},
+        "resume": str(before),
+    }
+    field = field_of(folder / f"after-{step}", corpus, OURS, **train_part)
+    file = field.folder / "train.json"
+    file.write_text(json.dumps(field.raw))
+    argv = [sys.executable, "-m", "trainer", "train", str(file), "--run-dir", str(field.folder)]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+    after = field.folder / CHECKPOINT_DIR / f"step-{step + 1:08d}"
+    argv = [sys.executable, "-m", "bench.train.losses", str(before), str(after), str(file)]
+    told = subprocess.run(argv, check=True, stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    errors: dict[str, float] = json.loads(told.stdout)
+    return errors
+
+
+def compare_norms(before: Path, after: Path, train_file: Path) -> dict[str, float]:
+    """Relative errors of all layer norms' gradients together, in the step that led from one checkpoint to the other."""
+    import numpy as np
+    import torch
+    from safetensors.torch import load_file
+
+    from bench.train.peers import Eager
+
+    weights = load_file(str(before / "model.safetensors"))
+    config = read_config(json.loads(train_file.read_text()), 1)
+    batch = torch.from_numpy(np.load(write_batches(config, train_file.parent))[-1].astype(np.int64))
+    beta = config.optimizer.betas[0]
+    old, new = (load_file(str(one / "optimizer.safetensors")) for one in (before, after))
+
+    def gradients(kind: torch.dtype, autocast: bool) -> dict[str, torch.Tensor]:
+        model = Eager({key: getattr(config.model, key) for key in MODEL_KEYS}).to(kind)
+        model.load_state_dict({name: weight.to(kind) for name, weight in weights.items()})
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(batch)
+        loss.backward()
+        return {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+
+    exact = gradients(torch.float64, False)
+    norms = [name for name in exact if "norm" in name]
+    whole = flat([exact[name] for name in norms])
+    ours = [
+        (new[f"exp_avg.{name}"].double() - beta * old[f"exp_avg.{name}"].double()) / (1 - beta)
+        for name in norms
+    ]
+    others = {
+        "eager, fp32": gradients(torch.float32, False),
+        "eager, autocast bf16": gradients(torch.float32, True),
+        "eager, all of it in bf16": gradients(torch.bfloat16, False),
+    }
+    found = {"clusterctl, bf16": flat(ours)}
+    found |= {name: flat([there[norm] for norm in norms]) for name, there in others.items()}
+    return {name: float((one - whole).norm() / whole.norm()) for name, one in found.items()}
+
+
+def flat(tensors: Sequence[Any]) -> Any:
+    import torch
+
+    return torch.cat([one.flatten() for one in tensors])
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Means of each run of WINDOW steps."""
+    return [sum(values[at : at + WINDOW]) / WINDOW for at in range(0, len(values) - WINDOW + 1, WINDOW)]
+
+
+def differences(losses: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Of every other run, the smoothed loss less the reference's."""
+    plain = losses[REFERENCE.name]
+    return {
+        name: smooth([a - b for a, b in zip(one, plain, strict=True)])
+        for name, one in losses.items()
+        if name != REFERENCE.name
+    }
+
+
+def losses_table(found: Mapping[str, Any]) -> str:
+    """Differences from the reference along the way, the band, and the layer norms."""
+    losses, apart = found["losses"], differences(found["losses"])
+    lines = [
+        f"losses: {STEPS} steps; differences from {REFERENCE.name}, means of {WINDOW} steps, in thousandths"
+    ]
+    last = len(losses[REFERENCE.name]) // WINDOW - 1
+    at = sorted({0, last // 8, last // 4, last // 2, 3 * last // 4, last})
+    lines.append(f"  {'up to step':<26}" + "".join(f"{(i + 1) * WINDOW:>8}" for i in at) + f"{'largest':>9}")
+    plain = smooth(losses[REFERENCE.name])
+    lines.append(f"  {REFERENCE.name:<26}" + "".join(f"{plain[i]:>8.3f}" for i in at))
+    for name, one in apart.items():
+        text = "".join(f"{1000 * one[i]:>+8.2f}" for i in at)
+        lines.append(f"  {name:<26}{text}{1000 * max(map(abs, one)):>9.2f}")
+    band = max(max(map(abs, apart[run.name])) for run in AUTOCASTS)
+    own = max(map(abs, apart[OURS.name]))
+    lines.append(f"  ours in bf16 {'lies in' if own <= band else 'LEAVES'} the band of the autocast runs")
+    errors = found["layer_norms"]
+    lines.append("  error of layer norms' gradients, relative to fp64, at our weights")
+    lines.append(f"  {'after step':<26}" + "".join(f"{step:>10}" for step in errors))
+    for name in next(iter(errors.values())):
+        lines.append(f"  {name:<26}" + "".join(f"{one[name]:>10.1e}" for one in errors.values()))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(json.dumps(compare_norms(*map(Path, sys.argv[1:4]))))

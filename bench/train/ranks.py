@@ -1,0 +1,106 @@
+"""Ranks of a training as processes of this machine, with the launcher's environment: for measurements of trainings."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.corpus.indexed import Writer
+from trainer.env import MALLOC_TUNING
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Failed(Exception):
+    """A rank did not come to its end; the message has its last lines."""
+
+
+def environments(ranks: int, tuned: bool = True) -> list[dict[str, str]]:
+    """Of every rank; the cores are divided among them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {
+        **os.environ,
+        **(MALLOC_TUNING if tuned else {}),
+        "PYTHONPATH": str(ROOT),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "CLUSTERCTL_DEVICE_KIND": "cpu",
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    }
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def run(argv: Sequence[str], ranks: int, folder: Path, tuned: bool = True) -> list[str]:
+    """What every rank printed. When one fails the others are ended, and Failed says why."""
+    places = [folder / f"rank-{rank}" for rank in range(ranks)]
+    started = []
+    for place, environment in zip(places, environments(ranks, tuned), strict=True):
+        with place.open("w") as out, place.with_suffix(".err").open("w") as err:
+            started.append(
+                subprocess.Popen(argv, env=environment, stdout=out, stderr=err, start_new_session=True)
+            )
+    try:
+        waiting = dict(enumerate(started))
+        while waiting:
+            for rank, process in list(waiting.items()):
+                try:
+                    code = process.wait(0.2 / len(waiting))
+                except subprocess.TimeoutExpired:
+                    continue
+                if code:
+                    last = places[rank].with_suffix(".err").read_text().splitlines()[-12:]
+                    raise Failed(f"rank {rank} of {ranks} ended with {code}:\n" + "\n".join(last))
+                del waiting[rank]
+    finally:
+        for process in started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return [place.read_text() for place in places]
+
+
+def train(train_part: dict[str, Any], ranks: int, tuned: bool = True) -> list[dict[str, Any]]:
+    """The steps of metrics.jsonl, after training on made-up tokens."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = write_config(folder, train_part)
+        run([sys.executable, "-m", "trainer", "train", str(file)], ranks, folder, tuned)
+        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        return [line for line in lines if line["event"] == "step"]
+
+
+def write_config(folder: Path, train_part: dict[str, Any]) -> Path:
+    """A train.json with a corpus of made-up tokens beside it."""
+    from trainer.plan.resolve import plan_config
+
+    found = plan_config({**train_part, "data": {"prefix": "x"}}, 1, served=False).config
+    samples = (train_part.get("global_batch") or 64 * found.micro_batch) * (found.steps + 1)
+    prefix = folder / "tokens"
+    make_corpus(prefix, min(samples, 4096) * (found.model.sequence + 1))
+    file = folder / "train.json"
+    file.write_text(json.dumps({**train_part, "data": {"prefix": str(prefix), "split": "1,0,0"}}))
+    return file
+
+
+def make_corpus(prefix: Path, tokens: int) -> None:
+    """Ids below 1,000, in documents of 4,096."""
+    import numpy as np
+
+    ids = np.random.RandomState(1).randint(0, 1000, tokens).astype(np.uint16)
+    with Writer(prefix, np.uint16) as writer:
+        for start in range(0, tokens, 4096):
+            writer.add_document([ids[start : start + 4096]])

@@ -1,0 +1,80 @@
+"""The row `start` of bench/train: from a launch to the first step, four ranks on two nodes, beside torchrun.
+
+Both start `python -m trainer train` with the same configuration, data and environment, in turn. Ours is `clusterctl
+launch --detach` with sshd nodes in between, code and data already there; torchrun's two agents are started here, at the
+same moment and without a login.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.runs.field import (
+    Ground,
+    ground,
+    json_lines,
+    on_node,
+    wait_for,
+)
+from bench.runs.recover import OWN_STORE, agents
+from bench.runs.times import first_step
+
+TURNS = 5
+
+
+def start_row(turns: int, tell: Any) -> dict[str, Any]:
+    """Seconds of each turn, and what the ranks' own start was made of."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    parts: dict[str, list[dict[str, float]]] = {"clusterctl": [], "torchrun": []}
+    with ground() as laid:
+        job = laid.job(restarts=0, save=0)
+        laid.stop(laid.launch(str(job)))  # code and data are there from here on, and in the disk's cache
+        for number in range(turns):
+            tell(f"turn {number + 1} of {turns}")
+            seconds, part = launched(laid, job)
+            ours.append(seconds)
+            parts["clusterctl"].append(part)
+            seconds, part = torchrun(laid, f"start-{number}")
+            theirs.append(seconds)
+            parts["torchrun"].append(part)
+    return {"row": "start", "clusterctl": ours, "torchrun": theirs, "parts": parts}
+
+
+def launched(laid: Ground, job: Path) -> tuple[float, dict[str, float]]:
+    began = time.time()
+    run = laid.launch(str(job))
+    found = first(on_node(run, "node1") / "metrics.jsonl")
+    laid.stop(run)
+    return found[0] - began, found[1]
+
+
+def torchrun(laid: Ground, name: str) -> tuple[float, dict[str, float]]:
+    folder = laid.folder / name
+    folder.mkdir()
+    began = time.time()
+    with agents(laid, folder, name, OWN_STORE):
+        found = first(folder / "metrics.jsonl")
+    return found[0] - began, found[1]
+
+
+def first(metrics: Path) -> tuple[float, dict[str, float]]:
+    """When the first step was done, and rank 0's start part by part."""
+    done = wait_for("the first step", lambda: first_step(json_lines(metrics)))
+    start = next(one for one in json_lines(metrics) if one["event"] == "start")
+    return done, dict(start["startup"])
+
+
+def start_table(found: dict[str, Any]) -> str:
+    ours, theirs = (statistics.median(found[tool]) for tool in ("clusterctl", "torchrun"))
+    lines = ["start: from the command to the first step, 4 ranks on 2 nodes, seconds (least-most)"]
+    for tool in ("clusterctl", "torchrun"):
+        several = sorted(found[tool])
+        own = [sum(part.values()) for part in found["parts"][tool]]
+        text = f"  {tool:<12}{statistics.median(several):>7.2f} ({several[0]:.2f}-{several[-1]:.2f})"
+        lines.append(f"{text}, of it rank 0's own start {statistics.median(own):.2f}")
+    lines.append(f"  ours takes {ours / theirs:.2f} of torchrun's time")
+    return "\n".join(lines)

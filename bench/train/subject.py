@@ -1,0 +1,261 @@
+"""One subject of bench/train as a process of its own: it takes a step when it is told, and tells what that took.
+
+    python -m bench.train.subject SPEC.json      (words on stdin, an answer a line on stdout)
+
+`go` takes a step, `reset` begins to count the highest memory anew, `end` ends. Ours is the trainer as a rank of a
+launch runs it: the gate is where it asks, after each step, whether it has to stop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+WARM = 256  # rows of the product that loads what a process loads at its first one
+
+
+def resident(key: str) -> int:
+    """A figure of this process from the kernel, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(key)
+
+
+class Gate:
+    """Between steps: what the last one took goes out, the next word comes in."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.out: TextIO = os.fdopen(os.dup(1), "w")  # what libraries print goes where errors go
+        os.dup2(2, 1)
+        self.base = 0
+        self.began, self.cpu = time.perf_counter(), time.process_time()
+
+    def loaded(self) -> None:
+        """What is resident now is the libraries'; what follows is the model's."""
+        import torch
+
+        warm = torch.randn(WARM, WARM, requires_grad=True)
+        (warm @ warm).sum().backward()
+        if self.device == "cpu":
+            self.base = resident("VmRSS")
+        self.forget_peak()
+
+    def forget_peak(self) -> None:
+        if self.device == "cpu":
+            Path("/proc/self/clear_refs").write_text("5")
+        else:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak(self) -> int:
+        """Bytes at the highest, of this process or on its device."""
+        if self.device == "cpu":
+            return resident("VmHWM")
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(self.device))
+
+    def step_done(self, loss: float | None = None, **more: Any) -> None:
+        """Tells of the step that began with the last `go`; returns when the next is to begin."""
+        took = {"seconds": time.perf_counter() - self.began, "cpu": time.process_time() - self.cpu}
+        self.tell({**took, "loss": loss, "base": self.base, "peak": self.peak(), **more})
+        for line in sys.stdin:
+            word = line.strip()
+            if word == "go":
+                self.began, self.cpu = time.perf_counter(), time.process_time()
+                return
+            if word == "reset":
+                self.forget_peak()
+            else:
+                break
+        self.end()
+
+    def tell(self, answer: dict[str, Any]) -> None:
+        self.out.write(json.dumps(answer) + "\n")
+        self.out.flush()
+
+    def end(self) -> NoReturn:
+        os._exit(0)
+
+
+def ours(spec: dict[str, Any], gate: Gate) -> None:
+    """The trainer, by the way of `python -m trainer train`."""
+    from trainer.device import keep_freed_memory, prepare_import
+    from trainer.env import METRICS_FILE, Env
+    from trainer.plan.resolve import read_config
+
+    environment = Env.read()
+    config = read_config(spec["train"], environment.world_size)
+    run_dir = Path(spec["run_dir"])
+    keep_freed_memory()
+    prepare_import()
+    from trainer.train.assemble import run_training
+    from trainer.train.observers import Startup
+
+    gate.loaded()
+
+    def between() -> bool:
+        gate.step_done(last_loss(run_dir / METRICS_FILE) if environment.rank == 0 else None)
+        return False
+
+    run_training(config, environment, run_dir, between, Startup())
+
+
+def last_loss(metrics: Path) -> float | None:
+    """Of the newest step."""
+    for line in reversed(metrics.read_bytes().splitlines()):
+        one = json.loads(line)
+        if one["event"] == "step":
+            return float(one["loss"])
+    return None
+
+
+def peer(spec: dict[str, Any], gate: Gate) -> None:
+    """A peer's model and the step of a script."""
+    import torch
+
+    from bench.train import peers
+
+    torch.set_num_threads(spec["threads"])
+    why = peers.missing(spec["subject"])
+    if why:
+        gate.tell({"missing": why})
+        gate.end()
+    if spec["subject"] == "compile":  # its compiler belongs to the libraries
+        torch.compile(torch.nn.Linear(8, 8))(torch.ones(2, 8)).sum().backward()
+    gate.loaded()
+    one = peers.build(spec["subject"], spec["work"])
+    if "nudge" in spec:
+        take_weights(one.model, spec)
+    take_steps(one, spec, gate)
+
+
+def take_weights(model: Any, spec: dict[str, Any]) -> None:
+    """The trainer's first weights, all of them nudged by about a millionth where that is asked for."""
+    import torch
+
+    torch.manual_seed(spec["nudge"])
+    with torch.no_grad():
+        for name, weight in own_model(spec).model.state_dict().items():
+            nudged = weight * (1 + 1e-6 * torch.randn_like(weight)) if spec["nudge"] else weight
+            model.get_parameter(name).copy_(nudged)
+
+
+def loop(spec: dict[str, Any], gate: Gate) -> None:
+    """A bare loop of torch's DistributedDataParallel: around the trainer's own model, or around a peer's."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from bench.train.peers import MODELS, Peer
+
+    torch.set_num_threads(spec["threads"])
+    gate.loaded()
+    torch.distributed.init_process_group("gloo")
+    work = spec["work"]
+    torch.manual_seed(work["seed"])
+    model = own_model(spec) if spec["subject"] == "loop" else MODELS["eager"](work["model"])
+    take_steps(
+        Peer(model, work, lambda one: DistributedDataParallel(one, gradient_as_bucket_view=True)), spec, gate
+    )
+
+
+def own_model(spec: dict[str, Any]) -> Any:
+    """The trainer's GPT with its fused ops, as a module that takes a batch."""
+    import torch
+
+    import native
+    from trainer.model.gpt import GPT
+    from trainer.plan.resolve import read_config
+
+    config = read_config(spec["train"], int(os.environ["WORLD_SIZE"]))
+
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = GPT(config.model, native.choose("cpu", config.native), config.seed)
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.model(*self.model.arguments((batch,)))
+
+    return Own()
+
+
+def take_steps(one: Any, spec: dict[str, Any], gate: Gate) -> None:
+    """Steps over this rank's part of the batches, as long as anybody asks."""
+    import numpy as np
+    import torch
+
+    batches = np.load(spec["batches"], mmap_mode="r")
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    part = batches.shape[1] // world
+    step = 0
+    while True:
+        mine = batches[step % len(batches), rank * part : (rank + 1) * part]
+        loss = one.step(torch.from_numpy(mine.astype(np.int64)))
+        gate.step_done(loss)
+        step += 1
+
+
+def products(spec: dict[str, Any], gate: Gate) -> None:
+    """The machine's rate in matrix products: of large squares, and of those that a step of the model is made of."""
+    import torch
+    import torch.nn.functional as F
+
+    torch.set_num_threads(spec["threads"])
+    model, device = spec["work"]["model"], spec["work"]["device"]
+    kind = torch.bfloat16 if spec["work"]["precision"] == "bf16" else torch.float32
+    tokens, hidden = spec["tokens"], model["hidden"]
+    layer = [(hidden, 3 * hidden), (hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden)]
+
+    clock = time.process_time if spec["threads"] == 1 and device == "cpu" else time.perf_counter
+
+    def wait() -> None:
+        if device != "cpu":
+            torch.cuda.synchronize()
+
+    def triple(inputs: int, outputs: int, repeat: int) -> float:
+        """Seconds of a product, of its input's gradient and of its weight's."""
+        x, weight = (torch.randn(n, inputs, device=device, dtype=kind) for n in (tokens, outputs))
+        gradient = torch.randn(tokens, outputs, device=device, dtype=kind)
+        wait()
+        began = clock()
+        for _ in range(repeat):
+            F.linear(x, weight)
+            gradient @ weight
+            gradient.t() @ x
+        wait()
+        return (clock() - began) / repeat
+
+    size = spec["square"]
+    one, two = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
+    F.linear(one, two)
+    while True:
+        wait()
+        began = clock()
+        for _ in range(5):
+            F.linear(one, two)
+        wait()
+        square = 5 * 2 * size**3 / (clock() - began)
+        seconds = model["layers"] * sum(triple(*shape, 2) for shape in layer) + triple(
+            hidden, model["vocab"], 1
+        )
+        weights = model["layers"] * sum(a * b for a, b in layer) + hidden * model["vocab"]
+        gate.step_done(square=square, step=6 * tokens * weights / seconds)
+
+
+def main() -> None:
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    gate = Gate(spec["work"]["device"])
+    roles = {"ours": ours, "loop": loop, "loop-eager": loop, "products": products}
+    roles.get(spec["subject"], peer)(spec, gate)
+
+
+if __name__ == "__main__":
+    main()

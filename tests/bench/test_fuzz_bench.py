@@ -1,0 +1,86 @@
+"""A few thousand mutated inputs over every reader, and each input that once found something; see bench/fuzz."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from bench.fuzz import __main__ as fuzz
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = ROOT / "tests" / "cases" / "fuzz"
+DOORS = fuzz.doors()
+
+
+@pytest.fixture(autouse=True)
+def limits() -> Iterator[None]:
+    with fuzz.interrupted_when_it_hangs():
+        yield
+
+
+@pytest.mark.parametrize(
+    "path", sorted(CASES.glob("*/*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_what_once_found_something_is_answered_well(path: Path) -> None:
+    case = json.loads(path.read_text())
+    data = bytes.fromhex(case["hex"]) if "hex" in case else case["text"].encode()
+    assert fuzz.answer(DOORS[path.parent.name], data) == (case["expect"], ""), case["about"]
+
+
+def test_mutated_inputs_are_read_or_refused_in_words() -> None:
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "fuzz.py"), "--inputs", "12000", "--seed", "7"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert ran.stdout.startswith("12,000 inputs") and ran.stdout.count(" 0 finds") == len(DOORS), ran.stdout
+
+
+def test_an_input_is_told_by_its_seed_and_number() -> None:
+    for door in DOORS.values():
+        made = [door.make(Random(number)) for number in range(200)]
+        assert made == [door.make(Random(number)) for number in range(200)] and len(set(made)) > 100
+
+
+@pytest.mark.parametrize(
+    ("hold", "what"),
+    [
+        (lambda data: {}["x"], "KeyError"),
+        (lambda data: (_ for _ in ()).throw(RecursionError("deep")), "RecursionError"),
+        (lambda data: fuzz._in_words(fuzz.ClusterctlError(" ")), "a refusal without words"),
+    ],
+)
+def test_what_is_no_refusal_in_words_is_a_find(hold: object, what: str) -> None:
+    door = fuzz.Door("nodeset", 1, lambda random: b"", hold)  # type: ignore[arg-type]
+    said, why = fuzz.answer(door, b"abc")
+    assert said == "find" and what in why
+
+
+def test_a_find_is_made_small() -> None:
+    def hold(data: bytes) -> str:
+        assert b"x" not in data, "an x"
+        return "read"
+
+    door = fuzz.Door("nodeset", 1, lambda random: b"", hold)
+    _, what = fuzz.answer(door, b"some text with x in it")
+    assert fuzz.smaller(door, b"some text with x in it", what) == b"x"
+
+
+def test_a_hang_and_a_slow_answer_are_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spin(data: bytes) -> str:
+        while data:
+            pass
+        return "read"
+
+    monkeypatch.setattr(fuzz, "HANG", 0.2)
+    assert "still at work" in fuzz.answer(fuzz.Door("nodeset", 1, lambda random: b"", spin), b"x")[1]
+    monkeypatch.setattr(fuzz, "SLOW", 0.0)
+    assert "took" in fuzz.answer(fuzz.Door("nodeset", 1, lambda random: b"", spin), b"")[1]

@@ -1,0 +1,382 @@
+"""Root causes in words, out of what nodes answered and logs that came home."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import LinkLost
+from clusterctl.inventory.cluster import Node
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.runs.aftermath import placed, with_aftermath
+from clusterctl.runs.cause import find_cause, how_it_ended
+from clusterctl.runs.state import RunState, read_answers
+from clusterctl.transport.fanout import Outcome, ScriptedTransport
+
+RECORD = {"ranks": {"a": [0, 1], "b": [2, 3]}, "devices": {"a": [4, 5], "b": [4, 5]}}
+
+
+def answer(state: str, *ranks: dict[str, Any], failed: int | None = None) -> dict[str, Any]:
+    first = next((one for one in ranks if one["rank"] == failed), None)
+    return {"node": {"state": state, "first_failure": first}, "ranks": list(ranks)}
+
+
+def ended(rank: int, when: float, code: int | None = None, signal: int | None = None) -> dict[str, Any]:
+    return {"rank": rank, "state": "exited", "exit_code": code, "signal": signal, "ended": when}
+
+
+def state_of(a: object, b: object) -> RunState:
+    outcomes = [
+        Outcome(Node(name, name, name), error=one)
+        if isinstance(one, LinkLost)
+        else Outcome(Node(name, name, name), one)
+        for name, one in (("a", a), ("b", b))
+    ]
+    return read_answers(RECORD, outcomes, None)
+
+
+def test_the_earliest_failure_of_all_nodes_is_the_cause_and_a_stop_is_none() -> None:
+    state = state_of(
+        answer("stopped", ended(0, 9.0, signal=15), ended(1, 8.0, code=1)),
+        answer("failed", ended(2, 5.0, code=7), ended(3, 6.0, signal=15), failed=2),
+    )
+    assert state.phase == "failed"
+    assert state.failure is not None
+    assert (state.failure["rank"], state.failure["node"], state.failure["device"]) == (2, "b", 4)
+
+
+def test_a_lost_node_is_the_cause_of_what_failed_elsewhere(tmp_path: Path) -> None:
+    state = state_of(
+        answer("failed", ended(0, 9.0, code=1), failed=0), LinkLost("b", "nothing was heard for 10 s")
+    )
+    assert state.phase == "unknown"
+    assert state.unreachable == {"b": "nothing was heard for 10 s"}
+    cause = find_cause(RunDir(tmp_path), state.failure, state.ranks, {"a": "failed", "b": "lost"})
+    assert cause.title == "lost b: the node or its link is gone"
+
+
+@pytest.mark.parametrize(
+    ("states", "phase"),
+    [
+        (("finished", "finished"), "finished"),
+        (("finished", "running"), "running"),
+        (("failed", "stopped"), "failed"),
+        (("failed", "lost"), "lost"),
+        (("stopped", "finished"), "stopped"),
+        (("finished", "unknown"), "unknown"),
+    ],
+)
+def test_a_runs_phase_is_its_nodes_worst(states: tuple[str, str], phase: str) -> None:
+    assert state_of(answer(states[0]), answer(states[1])).phase == phase
+
+
+@pytest.mark.parametrize(
+    ("rank", "words"),
+    [
+        ({"exit_code": 3}, "exited with code 3"),
+        ({"signal": 9}, "killed (SIGKILL)"),
+        ({"signal": 11}, "segmentation fault"),
+        ({"signal": 3}, "ended by SIGQUIT"),
+        ({"signal": 99}, "ended by signal 99"),
+    ],
+)
+def test_an_exit_status_is_said_in_words(rank: dict[str, int], words: str) -> None:
+    assert words in how_it_ended(rank)
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("ModuleNotFoundError: No module named 'torch'", "install it"),
+        ("torch.OutOfMemoryError: CUDA out of memory", "micro_batch"),
+        ("OSError: [Errno 98] Address already in use", "master_port"),
+        ("EI0014: Value x for ranktable variable", "ranktable check"),
+        ("OSError: [Errno 28] No space left on device", "free some space"),
+    ],
+)
+def test_what_the_rank_said_last_leads_to_a_remedy(tmp_path: Path, said: str, hint: str) -> None:
+    run = RunDir(tmp_path)
+    path = run.log("a", 1, "err")
+    path.parent.mkdir(parents=True)
+    path.write_text(f"noise\n{said}\n")
+    cause = find_cause(run, {"node": "a", "rank": 1, "device": 0, "exit_code": 1}, [], {"a": "failed"})
+    assert cause.tail[-1] == said
+    assert hint in cause.hint
+
+
+TRACEBACK = """step 12
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    loss / 0
+ZeroDivisionError: division by zero
+"""
+LOST = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    dist.barrier()
+RuntimeError: [../gloo/transport/tcp/pair.cc:525] Connection closed by peer [10.0.0.2]:4242
+"""
+
+
+def wrote(run: RunDir, node: str, rank: int, text: str) -> None:
+    path = run.log(node, rank, "err")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def at(
+    node: str, rank: int, when: float, code: int | None = None, signal: int | None = None, **more: Any
+) -> Any:
+    return {**ended(rank, 0.0, code, signal), "node": node, "device": rank, "at": when, **more}
+
+
+def test_the_first_by_the_steady_clocks_counts_whatever_the_wall_clocks_say(tmp_path: Path) -> None:
+    def node(offset: float, rank: int, when: float, wall: float) -> dict[str, Any]:
+        one = {**ended(rank, wall, code=1), "monotonic": when + offset}
+        return {**answer("failed", one, failed=rank), "clock": offset}
+
+    late = read_answers(
+        RECORD,
+        [
+            Outcome(Node("a", "a", "a"), node(5000.0, 0, 100.2, 10.0)),
+            Outcome(Node("b", "b", "b"), node(-70.0, 2, 100.0, 700.0)),
+        ],
+        None,
+    )
+    assert late.failure is not None
+    assert (late.failure["node"], late.failure["rank"]) == ("b", 2)
+    assert late.failure["at"] == pytest.approx(100.0)
+
+
+def test_a_rank_that_lost_another_is_not_the_cause_though_it_was_seen_first(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    wrote(run, "a", 0, LOST)
+    wrote(run, "b", 1, TRACEBACK)
+    ranks = [
+        at("a", 0, 10.0, code=1),
+        at("b", 1, 10.1, code=1),
+        at("b", 2, 11.0, signal=15),
+        at("b", 3, 12.0, signal=9),
+    ]
+    cause = find_cause(run, ranks[0], ranks, {"a": "failed", "b": "failed"})
+    assert cause.title == "rank 1 on b (device 1) exited with code 1: ZeroDivisionError: division by zero"
+    assert cause.tail[-1] == "ZeroDivisionError: division by zero"
+    assert cause.others == "3 other ranks ended in consequence: 2 stopped, 1 connection lost"
+    assert cause.folder == str(tmp_path)
+
+
+def test_a_dead_supervisor_is_told_from_a_dead_node(tmp_path: Path) -> None:
+    nodes = {"a": "stopped", "b": "lost"}
+    cause = find_cause(RunDir(tmp_path), None, [], nodes, orphaned=["b"])
+    assert cause.title.startswith("the supervisor on b was killed")
+    assert find_cause(RunDir(tmp_path), None, [], nodes).title.startswith("lost b: the node or its link")
+    gone = find_cause(RunDir(tmp_path), None, [], {"a": "lost", "b": "lost"}, orphaned=["b"])
+    assert gone.title.startswith("lost a, b")
+
+
+def test_what_a_stopped_rank_said_when_it_was_ended_is_no_cause(tmp_path: Path) -> None:
+    log = RunDir(tmp_path).log("a", 1, "err")
+    log.parent.mkdir(parents=True)
+    log.write_text(
+        "Traceback (most recent call last):\n  x\nConnectionResetError: Connection closed by peer\n"
+    )
+    rank = {"node": "a", "rank": 1, "device": 0, "exit_code": None, "hang": 10.0, "stopped": True}
+    cause = find_cause(RunDir(tmp_path), rank, [rank], {"a": "failed"})
+    assert cause.title == "rank 1 on a (device 0) stands still: a signal (SIGSTOP) has stopped it for 10 s"
+
+
+def test_a_rank_whose_disk_was_full_is_said_to_have_had_no_room_though_its_own_words_are_lost(
+    tmp_path: Path,
+) -> None:
+    rank = {"node": "a", "rank": 1, "device": 0, "exit_code": 1, "full": "/home/me/runs"}
+    cause = find_cause(RunDir(tmp_path), rank, [rank], {"a": "failed"})
+    assert cause.title.endswith("exited with code 1: No space left on device, for /home/me/runs")
+    assert "free some space" in cause.hint
+
+
+def test_many_consequences_are_one_line(tmp_path: Path) -> None:
+    run, ranks = (
+        RunDir(tmp_path),
+        [at("a", 0, 5.0, signal=9, oom=True, kernel=["Out of memory: Killed process 7"])],
+    )
+    for rank in range(1, 32):
+        wrote(run, "a", rank, "ConnectionResetError: [Errno 104] Connection reset by peer\n")
+        ranks.append(at("a", rank, 5.5, code=1))
+    cause = find_cause(run, ranks[0], ranks, {"a": "failed"})
+    assert cause.title == "rank 0 on a (device 0) was killed by the kernel: the node was out of memory"
+    assert cause.kernel == ("Out of memory: Killed process 7",)
+    assert cause.others == "31 other ranks ended in consequence: connection lost"
+
+
+def test_a_lost_connection_while_another_error_is_handled_does_not_hide_it(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    wrote(
+        run,
+        "a",
+        0,
+        TRACEBACK + "\nDuring handling of the above exception, another exception occurred:\n\n" + LOST,
+    )
+    rank = at("a", 0, 5.0, code=1)
+    assert "ZeroDivisionError" in find_cause(run, rank, [rank], {"a": "failed"}).title
+    wrote(run, "a", 0, TRACEBACK + "caught, going on\n" + LOST)
+    assert find_cause(run, rank, [rank], {"a": "failed"}).title.endswith(
+        "exited with code 1: connection lost"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "[rank3]: Traceback (most recent call last):\n[rank3]:   File x\n[rank3]: ValueError: bad",
+            "ValueError: bad",
+        ),
+        (
+            "[E123] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)",
+            "NCCL waited for another rank",
+        ),
+        (
+            "RuntimeError: [x/gloo/unbound_buffer.cc:81] Timed out waiting 9000ms for recv operation",
+            "gloo waited",
+        ),
+        ("[ERROR] EI0006: Getting socket times out. Reason: x", "EI0006, waited for another rank's socket"),
+        (
+            "EI0014: Value 1 for ranktable variable x is invalid",
+            "EI0014, the rank table names what is not so",
+        ),
+        (
+            LOST.replace("[../gloo/transport/tcp/pair.cc:525] ", "EI0011: "),
+            "EI0011, out of memory on the device",
+        ),
+        ("EI0006: retried, fine\n" + TRACEBACK, "ZeroDivisionError"),
+        (
+            '  File "train.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax',
+            "SyntaxError: invalid",
+        ),
+    ],
+)
+def test_what_a_rank_said_is_put_in_words(tmp_path: Path, text: str, words: str) -> None:
+    run, rank = RunDir(tmp_path), at("a", 0, 5.0, code=1)
+    wrote(run, "a", 0, text)
+    assert words in find_cause(run, rank, [rank], {"a": "failed"}).title
+
+
+@pytest.mark.parametrize(
+    ("why", "hint"),
+    [("[Errno 2] No such file or directory: b'x'", "path"), ("[Errno 13] Permission denied", "chmod")],
+)
+def test_a_program_that_no_node_could_start_is_told_as_such(tmp_path: Path, why: str, hint: str) -> None:
+    run, rank = RunDir(tmp_path), at("a", 0, 5.0, code=127)
+    wrote(run, "a", 0, f"clusterctl: cannot start 'x' in /some/where: {why}\n")
+    cause = find_cause(run, rank, [rank], {"a": "failed"})
+    words = why.partition("] ")[2].partition(":")[0]
+    assert cause.title == f"rank 0 on a (device 0) could not start 'x': {words}" and hint in cause.hint
+
+
+def test_a_rank_that_left_while_the_others_counted_on_it_is_the_cause(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for rank in (0, 3):
+        wrote(run, "a" if rank == 0 else "b", rank, LOST)
+    ranks = [at("a", 0, 10.1, code=1), at("b", 2, 10.0, code=0), at("b", 3, 10.3, code=1)]
+    cause = find_cause(run, ranks[0], ranks, {"a": "failed", "b": "failed"})
+    assert cause.title == "rank 2 on b (device 2) exited with code 0 while other ranks still needed it"
+    assert cause.others == "2 other ranks ended in consequence: connection lost"
+    ranks[1] = at("b", 2, 11.0, code=0)  # it was stopped, saved a last checkpoint, and left
+    assert "rank 0 on a" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "failed"}).title
+    del ranks[1]["at"]  # nothing failed on that node, so nobody asked for its clock
+    ranks = ranks[:2]
+    assert "rank 2 on b" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "finished"}).title
+    assert "rank 0 on a" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "stopped"}).title
+
+
+def test_who_did_not_wait_where_all_others_waited_in_vain_is_named(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for rank in (0, 1, 3):
+        wrote(
+            run,
+            "a",
+            rank,
+            LOST.replace("Connection closed by peer", "Timed out waiting 9000ms for recv operation"),
+        )
+    ranks = [at("a", rank, 10.0, code=1) for rank in (0, 1, 3)] + [at("a", 2, 12.0, signal=15)]
+    cause = find_cause(run, ranks[0], ranks, {"a": "failed"})
+    assert "gloo waited" in cause.title and cause.hint.startswith("look at rank 2 on a: ")
+    several = [*ranks[:1], *(at("a", rank, 12.0, signal=15) for rank in (4, 5, 6))]
+    assert "look at" not in find_cause(run, several[0], several, {"a": "failed"}).hint
+
+
+def test_a_program_that_raised_and_was_aborted_on_its_way_out_tells_what_it_raised(tmp_path: Path) -> None:
+    run, ranks = (
+        RunDir(tmp_path),
+        [at("a", 0, 5.0, signal=6), at("a", 1, 5.1, signal=15), at("a", 2, 7.0, signal=15)],
+    )
+    wrote(run, "a", 0, TRACEBACK + "terminate called without an active exception\n")
+    wrote(run, "a", 1, LOST)
+    cause = find_cause(run, ranks[0], ranks, {"a": "failed"})
+    assert (
+        cause.title == "rank 0 on a (device 0) aborted itself (SIGABRT): ZeroDivisionError: division by zero"
+    )
+    assert cause.others == "2 other ranks ended in consequence: 1 connection lost, 1 stopped"
+
+
+class SkewedClock(ScriptedTransport):
+    """A node whose steady clock began at another time than ours."""
+
+    def __init__(self, ahead: float, more: dict[tuple[str, str], Any]) -> None:
+        super().__init__(more)
+        self.ahead = ahead
+
+    def answer(self, node: str, what: str, op: str) -> Any:
+        return {"monotonic": time.time() + self.ahead} if what == "hello" else super().answer(node, what, op)
+
+
+def test_a_nodes_clock_is_measured_where_something_failed_and_a_silent_kernel_is_no_fault() -> None:
+    answers = {
+        ("a", "state"): answer("failed", {**ended(0, 9.0, code=1), "pid": 7, "monotonic": 12345.0}, failed=0)
+    }
+    link = SkewedClock(1000.0, answers).connect(Node("a", "a", "a"))
+    found = with_aftermath(link, link.call("state"))
+    assert found["clock"] == pytest.approx(1000.0, abs=1.0)
+    assert placed(found["ranks"][0], found)["at"] == pytest.approx(11345.0, abs=1.0)
+    fine = answer("running", {"rank": 0, "state": "running"})
+    assert with_aftermath(link, fine) is fine
+    left = answer("stopped", {**ended(0, 9.0, code=0), "pid": 7, "monotonic": 12345.0})
+    assert with_aftermath(link, left)["clock"] == pytest.approx(1000.0, abs=1.0)
+    told = SkewedClock(0.0, {("a", "evidence"): {"7": {"oom": True, "kernel": ["Killed process 7"]}}})
+    whole = with_aftermath(told.connect(Node("a", "a", "a")), answers["a", "state"])
+    assert placed(whole["ranks"][0], whole)["oom"] is True
+
+
+def test_a_cause_that_explains_itself_stands_before_a_node_that_is_lost_later(tmp_path: Path) -> None:
+    run, rank = RunDir(tmp_path), at("a", 0, 5.0, code=1)
+    wrote(run, "a", 0, TRACEBACK)
+    cause = find_cause(run, rank, [rank], {"a": "failed", "b": "lost"})
+    assert "ZeroDivisionError" in cause.title
+    assert cause.others == "lost b"
+    wrote(run, "a", 0, LOST)
+    assert find_cause(run, rank, [rank], {"a": "failed", "b": "lost"}).title.startswith("lost b")
+
+
+KERNEL = [
+    (90.0, "python[41]: segfault at 0 ip 00 sp 00 error 4 in libc.so"),
+    (93.0, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),
+    (99.7, "python invoked oom-killer: gfp_mask=0xcc0"),
+    (99.8, "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task=python,pid=42,uid=0"),
+    (99.9, "Out of memory: Killed process 42 (python) total-vm:9000kB"),
+    (100.0, "eth0: link up"),
+    (150.0, "Out of memory: Killed process 43 (python)"),
+]
+
+
+def test_the_kernels_words_are_found_by_pid_and_time() -> None:
+    from clusterctl.agent.kernel import about
+
+    xid, oom = KERNEL[1][1], [text for _, text in KERNEL[2:5]]
+    assert about(42, 100.0, 9, KERNEL) == {"oom": True, "kernel": [xid, *oom]}
+    assert about(42, 100.0, 11, KERNEL) == {"oom": False, "kernel": [xid]}
+    assert about(7, 100.0, 9, KERNEL)["oom"] is True  # in a container, where the kernel's pids are others
+    assert about(7, 104.0, 9, KERNEL) == {"oom": False, "kernel": []}
+    assert about(41, 90.5, 11, KERNEL)["kernel"] == [KERNEL[0][1]]
+    assert about(8, 50.0, 9, KERNEL) == {"oom": False, "kernel": []}

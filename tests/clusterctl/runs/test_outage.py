@@ -1,0 +1,73 @@
+"""Whose link is gone when no node answers: the nodes that stand by decide."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from clusterctl.errors import Unreachable
+from clusterctl.inventory.cluster import Node
+from clusterctl.runs.stall import Outage
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import Connections, Stream
+from clusterctl.transport.link import Asked
+
+SPARE = Node("n3", "h3", "10.0.0.3")
+
+
+class Answering(Connection):
+    """A node that says who it is."""
+
+    def call(self, op: str, params: object = None, body: object = None) -> dict[str, object]:
+        assert op == "hello"
+        return {}
+
+    def open(self, op: str, params: object) -> Asked:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+class Network:
+    """A cluster whose nodes answer while `up`."""
+
+    up = False
+
+    def connect(self, node: Node) -> Connection:
+        if not self.up:
+            raise Unreachable(node.name, "no answer")
+        return Answering(node.name)
+
+    def start(self, node: Node, command: str) -> Stream:
+        raise NotImplementedError
+
+
+def wait_for(truth: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not truth():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_without_nodes_that_stand_by_it_is_taken_for_our_own_link() -> None:
+    assert Outage(Connections(Network()), []).is_ours()
+
+
+def test_a_node_that_stands_by_and_answers_says_that_our_link_is_fine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("clusterctl.runs.stall.AGAIN", 0.05)
+    network = Network()
+    outage = Outage(Connections(network), [SPARE])
+    assert outage.is_ours()
+    time.sleep(0.2)
+    assert outage.is_ours()  # asked again and again, and answered by nobody
+    network.up = True
+    wait_for(lambda: not outage.is_ours())
+    monkeypatch.setattr("clusterctl.runs.stall.AGAIN", 600.0)
+    outage.again = time.monotonic() + 600.0
+    outage.over()
+    assert outage.is_ours()  # the next time it is asked anew

@@ -1,0 +1,111 @@
+"""Ranks that hold up the others: from a heartbeat to a name, and nothing is done to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent.hangs import SPOKEN, Steps, own_seconds
+from clusterctl.inventory.cluster import Node
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.runs import overview
+from clusterctl.runs.controller import Control
+from clusterctl.runs.overview import read_progress
+from clusterctl.runs.stall import IN_A_ROW, Stragglers, slow
+from clusterctl.runs.state import RunState, pace_of, read_answers
+from clusterctl.runs.watch import Update
+from clusterctl.transport.fanout import Outcome
+
+
+def test_a_rank_is_slow_beside_the_median_and_not_beside_the_quickest() -> None:
+    assert slow({0: 1.0, 1: 1.1, 2: 1.2, 3: 3.6}) == {3: pytest.approx(3.6 / 1.1)}
+    assert slow({0: 0.2, 1: 1.0, 2: 1.1, 3: 1.2}) == {}, "a quick one makes no stragglers of the others"
+    assert slow({0: 1.0, 1: 1.25}) == {}
+    assert slow({0: 1.0, 1: 1.5}) == {1: 1.5}
+    assert slow({0: 0.001, 1: 0.004}) == {}, "3 ms are no matter"
+    assert slow({0: 1.0}) == slow({}) == slow({0: 0.0, 1: 0.0}) == {}
+
+
+def test_a_straggler_is_named_once_after_so_many_words_of_its_node_and_only_when_all_were_heard() -> None:
+    paces = Stragglers(ranks=4)
+    a, b = {0: 0.1, 1: 0.1}, {2: 0.1, 3: 0.31}
+    told = []
+    for _ in range(6):
+        assert paces.note(a) == []
+        told.append([one.rank for one in paces.note(b)])
+    assert told == [[]] * (IN_A_ROW - 1) + [[3]] + [[]] * (6 - IN_A_ROW)
+
+
+def test_bad_luck_once_makes_no_straggler() -> None:
+    paces, told = Stragglers(ranks=2), []
+    for seconds in (3.0, 3.0, 1.0, 3.0, 3.0, 1.0, 3.0):
+        told += paces.note({0: 1.0, 1: seconds})
+    assert told == []
+
+
+def test_its_words_say_where_it_is_and_how_slow() -> None:
+    paces = Stragglers(ranks=3)
+    (one,) = [found for _ in range(IN_A_ROW) for found in paces.note({0: 0.1, 1: 0.1, 2: 0.31})]
+    assert one.words("node2", 5) == (
+        "straggler: rank 2 on node2 (device 5) takes 3.1 times as long for its part of a step as the others"
+        " (0.31 s, they 0.1 s)"
+    )
+
+
+def test_a_node_tells_what_its_ranks_took_themselves_and_forgets_it_then(tmp_path: Path) -> None:
+    steps = Steps(str(tmp_path), [4, 5], None, 0.0)
+    assert steps.pace(SPOKEN) is None
+    for number in range(1, 5):
+        (tmp_path / "rank-4").write_text(f"{number}     0.2000\n")
+        (tmp_path / "rank-5").write_text(f"{number}     0.0500\n")
+        steps.look(float(number))
+    assert steps.pace(SPOKEN - 1.0) is None, "too soon"
+    assert steps.pace(SPOKEN) == {"4": 0.2, "5": 0.05}
+    assert steps.pace(3 * SPOKEN) is None, "nothing new was seen"
+
+
+def test_a_straggler_of_any_node_is_found_and_a_node_speaks_for_its_own_ranks_alone(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "r")
+    ranks, devices = {"a": [0, 1], "b": [2]}, {"a": [4, 5], "b": [7]}
+    run.root.mkdir()
+    run.write_json(run.record, {"ranks": ranks, "devices": devices})
+    control = Control.__new__(Control)
+    control.run = run
+    paces, told = Stragglers(ranks=3), []
+    for _ in range(IN_A_ROW):
+        told += control._stragglers(paces, Update(node="b", pace={2: 0.9, 0: 99.0, 17: 1.0}))
+        told += control._stragglers(paces, Update(node="a", pace={0: 0.1, 1: 0.1}))
+    assert [one.node for one in told] == ["b"]
+    (event,) = run.event_lines()
+    assert (event["node"], event["rank"], event["device"], event["times"]) == ("b", 2, 7, 9.0)
+
+
+def test_of_a_program_that_tells_steps_alone_these_count() -> None:
+    assert own_seconds("12     0.2500\npause") == 0.25
+    assert own_seconds("12\n") is own_seconds("") is own_seconds("12 soon") is None
+
+
+def answered() -> RunState:
+    record = {"ranks": {"a": [0, 1], "b": [2]}, "devices": {"a": [4, 5], "b": [4]}}
+    ranks = [{"rank": number, "state": "running"} for number in (0, 1, 2)]
+    said = {"node": {"state": "running"}, "heartbeats": {"0": {"text": "7     0.1000", "age": 0.1}}}
+    a = {**said, "ranks": ranks[:2], "pace": {"0": 0.1, "1": 0.3}}
+    b = {**said, "ranks": ranks[2:], "pace": {"2": 0.1}}
+    return read_answers(
+        record, [Outcome(Node(name, name, name), one) for name, one in (("a", a), ("b", b))], None
+    )
+
+
+def test_status_shows_it_while_it_is_so() -> None:
+    state = answered()
+    assert state.ranks[0]["step"] == 7
+    assert [rank["step_seconds"] for rank in state.ranks] == [0.1, 0.3, 0.1]
+    record = {"run": "r", "attempt": 1, "created": 0.0, "ranks": {"a": [0, 1], "b": [2]}}
+    one = overview.make(record, state, read_progress([]), [], 1.0)
+    assert one.slow == {1: pytest.approx(3.0)}
+
+
+@pytest.mark.parametrize("value", [None, "0.1", True, [1], float("nan"), float("inf"), -1])
+def test_what_is_no_time_is_none(value: object) -> None:
+    assert pace_of(value) == {}

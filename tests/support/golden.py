@@ -1,0 +1,89 @@
+"""The first ten losses of the tiny GPT and the tiny GLM on a text that lies beside them.
+
+python -m tests.trainer.golden --record    keeps what this machine gives, after a change that is meant to change them
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.corpus.indexed import Writer
+
+CASES = Path(__file__).resolve().parents[1] / "cases" / "losses"
+GOLDENS = CASES / "golden.json"
+STEPS, END = 10, 256
+MODELS = {"gpt-tiny": {}, "glm-tiny": {"eod": END}}
+
+
+def write_corpus(folder: Path) -> Path:
+    """Each paragraph a document: its bytes, and an end."""
+    prefix = folder / "text_document"
+    with Writer(prefix, np.uint16) as writer:
+        for paragraph in (CASES / "corpus.txt").read_bytes().split(b"\n\n"):
+            writer.add_document([[*paragraph, END]])
+    return prefix
+
+
+def losses(model: str, folder: Path, native: str) -> list[dict[str, float]]:
+    """Loss and gradient norm of each step, with one thread."""
+    from trainer.env import Env
+    from trainer.plan.resolve import read_config
+    from trainer.train.assemble import run_training
+
+    data = {"prefix": str(write_corpus(folder)), "split": "1", **MODELS[model]}
+    asked = {
+        "model": model,
+        "data": data,
+        "steps": STEPS,
+        "micro_batch": 4,
+        "global_batch": 8,
+        "optimizer": {"lr": 1e-3, "min_lr": 1e-4, "warmup_steps": 2},
+        "eval": {"batches": 0},
+        "native": native,
+    }
+    with contextlib.redirect_stdout(io.StringIO()):
+        run_training(read_config(asked, 1), Env(device_kind="cpu", threads=1), folder, lambda: False)
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{key: line[key] for key in ("loss", "grad_norm")} for line in lines if line["event"] == "step"]
+
+
+def machine() -> str:
+    """Where these very bits can be expected again: the library, and what its kernels are chosen by."""
+    lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
+    said = {key.strip(): value.strip() for key, value in reversed(lines)}  # of the first core
+    name = " ".join(said.get(key, "") for key in ("vendor_id", "cpu family", "model", "stepping"))
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
+
+
+def record() -> None:
+    """Keep what this machine gives."""
+    kept: dict[str, Any] = {"machine": machine()}
+    for model in MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            kept[model] = losses(model, Path(folder), "reference")
+    rows = ",\n".join(f"  {json.dumps(key)}: {_in_lines(value)}" for key, value in kept.items())
+    GOLDENS.write_text("{\n" + rows + "\n}\n", encoding="utf-8")
+
+
+def _in_lines(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value)
+    return "[\n" + ",\n".join("    " + json.dumps(one) for one in value) + "\n  ]"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--record", action="store_true", required=True)
+    parser.parse_args()
+    record()

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainer.config.data import split_fractions
+from trainer.config.parts import ParallelConfig
+from trainer.errors import ConfigFaults
+from trainer.plan.resolve import read_config, try_config
+
+Make = Callable[..., dict[str, Any]]
+
+
+def faults_of(raw: object, world: int = 1) -> dict[str, str]:
+    return {fault.key: str(fault) for fault in try_config(raw, world)[1]}
+
+
+def test_a_good_config_is_read_with_its_defaults_filled_in(raw_config: Make) -> None:
+    raw = raw_config()
+    del raw["global_batch"]
+    config = read_config(raw, world_size=4)
+    assert config.global_batch == 8
+    assert config.optimizer.betas == (0.9, 0.95)
+    assert config.model.padded_vocab == 128
+
+
+def test_every_fault_is_told_at_once(raw_config: Make) -> None:
+    raw = raw_config(
+        stepss=3,
+        micro_batch=3,
+        precision="bf61",
+        engine="torhc",
+        zero=4,
+        seed=True,
+        deterministic="yes",
+        optimizer={"lr": "1e-3", "min_lr": -1, "betas": [0.9], "warmup_steps": 9},
+        model={"name": "gpt-tiny", "heads": 3, "sequense": 5},
+        data={"split": "a,b"},
+    )
+    found = faults_of(raw)
+    assert set(found) == {
+        "train.stepss",
+        "train.global_batch",
+        "train.precision",
+        "train.engine",
+        "train.zero",
+        "train.seed",
+        "train.deterministic",
+        "train.optimizer.lr",
+        "train.optimizer.min_lr",
+        "train.optimizer.betas",
+        "train.optimizer.warmup_steps",
+        "train.model.heads",
+        "train.model.sequense",
+        "train.data.prefix",
+        "train.data.split",
+    }
+    assert "did you mean 'steps'?" in found["train.stepss"]
+    assert "did you mean 'sequence'?" in found["train.model.sequense"]
+    assert "without quotes" in found["train.optimizer.lr"]
+    assert "did you mean 'torch'?" in found["train.engine"]
+
+
+def test_a_batch_that_does_not_divide_names_the_nearest_that_do(raw_config: Make) -> None:
+    found = faults_of(raw_config(micro_batch=4, global_batch=30), world=2)
+    assert "use 24 or 32" in found["train.global_batch"]
+
+
+def test_fp16_is_refused_with_what_to_use(raw_config: Make) -> None:
+    assert "bf16" in faults_of(raw_config(precision="fp16", engine="deepspeed"))["train.precision"]
+
+
+@pytest.mark.parametrize("raw", [None, [], "gpt-tiny", 3])
+def test_what_is_no_mapping_is_refused(raw: object) -> None:
+    assert "a mapping is needed" in faults_of(raw)["train"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, None, [1], -0.1])
+def test_a_rate_that_is_no_positive_number_is_refused(raw_config: Make, value: object) -> None:
+    assert "train.optimizer.lr" in faults_of(raw_config(optimizer={"lr": value}))
+
+
+def test_an_unknown_model_names_a_near_one(raw_config: Make) -> None:
+    assert "gpt2-124M" in faults_of(raw_config(model="gpt2-124m"))["train.model"]
+
+
+def test_nothing_is_told_of_a_default_that_stands_for_what_could_not_be_read(raw_config: Make) -> None:
+    raw = raw_config(
+        model="gpt2-13b", precision="bf61", loss_scale=4096, parallel={"tensor": 3}, global_batch=7
+    )
+    assert set(faults_of(raw, 8)) == {"train.model", "train.precision", "train.parallel"}
+    raw = raw_config(precision="bf16", loss_scale={"initial": 4096})
+    assert set(faults_of(raw)) == {"train.loss_scale"}
+
+
+@pytest.mark.parametrize(
+    ("given", "gigabytes"),
+    [(32, 32.0), ("32GB", 32.0), ("64 GiB", 68.719476736), ("500 MB", 0.5), ("32", None)],
+)
+def test_memory_has_units(raw_config: Make, given: object, gigabytes: float | None) -> None:
+    config, faults = try_config(raw_config(hardware={"memory": given}), 1)
+    assert [fault.key for fault in faults] == ([] if gigabytes else ["train.hardware.memory"])
+    assert config.hardware.memory == (gigabytes or 0)
+
+
+def test_a_whole_number_written_as_a_float_says_how_to_write_it(raw_config: Make) -> None:
+    assert "write 8" in faults_of(raw_config(steps=8.0))["train.steps"]
+
+
+def test_reading_raises_all_faults_in_one_error(raw_config: Make) -> None:
+    with pytest.raises(ConfigFaults) as caught:
+        read_config(raw_config(a=1, b=2))
+    assert len(caught.value.faults) == 2 and caught.value.exit_code == 2
+
+
+def test_a_config_survives_its_own_json(raw_config: Make) -> None:
+    config = read_config(raw_config(native={"attention": "reference"}))
+    assert read_config(config.as_json()) == config
+
+
+def test_a_split_is_normalised_and_padded() -> None:
+    assert split_fractions("3,1") == [0.75, 0.25, 0.0]
+    with pytest.raises(ValueError, match="not all zero"):
+        split_fractions("0,0")
+
+
+def test_a_word_or_a_number_says_a_whole_section(raw_config: Make) -> None:
+    short = {"parallel": "auto", "recompute": "full", "loss_scale": 4096}
+    config, _ = try_config(raw_config(**short), 1, served=False)
+    assert config.parallel == ParallelConfig() and config.recompute.mode == "full"  # auto is what it chose
+    assert (config.loss_scale.initial, config.loss_scale.dynamic) == (4096.0, False)
+
+
+def test_what_no_engine_does_is_refused_for_a_start_and_counted_for_a_plan(raw_config: Make) -> None:
+    raw = raw_config(zero=3, offload=True, precision="fp16", hardware={"kind": "cuda"})
+    refused = faults_of(raw, world=4)
+    assert set(refused) == {"train.precision"}
+    assert not try_config(raw, 4, served=False)[1]
+
+
+RAMP = {"start": 4, "increment": 4, "samples": 100}
+LAYOUTS: list[tuple[int, dict[str, Any], str, str]] = [
+    (6, {"parallel": {"tensor": 4}}, "train.parallel", "tensor x pipeline must divide 6"),
+    (4, {"parallel": {"tensor": 4}}, "train.parallel.tensor", "do not divide the model's 2 (heads)"),
+    (
+        2,
+        {"parallel": {"tensor": 2}, "model": {"hidden": 32, "heads": 4, "ffn": 33}},
+        "train.parallel.tensor",
+        "ffn",
+    ),
+    (2, {"parallel": {"sequence": True}}, "train.parallel.sequence", "tensor is 1"),
+    (4, {"parallel": {"pipeline": 4}}, "train.parallel.pipeline", "2 layers"),
+    (2, {"parallel": {"pipeline": 2, "layers": [2, 1]}}, "train.parallel.layers", "add up to 2"),
+    (3, {"parallel": {"pipeline": 3, "layers": [1, 0, 1]}}, "train.parallel.layers", "without a layer"),
+    (1, {"parallel": {"interleave": 2}}, "train.parallel.interleave", "no pipeline"),
+    (2, {"parallel": {"pipeline": 2}, "engine": "deepspeed", "zero": 2}, "train.zero", "0 and 1 only"),
+    (1, {"recompute": {"mode": "selective", "every": 2}}, "train.recompute.every", "mode: full"),
+    (1, {"recompute": {"mode": "full", "split": True}}, "train.recompute.split", "leave it out"),
+    (1, {"recompute": {"mode": "full", "every": 3}}, "train.recompute.every", "use 2 or less"),
+    (1, {"loss_scale": 4096}, "train.loss_scale", "fp16's"),
+    (1, {"optimizer": {"warmup": "60%", "decay": "0 steps"}}, "train.optimizer.decay", "nothing"),
+    (1, {"optimizer": {"warmup": "64 samples"}}, "train.optimizer.warmup", "leaves nothing"),
+    (1, {"optimizer": {"warmup": "1%", "warmup_steps": 3}}, "train.optimizer.warmup", "keep one"),
+    (1, {"batch_ramp": {"start": 4}}, "train.batch_ramp", "increment and samples"),
+    (2, {"profile": {"repeat": 1, "ranks": [0, 2]}}, "train.profile.ranks", "there is no rank 2"),
+    (1, {"profile": {"repeat": 1, "ranks": []}}, "train.profile.ranks", "names no rank"),
+    (1, {"profile": {"repeat": 1, "active": 9}}, "train.profile", "do not fit into 8"),
+    (
+        2,
+        {"batch_ramp": RAMP, "parallel": {"pipeline": 2, "interleave": 2}, "micro_batch": 4},
+        "train.batch_ramp.start",
+        "multiple of 8",
+    ),
+    (1, {"batch_ramp": {**RAMP, "start": 3}}, "train.batch_ramp.start", "multiple of 2"),
+    (1, {"batch_ramp": {**RAMP, "increment": 6}}, "train.batch_ramp.increment", "divisor"),
+    (1, {"model": {"heads": 4, "query_groups": 3}}, "train.model.query_groups", "divisor"),
+    (1, {"model": {"kind": "glm", "rotary": True, "swiglu": True}}, "train.model.rotary", "learned"),
+    (1, {"model": {"hidden": 12, "heads": 4, "rotary": True}}, "train.model.rotary", "pairs"),
+    (1, {"model": {"sequence": 64, "positions": 32}}, "train.model.positions", "64 or more"),
+]
+
+
+@pytest.mark.parametrize(("world", "changes", "key", "says"), LAYOUTS)
+def test_what_cannot_be_laid_out_is_refused_with_what_can(
+    raw_config: Make, world: int, changes: dict[str, Any], key: str, says: str
+) -> None:
+    found = {fault.key: str(fault) for fault in try_config(raw_config(**changes), world, served=False)[1]}
+    assert says in found[key]

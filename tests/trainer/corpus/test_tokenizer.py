@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainer.corpus.tokenizer import (
+    END_OF_DOCUMENT,
+    Tokenizer,
+    lay_glm_tokens,
+    train_tokenizer,
+)
+from trainer.errors import DataError, InputError
+
+# The real GPT-2 vocabulary is not ours to ship; it is compared with where it lies beside the repository.
+GPT2 = Path(__file__).resolve().parents[4] / "shared" / "data" / "gpt2-tokenizer.json"
+TEXTS = ["the cat sat on the mat; " * 20, "naïve café, 中文, \U0001f600 and\ttabs\n" * 10]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("words") / "tokenizer.json"
+    train_tokenizer(iter(TEXTS), 300, path)
+    return path
+
+
+def test_any_text_survives_encoding(words: Path) -> None:
+    tokenizer = Tokenizer.load(words)
+    for text in (*TEXTS, " leading", "never seen: Ωß\x00", ""):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode_many(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
+
+
+def test_the_end_of_a_document_is_recorded_beside_the_tokenizer(words: Path) -> None:
+    info = json.loads(words.with_name("tokenizer.json.info.json").read_text())
+    tokenizer = Tokenizer.load(words)
+    assert info["eod"] == tokenizer.eod and info["vocab"] == tokenizer.vocab <= 300
+
+
+def test_training_again_gives_the_same_file(words: Path, tmp_path: Path) -> None:
+    train_tokenizer(iter(TEXTS), 300, tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == words.read_bytes()
+
+
+def test_a_vocabulary_without_room_for_every_byte_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="256 is too small"):
+        train_tokenizer(iter(TEXTS), 256, tmp_path / "small.json")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"model": 3}', '{"model": {"vocab": [], "merges": []}}', "\x00"]
+)
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "bad.json").write_text(content)
+    with pytest.raises(DataError, match="not a tokenizer"):
+        Tokenizer.load(tmp_path / "bad.json")
+
+
+def pair_of(words: Path, folder: Path) -> Path:
+    """The same tokenizer as GPT-2's two files."""
+    folder.mkdir()
+    model = json.loads(words.read_text())["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    return folder
+
+
+def test_vocab_and_merges_are_the_same_tokenizer(words: Path, tmp_path: Path) -> None:
+    folder = pair_of(words, tmp_path / "pair")
+    one = Tokenizer.load(words)
+    for path in (folder, folder / "vocab.json"):
+        two = Tokenizer.load(path)
+        assert (two.eod, two.vocab) == (one.eod, one.vocab) and len(two.sha256) == 64
+        for text in (*TEXTS, f"a{END_OF_DOCUMENT}b", "  \n x"):
+            assert two.encode(text) == one.encode(text)
+    (folder / "vocab.json").rename(folder / "gpt2-vocab.json")
+    (folder / "merges.txt").rename(folder / "gpt2-merges.txt")
+    assert Tokenizer.load(folder).encode(TEXTS[1]) == one.encode(TEXTS[1])
+
+
+def test_a_pair_of_files_that_do_not_belong_together_is_refused(words: Path, tmp_path: Path) -> None:
+    folder = pair_of(words, tmp_path / "pair")
+    (folder / "merges.txt").write_text("zz qq\none two three\n")
+    with pytest.raises(DataError) as caught:
+        Tokenizer.load(folder)
+    assert "merge 1 has a token that is not in vocab.json" in caught.value.message
+    assert "merge 2 is not two tokens" in caught.value.message
+    (folder / "merges.txt").unlink()
+    with pytest.raises(DataError, match=r"the merges belong|no such file"):
+        Tokenizer.load(folder / "vocab.json")
+    with pytest.raises(DataError, match="has neither"):
+        Tokenizer.load(folder)
+
+
+def test_the_end_of_a_document_is_the_tokenizers_own(words: Path, tmp_path: Path) -> None:
+    other = words.read_text().replace(END_OF_DOCUMENT, "</s>")
+    (tmp_path / "tokenizer.json").write_text(other)
+    with pytest.raises(DataError, match=r"has no .*endoftext") as caught:
+        Tokenizer.load(tmp_path / "tokenizer.json")
+    assert "--eod" in caught.value.hint
+    assert Tokenizer.load(tmp_path / "tokenizer.json", "</s>").eod == 0
+    with pytest.raises(DataError, match="has no token '<none>'"):
+        Tokenizer.load(tmp_path / "tokenizer.json", "<none>")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
+    assert Tokenizer.load(tmp_path / "tokenizer.json").eod == 0
+
+
+def test_a_trained_tokenizer_comes_as_the_files_of_other_tools_too(tmp_path: Path) -> None:
+    made = train_tokenizer(iter(TEXTS), 300, tmp_path / "words")
+    assert made["output"] == str(tmp_path / "words" / "tokenizer.json")
+    names = {path.name for path in (tmp_path / "words").iterdir()}
+    assert names == {"tokenizer.json", "tokenizer.json.info.json", "vocab.json", "merges.txt"}
+    whole, two = Tokenizer.load(tmp_path / "words"), Tokenizer.load(tmp_path / "words" / "vocab.json")
+    assert two.encode(TEXTS[1]) == whole.encode(TEXTS[1]) and two.eod == whole.eod
+
+
+def test_glms_tokens_follow_the_vocabulary_in_their_order(words: Path, tmp_path: Path) -> None:
+    vocab = Tokenizer.load(words).vocab
+    made = lay_glm_tokens(words, tmp_path / "glm.json")
+    assert list(made["glm"].values()) == list(range(vocab, vocab + 9))  # type: ignore[attr-defined]
+    glm = Tokenizer.load(tmp_path / "glm.json")
+    assert glm.glm_ids() == made["glm"] and Tokenizer.load(words).glm_ids() is None
+    assert (glm.eod, glm.vocab) == (0, vocab + 9)
+    assert glm.encode("a [gMASK] b")[1:].count(vocab + 6) == 1
+    assert glm.encode(TEXTS[1]) == Tokenizer.load(words).encode(TEXTS[1])
+    with pytest.raises(DataError, match="already"):
+        lay_glm_tokens(tmp_path / "glm.json", tmp_path / "twice.json")
+
+
+@pytest.mark.skipif(not GPT2.exists(), reason="the real GPT-2 tokenizer is not beside the repository")
+def test_the_real_gpt2_vocabulary_gives_its_known_ids() -> None:
+    tokenizer = Tokenizer.load(GPT2)
+    assert tokenizer.encode("Hello world") == [15496, 995]
+    assert (tokenizer.vocab, tokenizer.eod) == (50257, 50256)
+
+
+@pytest.mark.skipif(not GPT2.exists(), reason="the real GPT-2 tokenizer is not beside the repository")
+def test_glms_tokens_on_gpt2s_vocabulary_have_the_ids_that_glm_has(tmp_path: Path) -> None:
+    made = lay_glm_tokens(GPT2, tmp_path / "glm.json")
+    assert made["glm"] == {"sop": 50257, "eop": 50258, "cls": 50259, "mask": 50260, "sep": 50261, "unk": 50262,
+                           "gmask": 50263, "smask": 50264, "dblock": 50265}  # fmt: skip

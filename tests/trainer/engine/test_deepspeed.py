@@ -1,0 +1,172 @@
+"""The other engine: its layouts give the losses of one process, and its checkpoints move to and from torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.engine.test_layouts import MODELS, STEPS, alike, changes_of, losses  # noqa: F401
+
+pytest.importorskip("deepspeed")
+pytestmark = pytest.mark.slow
+
+Make = Callable[..., dict[str, Any]]
+Ranks = Callable[..., Any]
+Read = Callable[..., list[dict[str, Any]]]
+
+SHARED = {"tensor": 2, "sequence": True}
+LAYOUTS = [
+    pytest.param("newer-gpt", 2, {"zero": 3, "recompute": "full"}, id="newer-gpt-data2-zero3"),
+    pytest.param(
+        "glm", 2, {"zero": 3, "recompute": "selective", "offload": True}, id="glm-data2-zero3-offload"
+    ),
+    pytest.param("gpt", 4, {"zero": 2, "parallel": SHARED}, id="gpt-2x2-sequence-zero2"),
+    pytest.param("gpt", 2, {"zero": 1, "offload": True}, id="gpt-data2-zero1-offload"),
+]
+
+
+@pytest.mark.parametrize(("model", "ranks", "changes"), LAYOUTS)
+def test_a_layout_gives_the_losses_of_one_process(
+    model: str,
+    ranks: int,
+    changes: dict[str, Any],
+    alike: Callable[..., Path],  # noqa: F811
+) -> None:
+    alike(model, ranks, engine="deepspeed", **changes)
+
+
+STAGES = [
+    pytest.param(
+        "gpt",
+        3,
+        {"parallel": {"pipeline": 3, "layers": [1, 2, 1]}, "recompute": "full"},
+        id="gpt-pipeline3-uneven",
+    ),
+    pytest.param("newer-gpt", 4, {"parallel": {"pipeline": 2}, "zero": 1}, id="newer-gpt-2x2-zero1"),
+    pytest.param("glm", 4, {"parallel": {"pipeline": 2, **SHARED}, "zero": 1}, id="glm-2x2-sequence-zero1"),
+]
+
+
+@pytest.mark.parametrize(("model", "ranks", "changes"), STAGES)
+def test_its_pipeline_gives_the_losses_of_one_process(
+    model: str,
+    ranks: int,
+    changes: dict[str, Any],
+    alike: Callable[..., Path],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(MODELS, model, {**MODELS[model], "layers": 4})
+    alike(model, ranks, engine="deepspeed", micro_batch=2, **changes)
+
+
+JOURNEYS = [
+    pytest.param(
+        "gpt",
+        [
+            (4, {"engine": "deepspeed", "zero": 3, "parallel": SHARED}),
+            (2, {"engine": "torch", "parallel": {"tensor": 2}}),
+            (2, {"engine": "deepspeed", "zero": 1, "parallel": {"pipeline": 2}}),
+            (2, {"engine": "deepspeed", "zero": 3}),
+        ],
+        id="gpt-zero3-torch-pipeline-zero3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "journey"), JOURNEYS)
+def test_a_checkpoint_goes_from_one_engine_and_layout_to_any_other(
+    model: str,
+    journey: list[tuple[int, dict[str, Any]]],
+    tmp_path: Path,
+    prefix: Path,
+    raw_config: Make,
+    run_ranks: Ranks,
+    metrics: Read,
+    train_here: Callable[..., Any],
+) -> None:
+    train_here(tmp_path / "one", **changes_of(model, prefix))
+    for part, (ranks, changes) in enumerate(journey):
+        config = raw_config(**changes_of(model, prefix, save={"every": 5, "keep": 9}, **changes))
+        last = part == len(journey) - 1
+        fault = {} if last else {"CLUSTERCTL_FAULT": f"rank{ranks - 1}:step{5 * part + 7}:exit7"}
+        done = run_ranks(ranks, config, tmp_path / "parts", **fault)
+        assert done[-1].returncode == (0 if last else 7), done[-1].stderr
+    assert [start["step"] for start in metrics(tmp_path / "parts", "start")] == [0, 5, 10, 15][: len(journey)]
+    one, parts = (losses(metrics(tmp_path / name, "step")) for name in ("one", "parts"))
+    assert one.keys() == parts.keys() and len(one) == STEPS
+    for step, (loss, norm) in one.items():
+        assert parts[step] == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)), step
+
+
+RESUMED = [
+    pytest.param(2, {"zero": 3, "precision": "bf16"}, id="zero3-bf16"),
+    pytest.param(2, {"zero": 2, "offload": True, "model": {"dropout": 0.1}}, id="zero2-offload-dropout"),
+    pytest.param(
+        4, {"zero": 1, "parallel": {"pipeline": 2}, "model": {"dropout": 0.1}}, id="pipeline-zero1-dropout"
+    ),
+]
+
+
+@pytest.mark.parametrize(("ranks", "changes"), RESUMED)
+def test_a_death_changes_no_bit(
+    ranks: int, changes: dict[str, Any], tmp_path: Path, raw_config: Make, run_ranks: Ranks, metrics: Read
+) -> None:
+    config = raw_config(engine="deepspeed", **changes)
+    config["model"] = {
+        "layers": 2,
+        "hidden": 32,
+        "heads": 4,
+        "sequence": 16,
+        "vocab": 60,
+        **changes.get("model", {}),
+    }
+    whole = run_ranks(ranks, config, tmp_path / "whole")
+    assert [done.returncode for done in whole] == [0] * ranks, whole[0].stderr
+    assert (
+        run_ranks(ranks, config, tmp_path / "parts", CLUSTERCTL_FAULT="rank1:step6:exit7")[1].returncode == 7
+    )
+    assert run_ranks(ranks, config, tmp_path / "parts")[0].returncode == 0
+    assert metrics(tmp_path / "parts", "start")[1]["step"] == 4
+    assert losses(metrics(tmp_path / "parts", "step")) == losses(metrics(tmp_path / "whole", "step"))
+
+
+@pytest.mark.parametrize(("zero", "stages"), [(0, 1), (3, 1), (0, 2), (1, 2)])
+def test_a_gradient_that_is_not_finite_changes_nothing(
+    zero: int, stages: int, tmp_path: Path, raw_config: Make, run_ranks: Ranks, metrics: Read
+) -> None:
+    config = raw_config(
+        engine="deepspeed",
+        zero=zero,
+        parallel={"pipeline": stages},
+        steps=60,
+        optimizer={"lr": 1e30},
+        save={"every": 0},
+        nan={"stop_after": 3},
+    )
+    done = run_ranks(2, config, tmp_path)
+    assert [rank.returncode for rank in done] == [1, 1] and "no finite loss or gradient in 3 steps" in done[
+        0
+    ].stderr
+    assert [line["skipped"] for line in metrics(tmp_path, "step")][-3:] == [True] * 3
+
+
+@pytest.mark.parametrize("changes", [{"zero": 2}, {"parallel": {"pipeline": 2}}], ids=["zero2", "pipeline"])
+def test_batches_may_grow(
+    changes: dict[str, Any],
+    tmp_path: Path,
+    raw_config: Make,
+    run_ranks: Ranks,
+    metrics: Read,
+    train_here: Callable[..., Any],
+) -> None:
+    ramp = {"micro_batch": 1, "batch_ramp": {"start": 2, "increment": 2, "samples": 12}}
+    train_here(tmp_path / "one", **ramp)
+    done = run_ranks(2, raw_config(engine="deepspeed", **ramp, **changes), tmp_path / "two")
+    assert [rank.returncode for rank in done] == [0, 0], done[0].stderr
+    one, two = (losses(metrics(tmp_path / name, "step")) for name in ("one", "two"))
+    assert len({line["samples"] for line in metrics(tmp_path / "two", "step")}) == 4
+    for step, (loss, norm) in one.items():
+        assert two[step] == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)), step

@@ -1,0 +1,201 @@
+"""Every layout gives the losses of one process, and goes on from what any other saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+Ranks = Callable[..., Any]
+Make = Callable[..., dict[str, Any]]
+Read = Callable[..., list[dict[str, Any]]]
+TrainHere = Callable[..., Any]
+
+GPT = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocab": 60}
+NEWER_GPT = {**GPT, "query_groups": 2, "rotary": True, "swiglu": True, "ffn": 64}
+GLM = {"kind": "glm", "layers": 2, "hidden": 32, "heads": 4, "sequence": 48, "vocab": 69}
+MODELS = {"gpt": GPT, "newer-gpt": NEWER_GPT, "glm": GLM}
+STEPS = 20
+
+
+def changes_of(model: str, prefix: Path, **changes: Any) -> dict[str, Any]:
+    data: dict[str, Any] = {"prefix": str(prefix), "split": "80,20,0"}
+    if model == "glm":
+        data["eod"] = 3
+    schedule = {"lr": 1e-2, "min_lr": 1e-3, "warmup_steps": 2}
+    rest = {"steps": STEPS, "eval": {"every": 10, "batches": 2}, "save": {"every": 10}, "optimizer": schedule}
+    return {"model": MODELS[model], "data": data, **rest, **changes}
+
+
+def losses(lines: list[dict[str, Any]]) -> dict[int, tuple[float, float]]:
+    return {line["step"]: (line["loss"], line["grad_norm"]) for line in lines}
+
+
+@pytest.fixture
+def alike(
+    tmp_path: Path, prefix: Path, raw_config: Make, run_ranks: Ranks, metrics: Read, train_here: TrainHere
+) -> Callable[..., Path]:
+    """Train with so many ranks and with one; both must give the same losses, norms and evaluations."""
+
+    def run(model: str, ranks: int, **changes: Any) -> Path:
+        if changes.get("engine") == "deepspeed":
+            pytest.importorskip("deepspeed")
+        train_here(tmp_path / "one", **changes_of(model, prefix))
+        done = run_ranks(ranks, raw_config(**changes_of(model, prefix, **changes)), tmp_path / "many")
+        assert [rank.returncode for rank in done] == [0] * ranks, done[0].stderr
+        one, many = (losses(metrics(tmp_path / name, "step")) for name in ("one", "many"))
+        assert len(one) == STEPS and one.keys() == many.keys()
+        for step, (loss, norm) in one.items():
+            assert many[step] == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)), step
+        evals = [[line["loss"] for line in metrics(tmp_path / name, "eval")] for name in ("one", "many")]
+        assert evals[1] == pytest.approx(evals[0], rel=1e-5)
+        assert one[STEPS][0] < one[1][0] - 0.2
+        return tmp_path / "many"
+
+    return run
+
+
+LAYOUTS = [
+    pytest.param("gpt", 2, {"parallel": {"tensor": 2}}, id="gpt-tensor2"),
+    pytest.param("gpt", 4, {"parallel": {"tensor": 4}}, id="gpt-tensor4"),
+    pytest.param(
+        "gpt",
+        4,
+        {"parallel": {"tensor": 4, "sequence": True}},
+        id="gpt-tensor4-sequence",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "newer-gpt", 4, {"parallel": {"tensor": 2, "sequence": True}, "zero": 1}, id="newer-gpt-2x2-zero1"
+    ),
+    pytest.param("glm", 2, {"zero": 1}, id="glm-data2-zero1"),
+    pytest.param("gpt", 4, {"zero": 3, "micro_batch": 1, "offload": True}, id="gpt-data4-zero3"),
+    pytest.param(
+        "glm", 4, {"parallel": {"tensor": 2, "sequence": True}, "zero": 2}, id="glm-2x2-sequence-zero2"
+    ),
+    pytest.param(
+        "newer-gpt",
+        4,
+        {"parallel": {"tensor": 2}, "zero": 3, "recompute": {"mode": "full", "every": 2}},
+        id="newer-gpt-2x2-zero3-recompute",
+    ),
+    pytest.param(
+        "gpt",
+        4,
+        {"parallel": {"tensor": 2}, "zero": 1, "engine": "deepspeed"},
+        id="gpt-2x2-deepspeed-zero1",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "glm",
+        2,
+        {"parallel": {"tensor": 2}, "zero": 1, "engine": "deepspeed"},
+        id="glm-tensor2-deepspeed-zero1",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param("glm", 4, {"parallel": {"tensor": 2}}, id="glm-2x2"),
+    pytest.param("glm", 2, {"parallel": {"tensor": 2, "sequence": True}}, id="glm-tensor2-sequence"),
+    pytest.param(
+        "gpt",
+        8,
+        {"parallel": {"tensor": 2}, "micro_batch": 2},
+        id="gpt-tensor2-data4",
+        marks=pytest.mark.slow,
+    ),
+]
+
+
+PIPELINES = [
+    pytest.param(
+        "gpt", 2, {"parallel": {"pipeline": 2}, "micro_batch": 8}, id="gpt-pipeline2-one-micro-batch"
+    ),
+    pytest.param(
+        "gpt",
+        2,
+        {"parallel": {"pipeline": 2, "interleave": 2, "layers": [1, 2, 1, 0]}, "micro_batch": 2},
+        id="gpt-pipeline2-interleaved-uneven",
+    ),
+    pytest.param(
+        "newer-gpt",
+        8,
+        {"parallel": {"pipeline": 2, "tensor": 2, "sequence": True}, "micro_batch": 2, "zero": 1},
+        id="newer-gpt-2x2x2-sequence-zero1",
+    ),
+    pytest.param("glm", 4, {"parallel": {"pipeline": 4}, "recompute": "full"}, id="glm-pipeline4"),
+    pytest.param(
+        "newer-gpt",
+        4,
+        {"parallel": {"pipeline": 2, "interleave": 2, "layers": [0, 2, 0, 2]}, "micro_batch": 1, "zero": 3},
+        id="newer-gpt-pipeline2-interleaved-data2-zero3-embedding-alone",
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "ranks", "changes"), PIPELINES)
+def test_a_pipeline_gives_the_losses_of_one_process(
+    model: str,
+    ranks: int,
+    changes: dict[str, Any],
+    alike: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(MODELS, model, {**MODELS[model], "layers": 4})
+    alike(model, ranks, **changes)
+
+
+@pytest.mark.parametrize(("model", "ranks", "changes"), LAYOUTS)
+def test_a_layout_gives_the_losses_of_one_process(
+    model: str, ranks: int, changes: dict[str, Any], alike: Callable[..., Path]
+) -> None:
+    alike(model, ranks, **changes)
+
+
+JOURNEYS = [
+    pytest.param("gpt", [(2, {"tensor": 2}, 0), (1, {}, 1), (4, {"tensor": 4}, 1)], id="gpt-2-1-4"),
+    pytest.param(
+        "newer-gpt", [(4, {"tensor": 2}, 0), (2, {"tensor": 2, "sequence": True}, 1)], id="newer-gpt-2x2-2"
+    ),
+    pytest.param("glm", [(1, {}, 0), (4, {"tensor": 2}, 1), (2, {}, 1)], id="glm-1-2x2-data2"),
+    pytest.param("gpt", [(4, {"tensor": 2}, 3), (1, {}, 0), (2, {}, 2)], id="gpt-zero3-1-zero2"),
+    pytest.param(
+        "gpt",
+        [(2, {"pipeline": 2}, 0), (1, {}, 0), (8, {"pipeline": 2, "tensor": 2, "sequence": True}, 1)],
+        id="gpt-pipeline2-1-2x2x2",
+    ),
+    pytest.param("glm", [(4, {"tensor": 2}, 2), (4, {"pipeline": 2}, 2)], id="glm-2x2-pipeline2"),
+]
+
+
+@pytest.mark.parametrize(("model", "journey"), JOURNEYS)
+def test_a_checkpoint_of_one_layout_goes_on_in_any_other(
+    model: str,
+    journey: list[tuple[int, dict[str, Any], int]],
+    tmp_path: Path,
+    prefix: Path,
+    raw_config: Make,
+    run_ranks: Ranks,
+    metrics: Read,
+    train_here: TrainHere,
+) -> None:
+    train_here(tmp_path / "one", **changes_of(model, prefix))
+    for part, (ranks, parallel, zero) in enumerate(journey):
+        changes = changes_of(model, prefix, parallel=parallel, zero=zero, save={"every": 5, "keep": 9})
+        last = part == len(journey) - 1
+        fault = {} if last else {"CLUSTERCTL_FAULT": f"rank{ranks - 1}:step{5 * part + 7}:exit7"}
+        done = run_ranks(ranks, raw_config(**changes), tmp_path / "parts", **fault)
+        assert done[-1].returncode == (0 if last else 7), done[-1].stderr
+    starts = metrics(tmp_path / "parts", "start")
+    assert [start["step"] for start in starts] == [0, 5, 10][: len(journey)]
+    one, parts = (losses(metrics(tmp_path / name, "step")) for name in ("one", "parts"))
+    assert one.keys() == parts.keys()
+    for step, (loss, norm) in one.items():
+        assert parts[step] == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)), step
+    shapes = [
+        {name: tensor.shape for name, tensor in load_file(folder / "model.safetensors").items()}
+        for folder in sorted((tmp_path / "parts" / "checkpoints").glob("step-*"))
+    ]
+    assert len(shapes) == 4 and all(one == shapes[0] for one in shapes)
+    assert shapes[0]["tokens.weight"][0] == MODELS[model]["vocab"]

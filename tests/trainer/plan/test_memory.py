@@ -1,0 +1,126 @@
+"""What the plan counts, held to what torch keeps: tensor by tensor, to a hundredth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import native
+from trainer.config.layout import Layout
+from trainer.config.model_sizes import SIZES, ModelConfig
+from trainer.config.train_config import TrainConfig
+from trainer.model.layers import Block, Sight, turns
+from trainer.model.recompute import Recompute
+from trainer.plan import activations as kept
+from trainer.plan.memory import parameters_of, stages
+from trainer.plan.resolve import try_config
+
+Make = Callable[..., dict[str, Any]]
+SHAPES = [
+    {},
+    {"rotary": True},
+    {"query_groups": 2},
+    {"query_groups": 2, "rotary": True},
+    {"swiglu": True},
+    {"dropout": 0.1},
+]
+
+
+def kept_by(run: Callable[[], Tensor], parameters: list[nn.Parameter]) -> int:
+    """Bytes of every storage that a graph keeps, parameters left out."""
+    known = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    seen: dict[int, int] = {}
+    alive = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        place = tensor.untyped_storage()
+        if place.data_ptr() not in known:
+            seen[place.data_ptr()] = place.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run()
+    return sum(seen.values())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape) or "plain")
+@pytest.mark.parametrize(("samples", "sequence"), [(1, 256), (3, 300)])
+@pytest.mark.parametrize(
+    ("kind", "precision"), [("cpu", "fp32"), ("cpu", "bf16"), ("npu", "bf16"), ("npu", "bf16, cast")]
+)
+@pytest.mark.parametrize("mode", ["none", "selective"])
+def test_a_blocks_activations_are_counted_as_torch_keeps_them(
+    shape: dict[str, Any], samples: int, sequence: int, precision: str, mode: str, kind: str
+) -> None:
+    """By a CPU's kernels, and by plain torch, which is what a device without kernels has."""
+    model = ModelConfig(layers=1, hidden=64, heads=4, sequence=sequence, **shape)
+    ops = native.choose("cpu", "auto" if kind == "cpu" else "reference")
+    block = Block(model, ops, recompute=Recompute(mode))
+    x = torch.randn(samples, sequence, 64, requires_grad=True)
+    if precision == "bf16":
+        x = x.detach().bfloat16().requires_grad_()
+        for name, parameter in block.named_parameters():
+            parameter.data = parameter.data.to(torch.float32 if "norm" in name else torch.bfloat16)
+    turning = turns(torch.arange(sequence), 16) if model.rotary else None
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"):
+        found = kept_by(lambda: block(x * 1.0, Sight(None, turning)), list(block.parameters()))
+    cast = precision == "bf16, cast"
+    one = kept.Pass(model, samples, 4 if precision == "fp32" else 2, kind, cast=cast)
+    angles = (
+        0 if turning is None else 64 * sequence
+    )  # too little to be counted; in bf16 each use has its copy
+    counted = kept.layer(one, mode == "selective") + kept.cast_layer(one)
+    assert counted == pytest.approx(found - angles, rel=0.01)
+
+
+def config_of(raw: dict[str, Any], world: int = 1) -> TrainConfig:
+    config, faults = try_config({"steps": 1, "data": {"prefix": "x"}, **raw}, world, served=False)
+    assert not faults, faults
+    return config
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 4), (4, 2)])
+def test_every_number_of_the_model_is_on_some_rank(tensor: int, pipeline: int) -> None:
+    model = SIZES["gpt2-345M"]
+    world = tensor * pipeline
+    parallel = {"tensor": tensor, "pipeline": pipeline}
+    config = config_of(
+        {"model": "gpt2-345M", "micro_batch": 1, "global_batch": 8, "parallel": parallel}, world
+    )
+    found = sum(parameters_of(config, Layout(1, tensor, pipeline), stage) for stage in range(pipeline))
+    table = model.padded(tensor) // tensor * model.hidden
+    twice = table if pipeline > 1 else 0
+    whole = model.layers * 6 * model.hidden + 2 * model.hidden + model.sequence * model.hidden
+    cut = model.parameters() - whole - model.vocab * model.hidden
+    assert found == cut // tensor + whole + table + twice
+
+
+def test_zero_divides_moments_then_gradients_then_weights() -> None:
+    raw = {"model": "gpt2-345M", "micro_batch": 1, "global_batch": 8}
+    need = [stages(config_of({**raw, "zero": zero}, 4), Layout(4))[0].memory for zero in range(4)]
+    one = need[0]
+    assert [m.optimizer * 4 for m in need[1:]] == [one.optimizer] * 3
+    assert [m.gradients * 4 for m in need[2:]] == [one.gradients] * 2 and need[1].gradients == one.gradients
+    assert [m.weights * 4 for m in need[2:]] == [one.weights] * 2 and need[2].buffers > need[3].buffers
+
+
+def test_recomputation_keeps_less_and_every_kth_layer_less_still() -> None:
+    raw = {"model": "gpt2-345M", "micro_batch": 4, "precision": "bf16"}
+    modes: list[Any] = ["none", "selective", "full", {"mode": "full", "every": 4}]
+    need = [stages(config_of({**raw, "recompute": mode}), Layout())[0] for mode in modes]
+    kept = [stage.activations for stage in need]
+    assert kept == sorted(kept, reverse=True) and len(set(kept)) == 4
+    assert need[0].memory.total > need[2].memory.total
+
+
+def test_the_first_stage_keeps_the_most_micro_batches() -> None:
+    raw = {"model": "gpt2-345M", "micro_batch": 1, "global_batch": 16, "parallel": {"pipeline": 4}}
+    found = stages(config_of(raw, 4), Layout(1, 1, 4))
+    needs = [stage.activations for stage in found]
+    assert needs == sorted(needs, reverse=True) and needs[0] > 3 * needs[3]
+    assert [stage.layers for stage in found] == [((0, 6),), ((6, 12),), ((12, 18),), ((18, 24),)]

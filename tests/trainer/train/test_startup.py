@@ -1,0 +1,55 @@
+"""A rank's start, part by part."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer.train.observers import Startup, in_words
+
+
+def test_the_parts_of_a_start_add_up_to_the_life_of_the_process() -> None:
+    startup = Startup(age=2.0)
+    startup.done("libraries")
+    time.sleep(0.05)
+    startup.done("data")
+    assert startup.parts["libraries"] >= 2.0
+    assert startup.parts["data"] >= 0.05
+
+
+def test_a_process_knows_how_old_it_is() -> None:
+    code = (
+        "import time; time.sleep(0.3); from trainer.train.observers import process_age; print(process_age())"
+    )
+    began = time.monotonic()
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert 0.28 <= float(said) <= time.monotonic() - began + 0.02
+
+
+def test_parts_that_took_no_time_are_not_told() -> None:
+    said = in_words({"python": 0.11, "data": 0.004, "resume": 1.0})
+    assert said == "started in 1.1 s: python 0.1, resume 1.0"
+    assert in_words({}) == "started in 0.0 s"
+
+
+def test_a_rank_that_fails_says_all_that_it_had_to_say(
+    tmp_path: Path, raw_config: Callable[..., dict[str, Any]]
+) -> None:
+    """Its process ends without the interpreter's own end, which would have written what was still held."""
+    (tmp_path / "train.json").write_text(json.dumps(raw_config(steps=4)))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CLUSTERCTL_FAULT": "rank0:step3:raise"}
+    argv = [sys.executable, "-m", "trainer", "train", str(tmp_path / "train.json")]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env)
+    assert done.returncode == 1
+    assert "started in " in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("step 2/4")
+    assert "Traceback (most recent call last)" in done.stderr
+    assert done.stderr.splitlines()[-1] == "RuntimeError: drill: arranged at step 3"
+    start = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert list(start["startup"]) == ["python", "libraries", "data", "group", "model", "checkpoint"]
