@@ -19,6 +19,7 @@ test: $(VENV)/.developing
 
 check: $(VENV)/.developing
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_rules.py
 

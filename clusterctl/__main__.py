@@ -1,9 +1,11 @@
 """`python -m clusterctl`."""
 
-import _signal as signal  # type: ignore[import-not-found]  # the C half, which is there already
+# The C half, which is there already.
+import _signal as signal  # type: ignore[import-not-found]
 
 before = signal.getsignal(signal.SIGINT)
-if callable(before):  # a Ctrl-C while modules load ends it without a traceback
+# A Ctrl-C while modules load ends it without a traceback.
+if callable(before):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from clusterctl.cli.entry import main  # noqa: E402

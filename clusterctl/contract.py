@@ -6,11 +6,14 @@ The trainer spells its side in `trainer/env.py`; `tests/test_rules.py` holds the
 from __future__ import annotations
 
 # torch's own names, and what they mean here.
-RANK = "RANK"  # global rank
-LOCAL_RANK = "LOCAL_RANK"  # rank on this node
+# Global rank.
+RANK = "RANK"
+# Rank on this node.
+LOCAL_RANK = "LOCAL_RANK"
 WORLD_SIZE = "WORLD_SIZE"
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
-GROUP_RANK = "GROUP_RANK"  # the node's place among the nodes
+# The node's place among the nodes.
+GROUP_RANK = "GROUP_RANK"
 MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
 
@@ -22,7 +25,8 @@ RANK_TABLE_FILE = "RANK_TABLE_FILE"
 ASCEND_VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
-PLOG_PATH = "ASCEND_PROCESS_LOG_PATH"  # where CANN writes its logs of a process
+# Where CANN writes its logs of a process.
+PLOG_PATH = "ASCEND_PROCESS_LOG_PATH"
 
 # Filled per node.
 HCCL_IF_IP = "HCCL_IF_IP"
@@ -31,21 +35,32 @@ GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
 NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
 
 # Ours.
-RUN_ID = "CLUSTERCTL_RUN_ID"  # also the marker that a sweep looks for in /proc/*/environ
-RUN_DIR = "CLUSTERCTL_RUN_DIR"  # the run's folder on this node
-ATTEMPT = "CLUSTERCTL_ATTEMPT"  # 1, 2, ...
-NODE = "CLUSTERCTL_NODE"  # the node's name in the inventory
-DEVICE_KIND = "CLUSTERCTL_DEVICE_KIND"  # cpu | cuda | npu
-CACHE_DIR = "CLUSTERCTL_CACHE_DIR"  # a folder of this node that all runs may share
+# Also the marker that a sweep looks for in /proc/*/environ.
+RUN_ID = "CLUSTERCTL_RUN_ID"
+# The run's folder on this node.
+RUN_DIR = "CLUSTERCTL_RUN_DIR"
+# 1, 2, ...
+ATTEMPT = "CLUSTERCTL_ATTEMPT"
+# The node's name in the inventory.
+NODE = "CLUSTERCTL_NODE"
+# Cpu | cuda | npu.
+DEVICE_KIND = "CLUSTERCTL_DEVICE_KIND"
+# A folder of this node that all runs may share.
+CACHE_DIR = "CLUSTERCTL_CACHE_DIR"
 
 # Files that the trainer writes below RUN_DIR and the launcher reads.
-METRICS_FILE = "metrics.jsonl"  # one JSON object a line: event, step, loss, tokens_per_second, ...
-CHECKPOINT_DIR = "checkpoints"  # step-00000100/ folders, each with a manifest.json
+# One JSON object a line: event, step, loss, tokens_per_second, ...
+METRICS_FILE = "metrics.jsonl"
+# Step-00000100/ folders, each with a manifest.json.
+CHECKPOINT_DIR = "checkpoints"
 HEARTBEAT_DIR = (
-    "heartbeat"  # rank-N: the last finished step, and the seconds that this rank itself took for it
+    # Rank-N: the last finished step, and the seconds that this rank itself took for it.
+    "heartbeat"
 )
-PROFILE_DIR = "profile"  # the profiler's traces of this node's ranks
-TRAIN_CONFIG_FILE = "train.json"  # the job's train part, written by the launcher
+# The profiler's traces of this node's ranks.
+PROFILE_DIR = "profile"
+# The job's train part, written by the launcher.
+TRAIN_CONFIG_FILE = "train.json"
 
 # glibc gives large buffers back to the kernel at each step and faults them in again;
 # keeping them is worth 1.2 to 1.5 times on CPU (docs/performance.md). Read by glibc before main().

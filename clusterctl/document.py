@@ -15,7 +15,8 @@ from typing import Any, TypeVar, cast
 
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 
-MAX_BYTES = 4 << 20  # the largest hand-written inventory seen is 100 KB
+# The largest hand-written inventory seen is 100 KB.
+MAX_BYTES = 4 << 20
 MAX_DEPTH = 40
 MAX_NODES = 300_000
 

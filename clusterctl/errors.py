@@ -129,6 +129,7 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     """`did you mean 'steps'?`, or nothing when no known word is near."""
     import difflib
 
-    alike = [one for one in known if abs(len(one) - len(word)) <= 3][:2000]  # which take 20 ms
+    # Which take 20 ms.
+    alike = [one for one in known if abs(len(one) - len(word)) <= 3][:2000]
     near = difflib.get_close_matches(word, alike, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else ""

@@ -14,7 +14,8 @@ from clusterctl.errors import InputFaults, UsageError
 PROJECT_FILE = "clusterctl.yaml"
 PREFIX = "CLUSTERCTL_"
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-MAX_PERSIST = 30 * 86400.0  # a month: beyond that it is a mistake of units
+# A month: beyond that it is a mistake of units.
+MAX_PERSIST = 30 * 86400.0
 
 
 @dataclass(frozen=True)

@@ -73,13 +73,13 @@ def escape_in_json(text: str) -> str:
 
 def _escaped_in_json(match: re.Match[str]) -> str:
     character = match.group()
-    return (
-        character if character < "\x7f" else f"\\u{ord(character):04x}"
-    )  # below are only JSON's own line breaks
+    # Below are only JSON's own line breaks.
+    return character if character < "\x7f" else f"\\u{ord(character):04x}"
 
 
 def _escaped(match: re.Match[str]) -> str:
     number = ord(match.group())
     if 0xDC80 <= number <= 0xDCFF:
-        return f"\\x{number - 0xDC00:02x}"  # a byte kept by surrogateescape
+        # A byte kept by surrogateescape.
+        return f"\\x{number - 0xDC00:02x}"
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

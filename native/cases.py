@@ -201,9 +201,11 @@ _ERRORS = {
     ("gelu", _FP32): (1e-6, 1e-6),
     ("gelu", _BF16): (4e-3, 8e-3),
     ("cross_entropy", _FP32): (1e-6, 2e-6),
-    ("cross_entropy", _BF16): (1e-6, 6e-3),  # the loss is fp32 in both; the gradient is rounded twice
+    # The loss is fp32 in both; the gradient is rounded twice.
+    ("cross_entropy", _BF16): (1e-6, 6e-3),
     ("linear_cross_entropy", _FP32): (1e-6, 4e-6),
-    ("linear_cross_entropy", _BF16): (4e-3, 2e-2),  # its logits are rounded
+    # Its logits are rounded.
+    ("linear_cross_entropy", _BF16): (4e-3, 2e-2),
     ("attention", _FP32): (2e-6, 4e-6),
     ("attention", _BF16): (2e-2, 2e-2),
 }
@@ -225,7 +227,8 @@ _LARGE: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 _SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, Any]], ...] = (
     ("layer_norm", "small", (3, 5, 64), _NONE),
     ("layer_norm", "odd", (7, 129), {"eps": 1e-3}),
-    ("layer_norm", "rows", (1024, 96), _NONE),  # the weight's gradient sums 1,024 rows
+    # The weight's gradient sums 1,024 rows.
+    ("layer_norm", "rows", (1024, 96), _NONE),
     ("gelu", "exact", (33, 65), _NONE),
     ("gelu", "tanh", (33, 65), {"approximate": "tanh"}),
     ("gelu", "threads", (90, 513), {"approximate": "tanh"}),
@@ -249,8 +252,10 @@ _SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, Any]], ...] = (
     ("linear_cross_entropy", "all ignored", (9, 16, 128, 65), {"vocabulary": 65}),
     ("attention", "small", (2, 3, 16, 16, 8), _NONE),
     ("attention", "one", (1, 1, 1, 1, 4), _NONE),
-    ("attention", "blocks", (1, 2, 300, 300, 16), _NONE),  # longer than a block, and no multiple of one
+    # Longer than a block, and no multiple of one.
+    ("attention", "blocks", (1, 2, 300, 300, 16), _NONE),
     ("attention", "both ways", (1, 2, 40, 40, 16), {"causal": False}),
-    ("attention", "cached", (2, 2, 3, 20, 8), _NONE),  # fewer queries than keys
+    # Fewer queries than keys.
+    ("attention", "cached", (2, 2, 3, 20, 8), _NONE),
     ("attention", "cached blocks", (1, 2, 150, 190, 8), _NONE),
 )

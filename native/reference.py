@@ -11,7 +11,8 @@ from torch.optim.adamw import adamw as functional_adamw
 
 from native.update import AdamWStep
 
-FUSED_ON = ("cpu", "cuda")  # devices that have torch's fused AdamW
+# Devices that have torch's fused AdamW.
+FUSED_ON = ("cpu", "cuda")
 
 
 def why_not() -> str:
@@ -75,7 +76,8 @@ def adamw(update: AdamWStep) -> None:
             slopes,
             means,
             powers,
-            [],  # amsgrad's maxima
+            # Amsgrad's maxima.
+            [],
             [torch.tensor(float(update.step), device=held[i].device) for i in chosen],
             amsgrad=False,
             lr=update.rate,

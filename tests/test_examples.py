@@ -13,7 +13,8 @@ from clusterctl.jobs import job, plan
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 JOBS = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "cluster.yaml")
-RANKS = {  # where the layout needs so many
+# Where the layout needs so many.
+RANKS = {
     "ascend-345m": 8,
     "ascend-345m-plain": 8,
     "ascend-1.3b": 8,

@@ -67,7 +67,8 @@ def test_every_command_that_is_named_is_there(readme: Path) -> None:
     named = re.findall(r"clusterctl ([a-z][a-z-]+)(?: ([a-z][a-z-]+))?", readme.read_text(encoding="utf-8"))
     assert len(named) > 10
     for verb, sub in named:
-        if verb in ("takes", "writes", "never"):  # prose
+        # Prose.
+        if verb in ("takes", "writes", "never"):
             continue
         commands = root.commands
         assert verb in commands, f"{readme.name} names `clusterctl {verb}`"

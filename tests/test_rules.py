@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +16,55 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("clusterctl", "trainer", "native")
 MAY_IMPORT = {"clusterctl": set(), "trainer": {"native"}, "native": set()}
-ON_NODES = sorted((ROOT / "clusterctl" / "agent").glob("*.py"))  # what travels to nodes
-SSH_MODULES = ("clusterctl/ssh/", "clusterctl/sandbox/embedded.py")  # the client; the make-believe server
+# What travels to nodes.
+ON_NODES = sorted((ROOT / "clusterctl" / "agent").glob("*.py"))
+# The client; the make-believe server.
+SSH_MODULES = ("clusterctl/ssh/", "clusterctl/sandbox/embedded.py")
+
+
+# Which folder of a package may import which others. Files directly in the package are open to all of its folders.
+MAY = {
+    "clusterctl": {
+        "agent": "",
+        "inventory": "",
+        "transport": "agent inventory",
+        "ssh": "agent inventory transport",
+        "exec": "agent inventory transport",
+        "transfer": "agent inventory transport",
+        "ranktable": "inventory transport",
+        "hostfile": "inventory ranktable",
+        "keeper": "agent inventory transport ssh",
+        "jobs": "agent inventory hostfile",
+        "logs": "inventory transport jobs",
+        "sandbox": "jobs",
+        "checks": "inventory transport ranktable jobs keeper",
+        "runs": "agent inventory transport transfer ranktable jobs logs",
+        "cli": "agent inventory transport ssh exec transfer ranktable hostfile keeper jobs logs sandbox checks runs",
+    },
+    "trainer": {
+        "config": "",
+        "corpus": "",
+        "parallel": "config",
+        "samples": "config corpus",
+        "model": "config parallel",
+        "plan": "config samples corpus",
+        "engine": "config parallel model",
+        "train": "config corpus parallel samples model plan engine",
+    },
+    "native": {
+        "compiled": "",
+        "text": "compiled",
+        "samples": "compiled",
+        "cpu": "compiled",
+        "cuda": "",
+        "npu": "",
+    },
+}
+# Folders may have this many modules; those named here more, because each file is one command or one operation.
+MOST_FILES = 20
+LARGER = {"clusterctl/agent": 32, "clusterctl/cli": 34}
+# Files that import folders of their package: the programs themselves.
+PROGRAMS = {"clusterctl": {"__main__"}, "trainer": {"__main__", "generate"}, "native": {"__main__"}}
 
 
 def sources(package: str) -> list[Path]:
@@ -37,6 +85,94 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+def modules(*packages: str) -> dict[str, Path]:
+    """Return every module of some packages by its dotted name."""
+    found = {}
+    for package in packages:
+        for path in sources(package):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def imported_modules(path: Path, known: dict[str, Path]) -> Iterator[tuple[str, int]]:
+    """Yield each known module that a file imports, and the line: in functions and under TYPE_CHECKING too."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                name = name if name in known else node.module
+                if name in known:
+                    yield name, node.lineno
+
+
+def folder_of(path: Path) -> str:
+    """Return the folder of a module below its package; "" for a file directly in the package."""
+    parts = path.relative_to(ROOT).parts
+    return parts[1] if len(parts) > 2 else ""
+
+
+@pytest.mark.parametrize("package", MAY)
+def test_folders_import_only_what_the_table_allows(package: str) -> None:
+    known = modules(package)
+    folders = {folder_of(path) for path in known.values()} - {""}
+    assert folders == set(MAY[package])
+    wrong = []
+    for path in known.values():
+        own = folder_of(path)
+        if not own and path.stem in PROGRAMS[package]:
+            continue
+        allowed = {own, "", *(MAY[package][own].split() if own else ())}
+        wrong += [
+            f"{named(path)}:{line} imports {name}"
+            for name, line in imported_modules(path, known)
+            if folder_of(known[name]) not in allowed
+        ]
+    assert not wrong
+
+
+def test_no_modules_import_each_other() -> None:
+    known = modules(*PACKAGES, "bench")
+    graph = {
+        name: {other for other, _ in imported_modules(path, known)} - {name} for name, path in known.items()
+    }
+    while leaves := [name for name, others in graph.items() if not others]:
+        for name in leaves:
+            del graph[name]
+        for others in graph.values():
+            others -= set(leaves)
+    # What is left is a cycle, or imports one: drop those that nobody of the rest imports.
+    while loose := [name for name in graph if not any(name in others for others in graph.values())]:
+        for name in loose:
+            del graph[name]
+    assert not graph
+
+
+def test_folders_stay_small_and_no_prefix_stands_for_a_folder() -> None:
+    wrong = []
+    for top in (*PACKAGES, "bench"):
+        for folder in {path.parent for path in sources(top)}:
+            stems = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+            if len(stems) > LARGER.get(named(folder), MOST_FILES):
+                wrong.append(f"{named(folder)}: {len(stems)} files")
+            families = Counter(stem.split("_")[0] for stem in stems if "_" in stem)
+            wrong += [
+                f"{named(folder)}/{prefix}_*: {count}" for prefix, count in families.items() if count >= 4
+            ]
+    assert not wrong
+
+
+def test_a_folder_says_in_one_docstring_what_it_is_for_and_imports_nothing() -> None:
+    for package in PACKAGES:
+        for path in sources(package):
+            if path.name == "__init__.py" and path.parent.name != package:
+                tree = parsed(path)
+                assert ast.get_docstring(tree), named(path)
+                assert not list(imports(tree)), named(path)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -188,7 +324,9 @@ def test_the_command_line_starts_without_the_heavy_libraries() -> None:
 
 
 def test_the_trainers_check_needs_no_torch() -> None:
-    code = "import sys, trainer.config, trainer.layout, trainer.models, trainer.env; print('torch' in sys.modules)"
+    code = (
+        "import sys, trainer.plan.resolve, trainer.plan.summary, trainer.env; print('torch' in sys.modules)"
+    )
     assert python(code).strip() == "False"
 
 

@@ -60,7 +60,8 @@ def _train(arguments: argparse.Namespace) -> int:
 
     startup = Startup()
     startup.done("python")
-    faulthandler.register(signal.SIGUSR1)  # a supervisor that sees no steps asks where every thread stands
+    # A supervisor that sees no steps asks where every thread stands.
+    faulthandler.register(signal.SIGUSR1)
     environment = Env.read()
     config = read_config(_read_json(arguments.config), environment.world_size)
     run_dir = arguments.run_dir or environment.run_dir or arguments.config.resolve().parent
@@ -204,7 +205,8 @@ def run() -> NoReturn:
     """
     try:
         code = main()
-    except Exception:  # the outermost door: a bug's traceback, as Python itself would write it
+    except Exception:
+        # The outermost door: a bug's traceback, as Python itself would write it.
         sys.excepthook(*sys.exc_info())
         code = 1
     if "torch" not in sys.modules:

@@ -172,7 +172,8 @@ def _make_deterministic(torch: Any) -> None:
     env.preset("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # use_deterministic_algorithms would do, but it loads torch's compiler: 1.5 s of each rank's start.
     torch.set_deterministic_debug_mode("warn")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over every new tensor
+    # Costs a pass over every new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def _runtime(kind: str) -> Any:
@@ -188,7 +189,8 @@ def keep_freed_memory() -> None:
     """Have glibc keep large freed buffers: worth 1.2 to 1.5 times on CPU. Call before torch is imported."""
     if env.glibc_is_tuned():
         return
-    _tune_malloc({-4: 0, -1: 2**31 - 1, -2: 256 << 20})  # MMAP_MAX, TRIM_THRESHOLD, TOP_PAD
+    # MMAP_MAX, TRIM_THRESHOLD, TOP_PAD.
+    _tune_malloc({-4: 0, -1: 2**31 - 1, -2: 256 << 20})
 
 
 def give_back_freed_memory() -> None:
@@ -197,7 +199,8 @@ def give_back_freed_memory() -> None:
     Kept, the holes that gathered weights leave do not fit the next ones: of 42M parameters, 64 tokens a step, ZeRO 3
     took 1.9 GB a rank where ZeRO 0 took 1.0; given back, 0.9, and 0.5 s of a processor more a step.
     """
-    _tune_malloc({-4: 1 << 16, -3: 1 << 20, -1: 64 << 20, -2: 16 << 20})  # and MMAP_THRESHOLD
+    # And MMAP_THRESHOLD.
+    _tune_malloc({-4: 1 << 16, -3: 1 << 20, -1: 64 << 20, -2: 16 << 20})
     if libc := _glibc():
         libc.malloc_trim(0)
 

@@ -67,10 +67,13 @@ class Env:
     run_dir: Path | None = None
     attempt: int = 1
     node: str = ""
-    device_kind: str = ""  # "" leaves the choice to device.py
-    cache_dir: Path | None = None  # what all runs of this node may share
+    # "" leaves the choice to device.py.
+    device_kind: str = ""
+    # What all runs of this node may share.
+    cache_dir: Path | None = None
     drill: Drill | None = None
-    threads: int | None = None  # None: not told, share the cores among the node's ranks
+    # None: not told, share the cores among the node's ranks.
+    threads: int | None = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Env:

@@ -171,7 +171,8 @@ def _check(model: GLM, words: Tokenizer, tokens: GlmTokens, pieces: list[list[in
     if text > tokens.sop or tokens.vocab > config.vocab:
         what = f"the tokenizer has {words.vocab} ids, and the model {config.vocab} with GLM's own"
         raise InputError(what, "use the tokenizer that made the training data")
-    length = sum(map(len, pieces)) + blanks + 2  # the beginning, and the end of the document
+    # The beginning, and the end of the document.
+    length = sum(map(len, pieces)) + blanks + 2
     if length > config.sequence:
         what = f"the prompt makes {length} tokens, and the model was trained on {config.sequence} at most"
         raise InputError(what, "shorten the text around the blanks")

@@ -77,7 +77,8 @@ def main() -> int:
     print(f"{'':<44} {'clusterctl':>11} {'nodeset':>11}   ratio")
     for words, make in SETS.items():
         for size in SIZES:
-            expression = make(size) + "\n"  # without the line end, nodeset drops the last character
+            # Without the line end, nodeset drops the last character.
+            expression = make(size) + "\n"
             names = subprocess.run(
                 [peer, "-e", "-"], input=expression, capture_output=True, text=True, check=True
             ).stdout.split()

@@ -24,7 +24,8 @@ from clusterctl.ranktable import api
 from clusterctl.ranktable.devices import DeviceAddress
 
 DEVICES = 8
-LIMITS = {2000: 0.5, 10_000: 2.0}  # seconds, for build, merge and check
+# Seconds, for build, merge and check.
+LIMITS = {2000: 0.5, 10_000: 2.0}
 LIMIT_MB = 500
 WORK = ("build", "merge", "check", "load", "render", "halves")
 

@@ -28,7 +28,8 @@ def main() -> None:
         for name, argv in COMMANDS.items():
             began = time.perf_counter()
             subprocess.run(argv, stdout=subprocess.DEVNULL, check=True)
-            if turn:  # the first turn warms the disk's cache
+            # The first turn warms the disk's cache.
+            if turn:
                 times[name].append(time.perf_counter() - began)
     floor = statistics.median(times["python -c pass"])
     for name, found in times.items():

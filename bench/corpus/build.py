@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES_A_TASK = 32  # as the loop has it
-LOOK = 0.1  # seconds between two looks at the memory
+# As the loop has it.
+LINES_A_TASK = 32
+# Seconds between two looks at the memory.
+LOOK = 0.1
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,11 @@ from trainer.samples.blend import blend_order
 from trainer.samples.dataset import Data, Share
 from trainer.samples.gpt import Recipe, follow
 
-DOCUMENTS, MEAN, SEQUENCE = 1_000_000, 1000, 1024  # 1e9 tokens
+# 1e9 tokens.
+DOCUMENTS, MEAN, SEQUENCE = 1_000_000, 1000, 1024
 READ, MICRO = 100_000, 8
-READ_DOCUMENTS = 120_000  # a corpus of 240 MB, read from memory: the disk is not what is compared
+# A corpus of 240 MB, read from memory: the disk is not what is compared.
+READ_DOCUMENTS = 120_000
 Work = Callable[[], Any]
 
 
@@ -221,7 +223,8 @@ def _their_dataset(prefix: str) -> Any:
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,
-        create_attention_mask=False,  # the faster way: masks come from the kernel, and the rest is cached
+        # The faster way: masks come from the kernel, and the rest is cached.
+        create_attention_mask=False,
     )
     return BlendedMegatronDatasetBuilder(GPTDataset, [1, 0, 0], lambda: True, config).build()[0]
 

@@ -6,10 +6,9 @@
     python -m bench.faults --seed 1 --only 17            one fault of a campaign again
     python -m bench.faults --list --count 40             what would be played
 
-Most faults meet a stand-in (bench/faults/fake_trainer.py) that keeps the trainer's contract without torch; a share meets the
-embedded trainer. Lanes play side by side, each with a cluster of its own; a fault that did not come out as it must
-leaves its folder. What has to come of each kind stands in bench/faults/draw.py, what holds of any run in
-bench/faults/judge.py.
+Most faults meet a stand-in (bench/faults/fake_trainer.py) that keeps the trainer's contract without torch; some meet
+the embedded trainer. Lanes play in parallel, each with a cluster of its own; a fault with an unexpected outcome leaves
+its folder. bench/faults/draw.py lists what each kind must lead to, bench/faults/judge.py what holds for any run.
 """
 
 from __future__ import annotations
@@ -93,7 +92,8 @@ class Campaign:
     def _one(self, lane: Lane, fault: Fault, folder: Path) -> None:
         try:
             story = Play(lane, self.scanner, fault, folder, self.data).play()
-        except Exception:  # one that could not be played is told, and the others go on
+        except Exception:
+            # One that could not be played is told, and the others go on.
             with self.telling:
                 self.problems.append(f"fault {fault.number}, {fault}: could not be played")
                 say(f"{fault.number:>4}  {fault}\n{traceback.format_exc()}")

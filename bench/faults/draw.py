@@ -8,18 +8,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 STEPS, SAVE_EVERY = 30, 5
-NODES = ("node1", "node2")  # of a run; node3 stands by
+# Of a run; node3 stands by.
+NODES = ("node1", "node2")
 
 PUSH, STARTING, FIRST_STEP, RUNNING, CHECKPOINT, STOP, ANY = (
     "push", "start", "first step", "running", "checkpoint", "stop", "any moment",
 )  # fmt: skip
 AT_WORK = (STARTING, FIRST_STEP, RUNNING, CHECKPOINT)
 LOST = ("node killed", "node frozen", "link cut for long")
+# What stands outside our reach for a while, or for good.
 AWAY = (
     *LOST,
     "link cut briefly",
     "launcher cut off",
-)  # what stands outside our reach for a while, or for good
+)
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,8 @@ def _turns(chance: random.Random, phases: Sequence[str]) -> Iterator[str]:
 
 def _one(chance: random.Random, number: int, kind: str, phase: str, share: float) -> Fault:
     real = KINDS[kind].real and phase in (RUNNING, CHECKPOINT) and chance.random() < 3 * share
-    spare = (
-        kind in LOST and chance.random() < 0.7
-    ) or kind == "node killed"  # nobody else can stand in for it
+    # Nobody else can stand in for it.
+    spare = (kind in LOST and chance.random() < 0.7) or kind == "node killed"
     step = chance.randint(SAVE_EVERY + 1, STEPS - 12)
     detail = chance.choice(list(CRASHES)) if kind == "rank crashed" else ""
     rank = chance.randrange(2 if real else 4)
@@ -151,7 +152,8 @@ def wanted(fault: Fault) -> Wanted:
     where, kind = rf"rank {fault.rank} on {fault.node}\b.*", fault.kind
     if kind == "Ctrl-C":
         return Wanted(("stopped", ""), (1, 1))
-    if fault.phase == STOP:  # whatever strikes then: somebody asked for the end
+    # Whatever strikes then: somebody asked for the end.
+    if fault.phase == STOP:
         return Wanted(("stopped",), (1, 1))
     if kind == "crash at the same step":
         return Wanted(("failed",), (4, 4), where + r"exited with code 3[^\n]*[\s\S]*do not requeue")
@@ -169,15 +171,18 @@ def wanted(fault: Fault) -> Wanted:
     }
     if kind in causes:
         return Wanted(("finished",), (2, 2), causes[kind])
-    if kind == "disk full":  # what no rank needed to write may have gone by unnoticed
+    # What no rank needed to write may have gone by unnoticed.
+    if kind == "disk full":
         return Wanted(("finished",), (1, 3), rf"on {fault.node}\b.*No space left on device")
-    if kind == "command killed" and fault.phase in (PUSH, STARTING):  # perhaps before it was written down
+    # Perhaps before it was written down.
+    if kind == "command killed" and fault.phase in (PUSH, STARTING):
         return Wanted(("finished", ""), (1, 2))
     return Wanted(("finished",), (1, 1))
 
 
 def _lost(fault: Fault) -> Wanted:
-    if fault.phase in (PUSH, STARTING):  # a launch that can't be carried out says so, and starts nothing
+    # A launch that can't be carried out says so, and starts nothing.
+    if fault.phase in (PUSH, STARTING):
         return Wanted(("finished", "failed", ""), (1, 3), rf"\b{fault.node}\b")
     return Wanted(("finished",), (2, 2 if fault.spare else 8), rf"lost {fault.node}\b")
 

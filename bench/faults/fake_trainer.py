@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
-CONNECT_WITHIN = 60.0  # seconds for rank 0 to listen
-KEPT = 3  # checkpoints
+# Seconds for rank 0 to listen.
+CONNECT_WITHIN = 60.0
+# Checkpoints.
+KEPT = 3
 
 
 def after(state: int, step: int) -> int:
@@ -46,7 +48,8 @@ def state_at(step: int) -> int:
 def save(folder: Path, step: int, state: int, seconds: float) -> Path:
     """Whole or not at all: aside, synced, renamed; half-way through it takes its time."""
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".tmp-*"):  # the one writer is rank 0 of the living attempt
+    # The one writer is rank 0 of the living attempt.
+    for left in folder.glob(".tmp-*"):
         shutil.rmtree(left, ignore_errors=True)
     target = folder / f"step-{step:08d}"
     aside = folder / f".tmp-{target.name}-{os.getpid()}"
@@ -173,7 +176,8 @@ class Rank:
 
     def work(self) -> None:
         step, state, place = latest(self.checkpoints) if self.rank == 0 else (0, 0, "")
-        step = self.group.add(step)  # the others give 0
+        # The others give 0.
+        step = self.group.add(step)
         state = self.group.add(state)
         self._beat(step)
         self._tell("start", step=step, steps=self.steps, state=state, resumed_from=place or None)

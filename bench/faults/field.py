@@ -23,10 +23,14 @@ from clusterctl.sandbox import process as sandbox_process
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("fake_trainer.py")
-WORKDIR = ".clusterctl"  # below a node's home
-DISK = 8  # megabytes of the disk that is filled
-WALL_AHEAD, STEADY_AHEAD = 600, 86400  # seconds that a skewed node's clocks are ahead
-LOOK = 0.01  # seconds between two looks for a moment
+# Below a node's home.
+WORKDIR = ".clusterctl"
+# Megabytes of the disk that is filled.
+DISK = 8
+# Seconds that a skewed node's clocks are ahead.
+WALL_AHEAD, STEADY_AHEAD = 600, 86400
+# Seconds between two looks for a moment.
+LOOK = 0.01
 SHIFT = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -125,7 +129,8 @@ class Lane:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.box = sandbox_cluster.up(folder / "s", nodes=3, devices=2, mode="namespaces")
-        self.shared = folder / "s" / "shared"  # the disk that all nodes see
+        # The disk that all nodes see.
+        self.shared = folder / "s" / "shared"
         self.shared.mkdir()
 
     def renew(self) -> None:
@@ -191,7 +196,8 @@ class Lane:
         """What lies in a node's folders for passing things, and what a run wrote aside and never put in place."""
         one, layout, root = self.box.node(node), self.box.layout, Path(f"/proc/{self.init(node)}/root")
         passing = [root / "dev/shm", layout.temporary(one) or root / "tmp"]
-        mounts = mounted_in(self.init(node))  # a checkout below /tmp is shown to nodes, and nobody's leftover
+        # A checkout below /tmp is shown to nodes, and nobody's leftover.
+        mounts = mounted_in(self.init(node))
         found = [
             str(path)
             for folder in passing
@@ -209,7 +215,8 @@ class Lane:
 
     def freeze(self, node: str) -> None:
         """All at once, as a machine stands still: nothing on it moves, and its connections stay open."""
-        for _ in range(2):  # what was being forked at the first
+        # What was being forked at the first.
+        for _ in range(2):
             for pid in self.pids(node).values():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
@@ -225,7 +232,8 @@ class Lane:
             pid for inner, pid in self.pids(node).items() if inner != 1 and words_of(pid).startswith("sshd")
         ]
         for pid in sessions:
-            with contextlib.suppress(ProcessLookupError):  # a parent's end was its own
+            # A parent's end was its own.
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return len(sessions)
 
@@ -251,9 +259,8 @@ class Lane:
             f"--{name}=/proc/{self.init(node)}/ns/{short}"
             for name, short in (("mount", "mnt"), ("pid", "pid"))
         ]
-        subprocess.run(
-            ["nsenter", *spaces, *words], check=True
-        )  # its pids too, or /proc/self there is nobody
+        # Its pids too, or /proc/self there is nobody.
+        subprocess.run(["nsenter", *spaces, *words], check=True)
 
     # -- clocks
 
@@ -309,9 +316,8 @@ def aside_in(folder: Path) -> list[str]:
     found = []
     for here, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            if name.endswith((".aside", ".tmp")) or name.startswith(
-                ".tmp-"
-            ):  # half a push stays, for the next one
+            # Half a push stays, for the next one.
+            if name.endswith((".aside", ".tmp")) or name.startswith(".tmp-"):
                 found.append(os.path.join(here, name))
     return found
 

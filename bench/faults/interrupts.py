@@ -18,7 +18,8 @@ from tests.support.leftovers import listening, processes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LONGEST = 35.0  # seconds: sandbox, data, push, start, the first checkpoints
+# Seconds: sandbox, data, push, start, the first checkpoints.
+LONGEST = 35.0
 
 
 def round_of(moment: float) -> tuple[str, float, int, int, int, int]:
@@ -65,9 +66,8 @@ def main() -> None:
     for _ in range(rounds):
         moment = chance.uniform(0.05, LONGEST)
         phase, took, code, processes, ports, folders = round_of(moment)
-        left += (
-            processes + ports + folders + (code not in (130, -signal.SIGINT))
-        )  # the latter before our first line runs
+        # The latter before our first line runs.
+        left += processes + ports + folders + (code not in (130, -signal.SIGINT))
         print(
             f"{moment:6.2f}s {took:5.2f}s {code:>4} {processes:>9} {ports:>5} {folders:>7}  {phase}",
             flush=True,

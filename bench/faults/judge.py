@@ -18,11 +18,14 @@ from bench.faults.draw import (
 )
 from bench.faults.fake_trainer import state_at
 
-COMES_BACK = 30.0  # seconds that a node which answers again may keep what was given up there
+# Seconds that a node which answers again may keep what was given up there.
+COMES_BACK = 30.0
 UNBORN = (
-    "Failed to import the site module"  # Python's own last words where it is interrupted in its first moments
+    # Python's own last words where it is interrupted in its first moments.
+    "Failed to import the site module"
 )
-SAVES_BEHIND = 1  # checkpoints that may be lost with a node: the one that was under way home
+# Checkpoints that may be lost with a node: the one that was under way home.
+SAVES_BEHIND = 1
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,8 @@ def judge(story: Story) -> Verdict:
 def _end(story: Story) -> Iterator[str]:
     want = wanted(story.fault)
     if story.fault.kind == "Ctrl-C" and UNBORN in story.said and not story.phase:
-        return  # Python itself was not up yet
+        # Python itself was not up yet.
+        return
     if story.phase not in want.phases:
         yield f"the run is {story.phase or 'not written down'}, not {' or '.join(want.phases) or 'refused'}"
     least, most = want.attempts
@@ -95,10 +99,11 @@ def _end(story: Story) -> Iterator[str]:
             yield f"`{name}` ended with {code}"
     if "Traceback (most recent call last)" in _ours(story.said):
         yield "a traceback on the user's screen"
+    # The latter before our first line.
     if story.fault.kind == "Ctrl-C" and story.codes.get("launch") not in (
         130,
         -2,
-    ):  # the latter before our first line
+    ):
         yield f"Ctrl-C ended the launch with {story.codes.get('launch')}"
 
 
@@ -150,7 +155,8 @@ def steps_grow(story: Story) -> Iterator[str]:
 def _begins(story: Story, start: Mapping[str, Any], saved: int) -> Iterator[str]:
     at, fault = int(start.get("step") or 0), story.fault
     every = int(((start.get("config") or {}).get("save") or {}).get("every") or story.steps)
-    may_lag = fault.real and fault.kind in AWAY  # its node took the newest with it
+    # Its node took the newest with it.
+    may_lag = fault.real and fault.kind in AWAY
     if at < saved - (SAVES_BEHIND * every if may_lag else 0):
         yield f"began again at step {at}, though step {saved} was saved"
     if at and not start.get("resumed_from"):

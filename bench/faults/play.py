@@ -43,12 +43,18 @@ from bench.faults.field import (
 from bench.faults.judge import Story
 from clusterctl.jobs.run_folder import RunDir
 
-COMES = 90.0  # seconds for a moment to come, on a busy machine
-ENDS = 300.0  # seconds for a run to come to its end after a fault
-SETTLES = 40.0  # seconds for what is left to go: agents hear nothing for 10 s, a chase comes round every 5
-SHORT, LONG = 4.0, 22.0  # seconds that something is away
-FREED = 3.0  # seconds that a disk stays full
-REAL = 3  # times the stand-in's steps: a tiny model's take 20 ms
+# Seconds for a moment to come, on a busy machine.
+COMES = 90.0
+# Seconds for a run to come to its end after a fault.
+ENDS = 300.0
+# Seconds for what is left to go: agents hear nothing for 10 s, a chase comes round every 5.
+SETTLES = 40.0
+# Seconds that something is away.
+SHORT, LONG = 4.0, 22.0
+# Seconds that a disk stays full.
+FREED = 3.0
+# Times the stand-in's steps: a tiny model's take 20 ms.
+REAL = 3
 FINAL = ("finished", "failed", "stopped", "lost")
 FROM_WITHIN = ("rank crashed", "crash at the same step", "user's mistake", "slow rank")
 
@@ -64,9 +70,8 @@ class Play:
         self.ballast = lane.small_disk(fault.node) if fault.kind == "disk full" else None
         skewed = lane.skewed(fault.node) if fault.kind == "clock skewed" else None
         self.desk = Desk(folder, skewed or lane.box.cluster_file)
-        ends_early = (
-            fault.phase == STOP or fault.kind == "Ctrl-C"
-        )  # by itself it would end before it is asked to
+        # By itself it would end before it is asked to.
+        ends_early = fault.phase == STOP or fault.kind == "Ctrl-C"
         self.steps = STEPS * (REAL if fault.real else 1) * (10 if ends_early else 1)
         self.codes: dict[str, int] = {}
         self.struck = self.healed = 0.0
@@ -79,7 +84,8 @@ class Play:
         job: dict[str, Any] = {"name": "drill", "nodes": "node[1-2]", "grace": 5.0}
         if self.fault.kind == "rank frozen":
             job["hang_after"] = "9s"
-        backoff = 2.0 if self.fault.kind == "disk full" else 0.2  # that takes longer to pass than a start
+        # That takes longer to pass than a start.
+        backoff = 2.0 if self.fault.kind == "disk full" else 0.2
         job["restart"] = {"max": 6, "backoff": backoff}
         if self.fault.spare:
             job["restart"]["spare_nodes"] = "node3"
@@ -90,9 +96,8 @@ class Play:
         code = self.desk.folder / "code"
         code.mkdir()
         shutil.copy(PROGRAM, code / "program.py")
-        if self.fault.phase == PUSH or (
-            self.fault.phase == ANY and self.fault.number % 2
-        ):  # it takes its time then
+        # It takes its time then.
+        if self.fault.phase == PUSH or (self.fault.phase == ANY and self.fault.number % 2):
             (code / "ballast").write_bytes(os.urandom(24 << 20))
         env = {"STEPS": self.steps, "STEP_SECONDS": 0.1, "SAVE_EVERY": SAVE_EVERY, "SAVE_SECONDS": 0.25}
         if self.fault.kind != "disk full":
@@ -143,7 +148,8 @@ class Play:
         if self.fault.kind in FROM_WITHIN:
             return
         if not self._moment(launch):
-            return  # it ended before; the story tells how
+            # It ended before; the story tells how.
+            return
         time.sleep(self.fault.delay)
         self.struck = time.time()
         BLOWS[self.fault.kind](self, launch)
@@ -216,7 +222,8 @@ class Play:
 
     def _signal_inner(self, pid: Any, number: int) -> None:
         here = self.lane.pids(self.fault.node).get(pid)
-        if here is not None:  # else it has ended by itself, as in a stop
+        # Else it has ended by itself, as in a stop.
+        if here is not None:
             self.struck = time.time()
             os.kill(here, number)
 
@@ -334,11 +341,12 @@ class Play:
 
         wait_for(lambda: not living(), SETTLES)
         whole = self.run is not None and self.run.read_state().get("phase") == "finished"
+        # Whose it is, it clears.
         found = [
             *living(),
             *self.desk.temporary(),
             *(aside_in(self.shared) if whole else ()),
-        ]  # whose it is, it clears
+        ]
         run = self.run.run_id if self.run else "none"
         return found + [line for node in nodes for line in self.lane.temporary(node, run)]
 

@@ -57,10 +57,14 @@ from clusterctl.ranktable import api, check, plan
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SLOW = 1.0  # seconds of processor time
-HANG = 20  # seconds of the clock, after which an input is interrupted
-MEMORY = 1 << 30  # of address space, beyond what the process has at its start
-NAMES = 2_000  # that a node set may give here; the real limit takes seconds by the thousand
+# Seconds of processor time.
+SLOW = 1.0
+# Seconds of the clock, after which an input is interrupted.
+HANG = 20
+# Of address space, beyond what the process has at its start.
+MEMORY = 1 << 30
+# That a node set may give here; the real limit takes seconds by the thousand.
+NAMES = 2_000
 
 
 class Hang(BaseException):
@@ -116,7 +120,8 @@ def host_file(data: bytes) -> str:
 def _host_round_trip(entries: list[formats.Entry], text: str) -> None:
     for form in formats.FORMATS:
         if form == "mpich" and any(":" in one.address for one in entries):
-            continue  # refused in words; a test of its own says so
+            # Refused in words; a test of its own says so.
+            continue
         again = formats.parse(formats.render_entries(entries, form))
         assert [(one.address, one.slots) for one in again] == [(one.address, one.slots) for one in entries]
     bare = [formats.Entry(one.address.replace(":", ""), one.slots) for one in entries]
@@ -283,7 +288,8 @@ def answer(door: Door, data: bytes) -> tuple[str, str]:
         said = door.hold(data)
     except Hang:
         return "find", f"still at work after {HANG} s"
-    except Exception as error:  # whatever comes out is what is looked for
+    except Exception as error:
+        # Whatever comes out is what is looked for.
         signal.setitimer(signal.ITIMER_REAL, 0)
         frames = traceback.extract_tb(error.__traceback__)
         last = next((one for one in reversed(frames) if "clusterctl" in one.filename), frames[-1])
@@ -426,7 +432,8 @@ def main() -> int:
     options = parser.parse_args()
     shared = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=shared, prefix="clusterctl-fuzz-") as held:
-        tempfile.tempdir = held  # in memory, and gone with whatever an ended process left
+        # In memory, and gone with whatever an ended process left.
+        tempfile.tempdir = held
         total = run(options)
     return 1 if total.finds else 0
 

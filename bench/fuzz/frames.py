@@ -21,7 +21,8 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.text import escape_controls
 from clusterctl.transport.link import Link
 
-WITHIN = 5.0  # seconds for an answer
+# Seconds for an answer.
+WITHIN = 5.0
 GREETING = b'\nCLUSTERCTL-AGENT have ""\n'
 VALUES = (
     "null",
@@ -71,7 +72,8 @@ TREES = (
 def mutate(random: Random, seeds: Sequence[bytes]) -> bytes:
     """A few changes of bytes, of whole pieces and of JSON values, the lengths of frames set right again or not."""
     data = bytearray(random.choice(seeds))
-    spared = max(0, data.find(b"C\x01")) if random.random() < 0.9 else 0  # mostly the greeting
+    # Mostly the greeting.
+    spared = max(0, data.find(b"C\x01")) if random.random() < 0.9 else 0
     for _ in range(random.choice((1, 1, 1, 2, 4))):
         at = random.randrange(min(spared, len(data)), len(data) + 1)
         what = random.random()
@@ -120,7 +122,8 @@ class _Played:
         if self._parts[0]:
             greeting, self._parts[0] = self._parts[0], b""
             return greeting
-        self._asked.wait(0.01)  # a greeting that is none is asked nothing
+        # A greeting that is none is asked nothing.
+        self._asked.wait(0.01)
         rest, self._parts = b"".join(self._parts), [b""]
         return rest
 

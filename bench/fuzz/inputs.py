@@ -8,7 +8,8 @@ from random import Random
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-LONGEST = 4_000  # bytes of an input
+# Bytes of an input.
+LONGEST = 4_000
 
 
 def _device(number: int, rank: int, **more: str) -> dict[str, str]:
@@ -150,7 +151,8 @@ def mutate_json(random: Random, seeds: list[str]) -> bytes:
         value = _changed(random, value)
     text = json.dumps(value, ensure_ascii=random.random() < 0.9)
     roll = random.random()
-    if roll < 0.1:  # a key twice
+    # A key twice.
+    if roll < 0.1:
         at = text.find('": ', random.randrange(len(text)))
         begin = text.rfind('"', 0, at) if at > 0 else -1
         if begin > 0:

@@ -81,7 +81,8 @@ def main() -> int:
     }
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     rows = asked.rows or list(ROWS)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the nodes go down with us
+    # So that the nodes go down with us.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     sizes = Sizes(**{**(QUICK if asked.quick else {}), **given})
     found = measured(rows, sizes, asked.json)
     return int(any(one.failed for one in found if one.tool.startswith(OURS)))

@@ -27,11 +27,16 @@ from clusterctl.sandbox import cluster, namespaces
 from clusterctl.sandbox.cluster import Sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
-CLONE_NEWNET = 0x40000000  # linux/sched.h
-MARK = "REACH_BENCH"  # in the environment of all that is started here, to end what stays in the background
-DEST = "/tmp/reach"  # where pushes go, on the nodes
-WORKDIR = "/tmp/clusterctl"  # the agent's, on the nodes
-LIMIT = 900.0  # seconds for one command
+# Linux/sched.h.
+CLONE_NEWNET = 0x40000000
+# In the environment of all that is started here, to end what stays in the background.
+MARK = "REACH_BENCH"
+# Where pushes go, on the nodes.
+DEST = "/tmp/reach"
+# The agent's, on the nodes.
+WORKDIR = "/tmp/clusterctl"
+# Seconds for one command.
+LIMIT = 900.0
 CURVE = ("-o", "KexAlgorithms=curve25519-sha256")
 SETTINGS = {
     "stock": (),
@@ -94,7 +99,8 @@ class Field:
             "XDG_RUNTIME_DIR": str(self.home),
             "LANG": "C.UTF-8",
             MARK: str(folder),
-            "PYTHONPATH": str(ROOT),  # the launcher beside this file
+            # The launcher beside this file.
+            "PYTHONPATH": str(ROOT),
         }
 
     def host_key(self, place: Place) -> str:
@@ -263,7 +269,8 @@ class OneDefaultSshd:
         self.place = place
         self.addresses = [f"10.78.0.{number + 1}" for number in range(count)]
         layout = field.made.layout
-        there = layout.node(field.made.node(place.name))  # a folder that the node sees too
+        # A folder that the node sees too.
+        there = layout.node(field.made.node(place.name))
         lines = (there / "sshd_config").read_text().splitlines()
         kept = [
             line for line in lines if not line.startswith(("MaxStartups", "MaxSessions", "ListenAddress"))

@@ -31,7 +31,8 @@ def main(logins: int) -> None:
             cluster = load(made.cluster_file, "cpu")
             known = Path(cluster.known_hosts) if cluster.known_hosts else None
             node = cluster.nodes[0]
-            drain(SshTransport(known_hosts=known, ssh_config="none").start(node, "true"))  # loads paramiko
+            # Loads paramiko.
+            drain(SshTransport(known_hosts=known, ssh_config="none").start(node, "true"))
             from clusterctl.ssh.session import FAST_KEX, Session
 
             for kex in FAST_KEX:
@@ -50,7 +51,8 @@ def logins_of(name: str, transport: SshTransport, node: Node, logins: int) -> No
         drain(transport.start(node, "hostname"))
         walls.append(time.perf_counter() - began)
     client = (own_cpu() - before) / logins * 1000
-    time.sleep(1.0)  # the server's processes end after we have left
+    # The server's processes end after we have left.
+    time.sleep(1.0)
     theirs = (server_cpu(server) - servers) / logins * 1000
     wall = statistics.median(walls) * 1000
     print(f"{name}: {wall:.1f} ms, client CPU {client:.2f} ms, server CPU {theirs:.1f} ms")

@@ -36,7 +36,8 @@ def main() -> int:
     parser.add_argument("--lines", type=int, default=100_000, help="of each rank")
     parser.add_argument("--runs", type=int, default=3, help="of each tool")
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the nodes go down with us
+    # So that the nodes go down with us.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     with field(RANKS) as laid:
         samples: dict[str, list[Sample]] = {}
         for turn in range(asked.runs):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ENOUGH = 10.0  # seconds for a thousand nodes: longer, and a user's thoughts are elsewhere
+# Seconds for a thousand nodes: longer, and a user's thoughts are elsewhere.
+ENOUGH = 10.0
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Model:
 
         One core, however many there are: an interpreter runs on one at a time.
         """
-        one_node = self.server.each  # the last node's own work is waited for
+        # The last node's own work is waited for.
+        one_node = self.server.each
         return self.wall.start + self.client.each * count / self.kept_busy + one_node
 
     def tree(self, count: float, gateways: int) -> float:

@@ -83,7 +83,8 @@ def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple
                     threading.Thread(target=one, args=pair) for pair in zip(places, links, strict=True)
                 ]
                 threads[0].start()
-                started.wait()  # the first one is the first of the chain
+                # The first one is the first of the chain.
+                started.wait()
                 for thread in threads[1:]:
                     thread.start()
                 for thread in threads:

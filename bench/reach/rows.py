@@ -165,7 +165,8 @@ class Bench:
         }
         for way in ways.values():
             if callable(way):
-                way()  # opens what stays open
+                # Opens what stays open.
+                way()
         yield from self.compared("exec, warm", count, ways)
         self.tell(f"    {f.end_background()} background processes ended")
 
@@ -215,7 +216,8 @@ class Bench:
         ours = {
             f"{OURS}{' --relay ' + how if how else ''}": self.relayed(count, how)
             for how in ("", "plain", "on", "off")
-            if how != "off" or settings == BULK  # without a relay the shaped link decides, as for all
+            # Without a relay the shaped link decides, as for all.
+            if how != "off" or settings == BULK
         }
         peers = {
             f"{name}, {setting}": self.tool(name, way)
@@ -432,7 +434,8 @@ class Bench:
                 places = self.field.places[:count]
                 before = sum(place.cpu() for place in places)
                 samples.append(self.named(argv, count))
-                time.sleep(0.3)  # until the nodes' daemons have counted what ended
+                # Until the nodes' daemons have counted what ended.
+                time.sleep(0.3)
                 servers.append(sum(place.cpu() for place in places) - before)
             one = Measured("model", count, OURS, samples, note=f"nodes {statistics.median(servers):.2f} s")
             self.points.append(Point(count, one.wall, one.cpu, statistics.median(servers)))

@@ -24,7 +24,8 @@ from clusterctl.sandbox import cluster, demo
 from clusterctl.sandbox.cluster import Sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 180.0  # seconds that anything awaited here may take
+# Seconds that anything awaited here may take.
+LIMIT = 180.0
 
 JOB = """\
 name: bench
@@ -92,7 +93,8 @@ class Ground:
 @contextlib.contextmanager
 def ground(nodes: int = 2, devices: int = 2) -> Iterator[Ground]:
     """Nodes that are up as long as this lasts; no run outlives them."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the nodes go down with us
+    # So that the nodes go down with us.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="runs-"))
     made = None
     try:

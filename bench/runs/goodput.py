@@ -31,9 +31,11 @@ from bench.runs.times import Goodput, goodput, recovered
 from clusterctl.agent.supervisor import read_json
 from clusterctl.jobs.run_folder import RunDir
 
-SAVE = 100  # steps
+# Steps.
+SAVE = 100
 KINDS = ("rank killed", "rank segfaulted", "supervisor killed")
-LEAST = 0.70  # the share that is wanted
+# The share that is wanted.
+LEAST = 0.70
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ def strike(run: RunDir, chance: random.Random) -> list[Fault]:
         pids = {one["rank"]: one["pid"] for one in records(attempt) if one.get("state") == "running"}
         supervisor: dict[str, Any] = read_json(str(attempt / "supervisor.json")) or {}
         if not pids or not supervisor:
-            return []  # between two attempts
+            # Between two attempts.
+            return []
         rank = chance.choice(sorted(pids))
         pid = supervisor["pid"] if kind == "supervisor killed" else pids[rank]
         place = f"on {node}" if kind == "supervisor killed" else f"rank {rank} on {node}"

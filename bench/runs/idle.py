@@ -26,8 +26,10 @@ from clusterctl.jobs.run_folder import RunDir
 from clusterctl.sandbox import process
 
 RANKS = 8
-SETTLE = 3.0  # seconds after the start, when everything is loaded
-MOST_CPU, MOST_MEMORY = 0.5, 40.0  # of a supervisor: per cent of a core, MB
+# Seconds after the start, when everything is loaded.
+SETTLE = 3.0
+# Of a supervisor: per cent of a core, MB.
+MOST_CPU, MOST_MEMORY = 0.5, 40.0
 SUPERVISOR = "supervisor"
 PROGRAMS = {
     "ranks asleep": "import time; time.sleep(100000)",

@@ -45,18 +45,24 @@ from bench.runs.times import (
 )
 from clusterctl.agent.processes import marked
 
-SAVE = 10  # steps
-KILL_AT = 25  # steps before the death: two checkpoints, and half of the way to the third
-VICTIM = 3  # the rank that is killed; rank 0 holds the store that torch's ranks meet at
+# Steps.
+SAVE = 10
+# Steps before the death: two checkpoints, and half of the way to the third.
+KILL_AT = 25
+# The rank that is killed; rank 0 holds the store that torch's ranks meet at.
+VICTIM = 3
+# Of our ranks' environment.
 SAME = (
     "OMP_NUM_THREADS",
     "MALLOC_",
     "TORCH_DEVICE",
     "PYTHONUNBUFFERED",
     "GLOO_",
-)  # of our ranks' environment
-OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # a new one for each round of torchrun's
-MOST = 10.0  # seconds: what recovery may take
+)
+# A new one for each round of torchrun's.
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+# Seconds: what recovery may take.
+MOST = 10.0
 TO_BEGIN = "until rank 0's new process begins"
 TO_STEP = "its steps up to a new one"
 
@@ -83,9 +89,8 @@ def main() -> int:
         turns["torchrun, stock"] = []
     with ground() as laid:
         job = laid.job(restarts=100, save=SAVE)
-        laid.stop(
-            laid.launch(str(job))
-        )  # code and data are on the nodes from here on, and in the disk's cache
+        # Code and data are on the nodes from here on, and in the disk's cache.
+        laid.stop(laid.launch(str(job)))
         for number in range(asked.runs):
             turns["clusterctl"].append(ours(laid, job))
             turns["torchrun"].append(theirs(laid, f"bench-{number}", OWN_STORE))

@@ -46,7 +46,8 @@ WORKS = {
     "gpu-345m": Work("gpt2-345M", 8, "bf16", device="cuda:0", square=8192),
     "gpu-1.3b": Work("gpt2-1.3B", 4, "bf16", device="cuda:0", square=8192),
 }
-LEAST = 3  # rounds
+# Rounds.
+LEAST = 3
 KINDS = ("ours", "eager", "compile", "huggingface", "megatron", "products", "loop", "loop-eager")
 Answer = dict[str, Any]
 
@@ -182,8 +183,10 @@ TARGETS = {
     "ranks-bf16": RANKS,
     "ranks-fp32": RANKS,
 }
-SHARE = 0.88  # of the rate of large squares, for 124m-bf16
-MEMORY = 0.8  # of torch.compile's
+# Of the rate of large squares, for 124m-bf16.
+SHARE = 0.88
+# Of torch.compile's.
+MEMORY = 0.8
 
 
 def verdicts(found: Answer) -> list[str]:
@@ -330,7 +333,8 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything that was measured")
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that subjects and folders go too
+    # So that subjects and folders go too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     unknown = [name for name in asked.rows if name not in ROWS]
     if unknown:
         parser.error(f"there is no row {', '.join(unknown)}; rows are {', '.join(ROWS)}")

@@ -25,9 +25,12 @@ from trainer.samples.cache import IndexCache
 from trainer.samples.dataset import Batches, Data, Share
 
 ROOT = Path(__file__).resolve().parents[2]
-WARM_STEPS = 2  # the first builds and compiles, the second fills the allocator's memory
-STEPS = 1000  # more than any subject is asked for
-KEPT = 16  # batches that subjects go through again and again
+# The first builds and compiles, the second fills the allocator's memory.
+WARM_STEPS = 2
+# More than any subject is asked for.
+STEPS = 1000
+# Batches that subjects go through again and again.
+KEPT = 16
 NOTHING: Mapping[str, Any] = {}
 PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
@@ -209,6 +212,7 @@ class Field:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
+        # Empty: its warm-up is what a first run has.
         return {
             **kept,
             **(MALLOC_TUNING if subject.tuned else {}),
@@ -220,9 +224,7 @@ class Field:
             "CLUSTERCTL_DEVICE_KIND": self.work.device.split(":")[0],
             "OMP_NUM_THREADS": str(self.threads),
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-            "TORCHINDUCTOR_CACHE_DIR": str(
-                self.folder / "inductor"
-            ),  # empty: its warm-up is what a first run has
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_VERBOSITY": "error",
         }

@@ -31,7 +31,8 @@ from trainer.plan.time import Cost, cost
 ROOT = Path(__file__).resolve().parents[2]
 
 STEPS, WARM = 4, 1
-ALIKE = 0.10  # layouts whose predicted times differ by less may change places
+# Layouts whose predicted times differ by less may change places.
+ALIKE = 0.10
 MODEL = {"layers": 8, "hidden": 512, "heads": 8, "sequence": 128, "vocab": 4096}
 MICRO, BATCH = 1, 16
 SUMMED_BYTES = 32 << 20

@@ -29,8 +29,10 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS, EVERY, BATCH = 200, 50, 4
 MODEL = {"layers": 4, "hidden": 256, "heads": 4, "sequence": 128, "vocab": demo.VOCABULARY}
 OPTIMIZER = {"lr": 1e-3, "min_lr": 1e-3, "schedule": "constant"}
-WINDOW = 10  # steps that a difference is averaged over
-BAND = 3  # autocast runs
+# Steps that a difference is averaged over.
+WINDOW = 10
+# Autocast runs.
+BAND = 3
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,8 @@ def be_rank(file: Path) -> None:
     warm = torch.randn(256, 256, requires_grad=True)
     (warm @ warm).sum().backward()
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the highest counts from here
+    # The highest counts from here.
+    Path("/proc/self/clear_refs").write_text("5")
     highest = 0
 
     def stop() -> bool:

@@ -23,7 +23,8 @@ from functools import partial
 # This file is named like the package that it measures: the folder above comes first.
 from clusterctl.contract import MALLOC_TUNING
 
-WEIGHTS = 32  # tensors of a million numbers
+# Tensors of a million numbers.
+WEIGHTS = 32
 
 
 @dataclass(frozen=True)

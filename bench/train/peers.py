@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 Wrap = Callable[[nn.Module], nn.Module]
 
-VOCAB_MULTIPLE = 64  # rows of a table that matrix kernels like
+# Rows of a table that matrix kernels like.
+VOCAB_MULTIPLE = 64
 
 
 def rows(vocab: int) -> int:
@@ -182,9 +183,8 @@ class Peer:
         """`wrap`: what a step calls instead of the model itself."""
         self.device = work["device"]
         self.weights = list(model.parameters())
-        self.own = [
-            p.dtype == torch.bfloat16 for p in self.weights
-        ]  # those of which the optimizer has copies
+        # Those of which the optimizer has copies.
+        self.own = [p.dtype == torch.bfloat16 for p in self.weights]
         self.kept = [
             nn.Parameter(p.detach().float()) if own else p
             for p, own in zip(self.weights, self.own, strict=True)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = ROOT / "tests" / "trainer" / "rank_server.py"
-PATIENCE = 300.0  # seconds for a training that takes a few
+# Seconds for a training that takes a few.
+PATIENCE = 300.0
 
 
 class Failed(Exception):

@@ -32,7 +32,8 @@ def start_row(turns: int, tell: Any) -> dict[str, Any]:
     parts: dict[str, list[dict[str, float]]] = {"clusterctl": [], "torchrun": []}
     with ground() as laid:
         job = laid.job(restarts=0, save=0)
-        laid.stop(laid.launch(str(job)))  # code and data are there from here on, and in the disk's cache
+        # Code and data are there from here on, and in the disk's cache.
+        laid.stop(laid.launch(str(job)))
         for number in range(turns):
             tell(f"turn {number + 1} of {turns}")
             seconds, part = launched(laid, job)

@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-WARM = 256  # rows of the product that loads what a process loads at its first one
+# Rows of the product that loads what a process loads at its first one.
+WARM = 256
 
 
 def resident(key: str) -> int:
@@ -31,7 +32,8 @@ class Gate:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.out: TextIO = os.fdopen(os.dup(1), "w")  # what libraries print goes where errors go
+        # What libraries print goes where errors go.
+        self.out: TextIO = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self.base = 0
         self.began, self.cpu = time.perf_counter(), time.process_time()
@@ -128,7 +130,8 @@ def peer(spec: dict[str, Any], gate: Gate) -> None:
     if why:
         gate.tell({"missing": why})
         gate.end()
-    if spec["subject"] == "compile":  # its compiler belongs to the libraries
+    # Its compiler belongs to the libraries.
+    if spec["subject"] == "compile":
         torch.compile(torch.nn.Linear(8, 8))(torch.ones(2, 8)).sum().backward()
     gate.loaded()
     one = peers.build(spec["subject"], spec["work"])

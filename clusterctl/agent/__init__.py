@@ -1,2 +1,1 @@
-"""What runs on a node: this folder alone, standard library only, Python 3.8 and newer, sent there by its
-hash."""
+"""The program that runs on a node: standard library alone, Python 3.8 and newer; it is shipped as this folder."""

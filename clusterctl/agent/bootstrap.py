@@ -15,7 +15,8 @@ MARK = "CLUSTERCTL-AGENT"
 def say(word: str, text: str = "") -> None:
     """One line to the launcher; it begins on a line of its own, whatever a login script printed before."""
     if text:
-        import json  # 8 ms that a start where all is well does without
+        # 8 ms that a start where all is well does without.
+        import json
 
         text = " " + json.dumps(text)
     sys.stdout.buffer.write(("\n%s %s%s\n" % (MARK, word, text)).encode())
@@ -97,10 +98,12 @@ def start() -> None:
             import json
 
             files = json.loads(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())).decode())
-            mask = os.umask(0o077)  # the work folder is this login's own, and so is all that will be in it
+            # The work folder is this login's own, and so is all that will be in it.
+            mask = os.umask(0o077)
             os.makedirs(root, exist_ok=True)
             install(folder, files, wanted)
-            os.umask(mask)  # what users run here has theirs
+            # What users run here has theirs.
+            os.umask(mask)
     except (OSError, ValueError) as problem:
         return say("error", "%s: %s" % (workdir, problem))
     say("have")

@@ -16,13 +16,17 @@ from clusterctl.agent.processes import end_all
 from clusterctl.agent.reaper import MARKER as MARKER
 from clusterctl.agent.request import Refused, Request
 
-TYPE_CHECKING = False  # typing itself takes 10 ms
+# Typing itself takes 10 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List
 
-POLITE = 2.0  # seconds between the request to end and the kill
-AFTERMATH = 0.5  # seconds for the last output when the command left something behind that holds its pipes
-NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells say it
+# Seconds between the request to end and the kill.
+POLITE = 2.0
+# Seconds for the last output when the command left something behind that holds its pipes.
+AFTERMATH = 0.5
+# As shells say it.
+NOT_FOUND, NOT_RUNNABLE = 127, 126
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
@@ -152,7 +156,8 @@ class _Child:
         try:
             self._pump()
         except StreamEnded:
-            self.end()  # nobody reads any more
+            # Nobody reads any more.
+            self.end()
             raise
         finally:
             self.process.wait()
@@ -160,7 +165,8 @@ class _Child:
                 timer.cancel()
             self._close()
         if self.timed_out:
-            with self._ending:  # its detached children are gone too before the launcher hears of it
+            # Its detached children are gone too before the launcher hears of it.
+            with self._ending:
                 pass
         code = self.process.returncode
         killed_by = -code if code < 0 else None
@@ -181,7 +187,8 @@ class _Child:
                 stdin.write(frame.payload)
                 stdin.flush()
         except (BrokenPipeError, StreamEnded, ValueError):
-            pass  # the command reads no more, or ended
+            # The command reads no more, or ended.
+            pass
         finally:
             with contextlib.suppress(BrokenPipeError, ValueError):
                 stdin.close()

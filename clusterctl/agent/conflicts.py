@@ -14,7 +14,8 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 from clusterctl.agent.processes import is_alive
 
-EXCLUSIVE = ("npu", "cuda")  # kinds of devices that one run has for itself; a CPU's are only numbers
+# Kinds of devices that one run has for itself; a CPU's are only numbers.
+EXCLUSIVE = ("npu", "cuda")
 
 
 @contextlib.contextmanager

@@ -17,10 +17,14 @@ from clusterctl.agent.processes import boot_id, end_all, is_alive, text_of
 from clusterctl.agent.request import Refused, Request
 
 LIMITS = ("NOFILE", "NPROC", "MEMLOCK")
-MOST_SAID = 64 << 10  # bytes kept of what one command prints
-MOST_READ = 4096  # bytes kept of a file: a version, a setting
-TIMEOUT = 15.0  # seconds for one command; a hung driver never answers
-AGENT_WORDS = b"exec(sys.stdin.buffer.read("  # what an agent's command line has and nothing else
+# Bytes kept of what one command prints.
+MOST_SAID = 64 << 10
+# Bytes kept of a file: a version, a setting.
+MOST_READ = 4096
+# Seconds for one command; a hung driver never answers.
+TIMEOUT = 15.0
+# What an agent's command line has and nothing else.
+AGENT_WORDS = b"exec(sys.stdin.buffer.read("
 
 
 def examine(request: Request) -> Dict[str, Any]:

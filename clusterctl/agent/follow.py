@@ -13,12 +13,16 @@ from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.supervisor import FINAL, AttemptFiles, read_json, read_node
 
-LOOK = 0.05  # seconds between two looks at files that did not grow
+# Seconds between two looks at files that did not grow.
+LOOK = 0.05
 LONGEST_LOOK = (
-    0.2  # seconds, where nothing has grown for 1.5: eight silent ranks cost 0.4 % of a core otherwise
+    # Seconds, where nothing has grown for 1.5: eight silent ranks cost 0.4 % of a core otherwise.
+    0.2
 )
-LONGER = 1.1  # times: each pause to the one before
-STATE_LOOK = 0.25  # seconds between two looks for new files and at the attempt's state
+# Times: each pause to the one before.
+LONGER = 1.1
+# Seconds between two looks for new files and at the attempt's state.
+STATE_LOOK = 0.25
 
 
 class _Files:
@@ -41,7 +45,8 @@ class _Files:
                 self.offsets.setdefault(path, 0)
         for path, offset in self.offsets.items():
             if path not in self.open and os.path.isfile(path):
-                file = FileIO(path)  # it stays open while it grows
+                # It stays open while it grows.
+                file = FileIO(path)
                 file.seek(offset)
                 self.open[path] = file
 
@@ -89,13 +94,15 @@ def _follow(request: Request, files: _Files) -> Any:
     written, pause = 0, LOOK
     while not request.cancelled.is_set():
         if time.monotonic() - looked >= STATE_LOOK or _written(until) != written:
+            # Before it is read: what is written now is seen next.
             looked, written = (
                 time.monotonic(),
                 _written(until),
-            )  # before it is read: what is written now is seen next
+            )
             node = _node(until)
             state = _ended(until, node)
-            ended = state is not None  # asked before the last look at the files, so that nothing is missed
+            # Asked before the last look at the files, so that nothing is missed.
+            ended = state is not None
             if node.get("first_failure") and not told:
                 told = True
                 request.send(json.dumps(node["first_failure"]).encode(), path="", offset=0, word="failure")

@@ -12,24 +12,29 @@ import threading
 
 from clusterctl.agent import lean
 
-TYPE_CHECKING = False  # typing itself takes 10 ms
+# Typing itself takes 10 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Optional
 
 PREFIX = struct.Struct(">BBII")
 MAGIC, VERSION = 0x43, 1
-MAX_HEADER = 64 << 10  # an id, a kind, a stream name or a path
-MAX_PAYLOAD = (
-    16 << 20
-)  # the parameters of one request: argv and environment together stay under 2 MB on Linux
-CHUNK = (
-    128 << 10
-)  # one piece of a stream: big enough for 1 GB/s, small enough that no request waits for another
-WINDOW = 1 << 20  # bytes of one stream under way before its reader has to say that it took them
-LEAST = 256  # bytes that any piece counts in its window: a flood of empty ones holds memory too
-BEAT = 2.0  # seconds of silence after which a side says that it is alive
-SILENCE = 10.0  # seconds without a byte after which the launcher gives a node up
-AGENT_SILENCE = 10.0  # the same for the node: what the launcher gave up must not go on
+# An id, a kind, a stream name or a path.
+MAX_HEADER = 64 << 10
+# The parameters of one request: argv and environment together stay under 2 MB on Linux.
+MAX_PAYLOAD = 16 << 20
+# One piece of a stream: big enough for 1 GB/s, small enough that no request waits for another.
+CHUNK = 128 << 10
+# Bytes of one stream under way before its reader has to say that it took them.
+WINDOW = 1 << 20
+# Bytes that any piece counts in its window: a flood of empty ones holds memory too.
+LEAST = 256
+# Seconds of silence after which a side says that it is alive.
+BEAT = 2.0
+# Seconds without a byte after which the launcher gives a node up.
+SILENCE = 10.0
+# The same for the node: what the launcher gave up must not go on.
+AGENT_SILENCE = 10.0
 
 
 class BadFrame(Exception):
@@ -210,9 +215,11 @@ class ByteReader:
     """Exactly n bytes at a time out of chunks of any size."""
 
     def __init__(self, next_chunk: Callable[[], bytes]) -> None:
-        self._next = next_chunk  # b"" at the end
+        # B"" at the end.
+        self._next = next_chunk
         self._chunk = b""
-        self._at = 0  # what of it was read
+        # What of it was read.
+        self._at = 0
 
     def read(self, count: int) -> bytes:
         """Exactly `count` bytes, fewer only at the end."""

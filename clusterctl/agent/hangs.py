@@ -15,14 +15,22 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from clusterctl.agent.processes import text_of
 
-LEAST = 30.0  # seconds: a shorter silence is no hang, whatever the steps took
-TIMES = 3.0  # times the 99th percentile of a rank's steps
-KNOWN = 3  # steps that must have been seen: the first ones compile, open connections and fill caches
-KEPT = 512  # steps that the percentile is taken of
-PAUSE = 600.0  # seconds that a checkpoint or an evaluation may take: the trainer's own limit for a collective
-SPOKEN = 10.0  # seconds at least between two words on how long each rank takes
-SEEN = 3  # steps of each rank that such a word needs
-ASLEEP = 5.0  # seconds between two looks after which this node itself stood still, and not its ranks
+# Seconds: a shorter silence is no hang, whatever the steps took.
+LEAST = 30.0
+# Times the 99th percentile of a rank's steps.
+TIMES = 3.0
+# Steps that must have been seen: the first ones compile, open connections and fill caches.
+KNOWN = 3
+# Steps that the percentile is taken of.
+KEPT = 512
+# Seconds that a checkpoint or an evaluation may take: the trainer's own limit for a collective.
+PAUSE = 600.0
+# Seconds at least between two words on how long each rank takes.
+SPOKEN = 10.0
+# Steps of each rank that such a word needs.
+SEEN = 3
+# Seconds between two looks after which this node itself stood still, and not its ranks.
+ASLEEP = 5.0
 
 
 class Pace:
@@ -31,10 +39,12 @@ class Pace:
     def __init__(self, now: float) -> None:
         self.touched = 0
         self.text = ""
-        self.first = 0  # the step that the attempt began with
+        # The step that the attempt began with.
+        self.first = 0
         self.since = now
         self.times: List[float] = []
-        self.own: List[float] = []  # since the last word: what the rank itself took, or else its steps
+        # Since the last word: what the rank itself took, or else its steps.
+        self.own: List[float] = []
 
     def note(self, touched: int, text: str, now: float) -> None:
         """What the heartbeat file says now; `touched` is its time in nanoseconds."""
@@ -54,7 +64,8 @@ class Pace:
 
     def limit(self, given: Optional[float]) -> Optional[float]:
         """Seconds after which silence is a hang; None while too little is known."""
-        if number_of(self.text) - self.first < KNOWN:  # steps, not looks: many may pass between two of these
+        # Steps, not looks: many may pass between two of these.
+        if number_of(self.text) - self.first < KNOWN:
             return None
         if "pause" in self.text:
             return max(PAUSE, given or 0.0)
@@ -87,7 +98,8 @@ class Steps:
         self.folder, self.hang_after = folder, hang_after
         self.looked = self.spoke = now
         self.ranks: Dict[int, Pace] = {rank: Pace(now) for rank in ranks}
-        self.stale = {rank: self._read(rank) for rank in self.ranks}  # what the attempt before left
+        # What the attempt before left.
+        self.stale = {rank: self._read(rank) for rank in self.ranks}
 
     def look(self, now: float) -> Optional[Dict[str, object]]:
         """The rank that hangs, if one does: its step, and for how long; the one furthest behind."""
@@ -136,7 +148,8 @@ def _median(values: List[float]) -> float:
     return round(sorted(values)[len(values) // 2], 6)
 
 
-LONG = 10.0  # seconds: longer than anybody stops a process to look at it by hand; debuggers stop it in another way
+# Seconds: longer than anybody stops a process to look at it by hand; debuggers stop it in another way.
+LONG = 10.0
 
 
 class Stopped:

@@ -16,9 +16,12 @@ from typing import Any, Dict, List, Optional, Tuple
 from clusterctl.agent.processes import text_of
 from clusterctl.agent.request import Request
 
-BEFORE, AFTER = 10.0, 2.0  # seconds around a process's end: a device may fall silent well before
-AT_ONCE = 2.0  # seconds around a kill for memory that names another pid: our own, in a container
-MOST = 10  # lines a process
+# Seconds around a process's end: a device may fall silent well before.
+BEFORE, AFTER = 10.0, 2.0
+# Seconds around a kill for memory that names another pid: our own, in a container.
+AT_ONCE = 2.0
+# Lines a process.
+MOST = 10
 KILL = 9
 WORTH = re.compile(
     r"oom-kill|out of memory|killed process|segfault|general protection|traps:|xid|machine check"
@@ -78,7 +81,8 @@ def _read_kmsg() -> List[Tuple[float, str]]:
             except BlockingIOError:
                 return found
             except BrokenPipeError:
-                continue  # overwritten while it was read; the next is there
+                # Overwritten while it was read; the next is there.
+                continue
             if not record:
                 return found
             head, _, text = record.decode("utf-8", "replace").partition(";")
@@ -100,7 +104,8 @@ def _ask_dmesg() -> List[Tuple[float, str]]:
 
 
 ROOT = "/sys/fs/cgroup"
-RECENT = 2.0  # seconds before a rank's end in which a kill that was counted is its own
+# Seconds before a rank's end in which a kill that was counted is its own.
+RECENT = 2.0
 
 
 class Kills:
@@ -160,6 +165,5 @@ def read(path: str) -> Dict[str, int]:
         if "oom" not in found and path
         else ""
     )
-    return (
-        {**found, "oom": int(hits)} if hits.isdigit() else found
-    )  # version 1 counts there that the limit was hit
+    # Version 1 counts there that the limit was hit.
+    return {**found, "oom": int(hits)} if hits.isdigit() else found

@@ -10,7 +10,8 @@ Runs on nodes too: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing itself takes 10 ms
+# Typing itself takes 10 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
@@ -61,7 +62,8 @@ def _chosen() -> "tuple[Callable[[str], Any], Callable[[object], str]]":
         if loads(dumps({"a": [1, "ä"]})) == {"a": [1, "ä"]}:
             return loads, dumps
     except (ImportError, AttributeError, TypeError):
-        pass  # a Python that has it otherwise
+        # A Python that has it otherwise.
+        pass
     return _by_json()
 
 

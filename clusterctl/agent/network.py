@@ -12,9 +12,11 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 from clusterctl.agent.processes import text_of
 from clusterctl.agent.request import Refused, Request
 
-GET_ADDRESS, GET_NETMASK, GET_FLAGS = 0x8915, 0x891B, 0x8913  # ioctls, as Linux numbers them
+# Ioctls, as Linux numbers them.
+GET_ADDRESS, GET_NETMASK, GET_FLAGS = 0x8915, 0x891B, 0x8913
 UP, RUNNING = 0x1, 0x40
-TIME_WAIT = "06"  # an ended connection; whoever listens with SO_REUSEADDR, as torch does, may have its port
+# An ended connection; whoever listens with SO_REUSEADDR, as torch does, may have its port.
+TIME_WAIT = "06"
 GREETING = b"clusterctl "
 
 

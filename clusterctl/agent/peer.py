@@ -3,18 +3,22 @@ a proof that the other one knows its secret."""
 
 from __future__ import annotations
 
-import _socket as socket  # the C half: the module around it brings enum, 10 ms at each node of a transfer
+# The C half: the module around it brings enum, 10 ms at each node of a transfer.
+import _socket as socket
 import hashlib
 import hmac
 import os
 import struct
 
-TYPE_CHECKING = False  # typing itself takes 10 ms
+# Typing itself takes 10 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict
 
-SILENCE = 10.0  # seconds without a byte after which a node turns to another one
-STUCK = 30.0  # seconds after which a node gives up one that takes nothing
+# Seconds without a byte after which a node turns to another one.
+SILENCE = 10.0
+# Seconds after which a node gives up one that takes nothing.
+STUCK = 30.0
 HANDSHAKE = 5.0
 NONCE = DIGEST = 32
 

@@ -37,7 +37,8 @@ def read_answer(request: Request) -> Any:
     return lean.loads(request.body.read(int(line)))
 
 
-MAX_ANSWER = 64 << 20  # bytes of what the launcher says between the pieces
+# Bytes of what the launcher says between the pieces.
+MAX_ANSWER = 64 << 20
 
 
 def _take_piece(request: Request, builder: Builder, number: int) -> bool:

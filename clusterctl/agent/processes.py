@@ -6,15 +6,18 @@ Runs on nodes too: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
-import _signal as signal  # type: ignore[import-not-found]  # the C half: the module around it brings enum
+# The C half: the module around it brings enum.
+import _signal as signal  # type: ignore[import-not-found]
 import os
 import time
 
-TYPE_CHECKING = False  # typing itself takes 10 ms
+# Typing itself takes 10 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, Iterable, List, Mapping, Optional, Set
 
-WHOLE_LOOK = 0.25  # seconds between two looks at all of /proc, each up to 25 ms on a busy node
+# Seconds between two looks at all of /proc, each up to 25 ms on a busy node.
+WHOLE_LOOK = 0.25
 
 
 def text_of(path: str) -> str:
@@ -63,7 +66,8 @@ def marked(marker: Mapping[str, str]) -> List[int]:
         try:
             with open(f"/proc/{entry}/environ", "rb") as file:
                 environ = file.read()
-        except OSError:  # gone, or another user's
+        except OSError:
+            # Gone, or another user's.
             continue
         if all(one in environ for one in wanted) and set(wanted) <= set(environ.split(b"\0")):
             found.append(int(entry))
@@ -121,6 +125,7 @@ def end_all(
             send(there, signal.SIGKILL)
         else:
             send(there - asked, signal.SIGTERM)
-            send(there, signal.SIGCONT)  # each time: one may be stopped in the middle of its last checkpoint
+            # Each time: one may be stopped in the middle of its last checkpoint.
+            send(there, signal.SIGCONT)
             asked |= there
         time.sleep(0.02 if waited < 1 or waited >= grace else 0.2)

@@ -10,7 +10,8 @@ import itertools
 import os
 import threading
 
-TYPE_CHECKING = False  # typing itself takes 10 ms
+# Typing itself takes 10 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from typing import Dict, Optional, Tuple
@@ -102,7 +103,8 @@ class Watcher:
             self._say(f"- {group}:{marker}\n")
 
     def _start(self) -> None:
-        import subprocess  # 1 MB that an agent without commands does without
+        # 1 MB that an agent without commands does without.
+        import subprocess
 
         try:
             self._shell = subprocess.Popen(
@@ -114,11 +116,13 @@ class Watcher:
                 bufsize=0,
             )
         except OSError:
-            return  # as the class says
+            # As the class says.
+            return
 
     def _say(self, line: str) -> None:
         if self._shell is not None and self._shell.stdin is not None:
             try:
                 self._shell.stdin.write(line.encode())
             except OSError:
-                return  # somebody ended it
+                # Somebody ended it.
+                return

@@ -13,8 +13,10 @@ import time
 from typing import Any, Dict, Optional
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-LEAST = 1 << 16  # bytes: a disk with less is full, for logs that are written by the page
-AGAIN, PATIENCE = 0.5, 30.0  # seconds between two tries to write the last word, and until it is given up
+# Bytes: a disk with less is full, for logs that are written by the page.
+LEAST = 1 << 16
+# Seconds between two tries to write the last word, and until it is given up.
+AGAIN, PATIENCE = 0.5, 30.0
 
 
 def write_json(path: str, value: Dict[str, Any], durable: bool = True) -> None:
@@ -71,7 +73,8 @@ def remove_halves(run_dir: str) -> None:
         [name for name in os.listdir(folder) if name.startswith(".tmp-")] if os.path.isdir(folder) else []
     )
     for name in halves:
-        import shutil  # 1 MB that a supervisor does without
+        # 1 MB that a supervisor does without.
+        import shutil
 
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 

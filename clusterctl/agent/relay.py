@@ -3,7 +3,8 @@ then the launcher, for what it lacks."""
 
 from __future__ import annotations
 
-import _socket as socket  # the C half: the module around it brings enum, 10 ms at each node of a transfer
+# The C half: the module around it brings enum, 10 ms at each node of a transfer.
+import _socket as socket
 import contextlib
 import os
 import struct
@@ -17,21 +18,29 @@ from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.tree import BadTree, Range, ranges_of
 from clusterctl.agent.tree_build import Builder
 
-TYPE_CHECKING = False  # typing itself takes 10 ms
+# Typing itself takes 10 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
-LENGTH = struct.Struct(">I")  # before a piece its size + 1; 0 says only that the sender is alive
-MAX_ASK = 16 << 20  # bytes of a request: ranges of pieces
+# Before a piece its size + 1; 0 says only that the sender is alive.
+LENGTH = struct.Struct(">I")
+# Bytes of a request: ranges of pieces.
+MAX_ASK = 16 << 20
 BEAT = 2.0
-CONNECT = 3.0  # seconds: neighbours in one cluster answer at once, or a firewall is between them
-TRIES = 2  # connections that may fail before the launcher is asked instead
+# Seconds: neighbours in one cluster answer at once, or a firewall is between them.
+CONNECT = 3.0
+# Connections that may fail before the launcher is asked instead.
+TRIES = 2
 EVERYWHERE = ("0.0.0.0", "::", "::ffff:0.0.0.0")
-CHILDREN = 16  # at once; more are turned away, and go elsewhere
-SMALL = 64 << 10  # pieces up to this size are gathered
+# At once; more are turned away, and go elsewhere.
+CHILDREN = 16
+# Pieces up to this size are gathered.
+SMALL = 64 << 10
 GATHERED = 256 << 10
-REPORT = 0.5  # seconds between two words on progress
+# Seconds between two words on progress.
+REPORT = 0.5
 
 
 class Giver:
@@ -81,7 +90,8 @@ class Giver:
             ranges = self._builder.pieces.checked(lean.loads(stream.read(size)))
             _Serving(self._builder, stream).send(ranges)
         except (OSError, ValueError, BadTree, RecursionError):
-            pass  # the other node is gone, or is none of this transfer; or this transfer ended
+            # The other node is gone, or is none of this transfer; or this transfer ended.
+            pass
         finally:
             with self._change:
                 self._open.discard(connection)
@@ -119,7 +129,8 @@ class _Serving:
                     self._send_piece(number)
             self._flush()
             with contextlib.suppress(OSError):
-                self._stream.read(1)  # the other one closes once it has it all
+                # The other one closes once it has it all.
+                self._stream.read(1)
         finally:
             self._close_file()
 
@@ -289,7 +300,8 @@ def prepared(terms: Dict[str, Any], folder: str) -> Dict[str, Any]:
     """The terms with what opening a stream needs besides."""
     if terms["mode"] != "tls":
         return terms
-    from clusterctl.agent import peer_tls  # OpenSSL's half that a plain transfer does without
+    # OpenSSL's half that a plain transfer does without.
+    from clusterctl.agent import peer_tls
 
     return peer_tls.prepared(terms, folder)
 

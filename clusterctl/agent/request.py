@@ -7,7 +7,8 @@ import threading
 
 from clusterctl.agent.frames import ByteReader, Frame, Inbox, StreamEnded, Window
 
-TYPE_CHECKING = False  # typing itself takes 10 ms
+# Typing itself takes 10 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List
 

@@ -3,7 +3,8 @@ the link ends."""
 
 from __future__ import annotations
 
-import _signal as signal  # type: ignore[import-not-found]  # the C half: the module around it brings enum
+# The C half: the module around it brings enum.
+import _signal as signal  # type: ignore[import-not-found]
 import os
 import sys
 import threading
@@ -25,7 +26,8 @@ from clusterctl.agent.processes import boot_id
 from clusterctl.agent.reaper import Watcher
 from clusterctl.agent.request import Refused, Request
 
-TYPE_CHECKING = False  # typing itself takes 10 ms
+# Typing itself takes 10 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional
 
@@ -69,7 +71,8 @@ class Agent:
             if time.monotonic() - self._heard > AGENT_SILENCE:
                 break
             if time.monotonic() - self._said >= BEAT and self._sending.acquire(blocking=False):
-                self._sending.release()  # nobody is in the middle of a long write
+                # Nobody is in the middle of a long write.
+                self._sending.release()
                 try:
                     self.send(Frame(0, "beat", {}))
                 except StreamEnded:
@@ -95,7 +98,8 @@ class Agent:
                 data = read(count)
                 if not data:
                     break
-                self._heard = time.monotonic()  # a long frame over a slow line is no silence
+                # A long frame over a slow line is no silence.
+                self._heard = time.monotonic()
                 parts.append(data)
                 count -= len(data)
             return b"".join(parts)
@@ -117,7 +121,8 @@ class Agent:
         with self._change:
             request = self._requests.get(frame.id)
         if request is None:
-            return  # a beat, or what was under way when the request ended
+            # A beat, or what was under way when the request ended.
+            return
         if frame.kind == "data":
             request.inbox.put(frame)
         elif frame.kind == "eof":
@@ -139,7 +144,8 @@ class Agent:
         )
         thread = threading.Thread(target=self._answer, args=(request,), daemon=True)
         with self._change:
-            if frame.id in self._requests:  # the first would be out of reach of any cancel
+            # The first would be out of reach of any cancel.
+            if frame.id in self._requests:
                 raise BadFrame(f"two requests have the number {frame.id}")
             self._requests[frame.id] = request
             self._threads = [one for one in self._threads if one.is_alive()]
@@ -160,6 +166,7 @@ class Agent:
         operation = self._find(request.op)
         if operation is None:
             return _fail(request, "usage", f"this agent does not know {request.op!r}")
+        # The agent's outermost door: the launcher must hear of it, and the others go on.
         try:
             return Frame(request.id, "end", {}, to_payload(operation(request) or {}))
         except Refused as refusal:
@@ -168,9 +175,7 @@ class Agent:
             return _fail(request, "os", f"{request.op}: {problem}")
         except StreamEnded as problem:
             return _fail(request, "cancelled", str(problem))
-        except (
-            Exception
-        ) as bug:  # the agent's outermost door: the launcher must hear of it, and the others go on
+        except Exception as bug:
             import traceback
 
             return _fail(request, "bug", f"{request.op}: {bug!r}", traceback.format_exc())
@@ -179,7 +184,8 @@ class Agent:
 def _operation(op: str) -> Optional[Operation]:
     if op == "hello":
         return hello
-    from clusterctl.agent.operations import find  # which most of a short-lived agent's life does without
+    # Which most of a short-lived agent's life does without.
+    from clusterctl.agent.operations import find
 
     return find(op)
 
@@ -209,13 +215,16 @@ def hello(request: Request) -> Dict[str, Any]:
 
 def main(workdir: str) -> None:
     """Be the agent on this process's standard input and output until the launcher ends the link."""
-    source: Any = sys.stdin.buffer  # typed without its read1
+    # Typed without its read1.
+    source: Any = sys.stdin.buffer
     output = os.dup(1)
-    os.dup2(2, 1)  # a stray print must not land between frames
+    # A stray print must not land between frames.
+    os.dup2(2, 1)
     os.chdir(os.path.expanduser("~"))
     agent = Agent(workdir, _operation, output)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, agent.stop)
     agent.serve(source.read1)
     sys.stderr.flush()
-    os._exit(0)  # the listening thread may still wait in a read that nothing will end
+    # The listening thread may still wait in a read that nothing will end.
+    os._exit(0)

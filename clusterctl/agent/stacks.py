@@ -15,9 +15,12 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from clusterctl.agent.processes import group_members, send, text_of
 
-WRITING = 0.5  # seconds that a rank's threads take to write where they are
-PATIENCE = 5.0  # seconds for all of a node's py-spy together
-MOST = 8  # processes of one rank that are looked at: the rank, and its loaders
+# Seconds that a rank's threads take to write where they are.
+WRITING = 0.5
+# Seconds for all of a node's py-spy together.
+PATIENCE = 5.0
+# Processes of one rank that are looked at: the rank, and its loaders.
+MOST = 8
 TOOL = "py-spy"
 
 

@@ -29,15 +29,22 @@ from clusterctl.agent.records import Records, fullness, remove_halves, write_jso
 from clusterctl.agent.records import read_json as read_json
 from clusterctl.agent.request import Refused, Request
 
-GRACE = 30.0  # seconds that ranks have for a last checkpoint
-FAILED_GRACE = 5.0  # at most so many after a failure: ranks that wait for a dead one can't save
-LEAVING = 2.0  # seconds at most between a supervisor's last word and its end, some 20 ms on an idle machine
-SWEEP = 2.0  # seconds for what a finished rank left behind
+# Seconds that ranks have for a last checkpoint.
+GRACE = 30.0
+# At most so many after a failure: ranks that wait for a dead one can't save.
+FAILED_GRACE = 5.0
+# Seconds at most between a supervisor's last word and its end, some 20 ms on an idle machine.
+LEAVING = 2.0
+# Seconds for what a finished rank left behind.
+SWEEP = 2.0
 REAPING = (
-    2.0  # seconds at most: a process looks ended before its last thread is, and only then tells how it ended
+    # Seconds at most: a process looks ended before its last thread is, and only then tells how it ended.
+    2.0
 )
-LOOK = 1.0  # seconds between two looks at heartbeats, where nothing else wakes a supervisor
-KEPT = "CLUSTERCTL_SUPERVISED"  # in a rank's environment: what ends it when its supervisor is killed knows it by this
+# Seconds between two looks at heartbeats, where nothing else wakes a supervisor.
+LOOK = 1.0
+# In a rank's environment: what ends it when its supervisor is killed knows it by this.
+KEPT = "CLUSTERCTL_SUPERVISED"
 PLOGS = "ASCEND_PROCESS_LOG_PATH"
 FINAL = ("finished", "failed", "stopped")
 LAUNCH = (
@@ -52,7 +59,8 @@ class AttemptFiles:
     def __init__(self, run_dir: str, attempt: int) -> None:
         self.run_dir = run_dir
         self.root = os.path.join(run_dir, "attempts", str(attempt))
-        self.spec = os.path.join(self.root, "spec.json")  # holds environments: only its owner may read it
+        # Holds environments: only its owner may read it.
+        self.spec = os.path.join(self.root, "spec.json")
         self.node = os.path.join(self.root, "node.json")
         self.supervisor = os.path.join(self.root, "supervisor.json")
         self.supervisor_log = os.path.join(self.root, "supervisor.log")
@@ -148,7 +156,8 @@ def _spawn_supervisor(files: AttemptFiles, run_dir: str, attempt: int) -> Dict[s
         os.close(log)
     with open(reading, "rb") as ready:
         line = ready.readline()
-    process.wait()  # the first of the two forks
+    # The first of the two forks.
+    process.wait()
     if not line:
         with open(files.supervisor_log, encoding="utf-8", errors="replace") as file:
             raise Refused("supervisor", f"the supervisor did not start: {file.read()[-2000:]}")
@@ -168,7 +177,8 @@ def read_node(run_dir: str, attempt: int) -> Tuple[Optional[Dict[str, Any]], Opt
     supervisor, node = read_json(files.supervisor), read_json(files.node)
     alive = supervisor is not None and is_alive(supervisor)
     if not alive:
-        node = read_json(files.node)  # it may have written its last word just before it ended
+        # It may have written its last word just before it ended.
+        node = read_json(files.node)
     if node is None and supervisor is not None:
         node = {"state": "running"}
     if node is not None and node["state"] not in FINAL and not alive:
@@ -184,9 +194,8 @@ def read_state(run_dir: str, attempt: int) -> Dict[str, Any]:
     while (
         supervisor and supervisor["alive"] and node and node["state"] in FINAL and time.monotonic() < deadline
     ):
-        time.sleep(
-            0.005
-        )  # its last word is written, and it is on its way out: an ended attempt has no process
+        # Its last word is written, and it is on its way out: an ended attempt has no process.
+        time.sleep(0.005)
         supervisor, node = read_node(run_dir, attempt)
     names = sorted(os.listdir(files.ranks), key=_rank_order) if os.path.isdir(files.ranks) else []
     ranks = [read_json(os.path.join(files.ranks, name)) for name in names if name.endswith(".json")]
@@ -232,9 +241,8 @@ def stop(request: Request) -> Dict[str, Any]:
         os.makedirs(files.root, mode=0o700, exist_ok=True)
         # Before all else: a start that is still on its way, or a supervisor that is just starting, finds it and ends.
         asked = {name: request.params[name] for name in ("stacks", "hang") if request.params.get(name)}
-        Records().write(
-            files.stop, {"grace": grace, **asked, "asked": time.time()}
-        )  # no room: the signal serves
+        # No room: the signal serves.
+        Records().write(files.stop, {"grace": grace, **asked, "asked": time.time()})
     if spec is None:
         return {"left": 0, "state": None}
     if supervisor is not None and is_alive(supervisor):
@@ -320,7 +328,8 @@ class Supervisor:
         if rank.spec.get("programs") and "PATH" not in extra:
             extra["PATH"] = f"{rank.spec['programs']}:{os.environ.get('PATH') or os.defpath}"
         if str(extra.get(PLOGS, "")).startswith(self.files.root):
-            os.makedirs(str(extra[PLOGS]), mode=0o700, exist_ok=True)  # CANN may not make it itself
+            # CANN may not make it itself.
+            os.makedirs(str(extra[PLOGS]), mode=0o700, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         out = os.open(self.files.log(number, "out"), flags, 0o600)
         err = os.open(self.files.log(number, "err"), flags, 0o600)
@@ -442,9 +451,8 @@ class Supervisor:
             left = [rank.process for rank in self._reap() if rank.process]
             if not left:
                 break
-            for (
-                process
-            ) in left:  # one whose first thread alone has ended is looked over by all that reads /proc
+            # One whose first thread alone has ended is looked over by all that reads /proc.
+            for process in left:
                 process.kill()
             time.sleep(0.002)
 
@@ -465,7 +473,8 @@ class Supervisor:
         rank.record.update(
             state="exited", exit_code=code, signal=number, ended=time.time(), monotonic=time.monotonic()
         )
-        if code != 0 and not self.ending:  # what we end ourselves was not killed for want of memory
+        # What we end ourselves was not killed for want of memory.
+        if code != 0 and not self.ending:
             said = {**self.kills.of(time.monotonic()), **fullness(self.files.run_dir)}
             rank.record.update({key: said[key] for key in said if key != "oom" or number == signal.SIGKILL})
         self.records.write(self.files.rank(rank.spec["rank"]), rank.record)
@@ -494,7 +503,8 @@ def main(arguments: List[str]) -> None:
     os.setsid()
     os.set_inheritable(ready, False)
     supervisor = Supervisor(run_dir, attempt)
-    signal.signal(signal.SIGTERM, supervisor.ask_stop)  # before its pid is known: a stop may come at once
+    # Before its pid is known: a stop may come at once.
+    signal.signal(signal.SIGTERM, supervisor.ask_stop)
     me = identity(os.getpid())
     write_json(supervisor.files.supervisor, {**me, "started": supervisor.started})
     supervisor.spawn_all()
@@ -503,7 +513,8 @@ def main(arguments: List[str]) -> None:
     supervisor.supervise()
 
 
-TOOLS = ("npu-smi", "/usr/local/bin/npu-smi")  # on the path, and where the vendor puts it
+# On the path, and where the vendor puts it.
+TOOLS = ("npu-smi", "/usr/local/bin/npu-smi")
 
 
 class Before:
@@ -520,7 +531,8 @@ class Before:
                     [tool, "info"], stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
                 )
         except OSError:
-            return  # a full disk is told by what needs it
+            # A full disk is told by what needs it.
+            return
 
     def end(self) -> None:
         """It has had its time."""

@@ -21,7 +21,8 @@ from clusterctl.agent.tree import BadTree, Entry
 from clusterctl.agent.tree_build import Base, Builder, is_as_said
 from clusterctl.agent.tree_cache import Memory, Seen
 
-TYPE_CHECKING = False  # typing itself takes 10 ms
+# Typing itself takes 10 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Sequence
 
@@ -69,7 +70,8 @@ def receive(request: Request) -> Dict[str, Any]:
         if builder.stage(request.cancelled.is_set):
             builder.look_again()
             if builder.is_same():
-                return _same(dest)  # the other transfer brought it
+                # The other transfer brought it.
+                return _same(dest)
         return _take(request, builder, place, old, _other_bases(request, dest) if named else [])
     finally:
         builder.close()
@@ -108,14 +110,16 @@ def _take(
         builder.copy_over()
         take_pieces(request, builder, wanted)
         return _put_in_place(request, builder, place, old)
-    from clusterctl.agent import relay  # with its cryptography, 20 ms, only where it is wanted
+    # With its cryptography, 20 ms, only where it is wanted.
+    from clusterctl.agent import relay
 
     with relay.Exchange(request, builder, read_answer(request)) as exchange:
         builder.copy_over()
         exchange.fetch(wanted)
         result = {**_put_in_place(request, builder, place, old), **exchange.told}
         request.send(lean.dumps(result).encode(), built=True)
-        request.body.read_line(MAX_ANSWER)  # others may still fetch from here, until the launcher says done
+        # Others may still fetch from here, until the launcher says done.
+        request.body.read_line(MAX_ANSWER)
     return result
 
 
@@ -247,7 +251,8 @@ def _write_record(
     for one in entries:
         if one.kind == "f" and one.path not in rows:
             status = written.get(one.path) or os.lstat(f"{root}/{one.path}")
-            if tree_cache.is_settled(status.st_ctime_ns, now):  # few are, just after a push
+            # Few are, just after a push.
+            if tree_cache.is_settled(status.st_ctime_ns, now):
                 rows[one.path] = tree_cache.seen(status, one.content)
     # In one go: several times faster than by parts.
     kept = lean.dumps(tree_cache.rows_to_json(tree_cache.settled(rows)))

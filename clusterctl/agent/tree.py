@@ -15,7 +15,8 @@ from clusterctl.agent import lean
 from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.lean import NamedTuple
 
-TYPE_CHECKING = False  # typing itself takes 10 ms
+# Typing itself takes 10 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
@@ -27,10 +28,14 @@ else:
     Range = tuple
 
 MAX_ENTRIES = 2_000_000
-MAX_MANIFEST = 1 << 29  # bytes: two million names of 250 bytes each
-PIECE = 1 << 20  # bytes: what is verified and passed on at once; a node's cache holds it
-LARGE_PIECE, LARGE_FILE = 16 << 20, 1 << 34  # a file of terabytes must not have millions of pieces
-DIGEST = 32  # bytes of a sha256
+# Bytes: two million names of 250 bytes each.
+MAX_MANIFEST = 1 << 29
+# Bytes: what is verified and passed on at once; a node's cache holds it.
+PIECE = 1 << 20
+# A file of terabytes must not have millions of pieces.
+LARGE_PIECE, LARGE_FILE = 16 << 20, 1 << 34
+# Bytes of a sha256.
+DIGEST = 32
 
 
 class Entry(NamedTuple):
@@ -78,7 +83,8 @@ def check(entries: Sequence[Entry]) -> None:
     """Refuse a tree in which any name or link leads outside, or two names fall together."""
     folders = {""}
     seen: Dict[str, str] = {}
-    for one in entries:  # 2 us each: a node checks thousands before it takes the first
+    # 2 us each: a node checks thousands before it takes the first.
+    for one in entries:
         path, kind, mode, size, content = one
         if not _is_well_formed(path, kind, mode, size, content):
             raise BadTree(f"{one!r:.200} is no entry of a tree")
@@ -98,7 +104,8 @@ def check(entries: Sequence[Entry]) -> None:
 
 
 def _folded(path: str) -> str:
-    import unicodedata  # a library to load, for names that few trees have
+    # A library to load, for names that few trees have.
+    import unicodedata
 
     return unicodedata.normalize("NFC", path).casefold()
 
@@ -237,7 +244,8 @@ def content_of(path: str) -> Tuple[int, str, bytes]:
             return len(first), hashlib.sha256(first).hexdigest(), b""
         digests, seen = _digests(file.fileno(), piece_size(size))
     if piece_size(seen) != piece_size(size):
-        return content_of(path)  # it grew across the border while it was read
+        # It grew across the border while it was read.
+        return content_of(path)
     return seen, content_name(digests), digests
 
 
@@ -381,7 +389,8 @@ def send_pieces(
                     raise BadTree(f"{one.path} became shorter while it was sent")
                 left -= len(chunk)
                 if not waiting and len(chunk) == CHUNK:
-                    send(chunk)  # most of a large file: not copied twice more
+                    # Most of a large file: not copied twice more.
+                    send(chunk)
                     continue
                 waiting += chunk
                 if len(waiting) >= CHUNK:

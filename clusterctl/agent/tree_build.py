@@ -17,18 +17,22 @@ from clusterctl.agent.request import Refused
 from clusterctl.agent.tree import Entry, Piece, Pieces, Range
 from clusterctl.agent.tree_cache import Memory, Seen
 
-TYPE_CHECKING = False  # typing itself takes 10 ms
+# Typing itself takes 10 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
 
     Data = Union[bytes, memoryview]
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-FICLONE = 0x40049409  # one file's blocks shared with another's until either is written
-STALE = 3600.0  # seconds after which an old tree whose remover was killed is cleared away
+# One file's blocks shared with another's until either is written.
+FICLONE = 0x40049409
+# Seconds after which an old tree whose remover was killed is cleared away.
+STALE = 3600.0
 LOCK_PAUSE = 0.05
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-STEP = 256 << 10  # bytes received, hashed and written while they are still in the processor's cache
+# Bytes received, hashed and written while they are still in the processor's cache.
+STEP = 256 << 10
 
 
 class Base(NamedTuple):
@@ -111,7 +115,8 @@ class Builder:
             if memory.read(one.path, path, status)[1] == one.content:
                 self.have[place] = path
         except OSError:
-            return  # not there, or not to be read: it travels
+            # Not there, or not to be read: it travels.
+            return
 
     def _is_ready(self, place: int) -> bool:
         begin, end = self.pieces.of(place)
@@ -149,7 +154,8 @@ class Builder:
         try:
             handle = os.open(self.staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
-            return False  # it was just switched in
+            # It was just switched in.
+            return False
         except NotADirectoryError:
             raise Refused("exists", f"{self.staging} is in the way; it is no folder of a push") from None
         try:
@@ -157,7 +163,8 @@ class Builder:
         except OSError as problem:
             if problem.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 os.close(handle)
-                return False  # else the file system knows no locks: the last one to switch wins
+                # Else the file system knows no locks: the last one to switch wins.
+                return False
         mine, there = os.fstat(handle), _lstat(self.staging)
         if there is None or there.st_ino != mine.st_ino:
             os.close(handle)
@@ -204,7 +211,8 @@ class Builder:
         if self._is_ready(place):
             self.have.pop(place, None)
         elif place in self.have:
-            self.ready[begin:end] = bytes(end - begin)  # the whole file is at hand elsewhere
+            # The whole file is at hand elsewhere.
+            self.ready[begin:end] = bytes(end - begin)
         if prune and good and os.path.getsize(path) != good:
             os.truncate(path, good)
         return bool(self.ready[begin])
@@ -260,7 +268,8 @@ class Builder:
             if os.write(handle, data) != len(data):
                 _write(handle, data, 0)
             status = os.fstat(handle)
-            if status.st_mode & 0o7777 != mode:  # what the umask took away
+            # What the umask took away.
+            if status.st_mode & 0o7777 != mode:
                 os.fchmod(handle, mode)
                 status = os.fstat(handle)
         finally:
@@ -364,7 +373,8 @@ class Builder:
             elif entry.is_symlink():
                 os.symlink(os.readlink(entry.path), target)
             elif entry.is_file():
-                os.link(entry.path, target)  # the same file: a program that writes it goes on writing it
+                # The same file: a program that writes it goes on writing it.
+                os.link(entry.path, target)
 
     def switch(self) -> None:
         """Put the new tree in the old one's place in one step where the kernel can, else in two renames."""
@@ -471,7 +481,8 @@ def _make_folder(path: str) -> None:
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
-        return  # an earlier push was cut, or another one is under way
+        # An earlier push was cut, or another one is under way.
+        return
 
 
 def copy_file(source: str, target: str) -> None:
@@ -482,7 +493,8 @@ def copy_file(source: str, target: str) -> None:
         try:
             fcntl.ioctl(new.fileno(), FICLONE, there.fileno())
         except OSError:
-            import shutil  # 2 ms of every push otherwise
+            # 2 ms of every push otherwise.
+            import shutil
 
             shutil.copyfileobj(there, new, 1 << 20)
 
@@ -501,7 +513,8 @@ def remove_tree(path: str) -> None:
 
 def _exchange(first: str, second: str) -> bool:
     """Swap two names in one step (Linux 3.15 and newer, on most file systems); False where that can't be."""
-    import ctypes  # 2 ms of every agent's start otherwise
+    # 2 ms of every agent's start otherwise.
+    import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
     call = getattr(libc, "renameat2", None)

@@ -13,13 +13,16 @@ from clusterctl.agent import lean
 from clusterctl.agent.lean import NamedTuple
 from clusterctl.agent.tree import content_of
 
-TYPE_CHECKING = False  # typing itself takes 10 ms
+# Typing itself takes 10 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 VERSION = 1
-TICK = 50_000_000  # ns: kernels stamp files every 1 to 10 ms; a change within one stamp leaves no trace
-COARSE_TICK = 2_000_000_000  # ns, where a file system keeps whole seconds
+# Ns: kernels stamp files every 1 to 10 ms; a change within one stamp leaves no trace.
+TICK = 50_000_000
+# Ns, where a file system keeps whole seconds.
+COARSE_TICK = 2_000_000_000
 
 
 class Seen(NamedTuple):
@@ -61,7 +64,8 @@ class Memory:
             size, content, digests = content_of(full)
             self.read_bytes += size
             if size != status.st_size:
-                return size, content, digests  # it is being written: nothing to remember
+                # It is being written: nothing to remember.
+                return size, content, digests
             known = seen(status, content, digests)
         self.now[path] = known
         return known.size, known.content, bytes.fromhex(known.digests)

@@ -11,7 +11,8 @@ import os
 from clusterctl.agent import tree_cache
 from clusterctl.agent.tree_cache import Seen
 
-TYPE_CHECKING = False  # typing itself takes 10 ms
+# Typing itself takes 10 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict
 
@@ -51,7 +52,8 @@ def _is_understood(path: str, said: bytes) -> bool:
     """Whether the first line is what it must be: another `find` may mean something else by the format."""
     parts = said.split(b"\0", 3)
     if len(parts) < 4:
-        return False  # nothing is there, or it knows no -printf
+        # Nothing is there, or it knows no -printf.
+        return False
     try:
         there = os.stat(path)
     except OSError:
@@ -70,7 +72,8 @@ def _is_understood(path: str, said: bytes) -> bool:
 def keep(place: str, tree: str, told: str, dest: str, rows: Dict[str, Seen], at: int) -> None:
     """Write down that `dest` is this tree while its state is what was told at a time (ns): before its files were
     looked at, and after the last change to any."""
-    is_a_word = dest == dest.strip() and "\n" not in dest  # as a shell reads it from a line
+    # As a shell reads it from a line.
+    is_a_word = dest == dest.strip() and "\n" not in dest
     if (
         told == NOTHING
         or not is_a_word

@@ -1,0 +1,1 @@
+"""What `doctor` and every launch check; each answer is a Finding."""

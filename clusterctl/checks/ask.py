@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.transport.fanout import Connection
 
-HCCL_PORTS = 16  # that HCCL takes on each node, from its base on
+# That HCCL takes on each node, from its base on.
+HCCL_PORTS = 16
 HCCL_BASE = 60000
 PACKAGES = ("torch", "torch_npu", "deepspeed", "numpy", "safetensors", "tokenizers")
-TIMEOUT = 20.0  # seconds for one command on a node; npu-smi of sixteen devices takes up to 6
+# Seconds for one command on a node; npu-smi of sixteen devices takes up to 6.
+TIMEOUT = 20.0
 
 # The names of installed packages are those of folders: importing importlib.metadata would take longer than all else.
 NODE_PYTHON = """

@@ -81,7 +81,8 @@ def _each(said: Said, seen: Mapping[int, Seen], tool: str) -> Iterator[Finding]:
 def _link(said: Said, device: int) -> Iterator[Finding]:
     done = said.command(f"link {device}")
     if done is None or done["exit_code"] != 0:
-        return  # not asked, or an hccn_tool that can't; addresses are `ranktable verify`'s matter
+        # Not asked, or an hccn_tool that can't; addresses are `ranktable verify`'s matter.
+        return
     match = re.search(r"link status:\s*(\S+)", done["out"])
     if match and match[1].upper() != "UP":
         text = f"device {device}: its network link is {match[1]}"

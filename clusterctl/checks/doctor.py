@@ -64,7 +64,8 @@ def _libraries() -> Iterable[Finding]:
 def _native() -> Iterable[Finding]:
     """Which backend serves each fused op, and why; the native package itself answers."""
     if importlib.util.find_spec("torch") is None:
-        return  # said already
+        # Said already.
+        return
     done = subprocess.run(
         [sys.executable, "-m", "native", "--json"], capture_output=True, text=True, env=environment()
     )

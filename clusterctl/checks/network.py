@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from clusterctl.transport.link import Asked
 
 
-PATIENCE = 3.0  # seconds for a connection between two nodes: a dropped first packet is sent again after 1
+# Seconds for a connection between two nodes: a dropped first packet is sent again after 1.
+PATIENCE = 3.0
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,8 @@ def same_versions(answers: Sequence[Said], quick: bool = False) -> Iterator[Find
     for name in names:
         groups: dict[str, list[str]] = {}
         for node, one in found.items():
-            if one:  # its Python does not run: said already
+            # Its Python does not run: said already.
+            if one:
                 groups.setdefault(one.get(name, "none"), []).append(node)
         if len(groups) > 1:
             differ = True

@@ -13,13 +13,20 @@ from clusterctl.text import size, some
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
 
-MAX_SKEW = 2.0  # seconds between clocks before logs can't be put in order
-MIN_DISK = 2 << 30  # bytes free on a node: code, logs, a small model's checkpoints
-MIN_INODES = 10_000  # a run's folder takes some hundreds, a pushed code folder thousands
-MIN_SHM = 1 << 30  # bytes: NCCL takes some 10 MB a pair of devices, data loaders' workers their batches
-MIN_MEMORY = 1 << 30  # bytes a rank, which an imported torch alone takes half of
-MIN_FILES = 4096  # open files of a process: 32 loader workers of a rank pass 1,024
-MIN_PROCESSES = 4096  # of a user: 16 ranks with 16 threads each pass 256 before any loader
+# Seconds between clocks before logs can't be put in order.
+MAX_SKEW = 2.0
+# Bytes free on a node: code, logs, a small model's checkpoints.
+MIN_DISK = 2 << 30
+# A run's folder takes some hundreds, a pushed code folder thousands.
+MIN_INODES = 10_000
+# Bytes: NCCL takes some 10 MB a pair of devices, data loaders' workers their batches.
+MIN_SHM = 1 << 30
+# Bytes a rank, which an imported torch alone takes half of.
+MIN_MEMORY = 1 << 30
+# Open files of a process: 32 loader workers of a rank pass 1,024.
+MIN_FILES = 4096
+# Of a user: 16 ranks with 16 threads each pass 256 before any loader.
+MIN_PROCESSES = 4096
 UNLIMITED = -1
 TRAINER = ("torch", "numpy", "safetensors", "tokenizers")
 
@@ -87,7 +94,8 @@ def limits(said: Said) -> Iterator[Finding]:
         ("NOFILE", MIN_FILES, "nofile", "open files", "-n"),
         ("NPROC", MIN_PROCESSES, "nproc", "processes and threads", "-u"),
     ]
-    if said.found["rdma"]:  # which registers memory, all of it locked
+    # Which registers memory, all of it locked.
+    if said.found["rdma"]:
         wanted.append(("MEMLOCK", UNLIMITED, "memlock", "bytes of locked memory, which RDMA needs", "-l"))
     for key, least, check, what, flag in wanted:
         soft, hard = said.found["limits"][key]

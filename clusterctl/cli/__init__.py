@@ -1,1 +1,1 @@
-"""The command line: one short file a noun, each command load, do, show."""
+"""Flags become calls, values become text on the screen; one file per noun."""

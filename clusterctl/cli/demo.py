@@ -38,7 +38,8 @@ def demo(
     stages.ready()
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    os.chdir(directory)  # so that every command shown can be typed as it stands, from this folder
+    # So that every command shown can be typed as it stands, from this folder.
+    os.chdir(directory)
     with ExitStack() as cleaning:
         sandbox = _sandbox(directory, mode, keep, cleaning)
         cluster = _cluster(sandbox)

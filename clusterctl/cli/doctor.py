@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
     from clusterctl.finding import Finding
 
+# In this order, so that what matters most stands where the eye is.
 LEVELS = {
     "ok": ("ok", "green"),
     "note": ("note", "dim"),
     "warning": ("warn", "yellow"),
     "bad": ("bad", "bold red"),
-}  # in this order, so that what matters most stands where the eye is
-PLACES = ("here", "all nodes")  # of a finding, besides nodes
+}
+# Of a finding, besides nodes.
+PLACES = ("here", "all nodes")
 
 Port = Annotated[
     int,
@@ -54,7 +56,8 @@ def doctor(
     chosen = (
         options.cluster_of(cluster, nodes, exclude) if cluster or nodes or options.inventory_there() else None
     )
-    with ThreadPoolExecutor(1) as beside:  # to load torch takes seconds, and so does a node that is gone
+    # To load torch takes seconds, and so does a node that is gone.
+    with ThreadPoolExecutor(1) as beside:
         here, there = beside.submit(checks_doctor.here), []
         if chosen is not None:
             with options.connected(chosen, accept_new) as connections:

@@ -7,7 +7,8 @@ same either way. Whatever is unusual before the keeper took the command makes it
 
 from __future__ import annotations
 
-import _signal as signal  # type: ignore[import-not-found]  # the C half: the module around it brings enum
+# The C half: the module around it brings enum.
+import _signal as signal  # type: ignore[import-not-found]
 import os
 import sys
 from _socket import SCM_RIGHTS, SOL_SOCKET, socket
@@ -15,9 +16,11 @@ from _socket import SCM_RIGHTS, SOL_SOCKET, socket
 from clusterctl.environment import raw_environment
 from clusterctl.keeper import address as place
 
-VERBS = ("exec", "push", "pull")  # often short, and the start of a program most of the time
+# Often short, and the start of a program most of the time.
+VERBS = ("exec", "push", "pull")
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-TAKEN = b"+"  # the keeper's first word: from here on the command runs there, and nowhere else
+# The keeper's first word: from here on the command runs there, and nowhere else.
+TAKEN = b"+"
 LOST = 255
 
 
@@ -26,7 +29,8 @@ def main() -> None:
     code = _by_keeper(sys.argv[1:]) if sys.argv[1:2] and sys.argv[1] in VERBS else None
     if code is None:
         before = signal.getsignal(signal.SIGINT)
-        if callable(before):  # a Ctrl-C while modules load ends it without a traceback
+        # A Ctrl-C while modules load ends it without a traceback.
+        if callable(before):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         from clusterctl.cli.main import main as ordinary
 
@@ -77,7 +81,8 @@ class _Errand:
         before = {
             number: signal.signal(number, self._forward)
             for number in FORWARDED
-            if signal.getsignal(number) is not signal.SIG_IGN  # as under nohup, and in a script's background
+            # As under nohup, and in a script's background.
+            if signal.getsignal(number) is not signal.SIG_IGN
         }
         before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._pause)
         taken = self._hand_over(request)
@@ -87,7 +92,8 @@ class _Errand:
         if code:
             return code[0]
         if not taken:
-            for meant in self._signals:  # for what now runs here
+            # for what now runs here.
+            for meant in self._signals:
                 os.kill(os.getpid(), meant)
             return None
         sys.stderr.write("error: the keeper of the connections ended, and with it what it ran on the nodes\n")
@@ -123,5 +129,6 @@ class _Errand:
     def _tell(self, number: int) -> None:
         try:
             self._line.send(bytes([number]))
-        except OSError:  # it ended meanwhile; its code is on the way
+        except OSError:
+            # It ended meanwhile; its code is on the way.
             return

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.transport.fanout import Completed, Connections, Outcome
 
-OUTPUT_GONE = 141  # as shells say it of a program that SIGPIPE ended
-PATIENCE = 2.0  # seconds before a person is told that something is under way
+# As shells say it of a program that SIGPIPE ended.
+OUTPUT_GONE = 141
+# Seconds before a person is told that something is under way.
+PATIENCE = 2.0
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,8 @@ def _output_may_go() -> Iterator[None]:
         yield
     except BrokenPipeError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # what is still in its buffer must not fail a second time
+        # What is still in its buffer must not fail a second time.
+        os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
         raise typer.Exit(OUTPUT_GONE) from None
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from clusterctl.logs.lines import LogChunk
     from clusterctl.runs.watch import Update
 
-EVERY = 10.0  # seconds between two progress lines off a terminal
+# Seconds between two progress lines off a terminal.
+EVERY = 10.0
 
 
 class Follower:

@@ -31,18 +31,24 @@ from clusterctl.errors import EXIT_BUG
 from clusterctl.hostfile.cache import Which, inventories
 from clusterctl.keeper import address as place
 
-MAX_REQUEST = 16 << 20  # arguments and environment stay under 4 MB on Linux
+# Arguments and environment stay under 4 MB on Linux.
+MAX_REQUEST = 16 << 20
+# What a terminal says to all of a command.
 GROUP = (
     signal.SIGINT,
     signal.SIGQUIT,
     signal.SIGSTOP,
     signal.SIGCONT,
-)  # what a terminal says to all of a command
-LINGER = 15.0  # seconds that commands may take to end once the keeper is to
+)
+# Seconds that commands may take to end once the keeper is to.
+LINGER = 15.0
 BACKLOG = 128
-NAMES = 40  # modules in one note
-NOTE = 3  # where a child tells which inventory it had to read
-MAX_HANDLES = 4096  # each command that runs takes one here
+# Modules in one note.
+NAMES = 40
+# Where a child tells which inventory it had to read.
+NOTE = 3
+# Each command that runs takes one here.
+MAX_HANDLES = 4096
 # Modules of clusterctl.ssh that load paramiko.
 SPEAK_SSH = frozenset(
     ("fabric", "gateways", "load_paramiko", "login", "packets", "program", "session", "transport")
@@ -63,7 +69,8 @@ def main(idle: float, ready: int) -> None:
     name = place.name()
     lock = _lock(place.address(folder, name + place.LOCK))
     if lock is None:
-        return  # another one is there or about to be
+        # Another one is there or about to be.
+        return
     door, links = (_listen(folder, name + kind) for kind in (place.DOOR, place.LINKS))
     watched, watching = os.pipe()
     holder = os.fork()
@@ -84,7 +91,8 @@ def main(idle: float, ready: int) -> None:
         for kind in (place.DOOR, place.LINKS, place.LOG, place.LOCK):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(place.address(folder, name + kind))
-        os.close(lock)  # a new keeper may start from here on
+        # A new keeper may start from here on.
+        os.close(lock)
 
     Front(door, holder, leave).serve()
 
@@ -94,7 +102,8 @@ def _lock(path: str) -> int | None:
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock).st_ino == os.stat(path).st_ino:  # else the one that just ended removed it
+        # Else the one that just ended removed it.
+        if os.fstat(lock).st_ino == os.stat(path).st_ino:
             return lock
     except (BlockingIOError, FileNotFoundError):
         pass
@@ -182,7 +191,8 @@ class Front:
         self._selector.register(self._door, selectors.EVENT_READ, self._answer)
         self._selector.register(heard, selectors.EVENT_READ, lambda: os.read(heard, 4096))
         self._selector.register(self._noted, selectors.EVENT_READ, self._remember)
-        self._reap()  # it may have ended before anybody listened
+        # It may have ended before anybody listened.
+        self._reap()
         while not self._stopped:
             for key, _ in self._selector.select():
                 key.data()
@@ -208,7 +218,8 @@ class Front:
 
     def _stop(self, number: int, frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._holder, signal.SIGTERM)  # its end is the end of all
+            # Its end is the end of all.
+            os.kill(self._holder, signal.SIGTERM)
 
     def _answer(self) -> None:
         line, _ = self._door.accept()
@@ -261,14 +272,14 @@ class Front:
 
     def _fork(self, guest: _Guest, body: bytes) -> None:
         del guest.data[: 4 + len(body)]
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, signal.valid_signals()
-        )  # until the child has its own handlers
+        # Until the child has its own handlers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid == 0:
             self._be(guest, body)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.setpgid(pid, pid)  # here too: a signal may come before the child is that far
+            # Here too: a signal may come before the child is that far.
+            os.setpgid(pid, pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
         guest.pid = pid
         for handle in guest.handles:
@@ -344,7 +355,8 @@ def _run(body: bytes) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
-        return 120  # as Python itself says it
+        # As Python itself says it.
+        return 120
     return code & 0xFF
 
 
@@ -357,7 +369,8 @@ def _may_be_loaded(name: str) -> bool:
 
 def _tell(what: str, names: Sequence[str]) -> None:
     line = json.dumps([what, names]).encode() + b"\n"
-    if len(line) <= select.PIPE_BUF:  # else it might mix with another's
+    # Else it might mix with another's.
+    if len(line) <= select.PIPE_BUF:
         os.write(NOTE, line)
 
 

@@ -65,7 +65,8 @@ def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bo
     from clusterctl.inventory import cluster as inventory_cluster
 
     text = hostfile_init.commented(cluster, origin)
-    inventory_cluster.parse(text, output)  # what is written is understood
+    # What is written is understood.
+    inventory_cluster.parse(text, output)
     if dry_run:
         screen.write(text)
     elif save_new(output, text, force):

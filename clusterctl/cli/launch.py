@@ -190,9 +190,8 @@ def launch(
             doctor.before_launch(chosen, job, connections, tell)
         with stopping_on_interrupt(run, connections):
             runs.launch(chosen, job, connections, options.runs_folder(), tell, run, spares)
-            first = run.read_record()[
-                "attempt"
-            ]  # before anybody starts another: this one's lines are all shown
+            # Before anybody starts another: this one's lines are all shown.
+            first = run.read_record()["attempt"]
             put_in_charge(run)
         if detach:
             leave(run, as_json)
@@ -330,7 +329,8 @@ def attach(
     if take_over:
         controller.end(found)
     if found.controller() is None and found.read_state().get("phase") in FINAL:
-        conclude(found, state_from_json(found.read_state()), as_json)  # no node has to be asked
+        # No node has to be asked.
+        conclude(found, state_from_json(found.read_state()), as_json)
         return
     with options.connected_to(found) as connections:
         if found.controller() is None and found.read_state().get("phase") not in FINAL:
@@ -363,7 +363,8 @@ def follow_to_the_end(
 ) -> None:
     """Show a run until it ended; a failed one raises its root cause."""
 
-    try:  # at once: an interrupt while modules load is one of a run that goes on
+    # At once: an interrupt while modules load is one of a run that goes on.
+    try:
         from clusterctl.cli.follow import Follower
         from clusterctl.runs.controller import following
 
@@ -373,7 +374,8 @@ def follow_to_the_end(
     except (KeyboardInterrupt, SystemExit) as interrupt:
         if outlives_terminal and getattr(interrupt, "code", None) == 128 + signal.SIGHUP:
             if not run.is_watched():
-                put_in_charge(run)  # the terminal went, the run stays
+                # The terminal went, the run stays.
+                put_in_charge(run)
         elif stop_on_interrupt:
             stop_now(run, connections, interrupt)
         raise
@@ -407,7 +409,8 @@ def conclude(run: RunDir, state: Any, as_json: bool) -> None:
 
 def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) -> None:
     """Ctrl-C: say so at once, end every rank, keep what came home."""
-    with Hurry() as hurry:  # before all else: the next Ctrl-C may come at once
+    # Before all else: the next Ctrl-C may come at once.
+    with Hurry() as hurry:
         from clusterctl.runs.controller import following
         from clusterctl.runs.stop import stop_run
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from clusterctl.logs.lines import LogChunk, LogLine
     from clusterctl.logs.store import LogFilter
 
-PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n"  # what a terminal shows as it stands
+# What a terminal shows as it stands.
+PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n"
 
 
 class LogPrinter:

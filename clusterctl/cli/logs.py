@@ -226,7 +226,8 @@ def _show_on(
         elif update.note:
             screen.say(update.note, "yellow")
     if not isinstance(watch, KeptWatch):
-        current_state(run, connections)  # writes down what the nodes say; decisions are a controller's
+        # Writes down what the nodes say; decisions are a controller's.
+        current_state(run, connections)
 
 
 def _attempt(run: RunDir, attempt: int | None) -> int:
@@ -254,9 +255,8 @@ def _filter(
     if ranks:
         record = found.read_record()
         world = sum(map(len, record["ranks"].values()))
-        if (
-            min(ranks) >= world and record["attempt"] == 1
-        ):  # a later attempt may have fewer than one before it
+        # A later attempt may have fewer than one before it.
+        if min(ranks) >= world and record["attempt"] == 1:
             raise UsageError(f"--rank {rank}: {found.run_id} has no such rank", f"0 to {world - 1}")
     return LogFilter(ranks, nodes, _pattern("--grep", grep), errors, _pattern("--exclude", exclude))
 

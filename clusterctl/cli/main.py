@@ -83,9 +83,8 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _of_this_machine(problem: OSError) -> ClusterctlError | None:
     """What is no bug of ours: a full disk, a folder that was removed under our feet."""
-    if (
-        problem.errno == errno.ENOENT and problem.filename is None
-    ):  # as only a question for the current folder has it
+    # As only a question for the current folder has it.
+    if problem.errno == errno.ENOENT and problem.filename is None:
         return ClusterctlError("the folder that this was started in is gone", "cd to one that is there")
     hint = OF_THIS_MACHINE.get(problem.errno or 0)
     where = problem.filename or "on this machine"

@@ -81,7 +81,8 @@ class Choice:
         if self.what_if is not None:
             return self.what_if.cluster(lambda: options.cluster_of(self.file))
         spare, exclude = self._said(job, "restart.spare_nodes"), self.exclude
-        if spare and not (self.nodes or job.nodes):  # all nodes, but for those that stand by
+        # All nodes, but for those that stand by.
+        if spare and not (self.nodes or job.nodes):
             exclude = f"{exclude},{spare}" if exclude else spare
         try:
             cluster = options.cluster_of(self.file, self.nodes or job.nodes, exclude)

@@ -18,7 +18,8 @@ from clusterctl.text import (
     some,
 )
 
-LOSING = 8  # kinds of layouts that lose, below the best five
+# Kinds of layouts that lose, below the best five.
+LOSING = 8
 PARTS = {
     "compute": "computation",
     "tensor": "tensor parallel exchanges",
@@ -116,7 +117,8 @@ def _time_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     told = summary["tflops_per_device"]
     for name, reached in told.items():
         if name == "hardware" and reached == told["model"]:
-            continue  # nothing is recomputed
+            # Nothing is recomputed.
+            continue
         share = reached / hardware["tflops"]
         each = f"{summary['flops_per_token'][name] / 1e9:,.4g} GFLOP a token, {summary['conventions'][name]}"
         yield "rate", f"{reached:.3g} TFLOP/s a device, {share:.0%} of peak: {each}"

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from clusterctl.transfer.push import Progress
 
 T = TypeVar("T")
-REDRAW = 0.1  # seconds: no eye sees more, and each redraw looks at every node
+# Seconds: no eye sees more, and each redraw looks at every node.
+REDRAW = 0.1
 
 
 class Bar:
@@ -64,7 +65,8 @@ def begun(work: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as problem:  # carried to whoever asks for the result
+        except BaseException as problem:
+            # Carried to whoever asks for the result.
             future.set_exception(problem)
 
     threading.Thread(target=run, daemon=True).start()

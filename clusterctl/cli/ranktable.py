@@ -331,7 +331,8 @@ def _report_json(file: Path, report: Report) -> dict[str, Any]:
     return {"file": str(file), "ok": not findings, **seen, **counts, "findings": findings}
 
 
-MOST = 50  # findings shown of one file; --json has them all
+# Findings shown of one file; --json has them all.
+MOST = 50
 
 
 def _report_lines(file: Path, report: Report) -> list[tuple[str, str]]:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 STARTED = "%Y-%m-%d %H:%M:%S"
-EVERY = 2.0  # seconds between two looks of `status --watch`
+# Seconds between two looks of `status --watch`.
+EVERY = 2.0
 
 OlderThan = Annotated[
     str | None, typer.Option("--older-than", metavar="TIME", help="Those started longer ago: 12h, 30d, 8w.")
@@ -93,7 +94,8 @@ def _row(run: RunDir) -> dict[str, Any]:
     try:
         record, state = run.read_record(), run.read_state()
         last = read_progress(run.metric_lines()).last or {}
-    except (UsageError, ValueError):  # one folder that is damaged hides no other
+    except (UsageError, ValueError):
+        # One folder that is damaged hides no other.
         started = time.strftime(STARTED, time.localtime(run.record.stat().st_mtime))
         nothing = {"ranks": 0, "nodes": 0, "step": "", "loss": "", "cause": ""}
         return {"run": run.run_id, "phase": "damaged", **nothing, "started": started, "folder": str(run.root)}

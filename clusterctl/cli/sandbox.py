@@ -56,7 +56,8 @@ def up(
         else:
             screen.show(_table(found))
             _say_what_next(made)
-    except BaseException:  # Ctrl-C while the result is shown: nothing is left then either
+    except BaseException:
+        # Ctrl-C while the result is shown: nothing is left then either.
         made.down()
         raise
 

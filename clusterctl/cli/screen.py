@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from clusterctl.errors import ClusterctlError
 
-PIPE_WIDTH = 500  # off a terminal nothing is folded; tables stay whole
+# Off a terminal nothing is folded; tables stay whole.
+PIPE_WIDTH = 500
 
 
 @lru_cache(maxsize=1)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from clusterctl.runs.overview import NodeView, Overview
 
-ALL_RANKS = 16  # shown each; of more, those that are not as most of the others
+# Shown each; of more, those that are not as most of the others.
+ALL_RANKS = 16
 STYLE = {**views.PHASE_STYLE, "restarting": "yellow", "unknown": "yellow"}
 
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from clusterctl.runs.cause import Cause
     from clusterctl.runs.overview import TrainProgress
 
-CAUSES = 5  # root causes below a list of runs; `status` tells each
+# Root causes below a list of runs; `status` tells each.
+CAUSES = 5
 PHASE_STYLE = {
     "running": "cyan",
     "starting": "cyan",
@@ -196,15 +197,15 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             row["ranks"],
             row["nodes"],
             *(row[name] for name in steps),
-            row["started"][5:],  # without the year: an id of 21 letters and all the rest fit into 80 columns
+            # Without the year: an id of 21 letters and all the rest fit into 80 columns.
+            row["started"][5:],
         ]
         for row in rows
     ]
     names = ["RUN", "PHASE", "RANKS", "NODES", *(name.upper() for name in steps), "STARTED"]
     drawn = table(names, cells, right=["RANKS", "STEP", "LOSS"])
-    drawn.columns[
-        0
-    ].no_wrap = True  # the others fold first; where that is not enough the last of them is cut off
+    # The others fold first; where that is not enough the last of them is cut off.
+    drawn.columns[0].no_wrap = True
     drawn.columns[0].min_width = max((len(row["run"]) for row in rows), default=0)
     return drawn
 

@@ -1,0 +1,1 @@
+"""One command on many nodes, and how its output is shown."""

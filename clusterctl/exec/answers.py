@@ -13,9 +13,11 @@ from clusterctl.exec.output import ending, ending_as_json, printable
 from clusterctl.inventory import nodeset
 from clusterctl.transport.fanout import Completed, Outcome
 
-IN_MEMORY = 256 << 10  # bytes of one stream of one node
+# Bytes of one stream of one node.
+IN_MEMORY = 256 << 10
 PIECE = 256 << 10
-COMPARABLE = 20_000  # lines; a comparison takes time by their square
+# Lines; a comparison takes time by their square.
+COMPARABLE = 20_000
 STREAMS = ("stdout", "stderr")
 
 

@@ -100,7 +100,8 @@ class Everywhere:
         return self._once is not None and self._stdin is None and carries(argv, node.env)
 
 
-AHEAD = 8  # chunks that the fastest node may be ahead of the slowest: 1 MB
+# Chunks that the fastest node may be ahead of the slowest: 1 MB.
+AHEAD = 8
 
 
 def broadcast(number: int, nodes: Sequence[str]) -> FileInput | PipeInput:
@@ -170,7 +171,8 @@ class PipeInput:
         while self._wait_for_room():
             try:
                 data = os.read(self._number, CHUNK)
-            except OSError:  # a terminal that is gone
+            except OSError:
+                # A terminal that is gone.
                 data = b""
             with self._change:
                 for queue in self._queues.values() if data else ():

@@ -12,9 +12,11 @@ from clusterctl.errors import UsageError
 from clusterctl.text import UNSAFE, escape_controls, escape_in_json
 from clusterctl.transport.fanout import Completed, Outcome
 
-LONG_LINE = 64 << 10  # a line is cut here, so that one without an end can't fill the memory
+# A line is cut here, so that one without an end can't fill the memory.
+LONG_LINE = 64 << 10
 UNREACHABLE = 255
-PLAIN = bytes([0x09, 0x0A, *range(0x20, 0x7F)])  # what needs no second look
+# What needs no second look.
+PLAIN = bytes([0x09, 0x0A, *range(0x20, 0x7F)])
 Write = Callable[[str, bytes], None]
 
 

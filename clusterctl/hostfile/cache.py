@@ -13,7 +13,8 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.hostfile import detect
 from clusterctl.inventory.cluster import Cluster
 
-SETTLED = 2.0  # seconds: a file that changed later than that may change again within its clock's tick
+# Seconds: a file that changed later than that may change again within its clock's tick.
+SETTLED = 2.0
 MOST = 8
 
 

@@ -15,7 +15,8 @@ from clusterctl.inventory.cluster import MAX_DEVICES, Cluster, Node
 
 TARGETS = (*formats.FORMATS, "slurm", "torchrun", "cluster")
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
-MASTER_PORT = 29500  # torchrun's own default
+# Torchrun's own default.
+MASTER_PORT = 29500
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ def of_cluster(cluster: Cluster, slots: int | None = None) -> Source:
 
 
 def _first(node: Node, slots: int) -> Node:
-    if slots > len(node.devices):  # more ranks than devices: which of them share one is the launcher's to say
+    # More ranks than devices: which of them share one is the launcher's to say.
+    if slots > len(node.devices):
         return replace(node, devices=tuple(range(slots)), device_ips=())
     return _node_with(node, node.devices[:slots])
 

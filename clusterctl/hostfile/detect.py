@@ -21,7 +21,8 @@ from clusterctl.inventory.cluster import MAX_DEVICES, Cluster, Node
 if TYPE_CHECKING:
     from clusterctl.ranktable.api import Device, RankTable
 
-HEAD = 64 << 10  # bytes that tell what a file is
+# Bytes that tell what a file is.
+HEAD = 64 << 10
 
 _YAML_KEY = re.compile(r"^(nodes|defaults|name|groups|known_hosts)\s*:(\s|$)", re.MULTILINE)
 _TABLE_KEY = re.compile(r'"(server_list|group_list|rank_list|server_count|rank_count|server_group_list)"')
@@ -141,7 +142,8 @@ def entries_of(cluster: Cluster) -> Iterator[Entry]:
 
 
 def _from_table(path: Path) -> Source:
-    from clusterctl.ranktable import api  # 9 ms, which a cluster.yaml need not wait for
+    # 9 ms, which a cluster.yaml need not wait for.
+    from clusterctl.ranktable import api
 
     try:
         table = api.load(path)

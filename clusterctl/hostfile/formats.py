@@ -65,7 +65,8 @@ def render_entries(entries: Sequence[Entry], format: str) -> str:
         for number, entry in enumerate(entries, 1)
         if format == "mpich" and ":" in entry.address
     ]
-    if faults:  # `::1:8` would be read as an address
+    # `::1:8` would be read as an address.
+    if faults:
         raise InputFaults(faults)
     parse(text, "the hostfile")
     return text
@@ -197,7 +198,8 @@ def dialect(entries: Sequence[Entry]) -> str:
 def _entry(line: str, number: int) -> Entry:
     name, *words = line.split()
     found: dict[str, int] = {}
-    mpich_form = re.fullmatch(r"([^:]+):([^:]*)", name)  # one colon only: more of them are an IPv6 address
+    # One colon only: more of them are an IPv6 address.
+    mpich_form = re.fullmatch(r"([^:]+):([^:]*)", name)
     if mpich_form:
         name, found["slots"] = mpich_form[1], _slots(mpich_form[2], "slots")
     host = _HOST.match(name)
@@ -211,7 +213,8 @@ def _entry(line: str, number: int) -> Entry:
         key, equals, value = word.partition("=")
         key = key.replace("-", "_")
         if key == "user" and user is None and (mpich_form or not found) and _USER.match(value):
-            user, form = value, "colon"  # MPICH's, which may stand without a count
+            # MPICH's, which may stand without a count.
+            user, form = value, "colon"
         elif not equals or key not in ("slots", "max_slots") or (form and not mpich_form):
             raise UsageError(f"unexpected {word[:80]!r}", _word_hint(key, equals))
         elif key in found:

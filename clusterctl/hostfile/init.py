@@ -22,7 +22,8 @@ from clusterctl.inventory.addresses import address_fault
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.text import escape_controls
 
-USUAL_DEVICES = 8  # of a node of which nothing is said: most boards with NPUs have so many
+# Of a node of which nothing is said: most boards with NPUs have so many.
+USUAL_DEVICES = 8
 USUAL_KIND = "npu"
 
 

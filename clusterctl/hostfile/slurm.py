@@ -20,15 +20,18 @@ from clusterctl.hostfile.formats import (
 )
 from clusterctl.inventory.addresses import address_fault
 
-NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")  # the second is what Slurm called it before
+# The second is what Slurm called it before.
+NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 TASKS = ("SLURM_TASKS_PER_NODE",)
 VARIABLES = (*NODES, *TASKS)
 MAX_BRACKETS = 8
-MAX_NODES = 100_000  # the largest Slurm clusters have some 10,000
+# The largest Slurm clusters have some 10,000.
+MAX_NODES = 100_000
 
 _ASSIGNED = re.compile(r"(?:export\s+)?(SLURM_[A-Z0-9_]+)=(.*)\Z")
 _PART = re.compile(r"([0-9]{1,5})(?:\(x([0-9]{1,6})\))?\Z")
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")  # a colon or an @ has no place in a Slurm list
+# A colon or an @ has no place in a Slurm list.
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
 
 def looks_like(text: str) -> bool:
@@ -135,7 +138,8 @@ def _numbers(piece: str) -> Sequence[str]:
     first, last = int(match[1]), int(match[2] or match[1])
     if last - first >= MAX_NODES:
         raise UsageError(f"[{piece}]: more than {MAX_NODES:,} nodes", "a shorter range")
-    width = len(match[1])  # Slurm pads to the width of the range's first number
+    # Slurm pads to the width of the range's first number.
+    width = len(match[1])
     return [str(number).zfill(width) for number in range(first, last + 1)]
 
 
@@ -179,7 +183,8 @@ def fold(names: Sequence[str]) -> str:
             runs[-1].append(name)
         else:
             runs.append([name])
-    parts: list[tuple[str, list[str]]] = []  # a prefix and what stands in its brackets
+    # A prefix and what stands in its brackets.
+    parts: list[tuple[str, list[str]]] = []
     for run in runs:
         head, digits = _split(run[0])
         text = digits if len(run) == 1 else f"{digits}-{_split(run[-1])[1]}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import re
 
-_NUMBERS = re.compile(r"[0-9]+(\.[0-9]+)+\Z")  # no name in DNS ends in a number after a dot
+# No name in DNS ends in a number after a dot.
+_NUMBERS = re.compile(r"[0-9]+(\.[0-9]+)+\Z")
 
 
 def same_place(host: str) -> str:

@@ -15,13 +15,15 @@ from clusterctl.inventory.addresses import address_fault, same_place
 
 KINDS = ("cpu", "cuda", "npu")
 MAX_DEVICES = 64
-MAX_NODES = 50_000  # read in a second; the largest clusters known have half of it
-MAX_GROUPED = 1_000_000  # names in all groups together
-HOST = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._:%-]*\Z"
-)  # a name, IPv4, IPv6 with a zone; never an option or shell text
+# Read in a second; the largest clusters known have half of it.
+MAX_NODES = 50_000
+# Names in all groups together.
+MAX_GROUPED = 1_000_000
+# A name, IPv4, IPv6 with a zone; never an option or shell text.
+HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:%-]*\Z")
 USER = re.compile(r"[A-Za-z_][A-Za-z0-9._@\\-]*\Z")
-GATEWAY = re.compile(  # one hop: `host`, `user@host:22`, `[::1]:22`, or a name of ~/.ssh/config
+# One hop: `host`, `user@host:22`, `[::1]:22`, or a name of ~/.ssh/config.
+GATEWAY = re.compile(
     r"(ssh://)?([A-Za-z_][A-Za-z0-9._@\\-]*@)?([A-Za-z0-9_][A-Za-z0-9._:%-]*|\[[0-9A-Fa-f:.%A-Za-z-]+\](:\d{1,5})?)\Z"
 )
 
@@ -216,7 +218,8 @@ def _node(name: str, found: dict[str, Any]) -> Node:
     filled.update(host=_fill(host, name), address=_fill(address, name))
     filled.setdefault("server_id", filled["address"])
     if filled.get("kind", "cpu") == "cpu":
-        filled.setdefault("devices", (0,))  # one rank on a machine of which nothing else is said
+        # One rank on a machine of which nothing else is said.
+        filled.setdefault("devices", (0,))
     return Node(name=name, **filled)
 
 

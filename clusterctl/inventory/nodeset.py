@@ -22,10 +22,14 @@ from dataclasses import dataclass, field
 from clusterctl.errors import UsageError, did_you_mean
 
 NAME_HINT = "letters, digits and . _ - : only"
-LIMIT = 1_000_000  # names in one expression; a million take half a second as one range, 3 s in a union
-MAX_PATTERNS = 10_000  # wildcards of one operand, after its ranges: 0.3 s to make ready
-MAX_MATCHES = 10_000_000  # of wildcards by known names: 0.5 s
-MAX_DIGITS = 18  # of one number, so that it stays a machine word and int() stays fast
+# Names in one expression; a million take half a second as one range, 3 s in a union.
+LIMIT = 1_000_000
+# Wildcards of one operand, after its ranges: 0.3 s to make ready.
+MAX_PATTERNS = 10_000
+# Of wildcards by known names: 0.5 s.
+MAX_MATCHES = 10_000_000
+# Of one number, so that it stays a machine word and int() stays fast.
+MAX_DIGITS = 18
 MAX_GROUP_DEPTH = 16
 OPERATORS = ",!&^"
 
@@ -35,11 +39,14 @@ _NUMBER = re.compile(rf"(?<![0-9])([0-9]{{1,{MAX_DIGITS}}})(?![0-9])")
 _DIGITS = rf"([0-9]{{1,{MAX_DIGITS}}})"
 _RANGE = re.compile(rf"{_DIGITS}(?:\s*-\s*{_DIGITS}(?:\s*/\s*{_DIGITS})?)?\Z")
 
-_Choices = list[tuple[range, int]]  # numbers and the width that they are padded to
+# Numbers and the width that they are padded to.
+_Choices = list[tuple[range, int]]
 _Parts = list["str | _Choices"]
 Groups = Mapping[str, "str | Sequence[str]"]
-_Indexes = tuple[str, ...]  # the numbers on one axis, in order
-_Vector = tuple[_Indexes, ...]  # a box of names: every number of each axis with every one of the others
+# The numbers on one axis, in order.
+_Indexes = tuple[str, ...]
+# A box of names: every number of each axis with every one of the others.
+_Vector = tuple[_Indexes, ...]
 
 
 def name_fault(name: str) -> str:
@@ -113,7 +120,8 @@ class _Reader:
             return None
         ((_, text, column),) = operands
         if re.search(r"[0-9]\[|\][0-9]", text):
-            return None  # these digits are part of the number, so its order is not the range's
+            # These digits are part of the number, so its order is not the range's.
+            return None
         parts = self.parts(text, expression, column)
         axes = [[part] if isinstance(part, str) else _axis(part) for part in parts]
         return list(map("".join, itertools.product(*axes)))
@@ -364,7 +372,8 @@ def _axis_text(numbers: _Indexes) -> str:
     if len(numbers) == 1:
         return numbers[0]
     runs: list[list[str]] = []
-    width = 0  # that the run's numbers are padded to
+    # That the run's numbers are padded to.
+    width = 0
     for number in numbers:
         own = len(number) if len(number) > 1 and number[0] == "0" else 0
         fits = len(number) == width if width else not own

@@ -27,7 +27,8 @@ from clusterctl.settings import duration, environment
 RANK_TABLE_CHOICES = ("auto", "always", "never")
 COLLECT_CHOICES = ("checkpoints", "profile")
 GROW_CHOICES = ("restart", "checkpoint")
-DATA = "{data}"  # in the train part: the folder that `data` names, wherever it lies on that machine
+# In the train part: the folder that `data` names, wherever it lies on that machine.
+DATA = "{data}"
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,8 @@ def make_plan(cluster: Cluster, job: Job, facts: Facts | None = None) -> Plan:
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
     master = cluster.nodes[0].address
     plans, first = [], 0
-    same = replace(job, train=train_part(job, cluster))  # whatever a rank derives from it, all derive alike
+    # Whatever a rank derives from it, all derive alike.
+    same = replace(job, train=train_part(job, cluster))
     for place, node in enumerate(cluster.nodes):
         plan = _node_plan(node, same, facts, world, first, place, master)
         plans.append(plan)
@@ -277,7 +278,8 @@ def _runtime_env(node: Node, facts: Facts, local_world: int, code: str) -> dict[
     if node.kind == "cpu":
         env.update(contract.MALLOC_TUNING)
     if node.kind != "npu":
-        env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # torch_npu installed without CANN breaks `import torch`
+        # torch_npu installed without CANN breaks `import torch`.
+        env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     if node.interface:
         env[contract.GLOO_SOCKET_IFNAME] = node.interface
         if node.kind == "cuda":

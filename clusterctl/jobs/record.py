@@ -15,7 +15,9 @@ from clusterctl.jobs.plan import Plan
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.run_folder import RunDir
 
-NOT_KEPT = ("document",)  # of a job: the lines of its file
+# Of a job: the lines of its file.
+NOT_KEPT = ("document",)
+# From one attempt to the next.
 STAYS = (
     "created",
     "spares",
@@ -24,7 +26,7 @@ STAYS = (
     "metrics_base",
     "code_paths",
     "data_paths",
-)  # from one attempt to the next
+)
 
 
 def write_run(run: RunDir, made: Plan, spares: Sequence[Node] = ()) -> None:

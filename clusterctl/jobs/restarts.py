@@ -8,10 +8,14 @@ from dataclasses import dataclass, replace
 
 from clusterctl.inventory.cluster import Node
 
-LONGEST = 300.0  # seconds: what a doubling wait grows to at most
-STALLED = 3  # restarts in a row without a new step that end a run
-LIVED = 300.0  # seconds that a program without steps has to run to count as having got on
-NODE_LOST_AFTER = 15.0  # seconds of silence; a link's own silence is noticed after 10
+# Seconds: what a doubling wait grows to at most.
+LONGEST = 300.0
+# Restarts in a row without a new step that end a run.
+STALLED = 3
+# Seconds that a program without steps has to run to count as having got on.
+LIVED = 300.0
+# Seconds of silence; a link's own silence is noticed after 10.
+NODE_LOST_AFTER = 15.0
 MISTAKE = re.compile(
     r"^(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|NameError|clusterctl: cannot start)\b|"
     r"(unrecognized arguments|can't open file|No module named)",

@@ -12,7 +12,8 @@ from clusterctl.inventory.cluster import KINDS, Cluster, Node
 
 SOURCE = "--what-if"
 KEYS = ("nodes", "devices", "kind")
-MOST = 100_000  # nodes, and devices of one
+# Nodes, and devices of one.
+MOST = 100_000
 EXAMPLE = "as in --what-if nodes=8, or nodes=192,devices=8,kind=npu where there is no inventory"
 
 

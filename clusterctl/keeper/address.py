@@ -16,8 +16,10 @@ from clusterctl.environment import environment
 
 DOOR, LINKS, LOCK, LOG = ".door", ".links", ".lock", ".log"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-WORD = 4  # bytes of each of pid, uid and gid, as SO_PEERCRED gives them
-INSIDE = ("net", "mnt", "user")  # what another container on this machine does not share
+# Bytes of each of pid, uid and gid, as SO_PEERCRED gives them.
+WORD = 4
+# What another container on this machine does not share.
+INSIDE = ("net", "mnt", "user")
 
 
 class WrongPlace(Exception):

@@ -39,9 +39,12 @@ if TYPE_CHECKING:
 
 AskSecret = Callable[[str], str | None]
 RECEIVE = 256 << 10
-START_LIMIT = 30.0  # seconds for a keeper to listen: a process start on a busy machine
-OTHER_LIMIT = 15.0  # seconds for the one that another command is just starting, or that is just ending
-SSH_FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")  # other settings for ssh make other links
+# Seconds for a keeper to listen: a process start on a busy machine.
+START_LIMIT = 30.0
+# Seconds for the one that another command is just starting, or that is just ending.
+OTHER_LIMIT = 15.0
+# Other settings for ssh make other links.
+SSH_FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")
 FIRST_LINES = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from clusterctl.cli.fork_server import start; start(*sys.argv[2:])"
@@ -135,7 +138,8 @@ class Line:
     def ask(self, node: str, kind: str, fields: dict[str, Any], payload: bytes = b"{}") -> Asked:
         """Send one request; its reply is read from what comes back."""
         number = next(self._numbers)
-        asked = Asked(_End(self, node), number, kind)  # type: ignore[arg-type]  # a link's half that Asked uses
+        # A link's half that Asked uses.
+        asked = Asked(_End(self, node), number, kind)  # type: ignore[arg-type]
         with self._change:
             if self.is_closed:
                 raise _lost(node)
@@ -181,7 +185,8 @@ class Line:
         if frame.kind == "ask":
             threading.Thread(target=self._answer, args=(frame,), daemon=True).start()
         if asked is None:
-            return  # the rest of what was cancelled
+            # The rest of what was cancelled.
+            return
         asked.take(frame, raised)
         if frame.kind in ("end", "fail"):
             self.forget(frame.id)
@@ -229,7 +234,8 @@ class _KeptConnection(Connection):
         return asked
 
     def close(self) -> None:
-        self._line.fresh.discard(self._key)  # whoever closes it in the middle wants a new one
+        # Whoever closes it in the middle wants a new one.
+        self._line.fresh.discard(self._key)
         for asked in self._asked:
             if asked.result is None:
                 with contextlib.suppress(ClusterctlError):
@@ -289,7 +295,8 @@ def found() -> list[Found]:
     there = []
     for file in sorted(os.listdir(folder)):
         if file.endswith(place.LINKS):
-            with contextlib.suppress(OSError):  # its keeper was killed
+            # Its keeper was killed.
+            with contextlib.suppress(OSError):
                 there.append(Found(place.connected(folder, file)))
     os.close(folder)
     return there
@@ -345,7 +352,8 @@ def _connected(folder: int, name: str, idle: float) -> socket:
                 f"no keeper came up within {OTHER_LIMIT:.0f} s; see its last words in {name}{place.LOG}"
             )
         if not _start(folder, name, idle):
-            time.sleep(0.05)  # another command was first: its keeper listens soon
+            # Another command was first: its keeper listens soon.
+            time.sleep(0.05)
 
 
 class WrongKeeper(place.WrongPlace):
@@ -367,7 +375,8 @@ def _start(folder: int, name: str, idle: float) -> bool:
             start_new_session=True,
         )
         os.close(tell)
-        process.wait()  # it goes to the background by a child of its own
+        # It goes to the background by a child of its own.
+        process.wait()
         ready, _, _ = select.select([hear], [], [], START_LIMIT)
         return bool(ready) and os.read(hear, 64) != b""
     finally:

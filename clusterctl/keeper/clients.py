@@ -43,9 +43,12 @@ from clusterctl.transport.fanout import Transport
 from clusterctl.transport.link import Asked, Link, RequestFailed
 
 RECEIVE = 256 << 10
-LONG_FIELDS = 8192  # no agent says so much beside a payload, and the window does not count it
-LOOK = 1.0  # seconds between two looks at what is idle
-FILES = 65536  # descriptors: 1,000 links over ssh's own binary take three each
+# No agent says so much beside a payload, and the window does not count it.
+LONG_FIELDS = 8192
+# Seconds between two looks at what is idle.
+LOOK = 1.0
+# Descriptors: 1,000 links over ssh's own binary take three each.
+FILES = 65536
 
 
 def serve(listening: socket.socket, watched: int, idle: float) -> None:
@@ -118,7 +121,8 @@ class _Credit(Window):
         self._guest.send(Frame(self._id, "credit", {"bytes": count}))
 
     def close(self) -> None:
-        pass  # the reply says it
+        # The reply says it.
+        pass
 
 
 class _Carried(Asked):
@@ -155,7 +159,8 @@ class CommandGuest:
                     break
                 self._take(frame)
         except (BadFrame, OSError, ValueError, KeyError, TypeError):
-            pass  # a command that was killed in the middle of a word
+            # A command that was killed in the middle of a word.
+            pass
         self._holder.leave(self)
         for answer in list(self._questions.values()):
             answer.put(None)
@@ -222,7 +227,8 @@ class CommandGuest:
         try:
             link.ask(str(frame.fields["op"]), frame.payload, carried)
         except ClusterctlError as problem:
-            if not made or self._carried.get(frame.id) is made[0]:  # else the broken link told it already
+            # Else the broken link told it already.
+            if not made or self._carried.get(frame.id) is made[0]:
                 self.fail(frame.id, problem)
                 self.done(frame.id)
 
@@ -230,13 +236,15 @@ class CommandGuest:
         with self._change:
             carried = self._carried.get(frame.id)
         if carried is None:
-            return  # it ended meanwhile
+            # It ended meanwhile.
+            return
         if frame.kind == "credit":
             carried.inbox.under_way -= credit_of(frame)
         elif frame.kind == "cancel":
             carried.link.forget(carried.there)
             self.done(frame.id)
-        with contextlib.suppress(ClusterctlError):  # the broken link tells it itself
+        # The broken link tells it itself.
+        with contextlib.suppress(ClusterctlError):
             carried.link.send(Frame(carried.there, frame.kind, frame.fields, frame.payload))
 
     # ---- reaching nodes

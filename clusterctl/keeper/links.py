@@ -13,9 +13,12 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.cluster import Node
 from clusterctl.transport.link import Asked, Link
 
-PROOF = 3 * BEAT  # an agent says a word every BEAT seconds: a link that was silent for longer is asked first
-PROOF_LIMIT = 3.0  # seconds for that answer, before a new connection is made
-NAP = 1.0  # seconds of sleep that no link notices
+# An agent says a word every BEAT seconds: a link that was silent for longer is asked first.
+PROOF = 3 * BEAT
+# Seconds for that answer, before a new connection is made.
+PROOF_LIMIT = 3.0
+# Seconds of sleep that no link notices.
+NAP = 1.0
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""Bytes of ranks become files, whole lines and folded lines."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from clusterctl.logs.lines import LogChunk
 from clusterctl.logs.store import LogFilter
 
-MOST = 1_000_000  # different lines in memory; then what there is so far is given, and folding begins anew
+# Different lines in memory; then what there is so far is given, and folding begins anew.
+MOST = 1_000_000
 NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
@@ -64,7 +65,8 @@ class _Fold:
                 self.waiting.append(one)
             elif one.text != line.text:
                 one.text = key
-            if one.before and chunk.rank not in one.ranks:  # a line said again would lead back
+            # A line said again would lead back.
+            if one.before and chunk.rank not in one.ranks:
                 self._insert(one)
             one.ranks.add(chunk.rank)
             one.nodes.add(chunk.node)

@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-LONGEST_LINE = 1 << 16  # what is shown of a line; the file keeps all of it
-CUT = b" [...]"  # after what is shown of a longer one
+# What is shown of a line; the file keeps all of it.
+LONGEST_LINE = 1 << 16
+# After what is shown of a longer one.
+CUT = b" [...]"
 ERROR_LINE = re.compile(
     r"(?i:(?:error|exception)\b|\b(?:traceback|fatal|critical|killed|segmentation fault)\b)|\bE[A-Z]?[0-9]{4,5}\b"
 )

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.transport.fanout import Connection, Connections
 
-MOST_MESSAGES = 16_000_000  # bytes of the system's log: its end
-ASK_LIMIT = 20.0  # seconds for dmesg and npu-smi
+# Bytes of the system's log: its end.
+MOST_MESSAGES = 16_000_000
+# Seconds for dmesg and npu-smi.
+ASK_LIMIT = 20.0
 SYSTEM_LOGS = ("messages", "syslog")
 COMMANDS = ((("dmesg",), "dmesg"), (("npu-smi", "info"), "environment_check/npu_info_after.txt"))
 PLOG = re.compile(r"(?:plog|device)-(\d+)_\d+[\w.-]*\.log[\w.-]*")
@@ -147,7 +149,8 @@ class _NodePull:
                 for data in self._get(remote.log(int(match[1]), match[2]), offset):
                     LogKeeper.keep(home, offset, data)
                     offset += len(data)
-                index_of(home).unlink(missing_ok=True)  # nobody knows when these were written
+                # Nobody knows when these were written.
+                index_of(home).unlink(missing_ok=True)
 
     def _before(self, attempt: int) -> None:
         """What npu-smi said when the attempt began, for a device that dropped out since."""
@@ -158,9 +161,8 @@ class _NodePull:
 
     def _plogs(self, attempt: int) -> None:
         started, root = self._pids(attempt), self._plog_root(attempt)
-        ours = root.startswith(
-            f"{self.run_dir}/"
-        )  # nobody else writes there, whatever a wrapper's children are
+        # Nobody else writes there, whatever a wrapper's children are.
+        ours = root.startswith(f"{self.run_dir}/")
         for kind in ("debug", "run", "security"):
             for folder in self._list(f"{root}/{kind}"):
                 if folder["kind"] != "d" or not re.fullmatch(r"plog|device-[\w-]+", folder["name"]):
@@ -183,7 +185,8 @@ class _NodePull:
         """Where CANN writes, by the environment that the ranks of the last attempt were given."""
         env = self._environment()
         if env.get(contract.PLOG_PATH) == NodeFiles(self.run_dir, self.record["attempt"]).plogs:
-            return NodeFiles(self.run_dir, attempt).plogs  # each attempt's are its own
+            # Each attempt's are its own.
+            return NodeFiles(self.run_dir, attempt).plogs
         if env.get(contract.PLOG_PATH):
             return env[contract.PLOG_PATH]
         return f"{env['ASCEND_WORK_PATH']}/log" if env.get("ASCEND_WORK_PATH") else "~/ascend/log"
@@ -194,7 +197,8 @@ class _NodePull:
             one = next(one for one in plan["nodes"] if one["node"] == self.node.name)
             return dict(one["processes"][0]["env"]) if one["processes"] else {}
         except (OSError, ValueError, KeyError, StopIteration, TypeError):
-            return {}  # of a run by an older clusterctl
+            # Of a run by an older clusterctl.
+            return {}
 
     def _said(self, attempt: int) -> None:
         """What the kernel and the driver say, where there is such a program and the login may ask."""
@@ -211,14 +215,16 @@ class _NodePull:
                 try:
                     self._save(attempt, "messages", self._get(f"/var/log/{name}", start))
                 except ClusterctlError:
-                    continue  # not for this login
+                    # Not for this login.
+                    continue
                 return
 
     def _list(self, path: str) -> list[dict[str, Any]]:
         try:
             return list(self.link.call("list", {"path": path})["entries"])
         except ClusterctlError:
-            return []  # not for this login's eyes
+            # Not for this login's eyes.
+            return []
 
     def _get(self, path: str, offset: int = 0) -> Iterator[bytes]:
         for frame in self.link.request("get", {"path": path, "offset": offset}):

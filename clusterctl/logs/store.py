@@ -22,8 +22,10 @@ from clusterctl.logs.lines import (
     shown,
 )
 
-READ = 1 << 18  # bytes of a kept file at once
-FIRST_LOOK = 1 << 16  # bytes from a file's end in which its last lines are looked for first
+# Bytes of a kept file at once.
+READ = 1 << 18
+# Bytes from a file's end in which its last lines are looked for first.
+FIRST_LOOK = 1 << 16
 
 
 class LogKeeper:
@@ -218,7 +220,8 @@ def last_lines(path: Path, count: int) -> Sequence[str]:
         return shown(cutter.feed(file.read()) + cutter.end())[-count:]
 
 
-EVERY = 10.0  # seconds between two entries of one file: a week of a talkative rank makes 2 MB
+# Seconds between two entries of one file: a week of a talkative rank makes 2 MB.
+EVERY = 10.0
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 CLOCKS = ("%H:%M", "%H:%M:%S")
 DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
@@ -248,7 +251,8 @@ class LogTimes:
             return
         self._noted[log] = written
         with index_of(log).open("a", encoding="ascii") as file:
-            file.write(self._passed.pop(log, "") + entry)  # the last before a silence too, whose end this is
+            # The last before a silence too, whose end this is.
+            file.write(self._passed.pop(log, "") + entry)
 
 
 def offset_since(log: Path, when: float) -> int:

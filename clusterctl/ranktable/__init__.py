@@ -1,0 +1,1 @@
+"""RANK_TABLE_FILE as a value: read, checked by HCCL's rules, built, compared, put on nodes."""

@@ -71,7 +71,8 @@ def _ask_one(
     wanted = node.devices if which is None else tuple(which)
     smi = devices.find_smi(connection, node) if wanted and hardware is None else None
     found = hardware or (devices.generation(connection, smi, wanted[0]) if wanted else None)
-    if found == "a5":  # its networks are in no answer; the whole table is refused
+    # Its networks are in no answer; the whole table is refused.
+    if found == "a5":
         return Told(found, [])
     return Told(found, devices.ask(connection, node, which, found, skip, smi))
 

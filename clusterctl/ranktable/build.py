@@ -60,7 +60,8 @@ def _told(what: str, tell: Callable[[str], str]) -> str:
     def place(found: re.Match[str]) -> str:
         try:
             return tell(found[0])
-        except (IndexError, ValueError):  # a text of the table's own that looks like a pointer
+        except (IndexError, ValueError):
+            # A text of the table's own that looks like a pointer.
             return found[0]
 
     return _OTHER.sub(place, what)
@@ -263,7 +264,8 @@ def _address_order(server_id: str) -> tuple[int, int, list[tuple[int, str]]]:
     try:
         address = ipaddress.ip_address(server_id)
     except ValueError:
-        return 9, 0, _name_order(server_id)  # names after addresses
+        # Names after addresses.
+        return 9, 0, _name_order(server_id)
     return address.version, int(address), []
 
 
@@ -293,7 +295,8 @@ def _merge_faults(tables: Sequence[tuple[str, RankTable]]) -> Iterator[Fault]:
                 twice = list(_once(seen, "server", server.server_id, name, f"{at}/server_id"))
                 yield from twice
                 if twice:
-                    continue  # its devices would only say the same again
+                    # Its devices would only say the same again.
+                    continue
             for place, device in enumerate(server.devices):
                 here = f"{at}/device/{place}" if table.names_servers else f"rank {device.rank_id}"
                 yield from _device_faults(seen, device, name, here, pod_of.get(server.server_id))

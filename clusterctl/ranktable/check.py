@@ -143,7 +143,8 @@ def check_file(path: Path, hardware: str | None = None) -> Report:
         if not stat.S_ISREG(mode) and not path.is_file() and path.exists():
             return Report(findings)
         with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)  # a byte too many is a finding; of the rest nothing is kept
+            # A byte too many is a finding; of the rest nothing is kept.
+            raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise InputFaults([Fault(str(path), "no such file", "check the name")]) from None
     except OSError as error:
@@ -168,7 +169,8 @@ def _file_findings(path: Path, mode: int) -> Iterator[Finding]:
         yield Finding("file-symlink", "", "the path is a symbolic link", remedy, _SILENT)
     elif mode and not stat.S_ISREG(mode):
         yield Finding("file-kind", "", "the path is not a regular file", "name a file", _SILENT)
-    elif mode and not mode & stat.S_IRUSR:  # root reads it all the same, the ranks' owner does not
+    elif mode and not mode & stat.S_IRUSR:
+        # Root reads it all the same, the ranks' owner does not.
         yield Finding("file-unreadable", "", "its owner can't read it", _READABLE, _SILENT)
     if path.suffix != ".json":
         what = f"the name {path.name!r} does not end in .json"
@@ -181,7 +183,8 @@ _POD_KEYS = {"super_pod_id", "server_list"}
 _DEVICE_KEYS = {"device_id", "device_ip", "rank_id", "super_device_id"}
 _V2_TOP_KEYS = {"version", "rank_count", "rank_list", "status"}
 _V2_RANK_KEYS = {"rank_id", "local_id", "device_id", "level_list"}
-_FORGIVEN = ("dialect",)  # HCCL does not take these forms; a reader who turns them into its own does
+# HCCL does not take these forms; a reader who turns them into its own does.
+_FORGIVEN = ("dialect",)
 
 
 @many_objects()
@@ -241,7 +244,8 @@ def _from_concise(value: dict[str, Any]) -> RankTable:
     for server in value["server_list"]:
         devices = tuple([_device(device, int(device["rank_id"])) for device in server["device"]])
         nic, extras = server.get("host_nic_ip"), _rest(server, _SERVER_KEYS)
-        if nic is not None and not isinstance(nic, str):  # nobody reads it, so it may be anything
+        # Nobody reads it, so it may be anything.
+        if nic is not None and not isinstance(nic, str):
             nic, extras = None, {"host_nic_ip": nic, **extras}
         servers.append(Server(server["server_id"], devices, nic, extras))
     extras = _rest(value, _TOP_KEYS)

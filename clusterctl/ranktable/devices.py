@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 VENDOR_TOOL = "/usr/local/Ascend/driver/tools/hccn_tool"
 VENDOR_SMI = "/usr/local/bin/npu-smi"
 VENDOR_CONF = "/etc/hccn.conf"
-TIMEOUT = 20.0  # seconds; a healthy hccn_tool answers in well under one, a hung driver never does
+# Seconds; a healthy hccn_tool answers in well under one, a hung driver never does.
+TIMEOUT = 20.0
 NOT_FOUND = (126, 127)
 
 
@@ -57,7 +58,8 @@ def ask(
     wanted = node.devices if devices is None else tuple(devices)
     found, complaint = _from_tool(connection, node, wanted, hardware)
     source = dict.fromkeys(found, "")
-    if any(device not in found for device in wanted) and not (hardware == "a3" and found):  # another network
+    # Another network.
+    if any(device not in found for device in wanted) and not (hardware == "a3" and found):
         found = {**_from_conf(connection, node), **found}
         source = {**dict.fromkeys(found, "hccn.conf"), **source}
     found = {**dict(zip(node.devices, node.device_ips, strict=False)), **found}
@@ -75,9 +77,8 @@ def ask(
     return _in_super_pods(connection, node, answers, smi or find_smi(connection, node))
 
 
-QUESTIONS = {
-    "a3": (("-vnic",), ("-ip",), ("-ip", "-inet6"))
-}  # each only where the one before has no answer at all
+# Each only where the one before has no answer at all.
+QUESTIONS = {"a3": (("-vnic",), ("-ip",), ("-ip", "-inet6"))}
 
 
 def _from_tool(
@@ -179,7 +180,8 @@ def _about_chip(connection: Connection, smi: Smi, question: str, device: int) ->
     return parse_fields(done.text) if done.ok else {}
 
 
-_NUMBER = re.compile(r"[0-9]{1,4}")  # what a node prints may be anything: "\u00b2" is a digit, and no number
+# What a node prints may be anything: "\u00b2" is a digit, and no number.
+_NUMBER = re.compile(r"[0-9]{1,4}")
 
 
 def parse_chips(text: str) -> dict[int, tuple[int, int]]:

@@ -45,7 +45,8 @@ HARDWARE = {
     "a3": Hardware("a3", ("1.2",), 16),
     "a5": Hardware("a5", ("2.0",), 64),
 }
-GUESS = {"": "910a", "1.0": "a2", "1.2": "a3", "2.0": "a5"}  # hardware by version, when nobody says
+# Hardware by version, when nobody says.
+GUESS = {"": "910a", "1.0": "a2", "1.2": "a3", "2.0": "a5"}
 
 
 def hardware_named(name: str) -> Hardware:

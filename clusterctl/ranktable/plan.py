@@ -76,7 +76,8 @@ def _plan(document: Document) -> RankTable:
     places = list(_places(document, top, version))
     top.done()
     if top.faults:
-        raise InputFaults(list(dict.fromkeys(top.faults)), _FORM)  # a line of many nodes says its fault once
+        # A line of many nodes says its fault once.
+        raise InputFaults(list(dict.fromkeys(top.faults)), _FORM)
     servers = tuple(Server(one.server_id, one.devices) for one in places)
     pods: dict[str, list[str]] = {}
     for one in places if version == "1.2" else ():

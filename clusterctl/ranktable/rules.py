@@ -32,11 +32,14 @@ from clusterctl.ranktable.rules_across_servers import (
     read_address,
 )
 
-MAX_ID = 64  # bytes of a server_id: HCCL counts those, so an id of 30 Chinese characters is too long
+# Bytes of a server_id: HCCL counts those, so an id of 30 Chinese characters is too long.
+MAX_ID = 64
 MAX_POD_ID = 127
 MAX_DIGITS = 10
-LAB_SIZES = (1, 2, 4, 8, 16)  # devices a server in the old form
-PLAIN = {"device_id", "device_ip", "rank_id", "super_device_id"}  # most devices have these keys alone
+# Devices a server in the old form.
+LAB_SIZES = (1, 2, 4, 8, 16)
+# Most devices have these keys alone.
+PLAIN = {"device_id", "device_ip", "rank_id", "super_device_id"}
 IDS = {str(number): number for number in range(64)}
 
 _NUMBER = re.compile(rf"[0-9]{{1,{MAX_DIGITS}}}")
@@ -163,7 +166,8 @@ class Rules:
             return "1.0"
         version = self.text(self.value, "version", "")
         if version is None and str(self.value["version"]) in ("1.0", "1.2"):
-            return str(self.value["version"])  # said already; the rest of the table is worth a look
+            # Said already; the rest of the table is worth a look.
+            return str(self.value["version"])
         if version in ("1.0", "1.2", "2.0"):
             return version
         if version == "1.1":

@@ -16,8 +16,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-MAX_BYTES = 64 << 20  # 10,000 servers with 8 devices each are 15 MB
-MAX_DEPTH = 32  # the deepest vendor form (version 2.0) has 7 levels
+# 10,000 servers with 8 devices each are 15 MB.
+MAX_BYTES = 64 << 20
+# The deepest vendor form (version 2.0) has 7 levels.
+MAX_DEPTH = 32
 MAX_DIGITS = 20
 MAX_FAULTS = 1000
 
@@ -141,7 +143,8 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)")
 
 def _half_pair(text: str) -> int:
     r"""Where a text that was parsed has `\ud800` without its other half, which HCCL's reader refuses; or -1."""
-    high = None  # the end of a first half
+    # The end of a first half.
+    high = None
     for match in _ESCAPE.finditer(text) if "\\ud" in text or "\\uD" in text else ():
         code = int(match[1] or "0", 16)
         low = 0xDC00 <= code < 0xE000

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-UNREAD = "reserve"  # host_nic_ip as the vendors' tools write it; no reader looks at it
+# host_nic_ip as the vendors' tools write it; no reader looks at it.
+UNREAD = "reserve"
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,8 @@ def _tail(rest: Mapping[str, Any], indent: int) -> str:
     """More keys of an object that has some already, each on lines of its own; the indent is the object's."""
     if not rest:
         return "\n"
-    text = json.dumps(dict(rest), indent=4)[1:-2]  # without the braces
+    # Without the braces.
+    text = json.dumps(dict(rest), indent=4)[1:-2]
     return "," + text.replace("\n", "\n" + " " * indent) + "\n"
 
 

@@ -15,7 +15,8 @@ from clusterctl.errors import ClusterctlError
 if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connection
 
-TRIES = 3  # askings for the clock; the quickest is believed
+# Askings for the clock; the quickest is believed.
+TRIES = 3
 
 
 def with_aftermath(link: Connection, answer: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +52,8 @@ def _kernel(link: Connection, ended: list[dict[str, Any]]) -> dict[str, Any]:
     try:
         return link.call("evidence", {"ended": ended}) if ended else {}
     except ClusterctlError:
-        return {}  # the node is going away; what it said of its ranks is worth more
+        # The node is going away; what it said of its ranks is worth more.
+        return {}
 
 
 def placed(rank: dict[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:

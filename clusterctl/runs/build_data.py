@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from clusterctl.transfer.push import Progress
     from clusterctl.transport.fanout import Connection, Connections
 
-PAIR = "c"  # the name of each pair in its own folder on its node
+# The name of each pair in its own folder on its node.
+PAIR = "c"
 DONE = "done.json"
 SHARED = re.compile(
     r"^\S*/in/\d{6}-(?P<name>\S+?)(?:-from-line-(?P<first>\d+))?(?P<ending>\.[^\s:]+)?:(?P<line>\d+): "

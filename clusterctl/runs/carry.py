@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from clusterctl.jobs.plan import Plan
     from clusterctl.transport.fanout import Connections
 
-KEPT = 2  # checkpoints here: the newest, and the one before it should that one not verify
+# Checkpoints here: the newest, and the one before it should that one not verify.
+KEPT = 2
 
 
 class Carrier:
@@ -41,9 +42,8 @@ class Carrier:
     def _work(self) -> None:
         while self.saved.wait() and not self.closed.is_set():
             self.saved.clear()
-            with contextlib.suppress(
-                ClusterctlError
-            ):  # the next one is tried again; a lost node is noticed elsewhere
+            # The next one is tried again; a lost node is noticed elsewhere.
+            with contextlib.suppress(ClusterctlError):
                 bring_checkpoint(self.run, self.connections)
             for old in self._kept()[:-KEPT]:
                 shutil.rmtree(self.run.checkpoints / old, ignore_errors=True)

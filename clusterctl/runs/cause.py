@@ -20,10 +20,14 @@ from clusterctl.text import some
 if TYPE_CHECKING:
     from clusterctl.runs.state import RunState
 
-TAIL = 20  # lines of the failed rank's log that are shown
-READ = 200  # lines that are looked through for what ended it
-FEW = 4  # ranks that are worth naming
-SAME_TIME = 0.25  # seconds: closer ends than that have no order, by two clocks and two supervisors
+# Lines of the failed rank's log that are shown.
+TAIL = 20
+# Lines that are looked through for what ended it.
+READ = 200
+# Ranks that are worth naming.
+FEW = 4
+# Seconds: closer ends than that have no order, by two clocks and two supervisors.
+SAME_TIME = 0.25
 AFTER_STOP = (signal.SIGTERM, signal.SIGKILL)
 
 
@@ -78,7 +82,8 @@ def find_cause(
     ends = _Ends(run, ranks, failure, attempt)
     first, folder = ends.first(), str(run.root)
     gone = [name for name, state in nodes.items() if state in ("lost", "unknown")]
-    if gone and not (first and ends.kinds[_key(first)].sure):  # what failed elsewhere followed from it
+    # What failed elsewhere followed from it.
+    if gone and not (first and ends.kinds[_key(first)].sure):
         dead = [name for name in gone if name in orphaned]
         title = f"lost {', '.join(gone)}: the node or its link is gone"
         hint = "look at the node; `clusterctl doctor` asks all of them"

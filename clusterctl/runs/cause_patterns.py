@@ -52,19 +52,18 @@ CONSEQUENCES = (
         "connection lost",
     ),
 )
-PREFIX = re.compile(
-    r"^\[(?:rank|default)\d+\]:? ?"
-)  # torch's and torchrun's, before each line of a traceback
+# Torch's and torchrun's, before each line of a traceback.
+PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:? ?")
 UNSTARTED = re.compile(
     r"clusterctl: cannot start (?P<what>'.*'|\".*\") in .*?: (?:\[Errno \d+\] )?(?P<why>[^:\[\]]+)"
 )
-UNPARSED = re.compile(
-    r'  File ".*", line \d+'
-)  # of a program that Python can't read: no traceback stands before it
+# Of a program that Python can't read: no traceback stands before it.
+UNPARSED = re.compile(r'  File ".*", line \d+')
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?::.*)?")
 TRACEBACK = "Traceback (most recent call last):"
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-WIDEST = 300  # characters of an exception's message in a title
+# Characters of an exception's message in a title.
+WIDEST = 300
 
 
 @dataclass(frozen=True)
@@ -122,13 +121,13 @@ def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
             else "py-spy in the nodes' Python shows where each rank stands"
         )
         return Kind(ended, "hung", f"{hint}; a program that is silent for long needs a longer hang_after")
-    if rank.get("hang") and rank.get("stopped"):  # what it said when it was ended is no cause
+    # What it said when it was ended is no cause.
+    if rank.get("hang") and rank.get("stopped"):
         return Kind(
             ended, "hung", "see who sends SIGSTOP on that node; kill -CONT lets a process go on", sure=True
         )
-    if (
-        rank.get("full") and rank.get("exit_code") and NO_ROOM not in said
-    ):  # its own words found no room either
+    # Its own words found no room either.
+    if rank.get("full") and rank.get("exit_code") and NO_ROOM not in said:
         return Kind(f"{ended}: {NO_ROOM}, for {rank['full']}", NO_ROOM, dict(HINTS)[NO_ROOM], sure=True)
     if rank.get("exit_code") in (126, 127) and (unstarted := UNSTARTED.match(tail[-1] if tail else "")):
         return _unstarted(unstarted["what"], unstarted["why"].strip())
@@ -143,11 +142,12 @@ def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
         hint = "no rank is known to have failed before it: one that stands still, or a link (`clusterctl doctor`)"
         return Kind(f"{ended}: {consequence}", consequence, hint, follows=True)
     hint = next((words for pattern, words in HINTS if re.search(pattern, raised or said)), "")
+    # Threads of torch's abort a program that leaves.
     if raised and rank.get("signal") in (
         None,
         0,
         signal.SIGABRT,
-    ):  # threads of torch's abort a program that leaves
+    ):
         return Kind(f"{ended}: {raised[:WIDEST]}", raised.partition(":")[0], hint, sure=True)
     if rank.get("signal") == signal.SIGTERM:
         return Kind(ended, lost_another(tail) or "stopped", hint, follows=True)

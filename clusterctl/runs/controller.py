@@ -56,10 +56,14 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections, Outcome
 
 READY = b"in charge\n"
-READY_LIMIT = 60.0  # seconds for a new controller to log in to every node
-ASKED = 2.0  # seconds for the nodes to say what there is of an attempt, before it is watched anyway
-CHASE = 5.0  # seconds between two tries to end what runs on a node that was given up
-LEAVE = 5.0  # seconds that a controller which is replaced has to go
+# Seconds for a new controller to log in to every node.
+READY_LIMIT = 60.0
+# Seconds for the nodes to say what there is of an attempt, before it is watched anyway.
+ASKED = 2.0
+# Seconds between two tries to end what runs on a node that was given up.
+CHASE = 5.0
+# Seconds that a controller which is replaced has to go.
+LEAVE = 5.0
 
 
 class Control:
@@ -74,9 +78,12 @@ class Control:
             self.policy.min_nodes or self.policy.spare_nodes or spares_of(run)
         )
         self.carrier = Carrier(run, connections) if moves and self.job.train is not None else None
-        self.refused = ""  # why the last start did not come about
-        self.writing = threading.Lock()  # the record has two writers: the chase, and a restart
-        self.growing = threading.Event()  # the attempt was ended by us, to take in nodes that are there again
+        # Why the last start did not come about.
+        self.refused = ""
+        # The record has two writers: the chase, and a restart.
+        self.writing = threading.Lock()
+        # The attempt was ended by us, to take in nodes that are there again.
+        self.growing = threading.Event()
 
     def __iter__(self) -> Iterator[Update]:
         threading.Thread(target=self._chase, daemon=True, name="chase").start()
@@ -150,7 +157,8 @@ class Control:
             return Decision(False, "")
         history = self._history()
         if self.growing.is_set() and state.phase == "stopped" and not self.run.stop_asked.exists():
-            return Decision(True, "", history=history)  # no failure: it counts against nothing
+            # No failure: it counts against nothing.
+            return Decision(True, "", history=history)
         decision = decide(self.policy, history, self._failure(state, what))
         if decision.again:
             why = decision.why
@@ -216,9 +224,8 @@ class Control:
                 runs.start_next(self.run, cluster, self.connections, lambda *_: None, before)
         except ClusterctlError as error:
             self.refused = error.message
-            if (
-                self.run.read_record()["attempt"] == kept["attempt"]
-            ):  # a spare that never began is a spare again
+            # A spare that never began is a spare again.
+            if self.run.read_record()["attempt"] == kept["attempt"]:
                 self.run.write_json(self.run.record, kept, mode=0o600)
             self.run.write_json(self.run.state, asdict(waiting))
             return False
@@ -323,9 +330,8 @@ class Control:
         try:
             runs.resume(self.run, self.connections, tell, chosen)
         except BaseException:
-            if (
-                kept and self.run.read_record()["attempt"] == kept["attempt"]
-            ):  # nobody came, so nobody is missed
+            # Nobody came, so nobody is missed.
+            if kept and self.run.read_record()["attempt"] == kept["attempt"]:
                 self.run.write_json(self.run.record, kept, mode=0o600)
             raise
 
@@ -409,7 +415,8 @@ def start(run: RunDir, ssh: str) -> bool:
         )
     assert process.stdout is not None
     timer = threading.Timer(READY_LIMIT, process.kill)
-    timer.daemon = True  # an interrupt does not wait for it
+    # An interrupt does not wait for it.
+    timer.daemon = True
     timer.start()
     try:
         with process.stdout as said:

@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from clusterctl.runs.state import RunState
 
 
-EVENTS = 12  # the newest ones shown: a restart is told in four
-UNSEEN = "ended unseen"  # without its supervisor, which would have had the exit status
-QUIET = ("planned", "collected")  # events that say nothing that another does not say
+# The newest ones shown: a restart is told in four.
+EVENTS = 12
+# Without its supervisor, which would have had the exit status.
+UNSEEN = "ended unseen"
+# Events that say nothing that another does not say.
+QUIET = ("planned", "collected")
 
 
 @dataclass(frozen=True)
@@ -148,11 +151,13 @@ def state_of_rank(rank: Mapping[str, Any]) -> str:
     """A rank's record in a word: running, finished, failed, stopped, or that nobody saw it end."""
     if rank["state"] != "exited":
         return str(rank["state"])
-    if rank.get("hang"):  # however it was ended then
+    # However it was ended then.
+    if rank.get("hang"):
         return "hung"
     if rank.get("exit_code") is None and rank.get("signal") is None:
         return UNSEEN
-    if rank.get("signal") == signal.SIGTERM:  # what a supervisor asks with: a consequence, no cause
+    # What a supervisor asks with: a consequence, no cause.
+    if rank.get("signal") == signal.SIGTERM:
         return "stopped"
     return "finished" if rank.get("exit_code") == 0 else "failed"
 
@@ -220,7 +225,8 @@ class TrainProgress:
 
     def _step(self, metric: Mapping[str, Any]) -> None:
         self.last = dict(metric)
-        while self.losses and self.losses[-1][0] >= metric["step"]:  # an attempt that resumed repeats steps
+        # An attempt that resumed repeats steps.
+        while self.losses and self.losses[-1][0] >= metric["step"]:
             self.losses.pop()
         if "loss" in metric:
             self.losses.append((metric["step"], metric["loss"]))

@@ -111,7 +111,8 @@ def _one(
 ) -> Pruned:
     size = tree_size(run)
     names: tuple[str, ...] = ()
-    with run.hold(0.0) as ours:  # nobody resumes it meanwhile
+    # Nobody resumes it meanwhile.
+    with run.hold(0.0) as ours:
         if not ours:
             result = Pruned(run.run_id, str(run.root), size, kept="it runs: a process here looks after it")
         else:

@@ -47,9 +47,8 @@ def trainer_code() -> tuple[Path, Manifest]:
     if spec is None or spec.origin is None:
         raise UsageError("the embedded trainer is not installed here", "pip install 'clusterctl[train]'")
     root = Path(spec.origin).parent.parent
-    return root, push.make_manifest(
-        root, only=("trainer", "native"), everything=True
-    )  # the compiled op too, which git ignores
+    # The compiled op too, which git ignores.
+    return root, push.make_manifest(root, only=("trainer", "native"), everything=True)
 
 
 def push_code(
@@ -101,7 +100,8 @@ def _push(
     return {name: one.path for name, one in stored.items()}
 
 
-SHOWN = 20  # faults in words; all are counted
+# Faults in words; all are counted.
+SHOWN = 20
 HINT = "bring the same data to every node: clusterctl push --nodes SET FOLDER PATH; clusterctl data verify looks closer"
 
 

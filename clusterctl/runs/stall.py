@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 LATER = (
-    3.0  # seconds more than a node takes that sees by heartbeats, or by a stopped process, which rank it is
+    # Seconds more than a node takes that sees by heartbeats, or by a stopped process, which rank it is.
+    3.0
 )
 
 
@@ -74,9 +75,12 @@ class Silence:
         return Hang(node, rank, round(silent, 1))
 
 
-MUCH = 1.3  # times the median
-LEAST = 0.005  # seconds more than it: less is no matter
-IN_A_ROW = 3  # words of its node, some 10 s apart: a rank that had bad luck once is none
+# Times the median.
+MUCH = 1.3
+# Seconds more than it: less is no matter.
+LEAST = 0.005
+# Words of its node, some 10 s apart: a rank that had bad luck once is none.
+IN_A_ROW = 3
 
 
 def is_number(value: object) -> bool:
@@ -137,7 +141,8 @@ class Stragglers:
         ]
 
 
-AGAIN = 2.0  # seconds between two askings of the nodes that stand by
+# Seconds between two askings of the nodes that stand by.
+AGAIN = 2.0
 
 
 class Outage:

@@ -74,7 +74,8 @@ def launch(
 def _write_unstarted(run: RunDir, cluster: Cluster, problem: BaseException) -> None:
     """An attempt that never began: it failed, or somebody thought better of it."""
     if not run.record.exists():
-        return  # what kept it from being written is what is to be told
+        # What kept it from being written is what is to be told.
+        return
     phase = "failed" if isinstance(problem, Exception) else "stopped"
     run.write_json(run.state, asdict(RunState(phase, dict.fromkeys(cluster.names, "stopped"))))
 
@@ -167,9 +168,8 @@ def start_all(
     try:
         on_all(connections, nodes, lambda node, link: _write_files(link, _node_plan(made, node), made))
         on_all(connections, nodes, lambda node, link: _start(link, _node_plan(made, node), made))
-        if (
-            run.stop_asked.exists()
-        ):  # asked after we looked last, so the asker may have stopped the attempt before
+        # Asked after we looked last, so the asker may have stopped the attempt before.
+        if run.stop_asked.exists():
             raise WorkFailed(f"{run.run_id} was stopped while attempt {made.facts.attempt} started")
         run.add_event("started", nodes=made.cluster.names, ranks=made.world_size, attempt=made.facts.attempt)
         what = f"{some(made.world_size, 'rank')} on {some(len(nodes), 'node')}, master {made.master}"

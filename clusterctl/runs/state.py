@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 FINAL = ("finished", "failed", "stopped", "lost")
 
 
-RESTARTING = "restarting"  # an attempt failed and the controller waits to start the next
+# An attempt failed and the controller waits to start the next.
+RESTARTING = "restarting"
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,8 @@ def current_state(run: RunDir, connections: Connections) -> RunState:
     if state.phase == "unknown" and last.get("phase") in FINAL:
         return replace(state_from_json(last), unreachable=state.unreachable)
     state = replace(state, controller=controller, verdict=last.get("verdict", ""))
-    if (
-        controller is not None
-    ):  # it writes the end itself, after the last byte; between two attempts none runs
+    # It writes the end itself, after the last byte; between two attempts none runs.
+    if controller is not None:
         return replace(state, phase=RESTARTING) if last.get("phase") == RESTARTING else state
     if not state.unreachable:
         run.write_json(run.state, asdict(state))

@@ -19,20 +19,23 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connection, Connections
 
 
-SETTLE = 15.0  # seconds that `stop` gives a controller to bring the last bytes home
+# Seconds that `stop` gives a controller to bring the last bytes home.
+SETTLE = 15.0
 
 
 def stop_run(run: RunDir, connections: Connections, grace: float | None = None) -> dict[str, int]:
     """Ask every node to end its ranks; how many processes are left on each, which should be 0."""
     if run.read_state().get("phase") not in FINAL:
-        run.write_json(run.stop_asked, {"asked": time.time()})  # before all else: no attempt may follow
+        # Before all else: no attempt may follow.
+        run.write_json(run.stop_asked, {"asked": time.time()})
     run.add_event("stop_asked")
     while True:
         record = run.read_record()
         given = record["job"]["grace"] if grace is None else grace
         left = stop_nodes(connections, cluster_of(run).nodes, run, given, strict=True)
         _let_conclude(run)
-        if run.read_record()["attempt"] == record["attempt"]:  # else one began just before it was asked
+        # Else one began just before it was asked.
+        if run.read_record()["attempt"] == record["attempt"]:
             abandoned.clear(run, connections)
             return left
 

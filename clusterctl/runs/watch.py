@@ -29,18 +29,24 @@ from clusterctl.runs.stop import stop_nodes
 if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections
 
-UNWATCHED = 3.0  # seconds without a living controller until a reader gives up: a new one takes one to start
-TOLD = ("note", "restart", "straggler")  # events that a follower sees
-PATIENCE = 60.0  # seconds that a cut connection may stay away before its node counts as lost
-ALONE = 600.0  # the same where no node answers at all: rather this machine's own link is gone, and the run goes on
+# Seconds without a living controller until a reader gives up: a new one takes one to start.
+UNWATCHED = 3.0
+# Events that a follower sees.
+TOLD = ("note", "restart", "straggler")
+# Seconds that a cut connection may stay away before its node counts as lost.
+PATIENCE = 60.0
+# The same where no node answers at all: rather this machine's own link is gone, and the run goes on.
+ALONE = 600.0
 SOONER = (
-    3.0  # seconds that a node which was never reached has less than one that falls silent: a start takes them
+    # Seconds that a node which was never reached has less than one that falls silent: a start takes them.
+    3.0
 )
-QUIET = (
-    2 * BEAT + 1
-)  # seconds without a word after which a node may be silent for the reason that another one is
-NO_ROOM = 64 << 10  # bytes free on a disk that takes no more records of a run
-LOOK = 0.2  # seconds between two looks at who has been away for too long
+# Seconds without a word after which a node may be silent for the reason that another one is.
+QUIET = 2 * BEAT + 1
+# Bytes free on a disk that takes no more records of a run.
+NO_ROOM = 64 << 10
+# Seconds between two looks at who has been away for too long.
+LOOK = 0.2
 
 
 class ControllerGone(WorkFailed):
@@ -50,7 +56,8 @@ class ControllerGone(WorkFailed):
         hint = f"clusterctl attach --take-over {run.run_id} puts a new one in charge"
         free = os.statvfs(run.root)
         full = free.f_bavail * free.f_frsize < NO_ROOM
-        if full:  # what a controller can't write ends it
+        # What a controller can't write ends it.
+        if full:
             hint = f"free some space, then: {hint}"
         why = f": no space is left for {run.root}" if full else ""
         super().__init__(f"the controller of {run.run_id} is gone{why}; its ranks go on", hint)
@@ -92,17 +99,21 @@ class Watch:
         self.lines, self.patience = lines, patience
         self.record = run.read_record()
         self.cluster = cluster_of(run)
-        self.updates: queue.Queue[Update] = queue.Queue(maxsize=128)  # chunks of 64 kB
+        # Chunks of 64 kB.
+        self.updates: queue.Queue[Update] = queue.Queue(maxsize=128)
         self.ends: dict[str, str] = {}
         self.closed = threading.Event()
         self.stopping = False
         self.cutters: dict[Path, LineCutter] = {}
         self.times = LogTimes()
-        self.reached: set[str] = set()  # nodes whose present connection has carried a request
+        # Nodes whose present connection has carried a request.
+        self.reached: set[str] = set()
         begun = (time.monotonic() if since is None else since) + SILENCE - SOONER
-        self.gone = dict.fromkeys(self.cluster.names, begun)  # since, or from, when a node has no connection
+        # Since, or from, when a node has no connection.
+        self.gone = dict.fromkeys(self.cluster.names, begun)
         self.outage, self.alone = Outage(connections, spares_of(run)), False
-        self.orphaned: set[str] = set()  # nodes that said that their supervisor is dead
+        # Nodes that said that their supervisor is dead.
+        self.orphaned: set[str] = set()
         self.stopper: threading.Thread | None = None
         self.silence = Silence(self.record)
 
@@ -116,7 +127,8 @@ class Watch:
             while len(self.ends) < len(self.cluster.nodes):
                 yield from self._seen()
             if self.stopper:
-                self.stopper.join()  # a node whose supervisor died has its ranks ended by then
+                # A node whose supervisor died has its ranks ended by then.
+                self.stopper.join()
             yield from self._rest()
         finally:
             self.closed.set()
@@ -134,9 +146,8 @@ class Watch:
                     yield update
 
     def _follow_rest(self, node: Node) -> None:
-        with contextlib.suppress(
-            ClusterctlError, OSError
-        ):  # what can't be had any more is in the node's folder
+        # What can't be had any more is in the node's folder.
+        with contextlib.suppress(ClusterctlError, OSError):
             self._follow_once(node, now=True)
 
     def _seen(self) -> Iterator[Update]:
@@ -150,7 +161,8 @@ class Watch:
         except queue.Empty:
             return
         if update.node in self.ends and not self.now and (update.ended or update.problem):
-            return  # it came back after it was given up
+            # It came back after it was given up.
+            return
         if update.problem:
             raise update.problem
         if update.pace:
@@ -170,7 +182,8 @@ class Watch:
             name: since for name, since in list(self.gone.items()) if since <= now and name not in self.ends
         }
         if self.alone and self._someone_answers(away):
-            self._begin_again(away, now)  # our own link was cut: each has its time from now on
+            # Our own link was cut: each has its time from now on.
+            self._begin_again(away, now)
             return
         overdue = [name for name, since in away.items() if now - since > patience - LOOK]
         if not away or self._someone_answers(away):
@@ -191,7 +204,8 @@ class Watch:
         self.alone = False
         for name in away:
             self.gone[name] = now
-            if name in self.reached:  # meanwhile, by its own thread
+            # Meanwhile, by its own thread.
+            if name in self.reached:
                 self.gone.pop(name, None)
 
     def _someone_answers(self, away: Mapping[str, float]) -> bool:
@@ -247,7 +261,8 @@ class Watch:
             what = f"{self.run.root}: what {node.name} sends can't be kept: {error.strerror or error}"
             hint = f"the run itself goes on; then: clusterctl attach {self.run.run_id}"
             self._put(Update(node=node.name, problem=ClusterctlError(what, hint)))
-        except BaseException as bug:  # carried to the reader's thread and raised there
+        except BaseException as bug:
+            # Carried to the reader's thread and raised there.
             self._put(Update(node=node.name, problem=bug))
 
     def _follow_on(self, node: Node) -> None:
@@ -262,7 +277,8 @@ class Watch:
                     self._put(Update(node=node.name, ended=ended))
                 return
             except NodeError as error:
-                silent = max(0.0, self.connections.silent_for(node) - SILENCE)  # a look at it comes late
+                # A look at it comes late.
+                silent = max(0.0, self.connections.silent_for(node) - SILENCE)
                 self.connections.drop(node)
                 if node.name in self.reached or not told:
                     told, heard = True, time.monotonic() - silent
@@ -285,7 +301,8 @@ class Watch:
     def _follow_once(self, node: Node, now: bool) -> str:
         """Until the node's attempt has ended; gives how, or nothing when the watch was closed."""
         homes = self._files(node)
-        for home, _ in homes.values():  # there from the start, so that a person can follow a silent rank too
+        # There from the start, so that a person can follow a silent rank too.
+        for home, _ in homes.values():
             home.parent.mkdir(parents=True, exist_ok=True)
             home.touch()
         before = {path: self._before(about) for path, (_, about) in homes.items()}
@@ -365,19 +382,23 @@ class KeptWatch:
         unwatched = 0.0
         while True:
             self._find()
-            final = self.run.read_state().get("phase") in FINAL  # asked before the last look
+            # Asked before the last look.
+            final = self.run.read_state().get("phase") in FINAL
             before = self.read
             yield from self._grown()
-            grew = self.read > before  # bytes, not lines: a line may be longer than many looks
+            # Bytes, not lines: a line may be longer than many looks.
+            grew = self.read > before
             if final and not grew:
+                # Also a half line that was read before, and never grew.
                 for (
                     path,
                     about,
-                ) in self.about.items():  # also a half line that was read before, and never grew
+                ) in self.about.items():
                     yield from _updates(*about, self._cutter(path).end())
                 return
             if not grew:
-                pause = max(0.1, 2e-4 * len(self.about))  # a look at a thousand files costs 10 ms
+                # A look at a thousand files costs 10 ms.
+                pause = max(0.1, 2e-4 * len(self.about))
                 time.sleep(pause)
                 unwatched = 0.0 if self.run.is_watched() else unwatched + pause
                 if unwatched > UNWATCHED and self.run.read_state().get("phase") not in FINAL:
@@ -389,9 +410,8 @@ class KeptWatch:
         if record["attempt"] == self.attempt:
             return
         since = self.attempt + 1 if self.attempt else self.first or record["attempt"]
-        for passed in range(
-            since, record["attempt"]
-        ):  # over before we looked, on nodes that may be others by now
+        # Over before we looked, on nodes that may be others by now.
+        for passed in range(since, record["attempt"]):
             for path in sorted(self.run.logs(passed).glob("*/rank-*.*")):
                 rank, _, stream = path.name.removeprefix("rank-").partition(".")
                 if rank.isdecimal() and stream in ("out", "err"):

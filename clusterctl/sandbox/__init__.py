@@ -1,0 +1,1 @@
+"""Real SSH nodes on this machine, for the demo and the tests."""

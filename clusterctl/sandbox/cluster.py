@@ -46,9 +46,11 @@ from clusterctl.sandbox.layout import (
     write_inventory,
 )
 
-READY_WITHIN = 20.0  # seconds: a slow machine's first import of paramiko takes longest
+# Seconds: a slow machine's first import of paramiko takes longest.
+READY_WITHIN = 20.0
 LOCK_WITHIN = 15.0
-TRIES = 5  # ports: another process may take one between our look and the daemon's bind
+# Ports: another process may take one between our look and the daemon's bind.
+TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ class Sandbox:
         """
         node = self.node(name)
         if self.mode == "namespaces" and self._recorded(node):
-            namespaces.cut(self.layout, node)  # first, or the dying sockets say good-bye
+            # First, or the dying sockets say good-bye.
+            namespaces.cut(self.layout, node)
         return process.end(lambda: _marked(self.layout, node.name) | self._recorded(node))
 
     def cut(self, name: str) -> None:
@@ -242,7 +245,8 @@ def answers(host: str, port: int, seconds: float) -> bool:
     try:
         with socket.create_connection((host, port), timeout=seconds) as link:
             link.settimeout(seconds)
-            with link.makefile("rb") as lines:  # the whole line, or our leaving resets the connection
+            # The whole line, or our leaving resets the connection.
+            with link.makefile("rb") as lines:
                 return lines.readline(255).startswith(b"SSH-")
     except OSError:
         return False
@@ -278,7 +282,8 @@ def _plan_nodes(layout: Layout, mode: str, count: int) -> tuple[SandboxNode, ...
     for index in range(1, count + 1):
         if mode == "namespaces":
             host, address, interface = "127.0.0.1", namespaces.node_address(layout, index), "eth0"
-        elif sys.platform == "linux":  # all of 127/8 is ours there
+        elif sys.platform == "linux":
+            # All of 127/8 is ours there.
             host = address = f"{layout.loopback}.{index}"
             interface = "lo"
         else:
@@ -435,13 +440,15 @@ def _wait_answer(layout: Layout, node: SandboxNode) -> bool:
 def _link_is_up(layout: Layout, node: SandboxNode) -> bool:
     try:
         return namespaces.link_is_up(layout, node)
-    except ClusterctlError:  # the switch is gone
+    except ClusterctlError:
+        # The switch is gone.
         return False
 
 
 def _roots(layout: Layout) -> set[int]:
     """What was recorded and still runs, and what says of itself that it belongs to this sandbox."""
-    marked = _marked(layout)  # first: sshd writes over its environment, and was recorded before it was sshd
+    # First: sshd writes over its environment, and was recorded before it was sshd.
+    marked = _marked(layout)
     records = process.read_records(layout.processes)
     return marked | {record.pid for record in records if record.alive}
 
@@ -452,7 +459,8 @@ def _marked(layout: Layout, node: str = "") -> set[int]:
 
 def _foreign(layout: Layout) -> bool:
     """Whether a folder without a sandbox's state holds more than an `up` leaves that was killed before writing it."""
-    ours = (layout.lock.name, f".{layout.state.name}.")  # the second is the state, half written
+    # The second is the state, half written.
+    ours = (layout.lock.name, f".{layout.state.name}.")
     return not all(path.name.startswith(ours) for path in layout.directory.iterdir())
 
 
@@ -463,13 +471,16 @@ def _end(layout: Layout, made_directory: bool) -> int:
     for path in layout.directory.iterdir():
         if path not in (layout.state, layout.lock, layout.processes):
             _remove(path)
-    ended += process.end(lambda: _roots(layout))  # whoever was only just starting, when looked for above
+    # Whoever was only just starting, when looked for above.
+    ended += process.end(lambda: _roots(layout))
     if layout.processes.exists():
         _remove(layout.processes)
-    layout.state.unlink(missing_ok=True)  # last: as long as it is there, `down` knows what to do
+    # Last: as long as it is there, `down` knows what to do.
+    layout.state.unlink(missing_ok=True)
     layout.lock.unlink(missing_ok=True)
     if made_directory:
-        with contextlib.suppress(OSError):  # someone put something in; that is theirs
+        # Someone put something in; that is theirs.
+        with contextlib.suppress(OSError):
             layout.directory.rmdir()
     return ended
 

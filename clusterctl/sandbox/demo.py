@@ -15,7 +15,8 @@ from clusterctl.jobs.job import ask_trainer
 
 VOCABULARY = 1024
 DOCUMENT_SIZE = (
-    1500  # characters; 79 topics are too few documents for a validation part, 300 pieces are enough
+    # Characters; 79 topics are too few documents for a validation part, 300 pieces are enough.
+    1500
 )
 
 JOB = """\

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import shlex
 
-MAX_DEVICES = 16  # of a node; the addresses below stay distinct up to 1,000 such nodes
-PER_SUBNET = 4  # devices i and i+4 share a subnet, as on an eight-device Ascend board
+# Of a node; the addresses below stay distinct up to 1,000 such nodes.
+MAX_DEVICES = 16
+# Devices i and i+4 share a subnet, as on an eight-device Ascend board.
+PER_SUBNET = 4
 SUBNETS = (10, 20, 30, 40)
 VIRTUAL_SUBNETS = (110, 120, 130, 140)
-SDID = 37748736  # the first super device id of the vendor's own example
+# The first super device id of the vendor's own example.
+SDID = 37748736
 
 
 def device_address(node: int, device: int, devices: int, subnets: tuple[int, ...] = SUBNETS) -> str:

@@ -32,8 +32,10 @@ from paramiko.common import (
 from paramiko.message import Message
 
 CHUNK = 256 << 10
-WINDOW = 16 << 20  # bytes that may be under way to us; paramiko's own 2 MB makes a push wait for every ack
-GRACE = 10.0  # seconds a command may take to end itself after its connection went away
+# Bytes that may be under way to us; paramiko's own 2 MB makes a push wait for every ack.
+WINDOW = 16 << 20
+# Seconds a command may take to end itself after its connection went away.
+GRACE = 10.0
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class Children:
                 pid, status = os.waitpid(-1, 0)
             except ChildProcessError:
                 with self._changed:
-                    self._changed.wait(0.2)  # until a child is started, or an orphan may have come
+                    # Until a child is started, or an orphan may have come.
+                    self._changed.wait(0.2)
                 continue
             with self._changed:
                 if pid in self._ours:
@@ -153,7 +156,8 @@ def _serve(channel: paramiko.Channel, child: subprocess.Popen[bytes], children: 
         pump.start()
     while (code := children.wait(child.pid, 0.5)) is None and not channel.closed:
         pass
-    if code is None:  # the other end left: the command has seen its input end, and gets time to act on it
+    # The other end left: the command has seen its input end, and gets time to act on it.
+    if code is None:
         if children.wait(child.pid, GRACE) is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -165,7 +169,8 @@ def _serve(channel: paramiko.Channel, child: subprocess.Popen[bytes], children: 
 
 
 def _feed(channel: paramiko.Channel, stdin: IO[bytes]) -> None:
-    with contextlib.suppress(OSError), stdin:  # a command may stop reading whenever it likes
+    # A command may stop reading whenever it likes.
+    with contextlib.suppress(OSError), stdin:
         while data := channel.recv(CHUNK):
             view = memoryview(data)
             while view:
@@ -175,7 +180,8 @@ def _feed(channel: paramiko.Channel, stdin: IO[bytes]) -> None:
 def _drain(stream: IO[bytes], send: Callable[[bytes], object]) -> None:
     with stream:
         while data := os.read(stream.fileno(), CHUNK):
-            with contextlib.suppress(OSError):  # the other end left: read on, so that the command can end
+            # The other end left: read on, so that the command can end.
+            with contextlib.suppress(OSError):
                 send(data)
 
 
@@ -184,7 +190,8 @@ def _tell_end(channel: paramiko.Channel, code: int) -> None:
         if code >= 0:
             channel.send_exit_status(code)
             return
-        message = Message()  # RFC 4254, 6.10; paramiko has no call for it
+        # RFC 4254, 6.10; paramiko has no call for it.
+        message = Message()
         message.add_byte(cMSG_CHANNEL_REQUEST)
         message.add_int(channel.remote_chanid)
         message.add_string("exit-signal")
@@ -215,7 +222,8 @@ def _connect(connection: socket.socket, host_key: paramiko.PKey, session: Sessio
     transport.add_server_key(host_key)
     try:
         transport.start_server(server=session)
-        open_channels: list[paramiko.Channel] = []  # paramiko closes a channel that no one holds
+        # paramiko closes a channel that no one holds.
+        open_channels: list[paramiko.Channel] = []
         while transport.is_active():
             if channel := transport.accept(1.0):
                 open_channels = [one for one in open_channels if not one.closed] + [channel]
@@ -226,13 +234,15 @@ def _connect(connection: socket.socket, host_key: paramiko.PKey, session: Sessio
 
 
 def _note(text: str) -> None:
-    sys.stderr.write(text + "\n")  # the node's log
+    # The node's log.
+    sys.stderr.write(text + "\n")
 
 
 def main(path: str) -> int:
     """The server that a config file describes."""
     value = json.loads(Path(path).read_text())
-    logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # _connect tells each end, once
+    # _connect tells each end, once.
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
     try:
         serve(Config(**value))
     except OSError as error:

@@ -12,11 +12,15 @@ from clusterctl.errors import UsageError
 from clusterctl.files import replace_file
 from clusterctl.sandbox import devices as sandbox_devices
 
-VERSION = 1  # of state.json
+# Of state.json.
+VERSION = 1
 MODES = ("namespaces", "loopback", "embedded")
-MAX_NODES = 1000  # in namespaces: 66 s and 3.4 GB of memory on two cores
-MAX_ON_LOOPBACK = 250  # one address each, all in one /24
-SOCKET_ROOM = 70  # characters: what Python and torch hang below TMPDIR must fit into a socket's 108
+# In namespaces: 66 s and 3.4 GB of memory on two cores.
+MAX_NODES = 1000
+# One address each, all in one /24.
+MAX_ON_LOOPBACK = 250
+# Characters: what Python and torch hang below TMPDIR must fit into a socket's 108.
+SOCKET_ROOM = 70
 
 
 @dataclass(frozen=True)
@@ -24,11 +28,15 @@ class SandboxNode:
     """One node of a sandbox."""
 
     name: str
-    index: int  # from 1
-    host: str  # where SSH connects
-    address: str  # what ranks use
+    # From 1.
+    index: int
+    # Where SSH connects.
+    host: str
+    # What ranks use.
+    address: str
     interface: str
-    port: int = 0  # 0 until a free one was found
+    # 0 until a free one was found.
+    port: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,8 @@ class State:
     user: str
     made_directory: bool
     nodes: tuple[SandboxNode, ...]
-    complete: bool = False  # whether `up` came to its end
+    # Whether `up` came to its end.
+    complete: bool = False
 
     def save(self, layout: Layout) -> None:
         text = json.dumps({"version": VERSION, **asdict(self)}, indent=2) + "\n"
@@ -159,7 +168,8 @@ def make_folders(layout: Layout, state: State) -> None:
 
 def device_files(layout: Layout, state: State, node: SandboxNode) -> tuple[str, str]:
     """The node's hccn.conf and hccn_tool, as a program on the node sees their paths."""
-    if state.mode == "namespaces":  # where real ones are: the node has its own /etc and /usr/local
+    # Where real ones are: the node has its own /etc and /usr/local.
+    if state.mode == "namespaces":
         return "/etc/hccn.conf", "/usr/local/Ascend/driver/tools/hccn_tool"
     return str(layout.etc(node) / "hccn.conf"), str(layout.tools(node) / "hccn_tool")
 

@@ -21,7 +21,8 @@ from clusterctl.sandbox import process, switch
 from clusterctl.sandbox import sshd as sandbox_sshd
 from clusterctl.sandbox.layout import Layout, SandboxNode, State
 
-RELAY = "relay"  # the name of its record
+# The name of its record.
+RELAY = "relay"
 PREFIX_LENGTH = 16
 TOOLS = ("unshare", "nsenter", "ip", "mount")
 READY_WITHIN = 10.0
@@ -100,7 +101,8 @@ def _alive(layout: Layout, name: str) -> bool:
 def start(layout: Layout, state: State, node: SandboxNode) -> None:
     """Start a node; it waits for its network card, gets it, and becomes sshd."""
     sshd = sandbox_sshd.find_sshd()
-    assert sshd is not None  # `why_not` was asked
+    # `why_not` was asked.
+    assert sshd is not None
     config = sandbox_sshd.write_config(layout, state, node, sshd)
     _write_etc(layout, state, node)
     (layout.node(node) / "stage").mkdir(mode=0o700)
@@ -125,7 +127,8 @@ def start(layout: Layout, state: State, node: SandboxNode) -> None:
         str(layout.log(node.name)),
         *_kept(layout, state),
     ]
-    reading, writing = os.pipe()  # the node waits for a line, and ends where there will never be one
+    # The node waits for a line, and ends where there will never be one.
+    reading, writing = os.pipe()
     try:
         with os.fdopen(reading, "rb") as stdin:
             environment = sandbox_sshd.daemon_environment(layout, node.name)
@@ -222,7 +225,8 @@ def _write_etc(layout: Layout, state: State, node: SandboxNode) -> None:
     root = r"(?m)^(root:[^:]*:0:0:[^:]*):[^:]*:"
     (etc / "passwd").write_text(re.sub(root, rf"\1:{home}:", passwd, count=1))
     shadow = etc / "shadow"
-    shadow.touch(mode=0o600)  # root may be locked out here, by `!`; on the node its key must work
+    # Root may be locked out here, by `!`; on the node its key must work.
+    shadow.touch(mode=0o600)
     shadow.write_text(re.sub(r"(?m)^root:!*", "root:*", Path("/etc/shadow").read_text(), count=1))
 
 

@@ -19,8 +19,10 @@ from typing import IO
 from clusterctl.errors import ClusterctlError
 from clusterctl.sandbox import spawn
 
-MARKER = "CLUSTERCTL_SANDBOX_NODE"  # <sandbox id>/<node>, in the environment of all that runs on a node
-GONE_WITHIN = 10.0  # seconds a killed process may take: one in a full disk's write takes longest
+# <sandbox id>/<node>, in the environment of all that runs on a node.
+MARKER = "CLUSTERCTL_SANDBOX_NODE"
+# Seconds a killed process may take: one in a full disk's write takes longest.
+GONE_WITHIN = 10.0
 LINUX = sys.platform == "linux"
 
 
@@ -58,7 +60,8 @@ def start(
             stdin=stdin,
             stdout=out,
             stderr=out,
-            start_new_session=True,  # Ctrl-C in the terminal is not meant for it
+            # Ctrl-C in the terminal is not meant for it.
+            start_new_session=True,
             check=False,
         )
     if done.returncode:
@@ -155,7 +158,8 @@ def _name(pid: int) -> str:
 def _environment(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # gone, or another user's: neither is ours
+    except OSError:
+        # Gone, or another user's: neither is ours.
         return []
 
 
@@ -184,7 +188,8 @@ def _apart(group: int) -> bool:
     """Whether a process group is of a session that a daemon or a login made, not of the caller's own."""
     try:
         return group > 1 and os.getsid(group) != os.getsid(0)
-    except ProcessLookupError:  # its leader has ended; the group lives on in the leader's children
+    except ProcessLookupError:
+        # Its leader has ended; the group lives on in the leader's children.
         return group > 1 and group != os.getpgrp()
 
 
@@ -229,7 +234,8 @@ def one_interrupt() -> Iterator[None]:
     try:
         for number in numbers:
             signal.signal(number, once)
-    except ValueError:  # not the main thread: signals are not ours to handle
+    except ValueError:
+        # Not the main thread: signals are not ours to handle.
         yield
         return
     try:

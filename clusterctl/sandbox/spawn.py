@@ -12,7 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+# Linux/prctl.h.
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def start_time(pid: int) -> str:
@@ -20,7 +21,8 @@ def start_time(pid: int) -> str:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         fields = stat.rpartition(")")[2].split()
-        return "" if fields[0] in "ZX" else fields[19]  # field 22, counted from the state behind the name
+        # Field 22, counted from the state behind the name.
+        return "" if fields[0] in "ZX" else fields[19]
     except (FileNotFoundError, ProcessLookupError, IndexError):
         if Path("/proc/self/stat").exists():
             return ""
@@ -40,7 +42,8 @@ def boot_id() -> str:
 def main(argv: list[str]) -> int:
     """Leave the caller's session, write the record, become the command."""
     record, name, *command = argv
-    started, starting = os.pipe()  # closes at exec, or when the child dies: the caller then goes on
+    # Closes at exec, or when the child dies: the caller then goes on.
+    started, starting = os.pipe()
     if os.fork():
         os.close(starting)
         os.read(started, 1)

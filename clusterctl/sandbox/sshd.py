@@ -21,7 +21,8 @@ SFTP_SERVERS = (
     "/usr/lib/ssh/sftp-server",
     "/usr/libexec/sftp-server",
 )
-RUN_SSHD = Path("/run/sshd")  # where root's sshd locks up its unprivileged half; the path is built into it
+# Where root's sshd locks up its unprivileged half; the path is built into it.
+RUN_SSHD = Path("/run/sshd")
 
 
 def find_sshd() -> str | None:
@@ -46,7 +47,8 @@ def environment(layout: Layout, state: State, node: SandboxNode) -> dict[str, st
         "PATH": f"{layout.tools(node)}:{NODE_PATH}",
         process.MARKER: f"{layout.id}/{node.name}",
     }
-    if state.mode == "namespaces":  # its own /etc/passwd says where home is, and its own /tmp is real
+    # Its own /etc/passwd says where home is, and its own /tmp is real.
+    if state.mode == "namespaces":
         return found
     found["HOME"] = str(layout.home(node))
     if temporary := layout.temporary(node):
@@ -72,7 +74,8 @@ def write_config(layout: Layout, state: State, node: SandboxNode, sshd: str) -> 
         *POLICY,
     ]
     lines += [f"Subsystem sftp {server}" for server in SFTP_SERVERS if Path(server).exists()][:1]
-    if version(sshd) >= (9, 8):  # it then punishes an address after failed logins, which is what tests make
+    # It then punishes an address after failed logins, which is what tests make.
+    if version(sshd) >= (9, 8):
         lines.append("PerSourcePenalties no")
     if state.mode != "namespaces":
         script = layout.tools(node) / "node-shell"
@@ -90,17 +93,21 @@ POLICY = (
     "PasswordAuthentication no",
     "KbdInteractiveAuthentication no",
     "UsePAM no",
-    "StrictModes no",  # the folders above a sandbox are the user's business
-    "PidFile none",  # each process here wrote its own record before it became sshd
+    # The folders above a sandbox are the user's business.
+    "StrictModes no",
+    # Each process here wrote its own record before it became sshd.
+    "PidFile none",
     "UseDNS no",
     "X11Forwarding no",
     "AllowAgentForwarding no",
     "AllowStreamLocalForwarding no",
-    "AllowTcpForwarding local",  # for a node that serves as a gateway
+    # For a node that serves as a gateway.
+    "AllowTcpForwarding local",
     "PermitTunnel no",
     "PrintMotd no",
     "PrintLastLog no",
-    "MaxStartups 500",  # the stock 10:30:100 drops connections of a burst, which these drills make
+    # The stock 10:30:100 drops connections of a burst, which these drills make.
+    "MaxStartups 500",
     "MaxSessions 200",
 )
 
@@ -127,7 +134,8 @@ def version(sshd: str) -> tuple[int, int]:
 def start(layout: Layout, state: State, node: SandboxNode) -> None:
     """Start a node's daemon on its loopback address and port."""
     sshd = find_sshd()
-    assert sshd is not None  # the mode was chosen because it is there
+    # The mode was chosen because it is there.
+    assert sshd is not None
     file = write_config(layout, state, node, sshd)
     process.start(
         layout.record(node.name),
@@ -144,7 +152,8 @@ def lease_run_folder(layout: Layout) -> None:
         return
     while True:
         RUN_SSHD.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another sandbox's `down` removed it just now
+        # Another sandbox's `down` removed it just now.
+        with contextlib.suppress(FileNotFoundError):
             (RUN_SSHD / f"clusterctl-{layout.id}").touch(mode=0o600)
             return
 
@@ -156,7 +165,8 @@ def end_lease(layout: Layout) -> None:
         return
     lease.unlink()
     if not process.named("sshd"):
-        with contextlib.suppress(OSError):  # not empty: another sandbox's lease
+        # Not empty: another sandbox's lease.
+        with contextlib.suppress(OSError):
             RUN_SSHD.rmdir()
 
 

@@ -20,9 +20,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-CLONE_NEWNET = 0x40000000  # linux/sched.h; os.unshare came with Python 3.12
+# Linux/sched.h; os.unshare came with Python 3.12.
+CLONE_NEWNET = 0x40000000
 CHUNK = 256 << 10
-PATIENCE = 60.0  # seconds a caller is held while its node does not answer, as an unreachable machine would
+# Seconds a caller is held while its node does not answer, as an unreachable machine would.
+PATIENCE = 60.0
 AGAIN = 0.2
 
 

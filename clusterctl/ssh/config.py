@@ -255,13 +255,15 @@ def _only_openssh(way: Way, answers: Answers, config: Configuration, tokens: Map
             return name
     if any(config.has_marks(one) for one in way.known_hosts):
         return MARKS
-    if _one(answers, "pkcs11provider"):  # from here on what a key of the inventory's own makes needless
+    # From here on what a key of the inventory's own makes needless.
+    if _one(answers, "pkcs11provider"):
         return "PKCS11Provider"
     if _one(answers, "hostbasedauthentication") == "yes":
         return "HostbasedAuthentication"
     certificates = {_expanded(one, tokens) for one in answers.get("certificatefile", ())}
     if certificates - {f"{one}-cert.pub" for one in way.identities}:
-        return "CertificateFile"  # paramiko takes one that lies beside its key
+        # Paramiko takes one that lies beside its key.
+        return "CertificateFile"
     return _keys_only_openssh(way, answers)
 
 

@@ -18,7 +18,8 @@ from clusterctl.errors import UsageError
 Answers = Mapping[str, tuple[str, ...]]
 """Each option in small letters, with its values in order."""
 
-ASK_LIMIT = 60.0  # seconds: a `Match exec` may ask a slow service
+# Seconds: a `Match exec` may ask a slow service.
+ASK_LIMIT = 60.0
 EXPANDED = "userknownhostsfile|globalknownhostsfile|identityagent|hostkeyalias|knownhostscommand|bindaddress"
 _LINE = re.compile(
     rf'\s*(host|match|canonicalizehostname|{EXPANDED})(?:\s*=\s*|\s+)"?(.*?)\s*$', re.IGNORECASE
@@ -163,8 +164,10 @@ def _for_host(slot: _Slot, host: str) -> Answers | None:
     if host == slot.asked_for:
         return answers
     if shown.lower() != slot.asked_for.lower():
-        return None  # a HostName, perhaps with %h in it
-    return {**answers, "hostname": (host.lower(),)}  # as `ssh -G` does
+        # A HostName, perhaps with %h in it.
+        return None
+    # As `ssh -G` does.
+    return {**answers, "hostname": (host.lower(),)}
 
 
 def _read_patterns(path: Path, patterns: list[list[str]]) -> bool:
@@ -186,7 +189,8 @@ def _read_patterns(path: Path, patterns: list[list[str]]) -> bool:
         elif key == "canonicalizehostname":
             alone |= [word.lower() for word in words] not in (["no"], ["none"], ["false"])
         else:
-            alone |= "%" in found[2]  # `ssh -G` has put the host's name in already
+            # `ssh -G` has put the host's name in already.
+            alone |= "%" in found[2]
     return alone
 
 

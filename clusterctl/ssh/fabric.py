@@ -24,7 +24,8 @@ def fabric_connection(transport: SshTransport, node: Node) -> Iterator[Any]:
         import fabric
         import paramiko
 
-        login.session.start()  # fabric waits for channels as paramiko does, for a thread to fill them
+        # Fabric waits for channels as paramiko does, for a thread to fill them.
+        login.session.start()
         nothing = fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True)
         connection = fabric.Connection(node.host, user=login.user, port=node.port, config=nothing)
         client = paramiko.SSHClient()

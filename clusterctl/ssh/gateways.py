@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from clusterctl.ssh.session import Session
 
 
-AT_ONCE = 16  # nodes whose handshakes run through one gateway at a time
-REMEMBERED = 10.0  # seconds for which a gateway that failed is not tried for other nodes
-LINGER = 5.0  # seconds that a login stays when nobody uses it any more
+# Nodes whose handshakes run through one gateway at a time.
+AT_ONCE = 16
+# Seconds for which a gateway that failed is not tried for other nodes.
+REMEMBERED = 10.0
+# Seconds that a login stays when nobody uses it any more.
+LINGER = 5.0
 
 
 @dataclass
@@ -92,7 +95,8 @@ class Gateways:
             what = f"the gateway {gateway.way.name} can't reach {way.name}: {refusal}"
             hint = "check `host` and `port` as the gateway sees them, and AllowTcpForwarding there"
             raise Unreachable(node, what, hint) from None
-        except (paramiko.SSHException, EOFError, OSError) as problem:  # the next try logs in on it anew
+        except (paramiko.SSHException, EOFError, OSError) as problem:
+            # The next try logs in on it anew.
             self.give_back(gateway)
             raise Dropped(node, f"its gateway {gateway.way.name}: {problem}") from None
         except BaseException:
@@ -126,7 +130,8 @@ class Gateways:
                 except NodeError as problem:
                     gateway.failed, gateway.failed_at = problem, time.monotonic()
                     raise _for(node, gateway) from None
-                gateway.login.session.start()  # many threads wait for its channels: it listens by itself
+                # Many threads wait for its channels: it listens by itself.
+                gateway.login.session.start()
                 gateway.failed = None
             gateway.users += 1
             return gateway.login.session
@@ -139,7 +144,8 @@ def _for(node: str, gateway: Gateway) -> NodeError:
     return type(failed)(node, f"its gateway {gateway.way.name}: {failed.reason}", failed.hint)
 
 
-HANDSHAKES_AT_ONCE = 8  # handshakes at a time with one server; a default sshd drops them at random from 10 on
+# Handshakes at a time with one server; a default sshd drops them at random from 10 on.
+HANDSHAKES_AT_ONCE = 8
 
 
 class Doors:

@@ -24,7 +24,8 @@ def load_paramiko() -> None:
             import paramiko
 
             return
-        sys.modules["invoke"] = None  # type: ignore[assignment]  # "there is none", to whoever imports it
+        # "there is none", to whoever imports it.
+        sys.modules["invoke"] = None  # type: ignore[assignment]
         stands_in = METADATA not in sys.modules
         if stands_in:
             sys.modules[METADATA] = _Metadata(METADATA)

@@ -128,7 +128,8 @@ def _load(path: str, passphrase: str | None) -> paramiko.PKey | str:
         if os.path.isfile(f"{path}-cert.pub"):
             key.load_certificate(f"{path}-cert.pub")
         return key
-    except TypeError:  # cryptography's word for a passphrase that is missing
+    except TypeError:
+        # Cryptography's word for a passphrase that is missing.
         return LOCKED
     except OSError as problem:
         return f"it can't be read: {problem.strerror}"
@@ -286,7 +287,8 @@ def _names(said: str, name: str) -> bool:
         _, _, salt, digest = said.split("|")
         found = hmac.new(base64.b64decode(salt), name.encode(), "sha1").digest()
         return hmac.compare_digest(found, base64.b64decode(digest))
-    patterns = [one.replace("[", "[[]") for one in said.lower().split(",")]  # brackets are the name's own
+    # Brackets are the name's own.
+    patterns = [one.replace("[", "[[]") for one in said.lower().split(",")]
     if any(fnmatch.fnmatchcase(name.lower(), one[1:]) for one in patterns if one.startswith("!")):
         return False
     return any(fnmatch.fnmatchcase(name.lower(), one) for one in patterns if not one.startswith("!"))

@@ -52,9 +52,11 @@ if TYPE_CHECKING:
 
 
 CONNECT_TIMEOUT = 10.0
-FILES = 65_536  # as many open files as the system lets us have, up to here; each node takes three
+# As many open files as the system lets us have, up to here; each node takes three.
+FILES = 65_536
 TALKING = ("sshconnect.c:*", "sshconnect2.c:*", "mux.c:*", "channels.c:channel_input_open_failure():*")
-QUICK = {  # what costs least of what both sides have; mlkem768 is as quick as the elliptic curves
+# What costs least of what both sides have; mlkem768 is as quick as the elliptic curves.
+QUICK = {
     "KexAlgorithms": ("mlkem768x25519-sha256", "curve25519-sha256", "curve25519-sha256@libssh.org"),
     "Ciphers": ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com"),
 }
@@ -140,7 +142,8 @@ class OpenSshTransport:
         way = way_to(node, self._config)
         with tempfile.TemporaryDirectory(prefix="clusterctl-ssh-") as folder:
             new: dict[int, Path] = {}
-            if self._accept_new:  # else a second handshake would have to find that out
+            # Else a second handshake would have to find that out.
+            if self._accept_new:
                 for place, one in enumerate(chain(way)):
                     if host_keys.surely_new(one.name, self._known_hosts(one)):
                         new[place] = Path(folder) / str(place)
@@ -233,7 +236,8 @@ class OpenSshTransport:
     def _child(self, node: str, argv: Sequence[str], logs: Logs, through_shell: bool) -> Child:
         env = {**environment(), "SSH_ASKPASS_REQUIRE": "never"}
         if through_shell:
-            env["SHELL"] = "/bin/sh"  # it reads the command for the gateway, which is quoted for it
+            # It reads the command for the gateway, which is quoted for it.
+            env["SHELL"] = "/bin/sh"
         try:
             return Child(node, [str(self._config.program), *argv], env, logs)
         except OSError as problem:
@@ -280,7 +284,8 @@ class OpenSshTransport:
         names = self._config.built_in().get("hostkeyalgorithms", ("",))[0].split(",")
         plain = [one for one in names if one and "-cert-" not in one]
         wanted = {"rsa-sha2-512", "rsa-sha2-256", *kinds} if "ssh-rsa" in kinds else set(kinds)
-        ordered = sorted(plain, key=lambda one: one not in wanted)  # which keeps the order among equals
+        # Which keeps the order among equals.
+        ordered = sorted(plain, key=lambda one: one not in wanted)
         return {"HostKeyAlgorithms": ",".join(ordered)} if ordered else {}
 
     def _quick(self, way: Way) -> dict[str, str]:
@@ -337,8 +342,10 @@ def transport_of(cluster: Cluster) -> OpenSshTransport:
     return OpenSshTransport(known_hosts=Path(cluster.known_hosts) if cluster.known_hosts else None)
 
 
-AT_ONCE = 8  # handshakes at once; a default sshd begins to drop them at 10
-REMEMBERED = 10.0  # seconds for which a gateway that failed is not tried for other nodes
+# Handshakes at once; a default sshd begins to drop them at 10.
+AT_ONCE = 8
+# Seconds for which a gateway that failed is not tried for other nodes.
+REMEMBERED = 10.0
 
 
 class Door:

@@ -18,14 +18,17 @@ from collections.abc import Callable, Mapping, Sequence
 from clusterctl.errors import LinkLost
 from clusterctl.ssh.proxy import end_group, has_ended
 
-LOG_TAIL = 64 << 10  # of a log: a login's lines are 3 KB
+# Of a log: a login's lines are 3 KB.
+LOG_TAIL = 64 << 10
 WORDS = 2000
 READ_ONLY = select.POLLIN | select.POLLHUP | select.POLLERR
-OWN_WORDS = re.compile(  # the only ones that ssh writes between a node's own, when a connection breaks
+# The only ones that ssh writes between a node's own, when a connection breaks.
+OWN_WORDS = re.compile(
     rb"(?:\A|\n)((?:Connection to|Connection reset|Read from remote host|Timeout, server|Write failed|client_loop:)"
     rb"[^\n]{0,300}\r\n)\Z"
 )
-ENDING = 5.0  # seconds that ssh may take to end after its streams did
+# Seconds that ssh may take to end after its streams did.
+ENDING = 5.0
 
 
 class Logs:
@@ -143,13 +146,15 @@ class Child:
         for file in ready:
             if file in self.logs.files and not self.logs.take(file):
                 self._poll.unregister(file)
-        self._turn += 1  # a stream that never pauses keeps the other one waiting once only
+        # A stream that never pauses keeps the other one waiting once only.
+        self._turn += 1
         for file in sorted((one for one in ready if one in self._open), reverse=bool(self._turn % 2)):
             try:
                 data = os.read(file, size)
             except BlockingIOError:
                 continue
-            except ConnectionResetError:  # it ended with input of ours unread
+            except ConnectionResetError:
+                # It ended with input of ours unread.
                 data = b""
             if data:
                 return self._open[file], data
@@ -197,7 +202,8 @@ class Child:
             if self._closed:
                 return
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for it wakes
+                # Whoever waits for it wakes.
+                self._socket.shutdown(socket.SHUT_RDWR)
             end_group(self._process)
             with self._reading:
                 self._closed = True
@@ -301,7 +307,8 @@ class ChildStream:
         if lost:
             said = f": {data.decode(errors='replace').strip()}" if data else ""
             raise LinkLost(self._child.node, f"the connection ended in the middle{said}")
-        if self._code is None:  # the login shell took no part in it
+        # The login shell took no part in it.
+        if self._code is None:
             self._code = status
         return "", b""
 

@@ -109,7 +109,8 @@ def _host_key(hop: HopLog, known_hosts: Sequence[Path]) -> ClusterctlError:
     if recorded and shown is not None:
         alike = [one for one in recorded if one.kind == shown.kind]
         return host_keys.changed(hop.node, hop.way.name, (alike or recorded)[0], shown)
-    if _CHANGED.search(hop.text):  # by a mark, or by a file that only OpenSSH knows of
+    # By a mark, or by a file that only OpenSSH knows of.
+    if _CHANGED.search(hop.text):
         return host_keys.changed(
             hop.node, hop.way.name, HostKey("another key,", "or it is revoked"), shown or HostKey("", "")
         )

@@ -17,13 +17,19 @@ if TYPE_CHECKING:
     import paramiko
 
 LEAST_READ = 16 << 10
-MOST_READ = 256 << 10  # bytes a read; a busy stream fills it with eight packets
-MAX_BANNER = 64 << 10  # bytes that a server may say before its version
-STALL = 10.0  # seconds in the middle of a packet after which the connection counts as broken
-QUICK_READS = 40  # reads of which each is acknowledged at once: a login and the start of a program need 12
-QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
+# Bytes a read; a busy stream fills it with eight packets.
+MOST_READ = 256 << 10
+# Bytes that a server may say before its version.
+MAX_BANNER = 64 << 10
+# Seconds in the middle of a packet after which the connection counts as broken.
+STALL = 10.0
+# Reads of which each is acknowledged at once: a login and the start of a program need 12.
+QUICK_READS = 40
+# Linux.
+QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 _LENGTH = struct.Struct(">I")
-_DATA = struct.Struct(">BBII")  # padding, kind, channel, length
+# Padding, kind, channel, length.
+_DATA = struct.Struct(">BBII")
 
 
 class NoSshServer(SSHException):
@@ -41,7 +47,8 @@ class Packets(Packetizer):
         self._from = sock
         self._ahead = b""
         self._at = 0
-        self._start = 0  # of the packet that is being read
+        # Of the packet that is being read.
+        self._start = 0
         self._size = LEAST_READ
         self._held: list[bytes] | None = []
         self._until = 0.0

@@ -16,9 +16,12 @@ from paramiko.ssh_exception import SSHException
 from clusterctl.errors import LinkLost
 from clusterctl.ssh.session import ChannelRefused, Session
 
-END_LIMIT = 10.0  # seconds for the exit code after both streams ended
-AT_ONCE = 256 << 10  # bytes a write
-STDERR = 1  # the only extended data there is
+# Seconds for the exit code after both streams ended.
+END_LIMIT = 10.0
+# Bytes a write.
+AT_ONCE = 256 << 10
+# The only extended data there is.
+STDERR = 1
 
 
 class Program(paramiko.Channel):
@@ -112,7 +115,8 @@ class ProgramStream:
             message.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
             message.add_int(self._program.remote_chanid)
             message.add_int(more)
-            with contextlib.suppress(SSHException, EOFError, OSError):  # the next read says so
+            # The next read says so.
+            with contextlib.suppress(SSHException, EOFError, OSError):
                 self._session._send_user_message(message)
 
     def _wait(self, done: Callable[[], bool], deadline: float) -> None:

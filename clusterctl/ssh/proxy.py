@@ -15,7 +15,8 @@ from clusterctl.settings import environment
 from clusterctl.ssh.config import Way
 
 FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
-END_WAIT = 2.0  # seconds between asking a program to end and ending it
+# Seconds between asking a program to end and ending it.
+END_WAIT = 2.0
 LAST_WORDS = 2000
 
 
@@ -35,7 +36,8 @@ def connected(way: Way, timeout: float) -> socket.socket:
             made.connect(address)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return made
-        except OSError as failed:  # the next address may do
+        except OSError as failed:
+            # The next address may do.
             made.close()
             problem = failed
     raise problem
@@ -48,13 +50,15 @@ class ProxySocket(socket.socket):
         ours, theirs = socket.socketpair()
         super().__init__(ours.family, ours.type, ours.proto, ours.detach())
         self._said = b""
-        self._change = threading.Lock()  # whoever closes it may be another than who asks
+        # Whoever closes it may be another than who asks.
+        self._change = threading.Lock()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the socket
         env = environment()
         shell = env.get("SHELL") or "/bin/sh"
         try:
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                [shell, "-c", f"exec {command}"],  # as ssh does it
+                # As ssh does it.
+                [shell, "-c", f"exec {command}"],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=self._errors,
@@ -102,7 +106,8 @@ def end_group(process: subprocess.Popen[bytes], patience: float = END_WAIT) -> N
 
 
 def _signal(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of one that ended
+    # macOS says the latter of one that ended.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 

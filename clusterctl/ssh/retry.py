@@ -10,12 +10,16 @@ from typing import TypeVar
 from clusterctl.errors import Unreachable
 
 T = TypeVar("T")
-TRIES = 6  # a default sshd drops a part of 64 handshakes at once; each wave of retries is smaller
-FIRST_PAUSE = 0.3  # seconds before the second try, doubled each time, times 0.5 to 1.5
+# A default sshd drops a part of 64 handshakes at once; each wave of retries is smaller.
+TRIES = 6
+# Seconds before the second try, doubled each time, times 0.5 to 1.5.
+FIRST_PAUSE = 0.3
 RETRY_LIMIT = (
-    15.0  # seconds after which a handshake that fails is not tried again: the server is silent, not busy
+    # Seconds after which a handshake that fails is not tried again: the server is silent, not busy.
+    15.0
 )
-HANDSHAKE_LIMIT = 20.0  # seconds for banner and key exchange: a node under load may take a few
+# Seconds for banner and key exchange: a node under load may take a few.
+HANDSHAKE_LIMIT = 20.0
 
 
 class Dropped(Exception):

@@ -42,18 +42,23 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.ssh.host_keys import HostKey, host_key
 from clusterctl.ssh.packets import NoSshServer, Packets
 
-WINDOW = 4 << 20  # bytes that a node may be ahead of us; what nobody reads stays in the kernel anyway
-PACKET = 64 << 10  # the largest piece that a server may send
-REKEY_BYTES = 1 << 34  # far below the 2^32 blocks that AES-GCM allows; each new key exchange stops the stream
+# Bytes that a node may be ahead of us; what nobody reads stays in the kernel anyway.
+WINDOW = 4 << 20
+# The largest piece that a server may send.
+PACKET = 64 << 10
+# Far below the 2^32 blocks that AES-GCM allows; each new key exchange stops the stream.
+REKEY_BYTES = 1 << 34
 REKEY_PACKETS = 1 << 31
-NEW_KEYS_LIMIT = 30.0  # seconds for a key exchange in the middle of a session
+# Seconds for a key exchange in the middle of a session.
+NEW_KEYS_LIMIT = 30.0
 FAST_KEX = ("ecdh-sha2-nistp256", "curve25519-sha256@libssh.org")
 GCM = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 CTR = ("aes128-ctr", "aes192-ctr", "aes256-ctr")
 SHA2 = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
 SIGNED_BY = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
 NEVER = float("inf")
-MAX_LINES = 100  # that a server may say before its version
+# That a server may say before its version.
+MAX_LINES = 100
 
 # The same as paramiko's own table, but a channel of a subclass is asked itself.
 _BY_NAME = {
@@ -72,7 +77,8 @@ class ChannelRefused(SSHException):
     """The server opens no such channel; its own words."""
 
 
-_Transport: Any = paramiko.Transport  # its stubs leave out what is overridden here
+# Its stubs leave out what is overridden here.
+_Transport: Any = paramiko.Transport
 
 
 class Session(_Transport):  # type: ignore[misc]
@@ -111,9 +117,12 @@ class Session(_Transport):  # type: ignore[misc]
         self._preferred_ciphers = _allowed(self._preferred_ciphers, allowed_ciphers)
         self._judge = judge
         self._turn = threading.Condition()
-        self._listener: int | None = None  # the thread that reads for all
-        self._quiet = 0.0  # seconds that were waited since a byte came
-        self._later: list[Any] = []  # what had to wait for new keys
+        # The thread that reads for all.
+        self._listener: int | None = None
+        # Seconds that were waited since a byte came.
+        self._quiet = 0.0
+        # What had to wait for new keys.
+        self._later: list[Any] = []
         self._refused: dict[int, str] = {}
         self._closing = threading.Lock()
         self.problem: BaseException | None = None
@@ -135,7 +144,8 @@ class Session(_Transport):  # type: ignore[misc]
         self.active = True
         try:
             self.packets.write_all(f"{self.local_version}\r\n".encode())
-            self._send_kex_init()  # the server's version changes nothing about it
+            # The server's version changes nothing about it.
+            self._send_kex_init()
             self.remote_version = self._their_version(deadline, min(limit, first_word or limit))
             self._expect_packet(MSG_KEXINIT)
         except BaseException as problem:
@@ -207,7 +217,8 @@ class Session(_Transport):  # type: ignore[misc]
         }
         said = known.get(code, f"reason {code}")
         self._refused[number] = f"{words} ({said})" if words else said
-        if number in self.channel_events:  # paramiko's own `open_channel` waits, for fabric
+        # Paramiko's own `open_channel` waits, for fabric.
+        if number in self.channel_events:
             self._channels.delete(number)
             self.saved_exception: BaseException = paramiko.ChannelException(code, said)
             self.channel_events.pop(number).set()
@@ -294,7 +305,8 @@ class Session(_Transport):  # type: ignore[misc]
             with contextlib.suppress(TimeoutError):
                 while self.packets.has_more():
                     self._take(*self.packets.next_message(0.0))
-        except BaseException as problem:  # why it ended, for all who wait
+        except BaseException as problem:
+            # Why it ended, for all who wait.
             self.end(problem)
             if not isinstance(problem, Exception):
                 raise
@@ -360,7 +372,8 @@ class Session(_Transport):  # type: ignore[misc]
         self.active = False
         if isinstance(self.sock, socket.socket):
             with contextlib.suppress(OSError):
-                self.sock.shutdown(socket.SHUT_RDWR)  # a read in another thread ends
+                # A read in another thread ends.
+                self.sock.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError, EOFError, SSHException):
             self.packetizer.close()
         for channel in list(self._channels.values()):

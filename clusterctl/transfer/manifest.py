@@ -21,7 +21,8 @@ from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.settings import cache_folder
 
 MANY_FILES, MANY_BYTES = 10_000, 1_000_000_000
-FORGET_AFTER = 60 * 86400.0  # seconds without a push of a folder until its files' hashes are forgotten
+# Seconds without a push of a folder until its files' hashes are forgotten.
+FORGET_AFTER = 60 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ def _remembered(path: Path, recheck: bool) -> Iterator[tree_cache.Memory]:
     known = tree_cache.Memory({} if recheck else tree_cache.load(str(kept)))
     yield known
     if known.read_bytes:
-        with contextlib.suppress(OSError):  # a home that can't be written costs the reading, nothing else
+        # A home that can't be written costs the reading, nothing else.
+        with contextlib.suppress(OSError):
             tree_cache.save(str(kept), known.now)
             _forget_old(kept.parent)
 
@@ -164,7 +166,8 @@ VCS_FOLDERS = (".git", ".hg", ".svn", ".jj", "CVS")
 ALWAYS_OUT = (
     "__pycache__",
     ".venv",
-    ".clusterctl-sandbox",  # with its keys
+    # With its keys.
+    ".clusterctl-sandbox",
     ".mypy_cache",
     ".ruff_cache",
     ".pytest_cache",

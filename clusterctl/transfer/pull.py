@@ -56,7 +56,8 @@ def pull_tree(
             total = builder.pieces.size(wanted)
             _take(builder, wanted, ByteReader(_Counted(replies, total, progress).next))
             builder.finish()
-            builder.keep_others(())  # what else is in the folder here is the user's
+            # What else is in the folder here is the user's.
+            builder.keep_others(())
             builder.switch()
         finally:
             builder.close()

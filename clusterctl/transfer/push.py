@@ -25,7 +25,8 @@ from clusterctl.transport.link import Asked, RequestFailed
 if TYPE_CHECKING:
     from clusterctl.transfer.relay import Relay
 
-KEPT_BYTES = 64 << 20  # what all nodes want alike is read once up to this size
+# What all nodes want alike is read once up to this size.
+KEPT_BYTES = 64 << 20
 Progress = Callable[[int, int], None]
 """Called with the bytes sent so far and the bytes to send."""
 

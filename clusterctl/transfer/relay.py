@@ -22,9 +22,11 @@ LEAST_NODES = 3
 # 8 MB cost 4 nodes 0.92, and 8 MB in 2,000 files cost 8 nodes 1.25, since each file costs each hop 25 us. A slow line
 # from here makes it pay earlier: that is for the user to say (`--relay on`).
 LEAST_BYTES, LEAST_PIECE = 4_000_000, 3_000
-CHAIN = 64  # nodes in a row; beyond it a second row begins beside, so that the last one need not wait for all
+# Nodes in a row; beyond it a second row begins beside, so that the last one need not wait for all.
+CHAIN = 64
 CHOICE_OF_PARENTS = 3
-HOPELESS = 3  # nodes that reached none, while none reached one: the next ones need not try
+# Nodes that reached none, while none reached one: the next ones need not try.
+HOPELESS = 3
 
 
 class Relay:

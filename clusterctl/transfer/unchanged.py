@@ -96,7 +96,8 @@ class Glance:
         stream.close()
         if answer.startswith(f"{SAME} "):
             return PushResult(answer[len(SAME) + 1 :], 0, 0, time.monotonic() - began, unchanged=True)
-        return None  # an odd login: the ordinary way says what is wrong with it
+        # An odd login: the ordinary way says what is wrong with it.
+        return None
 
     def _answer(self, node: Node, stream: Stream) -> str:
         """The shell's one word and a path; nothing where no shell answers."""
@@ -104,7 +105,8 @@ class Glance:
         mark = f"{MARK} {os.urandom(16).hex()}"
         began, said = f"{mark}\n".encode(), f"{mark} ".encode()
         noise, deadline = b"", time.monotonic() + START_LIMIT
-        with contextlib.suppress(LinkLost):  # a login that ended at once
+        # A login that ended at once.
+        with contextlib.suppress(LinkLost):
             stream.send(script(node, mark, source.manifest.id, dest))
             while time.monotonic() < deadline and len(noise) < MAX_NOISE:
                 try:
@@ -115,7 +117,8 @@ class Glance:
                     break
                 noise += data if name == "stdout" else b""
                 if began in noise:
-                    deadline = float("inf")  # it looks, for as long as that takes
+                    # It looks, for as long as that takes.
+                    deadline = float("inf")
                 _, there, answer = noise.partition(said)
                 if there and b"\n" in answer:
                     return answer.partition(b"\n")[0].decode("utf-8", "surrogateescape")

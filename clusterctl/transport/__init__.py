@@ -1,0 +1,1 @@
+"""One connection per node, and one fan-out that returns an outcome for each; knows nothing of SSH."""

@@ -78,7 +78,8 @@ class Connection:
             yield from asked
             finished = True
         except ClusterctlError:
-            finished = True  # the node itself ended it, or is gone
+            # The node itself ended it, or is gone.
+            finished = True
             raise
         finally:
             if not finished:
@@ -165,7 +166,8 @@ def _send_body(asked: Asked, body: Body | None) -> None:
                 asked.send(piece)
             asked.finish()
         except ClusterctlError:
-            pass  # the reader of the reply hears of it
+            # The reader of the reply hears of it.
+            pass
 
     threading.Thread(target=feed, args=([body] if isinstance(body, bytes) else body,), daemon=True).start()
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-FANOUT = 32  # nodes at once: more threads only wait for each other's cryptography
+# Nodes at once: more threads only wait for each other's cryptography.
+FANOUT = 32
 
 
 class Stream(Protocol):
@@ -111,7 +112,8 @@ def on_each(
                 done.put((place, Outcome(nodes[place], work(nodes[place]))))
             except ClusterctlError as error:
                 done.put((place, Outcome(nodes[place], error=error)))
-            except BaseException as bug:  # carried to the caller's thread and raised there
+            except BaseException as bug:
+                # Carried to the caller's thread and raised there.
                 done.put((place, bug))
 
     for _ in range(min(max(fanout, 1), len(nodes))):
@@ -206,7 +208,8 @@ class Connections:
         with self._change:
             self._closed = True
             there, self._open = list(self._open.values()), {}
-        if self.kept:  # nothing is waited for, and threads for it cost more than all else
+        # Nothing is waited for, and threads for it cost more than all else.
+        if self.kept:
             for one in there:
                 one.close()
             return

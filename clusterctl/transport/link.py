@@ -35,10 +35,14 @@ from clusterctl.agent.frames import (
 )
 from clusterctl.errors import ClusterctlError, LinkLost, Unreachable, WorkFailed
 
-MAX_NOISE = 1 << 20  # what a login script may print before the agent speaks
-START_LIMIT = 30.0  # seconds for a node's Python to start and take the agent
-LAST_WORDS = 2000  # bytes
-LATE = 20.0  # seconds after a command's time-out: its agent takes up to 7 to end it
+# What a login script may print before the agent speaks.
+MAX_NOISE = 1 << 20
+# Seconds for a node's Python to start and take the agent.
+START_LIMIT = 30.0
+# Bytes.
+LAST_WORDS = 2000
+# Seconds after a command's time-out: its agent takes up to 7 to end it.
+LATE = 20.0
 
 
 class Pipe(Protocol):
@@ -198,7 +202,8 @@ class Asked:
             try:
                 self.window.take(len(piece))
             except StreamEnded:
-                return  # the reply says why
+                # The reply says why.
+                return
             self._link.send(Frame(self._id, "data", {}, piece))
             view = view[CHUNK:]
 
@@ -219,7 +224,8 @@ class Asked:
         elif frame.kind == "data":
             self.inbox.put(frame)
         elif frame.kind == "end":
-            parse_payload(frame.payload)  # here, where it can still break the link
+            # Here, where it can still break the link.
+            parse_payload(frame.payload)
             self.inbox.put(frame)
             self.inbox.close()
             self.window.close()
@@ -397,7 +403,8 @@ class Link:
             return data
 
     def _beat(self) -> None:
-        if self._sending.acquire(blocking=False):  # else somebody is just sending
+        # Else somebody is just sending.
+        if self._sending.acquire(blocking=False):
             self._sending.release()
             self.send(Frame(0, "beat", {}))
 
@@ -422,7 +429,8 @@ class Link:
         with self._change:
             asked = self._asked.get(frame.id)
         if asked is None:
-            return  # a beat, or the rest of what was cancelled
+            # A beat, or the rest of what was cancelled.
+            return
         asked.take(frame, self._failure)
         if frame.kind in ("end", "fail"):
             self.forget(frame.id)

@@ -20,7 +20,8 @@ from clusterctl.transport.link import Link, agent_argv
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
 
-END_LIMIT = 10.0  # seconds for a local program to end what it ran, before it is ended itself
+# Seconds for a local program to end what it ran, before it is ended itself.
+END_LIMIT = 10.0
 LOGIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -137,9 +138,8 @@ class ChildStream:
         self._closed = False
 
     def read(self, size: int, timeout: float) -> tuple[str, bytes]:
-        with (
-            self._reading
-        ):  # close() takes it too: a number must not be another's file by the time it is read
+        # close() takes it too: a number must not be another's file by the time it is read.
+        with self._reading:
             open_ones = {file.fileno(): name for name, file in self._streams.items() if not file.closed}
             if self._closed:
                 raise LinkLost(self.node, "the connection was closed")
@@ -164,7 +164,8 @@ class ChildStream:
             raise LinkLost(self.node, f"it takes no more input ({problem})") from None
 
     def finish(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # nobody reads it any more
+        # Nobody reads it any more.
+        with contextlib.suppress(BrokenPipeError):
             self._stdin.close()
 
     def exited(self) -> bool:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 
 OnOutput = Callable[[str, bytes], None]
-FIRST_BEAT = 1.0  # seconds; most commands are over by then, and cost the node no timer
+# Seconds; most commands are over by then, and cost the node no timer.
+FIRST_BEAT = 1.0
 PIECE = 256 << 10
 ENDED_THERE = "what ran there for this command is ended by the node itself"
 
@@ -130,8 +131,10 @@ class _Running:
         self._cwd = cwd
         self.marker = os.urandom(16).hex()
         self._mark = f"{MARK} {self.marker}".encode()
-        self._noise = {"stdout": bytearray(), "stderr": bytearray()}  # what login scripts print
-        self._began = ""  # what the node said when it began, `ok` or why not
+        # What login scripts print.
+        self._noise = {"stdout": bytearray(), "stderr": bytearray()}
+        # What the node said when it began, `ok` or why not.
+        self._began = ""
         self._timed_out = False
         self._gone_since: float | None = None
         now = time.monotonic()
@@ -140,14 +143,16 @@ class _Running:
 
     def run(self, text: bytes, on_output: OnOutput) -> Completed:
         """To its end; what it says goes to on_output as it comes."""
-        with contextlib.suppress(LinkLost):  # a login that ended at once may have said why
+        # A login that ended at once may have said why.
+        with contextlib.suppress(LinkLost):
             self._stream.send(text)
         while self._is_awaited():
             try:
                 name, data = self._stream.read(PIECE, AFTERMATH)
             except TimeoutError:
                 if self._gone_since is not None:
-                    break  # what it left behind holds its streams, and says nothing
+                    # What it left behind holds its streams, and says nothing.
+                    break
                 continue
             if not name:
                 break
@@ -162,7 +167,8 @@ class _Running:
         now = time.monotonic()
         if now >= self._next_beat and not self._ending:
             self._next_beat = now + pause
-            with contextlib.suppress(LinkLost):  # read() knows more of it
+            # read() knows more of it.
+            with contextlib.suppress(LinkLost):
                 self._stream.send(b"\n")
 
     def end(self) -> None:
@@ -183,7 +189,8 @@ class _Running:
         if not self._began:
             raise self._nothing_began(f"within {START_LIMIT:.0f} s")
         if self._timed_out:
-            return False  # the kernel itself holds it
+            # The kernel itself holds it.
+            return False
         self._timed_out = True
         self._deadline = now + POLITE + KILLING + 1
         self.end()
@@ -193,7 +200,8 @@ class _Running:
         """The command's own part of the first output; what stands before is not its."""
         noise = self._noise[name]
         noise += data
-        begin = noise.find(self._mark)  # no pattern: each would be compiled for one use, 0.3 ms
+        # No pattern: each would be compiled for one use, 0.3 ms.
+        begin = noise.find(self._mark)
         end = noise.find(b"\n", begin) if begin >= 0 else -1
         if end < 0:
             if len(noise) > MAX_NOISE:
@@ -210,7 +218,8 @@ class _Running:
             raise self._nothing_began()
         if self._began != "ok":
             raise RequestFailed(self.node, "not-found", f"no folder {self._cwd or '~'} to run in")
-        held = self._timed_out and self._gone_since is None  # by the kernel itself
+        # By the kernel itself.
+        held = self._timed_out and self._gone_since is None
         code, number = (None, None) if held else self._stream.ended()
         if code is None and number is None and not self._timed_out:
             raise LinkLost(self.node, "the connection ended in the middle", ENDED_THERE)
@@ -223,14 +232,18 @@ class _Running:
         return Unreachable(self.node, f"its login shell began no command: {words}", hint)
 
 
-LINE = "exec /bin/sh"  # every login shell understands it: sh, csh and fish alike
-MARK = "CLUSTERCTL-ONCE"  # stands before the command's own output on both streams
-KILLING = 5.0  # seconds after which the watcher gives up on what the kernel itself holds
+# Every login shell understands it: sh, csh and fish alike.
+LINE = "exec /bin/sh"
+# Stands before the command's own output on both streams.
+MARK = "CLUSTERCTL-ONCE"
+# Seconds after which the watcher gives up on what the kernel itself holds.
+KILLING = 5.0
 CARRIED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Variables that one shell or another lets nobody set, or sets anew.
 SHELLS_OWN = re.compile(
     "_|BASH.*|COMP_WORDBREAKS|DIRSTACK|EPOCH.*|EUID|FUNCNAME|GROUPS|HISTCMD|LINENO|OPTIND|PIPESTATUS|PPID|"
     "S?RANDOM|SECONDS|SHELLOPTS|SHLVL|UID"
-)  # variables that one shell or another lets nobody set, or sets anew
+)
 SSH_NAMES = "SSH_CLIENT SSH_CONNECTION SSH_TTY SSH_AUTH_SOCK SSH_ORIGINAL_COMMAND SSH_USER_AUTH"
 
 # What the shell reads first. $$ is the command, whose place the shell leaves; $k its marker, which no environment

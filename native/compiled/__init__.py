@@ -1,0 +1,1 @@
+"""How the C++ library is built, checked and loaded."""

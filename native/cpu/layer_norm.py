@@ -18,7 +18,8 @@ from native.reference import layer_norm as plain
 
 __all__ = ["layer_norm", "merit", "why_not"]
 
-PIECES = 32  # of the rows; each sums its part of the weight's gradients by itself
+# Of the rows; each sums its part of the weight's gradients by itself.
+PIECES = 32
 
 
 class _Arguments(ctypes.Structure):

@@ -18,7 +18,8 @@ from native.reference import linear_cross_entropy as plain
 
 __all__ = ["linear_cross_entropy", "merit", "why_not"]
 
-PIECE = 256 << 20  # every further piece costs a pass over the matrix's gradient
+# Every further piece costs a pass over the matrix's gradient.
+PIECE = 256 << 20
 _TYPES = (torch.float32, torch.bfloat16)
 
 

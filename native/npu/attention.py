@@ -14,8 +14,10 @@ from torch import Tensor
 
 from native.reference import attention as plain
 
-COMPRESSED = 2048  # rows and columns of the mask that sparse_mode 3 wants, whatever the sequence
-LAST_ALIGNED = 3  # sparse_mode rightDownCausal: the last query sees every key
+# Rows and columns of the mask that sparse_mode 3 wants, whatever the sequence.
+COMPRESSED = 2048
+# sparse_mode rightDownCausal: the last query sees every key.
+LAST_ALIGNED = 3
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 

@@ -1,0 +1,1 @@
+"""Native code for the index of samples."""

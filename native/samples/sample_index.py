@@ -19,7 +19,8 @@ __all__ = ["Reader", "blend", "sample_starts", "shuffle", "why_not"]
 # The numbers of token types in Megatron's index files.
 _CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
 
-_SIDE_BY_SIDE, _MANY = 8, 24  # as in sample_index.cpp
+# As in sample_index.cpp.
+_SIDE_BY_SIDE, _MANY = 8, 24
 
 
 class _Source(ctypes.Structure):

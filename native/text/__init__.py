@@ -1,0 +1,1 @@
+"""Native code for texts: byte pair encoding, JSON lines."""

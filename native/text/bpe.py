@@ -19,9 +19,11 @@ __all__ = ["Added", "Bpe", "NotUtf8", "Tables", "check_places", "unicode_ranges"
 # These two because a pair of ids and its rank are kept in one number of 64 bits.
 MOST_MERGES = (1 << 23) - 1
 LARGEST_ID = (1 << 20) - 2
-LARGEST_DOCUMENT = (1 << 31) - 2  # bytes: its ids are counted in 32 bits, and each byte may be one
+# Bytes: its ids are counted in 32 bits, and each byte may be one.
+LARGEST_DOCUMENT = (1 << 31) - 2
 MOST_THREADS = 256
-_SLACK = 16  # as SLACK in bpe.cpp
+# As SLACK in bpe.cpp.
+_SLACK = 16
 
 
 class NotUtf8(ValueError):
@@ -92,7 +94,8 @@ class Bpe:
         self.dtype = np.dtype(dtype)
         self.threads = min(max(1, threads), MOST_THREADS)
         self._wide = self.dtype.itemsize == 4
-        self._room = 2 if tables.prefix_space else 1  # ids a byte, at most
+        # Ids a byte, at most.
+        self._room = 2 if tables.prefix_space else 1
         self._lock = threading.Lock()
         self._call = load().functions
         self._call.native_bpe_new.restype = ctypes.c_void_p
@@ -157,7 +160,8 @@ class Bpe:
             -1 if eod is None else eod,
             self.threads,
         )
-        with self._lock:  # the caches are the model's
+        # The caches are the model's.
+        with self._lock:
             total: int = self._call.native_bpe_encode(self._handle, ctypes.byref(job))
         if total == -1:
             raise MemoryError("no memory to encode a long word")

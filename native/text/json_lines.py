@@ -52,7 +52,8 @@ def read(data: bytes, key: str) -> Lines:
     most = data.count(b"\n") + 1
     starts, ends, numbers, characters = (np.empty(most, np.int64) for _ in range(4))
     text, plain = np.empty(len(data) + 8, np.uint8), np.empty(most, np.bool_)
-    name = key.encode("utf-8", "surrogatepass")  # half a character in a key is in no line that is UTF-8
+    # Half a character in a key is in no line that is UTF-8.
+    name = key.encode("utf-8", "surrogatepass")
     reading = _Reading(
         data,
         len(data),

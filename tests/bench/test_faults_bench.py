@@ -141,8 +141,10 @@ def test_a_rank_that_lives_on_beside_the_next_attempt_is_seen() -> None:
     scans = [(1.0, frozenset({(1, "node1"), (1, "node2")})), (9.0, frozenset({(1, "node2"), (2, "node1")}))]
     assert list(one_attempt(scans, KILLED, 0.0, 0.0)) == ["attempts 1, 2 lived at once"]
     frozen = replace(KILLED, kind="node frozen")
-    assert not list(one_attempt(scans, frozen, 5.0, 20.0))  # nobody can reach it there
-    assert list(one_attempt([(99.0, scans[1][1])], frozen, 5.0, 20.0))  # it should be gone long ago
+    # Nobody can reach it there.
+    assert not list(one_attempt(scans, frozen, 5.0, 20.0))
+    # It should be gone long ago.
+    assert list(one_attempt([(99.0, scans[1][1])], frozen, 5.0, 20.0))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def test_a_step_that_is_done_again_is_not_the_return() -> None:
     metrics = [start(10, 0), *steps(11, 1, 7), start(25, 4), *steps(26, 5, 9)]
     back = recovered(metrics, killed=17.5)
     assert back is not None
-    assert (back.new_step, back.began, back.starts) == (29.0, 23.0, 1)  # step 8; 5 to 7 had been done
+    # Step 8; 5 to 7 had been done.
+    assert (back.new_step, back.began, back.starts) == (29.0, 23.0, 1)
     assert back.parts == {"python": 0.5, "libraries": 1.5}
 
 
@@ -81,7 +82,8 @@ def test_the_report_of_goodput_says_how_each_kind_was_got_over() -> None:
     faults = [goodputs.Fault("rank killed", "rank 1 on node1", 17.5)]
     said = goodputs.report(goodput(metrics, 10.0, 75.0), faults, metrics, 1)
     assert "rank killed" in said
-    assert "10.0 s" in said  # to step 8, half a second each from 26.0 on
+    # To step 8, half a second each from 26.0 on.
+    assert "10.0 s" in said
     assert said.endswith("goodput 79.2 %; at least 70 %: reached")
 
 

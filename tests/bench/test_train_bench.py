@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.train import (
+from bench.train.__main__ import (
     answer,
     flops_a_token,
     table,

@@ -23,9 +23,8 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *says: str) -> No
     assert done.returncode == code, done.stderr
     for part in says:
         assert part in done.stderr, done.stderr
-    assert not re.search(
-        r"^Traceback", done.stderr, re.MULTILINE
-    )  # of ours; a program of the user's may show its own
+    # Of ours; a program of the user's may show its own.
+    assert not re.search(r"^Traceback", done.stderr, re.MULTILINE)
     assert "try: " in done.stderr
 
 
@@ -198,9 +197,8 @@ def test_a_wrong_key_is_refused_once_and_in_words(shell: Shell, cluster_file: Pa
     assert done.returncode == 255
     assert "node1: " in done.stderr
     assert "key" in done.stderr
-    assert not re.search(
-        r"^Traceback", done.stderr, re.MULTILINE
-    )  # of ours; a program of the user's may show its own
+    # Of ours; a program of the user's may show its own.
+    assert not re.search(r"^Traceback", done.stderr, re.MULTILINE)
     refused(shell("launch", "-c", "wrong.yaml", "-n", "node1", "--no-code", "--", "true"), 3, "node1: ")
 
 

@@ -29,7 +29,8 @@ def demo(tmp_path: Path) -> Shell:
 
 
 def nothing_left(shell: Shell, said: str) -> None:
-    nodes = set(re.findall(r"127\.\d+\.\d+\.\d+", said)) - {"127.0.0.1"}  # this sandbox's own
+    # This sandbox's own.
+    nodes = set(re.findall(r"127\.\d+\.\d+\.\d+", said)) - {"127.0.0.1"}
     assert not [one for one in listening() if one[0] in nodes]
     assert processes_of(shell.folder) == []
     assert sorted(path.name for path in shell.folder.iterdir()) in ([], ["clusterctl-demo"])

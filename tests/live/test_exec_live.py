@@ -66,10 +66,12 @@ def test_a_second_interrupt_leaves_at_once(shell: Shell, tmp_path: Path) -> None
     launcher.send_signal(signal.SIGINT)
     assert launcher.stderr is not None
     assert b"Ctrl-C again" in launcher.stderr.readline()
-    time.sleep(0.3)  # within a millisecond of the words both would be the first
+    # Within a millisecond of the words both would be the first.
+    time.sleep(0.3)
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(60) == 130
-    assert sleepers(name)  # it did not wait for those that take two seconds to die
+    # It did not wait for those that take two seconds to die.
+    assert sleepers(name)
     wait_for(lambda: not sleepers(name))
 
 
@@ -94,9 +96,11 @@ def test_a_flood_with_a_slow_reader_fills_no_memory_and_holds_up_nobody(
     )
     assert launcher.stdout is not None
     seen = b""
-    while b"node2: the other one\n" not in seen:  # while the flood is on its way
+    # while the flood is on its way.
+    while b"node2: the other one\n" not in seen:
         seen = seen[-100:] + os.read(launcher.stdout.fileno(), 4096)
-    time.sleep(1.0)  # nobody reads
+    # Nobody reads.
+    time.sleep(1.0)
     held = resident(launcher.pid)
     size = 0
     while data := os.read(launcher.stdout.fileno(), MB):
@@ -149,10 +153,13 @@ def test_a_cut_link_is_noticed_in_time_and_what_ran_behind_it_ends(
         Shell(tmp_path, env), "node1", *way, "--", *command, stdin=subprocess.PIPE, stderr=subprocess.PIPE
     )
     wait_for(lambda: sleepers(name))
-    time.sleep(1.5)  # the first sign of life of the launcher came
+    # The first sign of life of the launcher came.
+    time.sleep(1.5)
     whole_machines.cut("node1")
     cut = time.monotonic()
     assert launcher.wait(60) == 255
-    assert time.monotonic() - cut < 25  # 10 s of silence, on a busy machine
-    wait_for(lambda: not sleepers(name))  # the node waits as long for the launcher
+    # 10 s of silence, on a busy machine.
+    assert time.monotonic() - cut < 25
+    # The node waits as long for the launcher.
+    wait_for(lambda: not sleepers(name))
     whole_machines.heal("node1")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.faults import Campaign
+from bench.faults.__main__ import Campaign
 from bench.faults.draw import CHECKPOINT, RUNNING, Fault
 from bench.faults.judge import judge
 from clusterctl.sandbox import namespaces

@@ -15,7 +15,8 @@ import pytest
 from tests.support.keeping import Keeping, is_alive, until
 
 pytestmark = pytest.mark.live
-AGENT = ("--shell", "--", "echo $PPID")  # a command's parent is the agent that runs it
+# A command's parent is the agent that runs it.
+AGENT = ("--shell", "--", "echo $PPID")
 
 
 @pytest.fixture
@@ -86,14 +87,16 @@ def test_a_host_key_counts_when_a_connection_is_made(
     try:
         kind, key = other.with_suffix(".pub").read_text().split()[:2]
         known.write_text("".join(f"{line.split()[0]} {kind} {key}\n" for line in before.splitlines()))
-        assert agents(kept) == first  # an open link shows its key no more
+        # An open link shows its key no more.
+        assert agents(kept) == first
         kept.stop()
         refused = kept("exec", "all", "--", "echo", "ran")
         assert refused.returncode == 255 and "ran" not in refused.stdout
         assert refused.stderr.count("its host key changed") == 2
     finally:
         known.write_text(before)
-    assert len(agents(kept)) == 2  # the keeper reads the file anew for each command
+    # The keeper reads the file anew for each command.
+    assert len(agents(kept)) == 2
 
 
 def test_files_travel_over_kept_links(kept: Keeping, tmp_path: Path) -> None:
@@ -101,7 +104,8 @@ def test_files_travel_over_kept_links(kept: Keeping, tmp_path: Path) -> None:
     source.mkdir()
     (source / "big").write_bytes(os.urandom(3 << 20))
     (source / "small.py").write_text("print('on')\n")
-    there = "~/kept-there"  # each node has a home of its own
+    # Each node has a home of its own.
+    there = "~/kept-there"
     for _ in range(2):
         pushed = kept("push", str(source), there)
         assert pushed.returncode == 0, pushed.stderr
@@ -117,7 +121,8 @@ def test_much_output_neither_swells_the_keeper_nor_holds_up_others(kept: Keeping
     agents(kept)
     loud = kept.start("exec", "node1", "--", "head", "-c", "60000000", "/dev/zero")
     assert loud.stdout is not None
-    loud.stdout.read(1)  # it began, and from here on nobody reads it
+    # It began, and from here on nobody reads it.
+    loud.stdout.read(1)
     assert kept("exec", "all", "--", "echo", "on").stdout.count("on") == 2
     assert kept.status()[0]["memory_mb"] < 100
     loud.kill()
@@ -149,8 +154,10 @@ def test_the_passphrase_of_a_locked_key_is_asked_at_the_commands_terminal(
         text.replace("./known_hosts", str(cluster_file.parent / "known_hosts"))
     )
     words = ["exec", "all", "-c", "cluster.yaml", "--ssh", "paramiko", "--", "echo", "on"]
-    assert kept(*words).returncode == 255  # nobody sits there
-    for asked in (1, 0):  # the second time the links are there
+    # Nobody sits there.
+    assert kept(*words).returncode == 255
+    # The second time the links are there.
+    for asked in (1, 0):
         code, said = _at_terminal(kept, words, b"open sesame\n")
         assert (code, said.count("Passphrase"), said.count(": on")) == (0, asked, 2), said
 
@@ -166,7 +173,8 @@ def _at_terminal(kept: Keeping, words: list[str], typed: bytes) -> tuple[int, st
     while True:
         try:
             piece = os.read(ours, 4096)
-        except OSError:  # so a terminal's other end says that it is closed
+        except OSError:
+            # So a terminal's other end says that it is closed.
             break
         said += piece
         if b"Passphrase" in piece:

@@ -69,7 +69,8 @@ def test_twenty_cut_connections_lose_and_double_no_line(tmp_path: Path, cluster_
                 argv = ["kill", "-9", str(agent)] if cuts % 4 < 2 else ["sh", "-c", script]
                 cuts += others.of(node).run(argv).exit_code == 0
             except ClusterctlError:
-                continue  # the connection was just gone
+                # The connection was just gone.
+                continue
         for node in cluster.nodes:
             others.of(node).put(f"{run.read_record()['run_dirs'][node.name]}/enough", b"")
 

@@ -21,7 +21,8 @@ from tests.live.conftest import Shell, clean_environment
 
 NODES = 5
 SIZE = 16_000_000
-LINE = "20mbit"  # of the launcher: 6 s for one copy, so that there is time to do harm
+# Of the launcher: 6 s for one copy, so that there is time to do harm.
+LINE = "20mbit"
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,8 @@ def test_a_relayed_push_brings_one_copy_from_here_and_listens_only_in_the_cluste
     assert push.returncode == 0, err
     assert sum(row["bytes_sent"] for row in there.values()) < 1.1 * SIZE
     assert all(same(made, node.name, source, "/tmp/relayed") for node in made.nodes)
-    assert seconds < NODES * SIZE * 8 / 20e6  # what the line needs for a copy each
+    # What the line needs for a copy each.
+    assert seconds < NODES * SIZE * 8 / 20e6
     for node in made.nodes:
         left = [line.split()[3] for line in inside(made, node.name, "ss", "-Hltn").splitlines()]
         assert all(one.endswith(":22") for one in left)
@@ -161,9 +163,8 @@ def test_a_node_that_is_cut_off_in_the_middle_stops_nobody_else(
 def test_nodes_that_can_not_reach_each_other_get_it_from_here(
     made: Sandbox, typed: Shell, tmp_path: Path, source: Path
 ) -> None:
-    wrong = made.cluster_file.read_text().replace(
-        '"address": "10.', '"address": "127.'
-    )  # each its own loopback
+    # Each its own loopback.
+    wrong = made.cluster_file.read_text().replace('"address": "10.', '"address": "127.')
     inventory = made.cluster_file.with_name("wrong.yaml")
     inventory.write_text(wrong)
     push = start(typed, "push", str(source), "/tmp/alone", "-c", str(inventory), "--json")

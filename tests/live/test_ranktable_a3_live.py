@@ -65,7 +65,8 @@ def test_a3_nodes_make_a_table_with_super_pods(cluster: inventory_cluster.Cluste
     devices = value["server_list"][1]["device"]
     assert [(one["device_id"], one["rank_id"]) for one in devices] == [("3", "2"), ("0", "3")]
     assert int(devices[0]["super_device_id"]) == int(devices[1]["super_device_id"]) + 3
-    assert all(".1" in one["device_ip"].split("168")[1] for one in devices)  # 192.168.110.x: the vnic's
+    # 192.168.110.x: the vnic's.
+    assert all(".1" in one["device_ip"].split("168")[1] for one in devices)
 
 
 def test_what_has_no_address_is_refused_or_left_out_when_asked(

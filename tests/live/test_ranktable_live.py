@@ -121,7 +121,8 @@ def test_a_table_altered_on_one_of_four_nodes_is_caught(four: sandbox_cluster.Sa
     assert drifts(typed) == [("node3", None, "file-differs")]
     (home(four, "node2") / "table.json").unlink()
     there.unlink()
-    there.symlink_to(home(four, "node1") / "table.json")  # the same text, and torch_npu would not take it
+    # The same text, and torch_npu would not take it.
+    there.symlink_to(home(four, "node1") / "table.json")
     assert drifts(typed) == [("node2", None, "file-missing"), ("node3", None, "file-kind")]
     changes = json.loads(typed("ranktable", "push", "table.json", "--json").stdout)
     assert [one["change"] for one in changes] == ["unchanged", "new", "replaced", "unchanged"]

@@ -247,7 +247,8 @@ def given_to_a_stranger(at: tuple[str, int], certificate: Path | None, tls: bool
                 stream.sendall(b"\x00\x00\x00\x07[[0,1]]" * 4)
                 while piece := stream.recv(1000):
                     given += piece
-    except OSError:  # also what TLS raises
+    except OSError:
+        # Also what TLS raises.
         pass
     return given
 
@@ -287,7 +288,8 @@ def test_a_push_opens_the_relays_listeners_and_no_others_and_they_serve_no_stran
         there.unlink()
     addresses = {node.address for node in made.nodes}
     assert {address for address, _ in seen} <= (addresses if relay != "off" else set()), seen
-    most = 32 if relay == "plain" else 0  # the nonce that a proof is asked of
+    # The nonce that a proof is asked of.
+    most = 32 if relay == "plain" else 0
     assert bool(seen) == (relay != "off") and max(map(len, given), default=0) <= most, given
 
 

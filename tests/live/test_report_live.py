@@ -12,7 +12,8 @@ import pytest
 from tests.live.conftest import Shell
 
 pytestmark = pytest.mark.live
-MEMORY = Path("/sys/fs/cgroup/memory")  # version 1; in version 2 a group with processes may limit none below
+# Version 1; in version 2 a group with processes may limit none below.
+MEMORY = Path("/sys/fs/cgroup/memory")
 
 
 @pytest.fixture

@@ -56,7 +56,8 @@ def test_a_training_whose_rank_is_killed_goes_on_by_itself_from_its_newest_check
     text = (shell.folder / name).read_text()
     (shell.folder / name).write_text(text + "restart: {max: 1, backoff: 0.2s}\n")
     done = shell("launch", name, timeout=250)
-    assert done.returncode == 5, done.stderr  # the arranged fault strikes at step 7 of every attempt
+    # The arranged fault strikes at step 7 of every attempt.
+    assert done.returncode == 5, done.stderr
     assert "restart 1 of 1 now: rank 3 on node2 (device 1) killed" in done.stderr
     assert "not restarted: all 1 restarts are used" in done.stderr
     run = last_run(shell)
@@ -220,7 +221,8 @@ def test_a_spare_takes_the_place_of_the_first_node_and_its_checkpoints(
     assert run.read_record()["ranks"] == {"node3": [0], "node2": [1]}
     lost = next(event for event in run.event_lines() if event["event"] == "node_ended")
     assert (lost["node"], lost["state"]) == ("node1", "lost")
-    assert lost["time"] - began < 30  # 15 s, on a machine that has the time
+    # 15 s, on a machine that has the time.
+    assert lost["time"] - began < 30
     starts = [metric["step"] for metric in run.metric_lines() if metric["event"] == "start"]
     assert len(starts) == 2
     assert starts[1] >= 4

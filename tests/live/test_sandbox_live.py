@@ -44,7 +44,8 @@ def needs(mode: str) -> pytest.MarkDecorator:
 
 
 EVERY = [pytest.param(mode, marks=needs(mode)) for mode in WHY_NOT]
-TWO_NODES_SOON = 5.0  # seconds, on a busy two-core machine; 0.15 to 0.3 on an idle one
+# Seconds, on a busy two-core machine; 0.15 to 0.3 on an idle one.
+TWO_NODES_SOON = 5.0
 
 
 @contextlib.contextmanager
@@ -60,7 +61,8 @@ def up(folder: Path, mode: str, nodes: int = 2) -> Iterator[cluster.Sandbox]:
 def login(made: cluster.Sandbox, name: str = "node1") -> Iterator[paramiko.SSHClient]:
     node = made.node(name)
     with paramiko.SSHClient() as client:
-        client.load_host_keys(str(made.layout.known_hosts))  # and a key that is not in there is refused
+        # And a key that is not in there is refused.
+        client.load_host_keys(str(made.layout.known_hosts))
         client.connect(
             node.host,
             node.port,
@@ -125,7 +127,8 @@ def test_nodes_come_up_answer_to_ssh_and_go_without_a_trace(tmp_path: Path, mode
             cluster.up(made.directory, mode=mode)
         assert cluster.load(made.directory).status() == made.status()
     nothing_is_left(made)
-    assert made.down() == 0  # twice is fine
+    # Twice is fine.
+    assert made.down() == 0
 
 
 @pytest.mark.parametrize("mode", EVERY)
@@ -138,7 +141,8 @@ def test_streams_exit_codes_and_bytes_pass_unchanged(tmp_path: Path, mode: str) 
         assert out.split()[0] == hashlib.sha256(blob).hexdigest()
         command = "cat; head -c 4000000 /dev/zero | tr '\\0' x"
         assert run(client, command, b"begin") == (0, "begin" + "x" * 4000000, "")
-        assert run(client, "kill -9 $$")[0] == -1  # no exit code: a signal
+        # No exit code: a signal.
+        assert run(client, "kill -9 $$")[0] == -1
 
 
 @pytest.mark.parametrize("mode", EVERY)
@@ -199,7 +203,8 @@ def test_an_orphan_on_an_embedded_node_does_not_stay_a_zombie(tmp_path: Path) ->
 @pytest.mark.parametrize("mode", EVERY)
 def test_killing_a_node_ends_all_of_it_and_nothing_of_the_others(tmp_path: Path, mode: str) -> None:
     with up(tmp_path, mode) as made:
-        hidden = "(setsid env -i /bin/sleep 61 > /dev/null 2>&1 &) ; sleep 62"  # detached, no marker left
+        # Detached, no marker left.
+        hidden = "(setsid env -i /bin/sleep 61 > /dev/null 2>&1 &) ; sleep 62"
         others = set()
         with login(made, "node1") as one, login(made, "node2") as two:
             for client in (one, two):
@@ -233,7 +238,8 @@ def test_a_node_of_namespaces_is_a_machine_of_its_own(tmp_path: Path) -> None:
 
     before = machine()
     with up(tmp_path, "namespaces") as made, login(made) as client:
-        assert machine() == before  # nothing was changed in the machine's own network
+        # Nothing was changed in the machine's own network.
+        assert machine() == before
         assert run(client, "hostname; cat /etc/hostname")[1] == "node1\nnode1\n"
         code, out, _ = run(client, "/usr/local/Ascend/driver/tools/hccn_tool -i 0 -ip -g; cat /etc/hccn.conf")
         assert code == 0 and out.startswith("ipaddr:192.168.10.1\n") and "address_1=192.168.20.1\n" in out
@@ -260,7 +266,8 @@ def test_a_cut_link_is_silent_and_a_healed_one_goes_on_where_it_was(tmp_path: Pa
         made.cut("node1")
         assert [status.state for status in made.status()] == ["cut", "up"]
         with pytest.raises(socket.timeout):
-            while channel.recv(4096):  # what was under way when the link went
+            # What was under way when the link went.
+            while channel.recv(4096):
                 pass
         assert client.get_transport().is_active()  # type: ignore[union-attr]
         made.heal("node1")
@@ -388,7 +395,8 @@ def interrupted_up(folder: Path, mode: str, number: int, delay: float) -> int:
         process.stdout.readline()
         time.sleep(delay)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)  # as a terminal does: the whole foreground group
+            # As a terminal does: the whole foreground group.
+            os.killpg(process.pid, number)
         return process.wait(timeout=60)
 
 
@@ -402,7 +410,8 @@ def test_up_interrupted_at_any_moment_leaves_nothing(tmp_path: Path, mode: str) 
         number = signal.SIGTERM if number % 3 == 2 else signal.SIGINT
         interrupted_up(folder, mode, number, chance.random() * span)
         whole = is_whole(folder)
-        if whole:  # it was done before the signal came: then it is up, and `down` ends it
+        # It was done before the signal came: then it is up, and `down` ends it.
+        if whole:
             cluster.down(folder)
         assert not folder.exists()
         assert not processes_of(folder)
@@ -432,7 +441,8 @@ def test_down_clears_what_a_killed_up_left_at_any_moment(tmp_path: Path, mode: s
     def once(number: int) -> None:
         folder = tmp_path / str(number)
         interrupted_up(folder, mode, signal.SIGKILL, chance.uniform(0.0, 0.3))
-        time.sleep(0.2)  # a process that was just being started records itself, or finds no folder and ends
+        # A process that was just being started records itself, or finds no folder and ends.
+        time.sleep(0.2)
         cluster.down(folder)
         assert not processes_of(folder)
         assert not folder.exists() or not list(folder.iterdir())

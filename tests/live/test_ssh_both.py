@@ -134,7 +134,8 @@ def test_a_killed_client_leaves_nothing_running_on_the_nodes(ssh: Shell) -> None
         [*argv, "setsid sleep 600 & echo up; sleep 600"], cwd=ssh.folder, env=ssh.env, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
-    assert process.stdout.readline() and process.stdout.readline()  # both are up
+    # Both are up.
+    assert process.stdout.readline() and process.stdout.readline()
     name, value = marker.split("=")
     assert processes.marked({name: value})
     process.kill()

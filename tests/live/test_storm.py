@@ -49,7 +49,8 @@ def one_sshd(tmp_path: Path, cluster_file: Path) -> Iterator[Callable[[int, str]
         config.write_text(
             "\n".join(
                 [
-                    f"ListenAddress 0.0.0.0:{port}",  # sshd takes 16 addresses, or all
+                    # Sshd takes 16 addresses, or all.
+                    f"ListenAddress 0.0.0.0:{port}",
                     f"AllowUsers {made.state.user}@127.*",
                     "LogLevel VERBOSE",
                     *([f"MaxStartups {limit}"] if limit else []),
@@ -94,7 +95,8 @@ def test_64_nodes_behind_one_sshd_with_its_stock_limits_all_answer(
 def test_dropped_logins_are_tried_again_until_all_are_in(
     shell: Shell, one_sshd: Callable[[int, str], OneSshd]
 ) -> None:
-    there = one_sshd(24, "3:100:3")  # whoever comes while three are logging in is dropped
+    # Whoever comes while three are logging in is dropped.
+    there = one_sshd(24, "3:100:3")
     done = shell("exec", "-c", str(there.inventory), "all", "--", "echo", "here")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 24

@@ -97,7 +97,8 @@ def test_stop_lets_the_trainer_save_and_finish_its_step(shell: Shell, data: Path
     assert started.returncode == 0, started.stderr
     run = started.stdout.strip()
     deadline = time.monotonic() + 60
-    while len(losses(shell.folder / "runs" / run)) < 6:  # the traced ones are over
+    # The traced ones are over.
+    while len(losses(shell.folder / "runs" / run)) < 6:
         assert time.monotonic() < deadline
         time.sleep(0.5)
     stopped = shell("stop", run)

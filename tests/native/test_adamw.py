@@ -10,7 +10,8 @@ from torch import Tensor
 
 import native
 
-SHAPES = ((3, 5), (40_000,), (1,), (257, 129))  # one longer than what a thread takes at a time
+# One longer than what a thread takes at a time.
+SHAPES = ((3, 5), (40_000,), (1,), (257, 129))
 
 
 def tensors(gradient_type: torch.dtype, seed: int = 0) -> tuple[list[Tensor], ...]:

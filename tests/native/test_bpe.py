@@ -75,7 +75,8 @@ def test_words_are_merged_by_rank_and_place(size: int, dtype: type) -> None:
         wanted = [merged(word, by_pair(merges)) for word in words]
         inner = model(merges, dtype)
         assert encode(inner, words) == wanted
-        assert encode(inner, words) == wanted  # out of the cache
+        # Out of the cache.
+        assert encode(inner, words) == wanted
 
 
 def test_more_words_than_the_cache_has_room_for() -> None:
@@ -103,7 +104,8 @@ def test_the_room_of_a_long_word_is_given_back() -> None:
     encode(inner, [b"a" * 1000])
     before = psutil.Process().memory_info().rss
     assert encode(inner, [b"a" * 10_000_001]) == [[32] + [256] * 5_000_000 + [97]]
-    assert psutil.Process().memory_info().rss - before < 100 << 20  # a byte took 28
+    # A byte took 28.
+    assert psutil.Process().memory_info().rss - before < 100 << 20
 
 
 def test_many_pairs_in_a_half_full_table_are_all_found() -> None:

@@ -39,12 +39,13 @@ def test_every_backend_gives_the_meaning_of_every_case(
 
 
 def test_every_op_has_cases_in_both_types() -> None:
+    # These have no gradient: test_adamw.py.
     assert {(case.op, case.dtype) for case in cases.cases()} == {
         (op, dtype)
         for op in OPS
         for dtype in (torch.float32, torch.bfloat16)
         if op not in ("adamw", "square_sum")
-    }  # these have no gradient: test_adamw.py
+    }
 
 
 @pytest.mark.parametrize("case", [case for case in cases.cases() if case.name == "odd"], ids=str)

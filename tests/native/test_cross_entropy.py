@@ -65,7 +65,8 @@ def test_a_leaf_is_not_overwritten() -> None:
 
 def test_a_graph_that_still_needs_the_logits_is_refused_and_not_wrong() -> None:
     leaf, targets = some()
-    logits = leaf.requires_grad_().tanh()  # tanh keeps its result for its own backward
+    # tanh keeps its result for its own backward.
+    logits = leaf.requires_grad_().tanh()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         cpu.cross_entropy(logits, targets).backward()
 

@@ -84,7 +84,8 @@ def test_text_in_its_place_is_refused(installed: Path) -> None:
 
 
 def test_a_foreign_library_under_its_name_is_refused(installed: Path) -> None:
-    import _ctypes  # an extension of Python itself
+    # An extension of Python itself.
+    import _ctypes
 
     if not getattr(_ctypes, "__file__", None):
         pytest.skip("this Python has ctypes built in")

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 
 MODES: dict[str, Callable[[], None]] = {}
-MEGABYTES = 300  # what a mode that seems endless sends in all
+# What a mode that seems endless sends in all.
+MEGABYTES = 300
 DEEP = b"[" * 50_000
 
 
@@ -478,7 +479,8 @@ def main() -> None:
             return
         seen = (seen + piece)[-100_000:]
     MODES[name]()
-    while os.read(0, 1 << 16):  # until the launcher hangs up
+    # Until the launcher hangs up.
+    while os.read(0, 1 << 16):
         pass
 
 
@@ -486,4 +488,5 @@ if __name__ == "__main__":
     try:
         main()
     except BrokenPipeError:
-        os._exit(0)  # the launcher has seen enough
+        # The launcher has seen enough.
+        os._exit(0)

@@ -59,7 +59,8 @@ def losses(model: str, folder: Path, native: str) -> list[dict[str, float]]:
 def machine() -> str:
     """Where these very bits can be expected again: the library, and what its kernels are chosen by."""
     lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
-    said = {key.strip(): value.strip() for key, value in reversed(lines)}  # of the first core
+    # Of the first core.
+    said = {key.strip(): value.strip() for key, value in reversed(lines)}
     name = " ".join(said.get(key, "") for key in ("vendor_id", "cpu family", "model", "stepping"))
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from itertools import cycle, islice
 
-LONGEST = (32 * 4096) - 1  # bytes of one argument that Linux takes, with the null byte behind it 128 KB
-NAME_LONGEST = 255  # bytes of a file's name
+# Bytes of one argument that Linux takes, with the null byte behind it 128 KB.
+LONGEST = (32 * 4096) - 1
+# Bytes of a file's name.
+NAME_LONGEST = 255
 
 
 def texts(canary: str, count: int = 500) -> list[str]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = 60.0  # seconds for what takes one on a quiet machine
+# Seconds for what takes one on a quiet machine.
+LONG = 60.0
 
 
 @dataclass

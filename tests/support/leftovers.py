@@ -31,7 +31,8 @@ def listening() -> set[tuple[str, int]]:
             fields = line.split()
             if fields[3] == "0A":
                 address, port = fields[1].rsplit(":", 1)
-                octets = bytes.fromhex(address)[::-1]  # the kernel prints IPv4 as a little-endian number
+                # The kernel prints IPv4 as a little-endian number.
+                octets = bytes.fromhex(address)[::-1]
                 name = ".".join(map(str, octets)) if len(octets) == 4 else address
                 found.add((name, int(port, 16)))
     return found

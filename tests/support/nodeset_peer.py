@@ -36,7 +36,8 @@ def main():
             answer = {"names": list(found), "folded": str(found)}
         except NodeSetException as error:
             answer = {"error": str(error)}
-        except Exception as error:  # it has tracebacks of its own: an IndexError on "[]1"
+        except Exception as error:
+            # It has tracebacks of its own: an IndexError on "[]1".
             answer = {"error": f"crashed: {error!r}"}
         sys.stdout.write(json.dumps(answer) + "\n")
 

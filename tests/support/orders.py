@@ -32,7 +32,8 @@ from trainer.samples.gpt import split_bounds  # noqa: E402
 
 GOLDENS = ROOT / "tests" / "cases" / "samples" / "megatron-core-0.16.1.json"
 CASES = 1000
-ITEMS = 12  # whose tokens and masks are compared; the indices are compared whole
+# Whose tokens and masks are compared; the indices are compared whole.
+ITEMS = 12
 EOD = 3
 SPLITS = ["949,50,1", "80,20", "1", "90,10,0", "50,25,25", "0.7,0.2,0.1", "98/1/1", "1,1,1"]
 
@@ -41,12 +42,15 @@ SPLITS = ["949,50,1", "80,20", "1", "90,10,0", "50,25,25", "0.7,0.2,0.1", "98/1/
 class Setting:
     """One corpus or several, and how samples are asked of them."""
 
-    kind: str  # plain, blend, apart (a corpus for each part), sizes (without weights)
-    lengths: list[list[int]]  # of each corpus' sequences
+    # Plain, blend, apart (a corpus for each part), sizes (without weights).
+    kind: str
+    # Of each corpus' sequences.
+    lengths: list[list[int]]
     split: str
     weights: list[float] | None
     sequence: int
-    samples: tuple[int | None, int | None]  # of train, of valid
+    # Of train, of valid.
+    samples: tuple[int | None, int | None]
     seed: int
     reset_positions: bool
     reset_attention: bool
@@ -71,7 +75,8 @@ def setting(case: int) -> Setting:
 
 def _lengths(random: np.random.RandomState) -> list[int]:
     longest = int(random.choice([3, 20, 60]))
-    least = int(random.randint(2))  # empty sequences in half of the corpora
+    # Empty sequences in half of the corpora.
+    least = int(random.randint(2))
     return [int(n) for n in random.randint(least, longest + 1, int(random.randint(2, 60)))]
 
 
@@ -85,7 +90,8 @@ def _asked(
     """How long a sample is and how many are asked for; but for `plain`, no part is shorter than a sample."""
     parts = [_tokens(one, split, kind) for one in lengths]
     shortest = min(min(n for n in part if n is not None) for part in parts)
-    if shortest < 4:  # a part without tokens, which Megatron-core would wait for without end
+    # A part without tokens, which Megatron-core would wait for without end.
+    if shortest < 4:
         return _asked(random, kind, [one + [7, 9] * 30 for one in lengths], split, weights)
     longest = shortest + 3 if kind == "plain" else shortest - 1
     sequence = int(random.randint(2, min(33, longest) + 1))
@@ -163,7 +169,8 @@ def ours(asked: Setting, prefixes: list[str]) -> dict[str, Answer]:
     for which, count in zip(("train", "valid"), asked.samples, strict=True):
         if count is None:
             continue
-        if asked.kind == "plain":  # also parts that are shorter than a sample, which a job may not ask for
+        # Also parts that are shorter than a sample, which a job may not ask for.
+        if asked.kind == "plain":
             corpus = data.corpora[prefixes[0]]
             bounds = split_bounds(asked.split, len(corpus.lengths))[("train", "valid").index(which)]
             order = make_order(corpus.lengths, bounds, count, asked.sequence, asked.seed)

@@ -12,8 +12,8 @@ import os
 import sys
 
 import torch  # noqa: F401  (loaded here so that the forks need not)
-import trainer.assemble
 
+import trainer.train.assemble
 from trainer.__main__ import main
 
 
@@ -42,7 +42,8 @@ def serve() -> None:
             import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  (what it loads late: the compiler)
         if ask["sharded"]:
             import torch._dynamo  # noqa: F401  (what fully_shard loads late)
-            import trainer.sharded  # noqa: F401
+
+            import trainer.engine.sharded  # noqa: F401
         started = []
         for environment, output in zip(ask["environments"], ask["outputs"], strict=True):
             child = os.fork()
@@ -53,7 +54,8 @@ def serve() -> None:
         os.write(answers, json.dumps(codes).encode() + b"\n")
 
 
-assert trainer.assemble
-answers = os.dup(1)  # what libraries print on stdout must not be taken for an answer
+assert trainer.train.assemble
+# What libraries print on stdout must not be taken for an answer.
+answers = os.dup(1)
 os.dup2(2, 1)
 serve()

@@ -19,7 +19,8 @@ from tests.native.conftest import compiled  # noqa: F401
 from trainer.corpus.indexed import Writer
 
 ROOT = Path(__file__).resolve().parents[2]
-VOCAB = 60  # padded to 128, so that the padding is always in play
+# Padded to 128, so that the padding is always in play.
+VOCAB = 60
 MODEL = {"layers": 2, "hidden": 32, "heads": 2, "sequence": 16, "vocab": VOCAB}
 
 
@@ -97,7 +98,8 @@ def rank_server() -> Iterator[subprocess.Popen[str]]:
         start_new_session=True,
     )
     yield server
-    os.killpg(server.pid, signal.SIGKILL)  # with the ranks that a failed test left
+    # With the ranks that a failed test left.
+    os.killpg(server.pid, signal.SIGKILL)
     server.wait()
 
 

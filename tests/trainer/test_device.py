@@ -105,9 +105,8 @@ def test_the_peak_is_the_jobs_own_figure_or_known_of_the_kind() -> None:
     two = Rates.of(config(precision="bf16"), 1, "cpu", "", 2)
     assert two.peak == 2 * Rates.of(config(precision="bf16"), 1, "cpu", "", 1).peak
     assert two.source == "assumed: one core of a server, x 2 threads"
-    assert (
-        Rates.of(config(), 1, "cuda", "NVIDIA H200", 1).source == "assumed: an A100 of 80 GB"
-    )  # fp32 has no sheet
+    # fp32 has no sheet.
+    assert Rates.of(config(), 1, "cuda", "NVIDIA H200", 1).source == "assumed: an A100 of 80 GB"
 
 
 def test_memory_is_told_of_the_rank_that_took_most_beside_its_plan() -> None:

@@ -129,7 +129,8 @@ def test_a_glm_fills_in_blanks_as_training_made_them(material: Path) -> None:
     assert [blank["text"] for blank in made["blanks"]] == [" three four", " six seven"]
     assert {blank["ended"] for blank in made["blanks"]} == {"end of piece"}
     text = np.array([tokens.enc, *words.encode(str(made["text"])), tokens.eos])
-    spans = [(3, 5), (6, 8)]  # of a token each, behind ENC
+    # Of a token each, behind ENC.
+    spans = [(3, 5), (6, 8)]
     row = blanked(text, spans, tokens.mask, tokens, RandomState(1), "words", shuffle=False)
     assert model.asked == [row.tokens.tolist(), row.positions.tolist(), [row.separator]]
 

@@ -110,7 +110,8 @@ def test_a_training_on_an_npu_is_that_on_a_cpu_and_calls_its_fused_kernels(
     assert [one["lr"] for one in updates[:: len(updates) // 8]] == [line["lr"] for line in npu]
     assert updates[0]["beta1_power"] == 1.0 and updates[-1]["beta1_power"] == pytest.approx(0.9**7)
     assert {one["weight_decay"] for one in updates} == {0.1, 0.0}
-    assert all(0 < one["own_seconds"] <= one["step_seconds"] for one in npu)  # by the device's events
+    # By the device's events.
+    assert all(0 < one["own_seconds"] <= one["step_seconds"] for one in npu)
     taken = metrics(tmp_path / "npu", "memory")[-1]
     assert 0 < taken["bytes"][0] < 50e6
 

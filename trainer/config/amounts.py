@@ -119,7 +119,8 @@ class BatchSizes:
             taken, consumed = rungs[-1]
             size = self.after(consumed)
             rise = (size - self.start) // self.increment + 1
-            end = -(-rise * self.samples // self.rises)  # where the next size may begin
+            # Where the next size may begin.
+            end = -(-rise * self.samples // self.rises)
             steps = -(-(end - consumed) // size)
             rungs.append((taken + steps, consumed + steps * size))
         return rungs

@@ -10,7 +10,8 @@ from trainer.config.glm import Infilling, Windows
 from trainer.config.reader import setting
 from trainer.errors import Fault
 
-MOST_CORPORA = 32767  # of a blend: it counts them in two bytes, as Megatron-core does
+# Of a blend: it counts them in two bytes, as Megatron-core does.
+MOST_CORPORA = 32767
 
 
 @dataclass(frozen=True)

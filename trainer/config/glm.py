@@ -10,7 +10,8 @@ from trainer.config.reader import setting
 if TYPE_CHECKING:
     pass
 
-SPECIAL_TOKENS = 9  # sop, eop, ENC, the masks and the rest, above the vocabulary of the text
+# Sop, eop, ENC, the masks and the rest, above the vocabulary of the text.
+SPECIAL_TOKENS = 9
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from trainer.config.reader import setting
 
-VOCAB_MULTIPLE = 128  # matrix kernels want aligned rows; Megatron pads to 128 x tensor parallel
+# Matrix kernels want aligned rows; Megatron pads to 128 x tensor parallel.
+VOCAB_MULTIPLE = 128
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class ModelConfig:
 
 
 GPT2_VOCAB = 50257
-GLM_VOCAB = 50266  # GPT-2's and nine special tokens
+# GPT-2's and nine special tokens.
+GLM_VOCAB = 50266
 
 
 def _gpt(layers: int, hidden: int, heads: int, sequence: int, init_std: float = 0.02) -> ModelConfig:
@@ -121,12 +123,15 @@ def _glm(layers: int, hidden: int, heads: int, positions: int) -> ModelConfig:
 SIZES: dict[str, ModelConfig] = {
     # About 1.07 million parameters: trains in a minute on two CPU cores.
     "gpt-tiny": ModelConfig(),
-    "gpt2-117M": _gpt(12, 768, 12, 1024),  # the same as 124M: 117M is how the paper counted it
+    # The same as 124M: 117M is how the paper counted it.
+    "gpt2-117M": _gpt(12, 768, 12, 1024),
     "gpt2-124M": _gpt(12, 768, 12, 1024),
     "gpt2-345M": _gpt(24, 1024, 16, 1024),
-    "gpt2-1536x16": _gpt(16, 1536, 16, 2048),  # one node of eight devices: 2 x 4 x 1
+    # One node of eight devices: 2 x 4 x 1.
+    "gpt2-1536x16": _gpt(16, 1536, 16, 2048),
     "gpt2-1.3B": _gpt(24, 2048, 16, 1024),
-    "gpt2-2304x24": _gpt(24, 2304, 24, 2048),  # four nodes of eight devices: 2 x 4 x 4
+    # Four nodes of eight devices: 2 x 4 x 4.
+    "gpt2-2304x24": _gpt(24, 2304, 24, 2048),
     "gpt2-2.7B": _gpt(32, 2560, 32, 2048),
     "gpt2-3.7B": _gpt(32, 3072, 32, 2048),
     "gpt2-13B": _gpt(40, 5120, 40, 1024),

@@ -146,7 +146,8 @@ def _within(bounds: Mapping[str, Any], value: object, key: str, faults: list[Fau
     if choices and value not in choices:
         listed = ", ".join(str(choice) for choice in choices)
         remedy = near(value, [str(c) for c in choices]) if isinstance(value, str) else ""
-        remedy = remedy if remedy.startswith("did you mean") else ""  # the known words are told already
+        # The known words are told already.
+        remedy = remedy if remedy.startswith("did you mean") else ""
         faults.append(Fault(key, f"is {_shown(value)}; one of {listed} is needed", remedy))
         return False
     wrong = ""

@@ -1,0 +1,1 @@
+"""Texts become .bin/.idx files; every verb of `clusterctl data`."""

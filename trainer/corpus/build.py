@@ -158,7 +158,8 @@ def _build(
     if order.keep_hashes and (folder / "hashes").exists():
         os.replace(folder / "hashes", hashes_path(order.output))
     elif not order.keep_hashes:
-        hashes_path(order.output).unlink(missing_ok=True)  # of what was there before
+        # Of what was there before.
+        hashes_path(order.output).unlink(missing_ok=True)
     put_in_place(folder, order.output)
     found: dict[str, Any] = json.loads(manifest_path(order.output).read_bytes())
     return found

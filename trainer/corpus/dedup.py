@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from trainer.corpus.filters import HASH_BYTES
 from trainer.corpus.store import Store
 
-AT_ONCE = 1 << 21  # hashes sorted together: 100 MB with their numbers and order
+# Hashes sorted together: 100 MB with their numbers and order.
+AT_ONCE = 1 << 21
 DOCUMENTS_AT_ONCE = 1 << 12
 
 

@@ -29,7 +29,8 @@ from trainer.files import texts
 
 KEYED = ("jsonl", "parquet")
 KEYS_SHOWN = 8
-ROWS = 1024  # of a Parquet file in memory together
+# Of a Parquet file in memory together.
+ROWS = 1024
 DOC = re.compile(rb"<doc\b[^>]*>\n?(.*?)\n?</doc>", re.DOTALL)
 PAGE = re.compile(rb"<page>.*?</page>", re.DOTALL)
 PARAGRAPHS = re.compile(r"(?:\r?\n[ \t]*){2,}")
@@ -59,7 +60,8 @@ def documents(piece: Piece, key: str, each: str, vocab: int) -> Iterator[str | l
         try:
             if piece.kind != "jsonl":
                 yield _checked(record, vocab)
-            else:  # a text is sound already, a line is not
+            else:
+                # A text is sound already, a line is not.
                 yield record if isinstance(record, str) else _checked(_value(record, key), vocab)
         except NotADocument as error:
             yield Bad(f"{piece.name}:{place}", str(error))
@@ -155,7 +157,8 @@ def _paragraphs(data: bytes, line: int) -> Iterator[tuple[str, Any]]:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
-        yield str(line), data  # which is told as what it is
+        # Which is told as what it is.
+        yield str(line), data
         return
     for paragraph in PARAGRAPHS.split(text):
         if paragraph.strip():
@@ -176,7 +179,8 @@ def _wikiextracted(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
 
 def _pages(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
     """The articles of a MediaWiki dump; redirects and pages that are no articles are passed over."""
-    from trainer.corpus.wikitext import article  # 25 ms of patterns
+    # 25 ms of patterns.
+    from trainer.corpus.wikitext import article
 
     for line, found in _marked(piece, PAGE, b"<page>"):
         if isinstance(found, NotADocument):
@@ -281,7 +285,8 @@ def _goes_on(text: str, begin: int, end: re.Match[str]) -> bool:
     )
 
 
-LARGEST = 2**31  # no id is out of range here: ids are refused as a whole
+# No id is out of range here: ids are refused as a whole.
+LARGEST = 2**31
 
 
 def texts_of(inputs: Sequence[str], key: str = "text", kind: str = "", each: str = "file") -> Iterator[str]:

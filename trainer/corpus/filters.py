@@ -11,8 +11,10 @@ import numpy as np
 
 from trainer.errors import DataError
 
-LOOKED_AT = 4096  # characters that the language is told by: about GLM's 1024 tokens
-HASH_BYTES = 16  # of a text: two of 1e9 documents are alike by chance once in 1e20
+# Characters that the language is told by: about GLM's 1024 tokens.
+LOOKED_AT = 4096
+# Of a text: two of 1e9 documents are alike by chance once in 1e20.
+HASH_BYTES = 16
 
 
 @dataclass(frozen=True)

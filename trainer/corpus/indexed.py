@@ -29,11 +29,16 @@ HEADER = struct.Struct("<9sQBQQ")
 OLD_MAGIC = b"TNTIDX\x00\x00"
 OLD_HEADER = struct.Struct("<8sQQQQQQ")
 TYPES: dict[int, Any] = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
-FLOAT_TYPES = (6, 7)  # their widths differ between the tools that write them; no tokens in either
-LARGEST_U16_VOCAB = 65500  # Megatron's own limit
-LONGEST = 2**31 - 1  # tokens of a sequence: its length is an i32
-ASIDE = ("bin", "idx", "lengths", "marks")  # what a writer keeps beside the pair until it is whole
-AT_ONCE = 1 << 20  # entries of an index that are looked at together: 8 MiB
+# Their widths differ between the tools that write them; no tokens in either.
+FLOAT_TYPES = (6, 7)
+# Megatron's own limit.
+LARGEST_U16_VOCAB = 65500
+# Tokens of a sequence: its length is an i32.
+LONGEST = 2**31 - 1
+# What a writer keeps beside the pair until it is whole.
+ASIDE = ("bin", "idx", "lengths", "marks")
+# Entries of an index that are looked at together: 8 MiB.
+AT_ONCE = 1 << 20
 
 
 def token_type(vocab: int) -> Any:
@@ -59,7 +64,8 @@ class Index:
     path: Path
     dtype: np.dtype[Any]
     lengths: NDArray[np.int32]
-    pointers: NDArray[np.int64]  # bytes
+    # Bytes.
+    pointers: NDArray[np.int64]
     marks: NDArray[np.int64]
 
     @property
@@ -228,7 +234,8 @@ class Writer:
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
         self._clear()
         self._streams = {ending: self._aside(ending).open("w+b") for ending in ("bin", "lengths", "marks")}
-        fcntl.flock(self._streams["bin"], fcntl.LOCK_EX)  # the system lets go of it however this process ends
+        # The system lets go of it however this process ends.
+        fcntl.flock(self._streams["bin"], fcntl.LOCK_EX)
         return self
 
     def add_document(self, sequences: Sequence[Sequence[int]]) -> None:

@@ -43,8 +43,10 @@ ENDINGS = {
     ".lazy": "lazy",
 }
 EACH = ("file", "line", "paragraph")
-PART_BYTES = 4 << 20  # of text: 0.1 s of work of one core, so that the last part keeps nobody waiting
-LONGEST = 128 << 20  # bytes of one line, page or file; a longer one is a bad line
+# Of text: 0.1 s of work of one core, so that the last part keeps nobody waiting.
+PART_BYTES = 4 << 20
+# Bytes of one line, page or file; a longer one is a bad line.
+LONGEST = 128 << 20
 SNIFFED = 4096
 
 
@@ -148,7 +150,8 @@ def _inside(folder: Path) -> Iterator[str]:
 def kind_of(name: str) -> str:
     """By the name's ending, and where that says nothing (wiki_00, stdin) by the first bytes."""
     if name == STDIN:
-        return ""  # told by its first bytes, when it is read
+        # Told by its first bytes, when it is read.
+        return ""
     path = Path(name)
     endings = [ending for ending in path.suffixes[-2:] if ending not in PACKED]
     if endings and endings[-1] in ENDINGS:
@@ -259,7 +262,8 @@ def cut(
             pending += more
             at = _last(pending, ends)
         if at < 0 and len(pending) <= longest:
-            break  # the end of the input ends its last record
+            # The end of the input ends its last record.
+            break
         if at < 0:
             lines, rest = _skip(read, ends, pending, size)
             yield b"", line, f"longer than {longest} bytes"
@@ -388,7 +392,8 @@ def _lengths(listing: Path, binary: Path) -> NDArray[np.int64]:
     if lengths is None or lengths.ndim != 1 or (lengths < 0).any():
         raise DataError(f"{listing}: not a plain list of lengths", "nothing of it was run")
     size, total = binary.stat().st_size, int(lengths.sum())
-    if size == total and (lengths % 4 == 0).all():  # counted in bytes, as some versions do
+    # Counted in bytes, as some versions do.
+    if size == total and (lengths % 4 == 0).all():
         return lengths // 4
     if size != 4 * total:
         raise DataError(

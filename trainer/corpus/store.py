@@ -30,7 +30,8 @@ from trainer.files import replace_file, sync
 SPOOLS = ("bin", "lengths", "marks", "hashes")
 LOCK, PLAN, JOURNAL, MANIFEST = "lock", "plan.json", "journal", "manifest.json"
 READ_AT_ONCE = 1 << 24
-BAD_KEPT = 100  # of all parts; all are counted
+# Of all parts; all are counted.
+BAD_KEPT = 100
 
 
 def work_folder(prefix: Path) -> Path:
@@ -63,7 +64,8 @@ class Lock:
                     f"{folder}: another build of the same output is running ({whose or 'it just began'})",
                     "wait for its end, or give this one another --output",
                 ) from None
-            except FileNotFoundError:  # the other one was done, and took its folder away
+            except FileNotFoundError:
+                # The other one was done, and took its folder away.
                 pass
             os.close(self._handle)
         os.ftruncate(self._handle, 0)

@@ -16,7 +16,8 @@ from trainer.errors import DataError, InputError
 from trainer.files import replace_file, sha256
 
 END_OF_DOCUMENT = "<|endoftext|>"
-SMALLEST_VOCAB = 256 + 1  # every byte, and the end of a document
+# Every byte, and the end of a document.
+SMALLEST_VOCAB = 256 + 1
 FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 PAIRS = (("vocab.json", "merges.txt"), ("gpt2-vocab.json", "gpt2-merges.txt"))

@@ -16,7 +16,8 @@ FIELDS = {
     name: re.compile(rf"<{name}(?:\s[^<>]*)?>([^<]*)</{name}>".encode()) for name in ("ns", "model", "text")
 }
 REDIRECT = re.compile(rb"<redirect\b")
-OURS = re.compile("[\x00\x02\x03]+")  # what marks things here, and no text needs
+# What marks things here, and no text needs.
+OURS = re.compile("[\x00\x02\x03]+")
 COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 DROPPED = (
     "ref|references|gallery|timeline|score|imagemap|templatestyles|graph|mapframe|maplink|indicator|hiero|"
@@ -38,7 +39,8 @@ PREFERRED_VARIANTS = ("zh-hans", "zh-cn", "zh", "zh-hant", "zh-tw")
 BEHAVIOUR = re.compile(r"__[A-Z]{3,}__")
 QUOTES = re.compile(r"'{2,5}")
 HEADING = re.compile(r"^(={1,6})[ \t]*(.*?)[ \t]*\1[ \t]*$")
-DEEPEST = 12  # brackets left open inside another that its end gives up
+# Brackets left open inside another that its end gives up.
+DEEPEST = 12
 LISTED = re.compile(r"^[*#:;]+[ \t]*")
 RULE = re.compile(r"^-{4,}")
 LANGUAGE = re.compile(r"^[a-z]{2,3}(?:-[a-z]+)*$|^simple$")
@@ -179,10 +181,11 @@ def _without_brackets(text: str) -> str:
         at = found.end()
         kind = str(found.lastgroup)
         if kind == "param_end" and all(one.kind != "param" for one in stack[-2:]):
+            # The first two of }}} end a template, the third belongs to what follows.
             kind, at = (
                 "template_end",
                 at - 1,
-            )  # the first two of }}} end a template, the third belongs to what follows
+            )
         if kind == "bar":
             if stack[-1].kind in ("template", "link", "param"):
                 stack[-1].parts.append([])
@@ -230,7 +233,8 @@ def _link(parts: list[str]) -> str:
         return shown
     if parts[-1].strip():
         return parts[-1]
-    return re.sub(r"\s*\([^()]*\)$|,.*$", "", shown.rpartition(":")[2])  # the pipe trick: [[Boston (band)|]]
+    # The pipe trick: [[Boston (band)|]].
+    return re.sub(r"\s*\([^()]*\)$|,.*$", "", shown.rpartition(":")[2])
 
 
 def _default(parts: list[str]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-GONE = "\x01"  # marks where something was dropped, until the gaps are closed
+# Marks where something was dropped, until the gaps are closed.
+GONE = "\x01"
 MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
     "November", "December",

@@ -29,7 +29,8 @@ from trainer.env import preset
 from trainer.errors import DataError, DataFailed, TrainerError
 
 UNITS = ("document", "sentence")
-BAD_TOLD = 20  # of a part; all are counted
+# Of a part; all are counted.
+BAD_TOLD = 20
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,10 @@ class Made:
     number: int
     mark: str
     tokens: NDArray[Any]
-    lengths: NDArray[np.int32]  # of the sequences
-    counts: NDArray[np.int32]  # sequences of each document
+    # Of the sequences.
+    lengths: NDArray[np.int32]
+    # Sequences of each document.
+    counts: NDArray[np.int32]
     hashes: bytes
     facts: dict[str, int]
     bad: list[str]
@@ -126,7 +129,8 @@ class Maker:
         return joined, np.fromiter(map(len, rows), np.int32, len(rows))
 
 
-AHEAD = 4  # parts a worker may be ahead of the slowest: bounds what waits for its turn in memory
+# Parts a worker may be ahead of the slowest: bounds what waits for its turn in memory.
+AHEAD = 4
 
 
 def make_all(parts: Iterable[Part], recipe: Recipe, tokenizer: Tokenizer, workers: int) -> Iterator[Made]:
@@ -204,7 +208,8 @@ def _send(link: Connection, part: Part, process: subprocess.Popen[bytes]) -> Non
     try:
         link.send(part)
     except (BrokenPipeError, ConnectionResetError):
-        _receive(link, process)  # raises what it said last, or that it died
+        # Raises what it said last, or that it died.
+        _receive(link, process)
 
 
 def _receive(link: Connection, process: subprocess.Popen[bytes]) -> Made:
@@ -228,8 +233,10 @@ def _died(code: int) -> DataFailed:
 
 def serve(link: Any) -> None:
     """A worker's life: made ready once, then part after part until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and closes the pipe
-    preset("TOKENIZERS_PARALLELISM", "false")  # each core has a worker; its own threads would crowd them
+    # The parent hears it too, and closes the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Each core has a worker; its own threads would crowd them.
+    preset("TOKENIZERS_PARALLELISM", "false")
     try:
         recipe, source, end = pickle.loads(link.recv_bytes())
         try:

@@ -1,0 +1,1 @@
+"""One optimizer step over any layout, by torch or by DeepSpeed."""

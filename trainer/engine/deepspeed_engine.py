@@ -48,14 +48,17 @@ class DeepSpeedEngine:
         self.config, self.groups, self.device = config, groups, device
         self.data, self.parallel, self.pipeline = groups.data, groups.tensor, groups.pipeline
         self.cuts, self.shapes = cuts_of(model), shapes or shapes_of(model)
-        self.loss_scale = LossScale(None)  # bf16 needs none, and fp16 is not served
+        # bf16 needs none, and fp16 is not served.
+        self.loss_scale = LossScale(None)
         self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         for name, parameter in self.parameters.items():
             parameter.model_parallel = self.cuts[name].dim is not None  # type: ignore[attr-defined]
             if self.cuts[name].partial and self.parallel.divides_sequence:
-                parameter.register_hook(self._sum_of_parts)  # before DeepSpeed sees the gradient
+                # Before DeepSpeed sees the gradient.
+                parameter.register_hook(self._sum_of_parts)
         self.deepspeed = import_deepspeed(device)
-        if config.zero == 3:  # the table is used by the loss too, outside of its own module's pass
+        # The table is used by the loss too, outside of its own module's pass.
+        if config.zero == 3:
             self.deepspeed.zero.register_external_parameter(model, model.tokens.weight)
         self.passes: Passes
         if self.pipeline.stages > 1:
@@ -75,7 +78,8 @@ class DeepSpeedEngine:
         own = adamw(self.parameters, config.optimizer, fused=self.device.kind in ("cpu", "cuda"))
         how = settings(config, micros, numbers, self.device)
         places = Places(self.groups) if self.parallel.size > 1 and self.pipeline.stages == 1 else None
-        if config.zero == 3:  # before the model is moved: no device need have room for all of it
+        # Before the model is moved: no device need have room for all of it.
+        if config.zero == 3:
             how_divided = {"data_parallel_group": self.data.handle, "mpu": places, "config_dict_or_path": how}
             self.deepspeed.zero.Init(self.passes.module, dtype=torch.float32, **how_divided)
         engine, zero, _, _ = self.deepspeed.initialize(
@@ -100,7 +104,8 @@ class DeepSpeedEngine:
         self.norm = float(norm_of(counted, self.cuts, self.parallel, self.pipeline).item())
         if not self.norm < float("inf"):
             for parameter in self.parameters.values():
-                parameter.grad = None  # an update without gradients changes nothing
+                # An update without gradients changes nothing.
+                parameter.grad = None
         elif (factor := clip_factor(self.norm, self.config.optimizer.clip)) < 1:
             for gradient in gradients.values():
                 gradient.mul_(factor)
@@ -146,7 +151,8 @@ class DeepSpeedEngine:
 
     def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
         for name, whole in model:
-            if name in self.parameters:  # else another stage has it
+            # Else another stage has it.
+            if name in self.parameters:
                 self._load_weight(name, whole)
         if self.config.zero:
             self.zero.refresh_fp32_params()
@@ -183,9 +189,11 @@ def import_deepspeed(device: Device) -> Any:
     """The library, quiet, without anything to compile, and on torch's process group."""
     env.preset("DS_ACCELERATOR", device.kind)
     if device.kind == "cpu":
-        env.preset(env.LOCAL_RANK, "0")  # a rank alone has none, and DeepSpeed insists
+        # A rank alone has none, and DeepSpeed insists.
+        env.preset(env.LOCAL_RANK, "0")
     else:
-        env.replace(env.LOCAL_RANK, str(device.index))  # which it takes for the device's number
+        # Which it takes for the device's number.
+        env.replace(env.LOCAL_RANK, str(device.index))
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     try:
         import deepspeed
@@ -200,7 +208,8 @@ def import_deepspeed(device: Device) -> Any:
     # Collectives that torch 2.13 renamed, and DeepSpeed calls by their old names: a line for many a call.
     warnings.filterwarnings("ignore", "`torch.distributed.*is deprecated", FutureWarning)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(device.collectives, dist_init_required=False)  # on the group that there is
+    # On the group that there is.
+    deepspeed.init_distributed(device.collectives, dist_init_required=False)
     return deepspeed
 
 
@@ -221,7 +230,8 @@ def settings(config: TrainConfig, accumulation: int, numbers: int, device: Devic
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": config.optimizer.clip
         if config.zero
-        else 0.0,  # without ZeRO the engine clips by itself
+        # Without ZeRO the engine clips by itself.
+        else 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

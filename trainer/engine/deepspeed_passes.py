@@ -50,12 +50,12 @@ class Dense:
         total = torch.zeros((), device=self.device.name)
         for micro in batch:
             last = micro is batch[-1]
-            engine.set_gradient_accumulation_boundary(
-                last
-            )  # batches may grow, and DeepSpeed counts by the config
+            # Batches may grow, and DeepSpeed counts by the config.
+            engine.set_gradient_accumulation_boundary(last)
             loss = engine(*micro) / len(batch)
             if last:
-                own.stop()  # the backward pass waits for the other ranks
+                # The backward pass waits for the other ranks.
+                own.stop()
             engine.backward(loss, scale_wrt_gas=False)
             total += loss.detach()
             engine.step()
@@ -102,14 +102,17 @@ class Staged:
                 [first, *middle, last],
                 topology=topology(num_pp=line.stages, num_mp=groups.tensor.size, num_dp=groups.data.world),
                 partition_method="uniform",
-                dynamic_shape=model.config.kind == "glm",  # whose rows are as long as their blanks make them
+                # Whose rows are as long as their blanks make them.
+                dynamic_shape=model.config.kind == "glm",
             )
         for name, parameter in model.named_parameters():
-            parameter.ds_pipe_replicated = not line.counts(name)  # type: ignore[attr-defined]  # by the norm
+            # By the norm.
+            parameter.ds_pipe_replicated = not line.counts(name)  # type: ignore[attr-defined]
         self.stage: _Stage = next(one for one in self.module.modules() if isinstance(one, _Stage))
 
     def step(self, engine: Any, batch: Batch, own: Stopwatch) -> float:
-        own.stop()  # what waits for other stages is no part of it, and of the rest only forward passes are seen here
+        # What waits for other stages is no part of it, and of the rest only forward passes are seen here.
+        own.stop()
         self.stage.clock = own
         engine.set_train_batch_size(len(batch) * engine.train_micro_batch_size_per_gpu() * self.data.world)
         loss: Tensor = engine.train_batch(self._reads(batch))

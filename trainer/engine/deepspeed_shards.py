@@ -93,7 +93,8 @@ def _share(
     """A rank's part of a parameter of so many numbers; `begun`: what is before it in the row."""
     if stage == 0:
         return Share(row, 0, 0, numbers)
-    if stage == 3:  # each is cut by itself; the last parts may be short or empty
+    # Each is cut by itself; the last parts may be short or empty.
+    if stage == 3:
         length = parameter.partition_numel()
         return Share(row, begun, min(rank * length, numbers), min((rank + 1) * length, numbers))
     first = rank * of_row.numel()

@@ -232,7 +232,8 @@ class LossScale:
         """Without a config the scale is 1 and stays: the other precisions need none."""
         self.config = config
         self.value = config.initial if config else 1.0
-        self.clean = 0  # steps since the last overflow or growth
+        # Steps since the last overflow or growth.
+        self.clean = 0
         self.patience = config.hysteresis if config else 0
 
     @property

@@ -13,8 +13,10 @@ from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.parallel.group import Group
 
-Micro = Sequence[Tensor]  # what the model's `arguments` takes: (micro_batch, ...) each
-Batch = Sequence[Micro]  # one rank's micro-batches
+# What the model's `arguments` takes: (micro_batch, ...) each.
+Micro = Sequence[Tensor]
+# One rank's micro-batches.
+Batch = Sequence[Micro]
 Model = GPT | GLM
 
 

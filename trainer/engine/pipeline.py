@@ -45,10 +45,12 @@ class Pipelined:
         self.model, self.device, self.precision = model, device, precision
         self.data, self.pipeline = data, pipeline
         self.names = [_names_of(model, piece) for piece in range(len(model.pieces))]
-        self.type = COMPUTED_IN[precision]  # of the hidden state, as of the weights that make it
+        # Of the hidden state, as of the weights that make it.
+        self.type = COMPUTED_IN[precision]
 
     def step(self, batch: Batch, scale: float, own: Stopwatch, before_last: Callable[..., None]) -> Tensor:
-        own.stop()  # waiting for other stages is no part of it
+        # Waiting for other stages is no part of it.
+        own.stop()
         total = torch.zeros((), device=self.device.name)
         line, pieces = self.pipeline, len(self.names)
         actions = one_forward_one_backward(line.stage, line.stages, pieces, len(batch))

@@ -24,7 +24,8 @@ from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline
 from trainer.parallel.tensor import Parallel
 
 COMPUTED_IN = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-Arriving = Iterable[tuple[str, Tensor]]  # names and whole tensors; all ranks must take all of them
+# Names and whole tensors; all ranks must take all of them.
+Arriving = Iterable[tuple[str, Tensor]]
 
 
 class Holding(Protocol):
@@ -102,7 +103,8 @@ class Buffered:
         for arriving in (model, optimizer):
             for key, whole in arriving:
                 like = self.parameters.get(parameter_of(key, self.cuts))
-                if like is not None:  # else another stage has it
+                # Else another stage has it.
+                if like is not None:
                     self.optimizer.take(key, own_of(key, whole, like, self.cuts, self.parallel))
         self.optimizer.taken = taken
 
@@ -161,12 +163,16 @@ class GradientBuffer:
         self.parameters, self.cuts, self.group, self.parallel = parameters, cuts, group, parallel
         self.pipeline = pipeline
         self.travels = group.world > 1
-        self.last: Collection[str] = ()  # whose last backward pass of the step is under way, or over
-        self.added: set[str] = set()  # whose gradients are in the buffer
-        ordered = list(parameters)[::-1]  # about the order in which they are finished
+        # Whose last backward pass of the step is under way, or over.
+        self.last: Collection[str] = ()
+        # Whose gradients are in the buffer.
+        self.added: set[str] = set()
+        # About the order in which they are finished.
+        ordered = list(parameters)[::-1]
         self.pieces = _pieces(ordered, parameters)
         self.piece_of = {name: i for i, piece in enumerate(self.pieces) for name in piece}
-        self.waiting: list[int] = []  # gradients still to come, a piece
+        # Gradients still to come, a piece.
+        self.waiting: list[int] = []
         self.next_piece = 0
         self.work: list[Any] = []
         for name in ordered:
@@ -193,7 +199,8 @@ class GradientBuffer:
         if name in self.added:
             return self.views[name]
         gradient = self.parameters[name].grad
-        assert gradient is not None  # `wait` fills up what never came
+        # `wait` fills up what never came.
+        assert gradient is not None
         return gradient
 
     def gradients(self) -> dict[str, Tensor]:
@@ -208,7 +215,8 @@ class GradientBuffer:
             and not self.parallel.divides_sequence
             and name not in self.added
         ):
-            return  # the only one there will be
+            # The only one there will be.
+            return
         if name in self.added:
             self.views[name].add_(parameter.grad)
         else:
@@ -246,9 +254,8 @@ class GradientBuffer:
     def wait(self) -> None:
         """Until every gradient is there and summed."""
         for name, parameter in self.parameters.items():
-            if (
-                parameter.grad is None and name not in self.added
-            ):  # a part of the model that had no part in the loss
+            # A part of the model that had no part in the loss.
+            if parameter.grad is None and name not in self.added:
                 self.views[name].zero_()
                 self.added.add(name)
         if self.travels:
@@ -269,7 +276,8 @@ class GradientBuffer:
     def _add_parts(self) -> None:
         """Sum what each tensor parallel rank has of its part of the sequence alone."""
         parts = [self.gradient(name) for name, cut in self.cuts.items() if cut.partial]
-        if not parts:  # as of a first stage that only embeds
+        # As of a first stage that only embeds.
+        if not parts:
             return
         whole = self.parallel.sum(torch.cat([part.flatten() for part in parts]))
         for part, summed in zip(parts, whole.split([part.numel() for part in parts]), strict=True):

@@ -84,7 +84,8 @@ class Sharded:
     def _add_parts(self) -> None:
         """Sum what each tensor parallel rank has of its part of the sequence alone."""
         parts = [self._gradient(name) for name in self.rows if self.cuts[name].partial]
-        if not parts:  # as of a last stage without a layer
+        # As of a last stage without a layer.
+        if not parts:
             return
         whole = self.parallel.sum(torch.cat([part.flatten() for part in parts]))
         for part, summed in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
@@ -110,7 +111,8 @@ class Sharded:
 
     def _gradient(self, name: str) -> Tensor:
         gradient = self.rows[name].grad
-        assert gradient is not None  # `wait` has put it there
+        # `wait` has put it there.
+        assert gradient is not None
         return gradient
 
     def update(self, rate: float) -> None:
@@ -140,7 +142,8 @@ class Sharded:
             assert own is not None
             return own
         shape = self.shards[name].shape
-        each = -(-shape[0] // self.data.world)  # rows a rank, padding included
+        # Rows a rank, padding included.
+        each = -(-shape[0] // self.data.world)
         padded = self.rows[name].new_zeros((each, *shape[1:]))
         if own is not None:
             padded[: len(own)] = own
@@ -152,7 +155,8 @@ class Sharded:
         self._reshard()
         for arriving in (model, optimizer):
             for key, whole in arriving:
-                if parameter_of(key, self.cuts) in self.cuts:  # else another stage has it
+                # Else another stage has it.
+                if parameter_of(key, self.cuts) in self.cuts:
                     self.optimizer.take(key, self._own_of(key, whole))
         self.optimizer.taken = taken
 
@@ -186,7 +190,8 @@ def _shard(model: Model, config: TrainConfig, data: Group, norms: set[nn.Paramet
         again = config.zero >= 3 and module is not model
         fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=policy, ignored_params=norms)
         assert isinstance(module, FSDPModule)
-        module.set_gradient_divide_factor(1.0)  # the losses are scaled for a sum already
+        # The losses are scaled for a sum already.
+        module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         found.append(module)
     return found

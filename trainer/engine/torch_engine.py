@@ -112,7 +112,8 @@ class TorchEngine:
         total = self.passes.step(batch, share * scale, own, self.holding.last_backward)
         self.holding.wait()
         norm = self.holding.clip(self.config.optimizer.clip, scale)
-        finite = norm < float("inf")  # False for NaN too
+        # False for NaN too.
+        finite = norm < float("inf")
         if finite:
             self.holding.update(rate)
         calibrating = not finite and self.loss_scale.can_fall
@@ -130,7 +131,8 @@ class TorchEngine:
 
     def state(self) -> TrainState:
         weights, moments, taken = self.holding.state()
-        if self.groups.data.rank == 0:  # elsewhere the moments are not there
+        # Elsewhere the moments are not there.
+        if self.groups.data.rank == 0:
             weights = whole_of(weights, self.cuts, self.parallel, self.device.name)
             moments = whole_of(moments, self.cuts, self.parallel, self.device.name)
             if self.groups.pipeline.stages > 1 and self.parallel.rank == 0:
@@ -146,6 +148,7 @@ def _holding(model: Model, config: TrainConfig, groups: Groups) -> Holding:
     """What is divided among the data parallel ranks; one of them alone has all of it."""
     if config.zero < 2 or groups.data.world == 1:
         return Buffered(model, config, groups.data, groups.pipeline)
-    from trainer.engine.sharded import Sharded  # loads 600 modules of torch in 0.6 s
+    # Loads 600 modules of torch in 0.6 s.
+    from trainer.engine.sharded import Sharded
 
     return Sharded(model, config, groups.data, groups.pipeline)

@@ -1,0 +1,1 @@
+"""GPT, GLM and the layers that both are built of."""

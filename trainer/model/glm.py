@@ -90,7 +90,8 @@ class GLM(nn.Module):
         """What `forward` takes for the loss of a micro-batch: only what is behind the source is predicted."""
         tokens, targets, loss_mask, positions, separators = micro
         targets = targets.masked_fill(loss_mask == 0, UNCOUNTED)
-        if self.parallel.divides_sequence:  # rows are as long as their blanks make them
+        # Rows are as long as their blanks make them.
+        if self.parallel.divides_sequence:
             more = -tokens.shape[SEQUENCE] % self.parallel.size
             tokens, positions = F.pad(tokens, (0, more)), F.pad(positions, (0, more))
             targets = F.pad(targets, (0, more), value=UNCOUNTED)

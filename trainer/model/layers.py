@@ -101,7 +101,8 @@ class TokenTable(nn.Module):
         self.weight = nn.Parameter(torch.zeros(rows, config.hidden))
         self.cuts = {"weight": Cut(0, rows=config.vocab)}
         self.first = rows * parallel.rank
-        self.real = min(rows, max(0, config.vocab - self.first))  # rows of this rank that are no padding
+        # rows of this rank that are no padding.
+        self.real = min(rows, max(0, config.vocab - self.first))
         self.vocab, self.ops, self.parallel = config.vocab, ops, parallel
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -305,7 +306,8 @@ def initialize(model: nn.Module, std: float, into_residual: float, seed: int, pa
     cuts = cuts_of(model)
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2 or parameter.is_meta:
-            continue  # biases and layer norms are already 0 and 1
+            # Biases and layer norms are already 0 and 1.
+            continue
         whole = torch.empty(cuts[name].whole_shape(parameter.shape, parallel.size))
         deviation = into_residual if name.endswith(INTO_RESIDUAL) else std
         whole.normal_(0.0, deviation, generator=generator_of(seed, name))

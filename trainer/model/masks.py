@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-UNCOUNTED = -100  # a target that the loss passes over
+# A target that the loss passes over.
+UNCOUNTED = -100
 
 
 @dataclass(frozen=True)

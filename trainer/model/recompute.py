@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.parallel.tensor import ALONE, Parallel
 
-HIDDEN = -1  # the dimension that kept inputs are split along: it divides wherever the heads do
+# The dimension that kept inputs are split along: it divides wherever the heads do.
+HIDDEN = -1
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,12 @@ class Recompute:
         return result
 
     def _again(self, blocks: Sequence[nn.Module], x: Tensor, *shared: object) -> Tensor:
-        if not self.split or self.parallel.sequence:  # which has divided it already
+        # Which has divided it already.
+        if not self.split or self.parallel.sequence:
             result: Tensor = checkpoint(_through, blocks, x, *shared, use_reentrant=False)
             return result
-        at_hand = [x.detach()]  # spares the first pass the exchange
+        # Spares the first pass the exchange.
+        at_hand = [x.detach()]
 
         def run(part: Tensor) -> Tensor:
             return _through(blocks, _whole(part, self.parallel, at_hand), *shared)

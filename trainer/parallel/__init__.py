@@ -1,0 +1,1 @@
+"""Ranks as groups: the exchanges of tensor, sequence and pipeline parallelism."""

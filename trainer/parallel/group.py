@@ -40,7 +40,8 @@ class Group:
         self.world = world
         self.device = device
         self.members = tuple(members) or tuple(range(world))
-        self.handle = handle  # torch's process group; None is the one of all ranks
+        # Torch's process group; None is the one of all ranks.
+        self.handle = handle
 
     @classmethod
     def join(cls, environment: Env, device: Device, always: bool = False) -> Group:
@@ -161,7 +162,8 @@ def _made(members: Sequence[int], everyone: Group) -> Group:
 def _line(members: Sequence[int], everyone: Group, interleave: int) -> Pipeline:
     """Beside the stages' own group those in which the passes send: see Pipeline."""
     line = _made(members, everyone)
-    two_ways = 2 if len(members) == 2 and interleave > 1 else 1  # two neighbours send both ways then
+    # Two neighbours send both ways then.
+    two_ways = 2 if len(members) == 2 and interleave > 1 else 1
     backward, forward = (
         tuple(
             dist.new_group(list(members), timeout=PATIENCE, use_local_synchronization=True)
@@ -170,7 +172,8 @@ def _line(members: Sequence[int], everyone: Group, interleave: int) -> Pipeline:
         for _ in range(2)
     )
     ends = line.handle
-    if len(members) > 2 and line.rank in (0, line.world - 1):  # the last group, since not all make it
+    # The last group, since not all make it.
+    if len(members) > 2 and line.rank in (0, line.world - 1):
         both = [members[0], members[-1]]
         ends = dist.new_group(both, timeout=PATIENCE, use_local_synchronization=True)
     return Pipeline(line.rank, tuple(members), interleave, line.handle, ends, (backward, forward))
@@ -180,7 +183,8 @@ def _met(environment: Env) -> Any:
     """Where the ranks find each other, once all of them are there: no timeout of a collective runs before."""
     host, port, world = environment.master_addr, environment.master_port, environment.world_size
     make: Any = dist.TCPStore  # type: ignore[attr-defined]
-    store = make(host, port, world, environment.rank == 0, timeout=ARRIVAL)  # rank 0 waits for all
+    # rank 0 waits for all.
+    store = make(host, port, world, environment.rank == 0, timeout=ARRIVAL)
     if environment.rank == 0:
         store.set("everyone", "is here")
     else:

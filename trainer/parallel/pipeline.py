@@ -20,7 +20,8 @@ from torch import Tensor
 from trainer.config.layout import Piece
 from trainer.device import Device
 
-TIED = "tokens.weight"  # the first stage embeds by it, the last one has its own copy for the output
+# The first stage embeds by it, the last one has its own copy for the output.
+TIED = "tokens.weight"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-SEQUENCE = 1  # the dimension of (batch, sequence, hidden) that sequence parallel divides
+# The dimension of (batch, sequence, hidden) that sequence parallel divides.
+SEQUENCE = 1
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,8 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, first: int, parallel: Parallel, ignored: int
     ) -> Tensor:
-        work = logits.float()  # the logits themselves where they are fp32
+        # The logits themselves where they are fp32.
+        work = logits.float()
         counts = targets != ignored
         column = targets - first
         here = counts & (column >= 0) & (column < work.shape[1])
@@ -177,7 +179,8 @@ class _CrossEntropy(torch.autograd.Function):
         wanted[rows] = work[rows, own]
         work.exp_()
         sums = parallel.sum(torch.stack([work.sum(1), wanted]))
-        work.div_(sums[0].unsqueeze(1))  # probabilities
+        # Probabilities.
+        work.div_(sums[0].unsqueeze(1))
         total = counts.sum()
         ctx.save_for_backward(work, rows, own, counts, total)
         ctx.dtype = logits.dtype

@@ -1,0 +1,1 @@
+"""What a config costs: memory, time, `auto`, warnings; imports no torch."""

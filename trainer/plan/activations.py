@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from trainer.config.model_sizes import ModelConfig
 
-WIDE = 4  # bytes of a number in fp32
-FUSED = ("cpu", "cuda")  # devices whose attention holds no scores; of CPUs, those with AVX-512
+# Bytes of a number in fp32.
+WIDE = 4
+# Devices whose attention holds no scores; of CPUs, those with AVX-512.
+FUSED = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ def layer(one: Pass, selective: bool = False) -> int:
     norms = 2 * norm(one)
     into_matrices = 2 * one.width * one.tokens * model.hidden
     inner = one.width * one.tokens * model.inner // one.tensor
-    feed_forward = 4 * inner if model.swiglu else 2 * inner  # gate, up, silu(gate), product
+    # Gate, up, silu(gate), product.
+    feed_forward = 4 * inner if model.swiglu else 2 * inner
     kept = norms + into_matrices + attention(one, selective) + one.wide_share + feed_forward
     return kept + 2 * dropout(one)
 
@@ -83,9 +86,11 @@ def attention(one: Pass, selective: bool = False) -> int:
         sums = WIDE * one.samples * model.heads // one.tensor * model.sequence
         masks = one.samples * model.sequence**2 if model.kind == "glm" else 0
         return _handed(one, qkv, keys) + sums + masks
-    copied = model.groups != model.heads or one.samples > 1  # a product of many samples' views copies them
+    # A product of many samples' views copies them.
+    copied = model.groups != model.heads or one.samples > 1
     handed = 2 * one.wide_share if copied else _handed(one, qkv, keys, queries=False)
-    return one.wide_share + handed + scores(one) + model.sequence**2  # scaled queries, keys and values, mask
+    # Scaled queries, keys and values, mask.
+    return one.wide_share + handed + scores(one) + model.sequence**2
 
 
 def _handed(one: Pass, qkv: int, keys: int, queries: bool = True) -> int:

@@ -20,8 +20,10 @@ from trainer.plan.time import Cost, cost
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
-TRUSTED = 0.03  # times of two layouts that differ by less are the same
-ROOM = 0.94  # of a device's memory; libraries, and what an allocator cannot use, take the rest
+# Times of two layouts that differ by less are the same.
+TRUSTED = 0.03
+# Of a device's memory; libraries, and what an allocator cannot use, take the rest.
+ROOM = 0.94
 SHOWN = 5
 
 
@@ -99,7 +101,8 @@ def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[Trai
                 continue
             legal.append(_candidate(one, layout, hardware))
             if legal[-1].memory <= room:
-                break  # what follows only saves memory
+                # What follows only saves memory.
+                break
     fitting = sorted((one for one in legal if one.memory <= room), key=lambda one: one.cost.seconds)
     fitting = _simplest_first(fitting)
     fitting = [one for one in fitting if one.served] + [one for one in fitting if not one.served]

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 
-BUBBLE = 0.25  # of a step: above it the pipeline costs more than most layouts without it
-EPOCHS = 4.0  # a corpus read more often than this teaches little that is new
+# Of a step: above it the pipeline costs more than most layouts without it.
+BUBBLE = 0.25
+# A corpus read more often than this teaches little that is new.
+EPOCHS = 4.0
 
 
 def lint(
@@ -127,8 +129,10 @@ class CorpusUse:
 
     prefix: str
     sequences: int
-    tokens: int  # of the training's part
-    share: float  # of the samples
+    # Of the training's part.
+    tokens: int
+    # Of the samples.
+    share: float
     epochs: float
 
 
@@ -185,7 +189,8 @@ def _tokens(indices: dict[str, Index], source: Source, split: str, part: str) ->
     return tokens_of(lengths, split_bounds(split, len(lengths))[SPLITS.index(part)])
 
 
-FEW = 0.5  # of the model's ids: a tokenizer with fewer leaves most of the table untrained
+# Of the model's ids: a tokenizer with fewer leaves most of the table untrained.
+FEW = 0.5
 
 
 def look_at_tokenizer(config: TrainConfig, base: Path) -> tuple[list[Fault], list[str]]:

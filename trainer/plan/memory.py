@@ -23,10 +23,14 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 
-LIBRARIES = 90_000_000  # bytes that a CPU's libraries take when they begin to compute: code, packed matrices
-SHARDING = 76_000_000  # and what fully_shard loads
-PIECE = 256 << 20  # bytes of logits at a time, as native.cpu.linear_cross_entropy has it
-UNTAKEN = 2  # results that a stage may have sent before one of them is taken, as pipeline_passes has it
+# Bytes that a CPU's libraries take when they begin to compute: code, packed matrices.
+LIBRARIES = 90_000_000
+# And what fully_shard loads.
+SHARDING = 76_000_000
+# Bytes of logits at a time, as native.cpu.linear_cross_entropy has it.
+PIECE = 256 << 20
+# Results that a stage may have sent before one of them is taken, as pipeline_passes has it.
+UNTAKEN = 2
 
 
 @dataclass(frozen=True)
@@ -189,11 +193,11 @@ def _moments(
 ) -> Iterator[Moment]:
     """Each moment that may be the highest; `through`: all activations that are kept."""
     casts, width = sizes.layers * kept.cast_layer(one), kept_width(config)
-    added = (
-        width if there.gradients else 0
-    )  # bytes of a number of a gradient on its way into the place for all
+    # Bytes of a number of a gradient on its way into the place for all.
+    added = width if there.gradients else 0
     table = width * sizes.table
-    fused = one.kind == "cpu" and one.tensor == 1  # makes the head's gradients with the loss
+    # Makes the head's gradients with the loss.
+    fused = one.kind == "cpu" and one.tensor == 1
     if last:
         everything = casts + kept.cast_table(one) + there.gathered
         if fused:
@@ -208,9 +212,11 @@ def _moments(
                 "head", 0, through, scores * (one.width + wide // 2), everything + gradient + one.wide_share
             )
     if config.recompute.mode == "full":
-        casts = 0  # made anew with each block
+        # Made anew with each block.
+        casts = 0
     working = casts + _again(config, one, sizes.layers) + _working(one) + there.gathered
-    waiting = table if last and there.gradients else 0  # for the embedding's part, at the end
+    # For the embedding's part, at the end.
+    waiting = table if last and there.gradients else 0
     begun = there.coming * (sizes.layer + sizes.table * last) // sizes.all
     yield Moment("layer", begun, through, 0, working + waiting)
     yield Moment("layer", there.coming, through // max(1, sizes.layers), 0, working + waiting)
@@ -243,7 +249,8 @@ def _working(one: Pass) -> int:
     return 2 * inner + one.residual + matrix * (WIDE + one.width if one.cast else one.width)
 
 
-MOMENTS = 2 * WIDE  # bytes a number: AdamW's two, in fp32 in every precision
+# Bytes a number: AdamW's two, in fp32 in every precision.
+MOMENTS = 2 * WIDE
 
 
 @dataclass(frozen=True)
@@ -311,14 +318,14 @@ def micros_of(config: TrainConfig, layout: Layout) -> int:
 def _buffered(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     """trainer.engine.rank_state.Buffered."""
     width, divided = kept_width(config), config.zero >= 1 and layout.data > 1
-    own = (
-        max(sizes.all // layout.data, sizes.table) if divided else sizes.all
-    )  # whole parameters have an owner
+    # Whole parameters have an owner.
+    own = max(sizes.all // layout.data, sizes.table) if divided else sizes.all
     state = MOMENTS + (WIDE if width < WIDE else 0)
     sent = width * own if divided else 0
     if micros_of(config, layout) > 1 or layout.data > 1 or (config.parallel.sequence and layout.tensor > 1):
         return Held(width * sizes.all, state * own, WIDE * sizes.all, update=sent)
-    fused = (config.hardware.kind or "cpu") == "cpu"  # whose AdamW takes gradients in bf16
+    # Whose AdamW takes gradients in bf16.
+    fused = (config.hardware.kind or "cpu") == "cpu"
     widened = WIDE * own if width < WIDE and not fused else 0
     return Held(width * sizes.all, state * own, 0, coming=width * sizes.all, update=sent + widened)
 
@@ -329,7 +336,8 @@ def _sharded(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     one = width * sizes.layer
     # Of ZeRO 3 a layer in use, the next, and the piece in which that came; the tables stay.
     gathered = width * sizes.all + one if config.zero == 2 else width * sizes.ends + 3 * one
-    if (config.hardware.kind or "cpu") == "cpu":  # gloo's own copies of what is gathered and divided
+    # Gloo's own copies of what is gathered and divided.
+    if (config.hardware.kind or "cpu") == "cpu":
         gathered += one + WIDE * sizes.layer
     added = own if micros_of(config, layout) > 1 else 0
     return Held(own, MOMENTS * sizes.all // layout.data, added, coming=own - added, gathered=gathered)
@@ -339,7 +347,8 @@ def _deepspeed(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     whole, own = WIDE * sizes.all, WIDE * sizes.all // layout.data
     if not config.zero:
         return Held(whole, 2 * whole, whole)
-    masters = 3 * own  # and the two moments
+    # And the two moments.
+    masters = 3 * own
     bucket = WIDE * min(DEEPSPEED_BUCKET, sizes.all)
     if config.zero == 1:
         return Held(whole, masters, whole, update=own)
@@ -349,4 +358,5 @@ def _deepspeed(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     return Held(own, masters, own + bucket, gathered=gathered, update=own)
 
 
-DEEPSPEED_BUCKET = 1 << 25  # numbers, as deepspeed_setup has it
+# Numbers, as deepspeed_setup has it.
+DEEPSPEED_BUCKET = 1 << 25

@@ -37,7 +37,8 @@ def check(document: object) -> dict[str, Any]:
     told: list[str] = []
     if document.get("check_data") and config.data.prefixes():
         from trainer.plan.checks import (
-            look_at_data,  # with NumPy, which a plan without data does not need
+            # With NumPy, which a plan without data does not need.
+            look_at_data,
             look_at_tokenizer,
         )
 

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 
 UPDATE = (
-    28  # bytes that AdamW reads and writes a number: weight, gradient and two moments, three of them twice
+    # Bytes that AdamW reads and writes a number: weight, gradient and two moments, three of them twice.
+    28
 )
-EXCHANGES = 4  # of a block among tensor parallel ranks: two each way
+# Of a block among tensor parallel ranks: two each way.
+EXCHANGES = 4
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,8 @@ def cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> Cost:
     """A step of a layout."""
     one = pass_of(config, layout)
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
-    looked_at = sorted(
-        {0, layout.pipeline // 2, layout.pipeline - 1}
-    )  # what does not divide is in the middle
+    # What does not divide is in the middle.
+    looked_at = sorted({0, layout.pipeline // 2, layout.pipeline - 1})
     computes = {stage: _compute(config, layout, one, hardware, stage) for stage in looked_at}
     slowest = max(looked_at, key=lambda stage: computes[stage])
     layers = sum(end - start for start, end in layer_ranges(config, layout, slowest))
@@ -67,7 +68,8 @@ def cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> Cost:
     pipeline = _pipeline(config, layout, one, hardware)
     part = (layout.pipeline - 1) / config.parallel.interleave
     numbers = max(parameters_of(config, layout, stage) for stage in {0, layout.pipeline - 1})
-    hidden = 0.0 if hardware.kind == "cpu" else compute * 2 / 3  # a CPU's cores do the exchanging themselves
+    # A CPU's cores do the exchanging themselves.
+    hidden = 0.0 if hardware.kind == "cpu" else compute * 2 / 3
     return Cost(
         micros * compute,
         micros * tensor,
@@ -115,7 +117,8 @@ def _data(
     size, link = WIDE * numbers, _link(hardware, layout.tensor * layout.data)
     around = _around(size, layout.data, link, hardware.latency)
     if config.zero == 3:
-        whole = 3 * micros * around  # weights for both passes, gradients divided, each micro-batch
+        # Weights for both passes, gradients divided, each micro-batch.
+        whole = 3 * micros * around
         return max(whole - micros * hidden, around)
     summing = _summed(size, layout.data, link, hardware.latency)
     return max(summing - hidden, 0.0) + (around if config.zero else 0.0)

@@ -95,7 +95,8 @@ class Blend:
         return out
 
 
-FEW_ENOUGH_TO_COUNT = 100_000  # documents up to which the least number of them is searched
+# Documents up to which the least number of them is searched.
+FEW_ENOUGH_TO_COUNT = 100_000
 
 
 def split_fault(

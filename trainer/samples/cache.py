@@ -24,9 +24,11 @@ from trainer.files import sync
 
 FORMAT = 1
 ENDING = ".index"
-ALIGNED = 64  # bytes
+# Bytes.
+ALIGNED = 64
 LONGEST_HEAD = 1 << 20
-UNUSED_DAYS = 30  # after which an index makes room, when another is built
+# After which an index makes room, when another is built.
+UNUSED_DAYS = 30
 DAY = 86400.0
 
 Arrays = dict[str, NDArray[Any]]
@@ -117,7 +119,8 @@ def read(path: Path, about: Mapping[str, Any]) -> Arrays | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # used today
+        # Used today.
+        os.utime(path)
     return arrays
 
 

@@ -38,7 +38,8 @@ from trainer.samples.gpt import (
     split_bounds,
 )
 
-WHOLE = "1,0,0"  # of a corpus that is for one part alone
+# Of a corpus that is for one part alone.
+WHOLE = "1,0,0"
 
 
 class Data:
@@ -91,7 +92,8 @@ class Data:
         asked = sizes(weights, count, SURPLUS)
         parts = [self._of_one(source, which, n) for source, n in zip(sources, asked, strict=True)]
         for i, source in enumerate(sources):
-            if drawn[i] > len(parts[i]):  # by rounding, among very many corpora
+            # By rounding, among very many corpora.
+            if drawn[i] > len(parts[i]):
                 parts[i] = self._of_one(source, which, drawn[i])
         return Blend(parts, order)
 
@@ -175,7 +177,8 @@ class Readable(Protocol):
     def read(self, ks: Sequence[int], /) -> NDArray[np.int64] | GlmBatch: ...
 
 
-Micro = tuple[NDArray[Any], ...]  # a micro-batch, as its model takes it apart
+# A micro-batch, as its model takes it apart.
+Micro = tuple[NDArray[Any], ...]
 
 
 class Batches:

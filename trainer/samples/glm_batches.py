@@ -31,7 +31,8 @@ from trainer.samples.glm_windows import (
 )
 from trainer.samples.gpt import SPLITS, split_bounds
 
-CORPUS = 2  # keeps the choice of a corpus apart from the choices within it (glm_blocks.BLANKS is 1)
+# Keeps the choice of a corpus apart from the choices within it (glm_blocks.BLANKS is 1).
+CORPUS = 2
 
 
 class GlmMix:
@@ -54,7 +55,8 @@ class GlmMix:
 def glm_tokens(config: TrainConfig) -> GlmTokens:
     """GLM's own ids: as the tokenizer has them, else above all of its ids, else the model's last."""
     if not config.data.tokenizer:
-        assert config.data.eod is not None  # the config's check saw to it
+        # The config's check saw to it.
+        assert config.data.eod is not None
         return GlmTokens.above(config.model.vocab - SPECIAL_TOKENS, config.data.eod)
     tokenizer = Tokenizer.load(Path(config.data.tokenizer))
     return tokens_of(tokenizer, tokenizer.eod if config.data.eod is None else config.data.eod)

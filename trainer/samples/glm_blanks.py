@@ -25,11 +25,14 @@ from trainer.samples.glm_windows import (
 )
 
 MODES = ("words", "sentences", "rest")
-LONGEST_SPAN = 40  # spans of words are shorter
-BLANKS = 1  # keeps the choices of a row apart from those of the sample it is made of
+# Spans of words are shorter.
+LONGEST_SPAN = 40
+# Keeps the choices of a row apart from those of the sample it is made of.
+BLANKS = 1
 
 Ids = NDArray[np.int64]
-Span = tuple[int, int]  # half-open
+# Half-open.
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True)

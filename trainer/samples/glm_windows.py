@@ -32,9 +32,12 @@ class GlmTokens:
     mask: int
     sep: int
     unk: int
-    gap: int  # gMASK: the rest of a text
-    sentence: int  # sMASK: whole sentences
-    block: int  # dBLOCK: in the place of a generated token that is hidden from itself
+    # gMASK: the rest of a text.
+    gap: int
+    # sMASK: whole sentences.
+    sentence: int
+    # dBLOCK: in the place of a generated token that is hidden from itself.
+    block: int
 
     @classmethod
     def above(cls, vocab: int, eos: int) -> GlmTokens:
@@ -114,13 +117,13 @@ class GlmSamples:
     ) -> None:
         """`ends`: of each id, whether it ends a sentence; `bounds`: the documents to draw from, all by default."""
         self.corpus, self.tokens, self.seed, self.sampling = corpus, tokens, seed, sampling
-        self.ends = np.zeros(max(len(ends), tokens.vocab), np.bool_)  # with GLM's own tokens, which end none
+        # With GLM's own tokens, which end none.
+        self.ends = np.zeros(max(len(ends), tokens.vocab), np.bool_)
         self.ends[: len(ends)] = ends
         first, last = bounds or (0, corpus.documents)
         offsets = np.append(corpus.offsets, len(corpus.tokens))
-        self.edges = offsets[
-            corpus.marks[first : last + 1]
-        ]  # document d is the tokens [edges[d], edges[d + 1])
+        # Document d is the tokens [edges[d], edges[d + 1]).
+        self.edges = offsets[corpus.marks[first : last + 1]]
         if last <= first or self.edges[-1] == self.edges[0]:
             what = f"{corpus.prefix}: its documents [{first},{last}) have no tokens"
             raise DataError(what, "use another split, or more documents")
@@ -158,7 +161,8 @@ class GlmSamples:
         backwards = random.random_sample() < 0.5
         if not self.sampling.sentence_start or start == 0:
             return start
-        most = limit // 2  # moves
+        # Moves.
+        most = limit // 2
         if backwards:
             before = document.part(max(0, start - most - 1), start)
             found = np.flatnonzero(self.ends[before])

@@ -26,7 +26,8 @@ MOST_THREADS = 8
 INT32 = 2**31 - 1
 # Megatron-core counts in uint32 below this number of samples.
 WIDE_SHUFFLE = 2**32 - 2
-MOST_SHUFFLED = 2**32 - 1  # items that compiled code shuffles
+# Items that compiled code shuffles.
+MOST_SHUFFLED = 2**32 - 1
 
 
 def split_bounds(split: str, sequences: int) -> list[Bounds]:
@@ -60,7 +61,8 @@ class Recipe:
     sequence: int
     seed: int
     epochs: int
-    before: int | None  # samples before a last epoch that is shuffled by itself
+    # Samples before a last epoch that is shuffled by itself.
+    before: int | None
 
     @classmethod
     def of(
@@ -81,9 +83,11 @@ def tokens_of(lengths: NDArray[np.int32], bounds: Bounds) -> int:
 class Order:
     """The three indices of a split."""
 
-    documents: NDArray[np.int32]  # sequences in the stream's order
+    # Sequences in the stream's order.
+    documents: NDArray[np.int32]
     samples: NDArray[Any]  # (samples + 1, 2) of int32 or int64: place in `documents`, token within it
-    shuffle: NDArray[Any]  # k-th item -> sample
+    # K-th item -> sample.
+    shuffle: NDArray[Any]
 
     def __len__(self) -> int:
         return len(self.shuffle)
@@ -144,7 +148,8 @@ def plain_starts(
     at = np.arange(count + 1, dtype=np.int64) * sequence
     place = np.searchsorted(ends, at, side="right")
     starts = np.stack([place, at - (ends[place] - own[place])], axis=1).astype(_row_type(documents))
-    starts[0] = 0  # also where the first documents are empty
+    # Also where the first documents are empty.
+    starts[0] = 0
     return starts
 
 

@@ -29,8 +29,10 @@ class Keeper:
         """`data`: what tells these corpora, and the order of their samples, from others."""
         self.config, self.engine, self.group, self.folder = config, engine, group, folder
         self.data = dict(data)
-        self.notes: list[str] = []  # what a user should know of the resume; on rank 0
-        self.resumed_from = ""  # on rank 0
+        # What a user should know of the resume; on rank 0.
+        self.notes: list[str] = []
+        # On rank 0.
+        self.resumed_from = ""
 
     def save(self, step: int) -> Saved | None:
         """Rank 0 writes and answers; the others wait, so that none runs into a time-out of its own."""
@@ -97,7 +99,8 @@ class Keeper:
     def _compare(self, found: Checkpoint) -> list[str]:
         """Refuse another model or other data; note what changes the course without making it wrong."""
         then, now = dict(found.manifest["config"]), self.config.as_json()
-        plain = TrainConfig().as_json()  # what a checkpoint says nothing of was as it is by default
+        # What a checkpoint says nothing of was as it is by default.
+        plain = TrainConfig().as_json()
         for key in ("model", "optimizer"):
             then[key] = {**plain[key], **then[key]}
         faults = [
@@ -130,7 +133,8 @@ class Keeper:
         self, shapes: Mapping[str, tuple[int, ...]], found: Checkpoint | None, file: str
     ) -> Iterator[tuple[str, Tensor]]:
         """Each tensor on every rank; names and shapes are the model's own, so only bytes travel."""
-        given = found.tensors(file) if found else {}  # on rank 0
+        # On rank 0.
+        given = found.tensors(file) if found else {}
         for name, shape in shapes.items():
             whole = torch.zeros(shape, device=self.group.device.name)
             if found:

@@ -52,7 +52,8 @@ def train(run: Training, step: int = 0) -> Ended:
     config, began = run.config, time.monotonic()
     eval_loss = _evaluate(run, 0) if step == 0 else None
     loss, saved_at, stopping, first = None, step, False, step + 1
-    lost: list[StepDone] = []  # steps in a row that were not finite
+    # Steps in a row that were not finite.
+    lost: list[StepDone] = []
     while step < config.steps and not stopping:
         started = time.monotonic()
         run.tell(StepBegan(step + 1))
@@ -106,7 +107,8 @@ def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
     samples = config.batches.after(consumed)
     batch = _tensors(run.train.at(consumed, samples))
     rate = learning_rate(config.optimizer, finished + 1, config.steps, config.batches, config.model.sequence)
-    read = time.monotonic() - began  # a slow disk makes a slow rank too
+    # A slow disk makes a slow rank too.
+    read = time.monotonic() - began
     again = partial(run.engine.step, batch, rate, dropout_seed(config.seed, finished + 1, run.dropout_place))
     result, cause = again(), ""
     if (

@@ -71,7 +71,8 @@ class Watch:
 
 
 def _finite(tensor: Tensor) -> bool:
-    own = getattr(tensor, "_local_tensor", tensor)  # of a weight that is divided, this rank's part
+    # Of a weight that is divided, this rank's part.
+    own = getattr(tensor, "_local_tensor", tensor)
     return bool(torch.isfinite(own).all().item())
 
 

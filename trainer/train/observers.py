@@ -159,7 +159,8 @@ class Heartbeat:
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepDone):
             if event.own_seconds:
-                self._own = f" {min(event.own_seconds, 99999.0):10.4f}"  # always as wide
+                # Always as wide.
+                self._own = f" {min(event.own_seconds, 99999.0):10.4f}"
             self._beat(event.step, self._pauses(event.step))
         elif isinstance(event, StepBegan) and self._paused:
             self._beat(event.step - 1)

@@ -24,7 +24,8 @@ class Profiler:
     def __init__(self, config: ProfileConfig, device: Device, folder: Path, rank: int) -> None:
         self.config, self.device, self.folder, self.rank = config, device, folder, rank
         self.left = config.repeat * (config.wait + config.warmup + config.active)
-        self.last = 0  # the last finished step, as the training counts
+        # The last finished step, as the training counts.
+        self.last = 0
         self.profile: Any = None
 
     def __call__(self, event: Event) -> None:
@@ -41,7 +42,8 @@ class Profiler:
 
     def _started(self) -> Any:
         library = self.device.profiler()
-        packed = {} if self.device.kind == "npu" else {"use_gzip": True}  # to a tenth
+        # To a tenth.
+        packed = {} if self.device.kind == "npu" else {"use_gzip": True}
         write = library.tensorboard_trace_handler(str(self.folder), f"rank-{self.rank}", **packed)
         # What it warns of, that a cycle's events are its own, is what is wanted.
         warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")

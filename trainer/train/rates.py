@@ -32,7 +32,8 @@ SHEETS = {
     "A800": 312.0,
     "V100": 125.0,
 }
-TOLD = ("palm", "hardware")  # on the console; metrics have all
+# On the console; metrics have all.
+TOLD = ("palm", "hardware")
 
 
 @dataclass(frozen=True)

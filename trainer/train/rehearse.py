@@ -64,7 +64,8 @@ class Watching(TorchDispatchMode):
             tensors = {id(one): one for one in tree_leaves(args[0]) if isinstance(one, Tensor)}
             self.counts.exchanged_bytes += sum(one.numel() * one.element_size() for one in tensors.values())
         for one in tree_leaves(out):
-            if isinstance(one, FakeTensor):  # a DTensor is as large as what it stands for
+            # A DTensor is as large as what it stands for.
+            if isinstance(one, FakeTensor):
                 self._see(one)
         return out
 
@@ -149,7 +150,8 @@ def _stepped(config: TrainConfig, layout: Layout, rank: int) -> int:
     holding.optimizer.ops = _NoUpdate()  # type: ignore[attr-defined]
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
     if micros > 1 or layout.data > 1:
-        _ = holding.gradients.flat  # type: ignore[attr-defined]  # from the second step on there from the beginning
+        # From the second step on there from the beginning.
+        _ = holding.gradients.flat  # type: ignore[attr-defined]
     holding.clear()
     engine.passes.step([micro] * micros, 1.0, device.stopwatch(), holding.last_backward)
     holding.wait()

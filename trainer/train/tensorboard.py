@@ -28,7 +28,8 @@ TAGS = {
     },
     "eval": {"loss": "lm loss validation", "perplexity": "lm loss validation ppl"},
 }
-TIMED = {"iteration-time", "tokens-per-second"}  # not against samples
+# Not against samples.
+TIMED = {"iteration-time", "tokens-per-second"}
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
@@ -56,7 +57,8 @@ class EventFile:
         began = time.time() if began is None else began
         name = f"events.out.tfevents.{int(began):010d}.{socket.gethostname()}.{os.getpid()}"
         self._handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._consumed: dict[int, int] = {}  # samples by the last steps
+        # Samples by the last steps.
+        self._consumed: dict[int, int] = {}
         self._samples = 0
         self._write(_event(began, 0, _bytes(3, b"brain.Event:2")))
 
@@ -101,7 +103,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         try:
             line = json.loads(text)
         except ValueError:
-            continue  # cut by a node's end, and ended later
+            # Cut by a node's end, and ended later.
+            continue
         if isinstance(line, dict):
             yield line
 

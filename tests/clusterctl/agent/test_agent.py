@@ -441,7 +441,8 @@ def test_a_work_folder_that_can_not_be_made_is_said(tmp_path: Path) -> None:
 
 
 def test_no_agent_starts_out_of_a_folder_that_others_could_put_a_program_into(tmp_path: Path) -> None:
-    connect(tmp_path).close()  # it makes the folder itself, and finds it again
+    # It makes the folder itself, and finds it again.
+    connect(tmp_path).close()
     connect(tmp_path).close()
     work = tmp_path / "work"
     for folder in (work, work / "agent"):
@@ -479,7 +480,8 @@ def test_an_end_is_told_by_the_kernel_or_a_thread_whatever_holds_the_output(
     assert (done.exit_code, done.signal) == (None, 11)
     closed = link.run(["/bin/sh", "-c", "exec >&- 2>&-; sleep 0.2; exit 9"])
     assert (closed.exit_code, closed.code) == (9, 9)
-    wait_for(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before + 1)  # the pipe to the watcher stays
+    # The pipe to the watcher stays.
+    wait_for(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before + 1)
     link.close()
 
 
@@ -518,4 +520,5 @@ def test_an_idle_agent_is_small(tmp_path: Path) -> None:
     rollup = Path(f"/proc/{link.hello()['pid']}/smaps_rollup").read_text()
     link.close()
     own = sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_"))
-    assert 1000 < own < 12_000, rollup  # kB; what it shares with other Pythons comes on top of it
+    # kB; what it shares with other Pythons comes on top of it.
+    assert 1000 < own < 12_000, rollup

@@ -144,7 +144,8 @@ def test_one_copy_leaves_the_launcher_and_every_node_has_it_all(
     assert all(same(root, one / "dest") for one in nodes.folders)
     assert sum(one.bytes_sent for one in results) == source.manifest.size
     assert sum(one.bytes_relayed for one in results) == 3 * source.manifest.size
-    for port in ports:  # nobody listens any more
+    # Nobody listens any more.
+    for port in ports:
         with pytest.raises(OSError):
             socket.create_connection(("127.0.0.1", port), 1.0)
     assert not any(list((one / "work").glob("tmp/*")) for one in nodes.folders)
@@ -214,7 +215,8 @@ def test_when_the_first_node_dies_the_next_one_asks_the_launcher(
     assert isinstance(results[0], ClusterctlError)
     rest = good(results[1:])
     assert all(same(root, nodes.folders[place] / "dest") for place in (1, 2))
-    assert sum(one.bytes_sent for one in rest) < source.manifest.size  # what had come was not asked for again
+    # What had come was not asked for again.
+    assert sum(one.bytes_sent for one in rest) < source.manifest.size
 
 
 class Misled(Relay):
@@ -245,7 +247,8 @@ def test_after_some_that_reached_none_nobody_is_sent_to_another(tmp_path: Path) 
         relay.join(name, 1)
         relay.tell(0, 2)
     assert relay.join("node8", 1) == []
-    relay.tell(5, 0)  # one reached another after all
+    # One reached another after all.
+    relay.tell(5, 0)
     assert relay.join("node7", 1) != []
 
 
@@ -319,7 +322,8 @@ def test_a_stranger_gets_nothing(made: Callable[[int], Nodes], root: Path, plain
             stream.read(LENGTH.size)
         refused += 1
     assert refused == (1 if plain else 3)
-    with socket.create_connection(("127.0.0.1", port)) as connection:  # and one of the transfer does
+    # And one of the transfer does.
+    with socket.create_connection(("127.0.0.1", port)) as connection:
         ours = agent_relay.prepared(relay.terms("node0", SIZE), "/nowhere")
         stream = agent_relay.opened(connection, ours, accepts=False)
         stream.send(LENGTH.pack(7) + b"[[0,1]]")
@@ -392,10 +396,12 @@ def test_the_choice_of_a_relay(tmp_path: Path) -> None:
     ):
         assert none is few is one is None
     with relay_for("auto", nodes) as relay:
-        assert relay and relay.terms("node1", 1000) == {"mode": "off"}  # it would cost more than it spares
+        # It would cost more than it spares.
+        assert relay and relay.terms("node1", 1000) == {"mode": "off"}
         assert relay.terms("node1", 1 << 30)["mode"] == "tls"
         assert relay.terms("node1", 8_000_000, 8)["mode"] == "tls"
-        assert relay.terms("node1", 8_000_000, 2000) == {"mode": "off"}  # each small file costs each hop
+        # Each small file costs each hop.
+        assert relay.terms("node1", 8_000_000, 2000) == {"mode": "off"}
     with relay_for("on", nodes) as relay:
         assert relay and relay.terms("node1", 1000)["mode"] == "tls"
     with relay_for("plain", nodes) as relay:

@@ -21,7 +21,8 @@ def test_one_that_comes_before_the_request_is_kept_for_it() -> None:
         press()
         with pytest.raises(KeyboardInterrupt), hurry.may_force():
             raise AssertionError("the stop that can wait is passed over")
-        press()  # while the forced one is under way
+        # While the forced one is under way.
+        press()
 
 
 def test_one_that_comes_while_the_stop_waits_ends_the_waiting_and_the_next_one_nothing() -> None:
@@ -30,7 +31,8 @@ def test_one_that_comes_while_the_stop_waits_ends_the_waiting_and_the_next_one_n
             press()
         press()
     with pytest.raises(KeyboardInterrupt):
-        press()  # all is as it was
+        # All is as it was.
+        press()
 
 
 def test_without_one_nothing_is_forced() -> None:

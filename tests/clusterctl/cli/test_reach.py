@@ -29,7 +29,8 @@ def test_exec_prefixes_whole_lines_and_keeps_stderr_apart(run: Run) -> None:
 
 def test_exec_folds_equal_output_and_gives_the_largest_exit_code(run: Run) -> None:
     code, out, err = run("exec", "node[1-2]", "-b", "--shell", "--", "echo same; exit $NUMBER")
-    assert code == 2 and out.count("same") == 2  # the same words, but not the same end
+    # The same words, but not the same end.
+    assert code == 2 and out.count("same") == 2
     assert "node1: exit 1" in err and "node2: exit 2" in err
     _, out, _ = run("exec", "node[1-2]", "-b", "--", "echo", "same")
     assert out == "---------------\nnode[1-2] (2)\n---------------\nsame\n"

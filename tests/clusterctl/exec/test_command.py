@@ -198,7 +198,8 @@ def test_input_reaches_every_node(run: Run, tmp_path: Path, monkeypatch: pytest.
 def test_both_ways_to_run_a_command_look_the_same(
     run: Run, stdin: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing: TextIO
 ) -> None:
-    script = tmp_path / "script"  # with no first line that names an interpreter, as execvp takes it
+    # With no first line that names an interpreter, as execvp takes it.
+    script = tmp_path / "script"
     script.write_text("echo ran $1\n")
     script.chmod(0o755)
     plain = tmp_path / "plain"

@@ -61,7 +61,8 @@ def test_the_same_name_in_another_folder_or_of_another_kind_is_another_inventory
     other = tmp_path / "other"
     other.mkdir()
     (other / "id").write_text("another")
-    (other / "lab.yaml").hardlink_to(lab)  # the same file, but its paths mean another place
+    # The same file, but its paths mean another place.
+    (other / "lab.yaml").hardlink_to(lab)
     here = known.load(Path("lab.yaml"), "cpu").nodes[0].key
     monkeypatch.chdir(other)
     there = known.load(Path(str(other / "lab.yaml")), "cpu").nodes[0].key

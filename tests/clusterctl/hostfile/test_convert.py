@@ -107,7 +107,8 @@ def test_what_can_not_be_held_is_refused_by_name_and_left_out_on_demand(
     (folder / "nodes").write_text(text)
     said = refused("convert", "nodes", "--to", target)
     assert f"{target} can't hold {lost}" in said
-    if "--lossy" not in said:  # without it the node would be another one, or none
+    # Without it the node would be another one, or none.
+    if "--lossy" not in said:
         assert f"can't hold {lost}" in refused("convert", "nodes", "--to", target, "--lossy")
         return
     result = typed("convert", "nodes", "--to", target, "--lossy")

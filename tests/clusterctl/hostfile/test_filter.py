@@ -13,8 +13,10 @@ THERE = {"w0": (0, 1, 2, 3), "w1": (0, 1, 2, 3), "w2": (0, 1)}
 @pytest.mark.parametrize(
     ("text", "left"),
     [
-        ("w1", {"w1": (0, 1, 2, 3)}),  # releases of DeepSpeed gave {}
-        ("w1:0,2@w0", {"w0": (0, 1, 2, 3), "w1": (0, 2)}),  # and only w1 here
+        # Releases of DeepSpeed gave {}.
+        ("w1", {"w1": (0, 1, 2, 3)}),
+        # And only w1 here.
+        ("w1:0,2@w0", {"w0": (0, 1, 2, 3), "w1": (0, 2)}),
         ("w2@w0:3,1,1", {"w0": (1, 3), "w2": (0, 1)}),
         ("w1:0@w1:2", {"w1": (0, 2)}),
         ("w1@w1:0", {"w1": (0, 1, 2, 3)}),
@@ -32,7 +34,8 @@ def test_an_include_keeps_whole_nodes_and_slots_in_the_hostfiles_order(
     [
         ("w1", {"w0": (0, 1, 2, 3), "w2": (0, 1)}),
         ("w0:0,3@w2", {"w0": (1, 2), "w1": (0, 1, 2, 3)}),
-        ("w1@w1:0", {"w0": (0, 1, 2, 3), "w2": (0, 1)}),  # DeepSpeed takes away slot 0 alone
+        # DeepSpeed takes away slot 0 alone.
+        ("w1@w1:0", {"w0": (0, 1, 2, 3), "w2": (0, 1)}),
         ("w2:0,1", {"w0": (0, 1, 2, 3), "w1": (0, 1, 2, 3)}),
     ],
 )

@@ -21,8 +21,10 @@ from clusterctl.inventory.nodeset import expand, fold
 
 PEER = Path(__file__).parents[2] / "support" / "nodeset_peer.py"
 PROGRAM = shutil.which("nodeset")
-LONGEST = 200  # two ranges of 20,000 that met in one name took the peer a minute
-PER_SEED = 1000  # sets in one process of the peer, which starts in 0.1 s
+# Two ranges of 20,000 that met in one name took the peer a minute.
+LONGEST = 200
+# Sets in one process of the peer, which starts in 0.1 s.
+PER_SEED = 1000
 
 GROUPS = {
     "old": "node[1-4]",
@@ -148,18 +150,21 @@ def test_groups_and_wildcards_have_nodesets_names(seed: int) -> None:
         assert set(expand(expression, GROUPS, KNOWN)) == set(answer["names"]), expression
 
 
-MERGED = re.compile(
-    r"[0-9]\[|\][0-9]"
-)  # digits that touch a bracket belong to the number there, and not here
+# Digits that touch a bracket belong to the number there, and not here.
+MERGED = re.compile(r"[0-9]\[|\][0-9]")
 REFUSED_HERE = (
-    "no group",  # an empty set there, as the next
+    # An empty set there, as the next.
+    "no group",
     "matches no node",
-    "a name can't",  # an option, a path, a blank or other shell text as a name
+    # An option, a path, a blank or other shell text as a name.
+    "a name can't",
     "is no range",  # [-2] is a negative number there
-    "an empty range",  # brackets that do not pair are letters of a name there, in some places
+    # Brackets that do not pair are letters of a name there, in some places.
+    "an empty range",
     "a bracket inside a bracket",
     "two brackets side by side",
-    "wildcards against",  # a limit of ours, as the next
+    # A limit of ours, as the next.
+    "wildcards against",
     "more than 1,000,000 names",
 )
 

@@ -128,12 +128,13 @@ def test_warm_and_cold_commands_say_the_same(kept: Keeping) -> None:
     for words in commands:
         warm, cold = kept(*words), kept(*words, CLUSTERCTL_PERSIST="off", XDG_RUNTIME_DIR="/nowhere")
         assert (warm.returncode, warm.stdout, warm.stderr) == (cold.returncode, cold.stdout, cold.stderr)
+    # Whose first words are the shell's own where one is asked.
     missing = [
         "exec",
         "node1",
         "--",
         "/no/such/program",
-    ]  # whose first words are the shell's own where one is asked
+    ]
     both = kept(*missing), kept(*missing, "--persist", "off")
     assert [(one.returncode, one.stdout, one.stderr.splitlines()[-1]) for one in both] == [
         (127, "", "node1: exit 127")
@@ -341,13 +342,15 @@ def test_a_command_that_reads_slowly_holds_up_nobody_and_loses_nothing() -> None
         done.set()
 
     threading.Thread(target=put_all, daemon=True).start()
-    assert done.wait(60)  # though nobody read a byte of the four megabytes
+    # Though nobody read a byte of the four megabytes.
+    assert done.wait(60)
     got = bytearray()
     while len(got) < sum(map(len, pieces)):
         got += theirs.recv(1 << 20)
     assert got == b"".join(pieces)
     theirs.close()
-    out.put(encode.__name__.encode())  # nobody is there any more: no error, nothing kept
+    # Nobody is there any more: no error, nothing kept.
+    out.put(encode.__name__.encode())
     out.close()
 
 
@@ -355,7 +358,8 @@ def test_a_command_that_reads_slowly_holds_up_nobody_and_loses_nothing() -> None
     ("name", "loaded"),
     [
         ("clusterctl.exec.output", True), ("clusterctl.ssh.choose", True), ("rich.text", True), ("json.decoder", True),
-        ("clusterctl.ssh.session", False), ("clusterctl.ssh.transport", False), ("paramiko", False), ("cryptography", False),
+        ("clusterctl.ssh.session", False), ("clusterctl.ssh.transport", False),
+        ("paramiko", False), ("cryptography", False),
     ],
 )  # fmt: skip
 def test_the_front_loads_what_commands_need_but_nothing_that_speaks_ssh(name: str, loaded: bool) -> None:

@@ -78,7 +78,8 @@ def test_a_progress_bar_of_100_mb_shows_its_last_state() -> None:
 def test_looking_for_errors_takes_no_longer_for_an_endless_word() -> None:
     began = time.monotonic()
     assert not LogLine("n", 0, "out", "x" * LONGEST_LINE).is_error
-    assert time.monotonic() - began < 5.0  # quadratic, it took minutes
+    # Quadratic, it took minutes.
+    assert time.monotonic() - began < 5.0
 
 
 def test_a_chunk_that_comes_twice_is_kept_once_and_a_gap_is_an_error(tmp_path: Path) -> None:
@@ -183,7 +184,8 @@ def test_since_begins_where_the_index_says(tmp_path: Path) -> None:
     times.note(log, 15, 4.8)
     times.note(log, 16, 4.7)
     assert len(index_of(log).read_text().splitlines()) == 4
-    times._noted[log] -= 3600  # an hour of silence
+    # An hour of silence.
+    times._noted[log] -= 3600
     times.note(log, 30, 0.0)
     assert [line.split()[1] for line in index_of(log).read_text().splitlines()[3:]] == ["14", "16", "30"]
 

@@ -43,7 +43,8 @@ def written(case: dict[str, Any], raw: bytes, folder: Path) -> Path:
     else:
         path.write_bytes(raw)
         if "size" in how:
-            os.truncate(path, how["size"])  # without blocks behind it
+            # Without blocks behind it.
+            os.truncate(path, how["size"])
         path.chmod(how.get("mode", 0o644))
     return path
 
@@ -62,7 +63,8 @@ def test_a_case_breaks_exactly_its_rule(name: str, tmp_path: Path) -> None:
     assert all(one.what and one.remedy for one in found)
 
 
-RULES = {  # each rule that HCCL and torch_npu have for a table, in the order of the reference, and what breaks it
+# Each rule that HCCL and torch_npu have for a table, in the order of the reference, and what breaks it.
+RULES = {
     "every scalar is a string, and in 2.0 a number": [
         "number-for-server-count", "number-for-version", "number-for-rank-id", "boolean-for-status",
         "null-for-device-ip", "number-for-super-pod-id", "number-for-super-device-id", "number-for-device-port",

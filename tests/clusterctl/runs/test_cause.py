@@ -283,9 +283,11 @@ def test_a_rank_that_left_while_the_others_counted_on_it_is_the_cause(tmp_path: 
     cause = find_cause(run, ranks[0], ranks, {"a": "failed", "b": "failed"})
     assert cause.title == "rank 2 on b (device 2) exited with code 0 while other ranks still needed it"
     assert cause.others == "2 other ranks ended in consequence: connection lost"
-    ranks[1] = at("b", 2, 11.0, code=0)  # it was stopped, saved a last checkpoint, and left
+    # It was stopped, saved a last checkpoint, and left.
+    ranks[1] = at("b", 2, 11.0, code=0)
     assert "rank 0 on a" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "failed"}).title
-    del ranks[1]["at"]  # nothing failed on that node, so nobody asked for its clock
+    # Nothing failed on that node, so nobody asked for its clock.
+    del ranks[1]["at"]
     ranks = ranks[:2]
     assert "rank 2 on b" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "finished"}).title
     assert "rank 0 on a" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "stopped"}).title
@@ -376,7 +378,8 @@ def test_the_kernels_words_are_found_by_pid_and_time() -> None:
     xid, oom = KERNEL[1][1], [text for _, text in KERNEL[2:5]]
     assert about(42, 100.0, 9, KERNEL) == {"oom": True, "kernel": [xid, *oom]}
     assert about(42, 100.0, 11, KERNEL) == {"oom": False, "kernel": [xid]}
-    assert about(7, 100.0, 9, KERNEL)["oom"] is True  # in a container, where the kernel's pids are others
+    # In a container, where the kernel's pids are others.
+    assert about(7, 100.0, 9, KERNEL)["oom"] is True
     assert about(7, 104.0, 9, KERNEL) == {"oom": False, "kernel": []}
     assert about(41, 90.5, 11, KERNEL)["kernel"] == [KERNEL[0][1]]
     assert about(8, 50.0, 9, KERNEL) == {"oom": False, "kernel": []}

@@ -103,7 +103,8 @@ def test_a_wait_grows_to_five_minutes_and_no_further() -> None:
 )
 def test_a_users_mistake_is_not_restarted(failure: Failure) -> None:
     assert not after(POLICY, failure)[0].again
-    assert decide(POLICY, History(restarts=1), failure).again  # it had run before: the cause is another one
+    # It had run before: the cause is another one.
+    assert decide(POLICY, History(restarts=1), failure).again
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,8 @@ def paced(*seconds: float) -> Pace:
 
 
 def test_silence_is_a_hang_after_three_times_the_usual_and_half_a_minute_at_least() -> None:
-    assert paced(1, 1).limit(None) is None  # too little is known
+    # Too little is known.
+    assert paced(1, 1).limit(None) is None
     assert paced(*[1.0] * 20).limit(None) == LEAST
     assert paced(*[20.0] * 20).limit(None) == pytest.approx(60.0)
     assert paced(*[1.0] * 20).limit(5.0) == 5.0
@@ -208,7 +210,8 @@ def test_a_checkpoint_may_take_its_time() -> None:
     assert pace.limit(None) == PAUSE
     assert pace.limit(5.0) == PAUSE
     pace.note(111 * 10**9, "22\n", 120.0)
-    assert max(pace.times) < 2  # what the pause took is no step's time
+    # What the pause took is no step's time.
+    assert max(pace.times) < 2
 
 
 # -- the job's words ---------------------------------------------------------------------------------------
@@ -299,7 +302,8 @@ def test_a_stop_while_a_restart_is_awaited_ends_the_run(tmp_path: Path, connecti
     run = launched(
         tmp_path, connections, program("raise SystemExit(3)", restart=Restart(max=9, backoff=600.0))
     )
-    run.add_event("restart", why="", wait=0.0, restarts=1, stalled=0, step=0)  # the first would be at once
+    # The first would be at once.
+    run.add_event("restart", why="", wait=0.0, restarts=1, stalled=0, step=0)
     states: list[RunState] = []
     thread = threading.Thread(target=lambda: states.append(controlled(run, connections)), daemon=True)
     thread.start()
@@ -551,7 +555,8 @@ def test_a_reader_is_told_when_nobody_is_in_charge_any_more(
     assert isinstance(caught.value, ClusterctlError)
     assert "--take-over" in caught.value.hint
     assert "no space" not in caught.value.message
-    monkeypatch.setattr("clusterctl.runs.watch.NO_ROOM", 1 << 62)  # whatever is free is too little
+    # Whatever is free is too little.
+    monkeypatch.setattr("clusterctl.runs.watch.NO_ROOM", 1 << 62)
     with pytest.raises(ControllerGone) as caught:
         list(KeptWatch(run))
     assert f"no space is left for {run.root}" in caught.value.message
@@ -662,7 +667,8 @@ def test_a_stopped_rank_is_named_at_once_by_the_kernel_and_a_sleeping_one_is_not
         stopped.send_signal(signal.SIGCONT)
         wait_for(lambda: not is_stopped(stopped.pid))
         assert quick.look(3.0, pids) is None
-        assert not quick.since  # it begins anew
+        # It begins anew.
+        assert not quick.since
     finally:
         sleeper.kill()
         stopped.kill()
@@ -693,7 +699,8 @@ class Halting:
 def test_a_controller_is_in_charge_when_one_node_has_answered(tmp_path: Path) -> None:
     transport = Halting("node2")
     with Connections(transport) as connections:
-        log_in(lab(tmp_path).nodes, connections)  # it comes back though the other one never does
+        # It comes back though the other one never does.
+        log_in(lab(tmp_path).nodes, connections)
         transport.free.set()
 
 

@@ -64,10 +64,12 @@ def test_a_node_that_stands_by_and_answers_says_that_our_link_is_fine(
     outage = Outage(Connections(network), [SPARE])
     assert outage.is_ours()
     time.sleep(0.2)
-    assert outage.is_ours()  # asked again and again, and answered by nobody
+    # Asked again and again, and answered by nobody.
+    assert outage.is_ours()
     network.up = True
     wait_for(lambda: not outage.is_ours())
     monkeypatch.setattr("clusterctl.runs.stall.AGAIN", 600.0)
     outage.again = time.monotonic() + 600.0
     outage.over()
-    assert outage.is_ours()  # the next time it is asked anew
+    # The next time it is asked anew.
+    assert outage.is_ours()

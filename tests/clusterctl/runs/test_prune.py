@@ -70,7 +70,8 @@ def test_an_ended_run_goes_here_and_on_its_nodes_and_a_dry_run_only_says_so(
     assert [(one.run, one.nodes, one.kept) for one in done] == [(run.run_id, ("node1", "node2"), "")]
     assert rehearsed == done and done[0].size > 0
     assert not run.root.exists() and all_runs(tmp_path / "runs") == []
-    assert all([path.name for path in one.iterdir()] == [".starting"] for one in there)  # the lock of starts
+    # The lock of starts.
+    assert all([path.name for path in one.iterdir()] == [".starting"] for one in there)
 
 
 def test_a_run_that_lives_stays_whatever_its_folder_says(tmp_path: Path, connections: Connections) -> None:

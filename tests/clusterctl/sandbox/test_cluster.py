@@ -129,7 +129,8 @@ def test_the_inventory_it_writes_is_one_that_the_launcher_reads(tmp_path: Path, 
     assert first.key == str(layout.key)
     assert (first.hccn_conf, first.hccn_tool) == device_files(layout, state, state.nodes[0])
     assert len({node.address for node in cluster.nodes}) == 3
-    assert first.host.startswith("127.")  # nothing but loopback, whatever the mode
+    # Nothing but loopback, whatever the mode.
+    assert first.host.startswith("127.")
 
 
 def test_secrets_are_the_user_s_alone(tmp_path: Path) -> None:
@@ -137,7 +138,8 @@ def test_secrets_are_the_user_s_alone(tmp_path: Path) -> None:
     make_folders(layout, state)
     make_keys(layout, state.nodes)
     private = [path for path in (layout.directory / "keys").iterdir() if path.suffix != ".pub"]
-    assert len(private) == 5  # the user's, three hosts', authorized_keys
+    # The user's, three hosts', authorized_keys.
+    assert len(private) == 5
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
     assert stat.S_IMODE((layout.directory / "keys").stat().st_mode) == 0o700
 
@@ -146,7 +148,8 @@ def test_down_clears_what_an_up_that_was_killed_early_left(tmp_path: Path) -> No
     layout, state = half_made(tmp_path / "box", "loopback")
     state.save(layout)
     make_folders(layout, state)
-    (layout.home(state.nodes[0]) / "locked").mkdir(mode=0o000)  # a run may have made folders it can't enter
+    # A run may have made folders it can't enter.
+    (layout.home(state.nodes[0]) / "locked").mkdir(mode=0o000)
     with pytest.raises(UsageError, match="was not taken down"):
         sandbox_cluster.up(layout.directory)
     assert sandbox_cluster.down(layout.directory) == 0

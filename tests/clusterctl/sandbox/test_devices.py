@@ -14,7 +14,8 @@ DEVICES = 8
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
-    folder = tmp_path / "a node's folder"  # a quote and blanks: paths are quoted in the scripts
+    # a quote and blanks: paths are quoted in the scripts.
+    folder = tmp_path / "a node's folder"
     folder.mkdir()
     conf, answers = folder / "hccn.conf", folder / "answers"
     conf.write_text(sandbox_devices.hccn_conf(1, DEVICES))
@@ -72,7 +73,8 @@ def test_a_device_without_an_address_prints_nothing(tools: Path) -> None:
     lines = [line for line in conf.read_text().splitlines() if not line.endswith("_2") and "_2=" not in line]
     conf.write_text("\n".join(lines) + "\n")
     assert ask(tools, "hccn_tool -i 2 -ip -g") == (0, "")
-    assert ask(tools, "hccn_tool -i 12 -ip -g")[0] == 1  # and not device 1's line
+    # And not device 1's line.
+    assert ask(tools, "hccn_tool -i 12 -ip -g")[0] == 1
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,8 @@ def test_a_started_process_is_recorded_and_is_the_command(tmp_path: Path) -> Non
     try:
         assert started.alive
         assert started.argv == ("/bin/sleep", "60")
-        assert os.getsid(started.pid) == started.pid  # out of this terminal's reach
+        # Out of this terminal's reach.
+        assert os.getsid(started.pid) == started.pid
     finally:
         assert process.end(lambda: {started.pid}) == 1
     assert not started.alive

@@ -14,7 +14,8 @@ import pytest
 
 from tests.clusterctl.ssh.test_ssh import SSHD, Server, start
 
-ADDRESSES = [f"127.0.0.{number}" for number in range(1, 5)]  # one sshd as four nodes
+# One sshd as four nodes.
+ADDRESSES = [f"127.0.0.{number}" for number in range(1, 5)]
 pytestmark = pytest.mark.skipif(SSHD is None, reason="no sshd on this machine")
 
 
@@ -83,7 +84,8 @@ def _until(terminal: int, mark: bytes) -> bytes:
             said += os.read(terminal, 4096)
         except OSError:
             raise AssertionError(said.decode(errors="replace")) from None
-    time.sleep(0.3)  # getpass empties what was typed before it asks
+    # Getpass empties what was typed before it asks.
+    time.sleep(0.3)
     return said
 
 
@@ -92,6 +94,7 @@ def _rest(terminal: int) -> bytes:
     try:
         while data := os.read(terminal, 4096):
             said += data
-    except OSError:  # how Linux says that the other end is closed
+    except OSError:
+        # How Linux says that the other end is closed.
         pass
     return said

@@ -71,7 +71,8 @@ def test_hosts_vouched_for_by_an_authority_are_reached_and_others_refused(
     node = server.node()
     assert choice.chosen(node) == ("openssh", "certificate authorities or revoked keys in known_hosts")
     assert echoed(choice, node) == b"there\n"
-    own = SshChoice(known_hosts=tmp_path / "known", ssh_config="none")  # the cluster's own file
+    # The cluster's own file.
+    own = SshChoice(known_hosts=tmp_path / "known", ssh_config="none")
     assert own.chosen(node)[0] == "openssh" and echoed(own, node) == b"there\n"
     keygen("-t", "ed25519", "-N", "", "-f", tmp_path / "other")
     other = (tmp_path / "other.pub").read_text()

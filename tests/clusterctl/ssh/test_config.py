@@ -88,7 +88,8 @@ def test_ssh_is_asked_once_for_hosts_that_its_files_cannot_tell_apart(tmp_path: 
     for number in range(200):
         assert way_to(node(f"10.0.0.{number}"), config).host == f"10.0.0.{number}"
     assert way_to(node("gate1"), config).port == 9
-    assert len(asked.read_text().splitlines()) == 2  # the many, and with it which files there are; the gate
+    # The many, and with it which files there are; the gate.
+    assert len(asked.read_text().splitlines()) == 2
     config = configuration(tmp_path, "Match exec true\n  User me\n")
     for number in range(5):
         way_to(node(f"10.0.0.{number}"), config)

@@ -21,8 +21,10 @@ from tests.clusterctl.ssh.test_ssh import Server, keygen_fingerprint, pump, reco
 pytestmark = pytest.mark.skipif(not shutil.which("ssh") or not shutil.which("sshd", path="/usr/sbin:/usr/bin"),
                                 reason="no sshd or no ssh here")  # fmt: skip
 TIMES = 20
-NEW_KEYS = 21  # from here on a side speaks in secret: logins, and all that is a user's
-USUAL = {20, 30, 1, NEW_KEYS}  # key exchange, its first word, a good-bye
+# From here on a side speaks in secret: logins, and all that is a user's.
+NEW_KEYS = 21
+# Key exchange, its first word, a good-bye.
+USUAL = {20, 30, 1, NEW_KEYS}
 
 
 class Between:
@@ -57,9 +59,8 @@ class Between:
             pass
 
     def close(self) -> None:
-        self._gate.shutdown(
-            socket.SHUT_RDWR
-        )  # wakes who waits at it, who would else serve the next one's clients
+        # Wakes who waits at it, who would else serve the next one's clients.
+        self._gate.shutdown(socket.SHUT_RDWR)
         self._gate.close()
 
 
@@ -128,7 +129,8 @@ def test_a_changed_key_is_refused_every_time_and_nothing_of_ours_is_sent(
     for one in outcomes:
         assert one.error and keygen_fingerprint(true) in one.error.message
         assert keygen_fingerprint(impostor) in one.error.message
-    assert len(between.heard) == TIMES  # a refusal is not tried again
+    # A refusal is not tried again.
+    assert len(between.heard) == TIMES
     for kept in between.heard:
         kinds, secret = said(kept)
         assert set(kinds) <= USUAL and secret == 0, (kinds, secret)

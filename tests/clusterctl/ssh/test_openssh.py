@@ -141,7 +141,8 @@ def test_a_killed_launcher_leaves_neither_ssh_nor_what_ran_on_the_node(server: S
 def test_a_connection_that_the_user_shares_is_joined_and_none_is_left_open(
     server: Server, known: Path
 ) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a socket's path has at most 108 bytes
+    # A socket's path has at most 108 bytes.
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
         join_shared(server, known, Path(short))
 
 
@@ -152,7 +153,8 @@ def join_shared(server: Server, known: Path, folder: Path) -> None:
     )
     transport = OpenSshTransport(known_hosts=known, ssh_config=str(config))
     transport.connect(server.node()).close()
-    assert not list(folder.glob("????????????????????????????????????????"))  # no master of ours
+    # No master of ours.
+    assert not list(folder.glob("????????????????????????????????????????"))
     before = server.attempts()
     by_hand = [
         "ssh",

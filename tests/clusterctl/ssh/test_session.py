@@ -343,7 +343,8 @@ def test_a_server_that_freezes_is_a_lost_link_and_one_that_is_silent_is_not(
     name, data = stream.read(100, 20.0)
     assert name == "stdout"
     with pytest.raises(TimeoutError):
-        stream.read(100, 2.5)  # it answers that it is there
+        # It answers that it is there.
+        stream.read(100, 2.5)
     os.kill(int(data), signal.SIGSTOP)
     try:
         with pytest.raises(LinkLost, match="nothing was heard"):
@@ -360,7 +361,8 @@ def test_a_dead_node_costs_its_own_connect_timeout_and_nobody_else_any_time(
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        waiting = [socket.socket() for _ in range(3)]  # from the second on the kernel drops who knocks
+        # From the second on the kernel drops who knocks.
+        waiting = [socket.socket() for _ in range(3)]
         for one in waiting:
             one.setblocking(False)
             one.connect_ex(full.getsockname())

@@ -185,7 +185,8 @@ def test_an_unknown_host_key_is_recorded_with_consent_and_known_from_then_on(
 def test_a_changed_host_key_is_refused_before_any_data_whatever_is_consented(
     way: Way, server: Server, other: Server, known: Path, accept_new: bool
 ) -> None:
-    for key_of in (other, server):  # of another kind, then of the same kind
+    # Of another kind, then of the same kind.
+    for key_of in (other, server):
         recorded = key_of
         if key_of is server:
             known.unlink()
@@ -377,9 +378,8 @@ def test_a_program_without_an_agent_gives_its_streams_apart_and_how_it_ended(
 
 def test_a_program_over_a_cut_connection_is_lost_not_ended(way: Way, server: Server, known: Path) -> None:
     record(server, known)
-    daemon = (
-        "ps -o ppid= -p $PPID" if way.kind == "openssh" else "echo $PPID"
-    )  # past the shell that tells its end
+    # Past the shell that tells its end.
+    daemon = "ps -o ppid= -p $PPID" if way.kind == "openssh" else "echo $PPID"
     stream = way(known).start(server.node(), f"{daemon}; exec sleep 60")
     _, data = stream.read(100, 20.0)
     with pytest.raises(TimeoutError):

@@ -289,14 +289,16 @@ def test_an_unchanged_tree_is_known_by_its_times_and_a_forged_time_changes_nothi
     push_tree(link, Source(source, make_manifest(source)), str(dest))
     big, status = dest / "pkg" / "deep" / "big", (dest / "pkg" / "deep" / "big").stat()
     big.write_bytes(os.urandom(3_000_000))
-    os.utime(big, ns=(status.st_atime_ns, status.st_mtime_ns))  # the change's own time can't be set back
+    # The change's own time can't be set back.
+    os.utime(big, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert not push_tree(link, Source(source, make_manifest(source)), str(dest)).unchanged
     assert same(source, dest)
 
 
 def test_files_are_not_read_again_until_they_change(source: Path) -> None:
     make_manifest(source)
-    time.sleep(0.1)  # longer than the grain of file times
+    # Longer than the grain of file times.
+    time.sleep(0.1)
     first = make_manifest(source)
     os.chmod(source / "plain.txt", 0)
     os.chmod(source / "plain.txt", 0o644)
@@ -350,7 +352,8 @@ def test_a_stored_tree_is_named_by_its_content_and_sent_once(
 
 
 def test_a_full_disk_is_found_before_the_transfer(tmp_path: Path) -> None:
-    size = 1 << 46  # 64 TB
+    # 64 TB.
+    size = 1 << 46
     table = bytes(tree.DIGEST * (size // tree.piece_size(size)))
     entry = Entry("f", "f", 0o644, size, tree.content_name(table))
     builder = tree_build.Builder(str(tmp_path / "dest"), [entry], table)
@@ -363,7 +366,8 @@ def test_a_disk_without_room_for_more_files_is_found_too(
 ) -> None:
     full = os.statvfs(tmp_path)
     values = list(full)
-    values[7] = 3  # f_favail
+    # f_favail.
+    values[7] = 3
     monkeypatch.setattr("os.statvfs", lambda path: os.statvfs_result(values))
     entries = [Entry(f"f{number}", "f", 0o644, 0, EMPTY) for number in range(5)]
     with pytest.raises(Refused, match="3 more files"):

@@ -23,7 +23,8 @@ from clusterctl.transport.fanout import Connection, Connections, LocalTransport
 from clusterctl.transport.local import ChildStream
 from tests.support.nodes import local_node
 
-SHELLS = ["sh", "dash", "bash", "busybox"]  # each as the /bin/sh of a node
+# Each as the /bin/sh of a node.
+SHELLS = ["sh", "dash", "bash", "busybox"]
 DESTS = ["~/plain", "in/two  words", '/ROOT/it\'s "quoted" $(touch owned) `touch owned`', "~/-n", "~/漢字 😀"]
 
 
@@ -103,7 +104,8 @@ def test_what_a_node_found_unchanged_is_known_at_a_glance(
     result, at_a_glance = nodes.push(read(folder), dest)
     where = nodes.home / dest.removeprefix("~/")
     assert at_a_glance == (name != "busybox") and result.unchanged and result.path == str(where)
-    assert nodes.agents == 0  # where one was wanted, it came over the same connection
+    # Where one was wanted, it came over the same connection.
+    assert nodes.agents == 0
     assert not list(tmp_path.rglob("owned")) and (where / "pkg" / "run.sh").is_file()
 
 
@@ -173,7 +175,8 @@ def test_a_node_whose_programs_are_others_has_its_agent(
     if instead:
         (own / program).write_text(f"#!/bin/sh\n{instead}\n")
         (own / program).chmod(0o755)
-    else:  # there is none
+    else:
+        # There is none.
         for name in ("sh", "find", "sha256sum"):
             if name != program:
                 (own / name).symlink_to(str(shutil.which(name)))

@@ -23,8 +23,10 @@ from clusterctl.transport.fanout import Completed, Connection, LocalTransport
 from tests.support import evil_agent
 from tests.support.nodes import local_node
 
-PATIENCE = 40.0  # seconds for an answer that an honest node gives in milliseconds
-ENDLESS = ("silence_with_beats",)  # nothing ends these but a time-out or the user
+# Seconds for an answer that an honest node gives in milliseconds.
+PATIENCE = 40.0
+# Nothing ends these but a time-out or the user.
+ENDLESS = ("silence_with_beats",)
 GENERAL = [
     name
     for name in evil_agent.MODES
@@ -171,7 +173,8 @@ def told_in_words(done: subprocess.CompletedProcess[str], modes: list[str]) -> N
 
 
 PULLS = [name for name in evil_agent.MODES if name.startswith("pull_")]
-FAIR_PULLS = ["pull_more_than_promised", "pull_never_ready"]  # may come out well: nothing in them does harm
+# May come out well: nothing in them does harm.
+FAIR_PULLS = ["pull_more_than_promised", "pull_never_ready"]
 
 
 def test_a_pull_from_lying_nodes_writes_only_below_its_place(tmp_path: Path) -> None:

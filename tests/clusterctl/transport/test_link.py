@@ -85,7 +85,8 @@ def test_a_node_that_floods_a_request_beyond_its_window_loses_its_link() -> None
     asked = link.open("hello", {})
     wire_lost = time.monotonic() + 20
     while not link.is_closed and time.monotonic() < wire_lost:
-        time.sleep(0.01)  # nobody reads the reply
+        # Nobody reads the reply.
+        time.sleep(0.01)
     assert link.is_closed
     with pytest.raises(LinkLost, match="window"):
         asked.end()

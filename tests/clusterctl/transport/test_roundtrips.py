@@ -120,7 +120,8 @@ def test_a_table_is_read_back_as_it_was_written_and_checks_clean(table: RankTabl
     text = table.render()
     assert check(text) == []
     assert parse(text) == table
-    assert parse(json.dumps(json.loads(text), separators=(",", ":"))) == table  # white space means nothing
+    # White space means nothing.
+    assert parse(json.dumps(json.loads(text), separators=(",", ":"))) == table
     assert text == json.dumps(table.as_json(), indent=4) + "\n"
 
 

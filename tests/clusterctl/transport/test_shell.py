@@ -31,8 +31,10 @@ from clusterctl.transport.shell import (
 )
 from tests.support.nodes import local_node, wait_for
 
-SHELLS = ["sh", "dash", "bash", "busybox"]  # each as the /bin/sh of a node
-LOGIN_SHELLS = ["bash", "dash", "tcsh", "fish", "zsh"]  # each as what sshd gives LINE to
+# Each as the /bin/sh of a node.
+SHELLS = ["sh", "dash", "bash", "busybox"]
+# Each as what sshd gives LINE to.
+LOGIN_SHELLS = ["bash", "dash", "tcsh", "fish", "zsh"]
 ODD = [
     "two words",
     "'single' \"double\"",
@@ -120,7 +122,8 @@ def test_what_hangs_up_ends_the_command_and_all_that_it_started(name: str, tmp_p
     stream.send(script(["sh", "-c", stubborn], {}, marker))
     wait_for(lambda: len(marked({MARKER: marker})) >= 3)
     bare = [one for one in group(stream) if one not in marked({MARKER: marker})]
-    assert bare  # the watcher, and what has no environment at all
+    # The watcher, and what has no environment at all.
+    assert bare
     stream.finish()
     wait_for(lambda: not marked({MARKER: marker}) and not group(stream))
     stream.close()
@@ -160,7 +163,8 @@ def test_what_a_command_leaves_behind_neither_holds_it_up_nor_is_ended(tmp_path:
         done = once.run(local_node(tmp_path), ["sh", "-c", "sleep 600 & echo $!; exit 5"])
         assert done.exit_code == 5
         left = int(done.stdout)
-        time.sleep(0.3)  # a watcher that is wrong would act now
+        # A watcher that is wrong would act now.
+        time.sleep(0.3)
         os.kill(left, 15)
 
 

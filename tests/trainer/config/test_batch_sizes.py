@@ -35,7 +35,8 @@ def test_a_ramp_rises_where_megatrons_does(start: int, increment: int, samples: 
 def test_without_a_ramp_every_step_has_the_whole_batch() -> None:
     sizes = BatchSizes(192)
     assert (sizes.consumed(10**6), sizes.of(1), sizes.ramp_steps) == (192 * 10**6, 192, 0)
-    assert BatchSizes(8, 4, 2, 40).ramp_steps == 9  # 5 of 4, 4 of 6
+    # 5 of 4, 4 of 6.
+    assert BatchSizes(8, 4, 2, 40).ramp_steps == 9
 
 
 def test_a_ramp_is_the_same_training_on_two_ranks_and_after_a_resume(

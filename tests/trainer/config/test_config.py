@@ -129,7 +129,8 @@ def test_a_split_is_normalised_and_padded() -> None:
 def test_a_word_or_a_number_says_a_whole_section(raw_config: Make) -> None:
     short = {"parallel": "auto", "recompute": "full", "loss_scale": 4096}
     config, _ = try_config(raw_config(**short), 1, served=False)
-    assert config.parallel == ParallelConfig() and config.recompute.mode == "full"  # auto is what it chose
+    # Auto is what it chose.
+    assert config.parallel == ParallelConfig() and config.recompute.mode == "full"
     assert (config.loss_scale.initial, config.loss_scale.dynamic) == (4096.0, False)
 
 

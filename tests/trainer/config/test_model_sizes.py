@@ -35,7 +35,8 @@ def test_gpt_2s_sizes_are_counted_to_the_last_number() -> None:
 def test_what_is_off_by_default_changes_the_count_as_its_matrices_do() -> None:
     plain = ModelConfig(layers=1, hidden=192, heads=6)
     grouped = ModelConfig(layers=1, hidden=192, heads=6, query_groups=2)
-    assert plain.parameters() - grouped.parameters() == 2 * 4 * 32 * 193  # keys and values of four heads
+    # Keys and values of four heads.
+    assert plain.parameters() - grouped.parameters() == 2 * 4 * 32 * 193
     assert (
         plain.parameters() - ModelConfig(layers=1, hidden=192, heads=6, rotary=True).parameters() == 128 * 192
     )

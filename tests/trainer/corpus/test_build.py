@@ -170,9 +170,8 @@ def language_model(path: Path) -> Path:
     pytest.importorskip("fasttext")
     entries = [("the", 0), ("le", 0), ("__label__en", 1), ("__label__fr", 1)]
     out = struct.pack("<ii", 793712314, 12)
-    out += struct.pack(
-        "<12id", 2, 5, 5, 1, 5, 1, 3, 3, 0, 0, 0, 100, 1e-4
-    )  # dim 2, softmax, supervised, no n-grams
+    # Dim 2, softmax, supervised, no n-grams.
+    out += struct.pack("<12id", 2, 5, 5, 1, 5, 1, 3, 3, 0, 0, 0, 100, 1e-4)
     out += struct.pack("<iiiqq", 4, 2, 2, 4, -1)
     out += b"".join(word.encode() + b"\0" + struct.pack("<qb", 1, kind) for word, kind in entries)
     for matrix in ([[1, 0], [0, 1]], [[9, 0], [0, 9]]):

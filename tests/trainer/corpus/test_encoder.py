@@ -183,7 +183,8 @@ def test_another_kind_of_tokenizer_goes_to_the_library_and_says_so(
     found = encoder_for(tokenizer)
     assert isinstance(found, LibraryEncoder)
     assert found.describe().startswith("tokenizers ") and why in found.describe()
-    if "dropout" not in why:  # which is drawn anew each time
+    # Which is drawn anew each time.
+    if "dropout" not in why:
         assert found.encode_many(["the end"])[0].tolist() == tokenizer.encode("the end")
 
 

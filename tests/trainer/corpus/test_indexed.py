@@ -72,7 +72,8 @@ def test_uncounted_end_of_document_tokens_are_noticed(tmp_path: Path) -> None:
     with Writer(tmp_path / "defect", np.uint16) as writer:
         writer.add_document([[1, 2]])
     with (tmp_path / "defect.bin").open("ab") as stream:
-        stream.write(b"\0\0")  # what a known tool does: the token is written and not counted
+        # What a known tool does: the token is written and not counted.
+        stream.write(b"\0\0")
     with pytest.raises(DataError, match="has 6 bytes, but its index counts 2 tokens"):
         open_corpus(tmp_path / "defect")
 

@@ -38,9 +38,8 @@ PACKERS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".z
 def test_packed_json_lines_give_what_plain_ones_give(words: Path, tmp_path: Path, ending: str) -> None:
     plain = write_lines(tmp_path / "in.jsonl", SAYINGS, "body").read_bytes()
     half = plain.index(b"\n") + 1
-    packed = PACKERS[ending](plain[:half]) + PACKERS[ending](
-        plain[half:]
-    )  # two streams in one file, as pbzip2 writes
+    # Two streams in one file, as pbzip2 writes.
+    packed = PACKERS[ending](plain[:half]) + PACKERS[ending](plain[half:])
     (tmp_path / f"in.jsonl{ending}").write_bytes(packed)
     built(tmp_path / "out", words, tmp_path / f"in.jsonl{ending}", key="body")
     assert texts_in(tmp_path / "out", words) == SAYINGS
@@ -150,7 +149,8 @@ def test_many_small_files_share_a_part(tmp_path: Path) -> None:
     for number in range(50):
         (tmp_path / f"{number:02}.txt").write_text("word " * number)
     parts = list(Reader(find_inputs([str(tmp_path)])).parts())
-    assert [len(part.pieces) for part in parts] == [49]  # the empty one has nothing to read
+    # The empty one has nothing to read.
+    assert [len(part.pieces) for part in parts] == [49]
 
 
 def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:

@@ -78,8 +78,10 @@ def test_a_swapped_or_changed_file_is_known_by_its_hash(pair: Path) -> None:
 
 def test_everything_that_is_wrong_is_told_at_once(pair: Path) -> None:
     index = bytearray(pair.with_name("c.idx").read_bytes())
-    index[34] ^= 1  # the first length
-    index[-8] ^= 1  # the last mark
+    # The first length.
+    index[34] ^= 1
+    # The last mark.
+    index[-8] ^= 1
     pair.with_name("c.idx").write_bytes(bytes(index))
     told = "\n".join(one.what for one in verify(pair).findings)
     for part in ("not the sums of its lengths", "do not rise", "but its index counts", "its hash is another"):
@@ -153,7 +155,8 @@ def test_a_repair_can_leave_the_pair_as_it_is(tmp_path: Path) -> None:
 def test_what_cannot_be_proved_is_not_repaired(tmp_path: Path) -> None:
     prefix = with_defect(tmp_path / "c", DOCUMENTS)
     content = np.fromfile(tmp_path / "c.bin", np.uint16)
-    content[3] = 99  # one document ends otherwise
+    # One document ends otherwise.
+    content[3] = 99
     content.tofile(tmp_path / "c.bin")
     before = pair_bytes(prefix)
     with pytest.raises(DataError, match="cannot be told"):

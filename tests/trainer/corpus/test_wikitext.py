@@ -113,9 +113,8 @@ def test_a_dump_is_read_as_it_was_downloaded(tmp_path: Path, monkeypatch: pytest
     pages.insert(7, page("talk", space="1"))
     whole = dump(pages)
     half = len(whole) // 2
-    packed = bz2.compress(whole[:half]) + bz2.compress(
-        whole[half:]
-    )  # several streams, as the multistream dumps
+    # Several streams, as the multistream dumps.
+    packed = bz2.compress(whole[:half]) + bz2.compress(whole[half:])
     (tmp_path / "enwiki-pages-articles.xml.bz2").write_bytes(packed)
     built(tmp_path / "out", words, tmp_path / "enwiki-pages-articles.xml.bz2", workers=2)
     texts = texts_in(tmp_path / "out", words)
@@ -150,4 +149,5 @@ def test_a_page_that_is_cut_or_no_utf_8_is_a_bad_line(tmp_path: Path) -> None:
 def test_no_page_takes_longer_than_its_length_deserves(hostile: str) -> None:
     began = time.process_time()
     plain(hostile)
-    assert time.process_time() - began < 5.0  # 0.1 s where it is linear, hours where it is not
+    # 0.1 s where it is linear, hours where it is not.
+    assert time.process_time() - began < 5.0

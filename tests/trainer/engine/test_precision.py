@@ -62,7 +62,8 @@ def test_layer_norms_stay_fp32_and_the_optimizer_holds_the_rest_in_fp32(raw_conf
 def test_one_gradient_is_used_as_it_comes_and_several_are_added_in_fp32(passes: int) -> None:
     weight = torch.nn.Parameter(torch.ones(300, dtype=torch.bfloat16))
     buffer = GradientBuffer({"w": weight}, {"w": Cut()}, Group(0, 1, Device("cpu")), ALONE)
-    given = [torch.full((300,), 1.0 + i / 128) for i in range(passes)]  # whose sum bf16 has no bits for
+    # Whose sum bf16 has no bits for.
+    given = [torch.full((300,), 1.0 + i / 128) for i in range(passes)]
     buffer.clear()
     for i, gradient in enumerate(given):
         if i == passes - 1:

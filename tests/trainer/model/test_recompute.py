@@ -47,7 +47,8 @@ def passed(
     cast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), cast:
         loss = model(*arguments)
-    forward = kept  # what the backward pass makes again comes on top
+    # What the backward pass makes again comes on top.
+    forward = kept
     loss.backward()
     return (
         loss.detach(),

@@ -42,7 +42,8 @@ def test_a_rank_that_comes_later_than_any_collective_may_take_is_waited_for() ->
         for rank in range(3)
     ]
     try:
-        ranks[0].wait(8)  # four times what a collective may take, most of it after torch was loaded
+        # Four times what a collective may take, most of it after torch was loaded.
+        ranks[0].wait(8)
         raise AssertionError("a rank gave up")
     except subprocess.TimeoutExpired:
         pass

@@ -60,7 +60,8 @@ def test_every_pass_is_made_once_and_the_stages_never_wait_for_each_other_in_a_c
         )
         for stage in range(stages)
     ]
-    links: Counter[tuple[int, bool]] = Counter()  # untaken results, by sender and direction
+    # Untaken results, by sender and direction.
+    links: Counter[tuple[int, bool]] = Counter()
     done = 0
     while any(programs):
         before = done

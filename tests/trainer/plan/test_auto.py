@@ -45,7 +45,8 @@ def test_a_model_that_fits_is_neither_cut_nor_recomputed() -> None:
     assert (summary["zero"], summary["recompute"]) == (0, "none")
     assert any("times as slow" in one["why"] for one in summary["chosen"]["losing"])
     cuts = [(one["tensor"], one["pipeline"]) for one in summary["chosen"]["best"]]
-    assert len(set(cuts)) == 5  # ways to cut the model, each with its own best ZeRO level
+    # Ways to cut the model, each with its own best ZeRO level.
+    assert len(set(cuts)) == 5
 
 
 def test_the_documents_layout_of_345m_is_far_slower_than_the_plain_one() -> None:
@@ -70,7 +71,8 @@ def test_a_model_too_large_for_a_device_is_cut_until_it_fits() -> None:
     assert summary["memory_per_device_bytes"]["total"] < 32e9
     assert summary["layout"]["tensor"] * summary["layout"]["pipeline"] > 1
     assert all(one["memory"] < 32e9 for one in summary["chosen"]["best"])
-    near = summary["chosen"]["losing"][0]  # the chosen cut with less of ZeRO
+    # The chosen cut with less of ZeRO.
+    near = summary["chosen"]["losing"][0]
     assert (near["tensor"], near["pipeline"]) == (summary["layout"]["tensor"], summary["layout"]["pipeline"])
     assert (
         near["zero"] < summary["zero"]
@@ -83,7 +85,8 @@ def test_the_optimizer_leaves_the_device_where_nothing_else_fits() -> None:
     given = {"model": "gpt3-1.3B", "micro_batch": 1, "global_batch": 8, "zero": 0, "parallel": "auto"}
     small = answer(1, **given, hardware={**NPU, "memory": 16})["summary"]
     assert small["offload"] and small["memory_per_device_bytes"]["optimizer"] == 0
-    assert small["memory_of_the_node_bytes"] == 12 * small["parameters"] + 12 * 47 * 2048  # padded rows
+    # Padded rows.
+    assert small["memory_of_the_node_bytes"] == 12 * small["parameters"] + 12 * 47 * 2048
     assert not answer(1, **given)["summary"]["offload"]
 
 

@@ -71,9 +71,8 @@ def test_a_blocks_activations_are_counted_as_torch_keeps_them(
         found = kept_by(lambda: block(x * 1.0, Sight(None, turning)), list(block.parameters()))
     cast = precision == "bf16, cast"
     one = kept.Pass(model, samples, 4 if precision == "fp32" else 2, kind, cast=cast)
-    angles = (
-        0 if turning is None else 64 * sequence
-    )  # too little to be counted; in bf16 each use has its copy
+    # Too little to be counted; in bf16 each use has its copy.
+    angles = 0 if turning is None else 64 * sequence
     counted = kept.layer(one, mode == "selective") + kept.cast_layer(one)
     assert counted == pytest.approx(found - angles, rel=0.01)
 

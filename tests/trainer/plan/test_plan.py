@@ -22,7 +22,8 @@ def test_a_plan_counts_parameters_tokens_and_epochs(raw_config: Make, prefix: Pa
     assert answer["ok"] and summary["layout"] == {"data": 2, "tensor": 1, "pipeline": 1}
     assert (summary["accumulation"], summary["tokens_per_step"], summary["tokens_total"]) == (2, 128, 1024)
     lengths = open_corpus(prefix).lengths
-    tokens = int(lengths[:32].sum())  # of 40 documents, 80 %
+    # Of 40 documents, 80 %.
+    tokens = int(lengths[:32].sum())
     assert summary["epochs"] == pytest.approx(1024 / tokens)
     assert [(one["tokens"], one["sequences"], one["share"]) for one in summary["corpora"]] == [
         (tokens, 40, 1.0)
@@ -54,7 +55,8 @@ def test_every_fault_of_every_corpus_is_found_at_once(raw_config: Make, prefix: 
     told = sorted((fault["key"], fault["what"]) for fault in faults)
     keys = [key for key, _ in told]
     assert keys == [
-        *["train.data.blend[1].prefix"] * 2,  # neither part of it is as long as a sample
+        # Neither part of it is as long as a sample.
+        *["train.data.blend[1].prefix"] * 2,
         "train.data.blend[2].prefix",
         *["train.data.blend[3].prefix"] * 2,
         "train.data.tokenizer",

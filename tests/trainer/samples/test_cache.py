@@ -175,7 +175,8 @@ def test_data_replaced_in_place_gets_an_index_of_its_own(tmp_path: Path) -> None
     Data(written([20] * 10), 8, caches[1]).samples("train", 30)
     other = Data(written([30] * 10), 8, caches[2]).samples("train", 30)
     assert [cache.built for cache in caches] == [1, 0, 1]
-    assert (len(first), len(other)) == (49, 37)  # 2 epochs of 200 tokens, one of 300
+    # 2 epochs of 200 tokens, one of 300.
+    assert (len(first), len(other)) == (49, 37)
 
 
 def test_the_same_order_serves_any_number_of_samples_that_it_has(tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ def test_the_tokens_of_a_step_do_not_depend_on_the_number_of_ranks(
     seen = []
     for ranks, micro in ((1, 2), (2, 4), (4, 2), (8, 2), (1, 16)):
         read = []
-        for consumed in range(0, 96, 16):  # each step by a process of its own: nothing is carried over
+        # Each step by a process of its own: nothing is carried over.
+        for consumed in range(0, 96, 16):
             shares = [Share(micro, 16, rank, ranks) for rank in range(ranks)]
             rows = [
                 row

@@ -68,7 +68,8 @@ def test_short_documents_fill_a_sample_each_behind_its_enc(short: Corpus) -> Non
         text = samples[number]
         assert text[0] == WORDS.enc and len(text) <= 64 and len(text) > 32
         starts = np.flatnonzero(text == WORDS.enc)
-        assert (text[starts[1:] - 1] == EOS).all()  # each document but the last is whole
+        # Each document but the last is whole.
+        assert (text[starts[1:] - 1] == EOS).all()
     assert max(len(samples[number]) for number in range(200)) == 64
 
 
@@ -99,9 +100,11 @@ def test_windows_of_a_long_document_begin_and_end_with_sentences(long: Corpus) -
         places = [
             at for at in np.flatnonzero(whole == body[0]) if np.array_equal(whole[at : at + len(body)], body)
         ]
-        assert places  # a piece of the corpus, unchanged
+        # A piece of the corpus, unchanged.
+        assert places
         starts += int(whole[places[0] - 1]) == DOT
-    assert starts > 250  # the others begin at a document's start
+    # The others begin at a document's start.
+    assert starts > 250
 
 
 def test_bounds_keep_training_and_validation_apart(long: Corpus) -> None:
@@ -125,7 +128,8 @@ def test_a_row_is_the_same_in_any_company_and_after_any_restart(short: Corpus) -
         assert whole.positions[i, :, :length].tolist() == row.positions.tolist()
         assert whole.separators[i] == row.separator and not whole.loss_mask[i, length:].any()
     different = {tuple(once.row(number).tokens.tolist()) for number in range(200)}
-    assert len(different) > 195  # of so small a corpus two may be the same by chance
+    # Of so small a corpus two may be the same by chance.
+    assert len(different) > 195
     other = GlmBatches(GlmSamples(short, WORDS, ENDS, 6, Sampling(length=64)), Infilling())
     assert other.row(40).tokens.tolist() != once.row(40).tokens.tolist()
 

@@ -21,7 +21,8 @@ from trainer.samples.gpt import (
     split_bounds,
 )
 
-BLOCKS = 20  # of cases; each a test, so that a failure names where to look
+# Of cases; each a test, so that a failure names where to look.
+BLOCKS = 20
 HAS_MEGATRON = importlib.util.find_spec("megatron") is not None
 
 
@@ -155,9 +156,8 @@ def test_many_threads_find_the_same_starts_as_numpy(seed: int) -> None:
     random = np.random.RandomState(seed)
     longest = (3, 30, 3000)[seed % 3]
     lengths = random.randint(0, longest, 20_000).astype(np.int32)
-    documents = random.randint(0, len(lengths), 150_000).astype(
-        np.int32
-    )  # past the number that threads share
+    # Past the number that threads share.
+    documents = random.randint(0, len(lengths), 150_000).astype(np.int32)
     sequence = int(random.randint(1, 2 * longest))
     count = (int(lengths[documents].sum(dtype=np.int64)) - 1) // sequence
     want = plain_starts(lengths, documents, sequence, count)

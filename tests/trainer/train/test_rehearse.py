@@ -40,7 +40,8 @@ def test_a_rank_is_built_and_stepped_without_memory(world: int, train: dict[str,
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["parameters"] == answer["planned_parameters"]
-    tensors = answer["planned_bytes"] - LIBRARIES  # and gloo's copies, with ZeRO 3
+    # And gloo's copies, with ZeRO 3.
+    tensors = answer["planned_bytes"] - LIBRARIES
     assert answer["peak_bytes"] == pytest.approx(tensors, rel=0.1)
     assert bool(answer["exchanges"]) == (world > 1)
 

@@ -112,7 +112,8 @@ def write(folder: Path) -> Path:
 
 def test_metrics_become_megatrons_tags_with_right_checksums(tmp_path: Path) -> None:
     assert convert(write(tmp_path), tmp_path / "tb") == len(LINES)
-    assert len(list((tmp_path / "tb").iterdir())) == 2  # a file a start
+    # A file a start.
+    assert len(list((tmp_path / "tb").iterdir())) == 2
     assert [event for event in events(tmp_path / "tb") if event[1]] == EXPECTED
 
 

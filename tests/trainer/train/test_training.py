@@ -37,7 +37,8 @@ def test_the_loss_falls_and_every_event_is_told(tmp_path: Path, train_here: Trai
     assert {one["op"] for one in start["native"]} == set(OPS)
     assert metrics(tmp_path, "step")[-1]["tokens"] == 40 * 8 * 16
     beat = (tmp_path / "heartbeat" / "rank-0").read_text()
-    assert re.fullmatch(r"40 +0\.\d{4}\npause", beat)  # the last checkpoint followed
+    # The last checkpoint followed.
+    assert re.fullmatch(r"40 +0\.\d{4}\npause", beat)
     steps = metrics(tmp_path, "step")
     assert all(0 < one["own_seconds"] <= one["step_seconds"] for one in steps)
 
