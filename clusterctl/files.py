@@ -1,4 +1,4 @@
-"""TODO."""
+"""Write files of this machine whole or not at all."""
 
 from __future__ import annotations
 

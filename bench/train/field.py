@@ -163,8 +163,8 @@ class Field:
         spec = self.folder / f"{subject.name.replace(' ', '-')}.json"
         spec.write_text(json.dumps({**self._spec(subject), **more}))
         argv = [self.peers if subject.peer else sys.executable, "-W", "ignore"]
-        argv += [str(ROOT / "bench" / "train_subject.py"), str(spec)]
-        shared = self._environment(subject)
+        argv += ["-m", "bench.train.subject", str(spec)]
+        shared = {**self._environment(subject), "PYTHONPATH": str(ROOT)}
         began = time.monotonic()
         said = self.folder / f"{spec.stem}.log"
         try:

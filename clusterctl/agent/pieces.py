@@ -1,14 +1,17 @@
-"""TODO."""
+"""Receive the pieces of a transfer, and the answer that follows them, from a request's body.
+
+Runs on nodes too: standard library only, Python 3.8 and newer.
+"""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from clusterctl.agent import lean
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.tree import PIECE, Range
 from clusterctl.agent.tree_build import Builder
 
+# `typing` itself takes 10 ms to import.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Sequence
 

@@ -394,7 +394,7 @@ def log_in(nodes: Sequence[Node], connections: Connections) -> None:
     def ask() -> None:
         outcomes.extend(connections.on_each(nodes, lambda node, link: link.hello(), on_outcome=note))
 
-    asking = threading.Thread(target=query_nodes, daemon=True, name="log in")
+    asking = threading.Thread(target=ask, daemon=True, name="log in")
     asking.start()
     while asking.is_alive() and not answered.wait(0.02):
         continue

@@ -1,4 +1,4 @@
-"""TODO."""
+"""End a run: bring home what the job asked for and record how it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Find a free port on the master for rank 0 to listen on, one that stays free until the rank binds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The state of a run, as its nodes report it and as its folder keeps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Stop the ranks of a run on its nodes."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_what_once_found_something_is_answered_well(path: Path) -> None:
 
 def test_mutated_inputs_are_read_or_refused_in_words() -> None:
     ran = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "fuzz.py"), "--inputs", "12000", "--seed", "7"],
+        [sys.executable, "-m", "bench.fuzz", "--inputs", "12000", "--seed", "7"],
         capture_output=True,
         text=True,
         timeout=100,

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Read the `train:` part of a job into a checked config; `auto` keys are chosen by the planner."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import ssh
 from clusterctl.agent.processes import marked
 from clusterctl.errors import (
     ClusterctlError,
@@ -24,7 +23,7 @@ from clusterctl.errors import (
     Unreachable,
 )
 from clusterctl.inventory.cluster import Node
-from clusterctl.ssh import openssh, retry
+from clusterctl.ssh import openssh, retry, transport
 from clusterctl.ssh.config import host_and_port
 from clusterctl.ssh.openssh import OpenSshTransport
 from clusterctl.ssh.transport import SshTransport
@@ -227,7 +226,7 @@ def test_a_locked_key_is_named_as_such(way: Way, server: Server, known: Path, tm
 def test_a_closed_port_a_wrong_name_and_a_silent_server_are_told_apart(
     way: Way, server: Server, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (ssh.transport, openssh):
+    for module in (transport, openssh):
         monkeypatch.setattr(module, "HANDSHAKE_LIMIT", 0.5)
     monkeypatch.setattr(retry, "RETRY_LIMIT", 0.1)
     with socket.socket() as silent:
@@ -247,7 +246,7 @@ def test_a_frozen_server_is_waited_for_as_long_as_one_that_is_off_and_once(known
         node = Node("n", "127.0.0.1", "127.0.0.1", port=frozen.getsockname()[1])
         began = time.monotonic()
         with pytest.raises(Unreachable, match="no SSH server answers there: nothing was heard of it for 1 s"):
-            ssh.SshTransport(known_hosts=known, connect_timeout=1.0, ssh_config="none").connect(node)
+            SshTransport(known_hosts=known, connect_timeout=1.0, ssh_config="none").connect(node)
         assert time.monotonic() - began < retry.HANDSHAKE_LIMIT / 2
 
 

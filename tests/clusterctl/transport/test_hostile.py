@@ -247,7 +247,7 @@ import sys, time
 from pathlib import Path
 from clusterctl.transport import local
 from clusterctl.transport.local import LocalTransport
-from tests.clusterctl.nodes import local_node
+from tests.support.nodes import local_node
 local.END_LIMIT = 0.5
 folder = Path(sys.argv[1])
 link = LocalTransport(home=folder).connect(local_node(folder, python=sys.argv[2]))
