@@ -418,7 +418,7 @@ def test_long_rows_of_nodes_are_cut_so_that_the_last_ones_need_not_wait_for_all(
     for name in names:
         parents = relay.join(name, 1)
         assert len({one["node"] for one in parents}) == len(parents) <= 3
-        first = parents[1]["node"] if parents else None
+        first = parents[0]["node"] if parents else None
         depth[name] = depth[first] + 1 if first else 0
         children[first or ""] = children.get(first or "", 0) + 1
     assert max(depth.values()) < 70 and max(children.values()) <= 2
