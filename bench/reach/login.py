@@ -85,7 +85,7 @@ def own_cpu() -> float:
 
 def listener(node: Node) -> int:
     """The node's sshd, which gathers the CPU time of all its sessions."""
-    mark = f"{Path(node.workdir).parents[2]}/sshd_config"
+    mark = f"{Path(node.workdir).parents[1]}/sshd_config"
     for place in Path("/proc").glob("[0-9]*"):
         try:
             words = (place / "cmdline").read_text()
