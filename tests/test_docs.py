@@ -1,0 +1,56 @@
+"""Links between documents lead to files that exist, and every page can be reached from the index."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+TOP = ("README.md", "README.zh.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = [
+    *(ROOT / name for name in TOP if (ROOT / name).exists()),
+    *sorted(DOCS.rglob("*.md")),
+    ROOT / "examples" / "README.md",
+]
+# Paths of this repository in prose, as in `trainer/train/loop.py`.
+IN_PROSE = re.compile(
+    r"`((?:clusterctl|trainer|native|bench|tests|docs|examples|rank_tables)/[\w./-]*\w\.(?:py|md|yaml|cpp|h))`"
+)
+
+
+def links(page: Path) -> list[str]:
+    """Return the targets of a page's links to other files, without their anchors."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = (target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text))
+    return [target for target in targets if target and not re.match(r"[a-z]+:", target)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_to_files(page: Path) -> None:
+    missing = [target for target in links(page) if not (page.parent / target).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_source_files_named_in_prose_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        pytest.skip("older entries name files as they were called then")
+    named = IN_PROSE.findall(page.read_text(encoding="utf-8"))
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_the_index_leads_to_every_page() -> None:
+    reached: set[Path] = set()
+    waiting = [DOCS / "index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in reached or page.suffix != ".md" or not page.exists():
+            continue
+        reached.add(page)
+        waiting += [(page.parent / target).resolve() for target in links(page)]
+    assert not {page.relative_to(ROOT).as_posix() for page in DOCS.rglob("*.md")} - {
+        page.relative_to(ROOT).as_posix() for page in reached
+    }
