@@ -40,8 +40,8 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
-def some(number: int, noun: str) -> str:
-    """`1 node`, `2 nodes`."""
+def plural(number: int, noun: str) -> str:
+    """Return `1 node`, `2 nodes`: a count with its noun."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 

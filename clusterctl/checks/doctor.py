@@ -26,7 +26,7 @@ from clusterctl.errors import ClusterctlError, Found
 from clusterctl.finding import Finding as Finding
 from clusterctl.inventory import nodeset
 from clusterctl.settings import environment
-from clusterctl.text import some
+from clusterctl.text import plural
 from clusterctl.transport.fanout import raise_failures
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def before_launch(
         lines = [f"{one.where}: {one.what}" for one in bad]
         raise Found("nothing was started:\n" + "\n".join(lines), "\n".join([*remedies, WITHOUT]))
     if not odd:
-        tell("check", f"{some(len(cluster.nodes), 'node')} fit for it")
+        tell("check", f"{plural(len(cluster.nodes), 'node')} fit for it")
 
 
 def _as_used(cluster: Cluster, job: Job) -> Cluster:

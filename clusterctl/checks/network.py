@@ -18,7 +18,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.finding import Finding
 from clusterctl.inventory import nodeset
 from clusterctl.ranktable.devices import VENDOR_TOOL, parse_conf
-from clusterctl.text import some
+from clusterctl.text import plural
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -96,7 +96,7 @@ def _reached(master: Node, port: int, said: dict[str, Any]) -> Iterator[Finding]
         )
     if said and not groups:
         slowest = max(float(one["seconds"]) for one in said.values())
-        text = f"the master {master.name} is reached at {master.address} by {some(len(said), 'node')}"
+        text = f"the master {master.name} is reached at {master.address} by {plural(len(said), 'node')}"
         text += f", in {slowest * 1000:.1f} ms at most"
         yield Finding("ok", "all nodes", text, check="master-port")
 

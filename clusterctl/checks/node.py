@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.checks.ask import HCCL_PORTS, Said, hccl_base
 from clusterctl.finding import Finding
-from clusterctl.text import size, some
+from clusterctl.text import plural, size
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -34,7 +34,7 @@ TRAINER = ("torch", "numpy", "safetensors", "tokenizers")
 def findings(said: Said, quick: bool = False) -> Iterator[Finding]:
     """All that one node's answers say by themselves."""
     if not quick:
-        text = f"answers, its host key is known; {some(said.hello['cpus'], 'core')}"
+        text = f"answers, its host key is known; {plural(said.hello['cpus'], 'core')}"
         yield Finding(
             "ok", said.node.name, f"{text}, Python {said.hello['python']} for the agent", check="ssh"
         )
@@ -73,7 +73,7 @@ def room(said: Said) -> Iterator[Finding]:
     yield from _shared_memory(said, disks.get("/dev/shm"))
     ranks = max(len(said.node.devices), 1)
     if said.found["memory"]["available"] < MIN_MEMORY * ranks:
-        text = f"{size(said.found['memory']['available'])} of memory available for {some(ranks, 'rank')}"
+        text = f"{size(said.found['memory']['available'])} of memory available for {plural(ranks, 'rank')}"
         remedy = "end what else runs there, or use fewer of its devices"
         yield Finding("warning", name, text, remedy, "memory", "ps aux --sort=-rss | head")
 

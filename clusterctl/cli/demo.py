@@ -152,7 +152,7 @@ def _result(run: RunDir, progress: TrainProgress, summary: dict[str, Any]) -> No
     made = stages.generate(checkpoint, PROMPT)
     screen.show(views.generated(PROMPT, made["text"]))
     if len(progress.evals) < 2 or progress.evals[-1][1] >= entropy:
-        screen.say(
+        screen.log(
             "the validation loss is not below the unigram entropy: too few steps to learn more than word counts",
             "yellow",
         )

@@ -268,7 +268,7 @@ def _patience(total: int, form: Form) -> Iterator[Callable[[], None]]:
     try:
         yield waiting.count
     except KeyboardInterrupt:
-        screen.say("ending it on the nodes; Ctrl-C again leaves that to them")
+        screen.log("ending it on the nodes; Ctrl-C again leaves that to them")
         raise
     finally:
         waiting.stop()
@@ -320,7 +320,7 @@ def _show_differences(groups: list[Group], against: str | None) -> None:
     from clusterctl.exec import answers
 
     if len(groups) == 1:
-        screen.say(f"{groups[0].header()}: all the same")
+        screen.log(f"{groups[0].header()}: all the same")
     for line in answers.differences(groups, against):
         _write("stdout", line.encode())
 
@@ -336,4 +336,4 @@ def _show_endings(outcomes: list[Outcome[Completed]]) -> None:
         if how:
             endings.setdefault(how, []).append(outcome.node.name)
     for how, names in endings.items():
-        screen.say(f"{nodeset.fold(names)}: {how}", style="yellow")
+        screen.log(f"{nodeset.fold(names)}: {how}", style="yellow")

@@ -48,7 +48,7 @@ class Follower:
         if self.live:
             self.live.stop()
         if self.trains and self.progress.last and not self.quiet and not self.live:
-            screen.say("train      " + step_text(self.progress.last, self.progress.left))
+            screen.log("train      " + step_text(self.progress.last, self.progress.left))
 
     def show(self, update: Update) -> None:
         """One update, in the form that this watch is in."""
@@ -63,7 +63,7 @@ class Follower:
         elif update.chunk:
             self.printer.chunk(update.chunk, self.filter)
         elif update.note:
-            screen.say(update.note, "yellow")
+            screen.log(update.note, "yellow")
 
     def _errors_of(self, chunk: LogChunk) -> None:
         """Of a training only what went wrong is shown: the progress line says what rank 0 prints."""
@@ -78,11 +78,11 @@ class Follower:
         if self.quiet or self.as_json:
             return
         if update.metric.get("event") == "start":
-            screen.say("train      " + start_text(update.metric))
+            screen.log("train      " + start_text(update.metric))
         if not self.progress.last:
             return
         if self.live:
             self.live.update(screen.safe("train      " + step_text(self.progress.last, self.progress.left)))
         elif update.metric.get("event") == "step" and time.monotonic() - self.said > EVERY:
             self.said = time.monotonic()
-            screen.say("train      " + step_text(self.progress.last, self.progress.left))
+            screen.log("train      " + step_text(self.progress.last, self.progress.left))

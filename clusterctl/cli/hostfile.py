@@ -96,7 +96,9 @@ def check(
         nodes = [asdict(entry) for entry in source.entries]
         screen.show_json({"file": str(file), "dialect": source.dialect, "nodes": nodes, "findings": found})
     elif not faults:
-        size = f"{clusterctl_text.some(len(source.entries), 'node')}, {clusterctl_text.some(ranks, 'slot')}"
+        size = (
+            f"{clusterctl_text.plural(len(source.entries), 'node')}, {clusterctl_text.plural(ranks, 'slot')}"
+        )
         screen.write(f"{file}: ok: {size} ({source.dialect})\n")
         for line in hostfile_convert.slots_left(source) if include or exclude else ():
             screen.write(f"  {line}\n")
@@ -151,14 +153,14 @@ def _say_what_is_lost(source: Source, to: str, lost: Sequence[Fault]) -> None:
     from clusterctl.hostfile import convert as hostfile_convert
 
     if left_out := hostfile_convert.left_out(source, to):
-        screen.say(f"{to} has no place for: {', '.join(left_out)}")
+        screen.log(f"{to} has no place for: {', '.join(left_out)}")
     first: dict[str, Fault] = {}
     for fault in lost:
         first.setdefault(fault.what, fault)
     times = Counter(fault.what for fault in lost)
     for what, fault in first.items():
         more = f" and {times[what] - 1} more" if times[what] > 1 else ""
-        screen.say(f"lost: {fault.where}{more}: {what} ({fault.remedy})", style="yellow")
+        screen.log(f"lost: {fault.where}{more}: {what} ({fault.remedy})", style="yellow")
 
 
 def _kind(given: str | None) -> str:
@@ -205,6 +207,6 @@ def _write(
     elif output is None or dry_run:
         screen.write(text)
     elif written:
-        screen.write(f"{output}: written: {clusterctl_text.some(nodes, 'node')}\n")
+        screen.write(f"{output}: written: {clusterctl_text.plural(nodes, 'node')}\n")
     else:
         screen.write(f"{output}: holds this already\n")

@@ -70,9 +70,9 @@ def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bo
     if dry_run:
         screen.write(text)
     elif save_new(output, text, force):
-        screen.say(f"wrote {output}; see what was understood: clusterctl nodes -c {output}")
+        screen.log(f"wrote {output}; see what was understood: clusterctl nodes -c {output}")
     else:
-        screen.say(f"{output}: holds this already")
+        screen.log(f"{output}: holds this already")
 
 
 def _say_what_is_not_the_files(source: Source, devices: str | None) -> None:
@@ -84,8 +84,8 @@ def _say_what_is_not_the_files(source: Source, devices: str | None) -> None:
     unsaid = hostfile_init.unsaid(source)
     if unsaid and not devices:
         count, names = hostfile_init.USUAL_DEVICES, nodeset.fold(unsaid)
-        screen.say(
+        screen.log(
             f"{source.path} tells no devices of {names}: written as {count} each; --devices changes that"
         )
     for fault in convert.losses(source, "cluster"):
-        screen.say(f"lost: {fault.where}: {fault.what}", style="yellow")
+        screen.log(f"lost: {fault.where}: {fault.what}", style="yellow")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 
-class Hurry:
+class InterruptGuard:
     """Keeps a Ctrl-C that comes too early until it can do what it is meant for, and never lets one end us half-way.
 
     Between the first one and the request to stop stand imports and files, 100 ms and more: a second one in there ended
@@ -18,7 +18,7 @@ class Hurry:
     def __init__(self) -> None:
         self.came = self.armed = False
 
-    def __enter__(self) -> Hurry:
+    def __enter__(self) -> InterruptGuard:
         self.before = signal.signal(signal.SIGINT, self._note)
         return self
 

@@ -22,7 +22,7 @@ def status(as_json: options.Json = False) -> None:
         screen.show_json(keepers)
         return
     if not keepers:
-        screen.say("no keeper runs; `--persist 10m` starts one")
+        screen.log("no keeper runs; `--persist 10m` starts one")
     for one in keepers:
         since = time.strftime("%H:%M:%S", time.localtime(one["began"]))
         screen.write(
@@ -38,4 +38,4 @@ def stop() -> None:
     from clusterctl.keeper.client import found
 
     stopped = [one.stop() for one in found()]
-    screen.say(f"{sum(stopped)} stopped" if stopped else "no keeper runs")
+    screen.log(f"{sum(stopped)} stopped" if stopped else "no keeper runs")

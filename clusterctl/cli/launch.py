@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options, screen, ssh_option
-from clusterctl.cli.interrupt import Hurry
+from clusterctl.cli.interrupt import InterruptGuard
 from clusterctl.cli.node_choice import Choice
 from clusterctl.errors import InputFaults, RunFailed, UsageError
 
@@ -141,9 +141,9 @@ def show_plan(
         if argv:
             screen.show(views.commands_table(made))
         for note in plan_view.notes(summary):
-            screen.say(f"note: {note}", "yellow")
+            screen.log(f"note: {note}", "yellow")
     if summary.get("unserved"):
-        screen.say("the plan stands, but it can't be launched yet:", "yellow")
+        screen.log("the plan stands, but it can't be launched yet:", "yellow")
         raise InputFaults(jobs.train_faults(job, summary["unserved"]))
 
 
@@ -234,7 +234,7 @@ def put_in_charge(run: RunDir) -> bool:
     if controller.start(run, ssh_option.chosen()):
         return True
     why = (last_lines(run.controller_log, 3) or ["it said nothing"])[0].removeprefix("error: ")
-    screen.say(
+    screen.log(
         f"this terminal stays in charge of the run: a controller of its own can't be ({why})", "yellow"
     )
     return False
@@ -261,12 +261,12 @@ def start(cluster: Cluster, job: Job, connections: Connections) -> RunDir:
 def phases() -> Callable[[str, str], None]:
     """Says each phase of a start with the seconds since the first."""
     began = time.monotonic()
-    return lambda phase, text: screen.say(f"{phase:<10} {text}  [{time.monotonic() - began:.1f} s]")
+    return lambda phase, text: screen.log(f"{phase:<10} {text}  [{time.monotonic() - began:.1f} s]")
 
 
 def leave(run: RunDir, as_json: bool) -> None:
     """Leave a run that was started to its controller, and say how to come back to it."""
-    screen.say(f"runs on without this terminal; follow it with: clusterctl attach {run.run_id}")
+    screen.log(f"runs on without this terminal; follow it with: clusterctl attach {run.run_id}")
     if as_json:
         screen.show_json({"run": run.run_id, "folder": str(run.root)})
     else:
@@ -291,7 +291,7 @@ def resume(
     with options.connected(cluster) as connections:
         with stopping_on_interrupt(found, connections):
             if goes_on_alone(found, connections):
-                screen.say(f"{found.run_id} goes on without a controller; a new one takes charge")
+                screen.log(f"{found.run_id} goes on without a controller; a new one takes charge")
             else:
                 controller.Control(found, connections).resume(phases())
             put_in_charge(found)
@@ -334,7 +334,7 @@ def attach(
         return
     with options.connected_to(found) as connections:
         if found.controller() is None and found.read_state().get("phase") not in FINAL:
-            screen.say(f"{found.run_id} has no controller; a new one takes charge")
+            screen.log(f"{found.run_id} has no controller; a new one takes charge")
             put_in_charge(found)
         follow_to_the_end(
             found, connections, stop_on_interrupt=False, trains=trains, quiet=quiet, as_json=as_json
@@ -394,7 +394,7 @@ def conclude(run: RunDir, state: Any, as_json: bool) -> None:
 
         screen.show_json_line({"run": run.run_id, "folder": str(run.root), **asdict(state)})
     if state.phase == "finished":
-        screen.say(f"finished   {run.root}")
+        screen.log(f"finished   {run.root}")
         return
     if state.phase == "stopped" and not state.failure:
         raise RunFailed("stopped before its end", f"clusterctl logs show {run.run_id}")
@@ -410,22 +410,22 @@ def conclude(run: RunDir, state: Any, as_json: bool) -> None:
 def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) -> None:
     """Ctrl-C: say so at once, end every rank, keep what came home."""
     # Before all else: the next Ctrl-C may come at once.
-    with Hurry() as hurry:
+    with InterruptGuard() as guard:
         from clusterctl.runs.controller import following
         from clusterctl.runs.stop import stop_run
 
         grace = run.read_record()["job"]["grace"]
-        screen.say(f"stopping {run.run_id}; a last checkpoint may take {grace:g} s, Ctrl-C again kills")
+        screen.log(f"stopping {run.run_id}; a last checkpoint may take {grace:g} s, Ctrl-C again kills")
         run.add_event("interrupted", by=type(interrupt).__name__)
         try:
-            with hurry.may_force():
+            with guard.may_force():
                 left = stop_run(run, connections)
         except KeyboardInterrupt:
             left = stop_run(run, connections, grace=0.0)
         with following(run, connections) as watch:
             for _ in watch:
                 pass
-    screen.say(f"stopped    {sum(left.values())} processes left; {run.root}")
+    screen.log(f"stopped    {sum(left.values())} processes left; {run.root}")
 
 
 def job_of(

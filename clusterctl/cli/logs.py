@@ -142,11 +142,11 @@ def pull(
         screen.show_json(pulled.as_json())
         return
     for note in pulled.notes:
-        screen.say(note, "yellow")
+        screen.log(note, "yellow")
     if dry_run:
         screen.write("".join(f"{path}\n" for path in pulled.files))
     else:
-        screen.say(f"{len(pulled.files)} files; then, for Ascend devices: {pulled.next_command}")
+        screen.log(f"{len(pulled.files)} files; then, for Ascend devices: {pulled.next_command}")
         screen.write(f"{target}\n")
 
 
@@ -164,7 +164,7 @@ def bring_home(run: RunDir) -> None:
         if isinstance(watch, Watch):
             for update in watch:
                 if update.note:
-                    screen.say(update.note, "yellow")
+                    screen.log(update.note, "yellow")
 
 
 @contextmanager
@@ -219,12 +219,12 @@ def _show_on(
         watch.offsets.update(read)
     else:
         hint = f"clusterctl attach --take-over {run.run_id}"
-        screen.say(f"nobody is in charge of {run.run_id}; `{hint}` puts a new controller there", "yellow")
+        screen.log(f"nobody is in charge of {run.run_id}; `{hint}` puts a new controller there", "yellow")
     for update in watch:
         if update.chunk:
             printer.chunk(update.chunk, wanted)
         elif update.note:
-            screen.say(update.note, "yellow")
+            screen.log(update.note, "yellow")
     if not isinstance(watch, KeptWatch):
         # Writes down what the nodes say; decisions are a controller's.
         current_state(run, connections)

@@ -115,7 +115,7 @@ def _record(chosen: Cluster, transport: SshChoice, new: list[Outcome[SeenKey]], 
             )
         return
     paths = {str(transport.record(one.node, one.get().key)) for one in new}
-    screen.say(f"recorded {len(new)} keys in {', '.join(sorted(paths))}")
+    screen.log(f"recorded {len(new)} keys in {', '.join(sorted(paths))}")
 
 
 def _show(outcomes: list[Outcome[SeenKey]], as_json: bool) -> None:

@@ -14,8 +14,8 @@ from clusterctl.text import (
     count,
     duration,
     escape_controls,
+    plural,
     size,
-    some,
 )
 
 # Kinds of layouts that lose, below the best five.
@@ -83,7 +83,7 @@ def _layout_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         data > 1
     )
     bubble = f"; the bubble is {summary['bubble']:.0%} of the work" if summary["bubble"] else ""
-    yield "batch", f"{some(summary['micro_batch'] * data * micros, 'sample')} a step: {each}{bubble}"
+    yield "batch", f"{plural(summary['micro_batch'] * data * micros, 'sample')} a step: {each}{bubble}"
 
 
 def _micros(number: int) -> str:
@@ -139,7 +139,7 @@ def _rehearsed(done: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What a rank did here, beside what the plan counts for it."""
     agree = "as planned" if done["parameters"] == done["planned_parameters"] else "NOT as planned"
     said = ", ".join(f"{times} {name}" for name, times in sorted(done["exchanges"].items())) or "no exchange"
-    layers = some(done["layers"], "layer")
+    layers = plural(done["layers"], "layer")
     yield (
         "rehearsal",
         f"one rank of {done['ranks']}, {layers}, built and stepped here in {done['seconds']:.1f} s",

@@ -101,7 +101,7 @@ def push(
             reading.set_exception(problem)
             raise
         for warning in tree.manifest.warnings:
-            screen.say(f"warning: {warning}", style="yellow")
+            screen.log(f"warning: {warning}", style="yellow")
         reading.set_result((tree, dest))
         _load_tables()
         outcomes = each.result()
@@ -179,7 +179,7 @@ def pull(
         )
     if fold:
         files, saved = pulling.fold([places[one.node.name] for one in outcomes if one.ok])
-        screen.say(f"{text.some(files, 'file')} folded, {text.size(saved)} spared")
+        screen.log(f"{text.plural(files, 'file')} folded, {text.size(saved)} spared")
     show_pushed(outcomes, as_json)
 
 
@@ -211,15 +211,17 @@ def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[Would]], as
         return raise_failures(looks)
     for one in files:
         screen.show(screen.safe(f"{one.size:>12,}  {one.path}"))
-    screen.say(f"{text.some(len(files), 'file')}, {source.manifest.size:,} bytes, to {dest}")
+    screen.log(f"{text.plural(len(files), 'file')}, {source.manifest.size:,} bytes, to {dest}")
     alike: dict[tuple[bool, int, int], list[str]] = {}
     for name, look in done:
         alike.setdefault((look.unchanged, look.files, look.bytes), []).append(name)
     for (unchanged, count, size), names in alike.items():
         what = (
-            "nothing would change" if unchanged else f"would bring {text.some(count, 'file')}, {size:,} bytes"
+            "nothing would change"
+            if unchanged
+            else f"would bring {text.plural(count, 'file')}, {size:,} bytes"
         )
-        screen.say(f"{nodeset.fold(names)}: {what}")
+        screen.log(f"{nodeset.fold(names)}: {what}")
     raise_failures(looks)
 
 
@@ -234,7 +236,7 @@ def show_pushed(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
     done = [(one.node.name, one.value) for one in outcomes if one.value is not None]
     for name, value in done:
         for note in value.notes:
-            screen.say(f"{name}: turned away from {note}", style="yellow")
+            screen.log(f"{name}: turned away from {note}", style="yellow")
     if as_json:
         screen.show_json([{"node": name, **asdict(value)} for name, value in done])
     else:
@@ -243,7 +245,7 @@ def show_pushed(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
             [
                 name,
                 value.path,
-                "unchanged" if value.unchanged else text.some(value.files_sent, "file"),
+                "unchanged" if value.unchanged else text.plural(value.files_sent, "file"),
                 text.size(value.bytes_sent),
                 *([text.size(value.bytes_relayed)] if relayed else []),
                 f"{value.seconds:.2f} s",

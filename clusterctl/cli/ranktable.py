@@ -105,11 +105,11 @@ def _asked(
     with connected(chosen, accept_new) as connections:
         asked = ask.ask_nodes(chosen, connections, which, hardware, skip)
     if asked.detected:
-        screen.say(f"{asked.detected}; --for a2 writes 1.0")
+        screen.log(f"{asked.detected}; --for a2 writes 1.0")
     for line in asked.elsewhere:
-        screen.say(line, style="yellow")
+        screen.log(line, style="yellow")
     for line in asked.left_out:
-        screen.say(f"left out: {line}", style="yellow")
+        screen.log(f"left out: {line}", style="yellow")
     return asked.table
 
 
@@ -215,7 +215,7 @@ def show(file: Table, json: Json = False) -> None:
     screen.show(
         views.table(columns, [[row[name] for name in columns] for row in rows], right=("rank", "device"))
     )
-    screen.say(f"version {table.version}, {_size(len(table.servers), table.ranks)}")
+    screen.log(f"version {table.version}, {_size(len(table.servers), table.ranks)}")
 
 
 def diff(

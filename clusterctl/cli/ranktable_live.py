@@ -85,7 +85,7 @@ def verify(
     else:
         _show_verified(outcomes, drifts)
         for what in truth.not_compared(table):
-            screen.say(f"not compared: {what}", style="yellow")
+            screen.log(f"not compared: {what}", style="yellow")
     raise_failures(outcomes)
     if drifts:
         raise typer.Exit(1)
@@ -101,7 +101,7 @@ def _absent(cluster: Cluster, table: LiveTable) -> list[Drift]:
 def _warn_of_missing(servers: Sequence[str]) -> None:
     shown = ", ".join(servers[:5]) + (f" and {len(servers) - 5} more" if len(servers) > 5 else "")
     if servers:
-        screen.say(f"warning: no node of the inventory is {shown}; the table is not pushed there", "yellow")
+        screen.log(f"warning: no node of the inventory is {shown}; the table is not pushed there", "yellow")
 
 
 def _show_dry_run(file: Path, table: LiveTable, path: str, names: Sequence[str], as_json: bool) -> None:
@@ -138,9 +138,9 @@ def _show_verified(outcomes: Sequence[Outcome[NodeReport]], drifts: Sequence[Dri
         if one.value is None:
             continue
         if one.value.node not in drifted:
-            screen.write(f"{one.value.node}: ok: the same file, {text.some(one.value.devices, 'device')}\n")
+            screen.write(f"{one.value.node}: ok: the same file, {text.plural(one.value.devices, 'device')}\n")
         for note in one.value.notes:
-            screen.say(f"{one.value.node}: {note}", style="yellow")
+            screen.log(f"{one.value.node}: {note}", style="yellow")
 
 
 def _verified_json(

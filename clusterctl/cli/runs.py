@@ -47,7 +47,7 @@ def runs(context: typer.Context, as_json: options.Json = False) -> None:
     elif rows:
         screen.show(views.runs_table(rows), *[views.causes_text(rows)] * any(row["cause"] for row in rows))
     else:
-        screen.say("no runs yet; start one with `clusterctl launch JOB`, or `clusterctl demo`")
+        screen.log("no runs yet; start one with `clusterctl launch JOB`, or `clusterctl demo`")
 
 
 def prune(
@@ -61,13 +61,15 @@ def prune(
     """Remove old runs here and on their nodes; never one that runs, or of which that can't be known."""
     from clusterctl.jobs.run_folder import all_runs
     from clusterctl.runs import prune as pruning
-    from clusterctl.text import size, some
+    from clusterctl.text import plural, size
 
     choice = pruning.Choice(pruning.seconds_of(older_than) if older_than else None, keep)
     folder = options.runs_folder()
     old = choice.of([(run, pruning.started(run)) for run in all_runs(folder)], time.time())
-    if not dry_run and old and not screen.ask(f"remove {some(len(old), 'run')} of {folder} for good?", yes):
-        raise UsageError(f"{some(len(old), 'run')} would be removed", "--yes removes, --dry-run shows which")
+    if not dry_run and old and not screen.ask(f"remove {plural(len(old), 'run')} of {folder} for good?", yes):
+        raise UsageError(
+            f"{plural(len(old), 'run')} would be removed", "--yes removes, --dry-run shows which"
+        )
 
     def tell(one: pruning.Pruned) -> None:
         where = f" and on {', '.join(one.nodes)}" if one.nodes else ""
@@ -82,8 +84,8 @@ def prune(
     gone = [one for one in done if not one.kept]
     if as_json:
         screen.show_json({"dry_run": dry_run, "runs": [asdict(one) for one in done]})
-    total = f"{some(len(gone), 'run')}, {size(sum(one.size for one in gone))} here"
-    screen.say(f"{'would be removed' if dry_run else 'removed'}: {total}; {len(done) - len(gone)} kept")
+    total = f"{plural(len(gone), 'run')}, {size(sum(one.size for one in gone))} here"
+    screen.log(f"{'would be removed' if dry_run else 'removed'}: {total}; {len(done) - len(gone)} kept")
 
 
 def _row(run: RunDir) -> dict[str, Any]:
@@ -212,7 +214,7 @@ def stop(
     if as_json:
         screen.show_json({"run": found.run_id, "left": left, "phase": state.phase})
     else:
-        screen.say(f"{found.run_id} is {state.phase}; {sum(left.values())} processes left")
+        screen.log(f"{found.run_id} is {state.phase}; {sum(left.values())} processes left")
     if any(left.values()):
         names = ", ".join(f"{node} ({count})" for node, count in left.items() if count)
         raise WorkFailed(

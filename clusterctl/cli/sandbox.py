@@ -87,7 +87,7 @@ def down(directory: Directory = HERE, dry_run: DryRun = False, as_json: Json = F
         if as_json:
             screen.show_json({"would_end": running, "would_remove": folder if directory.exists() else None})
         else:
-            screen.say(f"would end {_processes(running)} and remove {folder}")
+            screen.log(f"would end {_processes(running)} and remove {folder}")
         return
     there = directory.exists()
     ended = cluster.down(directory)
@@ -95,9 +95,9 @@ def down(directory: Directory = HERE, dry_run: DryRun = False, as_json: Json = F
         screen.show_json({"ended": ended, "directory": folder})
     elif there or ended:
         what = "still there" if directory.exists() else "gone"
-        screen.say(f"ended {_processes(ended)}; {folder} is {what}")
+        screen.log(f"ended {_processes(ended)}; {folder} is {what}")
     else:
-        screen.say(f"no sandbox in {folder}: nothing to do")
+        screen.log(f"no sandbox in {folder}: nothing to do")
 
 
 def kill(name: NodeName, directory: Directory = HERE, dry_run: DryRun = False) -> None:
@@ -108,10 +108,10 @@ def kill(name: NodeName, directory: Directory = HERE, dry_run: DryRun = False) -
     found = cluster.load(directory)
     node = found.node(name)
     if dry_run:
-        screen.say(f"would end {node.name} and all its processes")
+        screen.log(f"would end {node.name} and all its processes")
         return
     ended = found.kill(name)
-    screen.say(f"{name} is down: ended {_processes(ended)}" if ended else f"{name} was down already")
+    screen.log(f"{name} is down: ended {_processes(ended)}" if ended else f"{name} was down already")
 
 
 def cut(name: NodeName, directory: Directory = HERE, dry_run: DryRun = False) -> None:
@@ -132,7 +132,7 @@ def _link(directory: Path, name: str, verb: str, dry_run: bool) -> None:
     if not dry_run:
         found.cut(name) if verb == "cut" else found.heal(name)
     link, end = f"{found.node(name).name}'s link", "down" if verb == "cut" else "up"
-    screen.say(f"would take {link} {end}" if dry_run else f"{link} is {end}")
+    screen.log(f"would take {link} {end}" if dry_run else f"{link} is {end}")
 
 
 def _processes(number: int) -> str:
@@ -163,11 +163,11 @@ def _say_what_next(made: Sandbox) -> None:
     file = made.cluster_file
     with_file = shlex.quote(str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file))
     where = "" if made.directory == (Path.cwd() / HERE) else f" --dir {shlex.quote(str(made.directory))}"
-    screen.say(f"mode {made.mode}; next:")
+    screen.log(f"mode {made.mode}; next:")
     for line in (
         f"clusterctl nodes -c {with_file}",
         f"clusterctl exec -c {with_file} all -- hccn_tool -i 0 -ip -g",
         f"clusterctl ranktable build -c {with_file}",
         f"clusterctl sandbox down{where}",
     ):
-        screen.say(f"  {line}")
+        screen.log(f"  {line}")

@@ -79,8 +79,8 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def say(text: str, style: str = "") -> None:
-    """A message to the person who waits."""
+def log(text: str, style: str = "") -> None:
+    """Write a message to stderr."""
     error_console().print(safe(text), style=style)
 
 

@@ -51,4 +51,4 @@ def tell_without_ssh(cluster: Cluster) -> None:
     config = Path("~/.ssh/config").expanduser()
     by_ssh = any(node.host != "local" for node in cluster.nodes)
     if by_ssh and shutil.which("ssh") is None and config.is_file():
-        screen.say(f"there is no `ssh` here to read {config}: the inventory alone says how nodes are reached")
+        screen.log(f"there is no `ssh` here to read {config}: the inventory alone says how nodes are reached")

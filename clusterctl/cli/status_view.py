@@ -12,7 +12,7 @@ from rich.text import Text
 from clusterctl.cli import views
 from clusterctl.runs.cause import how_it_ended
 from clusterctl.runs.overview import UNSEEN, state_of_rank
-from clusterctl.text import count, duration, escape_controls, some
+from clusterctl.text import count, duration, escape_controls, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -79,7 +79,7 @@ def changes(one: Overview) -> tuple[Any, ...]:
 def _facts(one: Overview) -> Iterator[str]:
     yield f"attempt {one.attempt}"
     if one.restarts:
-        yield some(one.restarts, "restart")
+        yield plural(one.restarts, "restart")
     if one.step is not None:
         yield f"step {one.step}" + (f"/{one.steps}" if one.steps else "")
     if one.loss is not None:

@@ -62,7 +62,7 @@ def _build_on(chosen: Cluster, words: list[str], leave: bool) -> None:
 
 
 def _say_phase(phase: str, what: str) -> None:
-    screen.say(f"{phase:9} {what}")
+    screen.log(f"{phase:9} {what}")
 
 
 def scatter(

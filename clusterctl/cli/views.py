@@ -18,7 +18,7 @@ from clusterctl.text import (
     device_text,
     duration,
     escape_controls,
-    some,
+    plural,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 def plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Group:
     """The plan's first lines: who, what, how long."""
-    who = f"{some(plan.world_size, 'rank')} on {some(len(plan.nodes), 'node')}"
+    who = f"{plural(plan.world_size, 'rank')} on {plural(len(plan.nodes), 'node')}"
     head = Text(f"{plan.job.name}: {who}, master {plan.master_address}")
     return Group(head, facts(_plan_facts(plan, summary)))
 
@@ -102,7 +102,7 @@ def _plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Iterator[tuple[str, s
         yield "model", f"{count(summary['parameters'])} parameters"
         epochs = summary.get("epochs")
         tokens = f"{count(summary['tokens_total'])} tokens ({count(summary['tokens_per_step'])} a step)"
-        steps = f"{some(summary['steps'], 'step')}, {tokens}"
+        steps = f"{plural(summary['steps'], 'step')}, {tokens}"
         yield "training", steps + (f", {epochs:.2g} epochs" if epochs else "")
         corpora = summary.get("corpora") or []
         for use in corpora if len(corpora) > 1 else ():

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.files import replace_file
 from clusterctl.jobs.job import ask_trainer
-from clusterctl.text import size, some
+from clusterctl.text import plural, size
 from clusterctl.transport.fanout import on_all
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _cut(
     found, total = answer["shares"], sum(one["bytes"] for one in answer["shares"])
     if not found:
         raise UsageError("the inputs are empty", "check --input")
-    tell("share", f"{size(total)} of inputs in {some(len(found), 'share')} for {some(count, 'node')}")
+    tell("share", f"{size(total)} of inputs in {plural(len(found), 'share')} for {plural(count, 'node')}")
     return [
         Share(
             number,
@@ -280,7 +280,7 @@ def as_named_here(line: str) -> str:
 def _tell_built(made: Sequence[Built], seconds: float, tell: Tell) -> None:
     tokens = sum(one.manifest["tokens"] for one in made)
     kept = sum(one.unchanged for one in made)
-    what = f"{tokens:,} tokens on {some(len(made), 'node')} in {seconds:.1f} s"
+    what = f"{tokens:,} tokens on {plural(len(made), 'node')} in {seconds:.1f} s"
     tell("build", what + (f", {kept} of them built before" if kept else ""))
 
 

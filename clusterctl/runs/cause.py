@@ -15,7 +15,7 @@ from clusterctl.logs.store import last_lines
 from clusterctl.runs.aftermath import when
 from clusterctl.runs.cause_patterns import Kind, kind_of, lost_another
 from clusterctl.runs.cause_patterns import how_it_ended as how_it_ended
-from clusterctl.text import some
+from clusterctl.text import plural
 
 if TYPE_CHECKING:
     from clusterctl.runs.state import RunState
@@ -196,9 +196,9 @@ class _Ends:
         others = [one for one in self.all if first is None or _key(one) != _key(first)]
         ways = Counter(self.kinds[_key(one)].short for one in others if _key(one) in self.kinds)
         if not others or not ways:
-            return f"the {some(len(others), 'other rank')} ended well" if others and first else ""
+            return f"the {plural(len(others), 'other rank')} ended well" if others and first else ""
         number = sum(ways.values())
         parts = [words if count == number else f"{count} {words}" for words, count in ways.most_common(4)]
         more = number - sum(count for _, count in ways.most_common(4))
         parts += [f"{more} in other ways"] if more else []
-        return f"{some(number, 'other rank')} ended in consequence: {', '.join(parts)}"
+        return f"{plural(number, 'other rank')} ended in consequence: {', '.join(parts)}"

@@ -49,7 +49,7 @@ from clusterctl.runs.watch import (
     Update,
     Watch,
 )
-from clusterctl.text import some
+from clusterctl.text import plural
 from clusterctl.transport.fanout import raise_failures
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ class Control:
             if more > 0:
                 self.growing.set()
                 self._note(
-                    f"{some(more, 'node')} can be taken in again: this attempt ends after its checkpoint"
+                    f"{plural(more, 'node')} can be taken in again: this attempt ends after its checkpoint"
                 )
                 stop_nodes(self.connections, nodes, self.run, self.job.grace)
 

@@ -16,7 +16,7 @@ from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory import nodeset
 from clusterctl.inventory.cluster import Cluster
 from clusterctl.jobs.job import Job
-from clusterctl.text import size, some
+from clusterctl.text import plural, size
 from clusterctl.transport.fanout import on_all
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def _push(
         )
     new = sum(not one.unchanged for one in stored.values())
     seconds = time.monotonic() - began
-    what = f"{some(len(manifest.files), 'file')}, {size(manifest.size)}"
-    tell(f"push {kind}", f"{what} to {new} of {some(len(stored), 'node')} in {seconds:.1f} s")
+    what = f"{plural(len(manifest.files), 'file')}, {size(manifest.size)}"
+    tell(f"push {kind}", f"{what} to {new} of {plural(len(stored), 'node')} in {seconds:.1f} s")
     return {name: one.path for name, one in stored.items()}
 
 
@@ -115,9 +115,7 @@ def check_there(cluster: Cluster, folder: str, connections: Connections, tell: T
         raise WorkFailed("\n".join(["nothing was started:", *faults[:SHOWN], *more]), HINT)
     first = next(iter(answers.values()))
     total = sum(one[0] for one in first["files"].values())
-    what = (
-        f"{some(len(first['files']), 'file')}, {size(total)}, whole and alike on {some(len(answers), 'node')}"
-    )
+    what = f"{plural(len(first['files']), 'file')}, {size(total)}, whole and alike on {plural(len(answers), 'node')}"
     tell("data", f"{folder}: {what} ({time.monotonic() - began:.1f} s)")
     return {name: str(answer["path"]) for name, answer in answers.items()}
 

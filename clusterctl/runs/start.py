@@ -31,7 +31,7 @@ from clusterctl.runs.stage import (
 )
 from clusterctl.runs.state import RunState, current_state
 from clusterctl.runs.stop import stop_nodes
-from clusterctl.text import some
+from clusterctl.text import plural
 from clusterctl.transport.fanout import on_all
 from clusterctl.transport.link import RequestFailed
 
@@ -124,7 +124,7 @@ def start_next(
 def reach(cluster: Cluster, connections: Connections, tell: Tell) -> dict[str, dict[str, Any]]:
     """Every node's own word on who it is."""
     hellos = on_all(connections, cluster.nodes, lambda node, link: link.hello())
-    tell("reach", f"{some(len(hellos), 'node')} reached")
+    tell("reach", f"{plural(len(hellos), 'node')} reached")
     _same_machine_twice(cluster, hellos)
     return hellos
 
@@ -145,7 +145,7 @@ def prepare(
         asked = ranktable_ask.ask_nodes(cluster, connections, job.devices)
         table = asked.table.render()
         seen = "".join(f"; {words}" for words in (asked.detected, *asked.elsewhere) if words)
-        tell("ranktable", f"built from the answers of {some(len(cluster.nodes), 'node')}{seen}")
+        tell("ranktable", f"built from the answers of {plural(len(cluster.nodes), 'node')}{seen}")
     return plan.Facts(
         master_port=job.master_port or free_port(connections.of(cluster.nodes[0]), cluster.nodes[0]),
         workdirs={name: hello["workdir"] for name, hello in hellos.items()},
@@ -172,7 +172,7 @@ def start_all(
         if run.stop_asked.exists():
             raise WorkFailed(f"{run.run_id} was stopped while attempt {made.facts.attempt} started")
         run.add_event("started", nodes=made.cluster.names, ranks=made.world_size, attempt=made.facts.attempt)
-        what = f"{some(made.world_size, 'rank')} on {some(len(nodes), 'node')}, master {made.master}"
+        what = f"{plural(made.world_size, 'rank')} on {plural(len(nodes), 'node')}, master {made.master}"
         tell("start", what + (f", attempt {made.facts.attempt}" if made.facts.attempt > 1 else ""))
     except BaseException as problem:
         run.add_event("start_failed", reason=str(problem))

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from clusterctl.cli.interrupt import Hurry
+from clusterctl.cli.interrupt import InterruptGuard
 
 
 def press() -> None:
@@ -17,17 +17,17 @@ def press() -> None:
 
 
 def test_one_that_comes_before_the_request_is_kept_for_it() -> None:
-    with Hurry() as hurry:
+    with InterruptGuard() as guard:
         press()
-        with pytest.raises(KeyboardInterrupt), hurry.may_force():
+        with pytest.raises(KeyboardInterrupt), guard.may_force():
             raise AssertionError("the stop that can wait is passed over")
         # While the forced one is under way.
         press()
 
 
 def test_one_that_comes_while_the_stop_waits_ends_the_waiting_and_the_next_one_nothing() -> None:
-    with Hurry() as hurry:
-        with pytest.raises(KeyboardInterrupt), hurry.may_force():
+    with InterruptGuard() as guard:
+        with pytest.raises(KeyboardInterrupt), guard.may_force():
             press()
         press()
     with pytest.raises(KeyboardInterrupt):
@@ -36,8 +36,8 @@ def test_one_that_comes_while_the_stop_waits_ends_the_waiting_and_the_next_one_n
 
 
 def test_without_one_nothing_is_forced() -> None:
-    with Hurry() as hurry:
-        with hurry.may_force():
+    with InterruptGuard() as guard:
+        with guard.may_force():
             pass
         press()
-        assert hurry.came
+        assert guard.came
