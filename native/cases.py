@@ -28,10 +28,16 @@ class Case:
     shape: tuple[int, ...]
     value_error: float
     gradient_error: float
+    """Largest error allowed of our own backends; `allowed` has those of torch's."""
     arguments: Mapping[str, Any]
 
     def __str__(self) -> str:
         return f"{self.op}-{self.name}-{str(self.dtype).removeprefix('torch.')}"
+
+    def allowed(self, backend: str) -> tuple[float, float]:
+        """Return the largest errors of value and gradients that `backend` may have."""
+        own = (self.value_error, self.gradient_error)
+        return _TORCH_ERRORS.get((self.op, self.dtype), own) if backend == "reference" else own
 
     def inputs(self, seed: int = 0) -> tuple[Tensor, ...]:
         """Fresh inputs, the same for a seed."""
@@ -209,6 +215,10 @@ _ERRORS = {
     ("attention", _FP32): (2e-6, 4e-6),
     ("attention", _BF16): (2e-2, 2e-2),
 }
+
+# The same of torch's own kernels in fp32, where they are less exact than ours: over 50,257 columns the gradient of its
+# cross-entropy is 3.9e-6 off on a processor without AVX-512.
+_TORCH_ERRORS = {("cross_entropy", _FP32): (1e-6, 6e-6)}
 
 _NONE: Mapping[str, Any] = {}
 _LARGE_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {

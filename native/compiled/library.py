@@ -65,6 +65,15 @@ def load() -> Library:
     return load_from(FOLDER)
 
 
+@functools.cache
+def attention_level() -> int:
+    """Return what the attention kernels can compute on this processor: 0 nothing, 1 fp32, 2 fp32 and bf16."""
+    try:
+        return int(load().functions.native_attention_level())
+    except LibraryMissing:
+        return 0
+
+
 def why_not() -> str:
     """Why there is no library, or nothing."""
     try:

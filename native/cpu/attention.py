@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from native.compiled.library import NAMESPACE, LibraryMissing, load
+from native.compiled import library as compiled
+from native.compiled.library import NAMESPACE, load
 from native.reference import attention as plain
 from native.reference import future
 
@@ -61,19 +62,11 @@ def why_not() -> str:
 
 def merit() -> str:
     """What a report says of this backend."""
-    if level() == 2:
+    level = compiled.attention_level()
+    if level == 2:
         return "a kernel that holds no scores (AVX-512 and its bf16 products)"
     blocks = f"causal blocks of {BLOCK} queries as matrix products"
-    return f"in fp32 a kernel that holds no scores (AVX-512), in bf16 {blocks}" if level() else blocks
-
-
-@functools.cache
-def level() -> int:
-    """What the compiled kernels can do here: 0 nothing, 1 fp32, 2 bf16 too."""
-    try:
-        return int(load().functions.native_attention_level())
-    except LibraryMissing:
-        return 0
+    return f"in fp32 a kernel that holds no scores (AVX-512), in bf16 {blocks}" if level else blocks
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
@@ -87,7 +80,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     blind = causal and q.shape[-2] > k.shape[-2]
-    if not blind and q.dtype in _LEVEL and level() >= _LEVEL[q.dtype] and q.dim() == 4 and v.shape == k.shape:
+    has_kernel = q.dtype in _LEVEL and compiled.attention_level() >= _LEVEL[q.dtype]
+    if has_kernel and not blind and q.dim() == 4 and v.shape == k.shape:
         _register()
         fused: Tensor = _Fused.apply(q, k, v, causal)  # type: ignore[no-untyped-call]
         return fused

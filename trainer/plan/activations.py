@@ -5,14 +5,26 @@ Not a published formula: those are of other kernels. A test holds every count to
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from trainer.config.model_sizes import ModelConfig
 
 # Bytes of a number in fp32.
 WIDE = 4
-# Devices whose attention holds no scores; of CPUs, those with AVX-512.
-FUSED = ("cpu", "cuda")
+# Queries of a block, as native.cpu.attention has it.
+BLOCK = 128
+
+
+class AttentionCore(enum.Enum):
+    """What computes attention, which decides what it keeps for the backward pass."""
+
+    KERNEL = "kernel"
+    """A kernel that makes the scores again in the backward pass and keeps none."""
+    BLOCKS = "blocks"
+    """Products over blocks of queries (native.cpu.attention): half of all probabilities are kept."""
+    PRODUCTS = "products"
+    """Two products over all queries: all probabilities are kept."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,7 @@ class Pass:
     """Bytes of a number that matrices compute with: 2 in bf16 and fp16."""
     kind: str = "cpu"
     """The device, which chooses the kernels."""
+    core: AttentionCore = AttentionCore.KERNEL
     tensor: int = 1
     sequence: bool = False
     cast: bool = False
@@ -82,10 +95,12 @@ def attention(one: Pass, selective: bool = False) -> int:
     keys = one.width * one.tokens * model.groups * model.head_size // one.tensor
     if selective:
         return _handed(one, qkv, keys)
-    if one.kind in FUSED or model.kind == "glm":
+    if one.core is AttentionCore.KERNEL or model.kind == "glm":
         sums = WIDE * one.samples * model.heads // one.tensor * model.sequence
         masks = one.samples * model.sequence**2 if model.kind == "glm" else 0
         return _handed(one, qkv, keys) + sums + masks
+    if one.core is AttentionCore.BLOCKS and model.sequence > BLOCK:
+        return one.wide_share + _handed(one, qkv, keys, queries=False) + block_scores(one)
     # A product of many samples' views copies them.
     copied = model.groups != model.heads or one.samples > 1
     handed = 2 * one.wide_share if copied else _handed(one, qkv, keys, queries=False)
@@ -101,8 +116,16 @@ def _handed(one: Pass, qkv: int, keys: int, queries: bool = True) -> int:
     return qkv + keys + own if one.model.rotary else qkv
 
 
+def block_scores(one: Pass) -> int:
+    """Return the bytes of the probabilities that products over blocks of queries keep."""
+    length = one.model.sequence
+    ends = [min(start + BLOCK, length) for start in range(0, length, BLOCK)]
+    seen = sum((end - start) * end for start, end in zip([0, *ends], ends, strict=False))
+    return one.width * one.samples * (one.model.heads // one.tensor) * seen
+
+
 def scores(one: Pass) -> int:
-    """Attention's probabilities, where the device has no kernel that does without."""
+    """Return the bytes of all of attention's probabilities."""
     return one.width * one.samples * (one.model.heads // one.tensor) * one.model.sequence**2
 
 

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 import native
+from native.compiled import library
 from trainer.config.layout import Layout
 from trainer.config.model_sizes import SIZES, ModelConfig
 from trainer.config.train_config import TrainConfig
 from trainer.model.layers import Block, Sight, turns
 from trainer.model.recompute import Recompute
 from trainer.plan import activations as kept
-from trainer.plan.memory import parameters_of, stages
+from trainer.plan.activations import AttentionCore
+from trainer.plan.memory import attention_core, parameters_of, stages
 from trainer.plan.resolve import try_config
 
 Make = Callable[..., dict[str, Any]]
@@ -57,7 +59,31 @@ def kept_by(run: Callable[[], Tensor], parameters: list[nn.Parameter]) -> int:
 def test_a_blocks_activations_are_counted_as_torch_keeps_them(
     shape: dict[str, Any], samples: int, sequence: int, precision: str, mode: str, kind: str
 ) -> None:
-    """By a CPU's kernels, and by plain torch, which is what a device without kernels has."""
+    """By a CPU's kernels, those that this processor has, and by plain torch, which is what a device without has."""
+    core = attention_core(kind, precision.removesuffix(", cast"))
+    check_a_block(shape, samples, sequence, precision, mode, kind, core)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape) or "plain")
+@pytest.mark.parametrize(("samples", "sequence"), [(1, 256), (3, 300), (2, 100)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_blocks_of_queries_are_counted_on_every_processor(
+    shape: dict[str, Any], samples: int, sequence: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "attention_level", lambda: 0)
+    check_a_block(shape, samples, sequence, precision, "none", "cpu", AttentionCore.BLOCKS)
+
+
+def check_a_block(
+    shape: dict[str, Any],
+    samples: int,
+    sequence: int,
+    precision: str,
+    mode: str,
+    kind: str,
+    core: AttentionCore,
+) -> None:
+    """Compare the count for one block with the bytes that torch keeps for it."""
     model = ModelConfig(layers=1, hidden=64, heads=4, sequence=sequence, **shape)
     ops = native.choose("cpu", "auto" if kind == "cpu" else "reference")
     block = Block(model, ops, recompute=Recompute(mode))
@@ -70,7 +96,7 @@ def test_a_blocks_activations_are_counted_as_torch_keeps_them(
     with torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"):
         found = kept_by(lambda: block(x * 1.0, Sight(None, turning)), list(block.parameters()))
     cast = precision == "bf16, cast"
-    one = kept.Pass(model, samples, 4 if precision == "fp32" else 2, kind, cast=cast)
+    one = kept.Pass(model, samples, 4 if precision == "fp32" else 2, kind, core, cast=cast)
     # Too little to be counted; in bf16 each use has its copy.
     angles = 0 if turning is None else 64 * sequence
     counted = kept.layer(one, mode == "selective") + kept.cast_layer(one)
