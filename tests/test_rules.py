@@ -49,7 +49,8 @@ MAY = {
         "model": "config parallel",
         "plan": "config samples corpus",
         "engine": "config parallel model",
-        "train": "config corpus parallel samples model plan engine",
+        "checkpoint": "config parallel engine",
+        "train": "config corpus parallel samples model plan engine checkpoint",
     },
     "native": {
         "compiled": "",
