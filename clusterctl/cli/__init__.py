@@ -1,1 +1,1 @@
-"""The command line: parse options, call the library, show the results; one file per noun."""
+"""Flags become calls, values become text on the screen; one file per noun."""

@@ -1,4 +1,4 @@
-"""`schema`: the JSON schema of job files, for editors."""
+"""`schema`: what an editor needs to complete and to check a job's file."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from clusterctl.cli import screen
 
 
 def schema() -> None:
-    """Print the JSON schema of job files, for editors that complete and check YAML. Save it with
-    `clusterctl schema > job.schema.json` and write `# yaml-language-server: $schema=job.schema.json` as the first line
-    of the job file."""
+    """A JSON schema of a job's file, for editors: clusterctl schema > job.schema.json, named in the file's first line
+    as `# yaml-language-server: $schema=job.schema.json`."""
     from clusterctl.jobs.schema import job_schema
 
     screen.show_json(job_schema())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from trainer.checkpoint.saved import Saved
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,14 @@ class StepDone:
 class Evaluated:
     step: int
     loss: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Saved:
+    step: int
+    path: Path
+    bytes: int
     seconds: float
 
 

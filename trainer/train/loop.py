@@ -10,7 +10,6 @@ from functools import partial
 
 import torch
 
-from trainer.checkpoint.saved import Saved
 from trainer.config.train_config import TrainConfig
 from trainer.engine.optimizer import learning_rate
 from trainer.engine.passes import Batch
@@ -23,6 +22,7 @@ from trainer.train.events import (
     Event,
     Failed,
     MemoryTaken,
+    Saved,
     StepBegan,
     StepDone,
 )

@@ -1,1 +1,0 @@
-"""The Python API behind clusterctl.api: nodes, runs and functions as objects."""

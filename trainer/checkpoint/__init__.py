@@ -1,1 +1,0 @@
-"""Checkpoints: the format on disk, saving, loading, and how many are kept."""
