@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -40,6 +41,26 @@ def test_source_files_named_in_prose_exist(page: Path) -> None:
         pytest.skip("older entries name files as they were called then")
     named = IN_PROSE.findall(page.read_text(encoding="utf-8"))
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("page", ["launch.md", "training-step.md"])
+def test_functions_named_next_to_their_file_exist(page: str) -> None:
+    text = (DOCS / "internals" / page).read_text(encoding="utf-8")
+    rows = re.findall(r"\| `([\w/]+\.(?:py|cpp))` \| `(\w+)` \|", text)
+    assert len(rows) > 15
+    missing = []
+    for file, name in rows:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        if not re.search(rf"(?:def |class |^|void ){name}\b[^\n]*[(:=]", source, re.MULTILINE):
+            missing.append(f"{file}: {name}")
+    assert not missing
+
+
+def test_the_templates_and_the_workflow_are_valid() -> None:
+    for path in sorted((ROOT / ".github").rglob("*.yml")):
+        assert isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict), path.name
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    assert ".ci/run" in [step.get("run") for step in workflow["jobs"]["test"]["steps"]]
 
 
 def test_the_index_leads_to_every_page() -> None:
