@@ -57,6 +57,8 @@ HEARTBEAT_DIR = (
     # Rank-N: the last finished step, and the seconds that this rank itself took for it.
     "heartbeat"
 )
+# What the calls of a launched function returned: attempt-A-rank-N.
+RESULTS_DIR = "results"
 # The profiler's traces of this node's ranks.
 PROFILE_DIR = "profile"
 # The job's train part, written by the launcher.

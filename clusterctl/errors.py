@@ -14,6 +14,7 @@ ClusterctlError                  1
 |- WorkFailed                    4   it ran everywhere it should and failed on some nodes
 |  '- RequestFailed              4   a node understood what was asked and could not do it (link.py)
 '- RunFailed                     5   a run started and failed; the message is the root cause
+   '- FunctionFailed             5   calls of a launched function raised (library/results.py)
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Figures and counts in words.
-
-Text from elsewhere, made harmless for a terminal.
-"""
+"""Format numbers for people, and escape untrusted text for a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections.abc import Sequence
 
 
 def count(number: float) -> str:
-    """1234567 as `1.23M`."""
+    """Return a number in short form: `1.23M` for 1234567."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
             return f"{number / size:.3g}{letter}"
@@ -19,7 +16,7 @@ def count(number: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes as `1.4 GB`."""
+    """Return a number of bytes in short form: `1.4 GB`."""
     for unit, letter in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if number >= unit:
             return f"{number / unit:.3g} {letter}"
@@ -27,7 +24,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as `42s`, `3m05s`, `2h10m`, `159d14h`."""
+    """Return seconds as `42s`, `3m05s`, `2h10m` or `159d14h`."""
     if seconds < 0 or math.isinf(seconds) or math.isnan(seconds):
         return "?"
     whole = round(seconds)
@@ -40,46 +37,45 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
-def plural(number: int, noun: str) -> str:
-    """Return `1 node`, `2 nodes`: a count with its noun."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+def plural(number: int, noun: str, ending: str = "s") -> str:
+    """Return a count with its noun: `1 node`, `2 nodes`."""
+    return f"{number} {noun}" + ("" if number == 1 else ending)
 
 
 def device_text(devices: Sequence[int]) -> str:
-    """Device ids as a person writes them: `[0,8)`, or `0,2,5`."""
+    """Return device ids in short form: `[0,8)`, or `0,2,5`."""
     ids = list(devices)
     if ids and ids == list(range(ids[0], ids[0] + len(ids))):
         return f"[{ids[0]},{ids[-1] + 1})"
     return ",".join(map(str, ids)) or "none"
 
 
-# C0 but tab, DEL, C1, and what turns the direction of text or hides in it: all can forge or erase what a
-# user reads. Line breaks are a matter of the caller, who splits lines first; lone surrogates stand for bytes
-# that were no UTF-8.
+# Control characters (C0 except tab, DEL, C1), bidirectional controls and invisible characters: all of them can forge
+# or erase what a user reads. Callers split lines first. Lone surrogates stand for bytes that are not UTF-8.
 UNSAFE = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\ufffb]"
 )
 
 
 def escape_controls(text: str) -> str:
-    r"""`\x1b` for an escape character and the like; everything that only looks like itself stays."""
+    r"""Return the text with control and invisible characters written as `\x1b` and the like."""
     return UNSAFE.sub(_escaped, text)
 
 
 def escape_in_json(text: str) -> str:
-    """JSON that any reader takes and no terminal obeys: what is no visible character is escaped in its strings."""
+    """Return JSON text with control and invisible characters escaped, so that it is safe on a terminal."""
     return UNSAFE.sub(_escaped_in_json, text)
 
 
 def _escaped_in_json(match: re.Match[str]) -> str:
     character = match.group()
-    # Below are only JSON's own line breaks.
+    # Control characters below 0x7f in JSON text are its own line breaks.
     return character if character < "\x7f" else f"\\u{ord(character):04x}"
 
 
 def _escaped(match: re.Match[str]) -> str:
     number = ord(match.group())
     if 0xDC80 <= number <= 0xDCFF:
-        # A byte kept by surrogateescape.
+        # A byte that was decoded with surrogateescape.
         return f"\\x{number - 0xDC00:02x}"
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

@@ -94,7 +94,7 @@ def _checkpoint_verify(arguments: argparse.Namespace) -> int:
     from trainer.device import prepare_import
 
     prepare_import()
-    from trainer.train.checkpoint import verify
+    from trainer.checkpoint.store import verify
 
     found = verify(arguments.folder)
     _show(

@@ -10,6 +10,7 @@ How the next token is drawn from what a model thinks of each.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,9 +21,16 @@ import torch
 from torch import Tensor
 
 import native
+from trainer.checkpoint.store import (
+    MODEL,
+    TOKENIZER,
+    Checkpoint,
+    verify,
+)
 from trainer.config.glm import SPECIAL_TOKENS
 from trainer.config.model_sizes import ModelConfig
 from trainer.config.reader import read_section
+from trainer.config.rules import model_faults
 from trainer.corpus.tokenizer import GLM_TOKENS, Tokenizer
 from trainer.engine.passes import Model
 from trainer.engine.rank_state import load_parameters, shapes_of
@@ -31,28 +39,34 @@ from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.samples.glm_batches import tokens_of
 from trainer.samples.glm_windows import GlmTokens
-from trainer.train.checkpoint import (
-    MODEL,
-    TOKENIZER,
-    Checkpoint,
-    verify,
-)
 
 
 def load_model(found: Checkpoint) -> Model:
     """The model of a checkpoint, on CPU, ready to read text."""
     faults: list[Fault] = []
     config = read_section(ModelConfig, found.manifest["config"]["model"], "model", faults)
+    faults += model_faults(config)
     if faults:
         raise CheckpointError(f"{found.path}: {faults[0]}")
+    _check_shapes(found, config)
     model: Model = (GLM if config.kind == "glm" else GPT)(config, native.choose("cpu"))
     tensors = found.tensors(MODEL)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if shapes != shapes_of(model):
-        wrong = sorted(name for name, _ in set(shapes.items()) ^ set(shapes_of(model).items()))
-        raise CheckpointError(f"{found.path}: its tensors are not those of its config: {wrong[0]}")
     load_parameters(model, tensors.items())
     return model.eval()
+
+
+def _check_shapes(found: Checkpoint, config: ModelConfig) -> None:
+    """Compare the config with the tensors that the files hold, before anything of its size is built."""
+    shapes = found.shapes(MODEL)
+    held, wanted = sum(map(math.prod, shapes.values())), config.parameters()
+    if held != wanted:
+        what = f"its config describes a model of {wanted:,} parameters, and its files hold {held:,}"
+        raise CheckpointError(f"{found.path}: {what}")
+    with torch.device("meta"):
+        expected = shapes_of((GLM if config.kind == "glm" else GPT)(config, native.choose("cpu")))
+    if shapes != expected:
+        wrong = sorted(name for name, _ in set(shapes.items()) ^ set(expected.items()))
+        raise CheckpointError(f"{found.path}: its tensors are not those of its config: {wrong[0]}")
 
 
 def generate(folder: Path, tokenizer: Path | None, prompt: str, sampling: Sampling) -> dict[str, object]:

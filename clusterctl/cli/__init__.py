@@ -1,1 +1,1 @@
-"""Flags become calls, values become text on the screen; one file per noun."""
+"""The command line: parse options, call the library, show the results; one file per noun."""

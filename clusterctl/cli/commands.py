@@ -9,28 +9,28 @@ from typing import Any
 
 import typer
 import typer.main
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
 from clusterctl.cli import options
 from clusterctl.cli.ssh_option import Reaching
 
-PROGRAM = "From a handful of machines that answer to SSH to a trained GPT or GLM."
+PROGRAM = "Run commands, rank tables and GPT or GLM trainings on a cluster of SSH nodes."
 
 
 @dataclass(frozen=True)
 class Verb:
-    """One row of the table: what a command does in a few words, and the function behind it."""
+    """One row of the table: the short help of a command, and the function that runs it."""
 
     help: str
     # "module:function" below clusterctl.cli; a noun without a function of its own has none.
     target: str = ""
-    # With --ssh, because it reaches nodes.
+    # Whether it has the option --ssh, because it connects to nodes.
     ssh: bool = False
     hidden: bool = False
-    # The trainer's verb that all arguments go to.
+    # The command of the trainer that gets all arguments.
     forwards: str = ""
-    # Its function takes the options that it does not know itself, for the trainer.
+    # Whether its function passes unknown options on to the trainer.
     open_ended: bool = False
 
 
@@ -46,7 +46,7 @@ SECTIONS = {
 TABLE = {
     "demo": Verb("Train a small model on a sandbox cluster", "demo:demo", ssh=True),
     "init": Verb("Write a commented cluster.yaml", "init:init"),
-    "sandbox": Verb("Run SSH nodes on this machine to try things"),
+    "sandbox": Verb("Run SSH nodes on this machine, for trials"),
     "sandbox up": Verb("Start the nodes", "sandbox:up"),
     "sandbox status": Verb("Show the nodes and whether they run", "sandbox:status"),
     "sandbox down": Verb("Stop the nodes and delete the sandbox", "sandbox:down"),
@@ -54,7 +54,7 @@ TABLE = {
     "sandbox cut": Verb("Cut the network link of a node", "sandbox:cut"),
     "sandbox heal": Verb("Restore a cut link, or restart a killed node", "sandbox:heal"),
     "doctor": Verb("Check this machine and the nodes", "doctor:doctor", ssh=True),
-    "nodes": Verb("List nodes; node sets; host keys", "nodes:nodes"),
+    "nodes": Verb("List nodes; handle node sets and host keys", "nodes:nodes"),
     "nodes list": Verb("List the nodes, their addresses and devices", "nodes:list_nodes"),
     "nodes expand": Verb("Print the nodes of a node set", "nodes:expand"),
     "nodes fold": Verb("Write node names as one node set", "nodes:fold"),
@@ -62,18 +62,18 @@ TABLE = {
     "exec": Verb("Run a command on nodes in parallel", "exec:exec_", ssh=True),
     "push": Verb("Copy a file or folder to nodes", "push:push", ssh=True),
     "pull": Verb("Copy a file or folder from nodes", "push:pull", ssh=True),
-    "keeper": Verb("Inspect the connection keeper (--persist)"),
-    "keeper status": Verb("Show what the keepers hold", "keeper:status"),
-    "keeper stop": Verb("Stop the keepers", "keeper:stop"),
+    "keeper": Verb("Inspect or stop the keeper of --persist"),
+    "keeper status": Verb("List connection keepers and their connections", "keeper:status"),
+    "keeper stop": Verb("Stop the connection keepers", "keeper:stop"),
     "ranktable": Verb("Build, check and convert RANK_TABLE_FILEs"),
     "ranktable build": Verb("Build a table from nodes or a plan", "ranktable:build", ssh=True),
     "ranktable merge": Verb("Merge tables of single nodes", "ranktable:merge"),
     "ranktable convert": Verb("Convert a table to another version or form", "ranktable:convert"),
     "ranktable check": Verb("Check tables by the rules of HCCL", "ranktable:check"),
     "ranktable show": Verb("Show a table by ranks", "ranktable:show"),
-    "ranktable diff": Verb("Compare two tables by what they mean", "ranktable:diff"),
+    "ranktable diff": Verb("Compare two tables by meaning", "ranktable:diff"),
     "ranktable slice": Verb("Cut a table down to some nodes or devices", "ranktable:cut"),
-    "ranktable push": Verb("Put the same table on every node", "ranktable_live:push", ssh=True),
+    "ranktable push": Verb("Copy a table to every node", "ranktable_live:push", ssh=True),
     "ranktable verify": Verb("Compare a table with the nodes", "ranktable_live:verify", ssh=True),
     "hostfile": Verb("Build, check and convert hostfiles"),
     "hostfile build": Verb("Write a hostfile from the inventory", "hostfile:build"),
@@ -84,7 +84,7 @@ TABLE = {
     "launch": Verb("Start a job and follow it", "launch:launch", ssh=True),
     "attach": Verb("Follow a run that is active", "launch:attach", ssh=True),
     "resume": Verb("Start an ended run again", "launch:resume", ssh=True),
-    "control": Verb("Watch over a run", "launch:control", ssh=True, hidden=True),
+    "control": Verb("Control a run until its end", "launch:control", ssh=True, hidden=True),
     "runs": Verb("List runs, newest first", "runs:runs"),
     "runs prune": Verb("Delete old runs here and on their nodes", "runs:prune", ssh=True),
     "status": Verb("Show the live state of a run", "runs:status", ssh=True),
@@ -103,18 +103,18 @@ TABLE = {
     "data repair": Verb("Count uncounted end-of-document tokens", forwards="data-repair"),
     "data split": Verb("Split a corpus into parts", forwards="data-split"),
     "data merge": Verb("Merge .bin/.idx pairs", forwards="data-merge"),
-    "data scatter": Verb("Put the shards of a corpus on nodes", "trainer:scatter", ssh=True),
-    "checkpoint": Verb("Work with checkpoints"),
+    "data scatter": Verb("Distribute the shards of a corpus over nodes", "trainer:scatter", ssh=True),
+    "checkpoint": Verb("Verify checkpoints"),
     "checkpoint verify": Verb("Compare every file with its hash", "trainer:verify"),
     "generate": Verb("Generate text from a checkpoint", "trainer:generate"),
     "tensorboard": Verb("Write TensorBoard files from a run", "trainer:tensorboard"),
 }
-# Their output goes to standard output as it comes from the trainer, --help included.
+# The trainer prints everything for these commands, including --help.
 FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 class Commands(MutableMapping[str, Any]):
-    """The commands below a noun ("" is the program itself), each built when it is first asked for."""
+    """The commands below a noun ("" is the program itself); each is built when it is first used."""
 
     def __init__(self, noun: str) -> None:
         self._prefix = f"{noun} " if noun else ""
@@ -145,10 +145,31 @@ class Commands(MutableMapping[str, Any]):
         return len(self._names)
 
 
-class Noun(TyperGroup):
-    """A group whose commands come from the table; listing them imports none of them."""
+class WithExamples:
+    """A command or group whose help ends with its examples."""
 
     key = ""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples."""
+        from clusterctl.cli.examples import examples
+
+        if lines := examples(self.key):
+            with formatter.section("Examples"):
+                for line in lines:
+                    formatter.write(f"  {line}\n")
+
+
+class Command(WithExamples, TyperCommand):
+    """A command of the table."""
+
+
+class SshCommand(WithExamples, Reaching):
+    """A command of the table that connects to nodes."""
+
+
+class Noun(WithExamples, TyperGroup):
+    """A group whose commands come from the table; listing them imports none of them."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**{**more, "commands": None})
@@ -179,7 +200,7 @@ def _command(key: str) -> Any:
     verb = TABLE[key]
     info = CommandInfo(
         name=key.rpartition(" ")[2],
-        cls=Reaching if verb.ssh else None,
+        cls=type("Command", (SshCommand if verb.ssh else Command,), {"key": key}),
         context_settings=FORWARD if verb.forwards or verb.open_ended else None,
         callback=_forwarder(key) if verb.forwards else _function(verb.target),
         hidden=verb.hidden,
@@ -189,14 +210,14 @@ def _command(key: str) -> Any:
 
 
 def application(key: str = "") -> typer.Typer:
-    """Return the program, or one of its nouns, as typer knows it."""
+    """Return the program, or one of its nouns, as a typer application."""
     callback = program if not key else _function(TABLE[key].target) if TABLE[key].target else None
     app = typer.Typer(
         name=key.rpartition(" ")[2] or None,
         cls=type("Noun", (Noun,), {"key": key}),
         no_args_is_help=not key or callback is None,
         add_completion=not key,
-        # The outermost handler words every error; locals in a traceback can hold secrets.
+        # main.run reports every error; typer's tracebacks would show local variables, which can hold secrets.
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         help=TABLE[key].help + "." if key else PROGRAM,
@@ -218,9 +239,9 @@ def _function(target: str) -> Callable[..., Any]:
 
 def _forwarder(key: str) -> Callable[..., None]:
     def forward(context: typer.Context) -> None:
-        from clusterctl.cli.trainer import forward as hand_over
+        from clusterctl.cli.trainer import forward as run_in_trainer
 
-        hand_over(key, TABLE[key].forwards, context.args)
+        run_in_trainer(key, TABLE[key].forwards, context.args)
 
     return forward
 
@@ -230,7 +251,7 @@ def program(
     version: bool = typer.Option(False, "--version", help="Print the version."),
     cluster: options.ClusterFile = None,
 ) -> None:
-    """From a handful of machines that answer to SSH to a trained GPT or GLM."""
+    """Run commands, rank tables and GPT or GLM trainings on a cluster of SSH nodes."""
     from clusterctl import __version__
     from clusterctl.cli import screen
 
@@ -242,6 +263,6 @@ def program(
 
 
 def _for_all(key: str, cluster: str) -> dict[str, Any]:
-    """Return click's default_map that gives --cluster to every command below `key`."""
+    """Return click's default_map that passes --cluster to every command below `key`."""
     below = {name: _for_all(f"{key} {name}".strip(), cluster) for name in Commands(key)}
     return {"cluster": cluster, **below}

@@ -1,4 +1,4 @@
-"""`demo`: a training run on a sandbox cluster, from nothing to a loss curve and generated text."""
+"""`demo`: train a small model on a sandbox cluster and generate text from it."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ PROMPT = "A class definition is"
 
 
 def demo(
-    directory: Annotated[Path, typer.Option("--dir", help="Where everything of the demo goes.")] = Path(
-        "clusterctl-demo"
-    ),
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 300,
+    directory: Annotated[
+        Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the demo.")
+    ] = Path("clusterctl-demo"),
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Train for N steps.")] = 300,
     mode: Annotated[
-        str, typer.Option(help="The sandbox's mode: auto, namespaces, loopback or embedded.")
+        str, typer.Option(metavar="MODE", help="Mode of the sandbox: auto, namespaces, loopback or embedded.")
     ] = "auto",
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the sandbox cluster up at the end.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the sandbox cluster running at the end.")
+    ] = False,
 ) -> None:
-    """Two nodes, four ranks, a small GPT: everything of the product once, in a minute or two."""
+    """Take one full tour in a minute or two: start two nodes on this machine, build a rank table and a corpus, train a
+    small GPT on four ranks, and generate text from its checkpoint."""
     from clusterctl.sandbox import demo as stages
 
     began = time.monotonic()
     stages.ready()
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    # So that every command shown can be typed as it stands, from this folder.
+    # Every command that the demo shows can then be run in this folder.
     os.chdir(directory)
     with ExitStack() as cleaning:
         sandbox = _sandbox(directory, mode, keep, cleaning)
@@ -59,17 +62,16 @@ def _heading(number: int, text: str) -> None:
 def _sandbox(directory: Path, mode: str, keep: bool, cleaning: ExitStack) -> Sandbox:
     from clusterctl.sandbox import cluster as sandbox
 
-    _heading(1, "A cluster on this machine: clusterctl sandbox up -n 2 --devices 2")
-    where = directory / "sandbox"
-    if where.exists():
-        sandbox.down(where)
+    _heading(1, "Start a cluster on this machine: clusterctl sandbox up -n 2 --devices 2")
+    folder = directory / "sandbox"
+    if folder.exists():
+        sandbox.down(folder)
     if not keep:
-        cleaning.callback(sandbox.down, where)
-    made = sandbox.up(where, nodes=2, devices=2, mode=mode)
-    screen.show(
-        screen.safe(f"{len(made.nodes)} nodes up ({made.mode}); {made.cluster_file.relative_to(directory)}")
-    )
-    return made
+        cleaning.callback(sandbox.down, folder)
+    started = sandbox.up(folder, nodes=2, devices=2, mode=mode)
+    file = started.cluster_file.relative_to(directory)
+    screen.show(screen.safe(f"{len(started.nodes)} nodes are up (mode {started.mode}); see {file}"))
+    return started
 
 
 def _cluster(sandbox: Sandbox) -> Cluster:
@@ -87,7 +89,7 @@ def _rank_table(cluster: Cluster) -> None:
     from clusterctl.hostfile import formats
     from clusterctl.ranktable import ask
 
-    _heading(2, "A rank table out of the nodes' own answers: clusterctl ranktable build")
+    _heading(2, "Build a rank table from the nodes' answers: clusterctl ranktable build")
     with options.connected(cluster) as connections:
         table = ask.ask_nodes(cluster, connections).table
     replace_file(Path("rank_table.json"), table.render())
@@ -106,14 +108,14 @@ def _data(directory: Path) -> dict[str, Any]:
     from clusterctl import text as clusterctl_text
     from clusterctl.sandbox import demo as stages
 
-    _heading(3, "Data: Python's own language reference as Megatron's .bin/.idx")
+    _heading(3, "Build training data: Python's language reference as .bin/.idx files")
     corpus = stages.write_corpus(directory / "corpus.jsonl")
     data = directory / "data"
     tokenizer = stages.train_tokenizer(Path(corpus["path"]), data / "tokenizer.json")
     built = stages.build_data(Path(corpus["path"]), data / "tokenizer.json", data / "pydoc_text_document")
     raw = f"{corpus['documents']} documents, {clusterctl_text.count(corpus['characters'])} characters"
     facts = (
-        f"{raw} -> {clusterctl_text.count(built['tokens'])} tokens (a BPE vocabulary of {tokenizer['vocab']})"
+        f"{raw} -> {clusterctl_text.count(built['tokens'])} tokens (BPE vocabulary of {tokenizer['vocab']})"
     )
     entropy = (
         f"unigram entropy {built['unigram_entropy_nats']:.3f} nats: the loss of guessing by frequency alone"
@@ -127,11 +129,11 @@ def _train(cluster: Cluster, job_file: Path) -> tuple[RunDir, TrainProgress]:
     from clusterctl.jobs import job as jobs
     from clusterctl.runs.overview import read_progress
 
-    _heading(4, "The plan: clusterctl plan job.yaml")
+    _heading(4, "Show the plan: clusterctl plan job.yaml")
     job = jobs.load(job_file)
     chosen = cluster.select(job.nodes)
     show_plan(chosen, job)
-    _heading(5, "Push, start and follow it on the nodes: clusterctl launch job.yaml")
+    _heading(5, "Train on the nodes: clusterctl launch job.yaml")
     with options.connected(chosen) as connections:
         run = start(chosen, job, connections)
         follow_to_the_end(run, connections, stop_on_interrupt=True, trains=True, outlives_terminal=False)
@@ -143,7 +145,7 @@ def _result(run: RunDir, progress: TrainProgress, summary: dict[str, Any]) -> No
     from clusterctl.cli.trainer import checkpoint_of
     from clusterctl.sandbox import demo as stages
 
-    _heading(6, "What came of it")
+    _heading(6, "Show the result")
     width = min(screen.out_console().width, 80)
     screen.show(views.loss_curve(progress.losses, progress.evals, width=width - 1))
     entropy = summary["unigram_entropy_nats"]
@@ -153,7 +155,7 @@ def _result(run: RunDir, progress: TrainProgress, summary: dict[str, Any]) -> No
     screen.show(views.generated(PROMPT, made["text"]))
     if len(progress.evals) < 2 or progress.evals[-1][1] >= entropy:
         screen.log(
-            "the validation loss is not below the unigram entropy: too few steps to learn more than word counts",
+            "the validation loss is not below the unigram entropy: train for more steps",
             "yellow",
         )
 

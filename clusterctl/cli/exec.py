@@ -1,4 +1,4 @@
-"""`exec`: a command on many nodes at once."""
+"""`exec`: run a command on many nodes in parallel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.errors import UsageError
-from clusterctl.settings import load_settings
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -76,51 +75,60 @@ def exec_(
         list[str],
         typer.Argument(
             metavar="-- CMD...",
-            help="The command, after `--`; never through a shell. {node}, {n} (from 0) and {address} in it are "
-            "each node's own; {{node}} is {node} as it stands.",
+            help="The command, after `--`; no shell interprets it. {node}, {n} (the index, from 0) and {address} are "
+            "replaced for each node; write {{node}} for a literal {node}.",
         ),
     ],
     cluster: options.ClusterFile = None,
     exclude: options.Exclude = None,
     fold: Annotated[
-        bool, typer.Option("--fold", "-b", help="Equal output once, with the nodes that said it above.")
+        bool, typer.Option("--fold", "-b", help="Print equal output once, under the names of its nodes.")
     ] = False,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Only how nodes differ from what most of them said.")
+        bool, typer.Option("--diff", help="Show only how nodes differ from the most common output.")
     ] = False,
     against: Annotated[
-        str | None, typer.Option("--against", metavar="NODE", help="Only how nodes differ from this one.")
+        str | None,
+        typer.Option("--against", metavar="NODE", help="Show only how nodes differ from this node."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FOLDER", help="Into files instead, byte by byte: NODE.out and NODE.err."
+            "--out", metavar="FOLDER", help="Write the output to files instead: NODE.out and NODE.err."
         ),
     ] = None,
     as_json: options.Json = False,
     json_lines: Annotated[
-        bool, typer.Option("--json-lines", help="One JSON object for each line and each end, as they come.")
+        bool,
+        typer.Option(
+            "--json-lines",
+            help="Print one JSON object per line of output and per node that ends, as they arrive.",
+        ),
     ] = False,
     shell: Annotated[
-        bool, typer.Option("--shell", help="Give CMD as one line to each node's /bin/sh.")
+        bool, typer.Option("--shell", help="Run CMD as one line of /bin/sh on each node.")
     ] = False,
     literal: Annotated[
-        bool, typer.Option("--literal", help="Take {node} and the like as they stand.")
+        bool, typer.Option("--literal", help="Do not replace {node}, {n}, {address}.")
     ] = False,
     stdin: Annotated[
-        bool, typer.Option("--stdin", help="Send this command's standard input to every node.")
+        bool, typer.Option("--stdin", help="Send the standard input of this command to every node.")
     ] = False,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", min=0.01, metavar="SECONDS", help="End the command after that long."),
+        typer.Option(
+            "--timeout", min=0.01, metavar="SECONDS", help="Stop the command after this many seconds."
+        ),
     ] = None,
-    fanout: Annotated[int | None, typer.Option("--fanout", min=1, help="Nodes at once.")] = None,
+    fanout: Annotated[
+        int | None, typer.Option("--fanout", min=1, metavar="N", help="Use at most N nodes at the same time.")
+    ] = None,
     connect_timeout: options.ConnectTimeout = None,
     accept_new: options.AcceptNew = False,
     persist: options.Persist = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Run a command on many nodes in parallel; the exit code is the largest of theirs, 255 where one is
+    """Run a command on many nodes in parallel. The exit code is the largest one of the nodes, or 255 if a node is
     unreachable."""
     from clusterctl.exec import output
     from clusterctl.exec.command import Command
@@ -132,8 +140,7 @@ def exec_(
     if dry_run:
         _foresee(command, chosen, as_json or json_lines)
         return
-    at_once = len(chosen.nodes) if stdin else fanout or load_settings().fanout
-    with options.connected(chosen, accept_new, persist, connect_timeout, at_once) as connections:
+    with options.connected(chosen, accept_new, persist, connect_timeout) as connections:
         outcomes = _Execution(command, chosen, form, connections).run(stdin, fanout)
     _show_endings(outcomes)
     raise typer.Exit(output.exit_code(outcomes))

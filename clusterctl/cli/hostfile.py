@@ -1,4 +1,4 @@
-"""`clusterctl hostfile`: a cluster as other launchers want it, and their files read strictly and converted."""
+"""`hostfile`: write, check and convert the host files of other launchers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,29 @@ if TYPE_CHECKING:
 
 
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; stdout otherwise.")
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file. Default: stdout.")
 ]
 AnyFile = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="A hostfile, Slurm node list, cluster.yaml or rank table."),
 ]
-FORMATS = "deepspeed, openmpi, mpich, slurm, torchrun, cluster."
+FORMATS = "Format: deepspeed, openmpi, mpich, slurm, torchrun or cluster."
 MASTER_PORT = 29500
-MasterPort = Annotated[int, typer.Option(min=1, max=65535, help="torchrun's.")]
-Lossy = Annotated[bool, typer.Option("--lossy", help="Leave out what the format can't hold, and say so.")]
+MasterPort = Annotated[int, typer.Option(min=1, max=65535, metavar="PORT", help="Master port for torchrun.")]
+Lossy = Annotated[
+    bool, typer.Option("--lossy", help="Leave out what the format cannot hold, with a warning.")
+]
 SlotFilter = Annotated[
     str | None,
     typer.Option(
-        "--include", "-i", metavar="FILTER", help="Only these slots, as DeepSpeed has it: w0@w1:0,2."
+        "--include", "-i", metavar="FILTER", help="Use only these slots, in DeepSpeed's notation: w0@w1:0,2."
     ),
 ]
 SlotExclude = Annotated[
     str | None,
-    typer.Option("--exclude", "-e", metavar="FILTER", help="Without these slots: w0 is all of w0, w1:0 one."),
+    typer.Option(
+        "--exclude", "-e", metavar="FILTER", help="Leave out these slots: w0 (all of w0), w1:0 (one slot)."
+    ),
 ]
 
 
@@ -47,7 +51,12 @@ def build(
     to: Annotated[str, typer.Option("--to", "--format", metavar="FORMAT", help=FORMATS)] = "deepspeed",
     slots: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_SLOTS, help="Ranks of every node; its devices otherwise, at least 1."),
+        typer.Option(
+            min=1,
+            max=MAX_SLOTS,
+            metavar="N",
+            help="Slots per node. Default: its number of devices, at least 1.",
+        ),
     ] = None,
     master_port: MasterPort = MASTER_PORT,
     lossy: Lossy = False,
@@ -56,7 +65,7 @@ def build(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Write a cluster as another launcher wants it."""
+    """Write the inventory as a hostfile for another launcher."""
     from clusterctl.hostfile import convert as hostfile_convert
 
     source = hostfile_convert.of_cluster(cluster_of(cluster, nodes, exclude), slots)
@@ -72,13 +81,14 @@ def build(
 def check(
     file: AnyFile,
     target: Annotated[
-        str | None, typer.Option("--for", metavar="FORMAT", help="Also whether this launcher can take it.")
+        str | None, typer.Option("--for", metavar="FORMAT", help="Also check that this launcher can use it.")
     ] = None,
     include: SlotFilter = None,
     exclude: SlotExclude = None,
     json: Json = False,
 ) -> None:
-    """Say what is wrong in a hostfile, or what a filter leaves of it; exit 1 when something is wrong."""
+    """List every error in a hostfile; exit with 1 if there is one. With --include or --exclude, list the slots that are
+    left."""
     from dataclasses import asdict
 
     from clusterctl import text as clusterctl_text
@@ -117,10 +127,12 @@ def convert(
     include: SlotFilter = None,
     exclude: SlotExclude = None,
     slots: Annotated[
-        int | None, typer.Option(min=1, help="For the nodes whose slots the file does not say.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Slots per node where the file gives none."),
     ] = None,
     kind: Annotated[
-        str | None, typer.Option(help="What slots are, in a cluster.yaml: cpu, cuda or npu.")
+        str | None,
+        typer.Option(metavar="KIND", help="Kind of the devices in a cluster.yaml: cpu, cuda or npu."),
     ] = None,
     master_port: MasterPort = MASTER_PORT,
     lossy: Lossy = False,
@@ -129,7 +141,7 @@ def convert(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Write the same nodes in another format; refused, by name, where something would be lost."""
+    """Write the same nodes in another format. Refused if the format cannot hold everything, unless --lossy."""
     from clusterctl.errors import InputFaults
     from clusterctl.hostfile import convert as hostfile_convert
     from clusterctl.hostfile import detect

@@ -1,4 +1,4 @@
-"""`clusterctl init`: a commented cluster.yaml to begin with."""
+"""`init`: write a commented cluster.yaml."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def init(
     hosts: Annotated[
         str | None,
         typer.Option(
-            "--hosts", metavar="SET", help="The nodes' names or addresses: node[1-4], 10.0.0.[1-8]."
+            "--hosts", metavar="SET", help="Names or addresses of the nodes: node[1-4], 10.0.0.[1-8]."
         ),
     ] = None,
     hostfile: Annotated[
@@ -26,23 +26,25 @@ def init(
         typer.Option(
             "--hostfile",
             metavar="FILE",
-            help="The nodes of a hostfile, Slurm node list, rank table or cluster.yaml; slots become devices.",
+            help="Take the nodes from a hostfile, Slurm node list, rank table or cluster.yaml; slots become devices.",
         ),
     ] = None,
     devices: Annotated[
         str | None,
         typer.Option(
-            metavar="RANGE", help='Of a node of which no file says it: 4, "[0,4)", 0,3; 8 by default.'
+            metavar="RANGE", help='Devices per node where the file does not say: 4, "[0,4)", 0,3. Default: 8.'
         ),
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="What they are: cpu, cuda or npu; npu by default.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write.")] = Path(
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Kind of the devices: cpu, cuda or npu. Default: npu.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = Path(
         "cluster.yaml"
     ),
     force: options.Force = False,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Write a commented cluster.yaml to begin with; never overwrites without --force."""
+    """Write a commented cluster.yaml as a start. Never overwrites a file without --force."""
     from clusterctl.errors import UsageError
     from clusterctl.hostfile import detect
     from clusterctl.hostfile import init as hostfile_init

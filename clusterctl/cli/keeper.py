@@ -1,20 +1,15 @@
-"""`keeper`: the background process that keeps connections open."""
+"""`keeper`: inspect and stop the background process that keeps connections open."""
 
 from __future__ import annotations
 
 import time
 
-import typer
-
 from clusterctl.cli import options, screen
-
-app = typer.Typer(
-    no_args_is_help=True, help="The background process that keeps connections open (--persist)."
-)
 
 
 def status(as_json: options.Json = False) -> None:
-    """What this user's keepers hold; more than one only where code or settings changed meanwhile."""
+    """List your connection keepers and the connections that they hold. There is more than one only after clusterctl or
+    its settings have changed."""
     from clusterctl.keeper.client import found
 
     keepers = [about for one in found() if (about := one.status())]
@@ -22,7 +17,7 @@ def status(as_json: options.Json = False) -> None:
         screen.show_json(keepers)
         return
     if not keepers:
-        screen.log("no keeper runs; `--persist 10m` starts one")
+        screen.log("no keeper is running; `--persist 10m` starts one")
     for one in keepers:
         since = time.strftime("%H:%M:%S", time.localtime(one["began"]))
         screen.write(
@@ -34,8 +29,8 @@ def status(as_json: options.Json = False) -> None:
 
 
 def stop() -> None:
-    """End this user's keepers and their connections at once; commands that use them are ended too."""
+    """Stop your connection keepers and close their connections. Commands that use them are stopped too."""
     from clusterctl.keeper.client import found
 
     stopped = [one.stop() for one in found()]
-    screen.log(f"{sum(stopped)} stopped" if stopped else "no keeper runs")
+    screen.log(f"{sum(stopped)} stopped" if stopped else "no keeper is running")

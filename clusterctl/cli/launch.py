@@ -1,4 +1,4 @@
-"""`plan`, `launch` and `attach`: what would happen, make it happen, watch it happen."""
+"""`plan`, `launch`, `resume` and `attach`: check a job, start it, follow it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from clusterctl.cli import options, screen, ssh_option
 from clusterctl.cli.interrupt import InterruptGuard
 from clusterctl.cli.node_choice import Choice
 from clusterctl.errors import InputFaults, RunFailed, UsageError
+from clusterctl.text import plural
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
@@ -24,37 +25,48 @@ if TYPE_CHECKING:
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="JOB | -- COMMAND...", help="A job's yaml, or a command after `--`."),
+    typer.Argument(metavar="JOB | -- COMMAND...", help="A job file (YAML), or a command after `--`."),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Over the job's file, as in --set train.steps=100."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file: --set train.steps=100."),
 ]
 Devices = Annotated[
     str | None,
-    typer.Option("--devices", metavar="RANGE", help='Which devices of each node: 2, "[0,4)", 0,3.'),
+    typer.Option(
+        "--devices",
+        metavar="RANGE",
+        help='Devices to use on each node: 2 (a number), "[0,4)" (4 is excluded), 0,3.',
+    ),
 ]
 Include = Annotated[
     str | None,
     typer.Option(
-        "--include", "-i", metavar="FILTER", help="Only these devices, as DeepSpeed has it: w0@w1:0,2."
+        "--include",
+        "-i",
+        metavar="FILTER",
+        help="Use only these devices, in DeepSpeed's notation: w0@w1:0,2.",
     ),
 ]
 Code = Annotated[
     Path | None,
     typer.Option(
-        "--code", metavar="DIR", help="For a command: the folder to push and start in; this one by default."
+        "--code",
+        metavar="DIR",
+        help="For a command: the folder to push and to start in. Default: the current folder.",
     ),
 ]
-NoCode = Annotated[bool, typer.Option("--no-code", help="For a command: push nothing.")]
-Detach = Annotated[bool, typer.Option("--detach", "-d", help="Come back when it runs; `attach` follows it.")]
+NoCode = Annotated[bool, typer.Option("--no-code", help="For a command: do not push a folder.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", "-d", help="Return once the run has started; follow it with `attach`.")
+]
 Restarts = Annotated[
     int | None,
     typer.Option(
         "--restarts",
         metavar="N",
         min=0,
-        help="Start again after a failure, N times at most; see `restart` in a job.",
+        help="Restart after a failure, at most N times; see `restart` in the job file.",
     ),
 ]
 HangAfter = Annotated[
@@ -62,20 +74,19 @@ HangAfter = Annotated[
     typer.Option(
         "--hang-after",
         metavar="TIME",
-        help="A failure: so long without a step, or, of a program that tells none, without a line of any rank: 10m.",
+        help="Treat the run as hung after this long without a step (or, for your own program, without output): 10m.",
     ),
 ]
 NoChecks = Annotated[
-    bool, typer.Option("--no-checks", help="Start whatever the nodes say of their disks, devices and ports.")
+    bool, typer.Option("--no-checks", help="Skip the checks of disks, devices and ports before the start.")
 ]
 Share = Annotated[
     bool,
-    typer.Option(
-        "--share-devices", help="Use devices that another run of yours is using; refused otherwise."
-    ),
+    typer.Option("--share-devices", help="Allow devices that another run of yours is using."),
 ]
 Env = Annotated[
-    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="For a command: more environment.")
+    list[str] | None,
+    typer.Option("--env", metavar="NAME=VALUE", help="For a command: set an environment variable."),
 ]
 
 
@@ -95,22 +106,24 @@ def plan(
         typer.Option(
             "--what-if",
             metavar="nodes=N[,devices=N,kind=K]",
-            help="Plan for nodes that are not there, like the inventory's first.",
+            help="Plan for imaginary nodes that are like the first node of the inventory.",
         ),
     ] = None,
     rehearse: Annotated[
         bool,
         typer.Option(
-            "--rehearse", help="Build and step one rank of the whole layout here, on tensors without memory."
+            "--rehearse",
+            help="Build one rank of the layout on this machine and run a step, with tensors that take no memory.",
         ),
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Who starts what where, what it needs and about how long it takes; all faults at once. Touches no node."""
+    """Show what a job would start on which node, the memory it needs and about how long it takes. Lists every error.
+    Contacts no node."""
     from clusterctl.jobs import what_if as what_ifs
 
     if what_if and (nodes or exclude or include):
-        raise UsageError("--what-if makes its own nodes", "leave out --nodes, --exclude and --include")
+        raise UsageError("--what-if plans for imaginary nodes", "leave out --nodes, --exclude and --include")
     imagined = what_ifs.read(what_if) if what_if else None
     if imagined and words and len(words) == 1:
         overrides = [*what_ifs.without_folders(Path(words[0])), *(overrides or ())]
@@ -130,7 +143,9 @@ def show_plan(
     summary = jobs.check(job, cluster, served=False)
     made = plans.make_plan(cluster, job)
     if rehearse and job.train is None:
-        raise UsageError("--rehearse goes with a training", f"{job.source} runs a command of its own")
+        raise UsageError(
+            "--rehearse is only for a training", f"leave it out: {job.source} runs its own command"
+        )
     if rehearse:
         summary["rehearsed"] = jobs.rehearse(job, cluster)
     if as_json:
@@ -143,7 +158,7 @@ def show_plan(
         for note in plan_view.notes(summary):
             screen.log(f"note: {note}", "yellow")
     if summary.get("unserved"):
-        screen.log("the plan stands, but it can't be launched yet:", "yellow")
+        screen.log("the plan is valid, but it cannot be launched:", "yellow")
         raise InputFaults(jobs.train_faults(job, summary["unserved"]))
 
 
@@ -167,7 +182,8 @@ def launch(
     accept_new: options.AcceptNew = False,
     as_json: options.Json = False,
 ) -> None:
-    """Push, start and follow a job, or a command of yours: launch -n node[1-2] -- python train.py. Ctrl-C stops it."""
+    """Push the code and data of a job, start its ranks and follow them. Also starts a command of your own, given after
+    `--`. Ctrl-C stops the run; a second Ctrl-C kills it."""
     from dataclasses import replace
 
     choice = Choice(cluster, nodes, exclude, include)
@@ -212,11 +228,11 @@ def _seconds(text: str) -> float:
     try:
         return duration(text)
     except UsageError:
-        raise UsageError(f"--hang-after {text}: no time", "as in 90s, 10m, or off") from None
+        raise UsageError(f"--hang-after {text}: not a duration", "use 90s, 10m or off") from None
 
 
 def with_restarts(job: Job, restarts: int | None) -> Job:
-    """The job with `--restarts` over what it says itself."""
+    """Return the job with `--restarts` in place of its own number."""
     from dataclasses import replace
 
     from clusterctl.jobs.restarts import Restart
@@ -227,22 +243,20 @@ def with_restarts(job: Job, restarts: int | None) -> Job:
 
 
 def put_in_charge(run: RunDir) -> bool:
-    """A process of its own brings the run home, whatever becomes of this terminal; False where it can't."""
+    """Start a controller process that outlives this terminal; return False if it could not be started."""
     from clusterctl.logs.store import last_lines
     from clusterctl.runs import controller
 
     if controller.start(run, ssh_option.chosen()):
         return True
-    why = (last_lines(run.controller_log, 3) or ["it said nothing"])[0].removeprefix("error: ")
-    screen.log(
-        f"this terminal stays in charge of the run: a controller of its own can't be ({why})", "yellow"
-    )
+    reason = (last_lines(run.controller_log, 3) or ["its log is empty"])[0].removeprefix("error: ")
+    screen.log(f"no controller could be started ({reason}); this command controls the run instead", "yellow")
     return False
 
 
 @contextmanager
 def stopping_on_interrupt(run: RunDir, connections: Connections) -> Iterator[None]:
-    """What was started by then is stopped when a start is interrupted, at whatever moment."""
+    """Stop what was already started when a start is interrupted."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as interrupt:
@@ -252,21 +266,21 @@ def stopping_on_interrupt(run: RunDir, connections: Connections) -> Iterator[Non
 
 
 def start(cluster: Cluster, job: Job, connections: Connections) -> RunDir:
-    """Start a run and say each phase as it passes."""
+    """Start a run and log each phase."""
     from clusterctl.runs import start as runs
 
     return runs.launch(cluster, job, connections, options.runs_folder(), phases())
 
 
 def phases() -> Callable[[str, str], None]:
-    """Says each phase of a start with the seconds since the first."""
+    """Return a function that logs each phase of a start with the seconds since now."""
     began = time.monotonic()
     return lambda phase, text: screen.log(f"{phase:<10} {text}  [{time.monotonic() - began:.1f} s]")
 
 
 def leave(run: RunDir, as_json: bool) -> None:
-    """Leave a run that was started to its controller, and say how to come back to it."""
-    screen.log(f"runs on without this terminal; follow it with: clusterctl attach {run.run_id}")
+    """Leave a started run to its controller, and show how to follow it."""
+    screen.log(f"the run continues without this terminal; follow it with: clusterctl attach {run.run_id}")
     if as_json:
         screen.show_json({"run": run.run_id, "folder": str(run.root)})
     else:
@@ -279,7 +293,7 @@ def resume(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Start an ended run again on its nodes; a training goes on from its newest checkpoint that verifies."""
+    """Start an ended run again on its nodes. A training continues from its newest valid checkpoint."""
     from clusterctl.jobs import record
     from clusterctl.runs import controller
 
@@ -290,8 +304,8 @@ def resume(
         return
     with options.connected(cluster) as connections:
         with stopping_on_interrupt(found, connections):
-            if goes_on_alone(found, connections):
-                screen.log(f"{found.run_id} goes on without a controller; a new one takes charge")
+            if lacks_controller(found, connections):
+                screen.log(f"{found.run_id} is running without a controller; starting a new one")
             else:
                 controller.Control(found, connections).resume(phases())
             put_in_charge(found)
@@ -303,8 +317,8 @@ def resume(
             )
 
 
-def goes_on_alone(run: RunDir, connections: Connections) -> bool:
-    """Whether a run has not ended and nobody is in charge of it."""
+def lacks_controller(run: RunDir, connections: Connections) -> bool:
+    """Return whether a run is still active and has no controller."""
     from clusterctl.runs.state import current_state
 
     state = current_state(run, connections)
@@ -315,12 +329,14 @@ def attach(
     run: options.RunName = "last",
     take_over: Annotated[
         bool,
-        typer.Option("--take-over", help="Put a new controller in charge, in a living one's place too."),
+        typer.Option("--take-over", help="Start a new controller, even if the old one is still running."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Wait for the end and print nothing.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing; wait for the end of the run.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Follow a run again; Ctrl-C leaves it running. A run whose controller died gets a new one."""
+    """Follow an active run; Ctrl-C leaves it running. If its controller died, a new one is started."""
     from clusterctl.runs import controller
     from clusterctl.runs.state import FINAL, state_from_json
 
@@ -329,12 +345,12 @@ def attach(
     if take_over:
         controller.end(found)
     if found.controller() is None and found.read_state().get("phase") in FINAL:
-        # No node has to be asked.
+        # The end is recorded here: no node is contacted.
         conclude(found, state_from_json(found.read_state()), as_json)
         return
     with options.connected_to(found) as connections:
         if found.controller() is None and found.read_state().get("phase") not in FINAL:
-            screen.log(f"{found.run_id} has no controller; a new one takes charge")
+            screen.log(f"{found.run_id} has no controller; starting a new one")
             put_in_charge(found)
         follow_to_the_end(
             found, connections, stop_on_interrupt=False, trains=trains, quiet=quiet, as_json=as_json
@@ -342,7 +358,7 @@ def attach(
 
 
 def control(run: options.RunName) -> None:
-    """Be a run's controller until its end; `launch` and `attach` start it."""
+    """Control a run until its end. `launch`, `resume` and `attach` start this command."""
     from clusterctl.runs import controller
 
     found = options.run_named(run)
@@ -361,9 +377,8 @@ def follow_to_the_end(
     outlives_terminal: bool = True,
     first: int | None = None,
 ) -> None:
-    """Show a run until it ended; a failed one raises its root cause."""
-
-    # At once: an interrupt while modules load is one of a run that goes on.
+    """Show a run until it has ended; raise RunFailed with the root cause if it failed."""
+    # The imports are inside: an interrupt while they load must stop the run too.
     try:
         from clusterctl.cli.follow import Follower
         from clusterctl.runs.controller import following
@@ -374,7 +389,7 @@ def follow_to_the_end(
     except (KeyboardInterrupt, SystemExit) as interrupt:
         if outlives_terminal and getattr(interrupt, "code", None) == 128 + signal.SIGHUP:
             if not run.is_watched():
-                # The terminal went, the run stays.
+                # The terminal is gone; the run continues.
                 put_in_charge(run)
         elif stop_on_interrupt:
             stop_now(run, connections, interrupt)
@@ -385,7 +400,7 @@ def follow_to_the_end(
 
 
 def conclude(run: RunDir, state: Any, as_json: bool) -> None:
-    """The run's end in words, and in the exit code."""
+    """Report how the run ended; raise RunFailed unless it finished."""
     from clusterctl.cli import views
     from clusterctl.runs import cause as runs_cause
 
@@ -397,7 +412,7 @@ def conclude(run: RunDir, state: Any, as_json: bool) -> None:
         screen.log(f"finished   {run.root}")
         return
     if state.phase == "stopped" and not state.failure:
-        raise RunFailed("stopped before its end", f"clusterctl logs show {run.run_id}")
+        raise RunFailed("the run was stopped before its end", f"clusterctl logs show {run.run_id}")
     record = run.read_record()
     cause = runs_cause.find_cause(
         run, state.failure, state.ranks, state.nodes, record["attempt"], state.orphaned
@@ -408,14 +423,16 @@ def conclude(run: RunDir, state: Any, as_json: bool) -> None:
 
 
 def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) -> None:
-    """Ctrl-C: say so at once, end every rank, keep what came home."""
-    # Before all else: the next Ctrl-C may come at once.
+    """Stop an interrupted run: end every rank and fetch its last output."""
+    # First of all: the next Ctrl-C may follow immediately.
     with InterruptGuard() as guard:
         from clusterctl.runs.controller import following
         from clusterctl.runs.stop import stop_run
 
         grace = run.read_record()["job"]["grace"]
-        screen.log(f"stopping {run.run_id}; a last checkpoint may take {grace:g} s, Ctrl-C again kills")
+        screen.log(
+            f"stopping {run.run_id}: up to {grace:g} s for a last checkpoint; press Ctrl-C again to kill it"
+        )
         run.add_event("interrupted", by=type(interrupt).__name__)
         try:
             with guard.may_force():
@@ -425,7 +442,7 @@ def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) ->
         with following(run, connections) as watch:
             for _ in watch:
                 pass
-    screen.log(f"stopped    {sum(left.values())} processes left; {run.root}")
+    screen.log(f"stopped    {plural(sum(left.values()), 'process', 'es')} left; {run.root}")
 
 
 def job_of(
@@ -437,7 +454,7 @@ def job_of(
     env: list[str] | None,
     choice: Choice,
 ) -> Job:
-    """What a command line asks to run: a yaml, or the words of a command."""
+    """Return the job of a command line: a job file, or a command."""
     from dataclasses import replace
 
     from clusterctl.inventory.cluster import named_devices
@@ -446,14 +463,16 @@ def job_of(
     words = words or []
     if not words:
         raise UsageError(
-            "nothing to run",
+            "no job file and no command given",
             "clusterctl launch job.yaml, or clusterctl launch -n node[1-2] -- python train.py",
         )
     if len(words) == 1 and words[0].endswith((".yaml", ".yml", ".json")):
         job = jobs.load(Path(words[0]), overrides or (), choice.faults)
         return job if devices is None else replace(job, devices=named_devices(devices))
     if overrides:
-        raise UsageError("--set goes with a job's yaml", "a command takes its settings as its own words")
+        raise UsageError(
+            "--set needs a job file", "pass settings of a command as its own arguments, after `--`"
+        )
     pairs = dict(_pair(text) for text in env or ())
     return jobs.from_command(words, None if no_code else _code_folder(code), devices, pairs)
 
@@ -461,19 +480,17 @@ def job_of(
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise UsageError(f"--env {text}: must be NAME=VALUE", "as in --env NCCL_DEBUG=INFO")
+        raise UsageError(f"--env {text}: expected NAME=VALUE", "for example --env NCCL_DEBUG=INFO")
     return name, value
 
 
 def _code_folder(code: Path | None) -> Path:
     folder = (code or Path.cwd()).resolve()
     if not folder.is_dir():
-        raise UsageError(
-            f"--code {folder}: no such folder", "name the folder that the command should start in"
-        )
+        raise UsageError(f"--code {folder}: no such folder", "give the folder that the command starts in")
     if code is None and folder in (Path.home().resolve(), Path(folder.anchor)):
         raise UsageError(
             f"this would push all of {folder} to the nodes",
-            "--code DIR names the folder to push, --no-code pushes nothing",
+            "give the folder with --code DIR, or use --no-code to push nothing",
         )
     return folder

@@ -1,4 +1,4 @@
-"""`logs tail | show | pull`: what the ranks wrote."""
+"""`logs tail`, `logs show` and `logs pull`: the output of the ranks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.errors import UsageError
+from clusterctl.text import plural
 
 if TYPE_CHECKING:
     from clusterctl.cli.log_printer import LogPrinter
@@ -28,22 +29,29 @@ Rank = Annotated[
         "--rank",
         "-r",
         metavar="RANKS",
-        help="Only these ranks: 0,8-15. By default rank 0, and every rank's errors.",
+        help="Show only these ranks: 0,8-15. Default: rank 0, and the errors of every rank.",
     ),
 ]
-Node = Annotated[str | None, typer.Option("--node", metavar="SET", help="Only these nodes' ranks.")]
-Grep = Annotated[str | None, typer.Option("--grep", "-g", metavar="REGEX", help="Only lines that match.")]
-Exclude = Annotated[str | None, typer.Option("--exclude", metavar="REGEX", help="No lines that match.")]
+Node = Annotated[
+    str | None, typer.Option("--node", metavar="SET", help="Show only the ranks on these nodes.")
+]
+Grep = Annotated[
+    str | None, typer.Option("--grep", "-g", metavar="REGEX", help="Show only lines that match.")
+]
+Exclude = Annotated[str | None, typer.Option("--exclude", metavar="REGEX", help="Hide lines that match.")]
 Since = Annotated[
     str | None,
     typer.Option(
-        "--since", metavar="TIME", help="Only what was written since: 10m ago, 14:30, '2026-01-31 14:30'."
+        "--since",
+        metavar="TIME",
+        help="Show only lines since this time: 10m (ago), 14:30, '2026-01-31 14:30'.",
     ),
 ]
-Errors = Annotated[bool, typer.Option("--errors", help="Only lines that look like trouble.")]
-NoPrefix = Annotated[bool, typer.Option("--no-prefix", help="Without node:rank in front.")]
+Errors = Annotated[bool, typer.Option("--errors", help="Show only lines that look like errors.")]
+NoPrefix = Annotated[bool, typer.Option("--no-prefix", help="Do not write node:rank before each line.")]
 Attempt = Annotated[
-    int | None, typer.Option("--attempt", min=1, help="An earlier start of the run; by default the last.")
+    int | None,
+    typer.Option("--attempt", min=1, metavar="N", help="Show this start of the run. Default: the last one."),
 ]
 
 
@@ -57,13 +65,17 @@ def tail(
     errors: Errors = False,
     lines: Annotated[
         int,
-        typer.Option("--lines", "-n", min=0, help="How many lines back to begin, of each rank's streams."),
+        typer.Option(
+            "--lines", "-n", min=0, metavar="N", help="How many of the last lines of each stream to show."
+        ),
     ] = 20,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep following until the run ends.")
+    ] = False,
     no_prefix: NoPrefix = False,
     as_json: options.Json = False,
 ) -> None:
-    """The end of a run's logs; with -f on and on."""
+    """Show the last lines of the logs of a run; -f keeps following."""
     from clusterctl.cli.log_printer import LogPrinter
     from clusterctl.runs.state import FINAL
 
@@ -90,21 +102,23 @@ def show(
     errors: Errors = False,
     fold: Annotated[
         bool,
-        typer.Option("--fold", help="Each line once, with the ranks that said it; by default of all ranks."),
+        typer.Option(
+            "--fold", help="Print equal lines once, with the ranks that wrote them. Default: all ranks."
+        ),
     ] = False,
     fuzzy: Annotated[
-        bool, typer.Option("--fuzzy", help="With --fold: lines that differ in numbers alone are one.")
+        bool, typer.Option("--fuzzy", help="With --fold: treat lines that differ only in numbers as equal.")
     ] = False,
     attempt: Attempt = None,
     no_prefix: NoPrefix = False,
     as_json: options.Json = False,
 ) -> None:
-    """A run's logs from the beginning, rank by rank."""
+    """Show the logs of a run from the beginning, rank by rank."""
     from clusterctl.cli.log_printer import LogPrinter
     from clusterctl.logs.store import kept_chunks
 
     if fuzzy and not fold:
-        raise UsageError("--fuzzy goes with --fold", "add --fold, or leave out --fuzzy")
+        raise UsageError("--fuzzy needs --fold", "add --fold, or leave out --fuzzy")
     found, wanted = options.run_named(run), _filter(run, rank, node, grep, exclude, errors)
     number, when = _attempt(found, attempt), _when(since)
     bring_home(found)
@@ -123,12 +137,12 @@ def pull(
     run: options.RunName = "last",
     dst: Annotated[
         Path | None,
-        typer.Argument(metavar="[DST]", help="A new folder; by default `pulled` in the run's own."),
+        typer.Argument(metavar="[DST]", help="A new folder. Default: `pulled` in the folder of the run."),
     ] = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Everything that tells what happened, of all attempts, in a folder a node that `ascend-fd parse` reads."""
+    """Fetch the logs and system messages of all attempts, in one folder per node. `ascend-fd parse` can read them."""
     from clusterctl.logs import pull as logs_pull
 
     found = options.run_named(run)
@@ -146,12 +160,12 @@ def pull(
     if dry_run:
         screen.write("".join(f"{path}\n" for path in pulled.files))
     else:
-        screen.log(f"{len(pulled.files)} files; then, for Ascend devices: {pulled.next_command}")
+        screen.log(f"{plural(len(pulled.files), 'file')}; for Ascend devices, next: {pulled.next_command}")
         screen.write(f"{target}\n")
 
 
 def bring_home(run: RunDir) -> None:
-    """What lies on the nodes and not here yet, unless the run ended and is here whole."""
+    """Fetch the log bytes that are still only on the nodes; do nothing for an ended run."""
     from clusterctl.runs.state import FINAL
     from clusterctl.runs.watch import Watch, open_watch
 
@@ -183,8 +197,10 @@ def _tail(
     printer: LogPrinter,
     goes_on: bool = False,
 ) -> dict[Path, int]:
-    """Print the last lines that are here; gives how far each file has been read. Where it goes on from there, a
-    half line at the end waits for its other half."""
+    """Print the last lines of the local files; return how far each file was read.
+
+    If the caller continues from there (`goes_on`), an incomplete last line is left for it.
+    """
     from clusterctl.logs.lines import LogChunk
     from clusterctl.logs.store import kept_files, offset_since
 
@@ -211,7 +227,7 @@ def _show_on(
     printer: LogPrinter,
     connections: Connections,
 ) -> None:
-    """What comes after what was read, until the run ends."""
+    """Print the lines that follow, until the run ends."""
     from clusterctl.runs.state import current_state
     from clusterctl.runs.watch import KeptWatch
 
@@ -219,21 +235,23 @@ def _show_on(
         watch.offsets.update(read)
     else:
         hint = f"clusterctl attach --take-over {run.run_id}"
-        screen.log(f"nobody is in charge of {run.run_id}; `{hint}` puts a new controller there", "yellow")
+        screen.log(f"{run.run_id} has no controller; `{hint}` starts one", "yellow")
     for update in watch:
         if update.chunk:
             printer.chunk(update.chunk, wanted)
         elif update.note:
             screen.log(update.note, "yellow")
     if not isinstance(watch, KeptWatch):
-        # Writes down what the nodes say; decisions are a controller's.
+        # Record the state of the nodes; only a controller acts on it.
         current_state(run, connections)
 
 
 def _attempt(run: RunDir, attempt: int | None) -> int:
     last = int(run.read_record()["attempt"])
     if attempt is not None and attempt > last:
-        raise UsageError(f"--attempt {attempt}: {run.run_id} had {last}", f"1 to {last}")
+        raise UsageError(
+            f"--attempt {attempt}: {run.run_id} has {plural(last, 'attempt')}", f"use 1 to {last}"
+        )
     return attempt or last
 
 
@@ -257,7 +275,7 @@ def _filter(
         world = sum(map(len, record["ranks"].values()))
         # A later attempt may have fewer than one before it.
         if min(ranks) >= world and record["attempt"] == 1:
-            raise UsageError(f"--rank {rank}: {found.run_id} has no such rank", f"0 to {world - 1}")
+            raise UsageError(f"--rank {rank}: {found.run_id} has no such rank", f"use 0 to {world - 1}")
     return LogFilter(ranks, nodes, _pattern("--grep", grep), errors, _pattern("--exclude", exclude))
 
 
@@ -265,5 +283,5 @@ def _pattern(option: str, text: str | None) -> re.Pattern[str] | None:
     try:
         return re.compile(text) if text else None
     except re.error as error:
-        hint = "a regular expression; put \\ before ( [ . * + ?"
+        hint = "this is a regular expression: write \\ before ( [ . * + ?"
         raise UsageError(f"{option} {text}: {error}", hint) from None

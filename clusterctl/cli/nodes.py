@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen, ssh_option
-from clusterctl.cli.options import ClusterFile, Json, cluster_of, inventory_there
+from clusterctl.cli.options import ClusterFile, Json, cluster_of, has_inventory
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 Wide = Annotated[
-    bool, typer.Option("--wide", "-w", help="Interface, python, workdir and the way of SSH too.")
+    bool, typer.Option("--wide", "-w", help="Also show interface, Python, work folder and SSH client.")
 ]
 
 
@@ -35,20 +35,22 @@ def nodes(
     wide: Wide = False,
     as_json: options.Json = False,
 ) -> None:
-    """The inventory as it is understood."""
+    """List the nodes of the inventory, their addresses and devices."""
     if context.invoked_subcommand is None:
         list_nodes(None, cluster, None, None, wide, as_json)
 
 
 def list_nodes(
-    selection: Annotated[str | None, typer.Argument(metavar="SET", help="Only these nodes.")] = None,
+    selection: Annotated[
+        str | None, typer.Argument(metavar="SET", help="Show only these nodes: node[1-4], @group.")
+    ] = None,
     cluster: options.ClusterFile = None,
     nodes: options.Nodes = None,
     exclude: options.Exclude = None,
     wide: Wide = False,
     as_json: options.Json = False,
 ) -> None:
-    """The nodes, their addresses and devices."""
+    """List the nodes of the inventory, their addresses and devices."""
     from clusterctl.cli import views
 
     found = options.cluster_of(cluster, selection or nodes, exclude)
@@ -78,15 +80,16 @@ STYLES = {"known": "green", "new": "yellow", "changed": "bold red"}
 
 
 def trust(
-    selection: Annotated[str | None, typer.Argument(metavar="[SET]", help="Only these nodes.")] = None,
+    selection: Annotated[
+        str | None, typer.Argument(metavar="[SET]", help="Fetch keys only of these nodes.")
+    ] = None,
     cluster: options.ClusterFile = None,
     exclude: options.Exclude = None,
     yes: options.Yes = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Fetch the nodes' host keys without logging in, show their fingerprints, and record new ones on
-    consent."""
+    """Fetch the host keys of nodes without logging in, show their fingerprints, and record new keys if you agree."""
     from clusterctl.ssh.choose import choice_for
     from clusterctl.transport.fanout import on_each, raise_failures
 
@@ -135,13 +138,13 @@ def _show(outcomes: list[Outcome[SeenKey]], as_json: bool) -> None:
 
 
 Sets = Annotated[
-    list[str], typer.Argument(metavar="SET...", help="node[1-4], @group, names; '-' reads stdin.")
+    list[str], typer.Argument(metavar="SET...", help="Node sets: node[1-4], @group, names; '-' reads stdin.")
 ]
-Separator = Annotated[str, typer.Option("--separator", "-S", help="Between names.")]
+Separator = Annotated[str, typer.Option("--separator", "-S", help="Text between the names.")]
 
 
 def expand(sets: Sets, cluster: ClusterFile = None, separator: Separator = " ", json: Json = False) -> None:
-    """Write a node set's names."""
+    """Print the names of the nodes in a node set."""
     from clusterctl.cli import screen
 
     names = _names(sets, cluster)
@@ -152,7 +155,7 @@ def expand(sets: Sets, cluster: ClusterFile = None, separator: Separator = " ", 
 
 
 def fold(sets: Sets, cluster: ClusterFile = None, json: Json = False) -> None:
-    """Write names as one short node set."""
+    """Print names as one short node set."""
     from clusterctl.cli import screen
     from clusterctl.inventory import nodeset
 
@@ -174,4 +177,4 @@ def _names(sets: list[str], file: Path | None) -> list[str]:
 
 
 def _inventory(file: Path | None, wanted: bool) -> Cluster | None:
-    return cluster_of(file) if file is not None or (wanted and inventory_there()) else None
+    return cluster_of(file) if file is not None or (wanted and has_inventory()) else None

@@ -1,4 +1,4 @@
-"""The options that many commands share, and what they are turned into."""
+"""Options that many commands share, and the values that they stand for."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ ClusterFile = Annotated[
         "--hostfile",
         "-c",
         metavar="FILE",
-        help="The inventory: a cluster.yaml, hostfile, Slurm node list or rank table; cluster.yaml by default, "
-        "or $CLUSTERCTL_CLUSTER, or the Slurm allocation.",
+        help="The inventory: a cluster.yaml, hostfile, Slurm node list or rank table. Default: "
+        "$CLUSTERCTL_CLUSTER, else ./cluster.yaml, else the Slurm allocation.",
     ),
 ]
 Nodes = Annotated[
     str | None,
-    typer.Option("--nodes", "-n", metavar="SET", help="Only these nodes: node[1-4], node1,node3, @group."),
+    typer.Option(
+        "--nodes", "-n", metavar="SET", help="Use only these nodes: node[1-4], node1,node3, @group."
+    ),
 ]
-Exclude = Annotated[str | None, typer.Option("--exclude", "-x", metavar="SET", help="Without these nodes.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say exactly what would be done, and do none of it.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to what would be asked.")]
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's id, a unique beginning of it, or `last`.")
-]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
+Exclude = Annotated[str | None, typer.Option("--exclude", "-x", metavar="SET", help="Leave out these nodes.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; change nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique prefix of one, or `last`.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+# Help of `--replace`, shared by `push` and `data scatter`.
+REPLACE = "Overwrite a folder even if clusterctl did not create it (its contents are lost)."
 AcceptNew = Annotated[
     bool,
     typer.Option(
         "--accept-new-host-keys",
-        help="Record the host key of a node never seen; a changed key is refused all the same.",
+        help="Trust nodes seen for the first time; a changed key is still refused.",
     ),
 ]
 ConnectTimeout = Annotated[
@@ -54,7 +56,7 @@ ConnectTimeout = Annotated[
         "--connect-timeout",
         min=0.01,
         metavar="SECONDS",
-        help="Until a node counts as unreachable; 10 by default.",
+        help="Give up on a node that does not answer after this long. Default: 10.",
     ),
 ]
 Persist = Annotated[
@@ -62,20 +64,20 @@ Persist = Annotated[
     typer.Option(
         "--persist",
         metavar="TIME",
-        help="Keep the connections in the background that long after their last use: 10m, 1h; `off` by default.",
+        help="Keep connections open in the background for this long after their last use: 10m, 1h. Default: off.",
     ),
 ]
 
 
 def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None = None) -> Cluster:
-    """The inventory that a command line means, narrowed to the nodes that it names."""
+    """Return the inventory of a command line, narrowed to the chosen nodes."""
     from clusterctl.hostfile import detect
     from clusterctl.hostfile.cache import inventories
     from clusterctl.inventory.cluster import KINDS
 
     settings = load_settings()
     if settings.kind not in KINDS:
-        raise UsageError(f"kind {settings.kind!r}: no such kind", "cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
+        raise UsageError(f"unknown kind {settings.kind!r}", "use cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
     default = Path(settings.cluster)
     allocation = _allocation() if file is None and not default.exists() else {}
     if allocation and settings.cluster == Settings.cluster:
@@ -85,17 +87,17 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
     return cluster.select(nodes, exclude) if nodes or exclude else cluster
 
 
-def inventory_there() -> bool:
-    """Whether there are nodes without naming a file: the settings' inventory, or a Slurm allocation."""
+def has_inventory() -> bool:
+    """Return whether there is a default inventory: the settings' file, or a Slurm allocation."""
     return Path(load_settings().cluster).exists() or bool(_allocation())
 
 
 def _allocation() -> dict[str, str]:
-    """What Slurm says of the allocation that this process runs in; nothing outside of one."""
+    """Return Slurm's variables for the allocation of this process; {} outside an allocation."""
     from clusterctl.hostfile.slurm import NODES, VARIABLES
 
-    said = inherited(VARIABLES)
-    return said if any(said.get(name) for name in NODES) else {}
+    variables = inherited(VARIABLES)
+    return variables if any(variables.get(name) for name in NODES) else {}
 
 
 @contextmanager
@@ -104,14 +106,9 @@ def connected(
     accept_new: bool = False,
     persist: str | None = None,
     connect_timeout: float | None = None,
-    at_once: int | None = None,
 ) -> Iterator[Connections]:
-    """Yield connections to a cluster's nodes, made as the settings say and closed at the end; or the keeper's.
-
-    `at_once` is how many nodes are connected at the same time: all of them by default.
-    """
+    """Open connections to the nodes of a cluster (or use the keeper's); close them at the end."""
     from clusterctl.ssh.choose import transport_to
-    from clusterctl.transport import open_files
     from clusterctl.transport.fanout import Connections
 
     settings = load_settings()
@@ -120,27 +117,25 @@ def connected(
         "ssh": ssh_option.chosen(),
         "connect_timeout": connect_timeout or settings.connect_timeout,
     }
-    ssh_option.tell_without_ssh(cluster)
+    ssh_option.warn_without_ssh(cluster)
     kept_for = duration(persist or settings.persist)
     if kept_for:
         from clusterctl.keeper.client import KeptTransport
 
         transport: Transport = KeptTransport(cluster, ways, kept_for, screen.ask_secret)
     else:
-        most = len(cluster.nodes) if at_once is None else at_once
-        open_files.require(cluster.nodes, most, children=ways["ssh"] == "openssh")
         transport = transport_to(cluster, ask=screen.ask_secret, **ways)
     with Connections(transport, settings.fanout, kept=bool(kept_for)) as connections:
         yield connections
 
 
 def runs_folder() -> Path:
-    """Where the runs of this project are kept."""
+    """Return the folder of this project's runs."""
     return Path(load_settings().runs).expanduser().absolute()
 
 
 def run_named(name: str) -> RunDir:
-    """The run that a command line means."""
+    """Return the run that a command line names."""
     from clusterctl.jobs.run_folder import find_run
 
     return find_run(runs_folder(), name)
@@ -148,7 +143,7 @@ def run_named(name: str) -> RunDir:
 
 @contextmanager
 def connected_to(run: RunDir) -> Iterator[Connections]:
-    """Connections to the nodes of a run, as they were when it started."""
+    """Open connections to the nodes of a run, as recorded when it started."""
     from clusterctl.jobs.record import cluster_of as nodes_of
 
     with connected(nodes_of(run)) as connections:

@@ -1,4 +1,4 @@
-"""`push` and `pull`: trees to nodes and back."""
+"""`push` and `pull`: copy files and folders to nodes and back."""
 
 from __future__ import annotations
 
@@ -19,37 +19,38 @@ if TYPE_CHECKING:
     from clusterctl.transfer.push import PushResult, Source, Would
     from clusterctl.transport.fanout import Connection, Outcome
 
-Fanout = Annotated[int | None, typer.Option("--fanout", min=1, metavar="N", help="Nodes at once.")]
+Fanout = Annotated[
+    int | None, typer.Option("--fanout", min=1, metavar="N", help="Use at most N nodes at the same time.")
+]
 
 
 def push(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="A folder or a file here.")],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A local folder or file.")],
     node_path: Annotated[
-        str | None, typer.Argument(metavar="[NODE_PATH]", help="Where on the nodes; ~/NAME by default.")
+        str | None, typer.Argument(metavar="[NODE_PATH]", help="Path on the nodes. Default: ~/NAME.")
     ] = None,
     cluster: options.ClusterFile = None,
     nodes: options.Nodes = None,
     exclude: options.Exclude = None,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Also in the place of a folder that no push made, with all in it."),
+        typer.Option("--replace", help=options.REPLACE),
     ] = False,
-    include_vcs: Annotated[bool, typer.Option("--include-vcs", help="With .git and the like.")] = False,
+    include_vcs: Annotated[
+        bool, typer.Option("--include-vcs", help="Also push .git and other version-control folders.")
+    ] = False,
     relay: Annotated[
         str,
         typer.Option(
             "--relay",
             metavar="auto|on|off|plain",
-            help="From node to node over TLS, so that little more than one copy leaves here: where it pays, "
-            "(from 4 MB and 3 nodes on), always, or never; plain: always, verified but not encrypted, for a "
-            "network that you trust.",
+            help="Copy from node to node over TLS, so that about one copy leaves this machine. auto: for 4 MB or "
+            "more to 3 or more nodes. plain: always, verified but not encrypted, for a trusted network.",
         ),
     ] = "auto",
     checksum: Annotated[
         bool,
-        typer.Option(
-            "--checksum", help="Read every file anew, also those whose times say they are the same."
-        ),
+        typer.Option("--checksum", help="Compare files by content, not by size and time."),
     ] = False,
     fanout: Fanout = None,
     accept_new: options.AcceptNew = False,
@@ -58,8 +59,8 @@ def push(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Make a folder (or file) on every node the same as here; only what is missing travels, and after a cut the
-    next push goes on."""
+    """Copy a file or folder to every node. Only differences are sent, files that are gone here are deleted there, and
+    the result is verified by hash. An interrupted push is resumed by the next one."""
     from clusterctl.cli.progress_bar import bar, begun, promised
     from clusterctl.transfer import push as pushing
     from clusterctl.transfer.relay import relay_for
@@ -131,16 +132,14 @@ def _source(source: Path, node_path: str | None, include_vcs: bool, checksum: bo
 def pull(
     node_path: Annotated[str, typer.Argument(metavar="NODE_PATH", help="A folder or file on the nodes.")],
     dest: Annotated[
-        Path, typer.Argument(metavar="DST", help="A folder here; each node's tree goes below DST/<node>/.")
+        Path, typer.Argument(metavar="DST", help="A local folder; the files of each node go to DST/<node>/.")
     ],
     cluster: options.ClusterFile = None,
     nodes: options.Nodes = None,
     exclude: options.Exclude = None,
     fold: Annotated[
         bool,
-        typer.Option(
-            "--fold", help="Keep one copy of files that are the same on several nodes: hard links to it."
-        ),
+        typer.Option("--fold", help="Store files that are equal on several nodes once (hard links)."),
     ] = False,
     fanout: Fanout = None,
     accept_new: options.AcceptNew = False,
@@ -149,8 +148,8 @@ def pull(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Bring a folder or file of every node home, verified; nothing is written outside DST, and after a cut the
-    next pull goes on."""
+    """Copy a file or folder from every node into DST/<node>/, verified by hash. Nothing is written outside DST. An
+    interrupted pull is resumed by the next one."""
     from clusterctl import text
     from clusterctl.cli.progress_bar import bar
     from clusterctl.transfer import pull as pulling

@@ -1,4 +1,4 @@
-"""`clusterctl ranktable`: built from the nodes' own answers, merged, checked, shown, cut and compared."""
+"""`ranktable`: build, merge, convert, check, show, compare and slice rank tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusterctl.cli.options import (
     Nodes,
     cluster_of,
     connected,
-    inventory_there,
+    has_inventory,
 )
 
 if TYPE_CHECKING:
@@ -29,19 +29,28 @@ if TYPE_CHECKING:
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="FILE", help="'-' is stdout; hccl_4s_32p.json and the like by default."
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write to this file, '-' for stdout. Default: a name such as hccl_4s_32p.json.",
     ),
 ]
 Table = Annotated[Path, typer.Argument(metavar="FILE", help="A rank table.")]
 Tables = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Rank tables.")]
 For = Annotated[
     str | None,
-    typer.Option("--for", metavar="HARDWARE", help="910a, a2, a3 or a5; guessed from the version otherwise."),
+    typer.Option(
+        "--for",
+        metavar="HARDWARE",
+        help="Hardware of the table: 910a, a2, a3 or a5. Default: guessed from its version.",
+    ),
 ]
 ForNew = Annotated[
     str | None,
     typer.Option(
-        "--for", metavar="HARDWARE", help="910a or a2: version 1.0; a3: 1.2; what the nodes say by default."
+        "--for",
+        metavar="HARDWARE",
+        help="Hardware: 910a or a2 (version 1.0), a3 (version 1.2). Default: the nodes are asked.",
     ),
 ]
 Devices = Annotated[
@@ -49,7 +58,7 @@ Devices = Annotated[
     typer.Option(
         "--devices",
         metavar="SET",
-        help="Of every node: 8, '[0,8)' (8 left out) or 4,5,6,7, ranks in this order.",
+        help="Devices of each node, in rank order: 8 (a number), '[0,8)' (8 is excluded) or 4,5,6,7.",
     ),
 ]
 
@@ -60,10 +69,10 @@ def build(
     exclude: Exclude = None,
     devices: Devices = None,
     plan: Annotated[
-        Path | None, typer.Option("--from", metavar="PLAN", help="Of a plan.yaml, without asking a node.")
+        Path | None, typer.Option("--from", metavar="PLAN", help="Build from a plan file; contact no node.")
     ] = None,
     skip_incomplete: Annotated[
-        bool, typer.Option("--skip-incomplete", help="Leave out, and name, what has no address.")
+        bool, typer.Option("--skip-incomplete", help="Leave out devices without an address, with a warning.")
     ] = False,
     output: Output = None,
     hardware: ForNew = None,
@@ -72,7 +81,7 @@ def build(
     accept_new: AcceptNew = False,
     json: Json = False,
 ) -> None:
-    """Ask the nodes for their devices' addresses and write one table for all."""
+    """Ask the nodes for the addresses of their devices and write one table for all nodes."""
     from clusterctl.inventory.cluster import named_devices
     from clusterctl.ranktable import plan as ranktable_plan
 
@@ -116,14 +125,16 @@ def _asked(
 def merge(
     files: Tables,
     output: Output = None,
-    sort: Annotated[str, typer.Option(help="given, or by server_id: address, name, inventory.")] = "given",
+    sort: Annotated[
+        str, typer.Option(metavar="ORDER", help="Order of the servers: given, address, name or inventory.")
+    ] = "given",
     cluster: ClusterFile = None,
     hardware: For = None,
     force: Force = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Make one table of several; their order gives the ranks."""
+    """Merge several tables into one; ranks follow the order of the files."""
     from clusterctl.ranktable import api
 
     tables = api.load_all(files, hardware)
@@ -140,24 +151,25 @@ def convert(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="1.0, 1.2, plan, deepspeed, openmpi, mpich, slurm, torchrun or cluster; "
-            "the form that HCCL reads, by default.",
+            help="Format: 1.0, 1.2, plan, deepspeed, openmpi, mpich, slurm, torchrun or cluster. "
+            "Default: the version that HCCL reads.",
         ),
     ] = None,
     facts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A 1.2 table or a plan that knows the super-device ids."),
+        typer.Option(metavar="FILE", help="A 1.2 table or a plan with the super-device ids."),
     ] = None,
     super_pod: Annotated[
-        str | None, typer.Option("--super-pod", metavar="ID", help="All servers are in this one.")
+        str | None, typer.Option("--super-pod", metavar="ID", help="Put all servers in this super pod.")
     ] = None,
-    lossy: Annotated[bool, typer.Option("--lossy", help="Leave out what the format can't hold.")] = False,
+    lossy: Annotated[bool, typer.Option("--lossy", help="Leave out what the format cannot hold.")] = False,
     output: Output = None,
     force: Force = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Turn a table into another version, a plan or a hostfile, and back; what is not known is refused by name."""
+    """Convert a table to another version, a plan or a hostfile, and back. Refused if a required value is unknown; the
+    message names it."""
     from clusterctl.cli import screen
     from clusterctl.files import save_new
     from clusterctl.hostfile import ranktable as hostfile_ranktable
@@ -182,10 +194,12 @@ def convert(
 def check(
     files: Tables,
     hardware: For = None,
-    same: Annotated[bool, typer.Option("--same", help="They are the tables of one run: all alike.")] = False,
+    same: Annotated[
+        bool, typer.Option("--same", help="Also check that all files are the same table.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Say every rule of HCCL that a table breaks; exit 1 when there is one."""
+    """List every rule of HCCL that a table breaks; exit with 1 if there is one."""
     from clusterctl.cli.screen import out_console, safe, show_json
     from clusterctl.ranktable.check import alike, check_file
 
@@ -202,7 +216,7 @@ def check(
 
 
 def show(file: Table, json: Json = False) -> None:
-    """Draw a table for a person: rank, server, device, address."""
+    """Show a table by rank: server, device, address."""
     from clusterctl.cli import screen, views
     from clusterctl.ranktable import api
 
@@ -221,10 +235,12 @@ def show(file: Table, json: Json = False) -> None:
 def diff(
     left: Table,
     right: Table,
-    by: Annotated[str, typer.Option(metavar="WHAT", help="rank, or node: a line for each server.")] = "rank",
+    by: Annotated[
+        str, typer.Option(metavar="WHAT", help="Compare by rank, or by node (one line per server).")
+    ] = "rank",
     json: Json = False,
 ) -> None:
-    """Compare two tables rank by rank; exit 1 when they differ. Key order and space don't count."""
+    """Compare two tables rank by rank; exit with 1 if they differ. Key order and white space are ignored."""
     from dataclasses import asdict
 
     from clusterctl.cli import screen
@@ -248,18 +264,20 @@ def diff(
 
 def cut(
     file: Table,
-    nodes: Annotated[str | None, typer.Option("--nodes", "-n", metavar="SET", help="These servers.")] = None,
-    ranks: Annotated[
-        str | None, typer.Option(metavar="RANGE", help="These ranks: '[0,16)', 16 left out.")
+    nodes: Annotated[
+        str | None, typer.Option("--nodes", "-n", metavar="SET", help="Keep these servers.")
     ] = None,
-    drop: Annotated[str | None, typer.Option(metavar="SET", help="Without these servers.")] = None,
+    ranks: Annotated[
+        str | None, typer.Option(metavar="RANGE", help="Keep these ranks: '[0,16)' (16 is excluded).")
+    ] = None,
+    drop: Annotated[str | None, typer.Option(metavar="SET", help="Leave out these servers.")] = None,
     cluster: ClusterFile = None,
     output: Output = None,
     force: Force = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Write a part of a table, its ranks numbered anew from 0; servers by server_id, or by the inventory's names."""
+    """Write a part of a table, with ranks numbered from 0. Name servers by server_id or by the inventory's names."""
     from clusterctl.ranktable import api, edit
 
     table = api.load(file)
@@ -282,7 +300,7 @@ def _servers(chosen: str, table: RankTable, file: Path | None) -> list[str]:
     try:
         return list(nodeset.select(chosen, known))
     except UsageError:
-        if not table.names_servers or not (file or inventory_there()):
+        if not table.names_servers or not (file or has_inventory()):
             raise
         found = cluster_of(file)
         names = api.named_by(found, known)

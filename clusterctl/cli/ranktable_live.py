@@ -1,4 +1,4 @@
-"""`clusterctl ranktable push` and `verify`: a table on the nodes."""
+"""`ranktable push` and `ranktable verify`: copy a table to nodes, and compare it with them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Table = Annotated[Path, typer.Argument(metavar="FILE", help="A rank table.")]
 def push(
     file: Table,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="PATH", help="Where on the nodes; ~/NAME by default.")
+        str | None, typer.Option("--to", metavar="PATH", help="Path on the nodes. Default: ~/NAME.")
     ] = None,
     cluster: options.ClusterFile = None,
     nodes: options.Nodes = None,
@@ -35,7 +35,7 @@ def push(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Put the identical table on every node that it names, and confirm each by its hash."""
+    """Copy a table to every node that it names, and verify each copy by its hash."""
     from clusterctl.ranktable import push as live
     from clusterctl.transport.fanout import raise_failures
 
@@ -56,7 +56,7 @@ def push(
 def verify(
     file: Table,
     at: Annotated[
-        str | None, typer.Option("--at", metavar="PATH", help="Where on the nodes; ~/NAME by default.")
+        str | None, typer.Option("--at", metavar="PATH", help="Path on the nodes. Default: ~/NAME.")
     ] = None,
     cluster: options.ClusterFile = None,
     nodes: options.Nodes = None,
@@ -64,7 +64,8 @@ def verify(
     accept_new: options.AcceptNew = False,
     as_json: options.Json = False,
 ) -> None:
-    """Compare a table with the nodes: each node's file, each device's address, place, link; exit 1 on a drift."""
+    """Compare a table with the nodes: the file on each node, and the address, position and link of each device.
+    Exits with 1 if something differs."""
     from clusterctl.ranktable import push as live
     from clusterctl.ranktable import verify as truth
     from clusterctl.transport.fanout import raise_failures

@@ -12,7 +12,7 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.errors import UsageError, WorkFailed
-from clusterctl.text import escape_controls
+from clusterctl.text import escape_controls, plural, size
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -24,18 +24,21 @@ if TYPE_CHECKING:
 
 
 STARTED = "%Y-%m-%d %H:%M:%S"
-# Seconds between two looks of `status --watch`.
+# Seconds between two updates of `status --watch`.
 EVERY = 2.0
 
 OlderThan = Annotated[
-    str | None, typer.Option("--older-than", metavar="TIME", help="Those started longer ago: 12h, 30d, 8w.")
+    str | None,
+    typer.Option(
+        "--older-than", metavar="TIME", help="Delete runs that started longer ago than this: 12h, 30d, 8w."
+    ),
 ]
-Keep = Annotated[int | None, typer.Option("--keep", min=0, metavar="N", help="All but the newest N.")]
-HereOnly = Annotated[bool, typer.Option("--here", help="Only here; ask no node and leave theirs alone.")]
+Keep = Annotated[int | None, typer.Option("--keep", min=0, metavar="N", help="Keep the newest N runs.")]
+HereOnly = Annotated[bool, typer.Option("--here", help="Delete on this machine only; contact no node.")]
 
 
 def runs(context: typer.Context, as_json: options.Json = False) -> None:
-    """The runs that were started from here, newest first."""
+    """List the runs of this project, newest first."""
     if context.invoked_subcommand is not None:
         return
     from clusterctl.cli import views
@@ -58,34 +61,34 @@ def prune(
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> None:
-    """Remove old runs here and on their nodes; never one that runs, or of which that can't be known."""
+    """Delete old runs here and on their nodes; never a run that is, or may be, still active."""
     from clusterctl.jobs.run_folder import all_runs
     from clusterctl.runs import prune as pruning
-    from clusterctl.text import plural, size
 
     choice = pruning.Choice(pruning.seconds_of(older_than) if older_than else None, keep)
     folder = options.runs_folder()
     old = choice.of([(run, pruning.started(run)) for run in all_runs(folder)], time.time())
-    if not dry_run and old and not screen.ask(f"remove {plural(len(old), 'run')} of {folder} for good?", yes):
+    if not dry_run and old and not screen.ask(f"delete {plural(len(old), 'run')} of {folder}?", yes):
         raise UsageError(
-            f"{plural(len(old), 'run')} would be removed", "--yes removes, --dry-run shows which"
+            f"{plural(len(old), 'run')} would be deleted", "--yes deletes them, --dry-run lists them"
         )
 
-    def tell(one: pruning.Pruned) -> None:
-        where = f" and on {', '.join(one.nodes)}" if one.nodes else ""
-        word = "would remove" if dry_run else "removed"
-        words = (
-            f"kept {one.run}: {one.kept}" if one.kept else f"{word} {one.run} ({size(one.size)} here){where}"
+    verb = "would delete" if dry_run else "deleted"
+
+    def report(run: pruning.Pruned) -> None:
+        nodes = f" and on {', '.join(run.nodes)}" if run.nodes else ""
+        line = (
+            f"kept {run.run}: {run.kept}" if run.kept else f"{verb} {run.run} ({size(run.size)} here){nodes}"
         )
         if not as_json:
-            screen.write(escape_controls(words) + "\n")
+            screen.write(escape_controls(line) + "\n")
 
-    done = pruning.prune(old, options.connected, here_only=here, dry_run=dry_run, on_each=tell)
-    gone = [one for one in done if not one.kept]
+    results = pruning.prune(old, options.connected, here_only=here, dry_run=dry_run, on_each=report)
+    deleted = [run for run in results if not run.kept]
     if as_json:
-        screen.show_json({"dry_run": dry_run, "runs": [asdict(one) for one in done]})
-    total = f"{plural(len(gone), 'run')}, {size(sum(one.size for one in gone))} here"
-    screen.log(f"{'would be removed' if dry_run else 'removed'}: {total}; {len(done) - len(gone)} kept")
+        screen.show_json({"dry_run": dry_run, "runs": [asdict(run) for run in results]})
+    total = f"{plural(len(deleted), 'run')}, {size(sum(run.size for run in deleted))} here"
+    screen.log(f"{verb} {total}; kept {len(results) - len(deleted)}")
 
 
 def _row(run: RunDir) -> dict[str, Any]:
@@ -97,7 +100,7 @@ def _row(run: RunDir) -> dict[str, Any]:
         record, state = run.read_record(), run.read_state()
         last = read_progress(run.metric_lines()).last or {}
     except (UsageError, ValueError):
-        # One folder that is damaged hides no other.
+        # A damaged run folder must not hide the others.
         started = time.strftime(STARTED, time.localtime(run.record.stat().st_mtime))
         nothing = {"ranks": 0, "nodes": 0, "step": "", "loss": "", "cause": ""}
         return {"run": run.run_id, "phase": "damaged", **nothing, "started": started, "folder": str(run.root)}
@@ -116,14 +119,14 @@ def _row(run: RunDir) -> dict[str, Any]:
 
 def status(
     run: options.RunName = "last",
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Look again until it ended: redrawn, or a line a change.")
-    ] = False,
-    every: Annotated[float, typer.Option(min=0.2, metavar="SECONDS", help="Between two looks.")] = EVERY,
-    ranks: Annotated[bool, typer.Option("--ranks", help="Every rank, however many.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep updating until the run ends.")] = False,
+    every: Annotated[
+        float, typer.Option(min=0.2, metavar="SECONDS", help="Seconds between two updates.")
+    ] = EVERY,
+    ranks: Annotated[bool, typer.Option("--ranks", help="Show every rank, also of large runs.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """A run as its nodes see it now: phase, step, speed, ages, every rank, and what happened."""
+    """Show the live state of a run: phase, step, speed, last activity, ranks and events."""
     from clusterctl.cli import status_view
 
     found = options.run_named(run)
@@ -131,14 +134,15 @@ def status(
         if watch:
             _watch(found, connections, every, ranks, as_json)
             return
-        state, seen = _looked(found, connections)
+        state, overview = _observe(found, connections)
     if as_json:
-        screen.show_json(_status_json(found, state, seen))
+        screen.show_json(_status_json(found, state, overview))
     else:
-        screen.show(status_view.whole(seen, ranks))
+        screen.show(status_view.whole(overview, ranks))
 
 
-def _looked(run: RunDir, connections: Connections) -> tuple[RunState, Overview]:
+def _observe(run: RunDir, connections: Connections) -> tuple[RunState, Overview]:
+    """Ask the nodes; return the state of a run and its overview."""
     from clusterctl.runs import overview
     from clusterctl.runs.state import current_state
 
@@ -146,13 +150,13 @@ def _looked(run: RunDir, connections: Connections) -> tuple[RunState, Overview]:
     return state, overview.look(run, state, time.time())
 
 
-def _status_json(run: RunDir, state: RunState, seen: Overview) -> dict[str, Any]:
-    """What the nodes said as it stands, and `overview`, which is worked out of it."""
-    return {"run": run.run_id, "folder": str(run.root), **asdict(state), "overview": seen.as_json()}
+def _status_json(run: RunDir, state: RunState, overview: Overview) -> dict[str, Any]:
+    """Return the answers of the nodes, and under `overview` what is derived from them."""
+    return {"run": run.run_id, "folder": str(run.root), **asdict(state), "overview": overview.as_json()}
 
 
 def _watch(run: RunDir, connections: Connections, every: float, ranks: bool, as_json: bool) -> None:
-    """Until the run ended and nobody will start it again."""
+    """Show the state of a run until it has ended and will not be restarted."""
     from clusterctl.cli import status_view
     from clusterctl.jobs.record import cluster_of
 
@@ -160,16 +164,16 @@ def _watch(run: RunDir, connections: Connections, every: float, ranks: bool, as_
     with _drawn(on_screen) as live:
         before: Any = None
         while True:
-            state, seen = _looked(run, connections)
+            state, overview = _observe(run, connections)
             for name in state.unreachable:
                 connections.drop(cluster_of(run).node(name))
-            changed, before = status_view.changes(seen) != before, status_view.changes(seen)
+            changed, before = status_view.changes(overview) != before, status_view.changes(overview)
             if live is not None:
-                live.update(status_view.whole(seen, ranks), refresh=True)
+                live.update(status_view.whole(overview, ranks), refresh=True)
             elif as_json:
-                screen.show_json_line(_status_json(run, state, seen))
+                screen.show_json_line(_status_json(run, state, overview))
             elif changed:
-                screen.write(escape_controls(status_view.line(seen)) + "\n")
+                screen.write(escape_controls(status_view.line(overview)) + "\n")
             if state.is_final and state.controller is None:
                 return
             time.sleep(every)
@@ -189,12 +193,13 @@ def _drawn(on_screen: bool) -> Iterator[Live | None]:
 def stop(
     run: options.RunName,
     grace: Annotated[
-        float | None, typer.Option(help="Seconds for a last checkpoint; the job's own by default.")
+        float | None,
+        typer.Option(metavar="SECONDS", help="Time for a last checkpoint. Default: `grace` of the job."),
     ] = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """End a run's processes, and only those; a trainer saves a last checkpoint first."""
+    """Stop the processes of a run, and no others. A training saves a last checkpoint first."""
     from clusterctl.runs import controller
     from clusterctl.runs.state import FINAL, current_state
     from clusterctl.runs.stop import stop_run
@@ -206,18 +211,18 @@ def stop(
             screen.write(f"would stop ranks {', '.join(map(str, numbers))} of {found.run_id} on {node}\n")
         return
     with options.connected_to(found) as connections:
-        lived = found.read_state().get("phase") not in FINAL
+        was_active = found.read_state().get("phase") not in FINAL
         left = stop_run(found, connections, grace)
-        if lived:
+        if was_active:
             controller.finish_alone(found, connections)
         state = current_state(found, connections)
     if as_json:
         screen.show_json({"run": found.run_id, "left": left, "phase": state.phase})
     else:
-        screen.log(f"{found.run_id} is {state.phase}; {sum(left.values())} processes left")
+        screen.log(f"{found.run_id} is {state.phase}; {plural(sum(left.values()), 'process', 'es')} left")
     if any(left.values()):
         names = ", ".join(f"{node} ({count})" for node, count in left.items() if count)
         raise WorkFailed(
-            f"processes that the kernel will not end are left on {names}",
+            f"processes that cannot be killed are left on {names}",
             "a device driver may hold them: reset the device",
         )

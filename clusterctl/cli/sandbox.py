@@ -1,4 +1,4 @@
-"""`clusterctl sandbox`: a cluster of real SSH nodes on this machine."""
+"""`sandbox`: a cluster of real SSH nodes on this machine."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli.options import DryRun, Json
+from clusterctl.text import plural
 
 if TYPE_CHECKING:
     from clusterctl.sandbox.cluster import NodeStatus, Sandbox
 
 
-Directory = Annotated[
-    Path, typer.Option("--dir", metavar="FOLDER", help="Where the sandbox lies; all of it is in there.")
-]
-NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node's name, as in `sandbox status`.")]
+Directory = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the sandbox.")]
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node, as `sandbox status` lists it.")]
 HERE = Path(".clusterctl-sandbox")
 
 
 def up(
-    nodes: Annotated[int, typer.Option("--nodes", "-n", metavar="N", help="How many nodes.")] = 2,
-    devices: Annotated[int, typer.Option("--devices", metavar="N", help="Make-believe devices of each.")] = 2,
+    nodes: Annotated[int, typer.Option("--nodes", "-n", metavar="N", help="Start N nodes.")] = 2,
+    devices: Annotated[int, typer.Option("--devices", metavar="N", help="Simulated devices per node.")] = 2,
     mode: Annotated[
         str,
         typer.Option(
             "--mode",
             metavar="MODE",
-            help="loopback (sshd on loopback addresses), embedded (no sshd needed), namespaces "
-            "(whole machines, needs root), or auto: loopback where sshd is installed, else embedded.",
+            help="Kind of nodes. loopback: sshd on loopback addresses. embedded: a built-in server. namespaces: with "
+            "their own network and processes; needs root. auto: loopback if sshd is installed, else embedded.",
         ),
     ] = "auto",
     directory: Directory = HERE,
     python: Annotated[
-        str | None, typer.Option("--python", metavar="FILE", help="The nodes' Python; by default this one.")
+        str | None,
+        typer.Option("--python", metavar="FILE", help="Python of the nodes. Default: the current one."),
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Bring up nodes, and write the cluster.yaml that names them."""
+    """Start SSH nodes on this machine and write a cluster.yaml that lists them. Each node has its own home folder and
+    simulated Ascend devices."""
     from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
 
@@ -55,15 +56,15 @@ def up(
             screen.show_json(_as_json(made, found))
         else:
             screen.show(_table(found))
-            _say_what_next(made)
+            _log_next_commands(made)
     except BaseException:
-        # Ctrl-C while the result is shown: nothing is left then either.
+        # Ctrl-C while the result is shown must leave nothing behind either.
         made.down()
         raise
 
 
 def status(directory: Directory = HERE, as_json: Json = False) -> None:
-    """How each node is; exit code 1 where one is not up."""
+    """Show the state of each node; exit with 1 unless all are up."""
     from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
 
@@ -73,11 +74,11 @@ def status(directory: Directory = HERE, as_json: Json = False) -> None:
         screen.show_json(_as_json(found, states))
     else:
         screen.show(_table(states))
-    raise typer.Exit(0 if all(one.state == "up" for one in states) else 1)
+    raise typer.Exit(0 if all(node.state == "up" for node in states) else 1)
 
 
 def down(directory: Directory = HERE, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """End all nodes with everything that runs on them, and remove the folder; twice is fine."""
+    """Stop all nodes with everything that runs on them, and delete the folder. Running it again is harmless."""
     from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
 
@@ -87,40 +88,41 @@ def down(directory: Directory = HERE, dry_run: DryRun = False, as_json: Json = F
         if as_json:
             screen.show_json({"would_end": running, "would_remove": folder if directory.exists() else None})
         else:
-            screen.log(f"would end {_processes(running)} and remove {folder}")
+            screen.log(f"would end {plural(running, 'process', 'es')} and delete {folder}")
         return
-    there = directory.exists()
+    existed = directory.exists()
     ended = cluster.down(directory)
     if as_json:
         screen.show_json({"ended": ended, "directory": folder})
-    elif there or ended:
-        what = "still there" if directory.exists() else "gone"
-        screen.log(f"ended {_processes(ended)}; {folder} is {what}")
+    elif existed or ended:
+        state = "not empty and was kept" if directory.exists() else "deleted"
+        screen.log(f"ended {plural(ended, 'process', 'es')}; {folder} is {state}")
     else:
         screen.log(f"no sandbox in {folder}: nothing to do")
 
 
 def kill(name: NodeName, directory: Directory = HERE, dry_run: DryRun = False) -> None:
-    """End a node whole, with all that runs on it; in mode namespaces as a power loss."""
+    """Kill a node with all its processes. In mode namespaces this is like a power loss: no connection is closed."""
     from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
 
     found = cluster.load(directory)
     node = found.node(name)
     if dry_run:
-        screen.log(f"would end {node.name} and all its processes")
+        screen.log(f"would kill {node.name} with all its processes")
         return
     ended = found.kill(name)
-    screen.log(f"{name} is down: ended {_processes(ended)}" if ended else f"{name} was down already")
+    processes = plural(ended, "process", "es")
+    screen.log(f"{name} is down: ended {processes}" if ended else f"{name} is down already")
 
 
 def cut(name: NodeName, directory: Directory = HERE, dry_run: DryRun = False) -> None:
-    """Take a node's link down; it lives on and hears nothing (mode namespaces)."""
+    """Cut the network link of a node; its processes continue (mode namespaces)."""
     _link(directory, name, "cut", dry_run)
 
 
 def heal(name: NodeName, directory: Directory = HERE, dry_run: DryRun = False) -> None:
-    """Take a cut link up again (mode namespaces)."""
+    """Restore a network link that was cut (mode namespaces)."""
     _link(directory, name, "heal", dry_run)
 
 
@@ -131,18 +133,14 @@ def _link(directory: Path, name: str, verb: str, dry_run: bool) -> None:
     found = cluster.load(directory)
     if not dry_run:
         found.cut(name) if verb == "cut" else found.heal(name)
-    link, end = f"{found.node(name).name}'s link", "down" if verb == "cut" else "up"
-    screen.log(f"would take {link} {end}" if dry_run else f"{link} is {end}")
-
-
-def _processes(number: int) -> str:
-    return "1 process" if number == 1 else f"{number} processes"
+    state = "down" if verb == "cut" else "up"
+    screen.log(f"the link of {found.node(name).name} {'would be' if dry_run else 'is'} {state}")
 
 
 def _table(states: list[NodeStatus]) -> Any:
     from clusterctl.cli import views
 
-    rows = [[one.name, one.state, one.ssh, one.address, one.devices] for one in states]
+    rows = [[node.name, node.state, node.ssh, node.address, node.devices] for node in states]
     return views.table(["NODE", "STATE", "SSH", "ADDRESS", "DEVICES"], rows)
 
 
@@ -151,23 +149,23 @@ def _as_json(found: Sandbox, states: list[NodeStatus]) -> dict[str, Any]:
         "directory": str(found.directory),
         "mode": found.mode,
         "cluster_file": str(found.cluster_file),
-        "nodes": [asdict(one) for one in states],
+        "nodes": [asdict(node) for node in states],
     }
 
 
-def _say_what_next(made: Sandbox) -> None:
+def _log_next_commands(made: Sandbox) -> None:
     import shlex
 
     from clusterctl.cli import screen
 
     file = made.cluster_file
     with_file = shlex.quote(str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file))
-    where = "" if made.directory == (Path.cwd() / HERE) else f" --dir {shlex.quote(str(made.directory))}"
+    option = "" if made.directory == (Path.cwd() / HERE) else f" --dir {shlex.quote(str(made.directory))}"
     screen.log(f"mode {made.mode}; next:")
     for line in (
         f"clusterctl nodes -c {with_file}",
         f"clusterctl exec -c {with_file} all -- hccn_tool -i 0 -ip -g",
         f"clusterctl ranktable build -c {with_file}",
-        f"clusterctl sandbox down{where}",
+        f"clusterctl sandbox down{option}",
     ):
         screen.log(f"  {line}")

@@ -1,4 +1,4 @@
-"""`schema`: what an editor needs to complete and to check a job's file."""
+"""`schema`: the JSON schema of job files, for editors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from clusterctl.cli import screen
 
 
 def schema() -> None:
-    """A JSON schema of a job's file, for editors: clusterctl schema > job.schema.json, named in the file's first line
-    as `# yaml-language-server: $schema=job.schema.json`."""
+    """Print the JSON schema of job files, for editors that complete and check YAML. Save it with
+    `clusterctl schema > job.schema.json` and write `# yaml-language-server: $schema=job.schema.json` as the first line
+    of the job file."""
     from clusterctl.jobs.schema import job_schema
 
     screen.show_json(job_schema())

@@ -1,4 +1,4 @@
-"""`--ssh`, the same for every command that reaches nodes."""
+"""The option `--ssh` of every command that connects to nodes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 _CHOSEN: ContextVar[str | None] = ContextVar("ssh", default=None)
 HELP = (
-    "Reach the nodes with paramiko, with OpenSSH's own program, or (auto, the default) with paramiko wherever it can; "
-    "or $CLUSTERCTL_SSH."
+    "SSH client: paramiko, the `ssh` program of OpenSSH, or auto: paramiko unless a node's settings need `ssh`. "
+    "Default: $CLUSTERCTL_SSH, else auto."
 )
 
 
 class Reaching(TyperCommand):
-    """A command with `--ssh`, whose value `chosen` gives below it."""
+    """A command with `--ssh`; while it runs, `chosen()` returns the value."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -40,15 +40,15 @@ class Reaching(TyperCommand):
 
 
 def chosen() -> str:
-    """What the command line says, else the settings."""
+    """Return the SSH client of the command line, else of the settings."""
     from clusterctl.ssh.choose import checked
 
     return checked(_CHOSEN.get() or load_settings().ssh)
 
 
-def tell_without_ssh(cluster: Cluster) -> None:
-    """Say that the user's SSH configuration is there and can't be read as OpenSSH reads it."""
+def warn_without_ssh(cluster: Cluster) -> None:
+    """Warn that ~/.ssh/config is ignored because the `ssh` program is missing."""
     config = Path("~/.ssh/config").expanduser()
     by_ssh = any(node.host != "local" for node in cluster.nodes)
     if by_ssh and shutil.which("ssh") is None and config.is_file():
-        screen.log(f"there is no `ssh` here to read {config}: the inventory alone says how nodes are reached")
+        screen.log(f"`ssh` is not installed, so {config} is ignored; only the inventory is used")

@@ -1,4 +1,4 @@
-"""`data`, `checkpoint`, `generate`: the trainer's own verbs, run in a process of their own."""
+"""`data`, `checkpoint`, `generate` and `tensorboard`: commands of the trainer, run in a separate process."""
 
 from __future__ import annotations
 
@@ -15,59 +15,64 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
 
 
-def forward(called: str, verb: str, words: list[str]) -> None:
-    """Hand over to the trainer; its words and exit code are ours."""
+def forward(called: str, verb: str, arguments: list[str]) -> None:
+    """Run a command of the trainer; exit with its exit code."""
     import subprocess
     import sys
 
     from clusterctl.settings import environment
 
     code = subprocess.call(
-        [sys.executable, "-m", "trainer", "--called", f"clusterctl {called}", verb, *words], env=environment()
+        [sys.executable, "-m", "trainer", "--called", f"clusterctl {called}", verb, *arguments],
+        env=environment(),
     )
     raise typer.Exit(code if code >= 0 else 128 - code)
 
 
 def build(
     context: typer.Context,
-    on: Annotated[str | None, typer.Option("--on", metavar="SET", help="Spread it over these nodes.")] = None,
-    leave: Annotated[bool, typer.Option("--leave", help="With --on: the pairs stay on their nodes.")] = False,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="SET", help="Build on these nodes in parallel.")
+    ] = None,
+    leave: Annotated[
+        bool, typer.Option("--leave", help="With --on: leave the .bin/.idx pairs on the nodes.")
+    ] = False,
     cluster: options.ClusterFile = None,
 ) -> None:
-    """JSON lines, text, wiki dumps and more to Megatron's .bin and .idx, with a manifest."""
+    """Build Megatron's .bin and .idx files, with a manifest, from JSON lines, text, wiki dumps and more."""
     if on is None or "--help" in context.args or "-h" in context.args:
         if leave and on is None:
-            raise UsageError("--leave is for builds on nodes", "name them with --on, as in --on node[1-4]")
+            raise UsageError("--leave needs --on", "name the nodes, for example --on node[1-4]")
         forward("data build", "data-build", context.args)
     else:
         _build_on(options.cluster_of(cluster, on), list(context.args), leave)
 
 
-def _build_on(chosen: Cluster, words: list[str], leave: bool) -> None:
-    """A build spread over nodes; what is at --output is what one machine would build."""
+def _build_on(chosen: Cluster, arguments: list[str], leave: bool) -> None:
+    """Build on several nodes; the result at --output equals a build on one machine."""
     from clusterctl.cli.progress_bar import bar
     from clusterctl.runs.build_data import spread, value_of
 
-    output = value_of(words, "--output")
+    output = value_of(arguments, "--output")
     if output is None:
         raise UsageError("--output PREFIX is missing", "see `clusterctl data build --help`")
     with options.connected(chosen) as connections, bar("build") as drawn:
-        answer = spread(chosen, connections, words, Path(output), leave, _say_phase, drawn.of)
-    if "--json" in words:
+        answer = spread(chosen, connections, arguments, Path(output), leave, _log_phase, drawn.of)
+    if "--json" in arguments:
         return screen.show_json(answer)
-    for one in answer.get("shards", ()):
-        screen.show(screen.safe(f"{one['node']}:{one['prefix']}: {one['tokens']:,} tokens"))
-    where = answer.get("listing") or answer["prefix"]
-    screen.show(screen.safe(f"{where}: {answer['documents']:,} documents, {answer['tokens']:,} tokens"))
+    for shard in answer.get("shards", ()):
+        screen.show(screen.safe(f"{shard['node']}:{shard['prefix']}: {shard['tokens']:,} tokens"))
+    result = answer.get("listing") or answer["prefix"]
+    screen.show(screen.safe(f"{result}: {answer['documents']:,} documents, {answer['tokens']:,} tokens"))
 
 
-def _say_phase(phase: str, what: str) -> None:
-    screen.log(f"{phase:9} {what}")
+def _log_phase(phase: str, text: str) -> None:
+    screen.log(f"{phase:9} {text}")
 
 
 def scatter(
     shards: Annotated[
-        list[str], typer.Argument(metavar="SHARD...", help="Shards' prefixes, or their files.")
+        list[str], typer.Argument(metavar="SHARD...", help="Prefixes of the shards, or their files.")
     ],
     to: Annotated[str, typer.Option("--to", metavar="NODE_PATH", help="The folder on each node.")],
     cluster: options.ClusterFile = None,
@@ -75,24 +80,24 @@ def scatter(
     exclude: options.Exclude = None,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Also in the place of a folder that no push made, with all in it."),
+        typer.Option("--replace", help=options.REPLACE),
     ] = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """The shards of a corpus to different nodes: shard 1 to the first, 2 to the second, and so on, again and again."""
+    """Distribute the shards of a corpus over nodes in turn: the first shard to the first node, and so on."""
     from clusterctl.cli.progress_bar import bar
     from clusterctl.cli.push import show_pushed
     from clusterctl.transfer import scatter as transfer_scatter
 
     chosen = options.cluster_of(cluster, nodes, exclude)
-    folder, given = transfer_scatter.portions(chosen, shards)
+    folder, portions = transfer_scatter.portions(chosen, shards)
     if dry_run:
-        rows = [{"node": one.node.name, "to": to, "shards": list(one.shards)} for one in given]
-        lines = [f"{one.node.name}: {', '.join(one.shards)} -> {to}\n" for one in given]
+        rows = [{"node": portion.node.name, "to": to, "shards": list(portion.shards)} for portion in portions]
+        lines = [f"{portion.node.name}: {', '.join(portion.shards)} -> {to}\n" for portion in portions]
         return screen.show_json(rows) if as_json else screen.write("".join(lines))
     with options.connected(chosen) as connections, bar("push") as drawn:
-        outcomes = transfer_scatter.scatter(folder, given, to, connections, drawn.of, replace)
+        outcomes = transfer_scatter.scatter(folder, portions, to, connections, drawn.of, replace)
     show_pushed(outcomes, as_json)
 
 
@@ -101,7 +106,7 @@ def verify(
         str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")
     ] = "last",
 ) -> None:
-    """Every file of a checkpoint against its hash."""
+    """Compare every file of a checkpoint with its recorded hash."""
     forward("checkpoint verify", "checkpoint-verify", [str(checkpoint_of(where))])
 
 
@@ -112,34 +117,32 @@ def generate(
     prompt: Annotated[
         str,
         typer.Option(
-            "--prompt", "-p", help="The text to go on from. A GLM fills in its [MASK], [sMASK] and [gMASK]."
+            "--prompt", "-p", help="The text to continue. A GLM fills in [MASK], [sMASK] and [gMASK]."
         ),
     ] = "",
     tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="How many tokens at most, in each blank.")
+        int,
+        typer.Option("--max-tokens", min=1, metavar="N", help="Generate at most N tokens (for each blank)."),
     ] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
-    top_k: Annotated[int, typer.Option(min=0, help="Choose among the k likeliest; 0 among all.")] = 40,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 1234,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, metavar="T", help="0 always takes the most likely token.")
+    ] = 0.8,
+    top_k: Annotated[
+        int, typer.Option(min=0, metavar="K", help="Choose among the K most likely tokens; 0: all.")
+    ] = 40,
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same text.")] = 1234,
     as_json: options.Json = False,
 ) -> None:
-    """Text from a checkpoint."""
+    """Generate text from a checkpoint."""
     from clusterctl.jobs.job import ask_trainer
 
     folder = checkpoint_of(where)
-    words = [
-        "--prompt",
-        prompt,
-        "--max-tokens",
-        str(tokens),
-        "--temperature",
-        str(temperature),
-        "--top-k",
-        str(top_k),
-        "--seed",
-        str(seed),
-    ]
-    answer: dict[str, Any] = ask_trainer(["generate", "--checkpoint", str(folder), *words, "--json"])
+    arguments = (
+        f"--max-tokens {tokens} --temperature {temperature} --top-k {top_k} --seed {seed} --json".split()
+    )
+    answer: dict[str, Any] = ask_trainer(
+        ["generate", "--checkpoint", str(folder), "--prompt", prompt, *arguments]
+    )
     if as_json:
         screen.show_json(answer)
     else:
@@ -151,30 +154,30 @@ def tensorboard(
         str, typer.Argument(metavar="RUN|DIR", help="A run, or a folder with metrics.jsonl.")
     ] = "last",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Instead of the run's own folder.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Where to write. Default: the folder of the run."),
     ] = None,
 ) -> None:
-    """A training's metrics as TensorBoard's files, with Megatron's tags; they need no TensorBoard to be made."""
+    """Write the metrics of a training as TensorBoard files, with Megatron's tags. TensorBoard need not be installed."""
     folder = Path(where) if (Path(where) / METRICS_FILE).is_file() else options.run_named(where).root
-    words = ["--output", str(output)] if output else []
-    forward("tensorboard", "tensorboard", [str(folder), *words])
+    arguments = ["--output", str(output)] if output else []
+    forward("tensorboard", "tensorboard", [str(folder), *arguments])
 
 
 def checkpoint_of(where: str) -> Path:
-    """A checkpoint's folder, or the newest that a run brought home."""
+    """Return the folder of a checkpoint: `where` itself, or the newest local checkpoint of a run."""
     if (Path(where) / "manifest.json").is_file():
         return Path(where)
     if Path(where).is_dir() and not (Path(where) / "run.json").is_file():
         raise UsageError(
-            f"{where}: no checkpoint: there is no manifest.json in it", "name a step-... folder, or a run"
+            f"{where}: not a checkpoint: it has no manifest.json", "name a step-... folder, or a run"
         )
     run = options.run_named(where)
     found = sorted(path for path in run.checkpoints.glob("step-*") if (path / "manifest.json").is_file())
     if not found:
-        first = run.read_record()
-        place = next(iter(first["run_dirs"].items()))
+        node, folder = next(iter(run.read_record()["run_dirs"].items()))
         raise UsageError(
-            f"{run.run_id} has no checkpoint here",
-            f"they lie on {place[0]} in {place[1]}/checkpoints; `collect: [checkpoints]` in a job brings them home",
+            f"{run.run_id} has no checkpoint on this machine",
+            f"checkpoints are on {node} in {folder}/checkpoints; `collect: [checkpoints]` in a job fetches them",
         )
     return found[-1]

@@ -170,7 +170,7 @@ def _node_plan(
             if node.python.startswith("~/")
             else node.python
         )
-        argv = _argv(job, replace(node, python=python), run_dir, env)
+        argv = _argv(job, replace(node, python=python), run_dir, env, data)
         programs = posixpath.dirname(python)
         processes.append(ProcessSpec(first + local, local, device, argv, env, code or run_dir, programs))
     train = filled(job.train, data) if job.train is not None else None
@@ -181,7 +181,7 @@ def _has_code(job: Job) -> bool:
     return job.code is not None or job.train is not None
 
 
-def _argv(job: Job, node: Node, run_dir: str, env: Mapping[str, str]) -> tuple[str, ...]:
+def _argv(job: Job, node: Node, run_dir: str, env: Mapping[str, str], data: str) -> tuple[str, ...]:
     if job.train is not None:
         return (
             node.python,
@@ -196,6 +196,8 @@ def _argv(job: Job, node: Node, run_dir: str, env: Mapping[str, str]) -> tuple[s
         for position, word in enumerate(job.command)
     ]
     names = {"rank": env[contract.RANK], "local_rank": env[contract.LOCAL_RANK], **_node_names(node)}
+    if job.data is not None or job.data_there:
+        names["data"] = data
     return tuple(fill(word, names, f"{job.source}: command") for word in words)
 
 

@@ -83,6 +83,10 @@ class NodeFiles:
         """What npu-smi said when the attempt began."""
         return posixpath.join(self.attempt_dir, "npu_info_before.txt")
 
+    def result(self, rank: int) -> str:
+        """Return the path of what a rank's call of a function returned."""
+        return posixpath.join(self.root, contract.RESULTS_DIR, f"attempt-{self.attempt}-rank-{rank}")
+
     def log(self, rank: int, stream: str) -> str:
         """A rank's raw bytes; stream is "out" or "err"."""
         return posixpath.join(self.attempt_dir, "logs", f"rank-{rank}.{stream}")

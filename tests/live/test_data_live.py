@@ -78,7 +78,7 @@ def test_what_goes_wrong_on_a_node_is_told_with_its_name(shell: Shell, corpus: P
     assert "node2: bad.jsonl:601: not a line of JSON" in done.stderr and "--max-bad" in done.stderr
     assert {path.name for path in shell.folder.iterdir()} == {"bad.jsonl"}
     for words, says in (
-        (["--leave"], "--leave is for builds on nodes"),
+        (["--leave"], "--leave needs --on"),
         (["--on", "node9"], "node9"),
         (["--on", "node1", "--leave", "--dedup"], "take --leave or --dedup away"),
     ):

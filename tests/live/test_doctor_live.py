@@ -106,7 +106,7 @@ def test_status_watches_until_the_end_and_prune_takes_only_what_has_ended(
         seen = json.loads(shell("status", alive, "--json").stdout)
         assert (seen["phase"], seen["overview"]["attempt"], seen["overview"]["restarts"]) == ("running", 1, 0)
         assert [node["ranks"] for node in seen["overview"]["nodes"]] == [{"running": 2}] * 2
-        assert "would remove" in shell("runs", "prune", "--keep", "0", "--dry-run").stdout
+        assert "would delete" in shell("runs", "prune", "--keep", "0", "--dry-run").stdout
         assert shell("runs", "prune", "--keep", "0").returncode == 2, "without a yes nothing goes"
         pruned = shell("runs", "prune", "--keep", "0", "--yes")
         assert pruned.returncode == 0 and f"kept {alive}" in pruned.stdout, pruned.stderr

@@ -18,6 +18,7 @@ from numpy.random import RandomState
 from torch import Tensor
 
 import native
+from trainer.checkpoint.manifest import encode_manifest, read_manifest
 from trainer.config.model_sizes import ModelConfig
 from trainer.corpus.build import Order, build
 from trainer.corpus.tokenizer import Tokenizer, train_tokenizer
@@ -76,7 +77,7 @@ def test_a_seed_fixes_the_text_and_another_changes_it(checkpoint: Path) -> None:
 
 
 def test_padded_ids_are_never_drawn(checkpoint: Path) -> None:
-    from trainer.train.checkpoint import verify
+    from trainer.checkpoint.store import verify
 
     model = load_model(verify(checkpoint))
     assert isinstance(model, GPT) and model.config.padded_vocab == 384
@@ -91,6 +92,22 @@ def test_a_damaged_checkpoint_and_senseless_settings_are_refused(checkpoint: Pat
     (checkpoint / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="0 bytes"):
         generate(checkpoint, None, "", Sampling())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"layers": 10**9}, {"hidden": 10**6, "heads": 1}, {"heads": 3}, {"ffn": 64, "vocab": 1}]
+)
+def test_a_config_that_lies_is_refused_before_a_model_is_built(
+    checkpoint: Path, changes: dict[str, int]
+) -> None:
+    manifest = read_manifest(checkpoint)
+    manifest["config"]["model"] |= changes
+    del manifest["sha256"]
+    (checkpoint / "manifest.json").write_bytes(encode_manifest(manifest))
+    began = time.monotonic()
+    with pytest.raises(CheckpointError, match="step-00000060"):
+        generate(checkpoint, None, "one", Sampling())
+    assert time.monotonic() - began < 2
 
 
 class ScriptedGLM(GLM):

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import native
+from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.config.data import DataConfig
 from trainer.config.glm import SPECIAL_TOKENS
 from trainer.config.train_config import TrainConfig
@@ -33,7 +34,6 @@ from trainer.samples.dataset import (
     Readable,
     Share,
 )
-from trainer.train.checkpointer import Keeper
 from trainer.train.events import Ended
 from trainer.train.loop import Training, train
 from trainer.train.not_finite import Search
@@ -90,20 +90,22 @@ def run_training(
         model.to(device.name)
     engine = _engine(model, config, groups, device, ops)
     startup.done("model")
-    keeper = Keeper(config, engine, group, run_dir / CHECKPOINT_DIR, data.identity())
-    step = keeper.resume()
-    keeper.notes += data.notes
+    checkpointer = Checkpointer(config, engine, group, run_dir / CHECKPOINT_DIR, data.identity())
+    step = checkpointer.resume()
+    checkpointer.notes += data.notes
     if config.data.reset_attention:
-        keeper.notes.append("note: attention is torch's own, with a mask, for train.data.reset_attention")
+        checkpointer.notes.append(
+            "note: attention is torch's own, with a mask, for train.data.reset_attention"
+        )
     if config.offload and device.kind == "cpu":
-        keeper.notes.append("note: train.offload moves nothing here: a CPU's memory is the node's")
+        checkpointer.notes.append("note: train.offload moves nothing here: a CPU's memory is the node's")
     if config.model.kind == "glm" and not config.data.tokenizer:
-        keeper.notes.append(
+        checkpointer.notes.append(
             "note: without train.data.tokenizer a document is one sentence, which [sMASK] takes whole"
         )
     startup.done("checkpoint")
     start = start_facts(config, environment, group, device, ops)
-    start |= {"step": step, "resumed_from": keeper.resumed_from or None, "notes": keeper.notes}
+    start |= {"step": step, "resumed_from": checkpointer.resumed_from or None, "notes": checkpointer.notes}
     start["startup"] = startup.parts
     watching = observers(config, environment, run_dir, device, start)
     share = _share(config, groups.data)
@@ -112,7 +114,7 @@ def run_training(
         engine,
         train=Batches(orders["train"], share),
         valid=Batches(orders["valid"], share) if "valid" in orders else None,
-        save=keeper.save,
+        save=checkpointer.save,
         tell=partial(tell, watching),
         stop_asked=stop,
         measure=MemoryReport(device, group, planned_bytes(config, layout, device.kind), before),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+
+from trainer.checkpoint.saved import Saved
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,6 @@ class StepDone:
 class Evaluated:
     step: int
     loss: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Saved:
-    step: int
-    path: Path
-    bytes: int
     seconds: float
 
 

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from trainer.checkpoint.saved import Saved
 from trainer.config.train_config import TrainConfig
 from trainer.engine.optimizer import learning_rate
 from trainer.engine.passes import Batch
@@ -22,7 +23,6 @@ from trainer.train.events import (
     Event,
     Failed,
     MemoryTaken,
-    Saved,
     StepBegan,
     StepDone,
 )

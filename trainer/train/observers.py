@@ -22,6 +22,7 @@ from typing import Any, TextIO
 import torch
 
 import native
+from trainer.checkpoint.saved import Saved
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
 from trainer.env import HEARTBEAT_DIR, METRICS_FILE, PROFILE_DIR, TENSORBOARD_DIR, Drill, Env
@@ -34,7 +35,6 @@ from trainer.train.events import (
     Failed,
     MemoryTaken,
     Observer,
-    Saved,
     StepBegan,
     StepDone,
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from clusterctl.cli import commands
 from clusterctl.cli.commands import SECTIONS, TABLE
+from clusterctl.cli.examples import examples
 
 
 def test_every_command_of_the_table_can_be_built() -> None:
@@ -44,3 +46,33 @@ def test_a_command_loads_few_modules_and_no_other_commands(argv: list[str], most
     assert not loaded & {
         f"clusterctl.cli.{name}" for name in ("launch", "demo", "ranktable", "sandbox", "runs")
     }
+
+
+# The trainer prints the help of these.
+FORWARDED = [key for key, verb in TABLE.items() if verb.forwards or verb.open_ended]
+
+
+@pytest.mark.parametrize("key", ["", *(key for key in TABLE if key not in FORWARDED)])
+def test_the_help_of_a_command_ends_with_examples_that_parse(key: str) -> None:
+    lines = examples(key)
+    assert lines or TABLE[key].hidden
+    command: Any = commands.built(key)
+    shown = command.get_help(command.context_class(command, info_name=key))
+    assert not lines or shown.endswith("".join(f"\n  {line}" for line in lines))
+    for line in lines:
+        words = shlex.split(line.rpartition(" | ")[2].partition(" > ")[0])
+        assert words.pop(0) == "clusterctl"
+        names = [" ".join(words[:end]) for end in (3, 2, 1)]
+        name = next(name for name in names if name in TABLE)
+        # A group without a command of its own would only print its help.
+        assert TABLE[name].target or TABLE[name].forwards
+        if name not in FORWARDED:
+            commands.built(name).make_context(name, words[len(name.split()) :])
+
+
+def test_every_option_has_a_help_text_that_begins_a_sentence() -> None:
+    for key in TABLE:
+        command: Any = commands.built(key)
+        for param in command.params:
+            text = getattr(param, "help", None)
+            assert text and (text[0].isupper() or text[0] == "0"), f"{key} {param.name}: {text}"

@@ -64,7 +64,7 @@ def test_what_no_engine_does_yet_is_planned_and_then_refused_with_its_line(run: 
     (tmp_path / "cut.yaml").write_text(TRAIN.replace("bf16", "fp16") + "  zero: 2\n")
     code, out, err = run("plan", "cut.yaml", "--what-if", "nodes=1,devices=8,kind=cuda")
     assert code == 2 and "tokens/s" in out
-    assert "cut.yaml:8 train.precision: fp16 is" in err and "can't be launched yet" in err
+    assert "cut.yaml:8 train.precision: fp16 is" in err and "it cannot be launched" in err
 
 
 def test_what_is_surely_not_meant_is_said_and_stops_nothing(run: Run, tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def test_stop_ends_it_and_its_agents(kept: Keeping) -> None:
     agent = int(kept("exec", "node1", "--shell", "--", "echo $PPID").stdout.split()[1])
     done = kept("keeper", "stop")
     assert (done.returncode, done.stderr) == (0, "1 stopped\n")
-    assert kept("keeper", "stop").stderr == "no keeper runs\n"
+    assert kept("keeper", "stop").stderr == "no keeper is running\n"
     until(lambda: not is_alive(agent), "the agent ends")
     until(lambda: not list(kept.place.iterdir()), "nothing of it stays")
 

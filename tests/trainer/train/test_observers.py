@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from trainer.checkpoint.saved import Saved
 from trainer.env import Drill, Env
 from trainer.errors import InputError
 from trainer.train.events import (
     Ended,
     Evaluated,
-    Saved,
     StepBegan,
     StepDone,
 )

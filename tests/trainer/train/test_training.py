@@ -154,7 +154,7 @@ def test_a_backend_that_is_not_there_is_refused(tmp_path: Path, train_here: Trai
 
 
 def test_the_checkpoint_holds_the_logical_model_only(tmp_path: Path, train_here: TrainHere) -> None:
-    from trainer.train.checkpoint import MODEL, OPTIMIZER, verify
+    from trainer.checkpoint.store import MODEL, OPTIMIZER, verify
 
     train_here(tmp_path)
     found = verify(tmp_path / "checkpoints" / "step-00000008")

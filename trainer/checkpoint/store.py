@@ -12,7 +12,7 @@ number of samples consumed, so there is no random state to keep.
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import re
 import shutil
@@ -25,13 +25,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainer.errors import CheckpointError, TrainingFailed
+from trainer.checkpoint.disk import disk_failures
+from trainer.checkpoint.header import read_header
+from trainer.checkpoint.manifest import FORMAT, MANIFEST, check_file, encode_manifest, read_manifest
+from trainer.errors import CheckpointError
 from trainer.files import sha256, sync
 
-FORMAT = 1
-MANIFEST = "manifest.json"
 MODEL, OPTIMIZER, TOKENIZER = "model.safetensors", "optimizer.safetensors", "tokenizer.json"
-NEEDED = {"step", "files", "config", "data", "consumed_samples", "optimizer_steps"}
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -50,6 +50,10 @@ class Checkpoint:
     def bytes(self) -> int:
         return sum(int(entry["bytes"]) for entry in self.manifest["files"].values())
 
+    def shapes(self, name: str) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor of a file, from its header alone."""
+        return {key: entry.shape for key, entry in read_header(self.path / name).entries.items()}
+
     def tensors(self, name: str) -> dict[str, Tensor]:
         try:
             return load_file(str(self.path / name))
@@ -58,43 +62,26 @@ class Checkpoint:
 
 
 def verify(path: Path) -> Checkpoint:
-    """The checkpoint in a folder, every file held to its size and hash; CheckpointError says what differs."""
-    manifest = _read_manifest(path)
+    """Return the checkpoint in a folder, after comparing every file with its size and hash."""
+    manifest = read_manifest(path)
+    if MODEL not in manifest["files"]:
+        raise CheckpointError(f"{path / MANIFEST}: lists no {MODEL}")
     for name, entry in manifest["files"].items():
         _verify_file(path / name, entry)
     return Checkpoint(path, manifest)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path / MANIFEST
-    try:
-        manifest = json.loads(file.read_bytes())
-    except OSError as error:
-        raise CheckpointError(
-            f"{file}: {error.strerror}", "a checkpoint is a folder with a manifest.json"
-        ) from None
-    except ValueError as error:
-        raise CheckpointError(f"{file}: not JSON: {error}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else None
-        raise CheckpointError(f"{file}: format {found!r}; this program reads format {FORMAT}")
-    names = manifest.get("files")
-    sound = isinstance(names, dict) and MODEL in names and isinstance(manifest.get("step"), int)
-    plain = isinstance(names, dict) and all(name == os.path.basename(name) for name in names)
-    if not sound or not plain or not NEEDED.issubset(manifest):
-        raise CheckpointError(f"{file}: its list of files, its step or another part is missing or wrong")
-    return manifest
-
-
 def _verify_file(file: Path, entry: Mapping[str, Any]) -> None:
     try:
-        size = file.stat().st_size
+        size = check_file(file)
+        if size != entry["bytes"]:
+            raise CheckpointError(f"{file}: has {size} bytes, the manifest says {entry['bytes']}")
+        if sha256(file) != entry["sha256"]:
+            raise CheckpointError(f"{file}: its content is not what was saved (sha256 differs)")
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}") from None
-    if size != entry["bytes"]:
-        raise CheckpointError(f"{file}: has {size} bytes, the manifest says {entry['bytes']}")
-    if sha256(file) != entry["sha256"]:
-        raise CheckpointError(f"{file}: its content is not what was saved (sha256 differs)")
+    if file.suffix == ".safetensors":
+        read_header(file)
 
 
 def found(folder: Path) -> list[Path]:
@@ -124,28 +111,41 @@ def save(
     tokenizer: Path | None,
 ) -> Checkpoint:
     """Write `folder`/step-NNNNNNNN whole or not at all. `tensors`: file name -> tensors by name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder)
-    _need_room(folder, tensors)
+    need = sum(
+        tensor.numel() * tensor.element_size() for group in tensors.values() for tensor in group.values()
+    )
     target = folder / f"step-{step:08d}"
     aside = folder / f".tmp-{target.name}-{os.getpid()}"
-    aside.mkdir()
     try:
-        for name, group in tensors.items():
-            plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in group.items()}
-            save_file(plain, str(aside / name))
-        if tokenizer is not None:
-            shutil.copyfile(tokenizer, aside / TOKENIZER)
-        manifest = {"format": FORMAT, "step": step, **facts, "files": _describe(aside)}
-        (aside / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        for path in (*aside.iterdir(), aside):
-            sync(path)
-        _put_in_place(aside, target)
-    except OSError as error:
-        raise TrainingFailed(f"{target}: cannot be saved: {error.strerror or error}") from None
+        with disk_failures(target, need):
+            folder.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(folder)
+            if shutil.disk_usage(folder).free < need + (1 << 20):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            aside.mkdir()
+            for name, group in tensors.items():
+                _write_tensors(aside / name, group)
+            if tokenizer is not None:
+                shutil.copyfile(tokenizer, aside / TOKENIZER)
+            manifest = {"format": FORMAT, "step": step, **facts, "files": _describe(aside)}
+            (aside / MANIFEST).write_bytes(encode_manifest(manifest))
+            for path in (*aside.iterdir(), aside):
+                sync(path)
+            _put_in_place(aside, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return Checkpoint(target, manifest)
+
+
+def _write_tensors(file: Path, group: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file; the library's own error hides which fault the disk reported."""
+    plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in group.items()}
+    try:
+        save_file(plain, str(file))
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number[1]) if number else errno.EIO
+        raise OSError(code, os.strerror(code)) from None
 
 
 def prune(folder: Path, keep: int) -> list[Path]:
@@ -171,18 +171,6 @@ def _describe(folder: Path) -> dict[str, dict[str, object]]:
     return {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(folder.iterdir())
     }
-
-
-def _need_room(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-    need = sum(
-        tensor.numel() * tensor.element_size() for group in tensors.values() for tensor in group.values()
-    )
-    free = shutil.disk_usage(folder).free
-    if free < need + (1 << 20):
-        raise TrainingFailed(
-            f"{folder}: a checkpoint needs {need / 1e6:.0f} MB, the disk has {free / 1e6:.0f} MB left",
-            "make room, or lower train.save.keep",
-        )
 
 
 def _put_in_place(aside: Path, target: Path) -> None:

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.checkpoint import store as checkpoints
+from trainer.checkpoint.saved import Saved
+from trainer.checkpoint.store import Checkpoint
 from trainer.config.train_config import TrainConfig
 from trainer.engine.optimizer import MOMENTS
 from trainer.engine.torch_engine import Engine, TrainState
 from trainer.errors import CheckpointError
 from trainer.parallel.group import Group
-from trainer.train import checkpoint as checkpoints
-from trainer.train.checkpoint import Checkpoint
-from trainer.train.events import Saved
 
 
-class Keeper:
+class Checkpointer:
     """Saves and resumes one training below `folder`. Every method is for all ranks together."""
 
     def __init__(

@@ -1,0 +1,52 @@
+"""The Python API: everything that a program of your own may import from clusterctl.
+
+    from clusterctl import api
+
+    with api.Cluster.load("cluster.yaml") as cluster:
+        for outcome in cluster.select("node[1-4]").run(["uname", "-n"]):
+            print(outcome.node.name, outcome.get().text)
+
+The names in `__all__` are stable: they change only with a new minor version, and the changelog says so. Everything
+else in the package may change at any time. docs/reference/python-api.md explains each name with examples.
+"""
+
+from __future__ import annotations
+
+from clusterctl.errors import (
+    ClusterctlError,
+    InputFaults,
+    NodeError,
+    RunFailed,
+    UsageError,
+    WorkFailed,
+)
+from clusterctl.inventory import nodeset
+from clusterctl.inventory.cluster import Node
+from clusterctl.library.cluster import Cluster
+from clusterctl.library.function_run import FunctionRun
+from clusterctl.library.results import Failure, FunctionFailed
+from clusterctl.library.run import Run, find_run, list_runs
+from clusterctl.ranktable import api as ranktable
+from clusterctl.transport.connection import Completed
+from clusterctl.transport.fanout import Outcome
+
+__all__ = [
+    "Cluster",
+    "ClusterctlError",
+    "Completed",
+    "Failure",
+    "FunctionFailed",
+    "FunctionRun",
+    "InputFaults",
+    "Node",
+    "NodeError",
+    "Outcome",
+    "Run",
+    "RunFailed",
+    "UsageError",
+    "WorkFailed",
+    "find_run",
+    "list_runs",
+    "nodeset",
+    "ranktable",
+]

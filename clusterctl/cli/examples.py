@@ -1,0 +1,269 @@
+"""Examples at the end of each command's help. A test parses every one of them."""
+
+from __future__ import annotations
+
+EXAMPLES = {
+    "": """
+        clusterctl demo
+        clusterctl init --hosts node[1-4]
+        clusterctl doctor
+        clusterctl launch job.yaml
+    """,
+    "demo": """
+        clusterctl demo
+        clusterctl demo --steps 50 --dir /data/demo
+        clusterctl demo --keep
+    """,
+    "init": """
+        clusterctl init --hosts node[1-4]
+        clusterctl init --hosts 10.0.0.[1-8] --devices 8 --kind npu
+        clusterctl init --hostfile hostfile -o cluster.yaml
+    """,
+    "sandbox": """
+        clusterctl sandbox up -n 4
+        clusterctl sandbox status
+        clusterctl sandbox down
+    """,
+    "sandbox up": """
+        clusterctl sandbox up
+        clusterctl sandbox up -n 4 --devices 8
+        clusterctl sandbox up --mode embedded --dir /tmp/sandbox
+    """,
+    "sandbox status": """
+        clusterctl sandbox status
+        clusterctl sandbox status --dir /tmp/sandbox --json
+    """,
+    "sandbox down": """
+        clusterctl sandbox down
+        clusterctl sandbox down --dir /tmp/sandbox
+    """,
+    "sandbox kill": """
+        clusterctl sandbox kill node2
+        clusterctl sandbox kill node2 --dry-run
+    """,
+    "sandbox cut": """
+        clusterctl sandbox cut node2
+        clusterctl sandbox cut node2 --dir /tmp/sandbox
+    """,
+    "sandbox heal": """
+        clusterctl sandbox heal node2
+        clusterctl sandbox heal node2 --dir /tmp/sandbox
+    """,
+    "doctor": """
+        clusterctl doctor
+        clusterctl doctor -n node[1-4] --fix-hints
+        clusterctl doctor --strict --json
+    """,
+    "nodes": """
+        clusterctl nodes
+        clusterctl nodes -c hostfile --wide
+        clusterctl nodes expand node[1-4],gpu7
+    """,
+    "nodes list": """
+        clusterctl nodes list
+        clusterctl nodes list @first --wide
+        clusterctl nodes list -c hostfile --json
+    """,
+    "nodes expand": """
+        clusterctl nodes expand node[1-4]
+        clusterctl nodes expand 'node[1-8]!node3' -S '\\n'
+        clusterctl nodes expand @first -c cluster.yaml
+    """,
+    "nodes fold": """
+        clusterctl nodes fold node1 node2 node3
+        sinfo -h -o %n | clusterctl nodes fold -
+    """,
+    "nodes trust": """
+        clusterctl nodes trust
+        clusterctl nodes trust node[1-4] --yes
+        clusterctl nodes trust --dry-run
+    """,
+    "exec": """
+        clusterctl exec all -- uname -r
+        clusterctl exec node[1-4] -b -- cat /etc/os-release
+        clusterctl exec all --shell -- 'df -h / && uptime'
+    """,
+    "push": """
+        clusterctl push ./code
+        clusterctl push data.bin /data/data.bin -n node[1-4]
+        clusterctl push ./code --dry-run
+    """,
+    "pull": """
+        clusterctl pull /var/log/app.log ./logs
+        clusterctl pull '~/results' ./results -n node[1-4] --fold
+    """,
+    "keeper": """
+        clusterctl exec all --persist 10m -- true
+        clusterctl keeper status
+        clusterctl keeper stop
+    """,
+    "keeper status": """
+        clusterctl keeper status
+        clusterctl keeper status --json
+    """,
+    "keeper stop": """
+        clusterctl keeper stop
+    """,
+    "ranktable": """
+        clusterctl ranktable build
+        clusterctl ranktable check hccl_4s_32p.json
+        clusterctl ranktable push hccl_4s_32p.json
+    """,
+    "ranktable build": """
+        clusterctl ranktable build
+        clusterctl ranktable build -n node[1-4] --devices '[0,8)' -o rank_table.json
+        clusterctl ranktable build --from plan.yaml --dry-run
+    """,
+    "ranktable merge": """
+        clusterctl ranktable merge node1.json node2.json
+        clusterctl ranktable merge node*.json --sort address -o rank_table.json
+    """,
+    "ranktable convert": """
+        clusterctl ranktable convert old.json -o rank_table.json
+        clusterctl ranktable convert rank_table.json --to 1.2 --facts a3.json
+        clusterctl ranktable convert rank_table.json --to deepspeed -o hostfile
+    """,
+    "ranktable check": """
+        clusterctl ranktable check rank_table.json
+        clusterctl ranktable check rank_table.json --for a2
+        clusterctl ranktable check node*.json --same --json
+    """,
+    "ranktable show": """
+        clusterctl ranktable show rank_table.json
+        clusterctl ranktable show rank_table.json --json
+    """,
+    "ranktable diff": """
+        clusterctl ranktable diff old.json new.json
+        clusterctl ranktable diff old.json new.json --by node
+    """,
+    "ranktable slice": """
+        clusterctl ranktable slice rank_table.json --ranks '[0,16)' -o half.json
+        clusterctl ranktable slice rank_table.json -n node[1-2]
+        clusterctl ranktable slice rank_table.json --drop node3
+    """,
+    "ranktable push": """
+        clusterctl ranktable push rank_table.json
+        clusterctl ranktable push rank_table.json --to /etc/hccl/rank_table.json --dry-run
+    """,
+    "ranktable verify": """
+        clusterctl ranktable verify rank_table.json
+        clusterctl ranktable verify rank_table.json --at /etc/hccl/rank_table.json
+    """,
+    "hostfile": """
+        clusterctl hostfile build -o hostfile
+        clusterctl hostfile check hostfile
+        clusterctl hostfile convert hostfile --to openmpi
+    """,
+    "hostfile build": """
+        clusterctl hostfile build -o hostfile
+        clusterctl hostfile build -n node[1-4] --to openmpi
+        clusterctl hostfile build --to torchrun --master-port 29500
+    """,
+    "hostfile check": """
+        clusterctl hostfile check hostfile
+        clusterctl hostfile check hostfile --for openmpi
+        clusterctl hostfile check hostfile --include node1:0,2
+    """,
+    "hostfile convert": """
+        clusterctl hostfile convert hostfile --to openmpi
+        clusterctl hostfile convert nodelist.txt --to deepspeed --slots 8 -o hostfile
+        clusterctl hostfile convert hostfile --to cluster --kind cuda -o cluster.yaml
+    """,
+    "plan": """
+        clusterctl plan job.yaml
+        clusterctl plan job.yaml --set train.steps=100 -n node[1-4]
+        clusterctl plan job.yaml --what-if nodes=16,devices=8,kind=npu
+    """,
+    "schema": """
+        clusterctl schema > job.schema.json
+    """,
+    "launch": """
+        clusterctl launch job.yaml
+        clusterctl launch job.yaml --set train.steps=100 --detach
+        clusterctl launch -n node[1-2] -- python train.py --lr 1e-4
+    """,
+    "attach": """
+        clusterctl attach
+        clusterctl attach last --quiet
+        clusterctl attach last --take-over
+    """,
+    "resume": """
+        clusterctl resume last
+        clusterctl resume last --dry-run
+        clusterctl resume last --detach
+    """,
+    "runs": """
+        clusterctl runs
+        clusterctl runs --json
+        clusterctl runs prune --keep 10 --dry-run
+    """,
+    "runs prune": """
+        clusterctl runs prune --keep 10 --dry-run
+        clusterctl runs prune --older-than 30d --yes
+        clusterctl runs prune --older-than 8w --here
+    """,
+    "status": """
+        clusterctl status
+        clusterctl status last --watch
+        clusterctl status last --ranks --json
+    """,
+    "stop": """
+        clusterctl stop last
+        clusterctl stop last --grace 60
+        clusterctl stop last --dry-run
+    """,
+    "logs": """
+        clusterctl logs tail -f
+        clusterctl logs show last --rank 0-3
+        clusterctl logs pull last
+    """,
+    "logs tail": """
+        clusterctl logs tail -f
+        clusterctl logs tail last --rank 3 -n 100
+        clusterctl logs tail last --errors
+    """,
+    "logs show": """
+        clusterctl logs show
+        clusterctl logs show last --rank 0-3 --since 10m
+        clusterctl logs show last --fold --fuzzy --grep loss
+    """,
+    "logs pull": """
+        clusterctl logs pull
+        clusterctl logs pull last ./logs
+        clusterctl logs pull last --dry-run
+    """,
+    "data": """
+        clusterctl data build --input corpus.jsonl --tokenizer tokenizer.json --output data/corpus --append-eod
+        clusterctl data info data/corpus
+        clusterctl data verify data/corpus
+    """,
+    "data tokenizer": """
+        clusterctl data tokenizer train --input corpus.jsonl --vocab-size 32000 --output tokenizer.json
+    """,
+    "data scatter": """
+        clusterctl data scatter shards/*.bin --to /data/shards
+        clusterctl data scatter shards/a shards/b --to /data/shards -n node[1-2] --dry-run
+    """,
+    "checkpoint": """
+        clusterctl checkpoint verify last
+    """,
+    "checkpoint verify": """
+        clusterctl checkpoint verify
+        clusterctl checkpoint verify last
+        clusterctl checkpoint verify runs/demo-1/checkpoints/step-100
+    """,
+    "generate": """
+        clusterctl generate last --prompt 'A class definition'
+        clusterctl generate last -p 'A class' --max-tokens 200 --temperature 0
+        clusterctl generate runs/demo-1/checkpoints/step-100 -p 'A class' --json
+    """,
+    "tensorboard": """
+        clusterctl tensorboard last
+        clusterctl tensorboard last -o ./tensorboard
+    """,
+}
+
+
+def examples(key: str) -> list[str]:
+    """Return the example lines of a command; [] for commands whose help the trainer prints."""
+    return [line.strip() for line in EXAMPLES.get(key, "").strip().splitlines()]

@@ -1,0 +1,1 @@
+"""The Python API behind clusterctl.api: nodes, runs and functions as objects."""

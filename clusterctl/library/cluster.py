@@ -1,0 +1,282 @@
+"""A set of nodes as an object: select, run, push, pull, check, launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from clusterctl.errors import UsageError
+from clusterctl.inventory.cluster import Node
+from clusterctl.library.session import Reach, Session
+from clusterctl.settings import load_settings
+
+if TYPE_CHECKING:
+    from clusterctl.finding import Finding
+    from clusterctl.inventory import cluster as inventory
+    from clusterctl.jobs.job import Job
+    from clusterctl.library.function_run import FunctionRun
+    from clusterctl.library.run import Run
+    from clusterctl.ranktable.api import RankTable
+    from clusterctl.transfer.push import PushResult
+    from clusterctl.transport.connection import Completed
+    from clusterctl.transport.fanout import Outcome
+
+T = TypeVar("T")
+Report = Callable[[str, str], None]
+"""Called with the name of each phase of a start and what it did, as `clusterctl launch` prints them."""
+
+
+def _silent(phase: str, text: str) -> None:
+    """Report nothing."""
+
+
+class Cluster:
+    """Nodes of an inventory, and the connections to them.
+
+    Selections share the connections of the cluster that they come from. Close them with `close`, or use the cluster
+    as a context manager.
+    """
+
+    def __init__(self, chosen: inventory.Cluster, session: Session, whole: inventory.Cluster | None) -> None:
+        """Use `load`. `whole` is the inventory where `chosen` is a selection of it, else None."""
+        self._chosen = chosen
+        self._session = session
+        self._whole = whole
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path | None = None,
+        *,
+        kind: str | None = None,
+        accept_new_host_keys: bool | None = None,
+        ssh: str | None = None,
+        connect_timeout: float | None = None,
+        fanout: int | None = None,
+    ) -> Cluster:
+        """Return the cluster of a cluster.yaml, hostfile, Slurm node list or rank table.
+
+        Without `path` the settings name the file: $CLUSTERCTL_CLUSTER, clusterctl.yaml, else ./cluster.yaml.
+        `kind` is the kind of devices that a hostfile's slots are: cpu, cuda or npu.
+        """
+        from clusterctl.hostfile import detect
+
+        settings = load_settings()
+        chosen = detect.load(Path(path or settings.cluster), kind or settings.kind)
+        reach = Reach(accept_new_host_keys, ssh, connect_timeout, fanout)
+        return cls(chosen, Session(chosen, reach), None)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._chosen.nodes)
+
+    def __repr__(self) -> str:
+        from clusterctl.inventory import nodeset
+
+        return f"<Cluster {self._chosen.name}: {nodeset.fold(self.names)}>"
+
+    def close(self) -> None:
+        """Close the connections. Runs that were launched continue."""
+        self._session.close()
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self._chosen.nodes
+
+    @property
+    def names(self) -> list[str]:
+        return self._chosen.names
+
+    def select(self, nodes: str | None = None, exclude: str | None = None) -> Cluster:
+        """Return the nodes of a node set such as "node[1-4]", "@group" or "node1,node3", in the inventory's order."""
+        chosen = self._chosen.select(nodes, exclude)
+        return Cluster(chosen, self._session, self._whole or self._chosen)
+
+    # -- commands and files
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        fill: bool = False,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+        fanout: int | None = None,
+    ) -> list[Outcome[Completed]]:
+        """Run a command on every node; return one outcome per node, in order.
+
+        The command is a list and passes through no shell. With `fill`, {node}, {n} and {address} in it are replaced
+        by each node's own values. A node that cannot be reached is an outcome with an `error`; nothing is raised.
+        """
+        from clusterctl.exec.command import Command
+
+        if isinstance(command, str):
+            raise UsageError(f"{command!r} is text, not a list", 'as in run(["uname", "-n"])')
+        prepared = Command(tuple(command), literal=not fill, timeout=timeout)
+        numbers = {node.name: number for number, node in enumerate(self.nodes)}
+        return self._session.connections().on_each(
+            self.nodes,
+            lambda node, link: link.run(
+                prepared.on(node, numbers[node.name]), env=node.env, stdin=stdin, timeout=timeout
+            ),
+            fanout=fanout,
+        )
+
+    def push(
+        self, source: str | Path, destination: str, *, replace: bool = False
+    ) -> list[Outcome[PushResult]]:
+        """Copy a folder or file to the same path on every node, verified; return one outcome per node.
+
+        Only missing data travels. With `replace`, a folder that clusterctl did not create is overwritten.
+        """
+        from clusterctl.transfer import push
+        from clusterctl.transfer.relay import relay_for
+
+        source = Path(source)
+        if source.is_file():
+            content, destination = push.file_source(source, destination)
+        else:
+            content = push.Source(source, push.make_manifest(source))
+        with relay_for("auto", self.nodes) as relay:
+            return self._session.connections().on_each(
+                self.nodes,
+                lambda node, link: push.push_tree(link, content, destination, replace=replace, relay=relay),
+            )
+
+    def pull(self, path: str, destination: str | Path) -> list[Outcome[PushResult]]:
+        """Copy a folder or file of every node to DESTINATION/<node>/, verified; return one outcome per node."""
+        from clusterctl.transfer import pull
+
+        folder = Path(destination)
+        return self._session.connections().on_each(
+            self.nodes,
+            lambda node, link: pull.pull_tree(link, path, pull.pull_place(folder, node.name, path)),
+        )
+
+    def check(self) -> list[Finding]:
+        """Run the checks of `clusterctl doctor` on the nodes; return every finding."""
+        from clusterctl.checks import doctor
+
+        return doctor.nodes(self._chosen, self._session.connections())
+
+    # -- rank tables and hostfiles
+
+    def rank_table(
+        self,
+        *,
+        devices: Sequence[int] | None = None,
+        hardware: str | None = None,
+        skip_incomplete: bool = False,
+    ) -> RankTable:
+        """Query every node for the addresses of its devices; return one rank table for all of them."""
+        from clusterctl.ranktable import ask
+
+        asked = ask.ask_nodes(self._chosen, self._session.connections(), devices, hardware, skip_incomplete)
+        return asked.table
+
+    def hostfile(self, form: str = "deepspeed") -> str:
+        """Return the nodes as a hostfile: "deepspeed", "openmpi", "mpich" or "slurm"."""
+        from clusterctl.hostfile import formats
+
+        return formats.render(self._chosen, form)
+
+    # -- runs
+
+    def launch(
+        self,
+        job: str | Path | Sequence[str],
+        *,
+        overrides: Mapping[str, object] | None = None,
+        devices: Sequence[int] | None = None,
+        code: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        restarts: int | None = None,
+        checks: bool = True,
+        runs: str | Path | None = None,
+        report: Report = _silent,
+    ) -> Run:
+        """Start a job file, or a command given as a list, and return its run.
+
+        The run has a controller, a process of its own: it continues when this program ends. `overrides` changes keys
+        of a job file ({"train.steps": 100}); `code` and `env` belong to a command.
+        """
+        from clusterctl.library import start
+
+        request = start.Request(job, overrides or {}, devices, code, env or {}, restarts)
+        return start.start(self._nodes_of, request, self._session, checks, runs, report)
+
+    def start_function(
+        self,
+        function: Callable[..., T],
+        *args: object,
+        devices: Sequence[int] | None = None,
+        code: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        checks: bool = True,
+        runs: str | Path | None = None,
+        trust_results: bool = False,
+        report: Report = _silent,
+    ) -> FunctionRun[T]:
+        """Start one call of a function per device and return its run; `results()` waits for what the calls return."""
+        from clusterctl.library import function_run
+
+        request = function_run.Request(devices, code, env or {}, trust_results)
+        run = function_run.start(self._nodes_of, function, args, request, self._session, checks, runs, report)
+        return function_run.FunctionRun(run, trust_results)
+
+    def launch_function(
+        self,
+        function: Callable[..., T],
+        *args: object,
+        devices: Sequence[int] | None = None,
+        code: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        checks: bool = True,
+        runs: str | Path | None = None,
+        trust_results: bool = False,
+        report: Report = _silent,
+    ) -> list[T]:
+        """Call a function once per device of every node; return what the calls returned, in the order of the ranks.
+
+        Raises FunctionFailed with every rank's traceback where a call raised. Keyword arguments of the function go
+        through functools.partial. On a timeout the run is stopped.
+        """
+        started = self.start_function(
+            function,
+            *args,
+            devices=devices,
+            code=code,
+            env=env,
+            checks=checks,
+            runs=runs,
+            trust_results=trust_results,
+            report=report,
+        )
+        try:
+            return started.results(timeout)
+        except BaseException:
+            started.stop_if_active()
+            raise
+
+    def _nodes_of(self, job: Job) -> tuple[inventory.Cluster, tuple[Node, ...]]:
+        """Return the nodes of a job and its spare nodes. A selection of ours counts, else the job's own `nodes`."""
+        whole = self._whole or self._chosen
+        spare_set = job.restart.spare_nodes if job.restart else None
+        spares = whole.select(spare_set).nodes if spare_set else ()
+        own = self._whole is None
+        chosen = whole.select(job.nodes, None if job.nodes else spare_set) if own else self._chosen
+        both = [node.name for node in spares if node.name in chosen.names]
+        if both:
+            raise UsageError(f"restart.spare_nodes: {', '.join(both)} also run the job", "name idle nodes")
+        return replace(chosen, groups=whole.groups), spares

@@ -1,0 +1,217 @@
+"""A Python function as a run: one call per device, results home in the order of the ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from clusterctl import contract
+from clusterctl.errors import ClusterctlError, RunFailed, UsageError, WorkFailed
+from clusterctl.jobs import job as jobs
+from clusterctl.jobs.record import cluster_of
+from clusterctl.jobs.run_folder import NodeFiles
+from clusterctl.library import start as starting
+from clusterctl.library.results import (
+    FAILURE_LIMIT,
+    LIMIT,
+    Failure,
+    FunctionFailed,
+    read_failure,
+    read_value,
+)
+from clusterctl.library.run import Run
+from clusterctl.transport.fanout import on_all
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.jobs.job import Job
+    from clusterctl.library.session import Session
+    from clusterctl.transport.fanout import Connection, Connections
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Where and how a function runs."""
+
+    devices: Sequence[int] | None
+    code: str | Path | None
+    env: Mapping[str, str]
+    trusted: bool
+    """Whether results may be any pickle."""
+
+    def as_job(self, function: Callable[..., object], call: Path) -> Job:
+        name = getattr(function, "__name__", "function").strip("<>_") or "function"
+        code = Path(self.code).resolve() if self.code is not None else None
+        job = jobs.from_command(["python3", "{data}/on_node.py"], code, env=self.env)
+        devices = None if self.devices is None else tuple(self.devices)
+        return replace(job, name=name[:30], data=call, devices=devices, source=f"function {name}")
+
+
+def start(
+    nodes_of: starting.Placement,
+    function: Callable[..., object],
+    args: Sequence[object],
+    request: Request,
+    session: Session,
+    checks: bool,
+    runs: str | Path | None,
+    report: Callable[[str, str], None],
+) -> Run:
+    """Write the call as files, push them and start one process per device."""
+    with tempfile.TemporaryDirectory(prefix="clusterctl-call-") as folder:
+        call = Path(folder)
+        _write_call(call, function, args, request)
+        job = request.as_job(function, call)
+        return starting.start_job(nodes_of, job, session, checks, runs, report)
+
+
+class FunctionRun(Run, Generic[T]):
+    """A run that calls a function once per device."""
+
+    def __init__(self, run: Run, trust_results: bool = False) -> None:
+        """Use `Cluster.start_function`."""
+        super().__init__(run._folder, run._reach)
+        self._trusted = trust_results
+        self._results: list[T] | None = None
+
+    def results(self, timeout: float | None = None) -> list[T]:
+        """Wait for the end; return what each rank's call returned, in the order of the ranks.
+
+        Raises FunctionFailed where calls raised, RunFailed where ranks ended in another way (a signal, a lost node),
+        TimeoutError when `timeout` seconds are over. The files of the call are removed from the nodes afterwards.
+        """
+        if self._results is None:
+            try:
+                self.wait(timeout)
+            except RunFailed as failed:
+                self._raise_failures(failed)
+            with self.connected() as connections:
+                self._results = self._values(connections)
+                self._remove_call(connections)
+        return self._results
+
+    def _values(self, connections: Connections) -> list[T]:
+        values = on_all(connections, cluster_of(self._folder).nodes, self._values_of)
+        by_rank = {rank: value for of_node in values.values() for rank, value in of_node.items()}
+        return [by_rank[rank] for rank in sorted(by_rank)]
+
+    def _raise_failures(self, failed: RunFailed) -> None:
+        """Raise FunctionFailed with the exceptions that nodes kept; the run's own error where there is none."""
+        with self.connected() as connections:
+            outcomes = connections.on_each(cluster_of(self._folder).nodes, self._failures_of)
+            self._remove_call(connections)
+        failures = [failure for outcome in outcomes for failure in outcome.value or ()]
+        if not failures:
+            raise failed
+        failures.sort(key=lambda failure: failure.rank)
+        lines = "\n".join(str(failure) for failure in failures)
+        raise FunctionFailed(f"{self.id}: {lines}", failures, failed.hint) from None
+
+    def _values_of(self, node: Node, link: Connection) -> dict[int, T]:
+        """Return the value of every rank of one node."""
+        return {
+            rank: read_value(node.name, rank, self._read(link, node, rank, "", LIMIT), self._trusted)
+            for rank in self._ranks(node)
+        }
+
+    def _failures_of(self, node: Node, link: Connection) -> list[Failure]:
+        """Return the exceptions of one node's ranks; a rank that was ended from outside left none."""
+        found = []
+        for rank in self._ranks(node):
+            with contextlib.suppress(ClusterctlError):
+                data = self._read(link, node, rank, ".failure", FAILURE_LIMIT)
+                found.append(read_failure(node.name, rank, data))
+        return found
+
+    def _ranks(self, node: Node) -> list[int]:
+        return list(self._folder.read_record()["ranks"][node.name])
+
+    def _read(self, link: Connection, node: Node, rank: int, suffix: str, limit: int) -> bytes:
+        record = self._folder.read_record()
+        path = NodeFiles(record["run_dirs"][node.name], record["attempt"]).result(rank) + suffix
+        data = link.get(path, limit=limit + 1)
+        if len(data) > limit:
+            raise WorkFailed(f"{node.name}: the result of rank {rank} is larger than {limit} bytes")
+        return data
+
+    def _remove_call(self, connections: Connections) -> None:
+        """Remove the pickled call from the nodes; a node that does not answer keeps it."""
+        paths = self._folder.read_record()["data_paths"]
+        connections.on_each(
+            cluster_of(self._folder).nodes, lambda node, link: link.call("remove", {"path": paths[node.name]})
+        )
+
+
+def _write_call(
+    folder: Path, function: Callable[..., object], args: Sequence[object], request: Request
+) -> None:
+    """Write the program of the nodes, the pickled call and what it needs to be loaded."""
+    by_value = _module_to_send(function, Path(request.code).resolve() if request.code is not None else None)
+    pickled, needs_cloudpickle = _pickled(function, args, by_value)
+    (folder / "call.pkl").write_bytes(pickled)
+    version = list(sys.version_info[:2]) if needs_cloudpickle else None
+    call = {"results": contract.RESULTS_DIR, "python": version, "trusted": request.trusted}
+    (folder / "call.json").write_text(json.dumps(call))
+    shutil.copy(Path(__file__).with_name("on_node.py"), folder / "on_node.py")
+    if needs_cloudpickle:
+        import cloudpickle
+
+        source = Path(cloudpickle.__file__).parent
+        shutil.copytree(source, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _pickled(
+    function: Callable[..., object], args: Sequence[object], by_value: ModuleType | None
+) -> tuple[bytes, bool]:
+    """Return the pickled call, and whether loading it needs cloudpickle."""
+    import cloudpickle
+
+    try:
+        if by_value is not None and by_value.__name__ != "__main__":
+            cloudpickle.register_pickle_by_value(by_value)
+            try:
+                data = cloudpickle.dumps((function, tuple(args)), protocol=4)
+            finally:
+                cloudpickle.unregister_pickle_by_value(by_value)
+        else:
+            data = cloudpickle.dumps((function, tuple(args)), protocol=4)
+    except (TypeError, AttributeError, ValueError, RecursionError, pickle.PicklingError) as error:
+        raise UsageError(
+            f"the function or its arguments cannot be sent to the nodes: {error}",
+            "locks, sockets and connections cannot be pickled; create them inside the function",
+        ) from None
+    return data, b"cloudpickle" in data
+
+
+def _module_to_send(function: Callable[..., object], code: Path | None) -> ModuleType | None:
+    """Return the module whose functions travel by value, None where the nodes can import it by its name.
+
+    Nodes import what is installed there, and what lies below `code`, which is pushed.
+    """
+    inner: Any = function
+    # functools.partial.
+    while hasattr(inner, "func"):
+        inner = inner.func
+    module = sys.modules.get(getattr(inner, "__module__", "") or "")
+    source = getattr(module, "__file__", None)
+    if not isinstance(inner, (FunctionType, type)) or module is None or source is None:
+        return None
+    path = Path(source).resolve()
+    if code is not None:
+        expected = code.joinpath(*module.__name__.split("."))
+        if path in (expected.with_suffix(".py"), expected / "__init__.py"):
+            return None
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
+    return None if any(path.is_relative_to(folder) for folder in installed) else module

@@ -1,0 +1,160 @@
+"""A run as an object: its state, its logs, its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import RunFailed
+from clusterctl.jobs import run_folder
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.library.session import Reach
+from clusterctl.settings import load_settings
+
+if TYPE_CHECKING:
+    from clusterctl.logs.lines import LogLine
+    from clusterctl.runs.state import RunState
+    from clusterctl.transport.fanout import Connections
+
+# Seconds between two looks at the run's folder.
+POLL = 0.05
+
+
+class Run:
+    """One execution of a job. Everything is read from its folder and its nodes, so any process may hold one."""
+
+    def __init__(self, folder: RunDir, reach: Reach | None = None) -> None:
+        """Use `Cluster.launch`, or `find_run` for a run that exists."""
+        self._folder = folder
+        self._reach = reach or Reach()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id}: {self.phase}>"
+
+    @property
+    def id(self) -> str:
+        return self._folder.run_id
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder on this machine: logs, metrics, record."""
+        return self._folder.root
+
+    @property
+    def phase(self) -> str:
+        """The phase as the controller wrote it last: "running", "restarting", "finished", "failed", "stopped" or
+        "lost"."""
+        return str(self._folder.read_state().get("phase") or "running")
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the run has ended and everything of it that is collected is on this machine."""
+        from clusterctl.runs.state import FINAL
+
+        return self.phase in FINAL and self._folder.controller() is None
+
+    def state(self) -> RunState:
+        """Query the nodes; return the state of every node and rank."""
+        from clusterctl.runs.state import current_state
+
+        with self.connected() as connections:
+            return current_state(self._folder, connections)
+
+    def wait(self, timeout: float | None = None) -> Run:
+        """Wait for the end and return the run itself.
+
+        Raises RunFailed with the root cause where the run did not finish, TimeoutError when `timeout` seconds are
+        over; the run continues then. Where the run's controller died, a new one is started.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.is_ended:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"{self.id} is still {self.phase} after {timeout:g} s")
+            if self._folder.controller() is None:
+                self._replace_controller()
+            time.sleep(POLL)
+        if self.phase != "finished":
+            raise RunFailed(f"{self.id} {self.phase}: {self.cause or 'stopped before its end'}", self._hint())
+        return self
+
+    @property
+    def cause(self) -> str:
+        """The root cause of a failed run in one line, else ""."""
+        from clusterctl.runs.cause import read_cause
+
+        return str(read_cause(self._folder).get("title") or "")
+
+    def stop(self, grace: float | None = None) -> None:
+        """Stop the run's processes on every node. A training saves a checkpoint within `grace` seconds."""
+        from clusterctl.runs import controller
+        from clusterctl.runs.stop import stop_run
+
+        with self.connected() as connections:
+            was_active = not self.is_ended
+            stop_run(self._folder, connections, grace)
+            if was_active:
+                controller.finish_alone(self._folder, connections)
+
+    def stop_if_active(self) -> None:
+        """Stop the run unless it has ended."""
+        if not self.is_ended:
+            self.stop(grace=0.0)
+
+    def logs(
+        self, rank: int | None = None, *, stream: str | None = None, attempt: int | None = None
+    ) -> Iterator[LogLine]:
+        """Return the log lines that are on this machine, rank by rank; each has node, rank, stream and text.
+
+        `stream` is "out" or "err"; the newest attempt counts unless `attempt` names another.
+        """
+        from clusterctl.logs.store import LogFilter, kept_files
+
+        ranks = None if rank is None else frozenset([rank])
+        wanted = LogFilter(ranks=ranks, everybody=True)
+        for file in kept_files(self._folder, attempt or self._attempt()):
+            if stream in (None, file.stream):
+                yield from file.lines(wanted)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the records of the run's metrics.jsonl so far."""
+        return list(self._folder.metric_lines())
+
+    @contextmanager
+    def connected(self) -> Iterator[Connections]:
+        """Open connections to the run's own nodes, and close them afterwards."""
+        from clusterctl.jobs.record import cluster_of
+
+        with self._reach.connect(cluster_of(self._folder)) as connections:
+            yield connections
+
+    def _attempt(self) -> int:
+        return int(self._folder.read_record()["attempt"])
+
+    def _hint(self) -> str:
+        return f"clusterctl logs show {self.id} --errors"
+
+    def _replace_controller(self) -> None:
+        """Put a new controller in charge, unless the old one has just written the end."""
+        from clusterctl.runs import controller
+
+        time.sleep(POLL)
+        if not self.is_ended and self._folder.controller() is None:
+            controller.start(self._folder, self._reach.ssh_choice())
+
+
+def runs_folder(runs: str | Path | None = None) -> Path:
+    """Return the folder of runs: the one given, else that of the settings."""
+    return Path(runs or load_settings().runs).expanduser().absolute()
+
+
+def find_run(name: str = "last", runs: str | Path | None = None) -> Run:
+    """Return a run by its id, a unique beginning of the id, or "last"."""
+    return Run(run_folder.find_run(runs_folder(runs), name))
+
+
+def list_runs(runs: str | Path | None = None) -> list[Run]:
+    """Return all runs of a folder, newest first."""
+    return [Run(folder) for folder in run_folder.all_runs(runs_folder(runs))]
