@@ -63,18 +63,42 @@ def install(folder: str, files: "dict[str, str]", wanted: "dict[str, int]") -> N
             raise
 
 
-def whose(folder: str) -> str:
-    """Why a folder that is there can't hold what will run here, or "": another user could put a program of theirs
-    into it. Writing by a group is let pass: many systems give each user one of their own."""
+def why_unsafe(folder: str) -> str:
+    """Return why another user could put a program of theirs into `folder`, or "" where nobody can.
+
+    Writing by a group is allowed: many systems give each user a group of their own.
+    """
     try:
         about = os.stat(folder)
     except FileNotFoundError:
         return ""
     if about.st_uid != os.geteuid():
         return "it belongs to user %d, and this login is user %d" % (about.st_uid, os.geteuid())
-    return (
-        "everybody may write into it (mode %04o)" % (about.st_mode & 0o7777) if about.st_mode & 0o002 else ""
-    )
+    if about.st_mode & 0o002:
+        return "everybody may write into it (mode %04o)" % (about.st_mode & 0o7777)
+    return ""
+
+
+def why_parents_unsafe(folder: str) -> str:
+    """Return why another user could replace `folder` through a folder above it, or "".
+
+    As sshd's StrictModes: each belongs to root or this login, and others may not write into it, unless its sticky
+    bit is set. In a user namespace, root is whoever owns `/`.
+    """
+    owners = (0, os.geteuid(), os.stat("/").st_uid)
+    folder = os.path.realpath(folder)
+    while folder != "/":
+        folder = os.path.dirname(folder)
+        try:
+            about = os.stat(folder)
+        except FileNotFoundError:
+            continue
+        mode = about.st_mode & 0o7777
+        if about.st_uid not in owners:
+            return "%s above it belongs to user %d" % (folder, about.st_uid)
+        if mode & 0o002 and not mode & 0o1000:
+            return "everybody may write into %s above it (mode %04o)" % (folder, mode)
+    return ""
 
 
 def start() -> None:
@@ -90,7 +114,7 @@ def start() -> None:
     root = os.path.join(workdir, "agent")
     folder = os.path.join(root, wanted_hash)
     try:
-        why = whose(workdir) or whose(root)
+        why = why_unsafe(workdir) or why_unsafe(root) or why_parents_unsafe(workdir)
         if why:
             raise OSError(why)
         if not is_whole(folder, wanted):

@@ -16,6 +16,7 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.errors import UsageError
+from clusterctl.settings import load_settings
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -140,7 +141,8 @@ def exec_(
     if dry_run:
         _foresee(command, chosen, as_json or json_lines)
         return
-    with options.connected(chosen, accept_new, persist, connect_timeout) as connections:
+    at_once = len(chosen.nodes) if stdin else fanout or load_settings().fanout
+    with options.connected(chosen, accept_new, persist, connect_timeout, at_once) as connections:
         outcomes = _Execution(command, chosen, form, connections).run(stdin, fanout)
     _show_endings(outcomes)
     raise typer.Exit(output.exit_code(outcomes))

@@ -106,9 +106,14 @@ def connected(
     accept_new: bool = False,
     persist: str | None = None,
     connect_timeout: float | None = None,
+    at_once: int | None = None,
 ) -> Iterator[Connections]:
-    """Open connections to the nodes of a cluster (or use the keeper's); close them at the end."""
+    """Yield connections to a cluster's nodes, made as the settings say and closed at the end; or the keeper's.
+
+    `at_once` is how many nodes are connected at the same time: all of them by default.
+    """
     from clusterctl.ssh.choose import transport_to
+    from clusterctl.transport import open_files
     from clusterctl.transport.fanout import Connections
 
     settings = load_settings()
@@ -124,6 +129,8 @@ def connected(
 
         transport: Transport = KeptTransport(cluster, ways, kept_for, screen.ask_secret)
     else:
+        most = len(cluster.nodes) if at_once is None else at_once
+        open_files.require(cluster.nodes, most, children=ways["ssh"] == "openssh")
         transport = transport_to(cluster, ask=screen.ask_secret, **ways)
     with Connections(transport, settings.fanout, kept=bool(kept_for)) as connections:
         yield connections

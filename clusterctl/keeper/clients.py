@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import resource
 import select
 import signal
 import socket
@@ -41,14 +40,13 @@ from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.connection import LinkConnection
 from clusterctl.transport.fanout import Transport
 from clusterctl.transport.link import Asked, Link, RequestFailed
+from clusterctl.transport.open_files import raise_limit
 
 RECEIVE = 256 << 10
 # No agent says so much beside a payload, and the window does not count it.
 LONG_FIELDS = 8192
 # Seconds between two looks at what is idle.
 LOOK = 1.0
-# Descriptors: 1,000 links over ssh's own binary take three each.
-FILES = 65536
 
 
 def serve(listening: socket.socket, watched: int, idle: float) -> None:
@@ -57,7 +55,7 @@ def serve(listening: socket.socket, watched: int, idle: float) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, holder.stop)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    _allow_files()
+    raise_limit()
     while not holder.is_over():
         ready = select.select([listening.fileno(), watched], [], [], LOOK)[0]
         if watched in ready:
@@ -78,13 +76,6 @@ def _welcome(line: socket.socket, holder: Holder) -> None:
     guest = CommandGuest(line, holder)
     holder.enter(guest)
     threading.Thread(target=guest.serve, name="guest", daemon=True).start()
-
-
-def _allow_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(FILES, hard if hard != resource.RLIM_INFINITY else FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Back(Inbox):

@@ -16,6 +16,7 @@ from clusterctl.errors import NodeError, Unreachable
 from clusterctl.ssh.config import Way
 from clusterctl.ssh.proxy import connected
 from clusterctl.ssh.retry import Dropped
+from clusterctl.transport.open_files import too_many
 
 if TYPE_CHECKING:
     import paramiko
@@ -173,6 +174,9 @@ def dial(node: str, way: Way, limit: float) -> socket.socket:
 
 
 def _unreachable(node: str, way: Way, trouble: OSError, limit: float) -> Unreachable:
+    lack = too_many(node, trouble)
+    if lack is not None:
+        return lack
     if isinstance(trouble, ConnectionRefusedError):
         what = f"nothing listens at {way.host} port {way.port}"
         return Unreachable(node, what, "check `host` and `port`, and that sshd runs there")

@@ -18,6 +18,9 @@ from pathlib import Path
 
 from clusterctl.errors import HostKeyChanged, HostKeyUnknown
 
+# Seconds for ssh-keygen to search one file.
+KEYGEN_LIMIT = 10.0
+
 
 @dataclass(frozen=True)
 class HostKey:
@@ -85,6 +88,12 @@ def changed(node: str, name: str, recorded: HostKey, shown: HostKey) -> HostKeyC
     return HostKeyChanged(node, what, hint)
 
 
+def revoked(node: str, shown: HostKey | None) -> HostKeyChanged:
+    """Return the error of a host key that known_hosts marks as revoked."""
+    what = f"its host key {shown or ''} is marked as revoked in your known_hosts".replace("  ", " ")
+    return HostKeyChanged(node, what, "do not connect; ask who runs this node")
+
+
 def unknown(node: str, shown: HostKey | None) -> HostKeyUnknown:
     """Refused: no key is recorded."""
     hint = f"`clusterctl nodes trust {node}` shows and records it; --accept-new-host-keys records it unseen"
@@ -97,13 +106,22 @@ def recorded(name: str, files: Sequence[Path]) -> tuple[HostKey, ...]:
     for path in files:
         if not path.is_file():
             continue
-        argv = ["ssh-keygen", "-F", name, "-f", str(path)]
-        said = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, check=False).stdout
-        for line in said.decode(errors="replace").splitlines():
+        for line in _lines_of(name, path):
             words = line.split()
             if len(words) >= 3 and not line.startswith(("#", "@")):
                 found.append(host_key(words[1], words[2]))
     return tuple(dict.fromkeys(found))
+
+
+def _lines_of(name: str, path: Path) -> list[str]:
+    argv = ["ssh-keygen", "-F", name, "-f", str(path)]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=KEYGEN_LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        return []
+    return done.stdout.decode(errors="replace").splitlines()
 
 
 def surely_new(name: str, files: Sequence[Path]) -> bool:

@@ -6,13 +6,13 @@ The host keys that are recorded, held in memory, and the judgement of one that i
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import copy
 import fnmatch
 import getpass
 import hmac
 import io
+import logging
 import os
 import re
 import threading
@@ -30,11 +30,12 @@ from paramiko.auth_handler import AuthOnlyHandler
 from paramiko.common import cMSG_SERVICE_REQUEST
 from paramiko.ssh_exception import AuthenticationException, SSHException
 
-from clusterctl.errors import HostKeyChanged, LoginRefused, UsageError
+from clusterctl.errors import LoginRefused
 from clusterctl.ssh import host_keys
 from clusterctl.ssh.config import Way
 from clusterctl.ssh.host_keys import HostKey, host_key
 from clusterctl.ssh.session import Session
+from clusterctl.text import plural
 
 AskSecret = Callable[[str], "str | None"]
 """Gives a secret that the user types; None where nobody is there to ask."""
@@ -247,51 +248,86 @@ def _refused(node: str, way: Way, user: str, tried: list[str], keys: Keys, said:
 
 
 class _Table:
-    """One known_hosts file: plain names by lookup (a cluster's file has hundreds), the rest by trying."""
+    """One known_hosts file: plain names by lookup (a cluster's file has hundreds), the rest one by one.
+
+    Lines that cannot be read are skipped, as OpenSSH does, and reported once in one warning.
+    """
 
     def __init__(self, path: Path) -> None:
         self._plain: dict[str, list[HostKey]] = {}
-        self._tried: list[tuple[str, HostKey]] = []
+        self._patterns: list[tuple[str, HostKey]] = []
+        # Salt and digest of each hashed name.
+        self._hashed: list[tuple[bytes, bytes, HostKey]] = []
         self.revoked: set[str] = set()
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-        for number, line in enumerate(lines, 1):
-            self._take(line.split(), f"{path}:{number}")
+        skipped = [str(number) for number, line in enumerate(lines, 1) if not self._take(line.split())]
+        if skipped:
+            shown = ", ".join(skipped[:5]) + (", ..." if len(skipped) > 5 else "")
+            logging.getLogger("clusterctl").warning(
+                "%s: skipped %s that cannot be read: %s", path, plural(len(skipped), "line"), shown
+            )
 
-    def _take(self, words: list[str], where: str) -> None:
+    def _take(self, words: list[str]) -> bool:
+        """Add one line's key; return False where the line cannot be read."""
         marker = words.pop(0) if words and words[0].startswith("@") else ""
-        if len(words) < 3 or words[0].startswith("#") or marker == "@cert-authority":
-            return
+        if not words or words[0].startswith("#") or marker == "@cert-authority":
+            return True
+        # A key of SSH protocol 1: bits, exponent, modulus.
+        if len(words) > 1 and words[1].isdecimal():
+            return True
+        if len(words) < 3 or marker not in ("", "@revoked"):
+            return False
         try:
+            key = host_key(words[1], words[2])
             base64.b64decode(words[2], validate=True)
-        except binascii.Error:
-            raise UsageError(f"{where}: unreadable key {words[2]!r:.60}", "mend or remove the line") from None
-        key = host_key(words[1], words[2])
-        if marker == "@revoked":
-            self.revoked.add(key.fingerprint)
-        elif re.search(r"[*?!|]", words[0]):
-            self._tried.append((words[0], key))
-        else:
-            for name in words[0].split(","):
-                self.add(name, key)
+            if marker == "@revoked":
+                self.revoked.add(key.fingerprint)
+            elif words[0].startswith("|"):
+                self._hashed.append((*_salt_and_digest(words[0]), key))
+            elif re.search(r"[*?!]", words[0]):
+                self._patterns.append((words[0], key))
+            else:
+                for name in words[0].split(","):
+                    self.add(name, key)
+        except ValueError:
+            return False
+        return True
 
     def add(self, name: str, key: HostKey) -> None:
         self._plain.setdefault(name.lower(), []).append(key)
 
     def of(self, name: str) -> list[HostKey]:
-        return self._plain.get(name.lower(), []) + [key for said, key in self._tried if _names(said, name)]
+        """Return the keys recorded for a host."""
+        hashed = [key for salt, digest, key in self._hashed if _is_hash_of(salt, digest, name)]
+        return (
+            self._plain.get(name.lower(), [])
+            + hashed
+            + [key for patterns, key in self._patterns if _matches(patterns, name)]
+        )
 
 
-def _names(said: str, name: str) -> bool:
-    """Whether a line's first word, hashed or with patterns, means a host."""
-    if said.startswith("|1|"):
-        _, _, salt, digest = said.split("|")
-        found = hmac.new(base64.b64decode(salt), name.encode(), "sha1").digest()
-        return hmac.compare_digest(found, base64.b64decode(digest))
-    # Brackets are the name's own.
-    patterns = [one.replace("[", "[[]") for one in said.lower().split(",")]
-    if any(fnmatch.fnmatchcase(name.lower(), one[1:]) for one in patterns if one.startswith("!")):
+def _salt_and_digest(text: str) -> tuple[bytes, bytes]:
+    """Return the two halves of a hashed name, `|1|SALT|DIGEST`; raise ValueError where it is none."""
+    empty, version, salt, digest = text.split("|")
+    if empty or version != "1":
+        raise ValueError(text)
+    return base64.b64decode(salt, validate=True), base64.b64decode(digest, validate=True)
+
+
+def _is_hash_of(salt: bytes, digest: bytes, name: str) -> bool:
+    return hmac.compare_digest(hmac.new(salt, name.encode(), "sha1").digest(), digest)
+
+
+def _matches(patterns: str, name: str) -> bool:
+    """Return whether a line's patterns match a host; one that begins with `!` excludes it."""
+    # Brackets are part of the name, not of the pattern.
+    escaped = [pattern.replace("[", "[[]") for pattern in patterns.lower().split(",")]
+    excluded = [pattern[1:] for pattern in escaped if pattern.startswith("!")]
+    if any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in excluded):
         return False
-    return any(fnmatch.fnmatchcase(name.lower(), one) for one in patterns if not one.startswith("!"))
+    return any(
+        fnmatch.fnmatchcase(name.lower(), pattern) for pattern in escaped if not pattern.startswith("!")
+    )
 
 
 @dataclass
@@ -322,8 +358,7 @@ class KnownHosts:
     def judge(self, node: str, name: str, key: HostKey, accept_new: bool) -> None:
         """Take a host's key, or say why not; called before anything but the handshake was sent."""
         if any(key.fingerprint in table.revoked for table in self._tables):
-            what = f"its host key {key} is marked as revoked in your known_hosts"
-            raise HostKeyChanged(node, what, "do not connect; ask who runs this node")
+            raise host_keys.revoked(node, key)
         recorded = self.of(name)
         if key in recorded:
             return

@@ -7,7 +7,6 @@ which know nothing of each other.
 
 from __future__ import annotations
 
-import resource
 import shlex
 import tempfile
 import threading
@@ -32,7 +31,6 @@ from clusterctl.ssh.host_keys import HostKey, SeenKey
 from clusterctl.ssh.openssh_child import (
     ENDING,
     Child,
-    ChildPipe,
     ChildStream,
     Logs,
 )
@@ -46,14 +44,14 @@ from clusterctl.ssh.openssh_log import (
 from clusterctl.ssh.retry import HANDSHAKE_LIMIT, retried
 from clusterctl.transport.connection import Connection, LinkConnection
 from clusterctl.transport.link import Link, agent_argv, shell_command
+from clusterctl.transport.open_files import raise_limit
+from clusterctl.transport.pipe import StreamPipe
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
 
 
 CONNECT_TIMEOUT = 10.0
-# As many open files as the system lets us have, up to here; each node takes three.
-FILES = 65_536
 TALKING = ("sshconnect.c:*", "sshconnect2.c:*", "mux.c:*", "channels.c:channel_input_open_failure():*")
 # What costs least of what both sides have; mlkem768 is as quick as the elliptic curves.
 QUICK = {
@@ -102,12 +100,12 @@ class OpenSshTransport:
         self._timeout = connect_timeout
         self._doors: dict[tuple[str, int, str | None], Door] = {}
         self._change = threading.Lock()
-        _allow_files()
+        raise_limit()
 
     def connect(self, node: Node) -> Connection:
         """Log in and start the agent."""
         child = self._log_in(node, shell_command(agent_argv(node.python)))
-        return LinkConnection(Link(node.name, ChildPipe(child), node.workdir))
+        return LinkConnection(Link(node.name, StreamPipe(child), node.workdir))
 
     def start(self, node: Node, command: str) -> ChildStream:
         """Log in and start one command line."""
@@ -327,14 +325,6 @@ def _keys_in(path: Path) -> list[HostKey]:
     """The keys that ssh put into a new file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [host_keys.host_key(*line.split()[1:3]) for line in lines if len(line.split()) >= 3]
-
-
-def _allow_files() -> None:
-    """Let a thousand nodes' streams be open at once: many systems begin with 1,024 files a process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def transport_of(cluster: Cluster) -> OpenSshTransport:

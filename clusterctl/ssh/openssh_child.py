@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from clusterctl.errors import LinkLost
 from clusterctl.ssh.proxy import end_group, has_ended
+from clusterctl.transport.pipe import MAX_NOISE
 
 # Of a log: a login's lines are 3 KB.
 LOG_TAIL = 64 << 10
@@ -189,12 +190,12 @@ class Child:
         return int(self._process.returncode)
 
     def words_left(self) -> bytes:
-        """What its standard error still holds, without waiting."""
-        found = b""
+        """Return the end of what standard error holds now, without waiting; read at most MAX_NOISE bytes."""
+        output, size = b"", 0
         with contextlib.suppress(BlockingIOError), self._reading:
-            while not self._closed and (data := os.read(self._errors, 65536)):
-                found = (found + data)[-WORDS:]
-        return found
+            while size < MAX_NOISE and not self._closed and (data := os.read(self._errors, 65536)):
+                output, size = (output + data)[-WORDS:], size + len(data)
+        return output
 
     def close(self) -> None:
         """End ssh, and with it what it holds on the node."""
@@ -211,32 +212,6 @@ class Child:
                 os.close(self._errors)
                 self.logs.close()
             self.logs.forget_names()
-
-
-class ChildPipe:
-    """A child as a link's pipe."""
-
-    def __init__(self, child: Child) -> None:
-        self._child = child
-        self._words = b""
-
-    def receive(self, size: int, timeout: float) -> bytes:
-        deadline = time.monotonic() + timeout
-        while True:
-            name, data = self._child.read(size, max(deadline - time.monotonic(), 0))
-            if name != "stderr":
-                return data
-            self._words = (self._words + data)[-WORDS:]
-
-    def send(self, data: bytes) -> None:
-        self._child.send(data)
-
-    def close(self) -> None:
-        self._child.close()
-
-    def last_words(self) -> str:
-        self._child.has_ended(1.0)
-        return (self._words + self._child.words_left()).decode(errors="replace")
 
 
 class ChildStream:

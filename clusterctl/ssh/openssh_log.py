@@ -20,8 +20,10 @@ _LOGGED_IN = re.compile(
     r"^(?:Authenticated to .* using \"|(?:mux_client_request_session: )?master session id: \d)", re.MULTILINE
 )
 _SHOWN = re.compile(r"^Server host (?:key|certificate): (\S+) (SHA256:[^\s,]+)", re.MULTILINE)
-_CHANGED = re.compile(
-    r"^@ +WARNING: (?:REMOTE HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY)", re.MULTILINE
+_CHANGED = re.compile(r"^@ +WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED", re.MULTILINE)
+_REVOKED = re.compile(
+    r"^@ +WARNING: REVOKED HOST KEY|^Host key \S+ \S+ revoked|host key for .* is marked as revoked",
+    re.MULTILINE,
 )
 _UNKNOWN = re.compile(r"^(?:No \S+ host key is known for|Host key verification failed)", re.MULTILINE)
 _REFUSED = re.compile(
@@ -87,6 +89,8 @@ def refusal(
     node, way, text = hop.node, hop.way, hop.text
     if hop.logged_in:
         return Unreachable(node, f"logged in, but no session was given: {_last_line(text)}")
+    if _REVOKED.search(text):
+        return host_keys.revoked(node, hop.shown)
     if _CHANGED.search(text) or _UNKNOWN.search(text):
         return _host_key(hop, known_hosts)
     if _REFUSED.search(text):
@@ -109,11 +113,9 @@ def _host_key(hop: HopLog, known_hosts: Sequence[Path]) -> ClusterctlError:
     if recorded and shown is not None:
         alike = [one for one in recorded if one.kind == shown.kind]
         return host_keys.changed(hop.node, hop.way.name, (alike or recorded)[0], shown)
-    # By a mark, or by a file that only OpenSSH knows of.
+    # Recorded in a file that only OpenSSH knows of.
     if _CHANGED.search(hop.text):
-        return host_keys.changed(
-            hop.node, hop.way.name, HostKey("another key,", "or it is revoked"), shown or HostKey("", "")
-        )
+        return host_keys.changed(hop.node, hop.way.name, HostKey("another", "key"), shown or HostKey("", ""))
     return host_keys.unknown(hop.node, shown)
 
 

@@ -31,12 +31,8 @@ from clusterctl.ssh.login import KnownHosts
 from clusterctl.ssh.proxy import ProxySocket
 from clusterctl.ssh.retry import HANDSHAKE_LIMIT, Dropped, retried
 from clusterctl.transport.connection import Connection, LinkConnection
-from clusterctl.transport.link import (
-    Link,
-    StreamPipe,
-    agent_argv,
-    shell_command,
-)
+from clusterctl.transport.link import Link, agent_argv, shell_command
+from clusterctl.transport.pipe import StreamPipe
 
 if TYPE_CHECKING:
     import paramiko

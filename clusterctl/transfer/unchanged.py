@@ -19,14 +19,8 @@ from clusterctl.agent.tree_state import FORMAT, name_of
 from clusterctl.errors import LinkLost
 from clusterctl.transfer.push import PushResult, Source
 from clusterctl.transport.connection import LinkConnection
-from clusterctl.transport.link import (
-    MAX_NOISE,
-    START_LIMIT,
-    Link,
-    StreamPipe,
-    agent_argv,
-    shell_command,
-)
+from clusterctl.transport.link import Link, agent_argv, shell_command
+from clusterctl.transport.pipe import MAX_NOISE, START_LIMIT, StreamPipe
 from clusterctl.transport.shell import LINE, MARK
 
 if TYPE_CHECKING:
@@ -34,6 +28,8 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections, Stream
 
 PIECE = 64 << 10
+# Seconds that a node may take to compare a tree; the agent, which reports progress, takes over after that.
+CHECK_LIMIT = 120.0
 SAME, OTHER = "same", "other"
 
 # A brace makes a shell read all of it first: whatever comes later is the agent's.
@@ -100,26 +96,27 @@ class Glance:
         return None
 
     def _answer(self, node: Node, stream: Stream) -> str:
-        """The shell's one word and a path; nothing where no shell answers."""
+        """Return the shell's answer, a word and a path; "" where the shell gives none in time."""
         source, dest = self._pushed()
         mark = f"{MARK} {os.urandom(16).hex()}"
-        began, said = f"{mark}\n".encode(), f"{mark} ".encode()
-        noise, deadline = b"", time.monotonic() + START_LIMIT
-        # A login that ended at once.
+        began, answered = f"{mark}\n".encode(), f"{mark} ".encode()
+        output, size, deadline = b"", 0, time.monotonic() + START_LIMIT
+        # A login that ends early raises LinkLost: the ordinary way then names the reason.
         with contextlib.suppress(LinkLost):
             stream.send(script(node, mark, source.manifest.id, dest))
-            while time.monotonic() < deadline and len(noise) < MAX_NOISE:
+            while time.monotonic() < deadline and size < MAX_NOISE:
                 try:
                     name, data = stream.read(PIECE, 1.0)
                 except TimeoutError:
                     continue
                 if not name:
                     break
-                noise += data if name == "stdout" else b""
-                if began in noise:
-                    # It looks, for as long as that takes.
-                    deadline = float("inf")
-                _, there, answer = noise.partition(said)
-                if there and b"\n" in answer:
+                size += len(data)
+                output += data if name == "stdout" else b""
+                if began in output:
+                    deadline = time.monotonic() + CHECK_LIMIT
+                    output = output[output.index(began) + len(began) :]
+                _, marked, answer = output.partition(answered)
+                if marked and b"\n" in answer:
                     return answer.partition(b"\n")[0].decode("utf-8", "surrogateescape")
         return ""

@@ -19,6 +19,7 @@ from clusterctl.transport.connection import Completed as Completed
 from clusterctl.transport.connection import Connection as Connection
 from clusterctl.transport.local import END_LIMIT
 from clusterctl.transport.local import LocalTransport as LocalTransport
+from clusterctl.transport.open_files import too_many
 from clusterctl.transport.scripted import ScriptedTransport as ScriptedTransport
 
 if TYPE_CHECKING:
@@ -113,8 +114,9 @@ def on_each(
             except ClusterctlError as error:
                 done.put((place, Outcome(nodes[place], error=error)))
             except BaseException as bug:
-                # Carried to the caller's thread and raised there.
-                done.put((place, bug))
+                lack = too_many(nodes[place].name, bug) if isinstance(bug, OSError) else None
+                # A bug is carried to the caller's thread and raised there.
+                done.put((place, Outcome(nodes[place], error=lack) if lack else bug))
 
     for _ in range(min(max(fanout, 1), len(nodes))):
         threading.Thread(target=worker, daemon=True).start()

@@ -3,7 +3,6 @@ silent."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from clusterctl.agent import bootstrap
 from clusterctl.agent.frames import (
@@ -34,74 +33,10 @@ from clusterctl.agent.frames import (
     to_payload,
 )
 from clusterctl.errors import ClusterctlError, LinkLost, Unreachable, WorkFailed
+from clusterctl.transport.pipe import ENDLESS, ENDLESS_HINT, MAX_NOISE, START_LIMIT, Pipe, last_line
 
-# What a login script may print before the agent speaks.
-MAX_NOISE = 1 << 20
-# Seconds for a node's Python to start and take the agent.
-START_LIMIT = 30.0
-# Bytes.
-LAST_WORDS = 2000
 # Seconds after a command's time-out: its agent takes up to 7 to end it.
 LATE = 20.0
-
-
-class Pipe(Protocol):
-    """A byte stream to a program on a node, and that program's last words."""
-
-    def receive(self, size: int, timeout: float) -> bytes:
-        """What is there, b"" at the end; TimeoutError when nothing came in time."""
-
-    def send(self, data: bytes) -> None: ...
-
-    def close(self) -> None: ...
-
-    def last_words(self) -> str:
-        """The program's standard error and exit status, once it ended."""
-
-
-class Stream(Protocol):
-    """What a pipe needs of a program's three streams (transport.Stream)."""
-
-    def read(self, size: int, timeout: float) -> tuple[str, bytes]: ...
-
-    def send(self, data: bytes) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class StreamPipe:
-    """A started program's standard input and output as a pipe; its errors are its last words."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._words = b""
-
-    def receive(self, size: int, timeout: float) -> bytes:
-        deadline = time.monotonic() + timeout
-        while True:
-            name, data = self._stream.read(size, max(deadline - time.monotonic(), 0.0))
-            if name != "stderr":
-                return data
-            self._words = (self._words + data)[-LAST_WORDS:]
-
-    def send(self, data: bytes) -> None:
-        try:
-            self._stream.send(data)
-        except LinkLost as lost:
-            raise BrokenPipeError(lost.reason) from None
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def last_words(self) -> str:
-        with contextlib.suppress(TimeoutError, LinkLost):
-            while True:
-                name, data = self._stream.read(65536, 1.0)
-                if not name:
-                    break
-                if name == "stderr":
-                    self._words = (self._words + data)[-LAST_WORDS:]
-        return self._words.decode(errors="replace")
 
 
 class RequestFailed(WorkFailed):
@@ -295,6 +230,7 @@ class Link:
         self._sending = threading.Lock()
         self._said = self._heard = time.monotonic()
         self._limit = START_LIMIT
+        self._start_deadline = self._heard + START_LIMIT
         self._lost: ClusterctlError | None = None
         self.is_closed = False
         try:
@@ -302,7 +238,7 @@ class Link:
         except BaseException:
             pipe.close()
             raise
-        self._limit = SILENCE
+        self._limit, self._start_deadline = SILENCE, float("inf")
         threading.Thread(target=self._listen, name=f"link {node}", daemon=True).start()
 
     def open(self, op: str, params: dict[str, Any]) -> Asked:
@@ -366,33 +302,38 @@ class Link:
             raise Unreachable(self.node, f"the agent can't be installed: {text}", hint)
 
     def _answer(self) -> tuple[str, str]:
-        """The next line that is the agent's, after whatever login scripts printed."""
+        """Return the agent's next word and its text; skip what login scripts print before it."""
         mark = f"{bootstrap.MARK} ".encode()
-        noise = 0
-        while noise < MAX_NOISE:
+        noise, size = b"", 0
+        while size < MAX_NOISE:
             line = self._bytes.read_line(MAX_NOISE)
             if not line:
                 raise self._no_agent("")
             if line.startswith(mark):
                 word, _, text = line[len(mark) :].decode(errors="replace").strip().partition(" ")
                 return word, _words(text)
-            noise += len(line)
-        raise self._no_agent("its login scripts print without end")
+            noise, size = (noise + line)[-4096:], size + len(line)
+        raise Unreachable(
+            self.node, f"no agent could be started: {ENDLESS}, as in {last_line(noise)!r}", ENDLESS_HINT
+        )
 
     def _no_agent(self, problem: str) -> Unreachable:
-        words = self._pipe.last_words().strip()
-        said = f": {words[-500:]}" if words else f" ({problem})" if problem else ""
+        line = last_line(self._pipe.last_words().encode())
+        reason = f": {line}" if line else ""
+        reason += f" ({problem})" if problem else ""
         hint = "check `python` in the inventory, and that login scripts neither read input nor exit"
-        return Unreachable(self.node, f"no agent could be started{said}", hint)
+        return Unreachable(self.node, f"no agent could be started{reason}", hint)
 
     # ---- listening
 
     def _receive(self) -> bytes:
-        """The next bytes; says a word itself when there was nothing to say for long."""
+        """Return the next bytes from the node; send a heartbeat where nothing else was sent for long."""
         while True:
             now = time.monotonic()
             if now - self._heard > self._limit:
                 raise TimeoutError(f"nothing was heard for {self._limit:.0f} s")
+            if now > self._start_deadline:
+                raise TimeoutError(f"its login scripts did not end within {START_LIMIT:.0f} s")
             if now - self._said > BEAT and self._limit == SILENCE:
                 self._beat()
             try:
@@ -413,8 +354,8 @@ class Link:
             while True:
                 frame = read_frame(self._bytes.read)
                 if frame is None:
-                    words = self._pipe.last_words().strip()
-                    problem = "the connection ended" + (f": {words[-300:]}" if words else "")
+                    line = last_line(self._pipe.last_words().encode())
+                    problem = "the connection ended" + (f": {line}" if line else "")
                     break
                 self._take(frame)
         except BadFrame as bad:

@@ -7,7 +7,6 @@ import os
 import pwd
 import select
 import subprocess
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import LinkLost, Unreachable
 from clusterctl.transport.connection import Connection, LinkConnection
 from clusterctl.transport.link import Link, agent_argv
+from clusterctl.transport.pipe import StreamPipe
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -33,8 +33,8 @@ class LocalTransport:
 
     def connect(self, node: Node) -> Connection:
         argv = agent_argv(os.path.expanduser(node.python))
-        pipe = _ChildPipe(node.name, argv, self._login())
-        return LinkConnection(Link(node.name, pipe, node.workdir))
+        stream = ChildStream(node.name, argv, self._login(), "/")
+        return LinkConnection(Link(node.name, StreamPipe(stream), node.workdir))
 
     def start(self, node: Node, command: str) -> ChildStream:
         login = self._login()
@@ -49,63 +49,6 @@ class LocalTransport:
             "SHELL": login.pw_shell or "/bin/sh",
             "PATH": LOGIN_PATH,
         }
-
-
-class _ChildPipe:
-    """The standard input and output of a child process."""
-
-    def __init__(self, node: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the pipe
-        try:
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                bufsize=0,
-                env=dict(env),
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as problem:
-            hint = "check `python` in the inventory"
-            raise Unreachable(node, f"{argv[0]}: {problem.strerror}", hint) from None
-        self._closing = threading.Lock()
-
-    def receive(self, size: int, timeout: float) -> bytes:
-        stdout = self._process.stdout
-        assert stdout is not None
-        if not _ready([stdout.fileno()], timeout):
-            raise TimeoutError
-        return os.read(stdout.fileno(), size)
-
-    def send(self, data: bytes) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[stdin.write(view) or 0 :]
-        except ValueError:
-            raise BrokenPipeError("closed") from None
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        with self._closing:
-            self._process.stdin.close()
-            try:
-                self._process.wait(END_LIMIT)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-
-    def last_words(self) -> str:
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            return ""
-        self._errors.seek(0)
-        return self._errors.read()[-2000:].decode(errors="replace")
 
 
 class ChildStream:

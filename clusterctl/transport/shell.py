@@ -27,7 +27,8 @@ from clusterctl.agent.frames import AGENT_SILENCE
 from clusterctl.agent.reaper import ENDING
 from clusterctl.errors import LinkLost, Unreachable
 from clusterctl.transport.connection import Completed
-from clusterctl.transport.link import MAX_NOISE, START_LIMIT, RequestFailed
+from clusterctl.transport.link import RequestFailed
+from clusterctl.transport.pipe import ENDLESS, ENDLESS_HINT, MAX_NOISE, START_LIMIT, last_line
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -205,7 +206,8 @@ class _Running:
         end = noise.find(b"\n", begin) if begin >= 0 else -1
         if end < 0:
             if len(noise) > MAX_NOISE:
-                raise self._nothing_began("its login scripts print without end")
+                what = f"its login shell began no command: {ENDLESS}, as in {last_line(bytes(noise))!r}"
+                raise Unreachable(self.node, what, ENDLESS_HINT)
             return b""
         del self._noise[name]
         if name == "stdout":
@@ -225,11 +227,11 @@ class _Running:
             raise LinkLost(self.node, "the connection ended in the middle", ENDED_THERE)
         return Completed(code, number, timed_out=self._timed_out)
 
-    def _nothing_began(self, how: str = "") -> Unreachable:
-        said = b" ".join(bytes(one).strip() for one in self._noise.values()).strip()[-500:]
-        words = said.decode(errors="replace") or how or "it said nothing"
+    def _nothing_began(self, problem: str = "it printed nothing") -> Unreachable:
+        lines = [last_line(bytes(output)) for output in self._noise.values()]
+        reason = next((line for line in reversed(lines) if line), problem)
         hint = "check that login scripts neither read input nor exit, and that /bin/sh is there"
-        return Unreachable(self.node, f"its login shell began no command: {words}", hint)
+        return Unreachable(self.node, f"its login shell began no command: {reason}", hint)
 
 
 # Every login shell understands it: sh, csh and fish alike.

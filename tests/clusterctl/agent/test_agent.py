@@ -19,7 +19,7 @@ from clusterctl.errors import ClusterctlError, LinkLost
 from clusterctl.inventory.cluster import Node
 from clusterctl.transport.fanout import Connection, LocalTransport
 from clusterctl.transport.link import RequestFailed
-from tests.support.nodes import connect, oldest_python, wait_for
+from tests.support.nodes import connect, local_node, oldest_python, wait_for
 
 SHOW = "import os,sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
 
@@ -457,6 +457,29 @@ def test_no_agent_starts_out_of_a_folder_that_others_could_put_a_program_into(tm
                 connect(tmp_path)
             os.chown(folder, 0, -1)
     connect(tmp_path).close()
+
+
+def test_no_agent_starts_below_a_folder_in_which_others_could_replace_its_own(tmp_path: Path) -> None:
+    above = tmp_path / "shared"
+    above.mkdir()
+    (above / "mine").mkdir(mode=0o700)
+
+    def start() -> None:
+        connect_below = local_node(above / "mine")
+        LocalTransport(home=tmp_path).connect(connect_below).close()
+
+    above.chmod(0o777)
+    with pytest.raises(ClusterctlError, match=r"everybody may write into .*/shared above it \(mode 0777\)"):
+        start()
+    # As in /tmp: nobody may rename what belongs to others.
+    above.chmod(0o1777)
+    start()
+    above.chmod(0o775)
+    start()
+    if os.geteuid() == 0:
+        os.chown(above, 12345, -1)
+        with pytest.raises(ClusterctlError, match=r"/shared above it belongs to user 12345"):
+            start()
 
 
 def test_a_python_that_is_no_python_is_said_with_its_own_words(tmp_path: Path) -> None:

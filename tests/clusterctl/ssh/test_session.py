@@ -56,6 +56,16 @@ def known(tmp_path: Path) -> Path:
     return tmp_path / "known_hosts"
 
 
+def descendants(pid: int) -> list[int]:
+    """Return the processes below `pid`: an sshd of root has two for each login, another user's has one."""
+    done = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, check=True)
+    parents = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    found = [pid]
+    for ancestor in found:
+        found += [child for child, parent in parents if parent == ancestor]
+    return found[1:]
+
+
 def transport(known: Path, **more: object) -> SshTransport:
     return SshTransport(known_hosts=known, ssh_config="none", **more)  # type: ignore[arg-type]
 
@@ -128,11 +138,9 @@ def test_a_gateway_that_died_loses_its_nodes_and_is_logged_in_on_anew(
     way = transport(known)
     node = server.node(gateway=f"127.0.0.1:{bastion.port}")
     stream = way.start(node, "sleep 300")
-    sessions = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(bastion.process.pid)], capture_output=True, check=True
-    )
-    for pid in map(int, sessions.stdout.split()):
-        os.kill(pid, signal.SIGKILL)
+    for pid in descendants(bastion.process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     with pytest.raises(LinkLost):
         stream.read(100, 60.0)
     stream.close()

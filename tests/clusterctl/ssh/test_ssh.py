@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -29,6 +30,7 @@ from clusterctl.ssh.openssh import OpenSshTransport
 from clusterctl.ssh.transport import SshTransport
 from clusterctl.transport.fanout import Stream, on_each
 from clusterctl.transport.link import shell_command
+from clusterctl.transport.shell import Once as ShellSession
 from tests.support.nodes import wait_for
 
 SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
@@ -334,17 +336,26 @@ def test_what_ran_over_a_cut_connection_is_ended_and_the_loss_is_said(
         "run", {"argv": ["/bin/sh", "-c", "setsid sleep 618 & echo up; sleep 618"], "env": marker}
     )
     next(running)
-    os.kill(
-        int(
-            subprocess.run(
-                ["ps", "-o", "ppid=", "-p", str(link.hello()["pid"])], capture_output=True, check=True
-            ).stdout
-        ),
-        9,
-    )
+    cut_connection(server.process.pid, link.hello()["pid"])
     with pytest.raises(LinkLost):
         next(running)
     wait_for(lambda: not marked(marker))
+
+
+def cut_connection(listener: int, program: int) -> None:
+    """Kill every process between a listening sshd and a program that it started.
+
+    Which of them holds the connection depends on whether sshd runs as root.
+    """
+    chain = []
+    while (program := parent_of(program)) not in (listener, 0):
+        chain.append(program)
+    for pid in reversed(chain):
+        os.kill(pid, signal.SIGKILL)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def read_all(stream: Stream) -> dict[str, bytes]:
@@ -377,13 +388,11 @@ def test_a_program_without_an_agent_gives_its_streams_apart_and_how_it_ended(
 
 def test_a_program_over_a_cut_connection_is_lost_not_ended(way: Way, server: Server, known: Path) -> None:
     record(server, known)
-    # Past the shell that tells its end.
-    daemon = "ps -o ppid= -p $PPID" if way.kind == "openssh" else "echo $PPID"
-    stream = way(known).start(server.node(), f"{daemon}; exec sleep 60")
+    stream = way(known).start(server.node(), "echo $$; exec sleep 60")
     _, data = stream.read(100, 20.0)
     with pytest.raises(TimeoutError):
         stream.read(100, 0.01)
-    os.kill(int(data), 9)
+    cut_connection(server.process.pid, int(data))
     with pytest.raises(LinkLost):
         stream.read(100, 20.0)
     stream.close()
@@ -430,9 +439,57 @@ def test_gateways_are_read_with_ports_and_ipv6() -> None:
     assert host_and_port("[::1]:22") == ("::1", 22) and host_and_port("fe80::1") == ("fe80::1", None)
 
 
-def test_a_broken_known_hosts_file_is_named(way: Way, server: Server, known: Path) -> None:
-    known.write_text("[127.0.0.1]:22 ssh-ed25519 AAAA!!!notbase64\n")
-    began = time.monotonic()
-    with pytest.raises(ClusterctlError):
-        way(known).connect(server.node())
-    assert time.monotonic() - began < 5
+@pytest.mark.parametrize(
+    "line",
+    [
+        "|1|not-base64!|x {key}",
+        "|1|only-a-salt {key}",
+        "[127.0.0.1]:22 ssh-ed25519 AAAA!!!notbase64",
+        "{name} half",
+    ],
+)
+def test_a_malformed_known_hosts_line_is_skipped_and_reported_once(
+    way: Way, server: Server, known: Path, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    record(server, known)
+    name, _, key = known.read_text().strip().partition(" ")
+    known.write_text(f"{line.format(name=name, key=key)}\n{name} {key}\n")
+    made = way(known)
+    for _ in range(2):
+        made.connect(server.node()).close()
+    if way.kind == "paramiko":
+        assert [entry.getMessage() for entry in caplog.records if entry.name == "clusterctl"] == [
+            f"{known}: skipped 1 line that cannot be read: 1"
+        ]
+
+
+def test_a_revoked_host_key_is_called_revoked(way: Way, server: Server, known: Path) -> None:
+    record(server, known)
+    name, _, key = known.read_text().strip().partition(" ")
+    known.write_text(f"{name} {key}\n@revoked * {key}\n")
+    with pytest.raises(HostKeyChanged, match=r"ssh-ed25519 SHA256:\S+ is marked as revoked") as refused:
+        way(known, accept_new=True).connect(server.node())
+    assert "recorded" not in refused.value.message
+
+
+@pytest.mark.parametrize("target", ["", ">&2"])
+def test_a_login_script_that_prints_without_end_is_named_in_five_seconds(
+    way: Way, server: Server, known: Path, target: str
+) -> None:
+    record(server, known)
+    script = server.folder / "home" / ".bashrc"
+    script.write_text(f"while :; do echo noise of a login script {target}; done\n")
+    try:
+        began = time.monotonic()
+        with pytest.raises(
+            Unreachable, match=r"end.*noise of a login script|noise of a login script.*end"
+        ) as refused:
+            way(known).connect(server.node())
+        assert time.monotonic() - began < 5
+        assert "\n" not in refused.value.message
+        with ShellSession(way(known)) as shell, pytest.raises(Unreachable) as refused:
+            shell.run(server.node(), ["true"])
+        assert time.monotonic() - began < 10
+        assert refused.value.message.count("noise") == 1
+    finally:
+        script.unlink()

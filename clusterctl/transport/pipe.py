@@ -1,0 +1,102 @@
+"""A program on a node as one byte stream, and how much a login script may print before that program speaks."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Protocol
+
+from clusterctl.errors import LinkLost
+
+# Bytes that login scripts may print before the program on the node speaks.
+MAX_NOISE = 1 << 20
+# Seconds for a node to log in, run its login scripts and start the program.
+START_LIMIT = 30.0
+# Bytes of standard error that are kept for an error message.
+LAST_WORDS = 2000
+# Seconds to collect what a program wrote to standard error before it ended.
+LAST_WORDS_LIMIT = 1.0
+# Characters of one line of a node's output in an error message.
+LINE_LENGTH = 120
+ENDLESS = "its login scripts print without end"
+ENDLESS_HINT = (
+    "make ~/.bashrc and the like print nothing when nobody types there: `[[ $- == *i* ]] || return`"
+)
+
+
+class Pipe(Protocol):
+    """A byte stream to and from a program on a node."""
+
+    def receive(self, size: int, timeout: float) -> bytes:
+        """Return the next bytes, b"" at the end; raise TimeoutError when nothing came in time."""
+
+    def send(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+    def last_words(self) -> str:
+        """Return the end of the program's standard error; wait at most LAST_WORDS_LIMIT seconds for it."""
+
+
+class Stream(Protocol):
+    """What a pipe needs of a program's three streams (fanout.Stream)."""
+
+    def read(self, size: int, timeout: float) -> tuple[str, bytes]: ...
+
+    def send(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class StreamPipe:
+    """A program's standard input and output as a pipe; the end of its standard error is kept for messages."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._errors = b""
+        # Bytes of standard error since the last byte of standard output.
+        self._error_bytes = 0
+
+    def receive(self, size: int, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
+        while True:
+            name, data = self._stream.read(size, max(deadline - time.monotonic(), 0.0))
+            if name != "stderr":
+                self._error_bytes = 0
+                return data
+            self._keep(data)
+            if self._error_bytes > MAX_NOISE:
+                raise OSError("its standard error has no end")
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._stream.send(data)
+        except LinkLost as lost:
+            raise BrokenPipeError(lost.reason) from None
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def last_words(self) -> str:
+        deadline = time.monotonic() + LAST_WORDS_LIMIT
+        with contextlib.suppress(TimeoutError, LinkLost, OSError):
+            while self._error_bytes <= MAX_NOISE and (left := deadline - time.monotonic()) > 0:
+                name, data = self._stream.read(65536, left)
+                if not name:
+                    break
+                if name == "stderr":
+                    self._keep(data)
+        return self._errors.decode(errors="replace")
+
+    def _keep(self, data: bytes) -> None:
+        self._error_bytes += len(data)
+        self._errors = (self._errors + data)[-LAST_WORDS:]
+
+
+def last_line(output: bytes) -> str:
+    """Return the last line of a node's output that is not blank, shortened for an error message."""
+    lines = [line for line in output[-4096:].splitlines() if line.strip()]
+    text = lines[-1].decode(errors="replace").strip() if lines else ""
+    return text if len(text) <= LINE_LENGTH else f"{text[:LINE_LENGTH]}..."
