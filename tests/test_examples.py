@@ -53,7 +53,7 @@ def test_a_recipe_is_planned_on_the_example_cluster(path: Path, tmp_path: Path) 
         return
     world = RANKS.get(path.stem) or (32 if loaded.train["global_batch"] >= 512 else 4)
     train = {"hardware": {"kind": "npu", "devices_per_node": 8}, **loaded.train}
-    question = {"train": train, "world_size": world, "name": loaded.name, "served": False}
+    question = {"train": train, "world_size": world, "name": loaded.name}
     answer = job.ask_trainer(["check"], json.dumps(question))
     assert answer["faults"] == []
     layout = answer["summary"]["layout"]
@@ -68,7 +68,6 @@ def test_the_table_of_recipes_names_them_all() -> None:
 
 
 def test_the_smallest_recipes_can_be_started() -> None:
-    """The others tell at plan time what no engine does yet."""
     ranks = {"tiny": 4, "tiny-deepspeed": 4, "blend": 8, "survive": 24, "gpt2-124m": 32, "gpt2-auto": 16}
     for name, world in ranks.items():
         train = documents.load_document(FOLDER / f"{name}.yaml").value["train"]

@@ -36,7 +36,7 @@ def _rehearse(_: argparse.Namespace) -> int:
     from trainer.plan.resolve import plan_config
 
     document = json.load(sys.stdin)
-    found = plan_config(document["train"], document["world_size"], served=False)
+    found = plan_config(document["train"], document["world_size"])
     if found.faults:
         raise ConfigFaults(found.faults)
     prepare_import()

@@ -68,10 +68,11 @@ class Device:
         return importlib.import_module("torch_npu.profiler" if self.kind == "npu" else "torch.profiler")
 
     def autocast(self, precision: str) -> Any:
-        """The context that a forward pass runs in."""
+        """Return the context that a forward pass runs in: in bf16 and fp16, matrices are computed in that type."""
         import torch
 
-        return torch.autocast(self.kind, torch.bfloat16, enabled=precision == "bf16")
+        kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        return torch.autocast(self.kind, kinds.get(precision), enabled=precision in kinds)
 
 
 class Stopwatch:

@@ -87,7 +87,7 @@ def write_config(folder: Path, train_part: dict[str, Any]) -> Path:
     """A train.json with a corpus of made-up tokens beside it."""
     from trainer.plan.resolve import plan_config
 
-    found = plan_config({**train_part, "data": {"prefix": "x"}}, 1, served=False).config
+    found = plan_config({**train_part, "data": {"prefix": "x"}}, 1).config
     samples = (train_part.get("global_batch") or 64 * found.micro_batch) * (found.steps + 1)
     prefix = folder / "tokens"
     make_corpus(prefix, min(samples, 4096) * (found.model.sequence + 1))

@@ -14,7 +14,7 @@ import typer
 from clusterctl.cli import options, screen, ssh_option
 from clusterctl.cli.interrupt import InterruptGuard
 from clusterctl.cli.node_choice import Choice
-from clusterctl.errors import InputFaults, RunFailed, UsageError
+from clusterctl.errors import RunFailed, UsageError
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def show_plan(
     from clusterctl.jobs import plan as plans
     from clusterctl.jobs import what_if
 
-    summary = jobs.check(job, cluster, served=False)
+    summary = jobs.check(job, cluster)
     made = plans.make_plan(cluster, job)
     if rehearse and job.train is None:
         raise UsageError(
@@ -157,9 +157,6 @@ def show_plan(
             screen.show(views.commands_table(made))
         for note in plan_view.notes(summary):
             screen.log(f"note: {note}", "yellow")
-    if summary.get("unserved"):
-        screen.log("the plan is valid, but it cannot be launched:", "yellow")
-        raise InputFaults(jobs.train_faults(job, summary["unserved"]))
 
 
 def launch(

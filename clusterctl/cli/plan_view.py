@@ -191,7 +191,7 @@ def _layouts(best: list[Mapping[str, Any]]) -> RenderableType:
             one["recompute"],
             size(one["memory"]),
             f"{one['seconds']:.3g} s",
-            count(one["tokens_per_second"]) if one["served"] else "no engine yet",
+            count(one["tokens_per_second"]),
         ]
         for one in best
     ]

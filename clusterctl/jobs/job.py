@@ -287,11 +287,8 @@ def devices_on(job: Job, node: Node) -> tuple[int, ...]:
     return job.devices if job.devices is not None else node.devices
 
 
-def check(job: Job, cluster: Cluster, served: bool = True) -> dict[str, Any]:
-    """Everything that can be known before anything starts; gives the trainer's summary (empty for a command).
-
-    Without `served`, what no engine of the trainer does yet is no fault and stands in the summary's `unserved`.
-    """
+def check(job: Job, cluster: Cluster) -> dict[str, Any]:
+    """Everything that can be known before anything starts; gives the trainer's summary (empty for a command)."""
     faults = list(_device_faults(job, cluster))
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
     if not world and not faults:
@@ -300,9 +297,9 @@ def check(job: Job, cluster: Cluster, served: bool = True) -> dict[str, Any]:
         )
     summary: dict[str, Any] = {}
     if job.train is not None:
-        answer = check_train(replace(job, train=train_part(job, cluster)), max(world, 1), served)
+        answer = check_train(replace(job, train=train_part(job, cluster)), max(world, 1))
         faults += train_faults(job, answer["faults"])
-        summary = {**(answer.get("summary") or {}), "unserved": answer.get("unserved", [])}
+        summary = answer.get("summary") or {}
     if faults:
         raise InputFaults(faults)
     return summary
@@ -349,13 +346,12 @@ def _device_faults(job: Job, cluster: Cluster) -> Sequence[Fault]:
     return faults
 
 
-def check_train(job: Job, world: int, served: bool = True) -> dict[str, Any]:
+def check_train(job: Job, world: int) -> dict[str, Any]:
     """What the trainer itself says of a configuration; asked in a process of its own, which needs no torch."""
     question = {
         "train": filled(job.train or {}, str(job.data or job.data_there)),
         "world_size": world,
         "name": job.name,
-        "served": served,
         "base_dir": str(Path(job.source).parent.resolve()),
         "check_data": job.data is not None and job.data.is_dir(),
     }

@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
-import torch  # noqa: F401  (loaded here so that the forks need not)
+# Loaded here so that the forks need not.
+import torch
 
 import trainer.train.assemble
 from trainer.__main__ import main
+from trainer.model.gpt import GPT
 
 
 def rank(argv: list[str], environment: dict[str, str], output: str) -> None:
@@ -25,6 +28,8 @@ def rank(argv: list[str], environment: dict[str, str], output: str) -> None:
         os.dup2(handle, number)
     code = 1
     try:
+        if environment["RANK"] == environment.get("TEST_OVERFLOW_RANK"):
+            overflow([int(number) for number in environment["TEST_OVERFLOW_FORWARDS"].split(",")])
         code = main(argv)
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -32,6 +37,19 @@ def rank(argv: list[str], environment: dict[str, str], output: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def overflow(numbers: list[int]) -> None:
+    """Make the gradients of some forward passes infinite, in this process: those of these numbers, from 1."""
+    forward, calls = GPT.forward, iter(range(1, sys.maxsize))
+
+    def overflowing(self: GPT, *given: Any, **named: Any) -> torch.Tensor:
+        result = forward(self, *given, **named)
+        if result.requires_grad and next(calls) in numbers:
+            result.register_hook(lambda gradient: gradient * float("inf"))
+        return result
+
+    GPT.forward = overflowing  # type: ignore[method-assign]
 
 
 def serve() -> None:

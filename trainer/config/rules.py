@@ -1,7 +1,4 @@
-"""What the keys of a training's config owe each other, the world and the model. Arithmetic alone.
-
-What a config may say, and no engine of this trainer does yet: refused before anything starts.
-"""
+"""Rules between the keys of a training's config, the world and the model. Arithmetic alone."""
 
 from __future__ import annotations
 
@@ -146,9 +143,6 @@ def _recompute_faults(config: TrainConfig) -> Iterator[Fault]:
 
 
 def _precision_faults(config: TrainConfig) -> Iterator[Fault]:
-    if config.precision == "fp16" and config.hardware.kind in ("", "cpu"):
-        what = "fp16 needs a GPU or an NPU: a CPU multiplies it at a tenth of bf16's rate, or a two-hundredth"
-        yield Fault("train.precision", what, "use bf16, which needs no loss scale")
     if config.precision != "fp16" and config.loss_scale != LossScaleConfig():
         yield Fault("train.loss_scale", f"is fp16's, and precision is {config.precision}", "leave it out")
 
@@ -230,19 +224,6 @@ def _schedule_faults(config: TrainConfig) -> Iterator[Fault]:
     if warmup >= length:
         what = f"{optimizer.warmup} leaves nothing of a schedule of {batches.in_steps(length):g} steps"
         yield Fault("train.optimizer.warmup", what, "use less, or a longer decay")
-
-
-def unserved(config: TrainConfig) -> Iterator[Fault]:
-    """All that the chosen engine cannot do; a plan may still count it."""
-    scaled = config.engine == "torch" and config.zero < 2
-    if config.precision == "fp16" and config.hardware.kind not in ("", "cpu") and not scaled:
-        what = "fp16 is torch's engine's, with zero 0 or 1: nothing else here scales the loss"
-        yield Fault("train.precision", what, "use bf16, which needs no loss scale")
-
-
-def serves(config: TrainConfig) -> bool:
-    """Whether it can be started."""
-    return not any(unserved(config))
 
 
 def glm_faults(config: TrainConfig) -> Iterator[Fault]:

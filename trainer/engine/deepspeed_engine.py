@@ -34,7 +34,7 @@ from trainer.parallel.pipeline import of_all_stages
 
 
 class DeepSpeedEngine:
-    """DeepSpeed in fp32; bf16 is autocast within the model, on weights that stay fp32."""
+    """DeepSpeed in fp32; bf16 and fp16 are autocast within the model, on weights that stay fp32."""
 
     def __init__(
         self,
@@ -48,8 +48,7 @@ class DeepSpeedEngine:
         self.config, self.groups, self.device = config, groups, device
         self.data, self.parallel, self.pipeline = groups.data, groups.tensor, groups.pipeline
         self.cuts, self.shapes = cuts_of(model), shapes or shapes_of(model)
-        # bf16 needs none, and fp16 is not served.
-        self.loss_scale = LossScale(None)
+        self.loss_scale = LossScale(config.loss_scale if config.precision == "fp16" else None)
         self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         for name, parameter in self.parameters.items():
             parameter.model_parallel = self.cuts[name].dim is not None  # type: ignore[attr-defined]
@@ -98,15 +97,19 @@ class DeepSpeedEngine:
         return self.parallel.sum(gradient.clone(memory_format=torch.contiguous_format))
 
     def _before_update(self, *_: object) -> None:
-        """Without ZeRO, DeepSpeed knows no norm over all parts of the model, and takes a step that is not finite."""
+        """Compute the norm, unscale and clip the gradients, or drop them where they are not finite.
+
+        Without ZeRO, DeepSpeed has no norm over all parts of the model and applies gradients that are not finite.
+        """
+        scale = self.loss_scale.value
         gradients = {name: one.grad for name, one in self.parameters.items() if one.grad is not None}
         counted = {name: one for name, one in gradients.items() if self.pipeline.counts(name)}
-        self.norm = float(norm_of(counted, self.cuts, self.parallel, self.pipeline).item())
+        self.norm = float(norm_of(counted, self.cuts, self.parallel, self.pipeline).item()) / scale
         if not self.norm < float("inf"):
             for parameter in self.parameters.values():
                 # An update without gradients changes nothing.
                 parameter.grad = None
-        elif (factor := clip_factor(self.norm, self.config.optimizer.clip)) < 1:
+        elif (factor := clip_factor(self.norm, self.config.optimizer.clip) / scale) != 1:
             for gradient in gradients.values():
                 gradient.mul_(factor)
 
@@ -114,12 +117,26 @@ class DeepSpeedEngine:
         torch.manual_seed(seed)
         for group in self.adamw.param_groups:
             group["lr"] = rate
-        own = self.device.stopwatch()
-        loss = self.passes.step(self.engine, batch, own)
+        own, scale = self.device.stopwatch(), self.loss_scale.value
+        if self.config.zero:
+            # Its optimizers multiply the loss by this and divide norm and gradients by it.
+            self.zero.loss_scale = scale
+        loss = self.passes.step(self.engine, batch, own, 1.0 if self.config.zero else scale)
         if self.config.zero:
             self.norm = float(self.engine.get_global_grad_norm())
-        tokens = tokens_of(batch, self.data.world, self.config.model.sequence)
-        return StepResult(loss, self.norm, tokens, not self.norm < float("inf"), own_seconds=own.seconds())
+        # False for NaN too.
+        finite = self.norm < float("inf")
+        calibrating = not finite and self.loss_scale.can_fall
+        self.loss_scale.update(overflow=not finite)
+        return StepResult(
+            loss,
+            self.norm,
+            tokens_of(batch, self.data.world, self.config.model.sequence),
+            skipped=not finite,
+            own_seconds=own.seconds(),
+            loss_scale=scale if self.config.precision == "fp16" else None,
+            calibrating=calibrating,
+        )
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
         return self.passes.evaluate(self.engine, batches)

@@ -32,8 +32,11 @@ class Passes(Protocol):
 
     module: nn.Module
 
-    def step(self, engine: Any, batch: Batch, own: Stopwatch) -> float:
-        """Forward, backward and update; the mean loss over all ranks. `own` stands still where this rank waits."""
+    def step(self, engine: Any, batch: Batch, own: Stopwatch, scale: float) -> float:
+        """Run forward, backward and update; return the mean loss over all ranks.
+
+        `scale` multiplies the loss before its backward pass. `own` is stopped while this rank waits for others.
+        """
 
     def evaluate(self, engine: Any, batches: Iterable[Batch]) -> float:
         """Mean loss over all ranks' parts, without dropout; NaN where there are none."""
@@ -46,7 +49,7 @@ class Dense:
         self.module: nn.Module = _Loss(model, device, precision)
         self.device, self.data = device, data
 
-    def step(self, engine: Any, batch: Batch, own: Stopwatch) -> float:
+    def step(self, engine: Any, batch: Batch, own: Stopwatch, scale: float) -> float:
         total = torch.zeros((), device=self.device.name)
         for micro in batch:
             last = micro is batch[-1]
@@ -56,7 +59,7 @@ class Dense:
             if last:
                 # The backward pass waits for the other ranks.
                 own.stop()
-            engine.backward(loss, scale_wrt_gas=False)
+            engine.backward(loss * scale, scale_wrt_gas=False)
             total += loss.detach()
             engine.step()
         return self.data.total(float(total.item())) / self.data.world
@@ -110,14 +113,14 @@ class Staged:
             parameter.ds_pipe_replicated = not line.counts(name)  # type: ignore[attr-defined]
         self.stage: _Stage = next(one for one in self.module.modules() if isinstance(one, _Stage))
 
-    def step(self, engine: Any, batch: Batch, own: Stopwatch) -> float:
+    def step(self, engine: Any, batch: Batch, own: Stopwatch, scale: float) -> float:
         # What waits for other stages is no part of it, and of the rest only forward passes are seen here.
         own.stop()
-        self.stage.clock = own
+        self.stage.clock, self.stage.scale = own, scale
         engine.set_train_batch_size(len(batch) * engine.train_micro_batch_size_per_gpu() * self.data.world)
         loss: Tensor = engine.train_batch(self._reads(batch))
-        self.stage.clock = None
-        return float(loss.item())
+        self.stage.clock, self.stage.scale = None, 1.0
+        return float(loss.item()) / scale
 
     def evaluate(self, engine: Any, batches: Iterable[Batch]) -> float:
         micros = [micro for batch in batches for micro in batch]
@@ -137,12 +140,16 @@ class _Stage(nn.Module):
         self.model, self.device, self.precision, self.first = model, device, precision, first
         self.micros: deque[Micro] = deque()
         self.clock: Stopwatch | None = None
+        # Multiplies the loss in a step, where this stage computes it.
+        self.scale = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         if self.clock:
             self.clock.go_on()
         run = self.model if self.first else partial(self.model, x=x)
         result = model_loss(run, self.model, self.micros.popleft(), self.device, self.precision)
+        if self.model.pieces[0].last:
+            result = result * self.scale
         if self.clock:
             self.clock.stop()
         return result

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config.layout import Layout
 from trainer.config.parts import RecomputeConfig
-from trainer.config.rules import between_keys, serves
+from trainer.config.rules import between_keys
 from trainer.plan.hardware import Hardware, hardware_of
 from trainer.plan.memory import stages
 from trainer.plan.time import Cost, cost
@@ -36,7 +36,6 @@ class Candidate:
     memory: int
     """Bytes of the device that needs most."""
     cost: Cost
-    served: bool
 
     @property
     def cuts(self) -> tuple[int, int]:
@@ -62,7 +61,6 @@ class Candidate:
             "memory": self.memory,
             "seconds": self.cost.seconds,
             "tokens_per_second": self.cost.tokens_per_second,
-            "served": self.served,
         }
 
 
@@ -85,7 +83,7 @@ class Choice:
 
 
 def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[TrainConfig, Choice]:
-    """The config with its best layout; of those that an engine serves, where one of them fits.
+    """The config with its best layout.
 
     `fixed`: keys of the train part that the job says itself, which stay as they are.
     """
@@ -105,7 +103,6 @@ def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[Trai
                 break
     fitting = sorted((one for one in legal if one.memory <= room), key=lambda one: one.cost.seconds)
     fitting = _simplest_first(fitting)
-    fitting = [one for one in fitting if one.served] + [one for one in fitting if not one.served]
     best = fitting[0] if fitting else min(legal, key=lambda one: one.memory, default=None)
     choice = Choice(tuple(fitting), tuple(_losing(fitting, legal, room)), len(legal) + refused, refused)
     if best is None:
@@ -151,7 +148,7 @@ def _divisors(whole: int, most: int) -> list[int]:
 
 def _candidate(config: TrainConfig, layout: Layout, hardware: Hardware) -> Candidate:
     need = max(stage.memory.total for stage in stages(config, layout, ends=True))
-    return Candidate(config, layout, need, cost(config, layout, hardware), serves(config))
+    return Candidate(config, layout, need, cost(config, layout, hardware))
 
 
 def _simplest_first(ordered: list[Candidate]) -> list[Candidate]:
@@ -191,12 +188,9 @@ def _losing(fitting: list[Candidate], legal: list[Candidate], room: float) -> It
 
 def _why(group: list[Candidate], best: Candidate | None, room: float) -> tuple[Candidate, str]:
     """The best of a group, and what it loses by."""
-    served = [one for one in group if one.served]
-    if best is not None and best.served and not served:
-        return min(group, key=lambda one: one.cost.seconds), "no engine does it yet"
-    there = sorted((one for one in served or group if one.memory <= room), key=lambda one: one.cost.seconds)
+    there = sorted((one for one in group if one.memory <= room), key=lambda one: one.cost.seconds)
     if best is None or not there:
-        least = min(served or group, key=lambda one: one.memory)
+        least = min(group, key=lambda one: one.memory)
         return least, f"needs {least.memory / 1e9:.1f} GB of {room / 1e9:.1f}, at the least"
     one = _simplest_first(there)[0]
     if one.cost.seconds <= best.cost.seconds * (1 + TRUSTED):

@@ -47,6 +47,7 @@ def lint(
         *_of_resuming(config),
         *_of_ramp(config),
         *_of_profile(config),
+        *_precision_notes(config),
         *_of_layout(config, layout, hardware, need),
         *(
             f"{use.prefix} is read {use.epochs:.1f} times: more tokens, or fewer steps, would teach more"
@@ -101,6 +102,11 @@ def _of_ramp(config: TrainConfig) -> Iterator[str]:
 def _of_profile(config: TrainConfig) -> Iterator[str]:
     if config.profile != ProfileConfig() and not config.profile.repeat:
         yield "nothing is profiled: profile says no number of cycles (repeat: 1)"
+
+
+def _precision_notes(config: TrainConfig) -> Iterator[str]:
+    if config.precision == "fp16" and config.hardware.kind == "cpu":
+        yield "a CPU multiplies fp16 at a tenth of the rate of bf16, or less: precision: bf16 is faster"
 
 
 def _of_layout(config: TrainConfig, layout: Layout, hardware: Hardware, need: Memory) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from trainer.config import rules
 from trainer.config.data import data_faults
-from trainer.config.rules import glm_faults, unserved
+from trainer.config.rules import glm_faults
 from trainer.config.train_config import TrainConfig, read_train
 from trainer.errors import ConfigFaults, Fault
 from trainer.plan.auto import Choice, choose
@@ -21,30 +21,26 @@ def read_config(raw: object, world_size: int = 1) -> TrainConfig:
     return config
 
 
-def try_config(raw: object, world_size: int, served: bool = True) -> tuple[TrainConfig, list[Fault]]:
-    """The config and its faults; with faults, it is only good for finding more of them.
-
-    Without `served`, what no engine does yet is no fault: a plan counts it all the same.
-    """
-    found = plan_config(raw, world_size, served)
-    return found.config, found.faults
+def try_config(raw: object, world_size: int) -> tuple[TrainConfig, list[Fault]]:
+    """Return the config and its faults; a config with faults is only good for finding more of them."""
+    planned = plan_config(raw, world_size)
+    return planned.config, planned.faults
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A config as it was read: what is wrong with it, what no engine does yet, and how `auto` chose."""
+    """A config as it was read, its faults, and how `auto` chose."""
 
     config: TrainConfig
     faults: list[Fault]
-    unserved: list[Fault]
     choice: Choice | None = None
 
 
-def plan_config(raw: object, world_size: int, served: bool = True) -> Planned:
-    """As `try_config`, with what a plan tells beside it."""
+def plan_config(raw: object, world_size: int) -> Planned:
+    """Return the config, its faults, and how `auto` chose."""
     faults: list[Fault] = []
     if not isinstance(raw, Mapping):
-        return Planned(TrainConfig(), [Fault("train", f"is {type(raw).__name__}; a mapping is needed")], [])
+        return Planned(TrainConfig(), [Fault("train", f"is {type(raw).__name__}; a mapping is needed")])
     config, rest = read_train(raw, faults)
     choice = None
     if config.parallel.auto and not faults:
@@ -57,5 +53,4 @@ def plan_config(raw: object, world_size: int, served: bool = True) -> Planned:
     faults += data_faults(config.data, rest.get("data"), evaluates=config.eval.batches > 0)
     if not any(fault.is_of("model") for fault in faults):
         faults += glm_faults(config)
-    missing = list(unserved(config))
-    return Planned(config, faults + missing if served else faults, missing, choice)
+    return Planned(config, faults, choice)

@@ -22,16 +22,13 @@ if TYPE_CHECKING:
 
 
 def check(document: object) -> dict[str, Any]:
-    """Answer `{"train": ..., "world_size": n, "base_dir": "...", "check_data": bool}`: all faults at once.
-
-    With `"served": false`, what no engine does yet stands under `unserved` and is counted all the same.
-    """
+    """Answer `{"train": ..., "world_size": n, "base_dir": "...", "check_data": bool}`: all faults together."""
     if not isinstance(document, Mapping):
         return _answer([Fault("", "the document is not a mapping", 'give {"train": {...}, "world_size": 4}')])
     world = document.get("world_size", 1)
     if not isinstance(world, int) or isinstance(world, bool) or world < 1:
         return _answer([Fault("world_size", f"is {world!r}; a whole number of at least 1 is needed")])
-    found = plan_config(document.get("train"), world, bool(document.get("served", True)))
+    found = plan_config(document.get("train"), world)
     config, faults = found.config, found.faults
     uses: list[CorpusUse] = []
     told: list[str] = []
@@ -52,7 +49,6 @@ def check(document: object) -> dict[str, Any]:
     return {
         **_answer(faults),
         "config": config.as_json(),
-        "unserved": [fault.as_json() for fault in found.unserved],
         "summary": whole,
     }
 
@@ -62,7 +58,6 @@ def _answer(faults: list[Fault]) -> dict[str, Any]:
         "ok": not faults,
         "faults": [fault.as_json() for fault in faults],
         "config": None,
-        "unserved": [],
         "summary": None,
     }
 

@@ -60,11 +60,12 @@ def test_a_recipe_is_planned_whole_where_neither_its_data_nor_its_nodes_are(run:
     assert "data" not in err
 
 
-def test_what_no_engine_does_yet_is_planned_and_then_refused_with_its_line(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "cut.yaml").write_text(TRAIN.replace("bf16", "fp16") + "  zero: 2\n")
-    code, out, err = run("plan", "cut.yaml", "--what-if", "nodes=1,devices=8,kind=cuda")
-    assert code == 2 and "tokens/s" in out
-    assert "cut.yaml:8 train.precision: fp16 is" in err and "it cannot be launched" in err
+def test_fp16_on_cpus_is_planned_with_a_note(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "half.yaml").write_text(TRAIN.replace("bf16", "fp16"))
+    for kind, noted in (("cpu", True), ("cuda", False)):
+        code, out, err = run("plan", "half.yaml", "--what-if", f"nodes=1,devices=8,kind={kind}")
+        assert code == 0 and "tokens/s" in out
+        assert ("a CPU multiplies fp16" in err) == noted
 
 
 def test_what_is_surely_not_meant_is_said_and_stops_nothing(run: Run, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def check_a_block(
 
 
 def config_of(raw: dict[str, Any], world: int = 1) -> TrainConfig:
-    config, faults = try_config({"steps": 1, "data": {"prefix": "x"}, **raw}, world, served=False)
+    config, faults = try_config({"steps": 1, "data": {"prefix": "x"}, **raw}, world)
     assert not faults, faults
     return config
 
