@@ -486,10 +486,14 @@ def _end(layout: Layout, made_directory: bool) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a tree, also folders in it that were made unwritable."""
+    """Remove a file or a tree, including folders that their owner may not read or write."""
     if path.is_symlink() or not path.is_dir():
         path.unlink()
         return
-    for folder, _, _ in os.walk(path):
-        os.chmod(folder, 0o700)
+    folders = [str(path)]
+    while folders:
+        # Before scandir, which needs the permission to read.
+        os.chmod(folders[-1], 0o700)
+        with os.scandir(folders.pop()) as entries:
+            folders += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     shutil.rmtree(path)
