@@ -6,7 +6,7 @@ TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test check live bench install clean
+.PHONY: demo test quick check live docs bench install clean
 
 demo: install
 	$(BIN)/clusterctl demo
@@ -22,6 +22,10 @@ check: $(VENV)/.developing
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_rules.py
+
+# Write the reference pages from the code; tests/test_reference.py compares them.
+docs: $(VENV)/.developing
+	$(BIN)/python docs/generate.py
 
 live: $(VENV)/.developing
 	bash .ci/packages

@@ -1,4 +1,4 @@
-"""Settings: flag, environment, the project's clusterctl.yaml, the user's own file, default."""
+"""Settings from the environment, the project's clusterctl.yaml and the user's configuration file."""
 
 from __future__ import annotations
 
@@ -14,41 +14,43 @@ from clusterctl.errors import InputFaults, UsageError
 PROJECT_FILE = "clusterctl.yaml"
 PREFIX = "CLUSTERCTL_"
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-# A month: beyond that it is a mistake of units.
+# A month; a longer time is probably a wrong unit.
 MAX_PERSIST = 30 * 86400.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What may be said once instead of on every command line."""
+    """Defaults for options of the command line."""
 
     cluster: str = "cluster.yaml"
-    """The inventory, `-c`."""
+    """The inventory (`--cluster`)."""
     kind: str = "cpu"
-    """What the slots of a hostfile or of a Slurm allocation are: cpu, cuda or npu."""
+    """Kind of the devices in a hostfile or a Slurm allocation: cpu, cuda or npu."""
     runs: str = "runs"
-    """Where the folders of runs are kept."""
+    """Folder of the runs."""
     fanout: int = 32
-    """How many nodes are talked to at once."""
+    """Number of nodes that are contacted at the same time."""
     connect_timeout: float = 10.0
-    """Seconds until a node that does not answer counts as unreachable."""
+    """Seconds after which a node that does not answer is unreachable."""
     accept_new_host_keys: bool = False
-    """Record the key of a node never seen before; a changed key is always refused."""
+    """Trust nodes seen for the first time; a changed key is still refused."""
     ssh: str = "auto"
-    """How nodes are reached: paramiko, openssh, or `auto`."""
+    """SSH client: paramiko, openssh or auto."""
     persist: str = "off"
-    """How long connections are kept after their last use (`10m`), or `off`."""
+    """How long connections are kept open after their last use (10m), or off."""
 
 
 def load_settings(directory: Path | None = None) -> Settings:
-    """The settings in force in a folder."""
+    """Return the settings that apply in a folder."""
     values: dict[str, object] = {}
-    said = environment()
-    user_file = Path(said.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "clusterctl" / "config.yaml"
+    variables = environment()
+    user_file = (
+        Path(variables.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "clusterctl" / "config.yaml"
+    )
     for path in (user_file, (directory or Path.cwd()) / PROJECT_FILE):
         if path.is_file():
             values.update(_from_file(path))
-    values.update(_from_environment(said))
+    values.update(_from_environment(variables))
     return Settings(**values)  # type: ignore[arg-type]
 
 
@@ -81,33 +83,35 @@ def _from_file(path: Path) -> dict[str, object]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _from_environment(said: dict[str, str]) -> dict[str, object]:
+def _from_environment(variables: dict[str, str]) -> dict[str, object]:
     found: dict[str, object] = {}
     for key in ("cluster", "kind", "runs", "ssh", "persist"):
-        if said.get(PREFIX + key.upper()):
-            found[key] = said[PREFIX + key.upper()]
+        if variables.get(PREFIX + key.upper()):
+            found[key] = variables[PREFIX + key.upper()]
     for key, kind, example in (("fanout", int, "32"), ("connect_timeout", float, "10")):
         name = PREFIX + key.upper()
-        text = said.get(name)
+        text = variables.get(name)
         if text:
             try:
                 found[key] = kind(text)
             except ValueError:
-                raise UsageError(f"${name} is {text!r}, not a number", f"as in {name}={example}") from None
+                raise UsageError(
+                    f"${name} is {text!r}, not a number", f"for example {name}={example}"
+                ) from None
     return found
 
 
 def duration(text: str) -> float:
-    """Seconds of `90`, `90s`, `10m`, `1.5h` or `1d`; 0 for `off`."""
+    """Return the seconds of `90`, `90s`, `10m`, `1.5h` or `1d`; 0 for `off`."""
     if text.strip().lower() in ("off", "no", "false"):
         return 0.0
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([smhd]?)", text.strip().lower())
     seconds = float(match[1]) * UNITS[match[2]] if match else math.inf
     if seconds > MAX_PERSIST:
-        raise UsageError(f"{text[:40]!r} is no time to keep connections", "as in 90s, 10m, 1h, or off")
+        raise UsageError(f"{text[:40]!r} is not a duration (30 days at most)", "use 90s, 10m, 1h or off")
     return seconds
 
 
 def cache_folder() -> Path:
-    """Where what can be made anew is kept for this user."""
+    """Return the cache folder of this user."""
     return Path(environment().get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clusterctl"

@@ -30,43 +30,56 @@ GATEWAY = re.compile(
 
 @dataclass(frozen=True)
 class Node:
-    """One machine that answers to SSH."""
+    """One machine that is reached over SSH."""
 
     name: str
     host: str
-    """Where SSH connects."""
+    """Host name or address for SSH. Default: the name of the node."""
     address: str
-    """What other nodes and the ranks see; the same as `host` where nothing else is said."""
+    """Address that the other nodes and the ranks use. Default: `host`."""
     port: int = 22
+    """Port of SSH."""
     user: str | None = None
+    """Login name. Default: as SSH chooses."""
     key: str | None = None
-    """The identity file; without one, SSH's own choice."""
+    """Identity file (private key). Default: as SSH chooses."""
     gateway: str | None = None
-    """A bastion, `user@host:port`."""
+    """Jump host: `user@host:port`."""
     python: str = "python3"
+    """Python of the agent and of the ranks on the node."""
     workdir: str = "~/.clusterctl"
+    """Folder on the node for code, data and runs."""
     devices: tuple[int, ...] = ()
+    """Device ids: a number (8), a half-open range ("[0,8)") or a list. Default: one for `cpu`, else none."""
     kind: str = "cpu"
+    """Kind of the devices: cpu, cuda (NVIDIA GPUs) or npu (Ascend)."""
     server_id: str = ""
-    """This node's name in a rank table; its address where nothing else is said."""
+    """Name of this node in a rank table. Default: `address`."""
     device_ips: tuple[str, ...] = ()
+    """Network addresses of the devices, in order. Default: hccn_tool or hccn.conf on the node is asked."""
     super_pod: str = ""
-    """A3: the super pod's id in a rank table; what npu-smi tells where nothing is said."""
+    """A3 only: id of the super pod in a rank table. Default: npu-smi on the node is asked."""
     hccn_tool: str | None = None
+    """Path of hccn_tool on the node. Default: searched in the usual places."""
     hccn_conf: str | None = None
+    """Path of hccn.conf on the node. Default: /etc/hccn.conf."""
     interface: str | None = None
-    """The network interface that all nodes share; handed to gloo, NCCL and HCCL."""
+    """Network interface between the nodes; set for gloo, NCCL and HCCL."""
     env: dict[str, str] = field(default_factory=dict, hash=False)
+    """Environment variables of the ranks on this node."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Some nodes in order, and what they share."""
+    """The nodes of an inventory in order, with their groups."""
 
     name: str
+    """Name of the cluster. Default: the name of the file."""
     nodes: tuple[Node, ...]
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    """Named node sets, used as `@name`."""
     known_hosts: str | None = None
+    """File with the host keys of the nodes, relative to this file. Default: ~/.ssh/known_hosts."""
     source: str = ""
 
     @property

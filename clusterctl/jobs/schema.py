@@ -1,4 +1,4 @@
-"""A JSON schema of a job's file: the launcher's own keys here, the train part as the trainer tells it."""
+"""The JSON schema of job files: the launcher's keys, and the `train` part as the trainer defines it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS: dict[str, Any] = {"type": "array", "items": {"type": ["string", "number",
 
 
 def job_schema() -> dict[str, Any]:
-    """The whole of a job's file."""
+    """Return the JSON schema of a job file."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "clusterctl job",
@@ -32,34 +32,40 @@ def job_schema() -> dict[str, Any]:
 
 
 def _own() -> dict[str, Any]:
-    told = {
-        "name": (NAME, "Names the runs; the file's name if left out."),
-        "command": (WORDS, "A program of yours, as a list of words; or a train part."),
-        "nodes": (TEXT, "A node set: node[1-4], @group; all where nothing is said."),
-        "devices": (DEVICES, "Which devices of each node, as in [0,4); one rank each."),
-        "code": (TEXT, "A folder to push; the processes start in it."),
-        "data": (TEXT, "A folder to push; {data} in the train part is where it lies on each node."),
-        "data_there": (TEXT, "A folder that lies on all nodes already; compared, not pushed."),
+    keys = {
+        "name": (NAME, "Name of the runs. Default: the name of the file."),
+        "command": (WORDS, "Your own program, as a list of words. A job has either `command` or `train`."),
+        "nodes": (TEXT, "Node set of the run: node[1-4], @group. Default: all nodes."),
+        "devices": (DEVICES, "Devices to use on each node, for example [0,4). Each device gets one rank."),
+        "code": (TEXT, "Folder to push. The ranks start in it."),
+        "data": (TEXT, "Folder with data to push. `{data}` in the job is its path on each node."),
+        "data_there": (TEXT, "Folder with data that is already on all nodes. It is compared, not pushed."),
         "env": (
             {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
-            "More environment; {node.address} and the like are filled a node at a time.",
+            "Environment variables of the ranks. {node.address} and the like are replaced for each node.",
         ),
-        "forward": (WORDS, "Variables of the launcher's own environment that travel."),
+        "forward": (WORDS, "Variables of the launcher's environment to pass on to the ranks."),
         "rank_table": (
             {"enum": list(RANK_TABLE_CHOICES)},
-            "Whether the run gets a rank table; auto: on NPUs.",
+            "Whether the run gets a rank table. auto: on NPUs only.",
         ),
-        "master_port": ({"type": "integer", "minimum": 0, "maximum": 65535}, "0 lets the first node choose."),
+        "master_port": (
+            {"type": "integer", "minimum": 0, "maximum": 65535},
+            "Port of the rendezvous. 0: any free port.",
+        ),
         "grace": (NUMBER, "Seconds between SIGTERM and SIGKILL, for a last checkpoint."),
         "collect": (
             {"type": "array", "items": {"enum": list(COLLECT_CHOICES)}},
-            "What else is brought home.",
+            "What to fetch from the nodes besides logs and metrics.",
         ),
-        "share_devices": ({"type": "boolean"}, "Whether another run may use the devices too."),
-        "restart": (_restart(), "What follows a failure."),
-        "hang_after": (TIME, "Time without a step after which a training counts as hung."),
+        "share_devices": ({"type": "boolean"}, "Allow devices that another run is using."),
+        "restart": (_restart(), "Restart the run after a failure."),
+        "hang_after": (
+            TIME,
+            "Treat the run as hung after this long without a step (or output, for your own program).",
+        ),
     }
-    return {key: {**schema, "description": text} for key, (schema, text) in told.items()}
+    return {key: {**schema, "description": text} for key, (schema, text) in keys.items()}
 
 
 def _restart() -> dict[str, Any]:
@@ -67,11 +73,19 @@ def _restart() -> dict[str, Any]:
         "type": "object",
         "additionalProperties": False,
         "properties": {
-            "max": {"type": "integer", "minimum": 0},
-            "backoff": TIME,
-            "spare_nodes": TEXT,
-            "min_nodes": {"type": "integer", "minimum": 1},
-            "node_lost_after": TIME,
-            "grow": {"enum": list(GROW_CHOICES)},
+            "max": {"type": "integer", "minimum": 0, "description": "Restart at most this often."},
+            "backoff": TIME | {"description": "Wait this long before a restart."},
+            "spare_nodes": TEXT | {"description": "Node set that replaces lost nodes."},
+            "min_nodes": {
+                "type": "integer",
+                "minimum": 1,
+                "description": "Continue with fewer nodes, but at least this many.",
+            },
+            "node_lost_after": TIME
+            | {"description": "Treat a node as lost after this long without an answer."},
+            "grow": {
+                "enum": list(GROW_CHOICES),
+                "description": "When nodes that are back are used again: at the next restart or checkpoint.",
+            },
         },
     }

@@ -83,5 +83,5 @@ def test_the_time_to_keep_connections_comes_from_file_or_environment(
     monkeypatch.setenv("CLUSTERCTL_PERSIST", "10m")
     assert load_settings(tmp_path).persist == "10m"
     (tmp_path / "clusterctl.yaml").write_text("persist: forever\n")
-    with pytest.raises(InputFaults, match=r"clusterctl\.yaml:1 persist: 'forever' is no time"):
+    with pytest.raises(InputFaults, match=r"clusterctl\.yaml:1 persist: 'forever' is not a duration"):
         load_settings(tmp_path)
