@@ -14,7 +14,7 @@ import typer
 from clusterctl.cli import options, screen, ssh_option
 from clusterctl.cli.interrupt import InterruptGuard
 from clusterctl.cli.node_choice import Choice
-from clusterctl.errors import RunFailed, UsageError
+from clusterctl.errors import Found, RunFailed, UsageError
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Show what a job would start on which node, the memory it needs and about how long it takes. Lists every error.
-    Contacts no node."""
+    Contacts no node. Ends with 1 when a training does not fit its devices."""
     from clusterctl.jobs import what_if as what_ifs
 
     if what_if and (nodes or exclude or include):
@@ -129,12 +129,18 @@ def plan(
         overrides = [*what_ifs.without_folders(Path(words[0])), *(overrides or ())]
     choice = Choice(cluster, nodes, exclude, include, imagined)
     job = job_of(words, overrides, devices, code, no_code, env, choice)
-    show_plan(choice.of(job)[0], job, as_json, rehearse=rehearse)
+    summary = show_plan(choice.of(job)[0], job, as_json, rehearse=rehearse)
+    if summary.get("fits") is False:
+        raise Found(
+            "the training does not fit its devices",
+            "try parallel: auto, recompute: full, a higher zero, or a smaller micro_batch",
+        )
 
 
 def show_plan(
     cluster: Cluster, job: Job, as_json: bool = False, argv: bool = False, rehearse: bool = False
-) -> None:
+) -> dict[str, Any]:
+    """Print the plan and return the trainer's summary (empty for a command)."""
     from clusterctl.cli import plan_view, views
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs import plan as plans
@@ -152,11 +158,15 @@ def show_plan(
         screen.show_json({**made.as_json(), "summary": summary})
     else:
         nodes = [] if cluster.source == what_if.SOURCE else [views.plan_table(made)]
+        verdict = plan_view.verdict(summary)
+        if verdict:
+            screen.show(verdict if summary["fits"] else f"[bold red]{verdict}[/]")
         screen.show(views.plan_facts(made, summary), *plan_view.training(summary), *nodes)
         if argv:
             screen.show(views.commands_table(made))
         for note in plan_view.notes(summary):
             screen.log(f"note: {note}", "yellow")
+    return summary
 
 
 def launch(

@@ -68,6 +68,15 @@ def training(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
             yield table([*CUTS, "BECAUSE"], [[*_cuts(one), one["why"]] for one in losing], right=RIGHT)
 
 
+def verdict(summary: Mapping[str, Any]) -> str:
+    """Return whether the training fits its devices, in one line; empty where their memory is not known."""
+    if summary.get("fits") is None:
+        return ""
+    need, room = summary["memory_per_device_bytes"]["total"], summary["usable_memory_bytes"]
+    source = summary["hardware"]["sources"]["memory"]
+    return f"{'fits' if summary['fits'] else 'does not fit'}: {size(need)} of {size(room)} usable ({source})"
+
+
 def notes(summary: Mapping[str, Any]) -> list[str]:
     """What is allowed, and surely not meant."""
     return [escape_controls(str(note)) for note in summary.get("notes", ())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -104,9 +105,15 @@ def test_the_peak_is_the_jobs_own_figure_or_known_of_the_kind() -> None:
     )
     two = Rates.of(config(precision="bf16"), 1, "cpu", "", 2)
     assert two.peak == 2 * Rates.of(config(precision="bf16"), 1, "cpu", "", 1).peak
-    assert two.source == "assumed: one core of a server, x 2 threads"
-    # fp32 has no sheet.
-    assert Rates.of(config(), 1, "cuda", "NVIDIA H200", 1).source == "assumed: an A100 of 80 GB"
+    assert re.fullmatch("assumed: one core of a server.*, x 2 threads", two.source)
+    # Its rate in fp32, and in bf16.
+    rates = [Rates.of(config(precision=name), 1, "cuda", "NVIDIA H200", 1) for name in ("fp32", "bf16")]
+    assert [(rate.source, rate.peak) for rate in rates] == [
+        ("the sheet of H200", 67),
+        ("the sheet of H200", 989),
+    ]
+    # A chip that the table lacks has a rate in bf16 alone.
+    assert Rates.of(config(), 1, "cuda", "NVIDIA H20", 1).source == "assumed: an A100 of 80 GB"
 
 
 def test_memory_is_told_of_the_rank_that_took_most_beside_its_plan() -> None:

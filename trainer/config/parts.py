@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.config.amounts import amount_text, gigabytes
+from trainer.config.chips import NAMES
 from trainer.config.reader import setting
 
 
@@ -144,10 +145,12 @@ class ProfileConfig:
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    """What a device is, for the plan; 0 takes a known value of its kind, and the plan says which."""
+    """What a device is, for the plan; 0 takes the value of its chip, and the plan says which."""
 
     kind: str = setting("", choices=("", "cpu", "cuda", "npu"))
     """The launcher fills it from the inventory."""
+    chip: str = setting("", choices=("", *NAMES))
+    """The device by name, which gives its memory, types, rates and links; a plan assumes one where none is named."""
     devices_per_node: int = setting(0, least=0)
     """The launcher fills it from the inventory."""
     memory: float = setting(0.0, least=0.0, read=gigabytes)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trainer.config.amounts import in_samples
+from trainer.config.chips import NAMED
 from trainer.config.glm import SPECIAL_TOKENS, Infilling, Windows
 from trainer.config.layout import Layout, nearest_batches
 from trainer.config.model_sizes import ModelConfig
@@ -48,6 +49,7 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
         (_recompute_faults(config), "model parallel recompute"),
         (_engine_faults(config, layout), "engine parallel zero offload"),
         (_profile_faults(config, layout), "steps profile"),
+        (_chip_faults(config), "precision hardware.chip hardware.kind"),
         (_precision_faults(config), "precision loss_scale"),
     ]
     found: list[Fault] = []
@@ -140,6 +142,23 @@ def _recompute_faults(config: TrainConfig) -> Iterator[Fault]:
     if recompute.every > config.model.layers:
         what = f"{recompute.every} is more than the model's {config.model.layers} layers"
         yield Fault("train.recompute.every", what, f"use {config.model.layers} or less")
+
+
+def _chip_faults(config: TrainConfig) -> Iterator[Fault]:
+    """Yield what is wrong with the chip that the job names."""
+    chip = NAMED.get(config.hardware.chip)
+    if chip is None:
+        return
+    kind = config.hardware.kind
+    if kind and kind != chip.kind:
+        yield Fault(
+            "train.hardware.chip",
+            f"{chip.name} is of kind {chip.kind}, and the nodes' devices are of kind {kind}",
+            f"name a chip of kind {kind}, leave it out, or use other nodes",
+        )
+    elif config.precision not in chip.types:
+        what = f"{config.precision} does not exist on {chip.title}"
+        yield Fault("train.precision", what, f"use {' or '.join(reversed(chip.types))}, or another chip")
 
 
 def _precision_faults(config: TrainConfig) -> Iterator[Fault]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from trainer.config.amounts import BatchSizes
+from trainer.config.chips import NAMED
 from trainer.config.data import DataConfig, listed_sources
 from trainer.config.layout import Layout, Piece, pieces_of
 from trainer.config.model_sizes import SIZES, ModelConfig, sized
@@ -44,7 +45,8 @@ class TrainConfig:
     batch_ramp: BatchRamp = field(default_factory=BatchRamp)
     """Small batches first."""
     precision: str = setting("fp32", choices=("fp32", "bf16", "fp16"))
-    """bf16 computes matrices in bf16 on cast copies; weights, gradients and optimizer stay fp32."""
+    """Type of matrices. In bf16 and fp16 the optimizer keeps weights and moments in fp32; engine torch computes with a
+    copy of the weights in the 16-bit type, layer norms excepted, and engine deepspeed casts fp32 weights."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     """For fp16: `dynamic`, a fixed number, or a mapping."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -72,7 +74,7 @@ class TrainConfig:
     tensorboard: bool = setting(False)
     """Write TensorBoard's files too, on rank 0; `clusterctl tensorboard RUN` makes them of any run's metrics."""
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    """What the plan takes a device to be."""
+    """The devices that the job is written for, by the name of their chip or by figures."""
     log_every: int = setting(1, least=1)
     """Steps between lines on the console; metrics.jsonl has every step."""
     seed: int = setting(1234, least=0)
@@ -118,7 +120,11 @@ def read_train(raw: Mapping[str, Any], faults: list[Fault]) -> tuple[TrainConfig
             rest[key] = shorten(rest[key])
     if "data" in rest:
         rest["data"] = listed_sources(rest["data"])
-    return replace(read_section(TrainConfig, rest, "train", faults), model=model), rest
+    config = replace(read_section(TrainConfig, rest, "train", faults), model=model)
+    chip = NAMED.get(config.hardware.chip)
+    if chip is not None and not config.hardware.kind:
+        config = replace(config, hardware=replace(config.hardware, kind=chip.kind))
+    return config, rest
 
 
 def _short_loss_scale(given: object) -> object:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 # Times of two layouts that differ by less are the same.
 TRUSTED = 0.03
-# Of a device's memory; libraries, and what an allocator cannot use, take the rest.
-ROOM = 0.94
 SHOWN = 5
 
 
@@ -88,8 +86,12 @@ def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[Trai
     `fixed`: keys of the train part that the job says itself, which stay as they are.
     """
     config = config if config.global_batch else replace(config, global_batch=config.micro_batch * world)
+    given = config.hardware
+    # Ranks choose each for itself, and must agree whatever instructions their processors have.
+    if (given.kind or "cpu") == "cpu" and not given.chip:
+        config = replace(config, hardware=replace(given, chip="cpu"))
     hardware = hardware_of(config, world)
-    room = hardware.memory * 1e9 * ROOM or float("inf")
+    room = hardware.room or float("inf")
     legal: list[Candidate] = []
     refused = 0
     for layout, variants in _all(config, world, fixed):
@@ -105,9 +107,8 @@ def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[Trai
     fitting = _simplest_first(fitting)
     best = fitting[0] if fitting else min(legal, key=lambda one: one.memory, default=None)
     choice = Choice(tuple(fitting), tuple(_losing(fitting, legal, room)), len(legal) + refused, refused)
-    if best is None:
-        return replace(config, parallel=replace(config.parallel, auto=False)), choice
-    return best.config, choice
+    chosen = replace(config, parallel=replace(config.parallel, auto=False)) if best is None else best.config
+    return replace(chosen, hardware=given), choice
 
 
 def _all(

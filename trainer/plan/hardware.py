@@ -1,12 +1,19 @@
-"""What the plan takes a device to be: the job's own figures, else known ones of its kind, with where they are from."""
+"""What the plan takes a device to be: the job's own figures, else those of its chip, each with its source."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from native.compiled.library import attention_level
+from trainer.config.chips import NAMED, Chip, default_chip
+
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
+
+
+# Of a device's memory; libraries, and what an allocator cannot use, take the rest.
+ROOM = 0.94
 
 
 @dataclass(frozen=True)
@@ -14,6 +21,7 @@ class Hardware:
     """One device and its links; times of a plan are no better than these."""
 
     kind: str
+    chip: str
     devices_per_node: int
     memory: float
     """GB; 0 where nothing is known, and nothing is compared then."""
@@ -29,61 +37,50 @@ class Hardware:
     latency: float
     """Seconds that the smallest exchange takes."""
     sources: dict[str, str]
-    """Where each figure is from, in words."""
+    """Where each figure is from."""
+
+    @property
+    def room(self) -> float:
+        """Bytes that a training can use; 0 where the memory is not known."""
+        return self.memory * 1e9 * ROOM
 
     def as_json(self) -> dict[str, Any]:
         return dict(self.__dict__)
 
 
-@dataclass(frozen=True)
-class _Known:
-    name: str
-    memory: float
-    half: float
-    full: float
-    efficiency: float
-    node_gbytes: float
-    net_gbytes: float
-    memory_gbytes: float
-    host_gbytes: float
-    latency: float
-
-
 # GB/s that the processors of a node have for one device's optimizer: eight channels of memory for eight devices.
 UPDATED_GBYTES = 20.0
-KNOWN = {
-    # A rank of one Zen 4 core, as measured: 219 GFLOP/s in bf16 and 95 in fp32; 64 MiB summed by gloo in 45 ms.
-    "cpu": _Known("one core of a server", 0.0, 0.219, 0.095, 0.8, 1.5, 1.0, 15.0, 15.0, 3e-4),
-    # NVIDIA's sheet: 312 TFLOP/s dense, 80 GB, NVLink 300 GB/s a direction; 200 Gbit/s a device to other nodes,
-    # PCIe 25 GB/s.
-    "cuda": _Known("an A100 of 80 GB", 80.0, 312.0, 19.5, 0.5, 300.0, 25.0, 2000.0, 25.0, 2e-5),
-    # Ascend 910: 256 TFLOP/s in fp16, 32 GB; 30 GB/s to a neighbour, 100 Gbit/s RoCE a device.
-    "npu": _Known("an Ascend 910 of 32 GB", 32.0, 256.0, 16.0, 0.35, 30.0, 12.5, 1200.0, 25.0, 3e-5),
-}
+# Names of the CPU chips, by what the compiled attention kernels can compute on them.
+CPU_LEVELS = ("cpu", "cpu-avx512", "cpu-avx512-bf16")
+
+
+def chip_of(config: TrainConfig) -> Chip:
+    """Return the chip that the job names, else one assumed: of CPUs this machine's, of others a kind's default."""
+    kind = config.hardware.kind or "cpu"
+    named = NAMED.get(config.hardware.chip)
+    if named is not None and named.kind == kind:
+        return named
+    return NAMED[CPU_LEVELS[attention_level()]] if kind == "cpu" else default_chip(kind, config.precision)
 
 
 def hardware_of(config: TrainConfig, world: int) -> Hardware:
-    """The job's figures over the known ones."""
-    told, kind = config.hardware, config.hardware.kind or "cpu"
-    known = KNOWN[kind]
-    rate = known.full if config.precision == "fp32" else known.half
+    """Return the device: the job's figures, else its chip's."""
+    given, chip = config.hardware, chip_of(config)
     figures = {
-        "memory": (told.memory, known.memory),
-        "tflops": (told.tflops, rate),
-        "efficiency": (told.efficiency, known.efficiency),
-        "node_gbytes": (told.node_gbytes, known.node_gbytes),
-        "net_gbytes": (told.net_gbytes, known.net_gbytes),
+        "memory": (given.memory, chip.memory),
+        "tflops": (given.tflops, chip.full if config.precision == "fp32" else chip.half),
+        "efficiency": (given.efficiency, chip.efficiency),
+        "node_gbytes": (given.node_gbytes, chip.node_gbytes),
+        "net_gbytes": (given.net_gbytes, chip.net_gbytes),
     }
-    assumed = f"assumed: {known.name}"
-    sources = {name: "train.hardware" if given else assumed for name, (given, _) in figures.items()}
-    values = {name: given or usual for name, (given, usual) in figures.items()}
-    per_node = told.devices_per_node or world
+    usual = chip.title if given.chip == chip.name else f"assumed: {chip.title}"
     return Hardware(
-        kind,
-        per_node,
-        **values,
-        memory_gbytes=known.memory_gbytes,
-        host_gbytes=known.host_gbytes,
-        latency=known.latency,
-        sources=sources,
+        chip.kind,
+        chip.name,
+        given.devices_per_node or world,
+        **{name: own or known for name, (own, known) in figures.items()},
+        memory_gbytes=chip.memory_gbytes,
+        host_gbytes=chip.host_gbytes,
+        latency=chip.latency,
+        sources={name: "train.hardware" if own else usual for name, (own, _) in figures.items()},
     )

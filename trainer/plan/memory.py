@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from native.compiled.library import attention_level
+from trainer.config.chips import Chip
 from trainer.config.layout import (
     Layout,
     accumulation,
@@ -19,6 +19,7 @@ from trainer.config.layout import (
 )
 from trainer.plan import activations as kept
 from trainer.plan.activations import WIDE, AttentionCore, Pass
+from trainer.plan.hardware import chip_of
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
@@ -172,17 +173,15 @@ def pass_of(config: TrainConfig, layout: Layout) -> Pass:
     width = WIDE if config.precision == "fp32" else 2
     kind, parallel = config.hardware.kind or "cpu", config.parallel
     cast = kept_width(config) > width
-    core = attention_core(kind, config.precision)
+    core = attention_core(chip_of(config), config.precision)
     return Pass(config.model, config.micro_batch, width, kind, core, layout.tensor, parallel.sequence, cast)
 
 
-def attention_core(kind: str, precision: str) -> AttentionCore:
-    """Return what computes attention on a device; a CPU is taken to have the instructions of this machine's."""
-    if kind == "cpu":
-        least = {"fp32": 1, "bf16": 2}.get(precision)
-        has_kernel = least is not None and attention_level() >= least
-        return AttentionCore.KERNEL if has_kernel else AttentionCore.BLOCKS
-    return AttentionCore.KERNEL if kind == "cuda" else AttentionCore.PRODUCTS
+def attention_core(chip: Chip, precision: str) -> AttentionCore:
+    """Return what computes attention on a chip."""
+    if precision in chip.kernels:
+        return AttentionCore.KERNEL
+    return AttentionCore.BLOCKS if chip.kind == "cpu" else AttentionCore.PRODUCTS
 
 
 def _messages(one: Pass) -> int:

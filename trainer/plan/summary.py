@@ -33,15 +33,12 @@ def check(document: object) -> dict[str, Any]:
     uses: list[CorpusUse] = []
     told: list[str] = []
     if document.get("check_data") and config.data.prefixes():
-        from trainer.plan.checks import (
-            # With NumPy, which a plan without data does not need.
-            look_at_data,
-            look_at_tokenizer,
-        )
+        # With NumPy, which a plan without data does not need.
+        from trainer.plan.check_data import check_corpora, check_tokenizer
 
         base = Path(str(document.get("base_dir") or "."))
-        uses, data_faults = look_at_data(config, base)
-        word_faults, told = look_at_tokenizer(config, base)
+        uses, data_faults = check_corpora(config, base)
+        word_faults, told = check_tokenizer(config, base)
         faults += [*data_faults, *word_faults]
     whole = None if faults else summary(config, world, uses, found.choice)
     if whole is not None:
@@ -96,6 +93,8 @@ def summary(
         "highest_stage": highest.stage,
         "memory_of_the_node_bytes": max(stage.node for stage in found),
         "memory_of_a_device_bytes": int(hardware.memory * 1e9) or None,
+        "usable_memory_bytes": int(hardware.room) or None,
+        "fits": need.total <= hardware.room if hardware.room else None,
         "stages": [_stage_json(stage, layout) for stage in found],
         "time": {
             **asdict(step),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainer.config.chips import reported_chip
 from trainer.config.layout import Layout
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
@@ -18,7 +19,7 @@ from trainer.plan.memory import stages
 from trainer.plan.time import CONVENTIONS, per_token
 from trainer.train.events import MemoryTaken, StepDone
 
-# Dense bf16 or fp16 rates of the makers' sheets, TFLOP/s; the first name that a device's own contains counts.
+# Dense bf16 or fp16 rates of chips that the table of chips lacks, TFLOP/s; the first name in a device's own counts.
 SHEETS = {
     "GH200": 989.0,
     "H200": 989.0,
@@ -29,7 +30,6 @@ SHEETS = {
     "GB200": 2500.0,
     "B200": 2250.0,
     "A100": 312.0,
-    "A800": 312.0,
     "V100": 125.0,
 }
 # On the console; metrics have all.
@@ -53,9 +53,13 @@ class Rates:
         there = replace(config, hardware=replace(config.hardware, kind=kind))
         hardware = hardware_of(there, world)
         peak, source = hardware.tflops, hardware.sources["tflops"]
+        reported = reported_chip(name)
         sheet = next((known for known in SHEETS if known in name), "")
         if not config.hardware.tflops and kind == "cpu":
             peak, source = peak * threads, f"{source}, x {threads} threads"
+        elif not config.hardware.tflops and reported is not None:
+            peak = reported.full if config.precision == "fp32" else reported.half
+            source = f"the sheet of {reported.name}"
         elif not config.hardware.tflops and sheet and config.precision != "fp32":
             peak, source = SHEETS[sheet], f"the sheet of {sheet}"
         return cls(per_token(config.model, config.recompute.mode), world, peak, source)

@@ -52,6 +52,27 @@ def test_a_training_is_planned_on_nodes_that_are_not_there(run: Run, tmp_path: P
     assert summary["hardware"]["devices_per_node"] == 8
 
 
+def test_a_plan_begins_with_its_verdict_and_ends_with_1_when_it_does_not_fit(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "small.yaml").write_text(TRAIN)
+    imagined = ("--what-if", "nodes=1,devices=8,kind=npu")
+    code, out, err = run("plan", "small.yaml", *imagined)
+    assert code == 0 and out.startswith("fits: ") and "assumed: an Ascend 910B" in out.splitlines()[0], err
+    tight = ("--set", "train.hardware.memory=4")
+    code, out, err = run("plan", "small.yaml", *imagined, *tight)
+    assert code == 1 and out.startswith("does not fit: ") and "parallel: auto" in err
+    code, out, err = run("plan", "small.yaml", *imagined, *tight, "--json")
+    assert code == 1 and json.loads(out)["summary"]["fits"] is False
+
+
+def test_bf16_on_a_chip_without_it_is_refused_with_its_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(TRAIN + "  hardware: {chip: 910A}\n")
+    code, _, err = run("plan", "small.yaml", "--what-if", "nodes=1,devices=8,kind=npu")
+    assert code == 2 and "small.yaml:8 train.precision: bf16 does not exist on an Ascend 910A" in err
+    assert "use fp16 or fp32" in err
+
+
 def test_a_recipe_is_planned_whole_where_neither_its_data_nor_its_nodes_are(run: Run) -> None:
     code, out, err = run(
         "plan", str(EXAMPLES / "gpt3-175b.yaml"), "--what-if", "nodes=192,devices=8,kind=cuda"

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from trainer.config.chips import CHIPS, reported_chip
 from trainer.config.model_sizes import SIZES
+from trainer.plan import hardware
 from trainer.plan.checks import name_fault
 from trainer.plan.resolve import plan_config
 from trainer.plan.summary import check
@@ -67,7 +69,8 @@ def test_the_documents_layout_of_345m_is_far_slower_than_the_plain_one() -> None
 
 
 def test_a_model_too_large_for_a_device_is_cut_until_it_fits() -> None:
-    summary = answer(32, model="gpt2-13B", micro_batch=2, global_batch=192, parallel="auto")["summary"]
+    given = {"micro_batch": 2, "global_batch": 192, "parallel": "auto", "precision": "fp16"}
+    summary = answer(32, model="gpt2-13B", hardware={**NPU, "chip": "910A"}, **given)["summary"]
     assert summary["memory_per_device_bytes"]["total"] < 32e9
     assert summary["layout"]["tensor"] * summary["layout"]["pipeline"] > 1
     assert all(one["memory"] < 32e9 for one in summary["chosen"]["best"])
@@ -137,15 +140,92 @@ def test_contradictions_are_told_without_stopping_anything() -> None:
     assert "resumes never" in told and "50688 rows" in told
     big = answer(1, model="gpt2-13B", micro_batch=1, zero=1, steps=6000)["summary"]["notes"]
     told = "\n".join(big)
-    assert "does not fit" in told and "divides nothing" in told and "nothing is saved" in told
+    assert "divides nothing" in told and "nothing is saved" in told
+
+
+def test_a_job_is_compared_with_the_memory_of_the_chip_that_it_names() -> None:
+    fits = {
+        chip: answer(1, model="gpt2-1.3B", micro_batch=1, precision="fp16", hardware={"chip": chip})[
+            "summary"
+        ]["fits"]
+        for chip in ("V100-16", "910A", "A100-40", "910B", "H200")
+    }
+    assert fits == {"V100-16": False, "910A": True, "A100-40": True, "910B": True, "H200": True}
+    assert answer(1, model="gpt-tiny", hardware={"kind": "cpu"})["summary"]["fits"] is None
+
+
+@pytest.mark.parametrize("chip", ["910A", "V100-16", "V100-32"])
+def test_bf16_is_refused_on_a_chip_without_it(chip: str) -> None:
+    (fault,) = answer(1, model="gpt-tiny", hardware={"chip": chip})["faults"]
+    assert fault["key"] == "train.precision" and fault["remedy"] == "use fp16 or fp32, or another chip"
+
+
+def test_a_chip_of_another_kind_than_the_nodes_devices_is_refused() -> None:
+    (fault,) = answer(1, model="gpt-tiny", hardware={"chip": "910B", "kind": "cuda"})["faults"]
+    assert fault["key"] == "train.hardware.chip" and "of kind npu" in fault["what"]
+
+
+def test_a_chip_is_assumed_that_has_the_jobs_precision() -> None:
+    chips = {
+        (kind, precision): answer(1, model="gpt-tiny", precision=precision, hardware={"kind": kind})[
+            "summary"
+        ]["hardware"]["chip"]
+        for kind in ("cuda", "npu")
+        for precision in ("bf16", "fp16")
+    }
+    assert chips == {
+        ("cuda", "bf16"): "A100-80",
+        ("cuda", "fp16"): "A100-80",
+        ("npu", "bf16"): "910B",
+        ("npu", "fp16"): "910A",
+    }
+
+
+def test_every_figure_of_a_chip_has_a_source() -> None:
+    for chip in CHIPS:
+        for figure in ("memory", "half", "full", "efficiency", "node_gbytes", "net_gbytes", "memory_gbytes"):
+            assert chip.source(figure), (chip.name, figure)
+
+
+@pytest.mark.parametrize(
+    ("reported", "chip"),
+    [
+        ("Ascend910B3", "910B"),
+        ("910B2C", "910B"),
+        ("910ProA", "910A"),
+        ("Ascend910A", "910A"),
+        ("Ascend910_9391", "910C"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("Tesla V100-SXM2-16GB", "V100-16"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_a_chip_is_known_by_the_name_that_tools_report(reported: str, chip: str | None) -> None:
+    found = reported_chip(reported)
+    assert (found.name if found else None) == chip
+
+
+def test_auto_does_not_depend_on_the_instructions_of_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = []
+    for level in (0, 2):
+        monkeypatch.setattr(hardware, "attention_level", lambda level=level: level)
+        summary = answer(4, model="gpt2-345M", micro_batch=4, parallel="auto", hardware={"kind": "cpu"})[
+            "summary"
+        ]
+        chosen.append((summary["chosen"], summary["hardware"]["chip"]))
+    assert chosen[0][0] == chosen[1][0]
+    assert [chip for _, chip in chosen] == ["cpu", "cpu-avx512-bf16"]
 
 
 def test_figures_that_the_job_gives_take_the_place_of_known_ones() -> None:
     told = {**NPU, "memory": 64, "tflops": 400}
-    hardware = answer(1, model="gpt2-345M", hardware=told)["summary"]["hardware"]
-    assert (hardware["memory"], hardware["tflops"]) == (64, 400)
-    assert hardware["sources"]["memory"] == "train.hardware"
-    assert hardware["sources"]["net_gbytes"].startswith("assumed")
+    figures = answer(1, model="gpt2-345M", hardware=told)["summary"]["hardware"]
+    assert (figures["memory"], figures["tflops"]) == (64, 400)
+    assert figures["sources"]["memory"] == "train.hardware"
+    assert figures["sources"]["net_gbytes"].startswith("assumed")
 
 
 @pytest.mark.parametrize(

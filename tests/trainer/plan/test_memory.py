@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import native
 from native.compiled import library
+from trainer.config.chips import NAMED
 from trainer.config.layout import Layout
 from trainer.config.model_sizes import SIZES, ModelConfig
 from trainer.config.train_config import TrainConfig
@@ -18,6 +19,7 @@ from trainer.model.layers import Block, Sight, turns
 from trainer.model.recompute import Recompute
 from trainer.plan import activations as kept
 from trainer.plan.activations import AttentionCore
+from trainer.plan.hardware import CPU_LEVELS
 from trainer.plan.memory import attention_core, parameters_of, stages
 from trainer.plan.resolve import try_config
 
@@ -60,7 +62,8 @@ def test_a_blocks_activations_are_counted_as_torch_keeps_them(
     shape: dict[str, Any], samples: int, sequence: int, precision: str, mode: str, kind: str
 ) -> None:
     """By a CPU's kernels, those that this processor has, and by plain torch, which is what a device without has."""
-    core = attention_core(kind, precision.removesuffix(", cast"))
+    chip = NAMED["910A"] if kind == "npu" else NAMED[CPU_LEVELS[library.attention_level()]]
+    core = attention_core(chip, precision.removesuffix(", cast"))
     check_a_block(shape, samples, sequence, precision, mode, kind, core)
 
 
