@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.ranktable.finding import version_for
-from clusterctl.ranktable.rules import Rules
-from clusterctl.ranktable.rules_across_servers import read_address
+from clusterctl.ranktable.rules.addresses import read_address
+from clusterctl.ranktable.rules.apply import apply_rules
 from clusterctl.ranktable.table import (
     Device,
     RankTable,
@@ -44,13 +44,10 @@ def checked(
 
     `names` say whose server is meant; `where` turns a JSON pointer into the place to name instead.
     """
-    rules = Rules(table.as_json(), hardware)
-    rules.run()
-    if rules.findings:
+    findings = apply_rules(table.as_json(), hardware).reader.findings
+    if findings:
         tell = where or (lambda pointer: _named(pointer, names))
-        raise InputFaults(
-            [Fault(tell(one.pointer), _told(one.what, tell), one.remedy) for one in rules.findings]
-        )
+        raise InputFaults([Fault(tell(one.pointer), _told(one.what, tell), one.remedy) for one in findings])
     return table
 
 
@@ -318,7 +315,7 @@ def _once(
     seen: dict[tuple[str, str], tuple[str, str]], noun: str, value: str, name: str, pointer: str
 ) -> Iterator[Fault]:
     if (noun, value) in seen:
-        what = f"the {noun} {value} stands at {' '.join(seen[noun, value])} too"
+        what = f"the {noun} {value} is also at {' '.join(seen[noun, value])}"
         yield Fault(f"{name} {pointer}", what, f"merge each {noun} once")
     else:
         seen[noun, value] = (name, pointer)

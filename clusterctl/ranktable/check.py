@@ -1,7 +1,4 @@
-"""Whether HCCL takes a rank table: its file, its JSON, and every rule of `ranktable_rules`.
-
-Rank tables read: a file or a text into a RankTable, or every fault of it with its JSON pointer.
-"""
+"""Check a rank table (its file, its JSON text, and HCCL's rules for the content), and read it into a RankTable."""
 
 from __future__ import annotations
 
@@ -15,32 +12,37 @@ from clusterctl.errors import Fault, InputFaults
 from clusterctl.ranktable.dialects import recognized
 from clusterctl.ranktable.finding import (
     Finding,
+    Severity,
     hardware_named,
     kind,
     missing,
 )
-from clusterctl.ranktable.rules import Rules
-from clusterctl.ranktable.strict_json import MAX_BYTES, pointer, read_json
+from clusterctl.ranktable.rules.apply import apply_rules
+from clusterctl.ranktable.rules.group_list import is_laboratory
+from clusterctl.ranktable.strict_json import MAX_BYTES, JsonFault, pointer, read_json
 from clusterctl.ranktable.table import (
     Device,
     RankTable,
     Server,
     SuperPod,
     counted,
+    hccl_opens,
     many_objects,
+    renumbered,
+    why_not_opened,
 )
 from clusterctl.text import escape_controls
 
 _READABLE = "make it readable for the owner: chmod u+r"
 _PARSE_FAILURE = "EI0004: Failed to parse the ranktable file."
+# What no JSON parser accepts; HCCL's parser accepts the other faults, such as a key that is repeated.
 _UNPARSED = ("syntax", "encoding", "number")
-"""What no JSON reader takes; what HCCL says of the rest (a byte order mark, a key given twice) is not known."""
-_SILENT = "nothing: torch_npu falls back to negotiation in silence"
+_SILENT = "nothing: torch_npu negotiates without the table, with no message"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a check saw; `guessed` when the hardware was told from the version."""
+    """The result of a check; `guessed` if the hardware was derived from the version."""
 
     findings: tuple[Finding, ...]
     value: Any = None
@@ -52,27 +54,18 @@ class Report:
 
 
 def check(text: str | bytes, hardware: str | None = None) -> list[Finding]:
-    """Every rule that the text of a table breaks, all at once; none means that HCCL takes it."""
+    """Return all findings about the text of a table; an empty list means that HCCL accepts it."""
     return list(inspect(text, hardware).findings)
 
 
 @many_objects()
 def inspect(text: str | bytes, hardware: str | None = None) -> Report:
-    """Check a table, and say what was seen of it."""
+    """Check the text of a table; return the findings, the version, and the number of servers and ranks."""
     if hardware is not None:
         hardware_named(hardware)
     raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     value, faults = read_json(raw)
-    findings = [
-        Finding(
-            f"json-{fault.kind}",
-            escape_controls(fault.pointer),
-            fault.what,
-            fault.remedy,
-            _PARSE_FAILURE if fault.kind in _UNPARSED else "",
-        )
-        for fault in faults
-    ]
+    findings = [_json_finding(fault) for fault in faults]
     if any(fault.fatal for fault in faults):
         return Report(tuple(findings))
     if not isinstance(value, dict):
@@ -82,81 +75,106 @@ def inspect(text: str | bytes, hardware: str | None = None) -> Report:
     if dialect:
         value = dialect.value
         findings.append(_dialect_finding(dialect.name))
-    rules = Rules(value, hardware)
-    rules.run()
-    found = rules.findings
+    state = apply_rules(value, hardware)
+    found = state.reader.findings
     if dialect:
-        found = [replace(one, pointer=dialect.pointer(one.pointer)) for one in found]
+        found = [replace(finding, pointer=dialect.pointer(finding.pointer)) for finding in found]
     return Report(
         findings=(*findings, *found),
         value=value,
-        version=rules.version,
-        hardware=rules.hardware.name,
+        version=state.version,
+        hardware=state.hardware.name,
         guessed=hardware is None,
-        servers=len(rules.servers),
-        ranks=len(rules.devices),
+        servers=_count_servers(value) if state.version == "2.0" else len(state.servers),
+        ranks=len(state.devices),
     )
 
 
+def _json_finding(fault: JsonFault) -> Finding:
+    unparsed = fault.kind in _UNPARSED
+    return Finding(
+        f"json-{fault.kind}",
+        escape_controls(fault.pointer),
+        fault.what,
+        fault.remedy,
+        _PARSE_FAILURE if unparsed else "",
+        Severity.REFUSED if unparsed else Severity.WRONG,
+    )
+
+
+def _count_servers(value: dict[str, Any]) -> int:
+    """Return the number of servers that a table of version 2.0 appears to have; 0 if it cannot be read."""
+    try:
+        return len(_from_ranks(value).servers)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return 0
+
+
 def differs(first: Report, other: Report) -> Finding | None:
-    """Where two tables of one run differ as HCCL compares them: key order and space don't count, array order does."""
+    """Return where two tables of one run differ, or None; like HCCL, ignore the order of keys and white space."""
     place = _difference(first.value, other.value)
     if place is None:
         return None
     what = "differs here from the first file; the ranks of a run compare their tables"
+    if first.version != other.version:
+        place = "/version"
+        what = f"is version {other.version}, and the first file is version {first.version}"
     hccl = "EI0005: the ranktable's CRC differs between the local and the remote rank."
     return Finding("differs", place, what, "give every node the same file: clusterctl ranktable push", hccl)
 
 
 def alike(reports: Sequence[Report]) -> list[Report]:
-    """The reports of the tables of one run, those that are unlike the first with a finding more."""
-    found = [differs(reports[0], one) for one in reports]
+    """Return the reports of the tables of one run; each that differs from the first begins with that finding."""
+    found = [differs(reports[0], report) for report in reports]
     return [
-        replace(report, findings=(*report.findings, one)) if one else report
-        for report, one in zip(reports, found, strict=True)
+        replace(report, findings=(finding, *report.findings)) if finding else report
+        for report, finding in zip(reports, found, strict=True)
     ]
 
 
 def _difference(left: Any, right: Any, at: str = "") -> str | None:
-    """The pointer to the first difference; the depth was bounded when they were read."""
+    """Return the pointer to the first difference of two values, or None. The reader has bounded their depth."""
     if isinstance(left, dict) and isinstance(right, dict) and left.keys() == right.keys():
         pairs = [(pointer(key), left[key], right[key]) for key in left]
     elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
         pairs = [(f"/{step}", left[step], right[step]) for step in range(len(left))]
     else:
         return None if type(left) is type(right) and left == right else at
-    found = (_difference(one, other, at + step) for step, one, other in pairs)
+    found = (_difference(a, b, at + step) for step, a, b in pairs)
     return next((place for place in found if place is not None), None)
 
 
 def _dialect_finding(name: str) -> Finding:
     what = f"a table in the form of {name}, which HCCL does not read"
-    remedy = "clusterctl ranktable convert FILE -o OUT.json writes it as HCCL reads it"
-    return Finding("dialect", "", what, remedy, missing("server_list"))
+    remedy = "clusterctl ranktable convert FILE -o OUT.json writes the form that HCCL reads"
+    return Finding("dialect", "", what, remedy, missing("group_count"))
 
 
 def check_file(path: Path, hardware: str | None = None) -> Report:
-    """Check a table and the file that holds it; a file that is not there is the command line's fault."""
+    """Check a table and the file that holds it; raise InputFaults if there is no such file."""
     mode = _mode(path)
     findings = tuple(_file_findings(path, mode))
     try:
         if not stat.S_ISREG(mode) and not path.is_file() and path.exists():
             return Report(findings)
         with path.open("rb") as file:
-            # A byte too many is a finding; of the rest nothing is kept.
+            # One byte more than allowed is enough to find a file that is too large.
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise InputFaults([Fault(str(path), "no such file", "check the name")]) from None
     except OSError as error:
         what = f"can't be read: {error.strerror or error}"
-        others = tuple(one for one in findings if one.code != "file-unreadable")
+        others = tuple(finding for finding in findings if finding.code != "file-unreadable")
         return Report((*others, Finding("file-unreadable", "", what, _READABLE, _SILENT)))
     report = inspect(raw, hardware)
+    if report.version == "2.0":
+        # Its reader opens a file of any name.
+        findings = tuple(finding for finding in findings if finding.code != "file-suffix")
     return replace(report, findings=findings + report.findings)
 
 
 def _mode(path: Path) -> int:
-    """What the path itself is, without following a link; 0 for nothing: a merge asks this of 10,000 files."""
+    """Return the mode of the path itself, without following a link; 0 if there is nothing."""
     try:
         return path.lstat().st_mode
     except OSError:
@@ -165,16 +183,15 @@ def _mode(path: Path) -> int:
 
 def _file_findings(path: Path, mode: int) -> Iterator[Finding]:
     if stat.S_ISLNK(mode):
-        remedy = "put the file itself in this place"
+        remedy = "replace the link with the file"
         yield Finding("file-symlink", "", "the path is a symbolic link", remedy, _SILENT)
     elif mode and not stat.S_ISREG(mode):
         yield Finding("file-kind", "", "the path is not a regular file", "name a file", _SILENT)
     elif mode and not mode & stat.S_IRUSR:
-        # Root reads it all the same, the ranks' owner does not.
+        # Root can read it, but the owner of the ranks cannot.
         yield Finding("file-unreadable", "", "its owner can't read it", _READABLE, _SILENT)
-    if path.suffix != ".json":
-        what = f"the name {path.name!r} does not end in .json"
-        yield Finding("file-suffix", "", what, "rename it", _PARSE_FAILURE)
+    if not hccl_opens(str(path)):
+        yield Finding("file-suffix", "", why_not_opened(str(path)), "rename it", _PARSE_FAILURE)
 
 
 _TOP_KEYS = {"version", "server_count", "server_list", "super_pod_list", "status"}
@@ -183,56 +200,65 @@ _POD_KEYS = {"super_pod_id", "server_list"}
 _DEVICE_KEYS = {"device_id", "device_ip", "rank_id", "super_device_id"}
 _V2_TOP_KEYS = {"version", "rank_count", "rank_list", "status"}
 _V2_RANK_KEYS = {"rank_id", "local_id", "device_id", "level_list"}
-# HCCL does not take these forms; a reader who turns them into its own does.
+# HCCL does not read these forms; a reader that converts them can.
 _FORGIVEN = ("dialect",)
 
 
 @many_objects()
 def load(path: Path, hardware: str | None = None) -> RankTable:
-    """Read a table from a file; everything that HCCL would refuse is refused here, all at once.
+    """Read a table from a file; raise InputFaults with everything that HCCL would refuse.
 
-    The file's name and a symbolic link matter to a run and not to a reader, so they pass; so does a table in
-    one of the Kubernetes forms, which is read as the table that it stands for.
+    The name of the file and a symbolic link do not matter here. A table in the form of a cloud or of a
+    Kubernetes operator is converted.
     """
-    report = check_file(path, hardware)
-    unread = [one for one in report.findings if one.code in ("file-unreadable", "file-kind")]
-    inner = [one for one in report.findings if not one.code.startswith("file-")]
-    return _from_report(report, unread + inner, str(path))
+    return _from_report(check_file(path, hardware), str(path))
 
 
 @many_objects()
 def load_all(paths: Sequence[Path], hardware: str | None = None) -> list[tuple[str, RankTable]]:
-    """Tables with their files' names; the faults of all of them at once."""
-    tables: list[tuple[str, RankTable]] = []
+    """Read tables that belong together; return each with its file name, or raise the faults of all files."""
     faults: list[Fault] = []
+    versions: dict[str, str] = {}
+    tables: list[tuple[str, RankTable]] = []
     for path in paths:
         try:
-            tables.append((str(path), load(path, hardware)))
+            report = check_file(path, hardware)
+            if report.version is not None:
+                versions.setdefault(report.version, str(path))
+            tables.append((str(path), _from_report(report, str(path))))
         except InputFaults as error:
             faults += error.faults
+    if faults and len(versions) > 1:
+        # The cause of the other faults comes first.
+        which = ", ".join(f"{version or 'none'} in {name}" for version, name in versions.items())
+        faults.insert(0, Fault("the files", f"their versions differ: {which}", _ONE_VERSION))
     if faults:
         raise InputFaults(faults)
     return tables
 
 
+_ONE_VERSION = "`clusterctl ranktable convert` them to one version first"
+
+
 @many_objects()
 def parse(text: str | bytes, source: str = "rank table") -> RankTable:
     """Read a table from its text; `source` names it in messages."""
-    report = inspect(text)
-    return _from_report(report, list(report.findings), source)
+    return _from_report(inspect(text), source)
 
 
-def _from_report(report: Report, findings: Sequence[Finding], source: str) -> RankTable:
+def _from_report(report: Report, source: str) -> RankTable:
+    """Return the table of a report; raise InputFaults if it cannot be used."""
+    unread = ("file-unreadable", "file-kind")
     faults = [
-        Fault(f"{source} {one.pointer}".rstrip(), one.what, one.remedy)
-        for one in findings
-        if one.code not in _FORGIVEN
+        Fault(f"{source} {finding.pointer}".rstrip(), finding.what, finding.remedy)
+        for finding in report.findings
+        if finding.code in unread or not (finding.code in _FORGIVEN or finding.code.startswith("file-"))
     ]
     if faults:
         raise InputFaults(faults)
     if report.version == "2.0":
         return _from_ranks(report.value)
-    return _from_lab(report.value) if report.version == "" else _from_concise(report.value)
+    return _from_groups(report.value) if report.version == "" else _from_concise(report.value)
 
 
 def _rest(value: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
@@ -244,7 +270,7 @@ def _from_concise(value: dict[str, Any]) -> RankTable:
     for server in value["server_list"]:
         devices = tuple([_device(device, int(device["rank_id"])) for device in server["device"]])
         nic, extras = server.get("host_nic_ip"), _rest(server, _SERVER_KEYS)
-        # Nobody reads it, so it may be anything.
+        # HCCL does not read it, so it may be of any type.
         if nic is not None and not isinstance(nic, str):
             nic, extras = None, {"host_nic_ip": nic, **extras}
         servers.append(Server(server["server_id"], devices, nic, extras))
@@ -281,18 +307,23 @@ def _has_pods(value: dict[str, Any]) -> bool:
     return len(set(pod_ids)) == len(pod_ids) and len(set(named)) == len(named) and set(named) <= there
 
 
-def _from_lab(value: dict[str, Any]) -> RankTable:
-    """The old form as a 1.0 table; its keys about network planes have no place there and are dropped."""
+def _from_groups(value: dict[str, Any]) -> RankTable:
+    """Return a table in the old form as version 1.0; its keys about network planes are dropped.
+
+    A cloud's table has no rank ids: its devices get them in the order of the file.
+    """
+    laboratory = is_laboratory(value)
     by_server: dict[str, list[Device]] = {}
     for group in value["group_list"]:
         for entry in group["instance_list"]:
             devices = by_server.setdefault(entry["server_id"], [])
-            devices.extend(_device(device, int(entry["rank_id"])) for device in entry["devices"])
-    return RankTable(tuple(Server(name, tuple(devices)) for name, devices in by_server.items()))
+            devices.extend(_device(device, int(entry.get("rank_id", 0))) for device in entry["devices"])
+    servers = tuple(Server(name, tuple(devices)) for name, devices in by_server.items())
+    return RankTable(servers if laboratory else renumbered(servers))
 
 
 def _from_ranks(value: dict[str, Any]) -> RankTable:
-    """Version 2.0: ranks in a row, of which the servers are counted."""
+    """Return a table of version 2.0, whose list of ranks is split into servers."""
     devices = [
         Device(
             entry["device_id"], "", entry["rank_id"], None,
@@ -300,7 +331,11 @@ def _from_ranks(value: dict[str, Any]) -> RankTable:
         )
         for entry in sorted(value["rank_list"], key=lambda entry: int(entry["rank_id"]))
     ]  # fmt: skip
-    return RankTable(counted(devices), "2.0", (), value["status"], _rest(value, _V2_TOP_KEYS))
+    status = value.get("status", "completed")
+    extras = _rest(value, _V2_TOP_KEYS)
+    if not isinstance(status, str):
+        status, extras = "completed", {"status": status, **extras}
+    return RankTable(counted(devices), "2.0", (), status, extras)
 
 
 def _device(value: dict[str, Any], rank: int) -> Device:

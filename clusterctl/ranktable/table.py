@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from clusterctl.text import device_text
+
 # host_nic_ip as the vendors' tools write it; no reader looks at it.
 UNREAD = "reserve"
 
@@ -101,7 +103,24 @@ class RankTable:
             rows.append(row)
         return rows
 
+    def server_rows(self) -> list[dict[str, str]]:
+        """Return one row for each server, the one with rank 0 first."""
+        pods = {name: pod.super_pod_id for pod in self.super_pods for name in pod.server_ids}
+        rows = []
+        for server in in_rank_order(self):
+            addresses = [address for device in server.devices for address in device.addresses]
+            shown = addresses if len(addresses) < 3 else [addresses[0], "...", addresses[-1]]
+            row = {
+                "ranks": device_text([device.rank_id for device in server.devices]),
+                "server": server.server_id,
+                "devices": device_text([device.device_id for device in server.devices]),
+                "addresses": " ".join(shown),
+            }
+            rows.append(row | ({"super_pod": pods.get(server.server_id, "")} if pods else {}))
+        return rows
+
     def as_json(self) -> dict[str, Any]:
+        """Return the table as the JSON value that HCCL reads."""
         if self.version == "2.0":
             ranks = [_rank_json(device) for _, device in self.by_rank()]
             count = {"version": self.version, "rank_count": len(ranks), "status": self.status}
@@ -198,6 +217,21 @@ def _tail(rest: Mapping[str, Any], indent: int) -> str:
     # Without the braces.
     text = json.dumps(dict(rest), indent=4)[1:-2]
     return "," + text.replace("\n", "\n" + " " * indent) + "\n"
+
+
+# -- file names
+
+
+def hccl_opens(path: str) -> bool:
+    """Return whether HCCL opens a table at this path: it ends in its first ".json"."""
+    return path.find(".json") == len(path) - len(".json") and not path.endswith("/.json") and path != ".json"
+
+
+def why_not_opened(path: str) -> str:
+    """Return the reason why HCCL does not open a table at this path."""
+    if not path.endswith(".json"):
+        return f"the name {path.rpartition('/')[2]!r} does not end in .json"
+    return f"{path!r} has more than one .json; HCCL takes the first for the end of the name"
 
 
 # -- servers

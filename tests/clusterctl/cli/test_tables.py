@@ -12,6 +12,8 @@ from typer.testing import CliRunner, Result
 
 from clusterctl.cli.commands import application
 from clusterctl.errors import InputFaults, UsageError
+from clusterctl.ranktable.api import Device, RankTable, Server
+from clusterctl.ranktable.check import inspect
 
 EXAMPLES = Path(__file__).parents[3] / "rank_tables"
 PARTS = [f"hccl_8p_01234567_10.155.111.{140 + place}.json" for place in range(4)]
@@ -45,7 +47,7 @@ def test_merge_writes_the_vendors_name_and_says_it(folder: Path) -> None:
     result = typed("ranktable", "merge", *PARTS)
     assert (result.exit_code, result.stdout) == (0, "hccl_4s_32p.json: written: 4 servers, 32 ranks\n")
     assert (folder / "hccl_4s_32p.json").read_text() == (EXAMPLES / "hccl_4s_32p.json").read_text()
-    assert "holds this table already" in typed("ranktable", "merge", *PARTS).stdout
+    assert "already has this table" in typed("ranktable", "merge", *PARTS).stdout
 
 
 def test_merge_keeps_another_merge_of_the_same_size(folder: Path) -> None:
@@ -73,7 +75,7 @@ def test_a_dry_run_refuses_what_the_real_one_would(folder: Path) -> None:
         dry = refused(noun, "convert", PARTS[0], "--to", target, "-o", "t.json", "--dry-run")
         assert "another file" in dry.message
     typed("ranktable", "merge", *PARTS)
-    assert "holds this table already" in typed("ranktable", "merge", *PARTS, "--dry-run").stdout
+    assert "already has this table" in typed("ranktable", "merge", *PARTS, "--dry-run").stdout
 
 
 def test_an_option_that_says_nothing_is_no_option_left_out() -> None:
@@ -109,7 +111,7 @@ def test_check_exits_1_and_quotes_hccl(folder: Path) -> None:
     (folder / "bad.json").write_text((folder / PARTS[0]).read_text().replace('"completed"', '"initializing"'))
     result = typed("ranktable", "check", PARTS[0], "bad.json")
     assert result.exit_code == 1
-    assert f"{PARTS[0]}: ok: 1 server, 8 ranks, as a2, guessed from version 1.0" in result.stdout
+    assert f"{PARTS[0]}: valid: 1 server, 8 ranks (checked as a2; use --for to choose)" in result.stdout
     assert "/status" in result.stdout and "30 minutes" in result.stdout
     (good, bad) = json.loads(typed("ranktable", "check", PARTS[0], "bad.json", "--json").stdout)
     assert good["ok"] and not bad["ok"] and bad["findings"][0]["pointer"] == "/status"
@@ -130,10 +132,56 @@ def test_a_file_of_thousands_of_faults_is_shown_in_part(folder: Path) -> None:
 
 
 def test_show_draws_every_rank() -> None:
-    said = typed("ranktable", "show", PARTS[1]).stdout
-    assert "192.4.27.9" in said and len(said.splitlines()) == 10
+    lines = typed("ranktable", "show", PARTS[1]).stdout.splitlines()
+    assert lines[0].split() == ["rank", "server", "device", "address"]
+    assert lines[-1].split() == ["7", "10.155.111.141", "7", "192.4.27.9"] and len(lines) == 9
     ranks = json.loads(typed("ranktable", "show", PARTS[1], "--json").stdout)["ranks"]
     assert ranks[7] == {"rank": 7, "server": "10.155.111.141", "device": 7, "address": "192.4.27.9"}
+
+
+def test_show_draws_a_large_table_by_server(folder: Path) -> None:
+    wide = RankTable(
+        tuple(
+            Server(
+                f"10.0.0.{number}",
+                tuple(Device(at, f"192.{at}.0.{number}", number * 8 + at) for at in range(8)),
+            )
+            for number in range(40)
+        )
+    )
+    (folder / "wide.json").write_text(wide.render())
+    lines = typed("ranktable", "show", "wide.json").stdout.splitlines()
+    assert len(lines) == 41
+    assert lines[2].split() == ["[8,16)", "10.0.0.1", "[0,8)", "192.0.0.1", "...", "192.7.0.1"]
+    assert len(typed("ranktable", "show", "wide.json", "--by", "rank").stdout.splitlines()) == 321
+    assert "by rank or by server" in refused("ranktable", "show", "wide.json", "--by", "node").message
+
+
+def test_check_names_who_objects(folder: Path) -> None:
+    table = json.loads((folder / PARTS[0]).read_text())
+    table["server_list"][0]["device"][0]["device_id"] = "0x"
+    (folder / "odd.json").write_text(json.dumps(table))
+    assert "HCCL reads the table all the same" in typed("ranktable", "check", "odd.json").stdout
+    (report,) = json.loads(typed("ranktable", "check", "odd.json", "--json").stdout)
+    assert report["findings"][0]["severity"] == "wrong" and not report["ok"]
+    table["server_list"][0]["device"][0]["device_id"] = 0
+    (folder / "odd.json").write_text(json.dumps(table))
+    said = typed("ranktable", "check", "odd.json").stdout
+    assert "HCCL would fail with EI0017: Config device_id is missing" in said
+
+
+def test_tables_of_two_versions_name_that_cause_first(folder: Path) -> None:
+    a3 = json.loads((folder / PARTS[1]).read_text()) | {"version": "1.2"}
+    (folder / "a3.json").write_text(json.dumps(a3))
+    error = refused("ranktable", "merge", PARTS[0], "a3.json")
+    assert isinstance(error, InputFaults) and len(error.faults) == 10
+    assert error.faults[0].what == f"their versions differ: 1.0 in {PARTS[0]}, 1.2 in a3.json"
+
+
+def test_the_servers_of_version_2_0_are_counted() -> None:
+    case = json.loads((EXAMPLES.parent / "tests/cases/ranktable/good-2.0.json").read_text())
+    report = inspect(json.dumps(case["table"]))
+    assert (report.servers, report.ranks) == (1, 2)
 
 
 def test_diff_exits_1_only_when_ranks_differ(folder: Path) -> None:
@@ -143,7 +191,7 @@ def test_diff_exits_1_only_when_ranks_differ(folder: Path) -> None:
     assert typed("ranktable", "diff", PARTS[0], "compact.json").exit_code == 0
     by_node = typed("ranktable", "diff", PARTS[0], PARTS[1], "--by", "node")
     assert (by_node.exit_code, len(by_node.stdout.splitlines())) == (1, 2)
-    assert by_node.stdout.startswith("10.155.111.140: ranks 0-7, devices 0-7 -> not there\n")
+    assert by_node.stdout.startswith("10.155.111.140: ranks 0-7, devices 0-7 -> absent\n")
     result = typed("ranktable", "diff", PARTS[0], PARTS[1])
     assert result.exit_code == 1 and len(result.stdout.splitlines()) == 8
 

@@ -115,7 +115,7 @@ def test_what_a_plan_can_not_hold_is_refused_by_name() -> None:
 def test_the_other_place_of_a_fault_is_named_by_its_line_too() -> None:
     (found,) = faults_of("nodes:\n  a:\n    device_ips: [1.1.1.1]\n  b:\n    device_ips: [1.1.1.1]\n")
     assert found == (
-        "plan:5 nodes.b.device_ips.0: the address '1.1.1.1' stands at plan:3 nodes.a.device_ips.0 too"
+        "plan:5 nodes.b.device_ips.0: the address '1.1.1.1' is also at plan:3 nodes.a.device_ips.0"
     )
 
 

@@ -158,7 +158,7 @@ def test_the_servers_of_version_2_0_are_counted_where_local_ids_begin_anew() -> 
 
 
 def test_version_2_0_is_merged_with_itself_by_nobody() -> None:
-    with pytest.raises(InputFaults, match=r"address 223\.0\.0\.0 stands at a rank 0"):
+    with pytest.raises(InputFaults, match=r"address 223\.0\.0\.0 is also at a rank 0"):
         merge([("a", ranks_2_0(2)), ("b", ranks_2_0(2))])
     with pytest.raises(UsageError, match="names no servers"):
         in_order([("a", ranks_2_0(2))], "name")
@@ -329,7 +329,7 @@ def test_addresses_that_one_server_could_do_without_are_asked_for_in_the_merged_
 def test_unequal_device_counts_are_refused_for_910a_only() -> None:
     tables = [("a.json", one_server(1, 2)), ("b.json", one_server(2, 1))]
     assert merge(tables, "a2").ranks == 3
-    with pytest.raises(InputFaults, match="910a wants as many"):
+    with pytest.raises(InputFaults, match="910a needs as many"):
         merge(tables, "910a")
 
 
