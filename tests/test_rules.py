@@ -52,7 +52,7 @@ MAY = {
         "samples": "config corpus",
         "model": "config parallel",
         "plan": "config samples corpus",
-        "engine": "config parallel model",
+        "engine": "config parallel model checkpoint",
         "checkpoint": "config parallel engine",
         "train": "config corpus parallel samples model plan engine checkpoint",
     },

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,14 +18,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer import env
+from trainer.checkpoint.part import Part
 from trainer.config.layout import accumulation
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
 from trainer.engine.deepspeed_passes import Dense, Passes, Staged
 from trainer.engine.deepspeed_shards import Moments, Shares
-from trainer.engine.optimizer import MOMENTS, LossScale, adamw
+from trainer.engine.optimizer import MOMENTS, LossScale, adamw, owners
+from trainer.engine.parts import Place
 from trainer.engine.passes import Batch, Model, tokens_of
-from trainer.engine.rank_state import Arriving, clip_factor, norm_of, shapes_of
+from trainer.engine.rank_state import Arriving, clip_factor, norm_of, saves_copy, shapes_of
 from trainer.engine.torch_engine import StepResult, TrainState
 from trainer.errors import InputError
 from trainer.model.layers import cuts_of, own_of, whole_of
@@ -165,6 +167,37 @@ class DeepSpeedEngine:
         if own is not None and self.data.rank == 0:
             together = own.to(self.device.name) if self.parallel.size > 1 else own
             state.update(whole_of({key: together}, self.cuts, self.parallel))
+
+    @property
+    def optimizer_steps(self) -> int:
+        return self.moments.taken
+
+    def parts(self) -> list[Part]:
+        found = list[Part]()
+        averages = {moment: self.moments.of(moment) for moment in MOMENTS}
+        owner = owners(self.parameters, self.data.world)
+        for name, parameter in self.parameters.items():
+            place = Place(self.shares.shapes[name], self.cuts[name], self.parallel)
+            divided = self.config.zero > 0 or owner[name] == self.data.rank
+            owned = divided and saves_copy(name, self.cuts[name], self.parallel, self.pipeline)
+            start, own = self.shares.own(name, self.shares.rows)
+            found += place.flat(name, start, own, owned)
+            for moment in MOMENTS:
+                start, own = self.shares.own(name, averages[moment])
+                found += place.flat(f"{moment}.{name}", start, own, owned)
+            if self.config.zero in (1, 2):
+                found += place.part(name, parameter.detach(), owned=False)
+        return found
+
+    @torch.no_grad()
+    def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
+        if optimizer_steps:
+            self.moments.begin(optimizer_steps)
+        fill(self.parts())
+        if self.config.zero == 3:
+            for name, parameter in self.parameters.items():
+                _, own = self.shares.own(name, self.shares.rows)
+                parameter.ds_tensor.data.view(-1)[: own.numel()].copy_(own)  # type: ignore[attr-defined]
 
     def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
         for name, whole in model:

@@ -56,6 +56,12 @@ class Shares:
                 ]
                 begun += parameter.partition_numel() if stage == 3 else shape.numel()
 
+    def own(self, name: str, rows: Sequence[Tensor]) -> tuple[int, Tensor]:
+        """Return this rank's share of a parameter: where it starts in the flattened whole, and its numbers."""
+        share = self.of[name][min(self.data.rank, len(self.of[name]) - 1)]
+        flat = rows[share.row].detach().view(-1)
+        return share.start, flat[share.at : share.at + share.end - share.start]
+
     def collect(self, name: str, rows: Sequence[Tensor]) -> Tensor | None:
         """A parameter's numbers out of all ranks' rows, whole in the first one's host memory; None elsewhere."""
         data, device = self.data, self.data.device.name

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 import native
 from native.reference import square_sum as plain_square_sum
+from trainer.checkpoint.part import Part
 from trainer.config.train_config import TrainConfig
-from trainer.engine.optimizer import ShardedAdamW
+from trainer.engine.optimizer import ShardedAdamW, owners
+from trainer.engine.parts import Place, optimizer_parts
 from trainer.engine.passes import Model
 from trainer.model.layers import Cut, LayerNorm, cuts_of, own_of, parameter_of
 from trainer.parallel.group import Group
@@ -30,6 +32,8 @@ Arriving = Iterable[tuple[str, Tensor]]
 
 class Holding(Protocol):
     """Weights and what belongs to them, of one rank among its data parallel ones; all methods are for all of these."""
+
+    optimizer: ShardedAdamW
 
     def clear(self) -> None:
         """Before a step's first backward pass: no gradients."""
@@ -54,6 +58,12 @@ class Holding(Protocol):
 
     def load(self, model: Arriving, optimizer: Arriving, taken: int) -> None:
         """Take a whole state; this rank keeps its parts."""
+
+    def parts(self) -> list[Part]:
+        """Return the parts of all weights and moments that this rank holds. No collective."""
+
+    def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
+        """Have `fill` write all parts, then continue after so many updates. No collective."""
 
 
 class Buffered:
@@ -99,6 +109,21 @@ class Buffered:
         moments, taken = self.optimizer.state()
         return self.optimizer.weights(), moments, taken
 
+    def parts(self) -> list[Part]:
+        data, parallel, pipeline = self.optimizer.group, self.parallel, self.gradients.pipeline
+        # With ZeRO 0 every rank could save all; each saves the parameters that it would own.
+        owner = self.optimizer.owner or owners(self.parameters, data.world)
+        found = list[Part]()
+        for name, parameter in self.parameters.items():
+            cut = self.cuts[name]
+            owned = owner[name] == data.rank and saves_copy(name, cut, parallel, pipeline)
+            found += optimizer_parts(self.optimizer, name, Place(parameter.shape, cut, parallel).part, owned)
+        return found
+
+    def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
+        fill(self.parts())
+        self.optimizer.taken = optimizer_steps
+
     def load(self, model: Arriving, optimizer: Arriving, taken: int) -> None:
         for arriving in (model, optimizer):
             for key, whole in arriving:
@@ -107,6 +132,11 @@ class Buffered:
                 if like is not None:
                     self.optimizer.take(key, own_of(key, whole, like, self.cuts, self.parallel))
         self.optimizer.taken = taken
+
+
+def saves_copy(name: str, cut: Cut, parallel: Parallel, pipeline: Pipeline) -> bool:
+    """Return whether this rank's copy of a parameter is the one of several that is counted and saved."""
+    return pipeline.counts(name) and (parallel.rank == 0 or cut.dim is not None)
 
 
 def moves_optimizer(config: TrainConfig, data: Group) -> bool:

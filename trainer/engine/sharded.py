@@ -8,7 +8,8 @@ they are some 0.02 % of a model, and must not share the matrices' type.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +18,20 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from trainer.checkpoint.part import Part
 from trainer.config.train_config import TrainConfig
 from trainer.device import give_back_freed_memory
 from trainer.engine.optimizer import ShardedAdamW
+from trainer.engine.parts import Place, optimizer_parts
 from trainer.engine.passes import Model
-from trainer.engine.rank_state import COMPUTED_IN, Arriving, GradientBuffer, clip_factor, moves_optimizer
+from trainer.engine.rank_state import (
+    COMPUTED_IN,
+    Arriving,
+    GradientBuffer,
+    clip_factor,
+    moves_optimizer,
+    saves_copy,
+)
 from trainer.model.layers import LayerNorm, cuts_of, own_of, parameter_of
 from trainer.parallel.group import Group
 from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline
@@ -107,7 +117,7 @@ class Sharded:
         return self.pipeline.total(own, self.data.device)
 
     def _is_counted(self, name: str) -> bool:
-        return self.pipeline.counts(name) and (self.parallel.rank == 0 or self.cuts[name].dim is not None)
+        return saves_copy(name, self.cuts[name], self.parallel, self.pipeline)
 
     def _gradient(self, name: str) -> Tensor:
         gradient = self.rows[name].grad
@@ -149,6 +159,26 @@ class Sharded:
             padded[: len(own)] = own
         together = self.data.gather_flat(padded.flatten()).view(-1, *shape[1:])[: shape[0]]
         return together.cpu() if self.data.rank == 0 else padded
+
+    def parts(self) -> list[Part]:
+        found = list[Part]()
+        for name in self.names:
+            counted = self._is_counted(name)
+            if name in self.whole:
+                place = Place(self.whole[name].shape, self.cuts[name], self.parallel)
+                owned = counted and self.data.rank == 0
+                found += optimizer_parts(self.optimizer, name, place.part, owned)
+            elif self.rows[name].numel():
+                shape = self.shards[name].shape
+                place = Place(shape, self.cuts[name], self.parallel)
+                first = -(-shape[0] // self.data.world) * self.data.rank
+                found += optimizer_parts(self.optimizer, name, partial(place.rows, first), counted)
+        return found
+
+    def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
+        self._reshard()
+        fill(self.parts())
+        self.optimizer.taken = optimizer_steps
 
     @torch.no_grad()
     def load(self, model: Arriving, optimizer: Arriving, taken: int) -> None:

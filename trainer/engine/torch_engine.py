@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.part import Part
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
 from trainer.engine.optimizer import MOMENTS, LossScale
@@ -79,6 +80,16 @@ class Engine(Protocol):
     def state(self) -> TrainState:
         """Whole on rank 0; elsewhere parts of it may be stale."""
 
+    @property
+    def optimizer_steps(self) -> int:
+        """Return how many updates the optimizer has made."""
+
+    def parts(self) -> list[Part]:
+        """Return the parts of all weights and moments that this rank holds. No collective."""
+
+    def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
+        """Have `fill` write all parts, then continue after so many updates. No collective."""
+
     def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
         """Take a whole state, one tensor after another: no device need hold more of it than its own part."""
 
@@ -139,6 +150,16 @@ class TorchEngine:
                 whole = self.groups.pipeline, self.shapes, self.config.stages, self.device
                 weights, moments = of_all_stages(weights, *whole), of_all_stages(moments, *whole, MOMENTS)
         return TrainState(weights, moments, taken)
+
+    @property
+    def optimizer_steps(self) -> int:
+        return self.holding.optimizer.taken
+
+    def parts(self) -> list[Part]:
+        return self.holding.parts()
+
+    def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
+        self.holding.load_parts(fill, optimizer_steps)
 
     def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
         self.holding.load(model, optimizer, optimizer_steps)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -251,7 +251,7 @@ class Cut:
     partial: bool = False
     """Whether, with sequence parallel, a rank's gradient is only a part of a sum."""
 
-    def whole_shape(self, own: torch.Size, size: int) -> tuple[int, ...]:
+    def whole_shape(self, own: Sequence[int], size: int) -> tuple[int, ...]:
         """The shape in a checkpoint, of what has the shape `own` on each of `size` ranks."""
         shape = list(own)
         if self.dim is not None:

@@ -147,7 +147,7 @@ def _stepped(config: TrainConfig, layout: Layout, rank: int) -> int:
     with _real_meshes(config.zero >= 2):
         engine = TorchEngine(model, config, groups, device, {})
     holding, micro = engine.holding, _micro(config)
-    holding.optimizer.ops = _NoUpdate()  # type: ignore[attr-defined]
+    holding.optimizer.ops = _NoUpdate()  # type: ignore[assignment]
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
     if micros > 1 or layout.data > 1:
         # From the second step on there from the beginning.
