@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
+from typing import IO, Any
 
 from clusterctl.errors import UsageError
 
@@ -24,6 +25,17 @@ def replace_file(path: Path, data: bytes | str, mode: int = 0o644) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def make_private_folder(path: Path) -> None:
+    """Create a folder, and those above it, that only its owner can enter."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def open_private(path: Path, mode: str) -> IO[Any]:
+    """Open a file as `open` does; a file that this creates can be read by its owner only."""
+    encoding = None if "b" in mode else "utf-8"
+    return open(path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def save_new(path: Path, text: str, force: bool = False, dry_run: bool = False) -> bool:

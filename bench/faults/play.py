@@ -55,7 +55,6 @@ SHORT, LONG = 4.0, 22.0
 FREED = 3.0
 # Times the stand-in's steps: a tiny model's take 20 ms.
 REAL = 3
-FINAL = ("finished", "failed", "stopped", "lost")
 FROM_WITHIN = ("rank crashed", "crash at the same step", "user's mistake", "slow rank")
 
 
@@ -233,7 +232,7 @@ class Play:
         if isinstance(pid, int) and not isinstance(pid, bool):
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda: run.controller() is None, 5.0)
-            if self.fault.phase != STOP and run.read_state().get("phase") not in FINAL:
+            if self.fault.phase != STOP and not run.phase().is_final:
                 self.codes["status"] = self.desk.run("status", "status", run.run_id, "--json")
 
     def _kill_command(self, launch: subprocess.Popen[bytes]) -> None:
@@ -293,7 +292,7 @@ class Play:
             self.codes["stop"] = self._ended(self.stopper)
         run = self.run = self.desk.found()
         for time_of_it in range(3):
-            if run is None or run.read_state().get("phase") in FINAL:
+            if run is None or run.phase().is_final:
                 break
             again = ["attach", run.run_id] + (["--take-over"] if run.controller() is None else [])
             self.codes[f"attach {time_of_it + 1}"] = self.desk.run(
@@ -340,7 +339,7 @@ class Play:
             return found + self.desk.processes()
 
         wait_for(lambda: not living(), SETTLES)
-        whole = self.run is not None and self.run.read_state().get("phase") == "finished"
+        whole = self.run is not None and self.run.phase() == "finished"
         # Whose it is, it clears.
         found = [
             *living(),
@@ -354,12 +353,12 @@ class Play:
         run = self.run
         if run is None:
             return Story(self.fault, said=self.desk.said(), codes=self.codes, left=left, seconds=seconds)
-        events, attempt = list(run.event_lines()), int(run.read_record()["attempt"])
+        events, attempt = list(run.event_lines()), int(run.read_record().attempt)
         struck = self.struck or self._from_within()
         known = known_after(events, struck)
         return Story(
             self.fault,
-            phase=str(run.read_state().get("phase", "")),
+            phase=run.phase().value,
             attempt=attempt,
             steps=self.steps,
             reasons=tuple(event["why"] for event in events if event["event"] == "restart"),

@@ -115,7 +115,7 @@ def ground(nodes: int = 2, devices: int = 2) -> Iterator[Ground]:
 
 def on_node(run: RunDir, node: str) -> Path:
     """A run's folder on a node."""
-    return Path(run.read_record()["run_dirs"][node])
+    return Path(run.read_record().run_dirs[node])
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

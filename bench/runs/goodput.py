@@ -84,7 +84,7 @@ def strike(run: RunDir, chance: random.Random) -> list[Fault]:
     kind, node = chance.choice(KINDS), chance.choice(("node1", "node2"))
 
     def struck() -> list[Fault]:
-        attempt = on_node(run, node) / "attempts" / str(run.read_record()["attempt"])
+        attempt = on_node(run, node) / "attempts" / str(run.read_record().attempt)
         pids = {one["rank"]: one["pid"] for one in records(attempt) if one.get("state") == "running"}
         supervisor: dict[str, Any] = read_json(str(attempt / "supervisor.json")) or {}
         if not pids or not supervisor:

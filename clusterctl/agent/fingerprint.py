@@ -78,7 +78,7 @@ def _index_faults(root: str, name: str, files: Dict[str, List[Any]]) -> Iterator
     """The last sequence of an index must end where its .bin ends."""
     binary = name[:-4] + ".bin"
     if binary not in files:
-        yield f"{name}: its .bin is not there"
+        yield f"{name}: its .bin is missing"
         return
     with open(os.path.join(root, name), "rb") as stream:
         head = stream.read(HEADER.size)
@@ -108,7 +108,7 @@ def _manifest_faults(root: str, name: str, files: Dict[str, List[Any]]) -> Itera
         for path, one in said.items():
             size, digest = files.get(path, [None, ""])
             if size is None:
-                yield f"{path}: is not there, and {name} names it"
+                yield f"{path}: is missing, and {name} names it"
             elif size != one["bytes"]:
                 yield f"{path}: has {size} bytes, its manifest says {one['bytes']}"
             elif digest.startswith("sha256:") and digest != "sha256:" + one["sha256"]:

@@ -165,6 +165,7 @@ ELSEWHERE = {
     "follow": ("follow", "follow"),
     "start": ("supervisor", "start"),
     "state": ("supervisor", "state"),
+    "alive": ("supervisor", "alive"),
     "stop": ("supervisor", "stop"),
     "evidence": ("kernel", "evidence"),
     "receive": ("transfer", "receive"),

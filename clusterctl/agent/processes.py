@@ -56,8 +56,33 @@ def is_alive(record: Mapping[str, object]) -> bool:
     return start_time(pid) == started
 
 
+# Bytes read of one process's environment; the kernel allows far less than this.
+LARGEST_ENVIRON = 8 << 20
+
+
+def environments_of_processes() -> "Dict[int, Set[bytes]]":
+    """Return the environment of each process that this login may read, as a set of NAME=VALUE by pid."""
+    found = {}
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                found[int(entry)] = set(file.read(LARGEST_ENVIRON).split(b"\0"))
+        except OSError:
+            # The process is gone, or another user's.
+            continue
+    return found
+
+
+def carries(marker: Mapping[str, str], variables: Set[bytes]) -> bool:
+    """Return True if an environment has all of the marker's variables."""
+    wanted = {f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in marker.items()}
+    return wanted <= variables
+
+
 def marked(marker: Mapping[str, str]) -> List[int]:
-    """The living processes that carry all of the marker's variables in their environment."""
+    """Return the pids of living processes that carry all of the marker's variables in their environment."""
     wanted = [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in marker.items()]
     found = []
     for entry in os.listdir("/proc") if wanted and os.path.isdir("/proc") else ():
@@ -65,11 +90,11 @@ def marked(marker: Mapping[str, str]) -> List[int]:
             continue
         try:
             with open(f"/proc/{entry}/environ", "rb") as file:
-                environ = file.read()
+                environ = file.read(LARGEST_ENVIRON)
         except OSError:
-            # Gone, or another user's.
+            # The process is gone, or another user's.
             continue
-        if all(one in environ for one in wanted) and set(wanted) <= set(environ.split(b"\0")):
+        if all(variable in environ for variable in wanted) and set(wanted) <= set(environ.split(b"\0")):
             found.append(int(entry))
     return found
 

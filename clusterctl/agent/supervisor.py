@@ -23,7 +23,14 @@ from clusterctl.agent.child import NOT_FOUND, NOT_RUNNABLE, command, environment
 from clusterctl.agent.conflicts import conflicts, one_start_at_a_time
 from clusterctl.agent.hangs import Steps, Stopped
 from clusterctl.agent.kernel import Kills
-from clusterctl.agent.processes import end_all, identity, is_alive, marked
+from clusterctl.agent.processes import (
+    carries,
+    end_all,
+    environments_of_processes,
+    identity,
+    is_alive,
+    marked,
+)
 from clusterctl.agent.reaper import Watcher
 from clusterctl.agent.records import Records, fullness, remove_halves, write_json
 from clusterctl.agent.records import read_json as read_json
@@ -169,6 +176,19 @@ def _spawn_supervisor(files: AttemptFiles, run_dir: str, attempt: int) -> Dict[s
 def state(request: Request) -> Dict[str, Any]:
     """What an attempt's files say, and whether its supervisor lives."""
     return read_state(request.path("run_dir"), request.need("attempt", int))
+
+
+def alive(request: Request) -> Dict[str, Any]:
+    """Return for each of some attempts whether a process of it, or its supervisor, lives; /proc is read once."""
+    attempts = request.need("attempts", list)
+    environments = environments_of_processes()
+    found = []
+    for entry in attempts:
+        marker = {"CLUSTERCTL_RUN_ID": str(entry["run_id"]), "CLUSTERCTL_NODE": str(entry["node"])}
+        supervisor = read_json(AttemptFiles(str(entry["run_dir"]), int(entry["attempt"])).supervisor)
+        lives = supervisor is not None and is_alive(supervisor)
+        found.append(lives or any(carries(marker, variables) for variables in environments.values()))
+    return {"alive": found}
 
 
 def read_node(run_dir: str, attempt: int) -> Tuple[Optional[Dict[str, Any]], Optional[Dict[str, Any]]]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.logs.lines import LogChunk
-    from clusterctl.runs.watch import Update
+    from clusterctl.runs.updates import Update
 
 # Seconds between two progress lines off a terminal.
 EVERY = 10.0

@@ -214,7 +214,7 @@ def launch(
         with stopping_on_interrupt(run, connections):
             runs.launch(chosen, job, connections, options.runs_folder(), tell, run, spares)
             # Before anybody starts another: this one's lines are all shown.
-            first = run.read_record()["attempt"]
+            first = run.read_record().attempt
             put_in_charge(run)
         if detach:
             leave(run, as_json)
@@ -301,11 +301,11 @@ def resume(
     as_json: options.Json = False,
 ) -> None:
     """Start an ended run again on its nodes. A training continues from its newest valid checkpoint."""
-    from clusterctl.jobs import record
     from clusterctl.runs import controller
 
     found = options.run_named(run)
-    job, cluster = record.job_of(found), record.cluster_of(found)
+    record = found.read_record()
+    job, cluster = record.job, record.cluster
     if dry_run:
         show_plan(cluster, job, as_json, argv=True)
         return
@@ -326,7 +326,7 @@ def resume(
 
 def lacks_controller(run: RunDir, connections: Connections) -> bool:
     """Return whether a run is still active and has no controller."""
-    from clusterctl.runs.state import current_state
+    from clusterctl.runs.query import current_state
 
     state = current_state(run, connections)
     return not state.is_final and state.controller is None
@@ -345,18 +345,19 @@ def attach(
 ) -> None:
     """Follow an active run; Ctrl-C leaves it running. If its controller died, a new one is started."""
     from clusterctl.runs import controller
-    from clusterctl.runs.state import FINAL, state_from_json
+    from clusterctl.runs.state import read_state
 
     found = options.run_named(run)
-    trains = found.read_record()["job"]["train"] is not None
+    trains = found.read_record().job.train is not None
     if take_over:
         controller.end(found)
-    if found.controller() is None and found.read_state().get("phase") in FINAL:
+    state = read_state(found) if found.controller() is None and found.phase().is_final else None
+    if state is not None:
         # The end is recorded here: no node is contacted.
-        conclude(found, state_from_json(found.read_state()), as_json)
+        conclude(found, state, as_json)
         return
     with options.connected_to(found) as connections:
-        if found.controller() is None and found.read_state().get("phase") not in FINAL:
+        if found.controller() is None and not found.phase().is_final:
             screen.log(f"{found.run_id} has no controller; starting a new one")
             put_in_charge(found)
         follow_to_the_end(
@@ -401,9 +402,11 @@ def follow_to_the_end(
         elif stop_on_interrupt:
             stop_now(run, connections, interrupt)
         raise
-    from clusterctl.runs.state import state_from_json
+    from clusterctl.runs.state import read_state
 
-    conclude(run, state_from_json(run.read_state()), as_json)
+    state = read_state(run)
+    assert state is not None
+    conclude(run, state, as_json)
 
 
 def conclude(run: RunDir, state: Any, as_json: bool) -> None:
@@ -412,18 +415,13 @@ def conclude(run: RunDir, state: Any, as_json: bool) -> None:
     from clusterctl.runs import cause as runs_cause
 
     if as_json:
-        from dataclasses import asdict
-
-        screen.show_json_line({"run": run.run_id, "folder": str(run.root), **asdict(state)})
+        screen.show_json_line({"run": run.run_id, "folder": str(run.root), **state.as_json()})
     if state.phase == "finished":
         screen.log(f"finished   {run.root}")
         return
     if state.phase == "stopped" and not state.failure:
         raise RunFailed("the run was stopped before its end", f"clusterctl logs show {run.run_id}")
-    record = run.read_record()
-    cause = runs_cause.find_cause(
-        run, state.failure, state.ranks, state.nodes, record["attempt"], state.orphaned
-    )
+    cause = runs_cause.find_cause(run, state, run.read_record().attempt)
     screen.error_console().print(views.cause_text(cause))
     hint = cause.hint or f"clusterctl logs show {run.run_id} --errors"
     raise RunFailed(f"root cause: {cause.title}", "\n".join(filter(None, (hint, state.verdict))))
@@ -436,7 +434,7 @@ def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) ->
         from clusterctl.runs.controller import following
         from clusterctl.runs.stop import stop_run
 
-        grace = run.read_record()["job"]["grace"]
+        grace = run.read_record().job.grace
         screen.log(
             f"stopping {run.run_id}: up to {grace:g} s for a last checkpoint; press Ctrl-C again to kill it"
         )

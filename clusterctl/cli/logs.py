@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from clusterctl.cli.log_printer import LogPrinter
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.logs.store import LogFilter
-    from clusterctl.runs.watch import KeptWatch, Watch
+    from clusterctl.runs.kept_watch import KeptWatch
+    from clusterctl.runs.watch import Watch
     from clusterctl.transport.fanout import Connections
 
 
@@ -77,12 +78,11 @@ def tail(
 ) -> None:
     """Show the last lines of the logs of a run; -f keeps following."""
     from clusterctl.cli.log_printer import LogPrinter
-    from clusterctl.runs.state import FINAL
 
     found, wanted = options.run_named(run), _filter(run, rank, node, grep, exclude, errors)
     when = _when(since)
     printer = LogPrinter(prefix=not no_prefix, as_json=as_json)
-    if follow and found.read_state().get("phase") not in FINAL:
+    if follow and not found.phase().is_final:
         with options.connected_to(found) as connections, _watched(found, connections) as watch:
             _show_on(
                 found, watch, _tail(found, wanted, lines, when, printer, True), wanted, printer, connections
@@ -166,10 +166,9 @@ def pull(
 
 def bring_home(run: RunDir) -> None:
     """Fetch the log bytes that are still only on the nodes; do nothing for an ended run."""
-    from clusterctl.runs.state import FINAL
     from clusterctl.runs.watch import Watch, open_watch
 
-    if run.read_state().get("phase") in FINAL:
+    if run.phase().is_final:
         return
     with (
         options.connected_to(run) as connections,
@@ -205,7 +204,7 @@ def _tail(
     from clusterctl.logs.store import kept_files, offset_since
 
     read = {}
-    for file in kept_files(run, run.read_record()["attempt"]):
+    for file in kept_files(run, run.read_record().attempt):
         read[file.path] = size = file.path.stat().st_size
         start = 0 if since is None else offset_since(file.path, since)
         end = size if goes_on else None
@@ -228,8 +227,8 @@ def _show_on(
     connections: Connections,
 ) -> None:
     """Print the lines that follow, until the run ends."""
-    from clusterctl.runs.state import current_state
-    from clusterctl.runs.watch import KeptWatch
+    from clusterctl.runs.kept_watch import KeptWatch
+    from clusterctl.runs.query import current_state
 
     if isinstance(watch, KeptWatch):
         watch.offsets.update(read)
@@ -247,7 +246,7 @@ def _show_on(
 
 
 def _attempt(run: RunDir, attempt: int | None) -> int:
-    last = int(run.read_record()["attempt"])
+    last = int(run.read_record().attempt)
     if attempt is not None and attempt > last:
         raise UsageError(
             f"--attempt {attempt}: {run.run_id} has {plural(last, 'attempt')}", f"use 1 to {last}"
@@ -264,17 +263,16 @@ def _when(since: str | None) -> float | None:
 def _filter(
     run: str, rank: str | None, node: str | None, grep: str | None, exclude: str | None, errors: bool
 ) -> LogFilter:
-    from clusterctl.jobs.record import cluster_of
     from clusterctl.logs.store import LogFilter, parse_ranks
 
     found = options.run_named(run)
-    nodes = frozenset(cluster_of(found).select(node).names) if node else None
+    nodes = frozenset(found.read_record().cluster.select(node).names) if node else None
     ranks = parse_ranks(rank) if rank else None
     if ranks:
         record = found.read_record()
-        world = sum(map(len, record["ranks"].values()))
+        world = record.world_size
         # A later attempt may have fewer than one before it.
-        if min(ranks) >= world and record["attempt"] == 1:
+        if min(ranks) >= world and record.attempt == 1:
             raise UsageError(f"--rank {rank}: {found.run_id} has no such rank", f"use 0 to {world - 1}")
     return LogFilter(ranks, nodes, _pattern("--grep", grep), errors, _pattern("--exclude", exclude))
 

@@ -151,7 +151,5 @@ def run_named(name: str) -> RunDir:
 @contextmanager
 def connected_to(run: RunDir) -> Iterator[Connections]:
     """Open connections to the nodes of a run, as recorded when it started."""
-    from clusterctl.jobs.record import cluster_of as nodes_of
-
-    with connected(nodes_of(run)) as connections:
+    with connected(run.read_record().cluster) as connections:
         yield connections

@@ -92,27 +92,26 @@ def prune(
 
 
 def _row(run: RunDir) -> dict[str, Any]:
+    """Return one row of the list of runs; a damaged run is marked and does not hide the others."""
     from clusterctl.runs.cause import read_cause
-    from clusterctl.runs.overview import read_progress
-    from clusterctl.runs.state import FINAL
 
     try:
-        record, state = run.read_record(), run.read_state()
-        last = read_progress(run.metric_lines()).last or {}
-    except (UsageError, ValueError):
-        # A damaged run folder must not hide the others.
+        record = run.read_record()
+    except UsageError:
         started = time.strftime(STARTED, time.localtime(run.record.stat().st_mtime))
         nothing = {"ranks": 0, "nodes": 0, "step": "", "loss": "", "cause": ""}
         return {"run": run.run_id, "phase": "damaged", **nothing, "started": started, "folder": str(run.root)}
+    phase, last = run.phase(), run.last_step() or {}
+    cause = read_cause(run) if phase.is_final else None
     return {
         "run": run.run_id,
-        "phase": state.get("phase", "running"),
-        "ranks": sum(map(len, record["ranks"].values())),
-        "nodes": len(record["ranks"]),
+        "phase": phase.value,
+        "ranks": record.world_size,
+        "nodes": len(record.ranks),
         "step": last.get("step", ""),
         "loss": f"{last['loss']:.4f}" if "loss" in last else "",
-        "started": time.strftime(STARTED, time.localtime(record["created"])),
-        "cause": read_cause(run).get("title", "") if state.get("phase") in FINAL else "",
+        "started": time.strftime(STARTED, time.localtime(record.created)),
+        "cause": cause.title if cause else "",
         "folder": str(run.root),
     }
 
@@ -144,21 +143,20 @@ def status(
 def _observe(run: RunDir, connections: Connections) -> tuple[RunState, Overview]:
     """Ask the nodes; return the state of a run and its overview."""
     from clusterctl.runs import overview
-    from clusterctl.runs.state import current_state
+    from clusterctl.runs.query import current_state
 
     state = current_state(run, connections)
-    return state, overview.look(run, state, time.time())
+    return state, overview.summarise(run, state, time.time())
 
 
 def _status_json(run: RunDir, state: RunState, overview: Overview) -> dict[str, Any]:
     """Return the answers of the nodes, and under `overview` what is derived from them."""
-    return {"run": run.run_id, "folder": str(run.root), **asdict(state), "overview": overview.as_json()}
+    return {"run": run.run_id, "folder": str(run.root), **state.as_json(), "overview": overview.as_json()}
 
 
 def _watch(run: RunDir, connections: Connections, every: float, ranks: bool, as_json: bool) -> None:
     """Show the state of a run until it has ended and will not be restarted."""
     from clusterctl.cli import status_view
-    from clusterctl.jobs.record import cluster_of
 
     on_screen = screen.out_console().is_terminal and not screen.out_console().is_dumb_terminal and not as_json
     with _drawn(on_screen) as live:
@@ -166,7 +164,7 @@ def _watch(run: RunDir, connections: Connections, every: float, ranks: bool, as_
         while True:
             state, overview = _observe(run, connections)
             for name in state.unreachable:
-                connections.drop(cluster_of(run).node(name))
+                connections.drop(run.read_record().cluster.node(name))
             changed, before = status_view.changes(overview) != before, status_view.changes(overview)
             if live is not None:
                 live.update(status_view.whole(overview, ranks), refresh=True)
@@ -201,17 +199,17 @@ def stop(
 ) -> None:
     """Stop the processes of a run, and no others. A training saves a last checkpoint first."""
     from clusterctl.runs import controller
-    from clusterctl.runs.state import FINAL, current_state
+    from clusterctl.runs.query import current_state
     from clusterctl.runs.stop import stop_run
 
     found = options.run_named(run)
-    ranks = found.read_record()["ranks"]
+    ranks = found.read_record().ranks
     if dry_run:
         for node, numbers in ranks.items():
             screen.write(f"would stop ranks {', '.join(map(str, numbers))} of {found.run_id} on {node}\n")
         return
     with options.connected_to(found) as connections:
-        was_active = found.read_state().get("phase") not in FINAL
+        was_active = not found.phase().is_final
         left = stop_run(found, connections, grace)
         if was_active:
             controller.finish_alone(found, connections)
@@ -224,5 +222,5 @@ def stop(
         names = ", ".join(f"{node} ({count})" for node, count in left.items() if count)
         raise WorkFailed(
             f"processes that cannot be killed are left on {names}",
-            "a device driver may hold them: reset the device",
+            "they wait inside the kernel, for a disk or a device: see `ps -eo pid,stat,wchan,args` there",
         )

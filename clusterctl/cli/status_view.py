@@ -12,12 +12,15 @@ from rich.text import Text
 from clusterctl.cli import views
 from clusterctl.runs.cause import how_it_ended
 from clusterctl.runs.overview import UNSEEN, state_of_rank
+from clusterctl.runs.state import RankPhase
 from clusterctl.text import count, duration, escape_controls, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from clusterctl.runs.cause import Cause
     from clusterctl.runs.overview import NodeView, Overview
+    from clusterctl.runs.state import RankState
 
 # Shown each; of more, those that are not as most of the others.
 ALL_RANKS = 16
@@ -28,15 +31,15 @@ def whole(one: Overview, all_ranks: bool = False) -> Group:
     """Everything."""
     parts: list[RenderableType] = [head(one), views.table(*_nodes(one), right=["STEP", "AGE"])]
     few = all_ranks or len(one.ranks) <= ALL_RANKS
-    ranks = [rank for rank in one.ranks if few or _is_odd(rank) or rank["rank"] in one.slow]
+    ranks = [rank for rank in one.ranks if few or _is_odd(rank) or rank.rank in one.slow]
     if ranks:
-        rows = [
-            _rank(rank, one.slow.get(rank["rank"]))
-            for rank in sorted(ranks, key=lambda rank: int(rank["rank"]))
-        ]
+        rows = [_rank(rank, one.slow.get(rank.rank)) for rank in sorted(ranks, key=lambda rank: rank.rank)]
         parts.append(
             views.table(["RANK", "NODE", "DEVICE", "PID", "STEP", "STATE"], rows, right=["RANK", "STEP"])
         )
+    if one.damaged_events:
+        lines = plural(one.damaged_events, "line")
+        parts.append(Text(f"{lines} of events.jsonl could not be read", style="yellow"))
     if one.events:
         parts.append(Text("\n".join(_event(event) for event in one.events), style="dim"))
     spaced = [piece for part in parts for piece in (part, Text(""))]
@@ -51,18 +54,18 @@ def head(one: Overview) -> Text:
         text.append("\nnobody looks after it: ", style="yellow")
         text.append(f"clusterctl attach {one.run} does, and brings its logs home")
     if one.cause:
-        text.append(f"\nroot cause: {escape_controls(str(one.cause.get('title')))}", style="red")
+        text.append(f"\nroot cause: {escape_controls(one.cause.title)}", style="red")
         text.append("".join(f"\n  {escape_controls(line)}" for line in _about(one.cause)))
     if one.verdict:
         text.append(f"\n{escape_controls(one.verdict)}", style="yellow")
     return text
 
 
-def _about(cause: Mapping[str, Any]) -> Iterator[str]:
+def _about(cause: Cause) -> Iterator[str]:
     """What followed from a root cause, what to try, and where its log is."""
-    for word, name in (("", "others"), ("try: ", "hint"), ("log: ", "log")):
-        if cause.get(name):
-            yield f"{word}{cause[name]}"
+    for word, text in (("", cause.others), ("try: ", cause.hint), ("log: ", cause.log)):
+        if text:
+            yield f"{word}{text}"
 
 
 def line(one: Overview) -> str:
@@ -109,18 +112,18 @@ def _states(node: NodeView) -> str:
     return ", ".join(f"{number} {state}" for state, number in sorted(node.ranks.items()))
 
 
-def _is_odd(rank: Mapping[str, Any]) -> bool:
-    return rank["state"] == "exited" and bool(rank.get("exit_code") or rank.get("signal"))
+def _is_odd(rank: RankState) -> bool:
+    return rank.state is RankPhase.EXITED and bool(rank.exit_code or rank.signal)
 
 
-def _rank(rank: Mapping[str, Any], times: float | None = None) -> list[object]:
+def _rank(rank: RankState, times: float | None = None) -> list[object]:
     state = state_of_rank(rank)
-    ended = state if state == UNSEEN or rank["state"] != "exited" else how_it_ended(rank)
+    ended = state if state == UNSEEN or rank.state is not RankPhase.EXITED else how_it_ended(rank)
     ended += (
         f", a step takes it {times:.1f} times as long as the others" if times and state == "running" else ""
     )
-    step = rank.get("step")
-    places = [rank["rank"], rank["node"], rank.get("device", ""), rank.get("pid", "")]
+    step = rank.step
+    places = [rank.rank, rank.node, "" if rank.device is None else rank.device, rank.pid or ""]
     return [*places, "" if step is None else step, ended]
 
 

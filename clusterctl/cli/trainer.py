@@ -175,7 +175,7 @@ def checkpoint_of(where: str) -> Path:
     run = options.run_named(where)
     found = sorted(path for path in run.checkpoints.glob("step-*") if (path / "manifest.json").is_file())
     if not found:
-        node, folder = next(iter(run.read_record()["run_dirs"].items()))
+        node, folder = next(iter(run.read_record().run_dirs.items()))
         raise UsageError(
             f"{run.run_id} has no checkpoint on this machine",
             f"checkpoints are on {node} in {folder}/checkpoints; `collect: [checkpoints]` in a job fetches them",

@@ -64,7 +64,7 @@ class Failure:
     """How long the attempt ran."""
     trains: bool = False
     exit_code: int | None = None
-    said: str = ""
+    log: str = ""
     """The end of the failed rank's log."""
     stopped: bool = False
     """Somebody asked for the run's end."""
@@ -112,7 +112,7 @@ def is_mistake(failure: Failure) -> bool:
     """Whether the first attempt ended as a wrong program or configuration does: by itself, before any step."""
     if not failure.exit_code or failure.step:
         return False
-    return failure.trains or failure.exit_code in (126, 127) or bool(MISTAKE.search(failure.said))
+    return failure.trains or failure.exit_code in (126, 127) or bool(MISTAKE.search(failure.log))
 
 
 def membership(

@@ -1,4 +1,4 @@
-"""Where a run's files are, here and on its nodes; the one place that spells their names."""
+"""Name the files of a run, here and on its nodes, and read and write those that are here."""
 
 from __future__ import annotations
 
@@ -13,38 +13,50 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from clusterctl import contract
 from clusterctl.agent.processes import identity, is_alive
 from clusterctl.errors import UsageError, did_you_mean
-from clusterctl.files import replace_file
+from clusterctl.files import make_private_folder, open_private, replace_file
+from clusterctl.jobs.phase import Phase
+from clusterctl.typed_json import BadValue, parse
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.record import RunRecord
+
+# Bytes that are read of one file of JSON here; the record of 10,000 nodes has 10 MB.
+LARGEST_JSON = 256 << 20
+# Bytes that are read of one line of events or metrics; a longer line counts as damaged.
+LONGEST_LINE = 1 << 20
+# Bytes at the end of the metrics in which the last step is looked for.
+METRICS_TAIL = 1 << 16
 
 
 def make_runs(folder: Path) -> Path:
-    """The folder of runs, there and to be written: before anything starts that could not be recorded."""
-    why = ""
+    """Create the folder of runs before anything starts, and return it; raise a UsageError if it is not writable."""
+    reason = ""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        why = "" if os.access(folder, os.W_OK | os.X_OK) else "not to be written by you"
+        reason = "" if os.access(folder, os.W_OK | os.X_OK) else "you may not write to it"
     except OSError as problem:
-        why = problem.strerror or str(problem)
-    if why:
+        reason = problem.strerror or str(problem)
+    if reason:
         raise UsageError(
-            f"{folder}: no folder for runs: {why}",
-            "$CLUSTERCTL_RUNS, or `runs` in clusterctl.yaml, names another",
+            f"{folder}: cannot keep runs here: {reason}",
+            "name another folder with $CLUSTERCTL_RUNS, or with `runs` in clusterctl.yaml",
         )
     return folder
 
 
 def new_run_id(name: str) -> str:
-    """`demo-1120-142501-3fa9`: readable, sorted by time within a name, unlike any other's."""
+    """Return a new unique id such as `demo-1120-142501-3fa9`; ids of one name sort by time."""
     return f"{name}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 @dataclass(frozen=True)
 class NodeFiles:
-    """The same run's folder on a node; paths are the node's."""
+    """Name the files of a run on one of its nodes."""
 
     root: str
     attempt: int = 1
@@ -75,12 +87,12 @@ class NodeFiles:
 
     @property
     def plogs(self) -> str:
-        """What CANN says of this attempt's processes, those that a wrapper script starts too."""
+        """CANN's logs of this attempt's processes, including those that a wrapper script starts."""
         return posixpath.join(self.attempt_dir, "plogs")
 
     @property
     def npu_info(self) -> str:
-        """What npu-smi said when the attempt began."""
+        """The output of npu-smi at the start of the attempt."""
         return posixpath.join(self.attempt_dir, "npu_info_before.txt")
 
     def result(self, rank: int) -> str:
@@ -88,13 +100,13 @@ class NodeFiles:
         return posixpath.join(self.root, contract.RESULTS_DIR, f"attempt-{self.attempt}-rank-{rank}")
 
     def log(self, rank: int, stream: str) -> str:
-        """A rank's raw bytes; stream is "out" or "err"."""
+        """The raw output of a rank; stream is "out" or "err"."""
         return posixpath.join(self.attempt_dir, "logs", f"rank-{rank}.{stream}")
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """A run's folder on the launching machine."""
+    """Name, read and write the files of a run on the launching machine. Only its owner may read them."""
 
     root: Path
 
@@ -128,14 +140,14 @@ class RunDir:
 
     @property
     def cause(self) -> Path:
-        """Why the run failed, once it has; each attempt has one of its own too."""
+        """Why the run failed. Each attempt has such a file of its own too."""
         return self.root / "cause.json"
 
     def attempt_cause(self, attempt: int) -> Path:
         return self.root / "attempts" / str(attempt) / "cause.json"
 
     def attempt_state(self, attempt: int) -> Path:
-        """How an attempt came out: every rank's exit status."""
+        """How an attempt ended, with the exit status of every rank."""
         return self.root / "attempts" / str(attempt) / "state.json"
 
     @property
@@ -148,22 +160,26 @@ class RunDir:
 
     @property
     def lock(self) -> Path:
-        """Held by the run's controller, the one process that brings it home; tells who that is."""
+        """The lock that the run's controller holds; it contains the identity of that process."""
         return self.root / "controller.lock"
 
     @property
     def stop_asked(self) -> Path:
-        """There from the moment that somebody asked for the run's end: no attempt may follow."""
+        """Exists once somebody has asked to stop the run: no further attempt may start."""
         return self.root / "stop.json"
+
+    def make(self) -> None:
+        """Create the run's folder."""
+        make_private_folder(self.root)
 
     @contextlib.contextmanager
     def hold(self, patience: float = 1.0) -> Iterator[bool]:
-        """Be the run's controller; False where a living process is it already.
+        """Become the run's controller; yield False if a living process is the controller already.
 
-        A lock without a living owner in it is somebody's look at it, and is waited for up to `patience` seconds.
+        Another process may hold the lock for a moment to examine the run: wait for it up to `patience` seconds.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
-        with self.lock.open("a+") as lock:
+        self.make()
+        with open_private(self.lock, "a+") as lock:
             if not _locked(lock, time.monotonic() + patience, self.controller):
                 yield False
                 return
@@ -176,15 +192,15 @@ class RunDir:
                 lock.truncate(0)
 
     def controller(self) -> int | None:
-        """The pid of the living process that this run's lock names; asked without touching the lock."""
+        """Return the pid of the living process that the lock names; the lock itself is not touched."""
         try:
-            owner = json.loads(self.lock.read_text())
-        except (OSError, ValueError):
+            owner = parse(_limited(self.lock))
+        except (OSError, BadValue):
             return None
         return int(owner["pid"]) if isinstance(owner, dict) and is_alive(owner) else None
 
     def is_watched(self) -> bool:
-        """Whether a living process brings this run home."""
+        """Return True if a living process is the run's controller."""
         return self.controller() is not None
 
     @property
@@ -197,37 +213,135 @@ class RunDir:
     def log(self, node: str, rank: int, stream: str, attempt: int = 1) -> Path:
         return self.logs(attempt) / node / f"rank-{rank}.{stream}"
 
-    def write_json(self, path: Path, value: Any, mode: int = 0o644) -> None:
-        replace_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", mode)
+    def write_json(self, path: Path, value: Any) -> None:
+        """Replace a file of the run by `value` as JSON."""
+        self.make()
+        if path.parent != self.root:
+            make_private_folder(path.parent)
+        replace_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", 0o600)
 
-    def read_record(self) -> dict[str, Any]:
-        """What `launch` wrote of the run: enough to reach it again from any process."""
-        return _read(self.record)
+    def read_json(self, path: Path) -> Any:
+        """Return the value of a JSON file of the run; raise a UsageError if it cannot be read."""
+        try:
+            return parse(_limited(path))
+        except (OSError, BadValue) as error:
+            raise damaged(path, error) from None
 
-    def read_state(self) -> dict[str, Any]:
-        """The last state that was seen; empty where none was yet."""
-        return _read(self.state) if self.state.exists() else {}
+    def write_record(self, record: RunRecord) -> None:
+        from clusterctl.jobs.record import to_json
+
+        self.write_json(self.record, to_json(record))
+
+    def read_record(self) -> RunRecord:
+        """Return what `launch` recorded about the run; raise a UsageError if the record is damaged."""
+        from clusterctl.jobs.record import from_json
+
+        try:
+            return from_json(self.read_json(self.record))
+        except BadValue as error:
+            raise damaged(self.record, error) from None
+
+    def phase(self) -> Phase:
+        """Return the phase that was recorded last: RUNNING before any was, UNKNOWN if the file is damaged."""
+        if not self.state.exists():
+            return Phase.RUNNING
+        try:
+            value = parse(_limited(self.state))
+            return Phase(value.get("phase", Phase.RUNNING)) if isinstance(value, dict) else Phase.UNKNOWN
+        except (OSError, ValueError):
+            return Phase.UNKNOWN
 
     def add_event(self, kind: str, **facts: Any) -> None:
-        """One line of the run's history."""
+        """Append one event to the run's history."""
         line = json.dumps({"time": round(time.time(), 3), "event": kind, **facts}, ensure_ascii=False)
-        self.root.mkdir(parents=True, exist_ok=True)
-        with self.events.open("a", encoding="utf-8") as file:
+        self.make()
+        with open_private(self.events, "a") as file:
             file.write(line + "\n")
 
+    def read_events(self) -> Events:
+        """Return the run's history, oldest first, and how many damaged lines it has."""
+        events, bad = [], 0
+        for line in whole_lines(self.events):
+            event = _json_object(line)
+            if event is None or not isinstance(event.get("event"), str) or not _is_number(event.get("time")):
+                bad += 1
+            else:
+                events.append(event)
+        return Events(tuple(events), bad)
+
     def event_lines(self) -> Iterator[dict[str, Any]]:
-        """The run's history, oldest first; a line that is half written is left out."""
-        if self.events.exists():
-            for line in self.events.read_bytes().split(b"\n")[:-1]:
-                yield json.loads(line)
+        """Yield the run's history, oldest first, without damaged lines."""
+        yield from self.read_events().events
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:
-        """The trainer's metrics as far as they have come home; a line that broke off with its node is left out."""
-        if self.metrics.exists():
-            for line in self.metrics.read_bytes().split(b"\n")[:-1]:
-                with contextlib.suppress(ValueError):
-                    if (metric := metric_of(json.loads(line))) is not None:
-                        yield metric
+        """Yield the trainer's metrics as far as they were copied here, without damaged lines."""
+        for line in whole_lines(self.metrics):
+            if (metric := metric_of(_json_object(line))) is not None:
+                yield metric
+
+    def last_step(self) -> dict[str, Any] | None:
+        """Return the last step among the metrics that were copied here; only the end of the file is read."""
+        for line in reversed(list(whole_lines(self.metrics, METRICS_TAIL))):
+            metric = metric_of(_json_object(line))
+            if metric is not None and metric.get("event") == "step":
+                return metric
+        return None
+
+
+@dataclass(frozen=True)
+class Events:
+    """The history of a run."""
+
+    events: tuple[dict[str, Any], ...]
+    """Each has at least `time` and `event`."""
+    damaged: int = 0
+    """Lines that could not be read."""
+
+
+def damaged(path: Path, why: object) -> UsageError:
+    """Return the error for a file of a run that cannot be used."""
+    reason = why.strerror if isinstance(why, OSError) else why
+    return UsageError(f"{path}: unreadable: {reason}", "the run's folder is damaged; see `clusterctl runs`")
+
+
+def _limited(path: Path) -> bytes:
+    """Return a file's content; raise BadValue if it is larger than any that clusterctl writes."""
+    with path.open("rb") as file:
+        data = file.read(LARGEST_JSON + 1)
+    if len(data) > LARGEST_JSON:
+        raise BadValue(f"larger than {LARGEST_JSON} bytes")
+    return data
+
+
+def whole_lines(path: Path, tail: int | None = None) -> Iterator[bytes]:
+    """Yield the lines of a file that end with a line break, of its last `tail` bytes only if given.
+
+    A line longer than LONGEST_LINE is yielded cut, so that it counts as damaged.
+    """
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        start = max(0, os.fstat(file.fileno()).st_size - tail) if tail is not None else 0
+        file.seek(start)
+        if start:
+            file.readline(tail)
+        while line := file.readline(LONGEST_LINE):
+            if line.endswith(b"\n"):
+                yield line
+            elif len(line) == LONGEST_LINE:
+                while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
+                    continue
+                yield line
+
+
+def _json_object(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = parse(line)
+    except BadValue:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _locked(lock: IO[str], deadline: float, owner: Callable[[], int | None]) -> bool:
@@ -241,28 +355,21 @@ def _locked(lock: IO[str], deadline: float, owner: Callable[[], int | None]) -> 
             time.sleep(0.02)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{path}: unreadable: {error}", "the run's folder is damaged; see `clusterctl runs`"
-        ) from None
-    if not isinstance(value, dict):
-        raise UsageError(f"{path}: not a run's record", "see `clusterctl runs`")
-    return value
-
-
 def all_runs(folder: Path) -> list[RunDir]:
-    """The runs kept in a folder, newest first."""
+    """Return the runs of a folder, newest first."""
     if not folder.is_dir():
         return []
-    found = [RunDir(path) for path in folder.iterdir() if (path / "run.json").is_file()]
-    return sorted(found, key=lambda run: run.record.stat().st_mtime, reverse=True)
+    times: dict[RunDir, float] = {}
+    for path in folder.iterdir():
+        run = RunDir(path)
+        # A folder without a record is no run; it may also vanish meanwhile.
+        with contextlib.suppress(OSError):
+            times[run] = run.record.stat().st_mtime
+    return sorted(times, key=times.__getitem__, reverse=True)
 
 
 def find_run(folder: Path, name: str) -> RunDir:
-    """A run by its id, a unique beginning of it, `last`, or the path of its folder."""
+    """Return the run with an id, with the unique beginning of an id, at a path, or the newest run for `last`."""
     if "/" in name and (Path(name) / "run.json").is_file():
         return RunDir(Path(name).resolve())
     runs = all_runs(folder)
@@ -286,28 +393,28 @@ def find_run(folder: Path, name: str) -> RunDir:
     )
 
 
-def metric_of(said: Any) -> dict[str, Any] | None:
-    """A line of metrics as it can be counted on, whatever program wrote it: what should be a number and is none is
-    left out; a loss that is not finite, which JSON has no number for, is `diverged`. None for a line that says
-    nothing."""
-    if not isinstance(said, dict):
-        return None
-    found = {key: value for key, value in said.items() if key not in NUMBERS or _is_number(value)}
-    if "loss" in said and "loss" not in found:
-        found["diverged"] = True
-    kind = said.get("event")
-    return (
-        found
-        if all(key in found for key in (NEEDED.get(kind, ()) if isinstance(kind, str) else ()))
-        else None
-    )
-
-
+# Keys of a line of metrics that must be numbers, and those that a line of each kind must have.
 NUMBERS = ("step", "steps", "loss", "grad_norm", "tokens_per_second", "step_seconds", "parameters", "time")
-
-
 NEEDED = {"step": ("step",), "eval": ("step", "loss"), "checkpoint": ("step",)}
 
 
+def metric_of(value: Any) -> dict[str, Any] | None:
+    """Return a line of metrics without wrong values, or None if nothing useful remains.
+
+    Any program may have written the line. A loss that is not finite, for which JSON has no number, becomes `diverged`.
+    """
+    if not isinstance(value, dict):
+        return None
+    found = {key: item for key, item in value.items() if key not in NUMBERS or _is_number(item)}
+    if "loss" in value and "loss" not in found:
+        found["diverged"] = True
+    kind = value.get("event")
+    needed = NEEDED.get(kind, ()) if isinstance(kind, str) else ()
+    return found if all(key in found for key in needed) else None
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Return True for a finite number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return value.bit_length() < 1000 if isinstance(value, int) else math.isfinite(value)

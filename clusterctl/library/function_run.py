@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from clusterctl import contract
 from clusterctl.errors import ClusterctlError, RunFailed, UsageError, WorkFailed
 from clusterctl.jobs import job as jobs
-from clusterctl.jobs.record import cluster_of
 from clusterctl.jobs.run_folder import NodeFiles
 from clusterctl.library import start as starting
 from clusterctl.library.results import (
@@ -103,14 +102,14 @@ class FunctionRun(Run, Generic[T]):
         return self._results
 
     def _values(self, connections: Connections) -> list[T]:
-        values = on_all(connections, cluster_of(self._folder).nodes, self._values_of)
+        values = on_all(connections, self._folder.read_record().cluster.nodes, self._values_of)
         by_rank = {rank: value for of_node in values.values() for rank, value in of_node.items()}
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     def _raise_failures(self, failed: RunFailed) -> None:
         """Raise FunctionFailed with the exceptions that nodes kept; the run's own error where there is none."""
         with self.connected() as connections:
-            outcomes = connections.on_each(cluster_of(self._folder).nodes, self._failures_of)
+            outcomes = connections.on_each(self._folder.read_record().cluster.nodes, self._failures_of)
             self._remove_call(connections)
         failures = [failure for outcome in outcomes for failure in outcome.value or ()]
         if not failures:
@@ -136,11 +135,11 @@ class FunctionRun(Run, Generic[T]):
         return found
 
     def _ranks(self, node: Node) -> list[int]:
-        return list(self._folder.read_record()["ranks"][node.name])
+        return list(self._folder.read_record().ranks[node.name])
 
     def _read(self, link: Connection, node: Node, rank: int, suffix: str, limit: int) -> bytes:
         record = self._folder.read_record()
-        path = NodeFiles(record["run_dirs"][node.name], record["attempt"]).result(rank) + suffix
+        path = NodeFiles(record.run_dirs[node.name], record.attempt).result(rank) + suffix
         data = link.get(path, limit=limit + 1)
         if len(data) > limit:
             raise WorkFailed(f"{node.name}: the result of rank {rank} is larger than {limit} bytes")
@@ -148,9 +147,10 @@ class FunctionRun(Run, Generic[T]):
 
     def _remove_call(self, connections: Connections) -> None:
         """Remove the pickled call from the nodes; a node that does not answer keeps it."""
-        paths = self._folder.read_record()["data_paths"]
+        paths = self._folder.read_record().data_paths
         connections.on_each(
-            cluster_of(self._folder).nodes, lambda node, link: link.call("remove", {"path": paths[node.name]})
+            self._folder.read_record().cluster.nodes,
+            lambda node, link: link.call("remove", {"path": paths[node.name]}),
         )
 
 

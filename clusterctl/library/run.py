@@ -47,18 +47,16 @@ class Run:
     def phase(self) -> str:
         """The phase as the controller wrote it last: "running", "restarting", "finished", "failed", "stopped" or
         "lost"."""
-        return str(self._folder.read_state().get("phase") or "running")
+        return self._folder.phase().value
 
     @property
     def is_ended(self) -> bool:
         """Whether the run has ended and everything of it that is collected is on this machine."""
-        from clusterctl.runs.state import FINAL
-
-        return self.phase in FINAL and self._folder.controller() is None
+        return self._folder.phase().is_final and self._folder.controller() is None
 
     def state(self) -> RunState:
         """Query the nodes; return the state of every node and rank."""
-        from clusterctl.runs.state import current_state
+        from clusterctl.runs.query import current_state
 
         with self.connected() as connections:
             return current_state(self._folder, connections)
@@ -85,7 +83,8 @@ class Run:
         """The root cause of a failed run in one line, else ""."""
         from clusterctl.runs.cause import read_cause
 
-        return str(read_cause(self._folder).get("title") or "")
+        cause = read_cause(self._folder)
+        return cause.title if cause else ""
 
     def stop(self, grace: float | None = None) -> None:
         """Stop the run's processes on every node. A training saves a checkpoint within `grace` seconds."""
@@ -125,13 +124,11 @@ class Run:
     @contextmanager
     def connected(self) -> Iterator[Connections]:
         """Open connections to the run's own nodes, and close them afterwards."""
-        from clusterctl.jobs.record import cluster_of
-
-        with self._reach.connect(cluster_of(self._folder)) as connections:
+        with self._reach.connect(self._folder.read_record().cluster) as connections:
             yield connections
 
     def _attempt(self) -> int:
-        return int(self._folder.read_record()["attempt"])
+        return self._folder.read_record().attempt
 
     def _hint(self) -> str:
         return f"clusterctl logs show {self.id} --errors"

@@ -11,19 +11,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl import contract
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.jobs.record import cluster_of
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.store import LogKeeper, index_of, kept_files
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
+    from clusterctl.jobs.record import RunRecord
     from clusterctl.transport.fanout import Connection, Connections
 
 # Bytes of the system's log: its end.
@@ -68,11 +68,11 @@ def pull_run(run: RunDir, connections: Connections, target: Path, *, dry_run: bo
     def ask(node: Node, link: Connection) -> list[str]:
         return _NodePull(run, record, node, link, target, dry_run).everything()
 
-    for outcome in connections.on_each(cluster_of(run).nodes, ask):
+    for outcome in connections.on_each(record.cluster.nodes, ask):
         if outcome.error is not None:
             pulled.notes.append(str(outcome.error))
         pulled.files += outcome.value or []
-    for attempt in range(1, record["attempt"] + 1):
+    for attempt in range(1, record.attempt + 1):
         pulled.files += _lay_out(run, attempt, target, dry_run)
     pulled.files.sort()
     return pulled
@@ -114,7 +114,7 @@ class _NodePull:
     def __init__(
         self,
         run: RunDir,
-        record: Mapping[str, Any],
+        record: RunRecord,
         node: Node,
         link: Connection,
         target: Path,
@@ -122,11 +122,11 @@ class _NodePull:
     ) -> None:
         self.run, self.record, self.node, self.link = run, record, node, link
         self.target, self.dry_run = target, dry_run
-        self.run_dir = record["run_dirs"][node.name]
+        self.run_dir = record.run_dirs[node.name]
         self.files: list[str] = []
 
     def everything(self) -> list[str]:
-        last = self.record["attempt"]
+        last = self.record.attempt
         for attempt in range(1, last + 1):
             if not self.dry_run and not (attempt == last and self.run.is_watched()):
                 self._bring_home(attempt)
@@ -184,7 +184,7 @@ class _NodePull:
     def _plog_root(self, attempt: int) -> str:
         """Where CANN writes, by the environment that the ranks of the last attempt were given."""
         env = self._environment()
-        if env.get(contract.PLOG_PATH) == NodeFiles(self.run_dir, self.record["attempt"]).plogs:
+        if env.get(contract.PLOG_PATH) == NodeFiles(self.run_dir, self.record.attempt).plogs:
             # Each attempt's are its own.
             return NodeFiles(self.run_dir, attempt).plogs
         if env.get(contract.PLOG_PATH):

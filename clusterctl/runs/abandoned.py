@@ -1,12 +1,11 @@
-"""Nodes that a run went on without: cleared of its ranks as soon as they answer, and standing by from then on."""
+"""End what a run left on nodes that it gave up, once they answer again, and return the nodes to the spares."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-from clusterctl.jobs.record import abandoned_of
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -15,32 +14,34 @@ if TYPE_CHECKING:
 
 
 def clear(run: RunDir, connections: Connections, writing: threading.Lock | None = None) -> list[str]:
-    """Ask all that were given up; the names of those that answer, on which nothing of the run is left now.
+    """Stop the run on all abandoned nodes; return the names of those that answered and are clear now.
 
-    `writing` is held while the record changes, where the caller has other threads that write it.
+    `writing` is held while the record changes, for callers whose other threads write it too.
     """
-    there = {one.node.name: one for one in abandoned_of(run)}
+    abandoned = {entry.node.name: entry for entry in run.read_record().abandoned}
 
     def stop(node: Node, link: Connection) -> None:
-        one = there[node.name]
-        link.call("stop", {"run_dir": one.run_dir, "attempt": one.attempt, "grace": 0.0})
+        entry = abandoned[node.name]
+        link.call("stop", {"run_dir": entry.run_dir, "attempt": entry.attempt, "grace": 0.0})
 
-    outcomes = connections.on_each([one.node for one in there.values()], stop) if there else []
+    outcomes = connections.on_each([entry.node for entry in abandoned.values()], stop) if abandoned else []
     names = [outcome.node.name for outcome in outcomes if outcome.ok]
     for outcome in outcomes:
         if not outcome.ok:
             connections.drop(outcome.node)
     for name in names:
-        _stand_by(run, name, writing or nullcontext())
+        _return_to_spares(run, name, writing or nullcontext())
     return names
 
 
-def _stand_by(run: RunDir, name: str, writing: AbstractContextManager[object]) -> None:
+def _return_to_spares(run: RunDir, name: str, writing: AbstractContextManager[object]) -> None:
     with writing:
         record = run.read_record()
-        back = [one["node"] for one in record["abandoned"] if one["node"]["name"] == name]
-        record["abandoned"] = [one for one in record["abandoned"] if one["node"]["name"] != name]
-        known = [one["name"] for one in (*record["spares"], *record["cluster"]["nodes"])]
-        record["spares"] += back[:1] if name not in known else []
-        run.write_json(run.record, record, mode=0o600)
-    run.add_event("note", node=name, text=f"{name} answers again; what ran there was ended, and it stands by")
+        back = next((entry.node for entry in record.abandoned if entry.node.name == name), None)
+        known = {node.name for node in (*record.spares, *record.cluster.nodes)}
+        spares = (*record.spares, back) if back and name not in known else record.spares
+        rest = tuple(entry for entry in record.abandoned if entry.node.name != name)
+        run.write_record(replace(record, abandoned=rest, spares=spares))
+    run.add_event(
+        "note", node=name, text=f"{name} answers again; what ran there was ended, and it is a spare"
+    )

@@ -1,71 +1,69 @@
-"""What is asked of a node about an attempt that failed there: when by its steady clock, and what the kernel said.
+"""Collect evidence about a failed attempt from a node: when its ranks ended, and what the kernel reported.
 
-Wall clocks of nodes differ by minutes where nobody looks after them. A steady clock never jumps; how far it is
-from ours is measured by asking the node for it: half the round trip is the largest error.
+The wall clocks of nodes may differ by minutes. The monotonic clock of a node never jumps; its distance from our clock
+is measured with a request to the node, to within half of the round trip.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ClusterctlError
+from clusterctl.jobs.phase import Phase
+from clusterctl.runs.state import KernelReport, NodeAnswer, RankState
+from clusterctl.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connection
 
-# Askings for the clock; the quickest is believed.
+# Requests for the node's clock; the one with the shortest round trip counts.
 TRIES = 3
 
 
-def with_aftermath(link: Connection, answer: dict[str, Any]) -> dict[str, Any]:
-    """A node's answer on its attempt; where a rank failed, with our clock's offset and the kernel's words.
+def with_aftermath(link: Connection, answer: NodeAnswer) -> NodeAnswer:
+    """Add the distance of the clocks and the kernel's reports to a node's answer, if a rank failed there.
 
-    So too where ranks ended by themselves on a node that was stopped: before or after what failed elsewhere?
+    The same where ranks exited on a node that was stopped: it matters whether they did before the failure elsewhere.
     """
-    node = answer["node"] or {}
-    by_itself = any(one.get("exit_code") is not None for one in answer["ranks"])
-    if not node.get("first_failure") and not (node.get("state") == "stopped" and by_itself):
+    node = answer.node
+    exited = any(rank.exit_code is not None for rank in answer.ranks)
+    if node is None or not (node.first_failure or (node.state is Phase.STOPPED and exited)):
         return answer
-    ended = [
-        {"pid": one.get("pid"), "monotonic": one["monotonic"], "signal": one.get("signal")}
-        for one in answer["ranks"]
-        if one.get("monotonic") is not None and (one.get("signal") or one.get("exit_code"))
-    ]
-    return {**answer, "clock": clock_offset(link), "kernel": _kernel(link, ended)}
+    ended = [rank for rank in answer.ranks if rank.monotonic is not None and (rank.signal or rank.exit_code)]
+    return replace(answer, clock=clock_distance(link), kernel=_kernel_reports(link, ended))
 
 
-def clock_offset(link: Connection) -> float:
-    """What to take away from a node's steady clock to have our wall clock's time."""
-    best, offset = float("inf"), 0.0
+def clock_distance(link: Connection) -> float:
+    """Return a node's monotonic clock minus our wall clock, in seconds."""
+    shortest, distance = float("inf"), 0.0
     for _ in range(TRIES):
-        asked, wall = time.monotonic(), time.time()
-        there = float(link.call("hello")["monotonic"])
-        trip = time.monotonic() - asked
-        if trip < best:
-            best, offset = trip, there - (wall + trip / 2)
-    return offset
+        began, wall = time.monotonic(), time.time()
+        theirs = float(link.call("hello")["monotonic"])
+        trip = time.monotonic() - began
+        if trip < shortest:
+            shortest, distance = trip, theirs - (wall + trip / 2)
+    return distance
 
 
-def _kernel(link: Connection, ended: list[dict[str, Any]]) -> dict[str, Any]:
+def _kernel_reports(link: Connection, ended: Sequence[RankState]) -> dict[int, KernelReport]:
+    """Return the kernel's reports by pid; none if the node cannot give them, since its own answer is worth more."""
+    if not ended:
+        return {}
+    request: list[dict[str, Any]] = [
+        {"pid": rank.pid, "monotonic": rank.monotonic, "signal": rank.signal} for rank in ended
+    ]
     try:
-        return link.call("evidence", {"ended": ended}) if ended else {}
-    except ClusterctlError:
-        # The node is going away; what it said of its ranks is worth more.
+        answer = link.call("evidence", {"ended": request})
+        return {int(pid): decode(KernelReport, report) for pid, report in answer.items() if pid.isdecimal()}
+    except (ClusterctlError, BadValue):
         return {}
 
 
-def placed(rank: dict[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's record with the time of its end by our clock, and the kernel's words on it."""
-    found = dict(rank)
-    if answer.get("clock") is not None and rank.get("monotonic") is not None:
-        found["at"] = float(rank["monotonic"]) - float(answer["clock"])
-    said = (answer.get("kernel") or {}).get(str(rank.get("pid"))) or {}
-    return {**found, **{key: said[key] for key in ("oom", "kernel") if said.get(key)}}
-
-
-def when(rank: Mapping[str, Any]) -> float:
-    """The time of a rank's end: by its node's steady clock, set against ours, where that was measured."""
-    at = rank.get("at")
-    return float(rank.get("ended") or 0.0) if at is None else float(at)
+def with_clock(rank: RankState, answer: NodeAnswer) -> RankState:
+    """Add the time of a rank's end by our clock, and the kernel's reports about it."""
+    at = None if answer.clock is None or rank.monotonic is None else rank.monotonic - answer.clock
+    report = answer.kernel.get(rank.pid or 0, KernelReport())
+    return replace(rank, at=at, oom=rank.oom or report.oom, kernel=report.kernel or rank.kernel)

@@ -1,4 +1,4 @@
-"""Checkpoints that outlive their node: the newest one is kept here, and goes where rank 0 goes."""
+"""Keep copies of the newest checkpoints here, and push them to the node that takes over rank 0."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs.finish import bring_checkpoint
-from clusterctl.runs.watch import Update
+from clusterctl.runs.updates import Update
 
 if TYPE_CHECKING:
     from clusterctl.jobs.plan import Plan
     from clusterctl.transport.fanout import Connections
 
-# Checkpoints here: the newest, and the one before it should that one not verify.
+# Checkpoints kept here: the newest, and the one before it in case the newest turns out damaged.
 KEPT = 2
 
 
 class Carrier:
-    """Brings each checkpoint home in a thread of its own, while the nodes of a run may change."""
+    """Copies each checkpoint here in a thread of its own, while the nodes of a run may change."""
 
     def __init__(self, run: RunDir, connections: Connections) -> None:
         self.run, self.connections = run, connections
@@ -30,8 +30,8 @@ class Carrier:
     def start(self) -> None:
         threading.Thread(target=self._work, daemon=True, name="carry checkpoints").start()
 
-    def look(self, update: Update) -> None:
-        """Note a checkpoint that the trainer told of."""
+    def note(self, update: Update) -> None:
+        """Note a checkpoint that the trainer reported."""
         if update.metric is not None and update.metric.get("event") == "checkpoint":
             self.saved.set()
 
@@ -42,7 +42,7 @@ class Carrier:
     def _work(self) -> None:
         while self.saved.wait() and not self.closed.is_set():
             self.saved.clear()
-            # The next one is tried again; a lost node is noticed elsewhere.
+            # The next checkpoint is tried again; a lost node is detected elsewhere.
             with contextlib.suppress(ClusterctlError):
                 bring_checkpoint(self.run, self.connections)
             for old in self._kept()[:-KEPT]:
@@ -50,11 +50,11 @@ class Carrier:
 
     def _kept(self) -> list[str]:
         folder = self.run.checkpoints
-        there = sorted(folder.iterdir()) if folder.is_dir() else []
-        return [path.name for path in there if path.is_dir() and not path.name.startswith(".")]
+        folders = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [path.name for path in folders if path.is_dir() and not path.name.startswith(".")]
 
     def put(self, made: Plan) -> None:
-        """Give rank 0's new node what its lost one had."""
+        """Push the checkpoints to the new node of rank 0."""
         from clusterctl.transfer import push
 
         node = made.nodes[0].node

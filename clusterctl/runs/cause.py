@@ -1,198 +1,211 @@
-"""Why a run failed, in words: the first cause, what it said last, what followed from it, what to try."""
+"""Find why a run failed: the rank that failed first, the end of its log, what followed from it, and what to try."""
 
 from __future__ import annotations
 
-import json
 import signal
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.errors import UsageError
+from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.record import FORMAT
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.store import last_lines
-from clusterctl.runs.aftermath import when
 from clusterctl.runs.cause_patterns import Kind, kind_of, lost_another
 from clusterctl.runs.cause_patterns import how_it_ended as how_it_ended
+from clusterctl.runs.state import write_state
 from clusterctl.text import plural
+from clusterctl.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:
-    from clusterctl.runs.state import RunState
+    from clusterctl.runs.state import RankState, RunState
 
 # Lines of the failed rank's log that are shown.
 TAIL = 20
-# Lines that are looked through for what ended it.
+# Lines that are searched for what ended it.
 READ = 200
-# Ranks that are worth naming.
+# Ranks that are few enough to be named.
 FEW = 4
-# Seconds: closer ends than that have no order, by two clocks and two supervisors.
+# Seconds: closer ends have no certain order, since two clocks and two supervisors are involved.
 SAME_TIME = 0.25
 AFTER_STOP = (signal.SIGTERM, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A failed run's root cause."""
+    """The root cause of a failed run."""
 
     title: str
-    tail: tuple[str, ...]
-    log: str
-    others: str
-    hint: str
+    tail: tuple[str, ...] = ()
+    """The last lines of the failed rank's log."""
+    log: str = ""
+    others: str = ""
+    """What happened to the other ranks, in one line."""
+    hint: str = ""
     folder: str = ""
     kernel: tuple[str, ...] = ()
-    """What the kernel said of it."""
+    """Messages of the node's kernel about the failed process."""
     node: str = ""
     rank: int | None = None
     device: int | None = None
+    attempt: int = 1
+
+    def as_json(self) -> dict[str, Any]:
+        found = encode(self)
+        assert isinstance(found, dict)
+        return found
 
 
-def keep_cause(run: RunDir, state: RunState) -> Cause | None:
-    """Write down how the present attempt ended, and why where it failed: for `status`, `runs` and the report."""
-    attempt = run.read_record()["attempt"]
-    run.write_json(run.attempt_state(attempt), asdict(state))
-    if state.phase == "finished" or (state.phase == "stopped" and not state.failure):
+def record_end(run: RunDir, state: RunState) -> Cause | None:
+    """Record how the present attempt ended; if it failed, find, record and return the cause."""
+    attempt = run.read_record().attempt
+    write_state(run, state, run.attempt_state(attempt))
+    if state.phase is Phase.FINISHED or (state.phase is Phase.STOPPED and not state.failure):
         return None
-    cause = find_cause(run, state.failure, state.ranks, state.nodes, attempt, state.orphaned)
+    cause = find_cause(run, state, attempt)
     for path in (run.attempt_cause(attempt), run.cause):
-        run.write_json(path, {"run": run.run_id, "attempt": attempt, **asdict(cause)})
+        run.write_json(path, {"format": FORMAT, "run": run.run_id, **cause.as_json()})
     return cause
 
 
-def read_cause(run: RunDir) -> dict[str, Any]:
-    """Why a run failed, as it was written down; empty where it did not, or was brought to its end by nobody."""
+def read_cause(run: RunDir) -> Cause | None:
+    """Return the recorded cause of a failed run; None if there is none, or if it cannot be read."""
     try:
-        value = json.loads(run.cause.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return decode(Cause, run.read_json(run.cause)) if run.cause.exists() else None
+    except (BadValue, UsageError):
+        return None
 
 
-def find_cause(
-    run: RunDir,
-    failure: Mapping[str, Any] | None,
-    ranks: Sequence[Mapping[str, Any]],
-    nodes: Mapping[str, str],
-    attempt: int = 1,
-    orphaned: Collection[str] = (),
-) -> Cause:
-    """The root cause as far as the nodes' records and the logs that came home tell; a node that is `orphaned` answers,
-    and its supervisor is dead."""
-    ends = _Ends(run, ranks, failure, attempt)
+def find_cause(run: RunDir, state: RunState, attempt: int = 1) -> Cause:
+    """Return the root cause, as far as the reports of the nodes and the logs that were copied here show it."""
+    ends = _Ends(run, state, attempt)
     first, folder = ends.first(), str(run.root)
-    gone = [name for name, state in nodes.items() if state in ("lost", "unknown")]
-    # What failed elsewhere followed from it.
+    gone = [name for name, phase in state.nodes.items() if phase in (Phase.LOST, Phase.UNKNOWN)]
+    # A lost node explains failures elsewhere, unless a rank's own log explains its end.
     if gone and not (first and ends.kinds[_key(first)].sure):
-        dead = [name for name in gone if name in orphaned]
-        title = f"lost {', '.join(gone)}: the node or its link is gone"
-        hint = "look at the node; `clusterctl doctor` asks all of them"
-        if dead == gone:
-            title = f"the supervisor on {', '.join(gone)} was killed; its ranks were ended"
-            hint = "if nobody did, the kernel's out-of-memory killer did: see dmesg on that node"
-        return Cause(title, (), str(run.logs(attempt)), ends.others(None), hint, folder, node=gone[0])
+        title, hint = _lost(state, gone)
+        return Cause(
+            title, (), str(run.logs(attempt)), ends.others(None), hint, folder, node=gone[0], attempt=attempt
+        )
     if first is None:
-        title = "ended without a reason that was recorded"
-        return Cause(title, (), str(run.logs(attempt)), "", "clusterctl status shows every rank", folder)
-    if ends.kinds[_key(first)].follows and (left := ends.left_early(first, nodes)):
+        title = "ended without a recorded reason"
+        hint = "clusterctl status shows every rank"
+        return Cause(title, log=str(run.logs(attempt)), hint=hint, folder=folder, attempt=attempt)
+    if ends.kinds[_key(first)].follows and (left := ends.left_early(first)):
         first = left
-    kind, (log, tail) = ends.kinds[_key(first)], ends.said(first)
-    title = f"rank {first['rank']} on {first['node']} (device {first.get('device')}) {kind.words}"
-    others = "; ".join(part for part in (ends.others(first), gone and f"lost {', '.join(gone)}") if part)
-    hint = "\n".join(filter(None, (ends.did_not_wait() if kind.follows else "", kind.hint)))
-    kernel = tuple(first.get("kernel") or ())
-    place = {"node": first["node"], "rank": first["rank"], "device": first.get("device")}
-    return Cause(title, tuple(tail[-TAIL:]), str(log), others, hint, folder, kernel, **place)
+    kind, (log, tail) = ends.kinds[_key(first)], ends.log_of(first)
+    return Cause(
+        title=f"rank {first.rank} on {first.node} (device {first.device}) {kind.words}",
+        tail=tuple(tail[-TAIL:]),
+        log=str(log),
+        others="; ".join(filter(None, (ends.others(first), f"lost {', '.join(gone)}" if gone else ""))),
+        hint="\n".join(filter(None, (ends.did_not_wait() if kind.follows else "", kind.hint))),
+        folder=folder,
+        kernel=first.kernel,
+        node=first.node,
+        rank=first.rank,
+        device=first.device,
+        attempt=attempt,
+    )
 
 
-def _key(rank: Mapping[str, Any]) -> tuple[str, int]:
-    return rank["node"], rank["rank"]
+def _lost(state: RunState, gone: list[str]) -> tuple[str, str]:
+    """Return title and hint for nodes that are lost."""
+    names = ", ".join(gone)
+    stuck = [name for name in gone if name in state.unresponsive]
+    if stuck == gone:
+        why = "; ".join(dict.fromkeys(state.unresponsive[name] for name in stuck))
+        title = f"the supervisor on {names} did not respond: {why}; it was ended, and its ranks with it"
+        return title, "see who sends SIGSTOP on that node, or which of its disks hangs: `clusterctl doctor`"
+    if all(name in state.orphaned for name in gone):
+        title = f"the supervisor on {names} was killed; its ranks were ended"
+        return title, "if nobody did, the kernel's out-of-memory killer did: see dmesg on that node"
+    return (
+        f"lost {names}: the node or its link is gone",
+        "check the node; `clusterctl doctor` checks all of them",
+    )
+
+
+def _key(rank: RankState) -> tuple[str, int]:
+    return rank.node, rank.rank
 
 
 class _Ends:
-    """How the ranks of an attempt ended, by time."""
+    """How the ranks of an attempt ended, in order of time."""
 
-    def __init__(
-        self,
-        run: RunDir,
-        ranks: Sequence[Mapping[str, Any]],
-        failure: Mapping[str, Any] | None,
-        attempt: int,
-    ) -> None:
-        self.run, self.attempt = run, attempt
-        self.all = [one for one in ranks if "node" in one]
-        self.failure = self._whole(failure) if failure else None
-        bad = [one for one in self.all if one.get("exit_code") or one.get("signal") or one.get("hang")]
-        self.kinds = {_key(one): self._kind(one) for one in bad}
-        self.bad = sorted(bad, key=when)
+    def __init__(self, run: RunDir, state: RunState, attempt: int) -> None:
+        self.run, self.attempt, self.nodes = run, attempt, state.nodes
+        self.failure = state.failure
+        self.all = [rank for rank in state.ranks if rank.node]
+        if self.failure:
+            # The failure tells more than the rank's own record: of a hang, that shows only how we ended it.
+            self.all = [rank for rank in self.all if _key(rank) != _key(self.failure)] + [self.failure]
+        bad = [rank for rank in self.all if rank.exit_code or rank.signal or rank.hang]
+        self.kinds = {_key(rank): self._kind(rank) for rank in bad}
+        self.bad = sorted(bad, key=lambda rank: rank.end_time)
 
-    def _whole(self, failure: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A failure with all that its rank's record says; of a hang that record tells only how we ended it."""
-        same = [one for one in self.all if _key(one) == _key(failure)]
-        whole = {**same[0], **failure} if same else failure
-        self.all = [one for one in self.all if _key(one) != _key(failure)] + [whole]
-        return whole
-
-    def _kind(self, rank: Mapping[str, Any]) -> Kind:
+    def _kind(self, rank: RankState) -> Kind:
         if self._was_stopped(rank):
-            return Kind(how_it_ended(rank), lost_another(self.said(rank)[1]) or "stopped", follows=True)
-        return kind_of(rank, self.said(rank)[1])
+            return Kind(how_it_ended(rank), lost_another(self.log_of(rank)[1]) or "stopped", follows=True)
+        return kind_of(rank, self.log_of(rank)[1])
 
-    def _was_stopped(self, rank: Mapping[str, Any]) -> bool:
-        """Ended by the signals of a stop, after the first failure: by clusterctl itself."""
-        if self.failure is None or rank.get("signal") not in AFTER_STOP:
+    def _was_stopped(self, rank: RankState) -> bool:
+        """Return True if clusterctl itself ended the rank, after the first failure."""
+        if self.failure is None or rank.signal not in AFTER_STOP:
             return False
-        return when(rank) > when(self.failure) + SAME_TIME
+        return rank.end_time > self.failure.end_time + SAME_TIME
 
-    def said(self, rank: Mapping[str, Any]) -> tuple[Path, list[str]]:
-        """A rank's log and its last lines: what it wrote to stderr, or else to stdout."""
-        logs = [self.run.log(rank["node"], rank["rank"], stream, self.attempt) for stream in ("err", "out")]
+    def log_of(self, rank: RankState) -> tuple[Path, list[str]]:
+        """Return a rank's log and its last lines: of stderr, or of stdout if stderr is empty."""
+        logs = [self.run.log(rank.node, rank.rank, stream, self.attempt) for stream in ("err", "out")]
         for log in logs:
             if lines := [line for line in last_lines(log, READ) if line.strip()]:
                 return log, lines
         return logs[1], []
 
-    def first(self) -> Mapping[str, Any] | None:
-        """The rank that the others followed: the first that failed, unless it says itself that it lost another."""
+    def first(self) -> RankState | None:
+        """Return the rank whose failure caused the others: the first one, unless its log says that it lost another."""
         if self.failure is None:
             return None
-        began = when(self.failure)
+        began = self.failure.end_time
         causes = [one for one in self.bad if not self.kinds[_key(one)].follows]
-        near = [one for one in causes if when(one) <= began + SAME_TIME]
+        near = [one for one in causes if one.end_time <= began + SAME_TIME]
         if self.kinds.get(_key(self.failure), Kind("", "")).follows and causes:
             return (near or causes)[0]
         return self.failure
 
-    def left_early(self, first: Mapping[str, Any], nodes: Mapping[str, str]) -> Mapping[str, Any] | None:
-        """The first rank that ended well, as it has it, while the others still counted on it: they lost it.
+    def left_early(self, first: RankState) -> RankState | None:
+        """Return the first rank that exited with code 0 before the others were done, or None.
 
-        What ended well after a stop is none: told by clocks that were compared, else by its node's state.
+        A rank that exited after a stop does not count: the clocks show it if they were compared, else its node's phase.
         """
-        well = [one for one in self.all if one.get("exit_code") == 0 and _key(one) not in self.kinds]
-        before = when(first) + SAME_TIME
+        well = [one for one in self.all if one.exit_code == 0 and _key(one) not in self.kinds]
+        before = first.end_time + SAME_TIME
         left = [
             one
             for one in well
-            if (when(one) <= before if "at" in one else nodes.get(one["node"]) == "finished")
+            if (one.end_time <= before if one.at is not None else self.nodes.get(one.node) is Phase.FINISHED)
         ]
         if not left:
             return None
         words = "exited with code 0 while other ranks still needed it"
-        hint = "see that every rank takes the same number of steps, and that they leave together"
-        earliest = min(left, key=when)
+        hint = "make every rank take the same number of steps, and exit together"
+        earliest = min(left, key=lambda rank: rank.end_time)
         self.kinds[_key(earliest)] = Kind(words, words, hint)
         return earliest
 
     def did_not_wait(self) -> str:
-        """Who did not wait where the others waited in vain, or lost each other: stopped without a word of it."""
+        """Return a hint that names the ranks which did not wait when the others waited in vain or lost each other."""
         silent = [one for one in self.bad if self.kinds[_key(one)].short == "stopped"]
         if not silent or len(silent) > FEW or 2 * len(silent) > len(self.all):
             return ""
-        names = ", ".join(f"rank {one['rank']} on {one['node']}" for one in silent)
+        names = ", ".join(f"rank {one.rank} on {one.node}" for one in silent)
         return f"look at {names}: not waiting with the others, and still there when the run was stopped"
 
-    def others(self, first: Mapping[str, Any] | None) -> str:
-        """The other ranks in one line: they followed, they did not begin it."""
+    def others(self, first: RankState | None) -> str:
+        """Return in one line what happened to the other ranks as a consequence."""
         others = [one for one in self.all if first is None or _key(one) != _key(first)]
         ways = Counter(self.kinds[_key(one)].short for one in others if _key(one) in self.kinds)
         if not others or not ways:

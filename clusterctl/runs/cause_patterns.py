@@ -1,15 +1,18 @@
-"""What ended one rank: its exit status and its last lines, in words, and whether it only followed from another's.
+"""Explain how one rank ended, from its exit status and its last log lines, and whether another rank's end caused it.
 
-What HCCL's error codes mean, and what to do about each; in the words of a person who runs a training.
+Also holds the meaning of HCCL's error codes, with a remedy for each.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clusterctl.runs.state import RankState
 
 NO_ROOM = "No space left on device"
 HINTS = (
@@ -52,12 +55,12 @@ CONSEQUENCES = (
         "connection lost",
     ),
 )
-# Torch's and torchrun's, before each line of a traceback.
+# What torch and torchrun put before each line of a traceback.
 PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:? ?")
 UNSTARTED = re.compile(
     r"clusterctl: cannot start (?P<what>'.*'|\".*\") in .*?: (?:\[Errno \d+\] )?(?P<why>[^:\[\]]+)"
 )
-# Of a program that Python can't read: no traceback stands before it.
+# A syntax error: Python prints no traceback header before it.
 UNPARSED = re.compile(r'  File ".*", line \d+')
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?::.*)?")
 TRACEBACK = "Traceback (most recent call last):"
@@ -71,30 +74,29 @@ class Kind:
     """How one rank ended."""
 
     words: str
-    """For a title, after "rank 3 on node2 (device 3)"."""
+    """Follows "rank 3 on node2 (device 3)" in a title."""
     short: str
-    """For a count of many: "connection lost"."""
+    """Names the kind when ranks are counted: "connection lost"."""
     hint: str = ""
     follows: bool = False
+    """The end of another rank, or of a link, caused this one."""
     sure: bool = False
-    """It explains itself: a lost node elsewhere does not stand before it."""
+    """The rank's own log explains its end, so that a lost node elsewhere is not the cause."""
 
 
-def how_it_ended(rank: Mapping[str, Any]) -> str:
-    """An exit status in words."""
-    if rank.get("hang") and rank.get("stopped"):
-        return f"stands still: a signal (SIGSTOP) has stopped it for {rank['hang']:g} s"
-    if rank.get("hang") and rank.get("silent"):
-        return f"hung: no rank wrote a line for {rank['hang']:g} s, and this one was the last that did"
-    if rank.get("hang"):
-        return (
-            f"hung: no step in {rank['hang']:g} s after step {rank.get('step')}; its log ends with its stacks"
-        )
-    number = rank.get("signal")
+def how_it_ended(rank: RankState) -> str:
+    """Return an exit status in words."""
+    if rank.hang and rank.stopped:
+        return f"was stopped by a signal (SIGSTOP) for {rank.hang:g} s"
+    if rank.hang and rank.silent:
+        return f"hung: no rank wrote a line for {rank.hang:g} s, and this one was the last that did"
+    if rank.hang:
+        return f"hung: no step in {rank.hang:g} s after step {rank.step}; its log ends with its stacks"
+    number = rank.signal
     if number:
         known = {int(key): words for key, words in SIGNALS.items()}
         return known.get(number, f"ended by {signal_name(number)}")
-    return f"exited with code {rank.get('exit_code')}"
+    return f"exited with code {rank.exit_code}"
 
 
 def signal_name(number: int) -> str:
@@ -104,16 +106,16 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
-    """What a rank's end was, by its exit status, the kernel's words and its own last ones."""
+def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
+    """Return how a rank ended, from its exit status, the kernel's reports and the last lines of its log."""
     ended, said = how_it_ended(rank), "\n".join(tail)
-    if rank.get("oom"):
-        limit = any("cgroup out of memory" in line for line in rank.get("kernel") or ())
+    if rank.oom:
+        limit = any("cgroup out of memory" in line for line in rank.kernel)
         whose = "its container's memory limit was reached" if limit else "the node was out of memory"
         words = f"was killed by the kernel: {whose}"
         hint = "less data in memory, fewer loader processes, a smaller micro_batch; `clusterctl doctor` shows memory"
         return Kind(words, "killed by the kernel, out of memory", hint, sure=True)
-    if rank.get("hang") and rank.get("silent"):
+    if rank.hang and rank.silent:
         seen = any("by py-spy:" in line for line in tail)
         hint = (
             "its log ends with its stacks"
@@ -121,15 +123,15 @@ def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
             else "py-spy in the nodes' Python shows where each rank stands"
         )
         return Kind(ended, "hung", f"{hint}; a program that is silent for long needs a longer hang_after")
-    # What it said when it was ended is no cause.
-    if rank.get("hang") and rank.get("stopped"):
+    # The last lines of a stopped process say nothing about the cause.
+    if rank.hang and rank.stopped:
         return Kind(
             ended, "hung", "see who sends SIGSTOP on that node; kill -CONT lets a process go on", sure=True
         )
-    # Its own words found no room either.
-    if rank.get("full") and rank.get("exit_code") and NO_ROOM not in said:
-        return Kind(f"{ended}: {NO_ROOM}, for {rank['full']}", NO_ROOM, dict(HINTS)[NO_ROOM], sure=True)
-    if rank.get("exit_code") in (126, 127) and (unstarted := UNSTARTED.match(tail[-1] if tail else "")):
+    # Its own message about the full disk could not be written.
+    if rank.full and rank.exit_code and NO_ROOM not in said:
+        return Kind(f"{ended}: {NO_ROOM}, for {rank.full}", NO_ROOM, dict(HINTS)[NO_ROOM], sure=True)
+    if rank.exit_code in (126, 127) and (unstarted := UNSTARTED.match(tail[-1] if tail else "")):
         return _unstarted(unstarted["what"], unstarted["why"].strip())
     raised = raised_in(tail)
     code = code_in(said)
@@ -138,26 +140,24 @@ def kind_of(rank: Mapping[str, Any], tail: Sequence[str]) -> Kind:
         words = f"{ended}: {code}, {meaning.words}"
         return Kind(words, f"{code} {meaning.words}", meaning.hint, meaning.follows, not meaning.follows)
     consequence = _consequence(raised or said)
-    if consequence and rank.get("signal") in (None, 0, signal.SIGABRT):
+    if consequence and rank.signal in (None, 0, signal.SIGABRT):
         hint = "no rank is known to have failed before it: one that stands still, or a link (`clusterctl doctor`)"
         return Kind(f"{ended}: {consequence}", consequence, hint, follows=True)
     hint = next((words for pattern, words in HINTS if re.search(pattern, raised or said)), "")
-    # Threads of torch's abort a program that leaves.
-    if raised and rank.get("signal") in (
+    # Threads of torch may abort a program that is exiting because of an exception.
+    if raised and rank.signal in (
         None,
         0,
         signal.SIGABRT,
     ):
         return Kind(f"{ended}: {raised[:WIDEST]}", raised.partition(":")[0], hint, sure=True)
-    if rank.get("signal") == signal.SIGTERM:
+    if rank.signal == signal.SIGTERM:
         return Kind(ended, lost_another(tail) or "stopped", hint, follows=True)
-    return Kind(
-        ended, ended.partition(";")[0], hint, sure=rank.get("signal") in (signal.SIGSEGV, signal.SIGBUS)
-    )
+    return Kind(ended, ended.partition(";")[0], hint, sure=rank.signal in (signal.SIGSEGV, signal.SIGBUS))
 
 
 def _unstarted(what: str, why: str) -> Kind:
-    """A program that the node could not start."""
+    """Return the kind for a program that the node could not start."""
     hint = "give its path on the node, or push it with its folder; what its first line (#!) names must be there too"
     if why == "Permission denied":
         hint = "chmod +x it, or start it by its interpreter: python FILE, sh FILE"
@@ -165,7 +165,7 @@ def _unstarted(what: str, why: str) -> Kind:
 
 
 def lost_another(tail: Sequence[str]) -> str | None:
-    """What a rank that was stopped had said before of another's end."""
+    """Return what a rank that was stopped had logged about the end of another rank, or None."""
     raised = raised_in(tail)
     return _consequence(raised) if raised else None
 
@@ -175,16 +175,20 @@ def _consequence(text: str) -> str | None:
 
 
 def _of_hccl(raised: str | None) -> bool:
-    """Whether an exception is how torch_npu passes on what HCCL said; a code in a log before another exception
-    is not what ended the rank."""
+    """Return True if an exception is one with which torch_npu reports an HCCL error.
+
+    An error code in the log before another exception did not end the rank.
+    """
     return raised is None or bool(
         re.search(r"\b(?:hccl|acl|npu|inner error|E[A-Z][0-9]{4})", raised, re.IGNORECASE)
     )
 
 
 def raised_in(tail: Sequence[str]) -> str | None:
-    """The exception that ended a program, out of its last traceback; of a chain the nearest that is no
-    consequence: a lost connection while another error is being handled hides it."""
+    """Return the exception that ended a program, from its last traceback, or None.
+
+    Of chained exceptions it is the last that is no lost connection: handling one error may cause the other.
+    """
     chain = _last_chain([PREFIX.sub("", line) for line in tail])
     return next((one for one in reversed(chain) if not _consequence(one)), chain[-1] if chain else None)
 
@@ -214,12 +218,12 @@ FIRST = "look for a rank that failed earlier or stands still; if there is none, 
 
 @dataclass(frozen=True)
 class Meaning:
-    """One code."""
+    """The meaning of one error code."""
 
     words: str
     hint: str
     follows: bool = False
-    """Whether it mostly says that another rank, or a link, went first."""
+    """The code mostly means that another rank, or a link, failed first."""
 
 
 MEANINGS = {
@@ -274,5 +278,5 @@ MEANINGS = {
 
 
 def code_in(text: str) -> str | None:
-    """The first code in a text that has a meaning here: what comes after it followed from it."""
+    """Return the first known code in a text, or None; later codes follow from the first."""
     return next((code for code in CODE.findall(text) if code in MEANINGS), None)

@@ -1,4 +1,4 @@
-"""The one process that is in charge of a run: it brings the run home, decides on restarts, writes the end."""
+"""The controller of a run: the one process that copies its output here, decides on restarts, and records the end."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.frames import SILENCE
 from clusterctl.agent.processes import identity, is_alive
 from clusterctl.errors import ClusterctlError, InputFaults, WorkFailed
+from clusterctl.files import open_private
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
-from clusterctl.jobs.record import (
-    cluster_of,
-    job_of,
-    size_of,
-    spares_of,
-)
+from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.record import Abandoned, RunRecord
 from clusterctl.jobs.restarts import (
     Decision,
     Failure,
@@ -37,20 +34,19 @@ from clusterctl.logs.store import last_lines
 from clusterctl.runs import abandoned
 from clusterctl.runs import start as runs
 from clusterctl.runs.carry import Carrier
-from clusterctl.runs.cause import keep_cause
+from clusterctl.runs.cause import record_end
 from clusterctl.runs.finish import conclude, ended
+from clusterctl.runs.kept_watch import KeptWatch
+from clusterctl.runs.query import query_nodes
 from clusterctl.runs.stage import Stored, Tell
 from clusterctl.runs.stall import Stragglers
-from clusterctl.runs.state import FINAL, RESTARTING, RunState, query_nodes
+from clusterctl.runs.state import RunState, write_state
 from clusterctl.runs.stop import stop_nodes
-from clusterctl.runs.watch import (
-    PATIENCE,
-    KeptWatch,
-    Update,
-    Watch,
-)
+from clusterctl.runs.updates import Update
+from clusterctl.runs.watch import PATIENCE, Watch
 from clusterctl.text import plural
 from clusterctl.transport.fanout import raise_failures
+from clusterctl.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections, Outcome
@@ -58,31 +54,33 @@ if TYPE_CHECKING:
 READY = b"in charge\n"
 # Seconds for a new controller to log in to every node.
 READY_LIMIT = 60.0
-# Seconds for the nodes to say what there is of an attempt, before it is watched anyway.
-ASKED = 2.0
-# Seconds between two tries to end what runs on a node that was given up.
+# Seconds for the nodes to report the state of an attempt, before it is watched anyway.
+QUERY_LIMIT = 2.0
+# Seconds between two attempts to end what still runs on abandoned nodes.
 CHASE = 5.0
-# Seconds that a controller which is replaced has to go.
+# Seconds that a controller which is replaced has to exit.
 LEAVE = 5.0
 
 
 class Control:
-    """A run from one attempt to the next, until its end is written; what is seen on the way is told."""
+    """Iterate over what happens in a run, attempt after attempt, until its end is recorded."""
 
     def __init__(self, run: RunDir, connections: Connections, lines: bool = True) -> None:
         self.run, self.connections, self.lines = run, connections, lines
-        self.job = job_of(run)
+        record = run.read_record()
+        record.require_known_format()
+        self.job = record.job
         self.policy = self.job.restart or Restart(max=0)
         self.closed = threading.Event()
         moves = self.job.restart is not None and (
-            self.policy.min_nodes or self.policy.spare_nodes or spares_of(run)
+            self.policy.min_nodes or self.policy.spare_nodes or record.spares
         )
         self.carrier = Carrier(run, connections) if moves and self.job.train is not None else None
-        # Why the last start did not come about.
+        # Why the last attempt could not start.
         self.refused = ""
-        # The record has two writers: the chase, and a restart.
+        # Two threads write the record: the one for abandoned nodes, and this one at a restart.
         self.writing = threading.Lock()
-        # The attempt was ended by us, to take in nodes that are there again.
+        # We ended the attempt in order to use more nodes.
         self.growing = threading.Event()
 
     def __iter__(self) -> Iterator[Update]:
@@ -97,7 +95,7 @@ class Control:
                     return self._conclude(state, decision)
                 yield Update(note=decision.why)
                 while decision.again and not self._restart(state, decision):
-                    failed = replace(state, failure=None, phase="failed")
+                    failed = replace(state, failure=None, phase=Phase.FAILED)
                     decision = self._decide(failed, f"the next attempt could not start: {self.refused}")
                     yield Update(note=decision.why)
                 if not decision.again:
@@ -108,40 +106,42 @@ class Control:
                 self.carrier.close()
 
     def _attempt(self) -> Any:
-        """Watch one attempt to its end; gives how it came out."""
+        """Watch one attempt to its end; return how it ended."""
         began = time.monotonic()
-        state = query_nodes(self.run, self.connections, patience=ASKED)
-        if any(phase == "unknown" and name not in state.unreachable for name, phase in state.nodes.items()):
-            # The controller before this one died between the attempt's record and its start on every node.
-            stop_nodes(self.connections, cluster_of(self.run).nodes, self.run, grace=0.0)
-            return replace(state, phase="failed")
+        state = query_nodes(self.run, self.connections, patience=QUERY_LIMIT)
+        started = (name for name in state.nodes if name not in state.unreachable)
+        if any(state.nodes[name] is Phase.UNKNOWN for name in started):
+            # The previous controller died after it wrote the record and before every node had started.
+            stop_nodes(self.connections, self.run.read_record().cluster.nodes, self.run, grace=0.0)
+            return replace(state, phase=Phase.FAILED)
         restarts = self.job.restart is not None
         patience = max(self.policy.node_lost_after - SILENCE, 1.0) if restarts else PATIENCE
         watch = Watch(self.run, self.connections, lines=self.lines, patience=patience, since=began)
-        paces = Stragglers(sum(map(len, self.run.read_record()["ranks"].values())))
+        paces = Stragglers(self.run.read_record().world_size)
         self.growing.clear()
         for update in watch:
             if update.note:
                 self.run.add_event("note", node=update.node, text=update.note)
             if self.carrier:
-                self.carrier.look(update)
+                self.carrier.note(update)
             if update.pace:
                 yield from self._stragglers(paces, update)
             if (update.metric or {}).get("event") == "checkpoint" and self.policy.grow == "checkpoint":
                 threading.Thread(target=self._grow, daemon=True, name="grow").start()
             yield update
-        lost = [name for name, how in watch.ends.items() if how == "lost"]
+        lost = [name for name, phase in watch.ends.items() if phase is Phase.LOST]
         return ended(self.run, self.connections, watch.gone, lost)
 
     def _stragglers(self, paces: Stragglers, update: Update) -> Iterator[Update]:
-        """Name the ranks that hold up the others; once an attempt, and nothing is done to them."""
+        """Name the stragglers of a node's report, each once per attempt; nothing is done to them."""
         record = self.run.read_record()
-        its = {rank: seconds for rank, seconds in update.pace.items() if rank in record["ranks"][update.node]}
-        for one in paces.note(its):
-            node = next(name for name, ranks in record["ranks"].items() if one.rank in ranks)
-            device = record["devices"][node][record["ranks"][node].index(one.rank)]
-            text = one.words(node, device)
-            facts = {"rank": one.rank, "device": device, "times": round(one.times, 2), "seconds": one.seconds}
+        own = record.ranks[update.node]
+        for slow in paces.note({rank: pace for rank, pace in update.pace.items() if rank in own}):
+            node = record.node_of(slow.rank) or update.node
+            device = record.device_of(node, slow.rank)
+            text = slow.describe(node, device)
+            times = round(slow.times, 2)
+            facts = {"rank": slow.rank, "device": device, "times": times, "seconds": slow.seconds}
             self.run.add_event("straggler", node=node, **facts, text=text)
             yield Update(node=node, note=text)
 
@@ -150,14 +150,14 @@ class Control:
             self.run.add_event("note", text=text)
         return Update(note=text)
 
-    # -- what follows an end
+    # -- after the end of an attempt
 
     def _decide(self, state: RunState, what: str = "") -> Decision:
-        if state.phase == "finished":
+        if state.phase is Phase.FINISHED:
             return Decision(False, "")
         history = self._history()
-        if self.growing.is_set() and state.phase == "stopped" and not self.run.stop_asked.exists():
-            # No failure: it counts against nothing.
+        if self.growing.is_set() and state.phase is Phase.STOPPED and not self.run.stop_asked.exists():
+            # This is no failure, so that it does not count as a restart.
             return Decision(True, "", history=history)
         decision = decide(self.policy, history, self._failure(state, what))
         if decision.again:
@@ -166,68 +166,68 @@ class Control:
         return decision
 
     def _failure(self, state: RunState, what: str) -> Failure:
-        record, one = self.run.read_record(), state.failure
-        gone = [name for name, phase in state.nodes.items() if phase == "lost"]
-        cause = None if what else keep_cause(self.run, state)
-        attempt, said = record["attempt"], ""
-        if one:
-            said = "\n".join(last_lines(self.run.log(one["node"], one["rank"], "err", attempt), 20))
+        record, first = self.run.read_record(), state.failure
+        gone = [name for name, phase in state.nodes.items() if phase is Phase.LOST]
+        cause = None if what else record_end(self.run, state)
+        log = ""
+        if first:
+            log = "\n".join(last_lines(self.run.log(first.node, first.rank, "err", record.attempt), 20))
         started = [event["time"] for event in self.run.event_lines() if event["event"] == "started"]
         return Failure(
             what=what or (cause.title if cause else state.phase),
             step=int((state.step or {}).get("step", 0)),
             seconds=time.time() - started[-1] if started else 0.0,
             trains=self.job.train is not None,
-            exit_code=one.get("exit_code") if one and not gone else None,
-            said=said,
-            stopped=state.phase == "stopped" or self.run.stop_asked.exists(),
+            exit_code=first.exit_code if first and not gone else None,
+            log=log,
+            stopped=state.phase is Phase.STOPPED or self.run.stop_asked.exists(),
             awaited=not self._replaceable() and any(name in state.unreachable for name in gone),
         )
 
     def _replaceable(self) -> bool:
-        """Whether the run can go on without a node that is lost."""
-        return bool(self.run.read_record()["spares"]) or self.policy.min_nodes is not None
+        """Return True if the run can continue without a lost node."""
+        return bool(self.run.read_record().spares) or self.policy.min_nodes is not None
 
     def _history(self) -> History:
-        """The failures since a user started the run or resumed it, from the run's own history."""
+        """Return the failures since a user started or resumed the run, from its events."""
         history = History()
         for event in self.run.event_lines():
             if event["event"] == "resumed":
                 history = History()
             elif event["event"] == "restart":
-                history = History(event["restarts"], event["stalled"], event["step"])
+                history = history_of(event)
         return history
 
     def _conclude(self, state: RunState, decision: Decision) -> None:
-        if self.run.stop_asked.exists() and state.phase != "finished":
-            state = replace(state, phase="stopped")
+        if self.run.stop_asked.exists() and state.phase is not Phase.FINISHED:
+            state = replace(state, phase=Phase.STOPPED)
         conclude(self.run, self.connections, replace(state, verdict=decision.why))
 
     # -- the next attempt
 
     def _restart(self, state: RunState, decision: Decision) -> bool:
-        """Wait, choose the nodes, start; False where that failed or the user asked for the end."""
-        waiting = replace(state, phase=RESTARTING, verdict=decision.why)
-        self.run.write_json(self.run.state, asdict(waiting))
+        """Wait, choose the nodes and start; return False if that failed, or if the user asked to stop the run."""
+        waiting = replace(state, phase=Phase.RESTARTING, verdict=decision.why)
+        write_state(self.run, waiting)
         self.refused = "it was stopped"
         if not self._wait(decision.wait):
             return False
-        cluster = cluster_of(self.run)
+        cluster = self.run.read_record().cluster
         nodes, spares = self._membership(self._lost(cluster.nodes, state.unreachable))
-        kept = self.run.read_record()
+        before = self.run.read_record()
         try:
             with self.writing:
                 self._move(cluster.nodes, nodes, spares)
                 moved = self.carrier is not None and nodes[0].name != cluster.nodes[0].name
-                before = self.carrier.put if self.carrier and moved else lambda made: None
+                put = self.carrier.put if self.carrier and moved else lambda made: None
                 cluster = replace(cluster, nodes=tuple(nodes))
-                runs.start_next(self.run, cluster, self.connections, lambda *_: None, before)
+                runs.start_next(self.run, cluster, self.connections, lambda *_: None, put)
         except ClusterctlError as error:
             self.refused = error.message
-            # A spare that never began is a spare again.
-            if self.run.read_record()["attempt"] == kept["attempt"]:
-                self.run.write_json(self.run.record, kept, mode=0o600)
-            self.run.write_json(self.run.state, asdict(waiting))
+            # A spare on which nothing started is a spare again.
+            if self.run.read_record().attempt == before.attempt:
+                self.run.write_record(before)
+            write_state(self.run, waiting)
             return False
         return True
 
@@ -241,24 +241,26 @@ class Control:
         return False
 
     def _lost(self, nodes: Sequence[Node], silent: Collection[str]) -> set[str]:
-        """The nodes that don't answer; on all others nothing of the attempt before is left after this.
+        """End what is left of the previous attempt on every node; return the names of nodes that do not answer.
 
-        A node that was silent for so long that it counted as lost is asked once more only where no other could
-        stand in for it: a try to connect to a dead machine takes 10 s and more.
+        A node that counted as lost is asked again only if no other can replace it: connecting to a dead machine
+        takes 10 s and more.
         """
         record, replaceable = self.run.read_record(), self._replaceable()
-        asked = [node for node in nodes if not (replaceable and node.name in silent)]
+        candidates = [node for node in nodes if not (replaceable and node.name in silent)]
 
         def clear(node: Node, link: Any) -> None:
-            where = {"run_dir": record["run_dirs"][node.name], "attempt": record["attempt"], "grace": 0.0}
-            link.call("stop", where)
+            link.call(
+                "stop", {"run_dir": record.run_dirs[node.name], "attempt": record.attempt, "grace": 0.0}
+            )
 
-        outcomes = self.connections.on_each(asked, clear)
+        outcomes = self.connections.on_each(candidates, clear)
         answered = {outcome.node.name for outcome in outcomes if outcome.ok}
         return {node.name for node in nodes} - answered
 
     def _membership(self, lost: set[str]) -> tuple[list[Node], list[Node]]:
-        cluster = cluster_of(self.run)
+        record = self.run.read_record()
+        cluster, spares, full = record.cluster, list(record.spares), record.full_size
 
         def fits(nodes: Sequence[Node]) -> bool:
             try:
@@ -267,81 +269,88 @@ class Control:
                 return False
             return bool(nodes)
 
-        spares, full = spares_of(self.run), size_of(self.run)
         if lost or len(cluster.nodes) < full:
-            record = self.run.read_record()
-            stored = Stored(record["code_paths"], record["data_paths"])
+            stored = Stored(record.code_paths, record.data_paths)
             outcomes = self.connections.on_each(
-                spares, lambda node, link: runs.still_there(node, link, stored)
+                spares, lambda node, link: runs.check_stored(node, link, stored)
             )
             lost = lost | {outcome.node.name for outcome in outcomes if not outcome.ok}
         return membership(cluster.nodes, spares, lost, self.policy.min_nodes, fits, full)
 
     def _grow(self) -> None:
-        """End an attempt on fewer nodes than the run began with, where the next one can have more."""
-        nodes = cluster_of(self.run).nodes
-        if self.growing.is_set() or len(nodes) >= size_of(self.run) or not spares_of(self.run):
+        """End an attempt that has fewer nodes than the run began with, if the next one can have more."""
+        record = self.run.read_record()
+        nodes = record.cluster.nodes
+        if self.growing.is_set() or len(nodes) >= record.full_size or not record.spares:
             return
         with contextlib.suppress(ClusterctlError):
             more = len(self._membership(set())[0]) - len(nodes)
             if more > 0:
                 self.growing.set()
                 self._note(
-                    f"{plural(more, 'node')} can be taken in again: this attempt ends after its checkpoint"
+                    f"{plural(more, 'node')} can be used again: this attempt ends after its checkpoint"
                 )
                 stop_nodes(self.connections, nodes, self.run, self.job.grace)
 
     def _move(self, before: Sequence[Node], after: Sequence[Node], spares: Sequence[Node]) -> None:
-        """Write down who left and who came, so that a controller after this one knows it too."""
+        """Record which nodes left the run and which joined it, so that a later controller knows it too."""
         record = self.run.read_record()
-        stay = {node.name for node in after}
-        left = [node for node in before if node.name not in stay]
-        come = [node.name for node in after if node not in before]
-        if not left and not come:
+        staying = {node.name for node in after}
+        left = [node for node in before if node.name not in staying]
+        joined = [node.name for node in after if node not in before]
+        if not left and not joined:
             return
-        for node in left:
-            where = {"run_dir": record["run_dirs"][node.name], "attempt": record["attempt"]}
-            record["abandoned"].append({"node": asdict(node), **where})
-        record["spares"] = [asdict(node) for node in spares]
+        given_up = [Abandoned(node, record.run_dirs[node.name], record.attempt) for node in left]
+        record = replace(record, abandoned=(*record.abandoned, *given_up), spares=tuple(spares))
         if after[0].name != before[0].name:
-            record["metrics_base"] = _whole_lines(self.run)
-        self.run.write_json(self.run.record, record, mode=0o600)
+            record = replace(record, metrics_base=_end_half_line(self.run))
+        self.run.write_record(record)
         parts = [f"without {', '.join(node.name for node in left)}" if left else ""]
-        parts += [f"with {', '.join(come)}" if come else ""]
+        parts += [f"with {', '.join(joined)}" if joined else ""]
         self._note(", ".join(filter(None, parts)))
 
     def _chase(self) -> None:
-        """A node that was given up may come back with its ranks: they are ended as soon as it answers."""
+        """End the ranks on abandoned nodes as soon as these answer again."""
         while not self.closed.wait(CHASE):
             abandoned.clear(self.run, self.connections, self.writing)
 
     def resume(self, tell: Tell) -> None:
-        """Start the run again, which has ended, on as many nodes as it began with where they answer again."""
-        before = cluster_of(self.run)
-        kept: dict[str, Any] = {}
+        """Start a run again that has ended, on as many nodes as it began with if they answer."""
+        cluster = self.run.read_record().cluster
+        before: list[RunRecord] = []
 
         def chosen() -> Cluster:
             abandoned.clear(self.run, self.connections)
-            kept.update(self.run.read_record())
+            before.append(self.run.read_record())
             nodes, spares = self._membership(set())
-            self._move(before.nodes, nodes, spares)
-            return replace(before, nodes=tuple(nodes))
+            self._move(cluster.nodes, nodes, spares)
+            return replace(cluster, nodes=tuple(nodes))
 
         try:
             runs.resume(self.run, self.connections, tell, chosen)
         except BaseException:
-            # Nobody came, so nobody is missed.
-            if kept and self.run.read_record()["attempt"] == kept["attempt"]:
-                self.run.write_json(self.run.record, kept, mode=0o600)
+            # Nothing started, so that no node has joined or left.
+            if before and self.run.read_record().attempt == before[0].attempt:
+                self.run.write_record(before[0])
             raise
 
 
-def _whole_lines(run: RunDir) -> int:
-    """End a half line of the metrics that came home from a node that is gone; gives the file's size."""
+def history_of(event: Mapping[str, Any]) -> History:
+    """Return the history that a `restart` event holds; a damaged one counts as the first restart."""
+    try:
+        return decode(History, dict(event))
+    except BadValue:
+        return History(restarts=1)
+
+
+def _end_half_line(run: RunDir) -> int:
+    """End a half line of the metrics that came from a lost node; return the size of the file."""
     if not run.metrics.exists():
         return 0
     with run.metrics.open("r+b") as file:
-        if not file.read().endswith(b"\n") and file.tell():
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if size and file.read(1) != b"\n":
             file.write(b"\n")
         return file.tell()
 
@@ -353,20 +362,20 @@ def _whole_lines(run: RunDir) -> int:
 def following(
     run: RunDir, connections: Connections, first: int | None = None
 ) -> Iterator[Control | KeptWatch]:
-    """The view of a run: what its controller brings home or has brought, or, where none could be started, our own."""
+    """Yield the view of a run: of what its controller copies, or our own if no other process is the controller."""
     with run.hold() as ours:
-        ended = run.read_state().get("phase") in FINAL
+        ended = run.phase().is_final
         yield Control(run, connections) if ours and not ended else KeptWatch(run, first)
 
 
 def serve(run: RunDir, connections: Connections, tell: Any) -> bool:
-    """Be the run's controller until its end; False where a living one is it already. `tell` says when in charge."""
+    """Be the run's controller until its end; return False if another process is. `tell` is called when in charge."""
     with run.hold(patience=10.0) as ours:
         if not ours:
             return False
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        log_in(cluster_of(run).nodes, connections)
+        log_in(run.read_record().cluster.nodes, connections)
         tell()
         for _ in Control(run, connections, lines=False):
             pass
@@ -374,16 +383,18 @@ def serve(run: RunDir, connections: Connections, tell: Any) -> bool:
 
 
 def finish_alone(run: RunDir, connections: Connections) -> None:
-    """After a stop: where nobody is in charge the last lines come home by us, and the end is written."""
-    if run.controller() is None and run.read_state().get("phase") not in FINAL:
+    """After a stop without a controller: copy the last output here and record the end."""
+    if run.controller() is None and not run.phase().is_final:
         with following(run, connections) as watch:
             for _ in watch:
                 pass
 
 
 def log_in(nodes: Sequence[Node], connections: Connections) -> None:
-    """Come back when one node has answered, or raise why none did: a key that serves for one serves for all, and a
-    node that is silent just now is a matter of the watch."""
+    """Return once one node has answered; raise an error if none did.
+
+    A key that one node accepts is good for all, and the watch handles nodes that are silent at the moment.
+    """
     answered = threading.Event()
     outcomes: list[Outcome[Any]] = []
 
@@ -403,31 +414,31 @@ def log_in(nodes: Sequence[Node], connections: Connections) -> None:
 
 
 def start(run: RunDir, ssh: str) -> bool:
-    """Put a process of its own in charge of a run, whatever becomes of this terminal; False where it can't.
+    """Start a controller that outlives this terminal; return False if it cannot take charge.
 
-    It comes back when the process has logged in to the nodes: one that would need a passphrase can't, and says why
-    in controller.log.
+    Returns once that process has logged in to the nodes. It cannot ask for a passphrase; controller.log says why it
+    failed.
     """
     argv = [sys.executable, "-m", "clusterctl", "control", "--ssh", ssh, str(run.root)]
-    with run.controller_log.open("ab") as log:
+    with open_private(run.controller_log, "ab") as log:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
         )
     assert process.stdout is not None
     timer = threading.Timer(READY_LIMIT, process.kill)
-    # An interrupt does not wait for it.
+    # An interrupt must not wait for the timer.
     timer.daemon = True
     timer.start()
     try:
-        with process.stdout as said:
-            ready = said.readline() == READY
+        with process.stdout as output:
+            ready = output.readline(len(READY)) == READY
     finally:
         timer.cancel()
     return ready or run.is_watched()
 
 
 def end(run: RunDir) -> None:
-    """End a run's controller, and nothing of the run."""
+    """End a run's controller; the run itself continues."""
     pid = run.controller()
     if pid is None:
         return
@@ -441,5 +452,5 @@ def end(run: RunDir) -> None:
                 return
             time.sleep(0.05)
     raise WorkFailed(
-        f"process {pid}, the controller of {run.run_id}, does not end", "end it by hand, then again"
+        f"process {pid}, the controller of {run.run_id}, does not exit", "end it yourself, then try again"
     )

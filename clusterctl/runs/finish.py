@@ -1,76 +1,122 @@
-"""End a run: bring home what the job asked for and record how it ended."""
+"""End a run: copy here what the job asked for, and record how the run ended."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+import posixpath
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from clusterctl import contract
 from clusterctl.errors import ClusterctlError
-from clusterctl.jobs.record import cluster_of
+from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
-from clusterctl.runs.state import RunState, _phase, query_nodes
+from clusterctl.runs.cause import record_end
+from clusterctl.runs.query import query_nodes
+from clusterctl.runs.state import RunState, write_state
+from clusterctl.transport.fanout import raise_failures
 
 if TYPE_CHECKING:
-    from clusterctl.transport.fanout import Connections
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.transport.fanout import Connection, Connections
 
 
 def finish(run: RunDir, connections: Connections) -> RunState:
-    """After the watch: what the job asked for comes home, then the end is written down."""
+    """Conclude a run whose watch has ended; return its state."""
     return conclude(run, connections, ended(run, connections))
 
 
 def ended(
     run: RunDir, connections: Connections, gone: Collection[str] = (), lost: Collection[str] = ()
 ) -> RunState:
-    """How an attempt that was watched to its end came out; a node that is `gone`, or can't be asked, is lost too."""
+    """Return how a watched attempt ended; nodes that are `gone`, `lost` or cannot be asked count as lost."""
     state = query_nodes(run, connections, gone)
-    nodes = {
-        name: "lost" if phase == "unknown" or name in lost else phase for name, phase in state.nodes.items()
+    nodes: dict[str, Phase] = {
+        name: Phase.LOST if phase is Phase.UNKNOWN or name in lost else phase
+        for name, phase in state.nodes.items()
     }
-    return replace(state, nodes=nodes, phase=_phase(list(nodes.values())))
+    return replace(state, nodes=nodes, phase=Phase.of_nodes(nodes.values()))
 
 
 def conclude(run: RunDir, connections: Connections, state: RunState) -> RunState:
-    """The run's last word: what the job asked for comes home, then the end is written down."""
+    """Copy here what the job asked for, then record the end; return the state."""
     try:
         for name in collect(run, connections):
             run.add_event("collected", name=name)
     except ClusterctlError as error:
         run.add_event("collect_failed", reason=error.message)
-    from clusterctl.runs.cause import keep_cause
-
-    cause = keep_cause(run, state)
-    run.write_json(run.state, asdict(state))
-    more = {"verdict": state.verdict, "cause": cause.title if cause else ""}
-    run.add_event("ended", phase=state.phase, **{name: said for name, said in more.items() if said})
+    cause = record_end(run, state)
+    write_state(run, state)
+    facts = {"verdict": state.verdict, "cause": cause.title if cause else ""}
+    run.add_event("ended", phase=state.phase, **{name: text for name, text in facts.items() if text})
     return state
 
 
 def collect(run: RunDir, connections: Connections) -> list[str]:
-    """Bring home what the job asked for beside its logs; gives the names of what came."""
-    wanted = run.read_record()["job"]["collect"]
-    came = bring_checkpoint(run, connections) if contract.CHECKPOINT_DIR in wanted else []
+    """Copy here what the job asked for in addition to its logs; return the names."""
+    wanted = run.read_record().job.collect
+    names = bring_checkpoint(run, connections) if contract.CHECKPOINT_DIR in wanted else []
     if contract.PROFILE_DIR in wanted:
-        from clusterctl.runs.traces import bring_traces
-
-        came += bring_traces(run, connections)
-    return came
+        names += bring_traces(run, connections)
+    return names
 
 
 def bring_checkpoint(run: RunDir, connections: Connections) -> list[str]:
-    """Bring the newest checkpoint home from the first node; gives its name, if there is one."""
+    """Copy the newest sound checkpoint from the first node; return its name, or an empty list."""
     from clusterctl.transfer.pull import pull_tree
 
-    first = cluster_of(run).nodes[0]
+    record = run.read_record()
+    first = record.cluster.nodes[0]
     link = connections.of(first)
-    remote = NodeFiles(run.read_record()["run_dirs"][first.name]).checkpoints
+    remote = NodeFiles(record.run_dirs[first.name]).checkpoints
+    passed_over = superseded_steps(run.metric_lines())
     names = [
-        one["name"]
-        for one in link.call("list", {"path": remote})["entries"]
-        if one["kind"] == "d" and not one["name"].startswith(".")
+        entry["name"]
+        for entry in link.call("list", {"path": remote})["entries"]
+        if entry["kind"] == "d" and not entry["name"].startswith(".")
     ]
+    names = [name for name in names if step_of(name) not in passed_over]
     for name in names[-1:]:
         pull_tree(link, f"{remote}/{name}", run.checkpoints / name)
     return names[-1:]
+
+
+def bring_traces(run: RunDir, connections: Connections) -> list[str]:
+    """Copy the profiler's traces from every node that has some; return their names."""
+    from clusterctl.transfer.pull import pull_tree
+
+    record = run.read_record()
+
+    def bring(node: Node, link: Connection) -> list[str]:
+        remote = posixpath.join(record.run_dirs[node.name], contract.PROFILE_DIR)
+        entries = link.call("list", {"path": remote})["entries"]
+        names = [entry["name"] for entry in entries if entry["kind"] == "f"]
+        if names:
+            pull_tree(link, remote, run.root / contract.PROFILE_DIR / node.name)
+        return names
+
+    outcomes = connections.on_each(record.cluster.nodes, bring)
+    raise_failures(outcomes)
+    return [name for outcome in outcomes for name in outcome.value or ()]
+
+
+def superseded_steps(metrics: Iterable[Mapping[str, Any]]) -> set[int]:
+    """Return the steps of checkpoints that a resumed attempt passed over, which it does only if they are damaged."""
+    saved: set[int] = set()
+    passed_over: set[int] = set()
+    for metric in metrics:
+        event, step = metric.get("event"), metric.get("step")
+        if step is None:
+            continue
+        if event == "checkpoint":
+            saved.add(step)
+            passed_over.discard(step)
+        elif event == "start":
+            passed_over |= {number for number in saved if number > step}
+    return passed_over
+
+
+def step_of(name: str) -> int | None:
+    """Return the step in the name of a checkpoint's folder, `step-00000300`."""
+    word = name.rpartition("-")[2]
+    return int(word) if word.isascii() and word.isdecimal() else None

@@ -1,4 +1,4 @@
-"""Old runs taken away, here and on their nodes; never one that lives, or of which that can't be known."""
+"""Remove old runs, here and on their nodes; keep those that run, or that may run on a node that does not answer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from clusterctl import contract
 from clusterctl.errors import UsageError
-from clusterctl.jobs.record import Abandoned, abandoned_of, cluster_of
-from clusterctl.runs.state import FINAL
+from clusterctl.jobs.record import Abandoned
+from clusterctl.typed_json import encode
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
@@ -25,48 +24,49 @@ if TYPE_CHECKING:
 Connect = Callable[["Cluster"], AbstractContextManager["Connections"]]
 
 
+RUNS_HERE = "it runs: a process here is its controller"
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def seconds_of(text: str) -> float:
-    """An age as a person writes it: `12h`, `30d`, `8w`."""
+    """Return the seconds of an age such as `12h`, `30d` or `8w`."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)\s*([smhdw]?)", text.strip().lower(), re.ASCII)
     if match is None:
-        raise UsageError(f"--older-than {text[:40]}: no such time", "as in 12h, 30d or 8w")
+        raise UsageError(f"--older-than {text[:40]}: not a length of time", "for example 12h, 30d or 8w")
     return float(match[1]) * UNITS[match[2]]
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What became, or would become, of one run that was chosen."""
+    """What was, or would be, done with one run that was chosen."""
 
     run: str
     folder: str
     size: int
     nodes: tuple[str, ...] = ()
-    """Where its folders are removed besides here."""
+    """The nodes whose folders of the run are removed too."""
     kept: str = ""
-    """Why it stays; empty for one that goes."""
+    """Why it is kept; empty for one that is removed."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which runs are old: those started longer ago than `older_than` seconds, but for the newest `keep`."""
+    """Which runs are old: those started more than `older_than` seconds ago, except the newest `keep`."""
 
     older_than: float | None = None
     keep: int | None = None
 
     def of(self, runs: Sequence[tuple[RunDir, float]], now: float) -> list[RunDir]:
-        """Out of runs with the time each was started; a bound that is not given holds nothing back."""
-        newest = sorted(runs, key=lambda one: one[1], reverse=True)
+        """Return the old ones of some runs, each given with the time of its start."""
+        newest = sorted(runs, key=lambda entry: entry[1], reverse=True)
         if self.older_than is None and self.keep is None:
-            raise UsageError("which runs are old?", "--older-than 30d, --keep 20, or both")
+            raise UsageError("say which runs are old", "--older-than 30d, --keep 20, or both")
         rest = newest[self.keep or 0 :]
         return [run for run, started in rest if self.older_than is None or now - started > self.older_than]
 
 
 def started(run: RunDir) -> float:
-    """When the run's last attempt was started."""
+    """Return when the run's last attempt was started."""
     return run.record.stat().st_mtime
 
 
@@ -76,107 +76,130 @@ def prune(
     *,
     here_only: bool = False,
     dry_run: bool = False,
-    on_each: Callable[[Pruned], None] = lambda one: None,
+    on_each: Callable[[Pruned], None] = lambda pruned: None,
 ) -> list[Pruned]:
-    """Remove these runs; those that live, or can't be asked, are kept and say why. A dry run only asks."""
+    """Remove runs and return what was done with each. Runs that may still run are kept. A dry run removes nothing."""
     done = []
-    for cluster, those in _by_cluster(runs):
+    for cluster, group in _by_cluster(runs):
         if here_only or cluster is None:
-            done += [_one(run, None, here_only, dry_run, on_each) for run in those]
+            done += [_prune_here(run, dry_run, on_each) for run in group]
             continue
         with connect(cluster) as connections:
-            done += [_one(run, connections, False, dry_run, on_each) for run in those]
+            survey = _Survey(connections, group)
+            for run in group:
+                done.append(_prune_everywhere(run, survey, connections, dry_run, on_each))
     return done
 
 
 def _by_cluster(runs: Sequence[RunDir]) -> Iterator[tuple[Cluster | None, list[RunDir]]]:
-    """Runs of the same nodes share their connections; None for those whose record can't be read."""
-    groups: dict[str, list[RunDir]] = {}
+    """Yield runs of the same nodes together, since they share connections; None for those without a readable record."""
+    groups: dict[str, tuple[Cluster | None, list[RunDir]]] = {}
     for run in runs:
         try:
-            key = json.dumps(run.read_record()["cluster"], sort_keys=True)
-        except (UsageError, KeyError):
-            key = ""
-        groups.setdefault(key, []).append(run)
-    for key, those in groups.items():
-        yield (cluster_of(those[0]) if key else None), those
+            cluster = run.read_record().cluster
+        except UsageError:
+            groups.setdefault("", (None, []))[1].append(run)
+            continue
+        groups.setdefault(json.dumps(encode(cluster)), (cluster, []))[1].append(run)
+    yield from groups.values()
 
 
-def _one(
-    run: RunDir,
-    connections: Connections | None,
-    here_only: bool,
-    dry_run: bool,
-    on_each: Callable[[Pruned], None],
-) -> Pruned:
+def _prune_here(run: RunDir, dry_run: bool, on_each: Callable[[Pruned], None]) -> Pruned:
+    """Remove a run's folder here without asking any node, if it has ended."""
     size = tree_size(run)
-    names: tuple[str, ...] = ()
-    # Nobody resumes it meanwhile.
     with run.hold(0.0) as ours:
-        if not ours:
-            result = Pruned(run.run_id, str(run.root), size, kept="it runs: a process here looks after it")
-        else:
-            reason, names = _stays(run, connections, here_only)
-            reason = reason or ("" if dry_run else _removed(run, connections))
-            result = Pruned(run.run_id, str(run.root), size, names, reason)
+        kept = "" if ours else RUNS_HERE
+        if ours and not _has_record(run):
+            kept = "its record can't be read"
+        elif ours and not run.phase().is_final:
+            kept = "it had not ended when it was last seen, and no node is asked"
+        kept = kept or ("" if dry_run else _remove_folder(run))
+    result = Pruned(run.run_id, str(run.root), size, kept=kept)
     on_each(result)
     return result
 
 
-def _stays(run: RunDir, connections: Connections | None, here_only: bool) -> tuple[str, tuple[str, ...]]:
-    """Why a run must stay, or where else it is."""
+def _has_record(run: RunDir) -> bool:
     try:
-        phase = run.read_state().get("phase")
-        if connections is not None:
-            return _alive(run, connections), tuple(one.node.name for one in _places(run))
-    except (UsageError, KeyError) as problem:
-        return f"its record can't be read: {problem}", ()
-    if here_only:
-        return ("" if phase in FINAL else "when last seen it had not ended, and no node is asked"), ()
-    return "its record can't be read", ()
+        return bool(run.read_record())
+    except UsageError:
+        return False
 
 
-def _places(run: RunDir) -> list[Abandoned]:
-    """Every node with a part of the run, those that were given up in the middle of it too."""
+def _prune_everywhere(
+    run: RunDir, survey: _Survey, connections: Connections, dry_run: bool, on_each: Callable[[Pruned], None]
+) -> Pruned:
+    """Remove a run from its nodes and from here, if it runs nowhere."""
+    size, names = tree_size(run), tuple(entry.node.name for entry in survey.shares[run])
+    # While we hold the lock, nobody resumes the run.
+    with run.hold(0.0) as ours:
+        kept = survey.why_alive(run) if ours else RUNS_HERE
+        if not kept and not dry_run:
+            kept = _remove_from_nodes(survey.shares[run], connections) or _remove_folder(run)
+    result = Pruned(run.run_id, str(run.root), size, () if kept == RUNS_HERE else names, kept)
+    on_each(result)
+    return result
+
+
+def _shares(run: RunDir) -> list[Abandoned]:
+    """Return every node with a part of the run, including those that it gave up."""
     record = run.read_record()
-    there = [
-        Abandoned(node, record["run_dirs"][node.name], record["attempt"]) for node in cluster_of(run).nodes
-    ]
-    return [*there, *abandoned_of(run)]
+    present = [Abandoned(node, record.run_dirs[node.name], record.attempt) for node in record.cluster.nodes]
+    return [*present, *record.abandoned]
 
 
-def _alive(run: RunDir, connections: Connections) -> str:
-    """Why a run counts as living, by its nodes' own words."""
-    places = {one.node.name: one for one in _places(run)}
+class _Survey:
+    """What the nodes report about some runs; each node is asked once about all of them."""
 
-    def ask(node: Node, link: Connection) -> int:
-        one = places[node.name]
-        marker = {contract.RUN_ID: run.run_id, contract.NODE: node.name}
-        supervisor = link.call("state", {"run_dir": one.run_dir, "attempt": one.attempt})["supervisor"]
-        return len(link.call("count", {"marker": marker})["pids"]) + bool(supervisor and supervisor["alive"])
+    def __init__(self, connections: Connections, runs: Sequence[RunDir]) -> None:
+        self.shares = {run: _shares(run) for run in runs}
+        nodes = {entry.node.name: entry.node for shares in self.shares.values() for entry in shares}
 
-    for outcome in connections.on_each([one.node for one in places.values()], ask):
-        name = outcome.node.name
-        if outcome.error is not None:
-            reason = getattr(outcome.error, "reason", outcome.error.message)
-            return f"{name} can't be asked whether it still runs there: {reason}"
-        if outcome.value:
-            return f"it runs on {name}"
-    return ""
+        def ask(node: Node, link: Connection) -> list[bool]:
+            attempts = [
+                {"run_dir": entry.run_dir, "attempt": entry.attempt, "run_id": run.run_id, "node": node.name}
+                for run, shares in self.shares.items()
+                for entry in shares
+                if entry.node.name == node.name
+            ]
+            return [bool(alive) for alive in link.call("alive", {"attempts": attempts})["alive"]]
+
+        self._alive: dict[tuple[str, str], bool] = {}
+        self._errors: dict[str, str] = {}
+        for outcome in connections.on_each(list(nodes.values()), ask):
+            name = outcome.node.name
+            if outcome.error is not None:
+                self._errors[name] = getattr(outcome.error, "reason", outcome.error.message)
+                continue
+            runs_there = [run for run, shares in self.shares.items() for e in shares if e.node.name == name]
+            for run, alive in zip(runs_there, outcome.get(), strict=True):
+                key = (run.run_id, name)
+                self._alive[key] = alive or self._alive.get(key, False)
+
+    def why_alive(self, run: RunDir) -> str:
+        """Return why a run counts as alive; empty if it runs nowhere."""
+        for entry in self.shares[run]:
+            name = entry.node.name
+            if name in self._errors:
+                return f"{name} can't be asked whether it still runs there: {self._errors[name]}"
+            if self._alive[run.run_id, name]:
+                return f"it runs on {name}"
+        return ""
 
 
-def _removed(run: RunDir, connections: Connections | None) -> str:
-    """Take a run away, its nodes first: what is left after a failure can still be named, and pruned again."""
-    if connections is not None:
-        places = {one.node.name: one for one in _places(run)}
+def _remove_from_nodes(shares: Sequence[Abandoned], connections: Connections) -> str:
+    """Remove a run from its nodes; return the first error. The record here stays until that has worked."""
+    folders = {entry.node.name: entry.run_dir for entry in shares}
 
-        def remove(node: Node, link: Connection) -> dict[str, Any]:
-            return link.call("remove", {"path": places[node.name].run_dir, "empty_above": True})
+    def remove(node: Node, link: Connection) -> None:
+        link.call("remove", {"path": folders[node.name], "empty_above": True})
 
-        outcomes = connections.on_each([one.node for one in places.values()], remove)
-        failed = [one.error.message for one in outcomes if one.error is not None]
-        if failed:
-            return failed[0]
+    outcomes = connections.on_each([entry.node for entry in shares], remove)
+    return next((outcome.error.message for outcome in outcomes if outcome.error is not None), "")
+
+
+def _remove_folder(run: RunDir) -> str:
+    """Remove a run's folder here; return the error, or an empty text."""
     try:
         shutil.rmtree(run.root)
     except OSError as problem:
@@ -185,7 +208,7 @@ def _removed(run: RunDir, connections: Connections | None) -> str:
 
 
 def tree_size(run: RunDir) -> int:
-    """The bytes of a run's files here."""
+    """Return how many bytes the run's files here have."""
     total = 0
     for folder, _, names in os.walk(run.root):
         for name in names:

@@ -1,7 +1,4 @@
-"""What a run needs on its nodes beside its processes: code and data, pushed once, found again by each attempt.
-
-Data that lies on the nodes already: before anything starts, every node is asked whether it has all of it, alike.
-"""
+"""Push code and data to the nodes of a run, once for all attempts; compare data that lies on the nodes already."""
 
 from __future__ import annotations
 
@@ -26,19 +23,19 @@ if TYPE_CHECKING:
 
 
 Tell = Callable[[str, str], None]
-"""What waits is told of each phase: its name, and what came of it."""
+"""Called with the name of each phase of a start, and its result."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where each node keeps what was pushed for a run."""
+    """By node, where code and data that were pushed for a run lie."""
 
     code: dict[str, str] = field(hash=False)
     data: dict[str, str] = field(hash=False)
 
 
 def trainer_code() -> tuple[Path, Manifest]:
-    """The embedded trainer and its fused ops as they are installed here, to be pushed."""
+    """Return the folder and the manifest of the trainer and its native ops, as they are installed here."""
     import importlib.util
 
     from clusterctl.transfer import push
@@ -47,15 +44,17 @@ def trainer_code() -> tuple[Path, Manifest]:
     if spec is None or spec.origin is None:
         raise UsageError("the embedded trainer is not installed here", "pip install 'clusterctl[train]'")
     root = Path(spec.origin).parent.parent
-    # The compiled op too, which git ignores.
+    # Include the compiled library, which git ignores.
     return root, push.make_manifest(root, only=("trainer", "native"), everything=True)
 
 
 def push_code(
     cluster: Cluster, job: Job, connections: Connections, tell: Tell, runs: Path | None = None
 ) -> dict[str, str]:
-    """The program, without the folder of runs: it would travel with all logs and checkpoints, and be another one
-    after each run."""
+    """Push the program; return its folder by node.
+
+    The folder of runs is left out: its logs and checkpoints are large, and change with each run.
+    """
     from clusterctl.transfer import push
 
     if job.train is not None:
@@ -68,6 +67,7 @@ def push_code(
 
 
 def push_data(cluster: Cluster, job: Job, connections: Connections, tell: Tell) -> dict[str, str]:
+    """Push the data, or compare what the nodes have; return its folder by node."""
     from clusterctl.transfer import push
 
     if job.data_there:
@@ -93,20 +93,20 @@ def _push(
             cluster.nodes,
             lambda node, link: push.push_store(link, source, kind, relay=relay),
         )
-    new = sum(not one.unchanged for one in stored.values())
+    new = sum(not result.unchanged for result in stored.values())
     seconds = time.monotonic() - began
     what = f"{plural(len(manifest.files), 'file')}, {size(manifest.size)}"
     tell(f"push {kind}", f"{what} to {new} of {plural(len(stored), 'node')} in {seconds:.1f} s")
-    return {name: one.path for name, one in stored.items()}
+    return {name: result.path for name, result in stored.items()}
 
 
-# Faults in words; all are counted.
+# Faults that are shown; all are counted.
 SHOWN = 20
-HINT = "bring the same data to every node: clusterctl push --nodes SET FOLDER PATH; clusterctl data verify looks closer"
+HINT = "bring the same data to every node: clusterctl push --nodes SET FOLDER PATH; clusterctl data verify checks more"
 
 
 def check_there(cluster: Cluster, folder: str, connections: Connections, tell: Tell) -> dict[str, str]:
-    """Where the folder is on each node; an error that names every node and file where it is absent, cut or another."""
+    """Return the folder by node; raise an error that names each node and file that is missing, cut or different."""
     began = time.monotonic()
     answers = on_all(connections, cluster.nodes, lambda node, link: link.call("there", {"path": folder}))
     faults = faults_of(folder, answers)
@@ -114,18 +114,18 @@ def check_there(cluster: Cluster, folder: str, connections: Connections, tell: T
         more = [f"... and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
         raise WorkFailed("\n".join(["nothing was started:", *faults[:SHOWN], *more]), HINT)
     first = next(iter(answers.values()))
-    total = sum(one[0] for one in first["files"].values())
+    total = sum(entry[0] for entry in first["files"].values())
     what = f"{plural(len(first['files']), 'file')}, {size(total)}, whole and alike on {plural(len(answers), 'node')}"
     tell("data", f"{folder}: {what} ({time.monotonic() - began:.1f} s)")
     return {name: str(answer["path"]) for name, answer in answers.items()}
 
 
 def faults_of(folder: str, answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What is wrong on which nodes, folded; for each file the commonest copy counts as the right one."""
-    said: dict[str, list[str]] = {}
+    """Return each fault with the nodes that have it; of each file, the most common copy counts as right."""
+    nodes_of: dict[str, list[str]] = {}
 
-    def note(node: str, what: str) -> None:
-        said.setdefault(what, []).append(node)
+    def note(node: str, fault: str) -> None:
+        nodes_of.setdefault(fault, []).append(node)
 
     names = sorted({name for answer in answers.values() for name in answer["files"]})
     for node, answer in answers.items():
@@ -142,12 +142,12 @@ def faults_of(folder: str, answers: Mapping[str, Mapping[str, Any]]) -> list[str
         for node, files in present.items():
             mine = tuple(files.get(name, ()))
             if not mine:
-                note(node, f"{folder}/{name}: is not there")
+                note(node, f"{folder}/{name}: is missing")
             elif mine != right:
                 why = (
                     f"has {mine[0]} bytes, on others {right[0]}"
                     if mine[0] != right[0]
-                    else "is not what others have"
+                    else "differs from the other nodes'"
                 )
                 note(node, f"{folder}/{name}: {why}")
-    return [f"{nodeset.fold(nodes)}: {what}" for what, nodes in said.items()]
+    return [f"{nodeset.fold(nodes)}: {fault}" for fault, nodes in nodes_of.items()]

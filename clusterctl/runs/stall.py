@@ -1,13 +1,12 @@
-"""The silence of a program that tells no steps: it counts only where the job says how long is too long.
+"""Detect runs that make no progress: silent programs, stragglers, and a launcher that lost its own network.
 
-Most programs log on one rank alone, so that a silent rank says nothing; that all of them are silent does.
+Silence: a program without heartbeats counts as hung if no rank writes output for as long as the job allows. One silent
+rank alone means nothing, since most programs write on one rank only.
 
-Ranks that hold up the others: told by what each takes for a step itself, named once, never stopped.
+Stragglers: ranks that make the others wait. All ranks take the same time for a step, because they wait for the slowest;
+a trainer's heartbeat therefore holds the rank's own time, without waiting. Stragglers are named once and never stopped.
 
-Ranks in step take the same time for one, since all wait for the slowest; so a trainer's heartbeat tells what the rank
-itself took, without its waiting. Of a program that tells steps alone, these count.
-
-A launcher that hears no node at all: whose link is gone, theirs or its own?
+Outage: if no node answers, the launcher's own link may be broken.
 """
 
 from __future__ import annotations
@@ -23,49 +22,47 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.inventory.cluster import Node
 
 if TYPE_CHECKING:
+    from clusterctl.jobs.record import RunRecord
     from clusterctl.transport.fanout import Connections
 
 
-LATER = (
-    # Seconds more than a node takes that sees by heartbeats, or by a stopped process, which rank it is.
-    3.0
-)
+# Seconds that nodes have to detect the hang first: from heartbeats or a stopped process they know which rank it is.
+LATER = 3.0
 
 
 @dataclass(frozen=True)
 class Hang:
-    """All ranks were silent for too long; the one that was heard last stands for them."""
+    """All ranks were silent for too long. `rank` is the one that wrote last."""
 
     node: str
     rank: int
     seconds: float
 
     def as_failure(self) -> dict[str, Any]:
-        """What its node records of it."""
+        """Return what its node records as the failure."""
         return {"rank": self.rank, "hang": self.seconds, "silent": True}
 
 
 class Silence:
-    """How long nothing has come of any rank; asked and told from several threads, a word each."""
+    """Measures how long no rank has written output. Its methods may be called from several threads."""
 
-    def __init__(self, record: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
-        job = record["job"]
-        self._limit = job.get("hang_after") if job.get("train") is None else None
-        self._ranks: Mapping[str, Collection[int]] = record["ranks"]
+    def __init__(self, record: RunRecord, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = record.job.hang_after if record.job.train is None else None
+        self._ranks: Mapping[str, Collection[int]] = record.ranks
         self._clock = clock
-        self._heard = clock(), "", -1
+        self._last = clock(), "", -1
 
     def broken_by(self, node: str, rank: int) -> None:
-        """Something came of a rank."""
-        self._heard = self._clock(), node, rank
+        """Note output of a rank."""
+        self._last = self._clock(), node, rank
 
-    def steps_are_told(self) -> None:
-        """The program has a heartbeat, by which its nodes judge; its logs may be silent."""
+    def has_heartbeats(self) -> None:
+        """Note that the program writes heartbeats: its nodes detect a hang, and its logs may be silent."""
         self._limit = None
 
     def hang(self, ended: Collection[str]) -> Hang | None:
-        """Whether the ranks that have not ended have been silent for too long."""
-        since, node, rank = self._heard
+        """Return the hang if the ranks that still run were silent for too long, else None."""
+        since, node, rank = self._last
         silent = self._clock() - since
         left = [name for name, ranks in self._ranks.items() if ranks and name not in ended]
         if not self._limit or silent <= self._limit + LATER or not left:
@@ -75,21 +72,21 @@ class Silence:
         return Hang(node, rank, round(silent, 1))
 
 
-# Times the median.
+# A straggler takes at least this many times the median.
 MUCH = 1.3
-# Seconds more than it: less is no matter.
+# A straggler takes at least this many seconds more than the median; less does not matter.
 LEAST = 0.005
-# Words of its node, some 10 s apart: a rank that had bad luck once is none.
+# A straggler was slow in this many reports in a row; reports are about 10 s apart.
 IN_A_ROW = 3
 
 
 def is_number(value: object) -> bool:
-    """Whether it can be seconds."""
+    """Return True if a value can be a number of seconds."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def slow(seconds: Mapping[int, float]) -> dict[int, float]:
-    """By rank that is much slower than the median: how many times as long it takes. Of two ranks the quicker counts."""
+    """Return by slow rank how many times as long as the median it takes; of two ranks, the faster is the median."""
     if len(seconds) < 2:
         return {}
     usual = statistics.median_low(seconds.values())
@@ -100,14 +97,14 @@ def slow(seconds: Mapping[int, float]) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that was slow again and again."""
+    """A rank that was slow several times in a row."""
 
     rank: int
     times: float
     seconds: float
     usual: float
 
-    def words(self, node: str, device: object) -> str:
+    def describe(self, node: str, device: object) -> str:
         where = f"rank {self.rank} on {node} (device {device})"
         return (
             f"straggler: {where} takes {self.times:.1f} times as long for its part of a step as the others"
@@ -117,7 +114,7 @@ class Straggler:
 
 @dataclass
 class Stragglers:
-    """What the nodes of one attempt said so far; each straggler is told once."""
+    """Collects the reports of one attempt's nodes and names each straggler once."""
 
     ranks: int
     last: dict[int, float] = field(default_factory=dict)
@@ -125,10 +122,10 @@ class Stragglers:
     in_a_row: dict[int, int] = field(default_factory=dict)
     named: set[int] = field(default_factory=set)
 
-    def note(self, said: Mapping[int, float]) -> list[Straggler]:
-        """One node's word; judged when every rank has been heard of again."""
-        self.last.update(said)
-        self.fresh.update(said)
+    def note(self, seconds: Mapping[int, float]) -> list[Straggler]:
+        """Take one node's report; return new stragglers once every rank was reported again."""
+        self.last.update(seconds)
+        self.fresh.update(seconds)
         if len(self.fresh) < self.ranks:
             return []
         self.fresh.clear()
@@ -141,12 +138,12 @@ class Stragglers:
         ]
 
 
-# Seconds between two askings of the nodes that stand by.
+# Seconds between two requests to the spare nodes.
 AGAIN = 2.0
 
 
 class Outage:
-    """While no node of a run answers, those that stand by are asked: if none does either, the link is our own."""
+    """Finds out, while no node of a run answers, whether the spare nodes do; if not, our own link is broken."""
 
     def __init__(self, connections: Connections, spares: Sequence[Node]) -> None:
         self.connections, self.spares = connections, list(spares)
@@ -155,7 +152,7 @@ class Outage:
         self.again = 0.0
 
     def is_ours(self) -> bool:
-        """Whether nobody is known to answer; the asking itself goes on in a thread, since it may take 10 s."""
+        """Return True while no spare is known to answer. They are asked in a thread, since that may take 10 s."""
         under_way = self.asking is not None and self.asking.is_alive()
         if self.spares and not self.answered and not under_way and time.monotonic() > self.again:
             self.asking = threading.Thread(target=self._ask, daemon=True, name="ask spares")
@@ -163,7 +160,7 @@ class Outage:
         return not self.answered
 
     def over(self) -> None:
-        """A node answers: the next outage is another one."""
+        """Note that a node answers: the next outage is a new one."""
         self.answered = False
 
     def _ask(self) -> None:

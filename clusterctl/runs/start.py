@@ -1,21 +1,22 @@
-"""Start, watch, stop, ask: verbs over a Plan, the connections to its nodes, and the run's folder.
-
-A port for rank 0 to listen on, that is free on the master itself and stays so until it is bound.
-"""
+"""Start a run, or its next attempt, on its nodes: push, plan, write the files, start the supervisors."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.environment import inherited
 from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.files import replace_file
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import plan
 from clusterctl.jobs.job import Job
-from clusterctl.jobs.record import cluster_of, job_of, write_run
+from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.record import FORMAT, RunRecord
 from clusterctl.jobs.run_folder import (
     NodeFiles,
     RunDir,
@@ -23,13 +24,14 @@ from clusterctl.jobs.run_folder import (
     new_run_id,
 )
 from clusterctl.runs.master_port import free_port
+from clusterctl.runs.query import current_state
 from clusterctl.runs.stage import (
     Stored,
     Tell,
     push_code,
     push_data,
 )
-from clusterctl.runs.state import RunState, current_state
+from clusterctl.runs.state import RunState, write_state
 from clusterctl.runs.stop import stop_nodes
 from clusterctl.text import plural
 from clusterctl.transport.fanout import on_all
@@ -38,9 +40,6 @@ from clusterctl.transport.link import RequestFailed
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.transport.fanout import Connection, Connections
-
-
-# -- start --------------------------------------------------------------------------------------------------
 
 
 def launch(
@@ -52,9 +51,9 @@ def launch(
     run: RunDir | None = None,
     spares: Sequence[Node] = (),
 ) -> RunDir:
-    """Push, write and start a run on all of its nodes, or leave none of it running; gives the run's folder.
+    """Start a run on all of its nodes, or on none of them; return the run's folder.
 
-    Spare nodes get what is pushed too: a restart then needs nothing that may have changed here since.
+    Code and data are pushed to the spare nodes too: a restart then uses nothing that may have changed here.
     """
     run = run or new_run(job, runs)
     everywhere = replace(cluster, nodes=(*cluster.nodes, *spares))
@@ -72,23 +71,24 @@ def launch(
 
 
 def _write_unstarted(run: RunDir, cluster: Cluster, problem: BaseException) -> None:
-    """An attempt that never began: it failed, or somebody thought better of it."""
+    """Record that an attempt failed to start, or was interrupted before it did."""
     if not run.record.exists():
-        # What kept it from being written is what is to be told.
+        # The error that kept it from being written is reported.
         return
-    phase = "failed" if isinstance(problem, Exception) else "stopped"
-    run.write_json(run.state, asdict(RunState(phase, dict.fromkeys(cluster.names, "stopped"))))
+    phase = Phase.FAILED if isinstance(problem, Exception) else Phase.STOPPED
+    write_state(run, RunState(phase, dict.fromkeys(cluster.names, Phase.STOPPED)))
 
 
 def new_run(job: Job, runs: Path) -> RunDir:
-    """A run's folder-to-be: known before anything starts, so that an interrupt at any moment finds it."""
+    """Return the folder of a new run; it is known before anything starts, so that an interrupt finds it."""
     return RunDir(make_runs(runs) / new_run_id(job.name))
 
 
 def resume(
     run: RunDir, connections: Connections, tell: Tell, chosen: Callable[[], Cluster] | None = None
 ) -> None:
-    """Start an ended run's next attempt: the same nodes or those `chosen`, the same code, data and folders."""
+    """Start the next attempt of a run that has ended, on the same nodes or on those that `chosen` returns."""
+    run.read_record().require_known_format()
     state = current_state(run, connections)
     if not state.is_final:
         hint = f"clusterctl attach {run.run_id} follows it, clusterctl stop {run.run_id} ends it"
@@ -96,9 +96,9 @@ def resume(
     run.stop_asked.unlink(missing_ok=True)
     run.add_event("resumed")
     try:
-        start_next(run, chosen() if chosen else cluster_of(run), connections, tell)
+        start_next(run, chosen() if chosen else run.read_record().cluster, connections, tell)
     except BaseException as problem:
-        _write_unstarted(run, cluster_of(run), problem)
+        _write_unstarted(run, run.read_record().cluster, problem)
         raise
 
 
@@ -109,23 +109,25 @@ def start_next(
     tell: Tell,
     before: Callable[[plan.Plan], None] = lambda made: None,
 ) -> None:
-    """Start a run's next attempt on these nodes; the rank table and the hostfile are theirs."""
-    record, job = run.read_record(), job_of(run)
+    """Start the next attempt on these nodes, with a new rank table and hostfile. `before` is called with the plan."""
+    record = run.read_record()
+    record.require_known_format()
+    job = record.job
     hellos = reach(cluster, connections, tell)
-    stored = Stored(record["code_paths"], record["data_paths"])
-    _still_there(cluster, connections, stored)
+    stored = Stored(record.code_paths, record.data_paths)
+    _check_stored(cluster, connections, stored)
     facts = prepare(cluster, job, connections, hellos, stored, tell)
-    facts = replace(facts, run_id=run.run_id, attempt=record["attempt"] + 1)
+    facts = replace(facts, run_id=run.run_id, attempt=record.attempt + 1)
     made = plan.make_plan(cluster, job, facts)
     before(made)
     start_all(run, made, connections, tell)
 
 
 def reach(cluster: Cluster, connections: Connections, tell: Tell) -> dict[str, dict[str, Any]]:
-    """Every node's own word on who it is."""
+    """Return the greeting of every node; raise an error if one does not answer."""
     hellos = on_all(connections, cluster.nodes, lambda node, link: link.hello())
     tell("reach", f"{plural(len(hellos), 'node')} reached")
-    _same_machine_twice(cluster, hellos)
+    _refuse_one_machine_twice(cluster, hellos)
     return hellos
 
 
@@ -137,15 +139,15 @@ def prepare(
     stored: Stored,
     tell: Tell,
 ) -> plan.Facts:
-    """What only the nodes can say of a run that is about to start."""
+    """Return the facts about a run that only its nodes know."""
     from clusterctl.ranktable import ask as ranktable_ask
 
     table = ""
     if plan.rank_table_wanted(job, cluster):
-        asked = ranktable_ask.ask_nodes(cluster, connections, job.devices)
-        table = asked.table.render()
-        seen = "".join(f"; {words}" for words in (asked.detected, *asked.elsewhere) if words)
-        tell("ranktable", f"built from the answers of {plural(len(cluster.nodes), 'node')}{seen}")
+        answer = ranktable_ask.ask_nodes(cluster, connections, job.devices)
+        table = answer.table.render()
+        notes = "".join(f"; {text}" for text in (answer.detected, *answer.elsewhere) if text)
+        tell("ranktable", f"built from the answers of {plural(len(cluster.nodes), 'node')}{notes}")
     return plan.Facts(
         master_port=job.master_port or free_port(connections.of(cluster.nodes[0]), cluster.nodes[0]),
         workdirs={name: hello["workdir"] for name, hello in hellos.items()},
@@ -161,14 +163,14 @@ def prepare(
 def start_all(
     run: RunDir, made: plan.Plan, connections: Connections, tell: Tell, spares: Sequence[Node] = ()
 ) -> None:
-    """Write and start an attempt on all of its nodes; where one can't, or the user asked for the end, on none."""
+    """Start an attempt on all of its nodes; on none if one of them fails, or if the user asked to stop the run."""
     nodes = made.cluster.nodes
-    write_run(run, made, spares)
+    record_attempt(run, made, spares)
     run.cause.unlink(missing_ok=True)
     try:
         on_all(connections, nodes, lambda node, link: _write_files(link, _node_plan(made, node), made))
         on_all(connections, nodes, lambda node, link: _start(link, _node_plan(made, node), made))
-        # Asked after we looked last, so the asker may have stopped the attempt before.
+        # A stop requested meanwhile may have reached the nodes before the attempt started there.
         if run.stop_asked.exists():
             raise WorkFailed(f"{run.run_id} was stopped while attempt {made.facts.attempt} started")
         run.add_event("started", nodes=made.cluster.names, ranks=made.world_size, attempt=made.facts.attempt)
@@ -180,80 +182,124 @@ def start_all(
         raise
 
 
-def _still_there(cluster: Cluster, connections: Connections, stored: Stored) -> None:
-    on_all(connections, cluster.nodes, lambda node, link: still_there(node, link, stored))
+def record_attempt(run: RunDir, made: plan.Plan, spares: Sequence[Node] = ()) -> None:
+    """Write the record, the plan and the texts of an attempt that is about to start."""
+    before = run.read_record() if run.record.exists() else None
+    run.write_record(_record_of(run, made, before, tuple(spares)))
+    shown = _without_secrets(made.as_json(), set(made.facts.forwarded))
+    run.write_json(run.plan, shown)
+    replace_file(run.hostfile, made.hostfile, 0o600)
+    if made.facts.rank_table:
+        replace_file(run.rank_table, made.facts.rank_table, 0o600)
+    if before:
+        write_state(run, RunState(Phase.RUNNING, dict.fromkeys(made.cluster.names, Phase.RUNNING)))
+    run.add_event("planned", ranks=made.world_size, attempt=made.facts.attempt)
 
 
-def still_there(node: Node, link: Connection, stored: Stored) -> None:
-    """Raise where a node answers no more, or has lost what was pushed for the run."""
+def _record_of(run: RunDir, made: plan.Plan, before: RunRecord | None, spares: tuple[Node, ...]) -> RunRecord:
+    """Return the record of an attempt; what lasts for the whole run comes from the record `before`."""
+    record = RunRecord(
+        run=run.run_id,
+        attempt=made.facts.attempt,
+        job=made.job,
+        cluster=made.cluster,
+        run_dirs={part.node.name: part.run_dir for part in made.nodes},
+        ranks={part.node.name: tuple(process.rank for process in part.processes) for part in made.nodes},
+        devices={part.node.name: tuple(process.device for process in part.processes) for part in made.nodes},
+        created=before.created if before else time.time(),
+        code_paths=before.code_paths if before else dict(made.facts.code_paths),
+        data_paths=before.data_paths if before else dict(made.facts.data_paths),
+        spares=before.spares if before else spares,
+        size=before.full_size if before else len(made.cluster.nodes),
+        format=FORMAT,
+    )
+    if before is None:
+        return record
+    return replace(record, abandoned=before.abandoned, metrics_base=before.metrics_base)
+
+
+def _without_secrets(value: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """Blank what was forwarded from the user's environment: it is not recorded here."""
+    for node in value["nodes"]:
+        for process in node["processes"]:
+            process["env"] = {name: "***" if name in names else text for name, text in process["env"].items()}
+    return value
+
+
+def _check_stored(cluster: Cluster, connections: Connections, stored: Stored) -> None:
+    on_all(connections, cluster.nodes, lambda node, link: check_stored(node, link, stored))
+
+
+def check_stored(node: Node, link: Connection, stored: Stored) -> None:
+    """Raise an error if a node does not answer, or has lost what was pushed to it for the run."""
     for kind, paths in (("code", stored.code), ("data", stored.data)):
         if node.name in paths and link.call("list", {"path": paths[node.name]})["missing"]:
-            hint = "launch the job anew: it is pushed again"
+            hint = "launch the job again: that pushes it again"
             raise WorkFailed(f"{node.name}: the run's {kind} is gone from {paths[node.name]}", hint)
     link.hello()
 
 
 def _forwarded(job: Job) -> dict[str, str]:
-    from clusterctl.settings import inherited
-
-    found = inherited(job.forward)
-    missing = [name for name in job.forward if name not in found]
+    """Return the variables that the job forwards from this process's environment."""
+    missing = missing_variables(job)
     if missing:
         raise UsageError(
             f"{job.source}: forward: {', '.join(missing)} is not set here", "set it, or take it off the list"
         )
-    return found
+    return inherited(job.forward)
 
 
-def _same_machine_twice(cluster: Cluster, hellos: dict[str, dict[str, Any]]) -> None:
-    """One work folder on one kernel under two names would give two nodes one run folder."""
+def missing_variables(job: Job) -> list[str]:
+    """Return the names of variables that the job forwards and this process does not have."""
+    return [name for name in job.forward if name not in inherited(job.forward)]
+
+
+def _refuse_one_machine_twice(cluster: Cluster, hellos: dict[str, dict[str, Any]]) -> None:
+    """Raise a UsageError if two nodes are one machine with one work folder: they would share the run's folder."""
     seen: dict[tuple[str, str, str], str] = {}
     for node in cluster.nodes:
         hello = hellos[node.name]
-        place = (str(hello["hostname"]), str(hello["boot_id"]), str(hello["workdir"]))
-        if place in seen:
+        machine = (str(hello["hostname"]), str(hello["boot_id"]), str(hello["workdir"]))
+        if machine in seen:
             raise UsageError(
-                f"{seen[place]} and {node.name} are the same machine ({place[0]})",
+                f"{seen[machine]} and {node.name} are the same machine ({machine[0]})",
                 "keep one of them in the inventory",
             )
-        seen[place] = node.name
+        seen[machine] = node.name
 
 
 def _node_plan(made: plan.Plan, node: Node) -> plan.NodePlan:
-    return next(one for one in made.nodes if one.node.name == node.name)
+    return next(part for part in made.nodes if part.node.name == node.name)
 
 
-def _write_files(link: Connection, one: plan.NodePlan, made: plan.Plan) -> None:
-    files = NodeFiles(one.run_dir)
+def _write_files(link: Connection, part: plan.NodePlan, made: plan.Plan) -> None:
+    files = NodeFiles(part.run_dir)
     link.put(files.hostfile, made.hostfile.encode(), mode=0o644)
     if made.facts.rank_table:
         link.put(files.rank_table, made.facts.rank_table.encode(), mode=0o644)
-    if one.train is not None:
-        link.put(files.train_config, json.dumps(one.train, indent=2).encode(), mode=0o644)
+    if part.train is not None:
+        link.put(files.train_config, json.dumps(part.train, indent=2).encode(), mode=0o644)
 
 
-def _start(link: Connection, one: plan.NodePlan, made: plan.Plan) -> dict[str, Any]:
-    ranks = [asdict(process) for process in one.processes]
+def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> dict[str, Any]:
+    ranks = [asdict(process) for process in part.processes]
     spec = {
         "run_id": made.facts.run_id,
         "attempt": made.facts.attempt,
-        "node": one.node.name,
+        "node": part.node.name,
         "ranks": ranks,
         "grace": made.job.grace,
         "hang_after": made.job.hang_after,
-        "kind": one.node.kind,
-        "devices": [process.device for process in one.processes],
+        "kind": part.node.kind,
+        "devices": [process.device for process in part.processes],
         "share_devices": made.job.share_devices,
-        "master_port": made.facts.master_port if one is made.nodes[0] else None,
+        "master_port": made.facts.master_port if part is made.nodes[0] else None,
     }
     try:
-        return link.call("start", {"run_dir": one.run_dir, "spec": spec})
+        return link.call("start", {"run_dir": part.run_dir, "spec": spec})
     except RequestFailed as refused:
         if refused.kind == "in_use":
             refused.hint = (
-                "clusterctl runs, clusterctl stop; other --devices; --share-devices takes them all the same"
+                "stop that run (`clusterctl runs`), choose other --devices, or share them: --share-devices"
             )
         raise
-
-
-# -- ask, stop, bring home ----------------------------------------------------------------------------------

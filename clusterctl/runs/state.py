@@ -1,159 +1,210 @@
-"""The state of a run, as its nodes report it and as its folder keeps it."""
+"""The state of a run and of its ranks: the types, and the file state.json that keeps the last one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.errors import LinkLost
-from clusterctl.jobs.record import cluster_of
-from clusterctl.jobs.run_folder import RunDir
-from clusterctl.runs.aftermath import placed, when, with_aftermath
-from clusterctl.runs.stall import is_number
-from clusterctl.transport.fanout import Outcome, within
+from clusterctl.errors import WorkFailed
+from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.record import FORMAT
+from clusterctl.jobs.run_folder import damaged
+from clusterctl.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.jobs.run_folder import RunDir
 
 
-FINAL = ("finished", "failed", "stopped", "lost")
+class RankPhase(str, Enum):
+    """What a supervisor records of a rank's process."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    EXITED = "exited"
+
+    __str__ = str.__str__
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
 
 
-# An attempt failed and the controller waits to start the next.
-RESTARTING = "restarting"
+@dataclass(frozen=True)
+class RankState:
+    """One rank: its process, how it ended if it did, and how far it has trained."""
+
+    rank: int
+    state: RankPhase = RankPhase.EXITED
+    node: str = ""
+    device: int | None = None
+    local_rank: int | None = None
+    pid: int | None = None
+    start_time: int | None = None
+    """Clock ticks from the node's boot to the start of the process."""
+    boot_id: str = ""
+    started: float | None = None
+    """Seconds since the epoch, by the node's clock."""
+    ended: float | None = None
+    monotonic: float | None = None
+    """When the process ended, by the node's monotonic clock."""
+    at: float | None = None
+    """When the process ended, by the clock of this machine; None if the clocks were not compared."""
+    exit_code: int | None = None
+    signal: int | None = None
+    step: int | None = None
+    """The last step that its trainer finished."""
+    step_age: float | None = None
+    """Seconds since then, by the node's clock."""
+    step_seconds: float | None = None
+    """The rank's own time for a step, without waiting for others."""
+    hang: float | None = None
+    """Seconds without progress after which the rank counted as hung."""
+    silent: bool = False
+    """The hang was detected from a lack of output, not of steps."""
+    stopped: bool = False
+    """The rank hung because a signal had stopped its process."""
+    oom: bool = False
+    """The kernel killed the process because memory ran out."""
+    kernel: tuple[str, ...] = ()
+    """Messages of the node's kernel about the process."""
+    full: str = ""
+    """A folder whose disk was full when the rank failed."""
+
+    @property
+    def end_time(self) -> float:
+        """When the process ended: by this machine's clock if the clocks were compared, else by the node's."""
+        return (self.ended or 0.0) if self.at is None else self.at
+
+
+@dataclass(frozen=True)
+class NodeFailure:
+    """The first failure of an attempt on one node, as its supervisor recorded it."""
+
+    rank: int
+    local_rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    ended: float | None = None
+    monotonic: float | None = None
+    step: int | None = None
+    hang: float | None = None
+    silent: bool = False
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """The state of an attempt on one node, as its supervisor recorded it."""
+
+    state: Phase
+    first_failure: NodeFailure | None = None
+    supervisor_lost: bool = False
+    """The supervisor died, or did not respond, and the agent ended the ranks in its place."""
+    unresponsive: str = ""
+    """Why the supervisor did not respond before it was ended; empty if it did."""
+    left: tuple[str, ...] = ()
+    """Processes that could not be ended, with name and pid."""
+
+
+@dataclass(frozen=True)
+class SupervisorState:
+    """Whether the supervisor of an attempt lives on its node, and responds."""
+
+    alive: bool = False
+    unresponsive: str = ""
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What a rank's trainer wrote last into its heartbeat file, and how many seconds ago."""
+
+    text: str
+    age: float
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """What a node's kernel reported about one process."""
+
+    oom: bool = False
+    kernel: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """A node's answer about an attempt."""
+
+    supervisor: SupervisorState | None = None
+    node: NodeState | None = None
+    ranks: tuple[RankState, ...] = ()
+    heartbeats: dict[int, Heartbeat] = field(default_factory=dict, hash=False)
+    pace: dict[int, float] = field(default_factory=dict, hash=False)
+    clock: float | None = None
+    """The node's monotonic clock minus the clock of this machine; measured only after a failure."""
+    kernel: dict[int, KernelReport] = field(default_factory=dict, hash=False)
+    """By pid; asked for only after a failure."""
+
+
+def answer_from_json(node: str, value: Any) -> NodeAnswer:
+    """Return a node's answer; raise WorkFailed if it is not understood."""
+    try:
+        return decode(NodeAnswer, value)
+    except BadValue as error:
+        raise WorkFailed(f"{node}: its answer about the run is not understood: {error}") from None
 
 
 @dataclass(frozen=True)
 class RunState:
     """A run as it was last seen."""
 
-    phase: str
-    nodes: dict[str, str] = field(hash=False)
-    ranks: tuple[dict[str, Any], ...] = ()
-    failure: dict[str, Any] | None = field(default=None, hash=False)
-    """The first failure: node, rank, exit code or signal."""
+    phase: Phase
+    nodes: dict[str, Phase] = field(hash=False)
+    ranks: tuple[RankState, ...] = ()
+    failure: RankState | None = None
+    """The rank that failed first."""
     step: dict[str, Any] | None = field(default=None, hash=False)
-    """The last step's metrics."""
+    """The metrics of the last step."""
     unreachable: dict[str, str] = field(default_factory=dict, hash=False)
+    """By node, why it could not be asked."""
     controller: int | None = None
-    """The pid of the process on this machine that brings the run home and decides on restarts; None: nobody does."""
+    """The pid of the run's controller on this machine; None if no process is in charge."""
     verdict: str = ""
     """What was decided after the last failure, and why."""
     orphaned: tuple[str, ...] = ()
-    """Nodes that answer, and whose supervisor is dead."""
+    """Nodes that answer, but whose supervisor died or did not respond."""
+    unresponsive: dict[str, str] = field(default_factory=dict, hash=False)
+    """By node, why its supervisor does not respond, or did not before it was ended."""
 
     @property
     def is_final(self) -> bool:
-        return self.phase in FINAL
+        return self.phase.is_final
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what state.json holds; empty facts of ranks are left out."""
+        bare = {name: encode(getattr(self, name)) for name in ("phase", "nodes", "step", "unreachable")}
+        return {
+            **bare,
+            "ranks": encode(self.ranks, sparse=True),
+            "failure": encode(self.failure, sparse=True),
+            "controller": self.controller,
+            "verdict": self.verdict,
+            "orphaned": list(self.orphaned),
+            "unresponsive": self.unresponsive,
+        }
 
 
-def current_state(run: RunDir, connections: Connections) -> RunState:
-    """The run as its nodes say now; where they can't be asked, as it was seen last."""
-    controller = run.controller()
-    state, last = query_nodes(run, connections), run.read_state()
-    if state.phase == "unknown" and last.get("phase") in FINAL:
-        return replace(state_from_json(last), unreachable=state.unreachable)
-    state = replace(state, controller=controller, verdict=last.get("verdict", ""))
-    # It writes the end itself, after the last byte; between two attempts none runs.
-    if controller is not None:
-        return replace(state, phase=RESTARTING) if last.get("phase") == RESTARTING else state
-    if not state.unreachable:
-        run.write_json(run.state, asdict(state))
-    return state
+def write_state(run: RunDir, state: RunState, path: Path | None = None) -> None:
+    """Record a state in the run's folder."""
+    run.write_json(path or run.state, {"format": FORMAT, **state.as_json()})
 
 
-def query_nodes(
-    run: RunDir, connections: Connections, gone: Collection[str] = (), patience: float | None = None
-) -> RunState:
-    """What the nodes say of the present attempt, within `patience` seconds; those that are `gone` are not asked."""
-    record, nodes = run.read_record(), cluster_of(run).nodes
-
-    def asked(node: Node, link: Connection) -> dict[str, Any]:
-        where = {"run_dir": record["run_dirs"][node.name], "attempt": record["attempt"]}
-        return with_aftermath(link, link.call("state", where))
-
-    outcomes = within(connections, [node for node in nodes if node.name not in gone], asked, patience)
-    outcomes += [Outcome(node, error=LinkLost(node.name, "lost")) for node in nodes if node.name in gone]
-    return read_answers(record, outcomes, _last_step(run))
-
-
-def state_from_json(value: dict[str, Any]) -> RunState:
-    """A state that a run's folder keeps."""
-    lists = {name: tuple(value.get(name, ())) for name in ("ranks", "orphaned")}
-    return RunState(**{**value, **lists})
-
-
-def read_answers(
-    record: dict[str, Any], outcomes: Sequence[Outcome[Any]], step: dict[str, Any] | None
-) -> RunState:
-    """One state out of what the nodes answered."""
-    nodes: dict[str, str] = {}
-    ranks: list[dict[str, Any]] = []
-    failures: list[dict[str, Any]] = []
-    unreachable: dict[str, str] = {}
-    orphaned: list[str] = []
-    for outcome in outcomes:
-        name = outcome.node.name
-        if outcome.error is not None:
-            unreachable[name] = getattr(outcome.error, "reason", str(outcome.error))
-            nodes[name] = "unknown"
-            continue
-        answer = outcome.get()
-        nodes[name] = (answer["node"] or {"state": "unknown"})["state"]
-        if nodes[name] == "lost" or (answer["node"] or {}).get("supervisor_lost"):
-            orphaned.append(name)
-        devices = dict(zip(record["ranks"][name], record["devices"][name], strict=True))
-        there = [placed(one, answer) for one in answer["ranks"]]
-        beats, pace = answer.get("heartbeats") or {}, answer.get("pace") or {}
-        failure = (answer["node"] or {}).get("first_failure") or {}
-        hang = {key: failure[key] for key in ("hang", "silent", "stopped") if key in failure}
-        ranks += [
-            {
-                **one,
-                **(hang if one["rank"] == failure.get("rank") else {}),
-                "node": name,
-                "device": devices.get(one["rank"]),
-                **beat_of(beats.get(str(one["rank"]))),
-                **pace_of(pace.get(str(one["rank"]))),
-            }
-            for one in there
-        ]
-        if failure:
-            whole = next((one for one in there if one["rank"] == failure["rank"]), {})
-            failures.append({**whole, **failure, "node": name, "device": devices.get(failure["rank"])})
-    phase, first = _phase(list(nodes.values())), first_failure(failures)
-    return RunState(phase, nodes, tuple(ranks), first, step, unreachable, orphaned=tuple(orphaned))
-
-
-def beat_of(said: dict[str, Any] | None) -> dict[str, Any]:
-    """The step that a rank's trainer finished last, and its age by the node's clock; nothing of a bare command."""
-    word = next(iter(str((said or {}).get("text")).split()), "")
-    return {"step": int(word), "step_age": (said or {})["age"]} if word.isdecimal() else {}
-
-
-def pace_of(seconds: object) -> dict[str, Any]:
-    """What a rank itself takes for a step, where its node has measured it."""
-    return {"step_seconds": seconds} if is_number(seconds) else {}
-
-
-def _phase(states: Sequence[str]) -> str:
-    """The run's phase out of its nodes': the worst end counts, and running as long as one still runs."""
-    for phase in ("unknown", "running", "lost", "failed", "stopped"):
-        if phase in states:
-            return phase
-    return "finished"
-
-
-def first_failure(failures: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The earliest of the nodes' own first failures, by their steady clocks; what a node was asked to stop is none."""
-    return min(failures, key=when, default=None)
-
-
-def _last_step(run: RunDir) -> dict[str, Any] | None:
-    step = None
-    for metric in run.metric_lines():
-        if metric.get("event") == "step":
-            step = metric
-    return step
+def read_state(run: RunDir, path: Path | None = None) -> RunState | None:
+    """Return the state that was recorded last, None before any was; raise a UsageError if the file is damaged."""
+    path = path or run.state
+    if not path.exists():
+        return None
+    try:
+        return decode(RunState, run.read_json(path))
+    except BadValue as error:
+        raise damaged(path, error) from None

@@ -72,7 +72,7 @@ def test_a_function_returns_by_rank_and_leaves_no_call_on_the_nodes(cluster: api
     started = cluster.start_function(functools.partial(own_rank, factor=3))
     assert started.results(60) == [(0, "node1"), (3, "node1"), (6, "node2"), (9, "node2")]
     assert [line.text for line in started.logs(rank=3)] == ["hello from a call"]
-    paths = started._folder.read_record()["data_paths"]
+    paths = started._folder.read_record().data_paths
     left = cluster.run(["ls", paths["node1"]])[0].get()
     assert left.exit_code != 0 and b"call.pkl" not in left.stdout
 

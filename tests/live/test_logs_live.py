@@ -84,7 +84,7 @@ def test_twenty_cut_connections_lose_and_double_no_line(tmp_path: Path, cluster_
                 # The connection was just gone.
                 continue
         for node in cluster.nodes:
-            others.of(node).put(f"{run.read_record()['run_dirs'][node.name]}/enough", b"")
+            others.of(node).put(f"{run.read_record().run_dirs[node.name]}/enough", b"")
 
     with Connections(transport_to(cluster)) as connections, Connections(transport_to(cluster)) as others:
         run = runs.launch(cluster, job, connections, tmp_path / "runs", lambda *_: None)
@@ -99,7 +99,7 @@ def test_twenty_cut_connections_lose_and_double_no_line(tmp_path: Path, cluster_
         assert finish(run, connections).phase == "finished"
         for node, rank in (("node1", 0), ("node1", 1), ("node2", 2), ("node2", 3)):
             for stream in ("out", "err"):
-                remote = NodeFiles(run.read_record()["run_dirs"][node]).log(rank, stream)
+                remote = NodeFiles(run.read_record().run_dirs[node]).log(rank, stream)
                 kept = run.log(node, rank, stream).read_bytes()
                 assert kept == connections.of(cluster.select(node).nodes[0]).get(remote)
                 if stream == "out":

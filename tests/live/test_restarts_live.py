@@ -81,7 +81,7 @@ def test_a_training_that_hangs_says_where_it_stands_and_goes_on(shell: Shell, da
     followed = shell("attach", run.run_id, timeout=200)
     assert followed.returncode == 0, followed.stderr
     assert "rank 2 on node2 (device 0) stands still: a signal (SIGSTOP)" in followed.stderr
-    assert run.read_record()["attempt"] == 2
+    assert run.read_record().attempt == 2
     said = run.log("node1", 0, "err", 1).read_text()
     assert "Current thread" in said
     assert "trainer/train/loop.py" in said
@@ -122,7 +122,7 @@ def test_a_killed_terminal_changes_nothing_for_the_run(shell: Shell) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
     run = last_run(shell)
-    wait_for(lambda: run.read_state().get("phase") == "finished")
+    wait_for(lambda: run.phase() == "finished")
     assert run.log("node2", 3, "out").read_text().split() == [str(n) for n in range(30)]
     wait_for(lambda: not run.is_watched())
 
@@ -140,7 +140,7 @@ def test_a_dead_controller_is_told_and_another_takes_over_without_a_restart(shel
     enough.touch()
     followed = shell("attach", "--take-over", run.run_id)
     assert followed.returncode == 0, followed.stderr
-    assert run.read_record()["attempt"] == 1
+    assert run.read_record().attempt == 1
     for node, rank in (("node1", 1), ("node2", 3)):
         lines = run.log(node, rank, "out").read_text().split()
         assert lines == [str(n) for n in range(len(lines))]
@@ -170,7 +170,7 @@ def test_a_controller_that_stands_still_is_replaced(shell: Shell) -> None:
     os.kill(stopped, signal.SIGSTOP)
     followed = shell("attach", "--take-over", run.run_id)
     assert followed.returncode == 0, followed.stderr
-    assert run.read_state()["phase"] == "finished"
+    assert run.phase() == "finished"
     assert not Path(f"/proc/{stopped}").exists() or "Z" in Path(f"/proc/{stopped}/stat").read_text()
 
 
@@ -185,7 +185,7 @@ def test_an_interrupt_right_after_the_start_leaves_nothing(shell: Shell) -> None
     assert process.returncode == 130, rest
     run = last_run(shell)
     assert not marked(run.run_id)
-    assert run.read_state()["phase"] == "stopped"
+    assert run.phase() == "stopped"
     assert run.controller() is None
 
 
@@ -212,13 +212,13 @@ def test_a_spare_takes_the_place_of_the_first_node_and_its_checkpoints(
     done = shell("launch", "--detach", name)
     assert done.returncode == 0, done.stderr
     run = RunDir(tmp_path / "runs" / done.stdout.strip())
-    assert list(run.read_record()["ranks"]) == ["node1", "node2"]
+    assert list(run.read_record().ranks) == ["node1", "node2"]
     wait_for(lambda: sum(1 for _ in run.checkpoints.glob("step-*/manifest.json")))
     began = time.time()
     three_nodes.kill("node1")
     followed = shell("attach", run.run_id, timeout=200)
     assert followed.returncode == 0, followed.stderr
-    assert run.read_record()["ranks"] == {"node3": [0], "node2": [1]}
+    assert run.read_record().ranks == {"node3": (0,), "node2": (1,)}
     lost = next(event for event in run.event_lines() if event["event"] == "node_ended")
     assert (lost["node"], lost["state"]) == ("node1", "lost")
     # 15 s, on a machine that has the time.

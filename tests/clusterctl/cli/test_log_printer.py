@@ -20,6 +20,7 @@ from clusterctl.cli.log_printer import LogPrinter
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.lines import LogChunk
 from clusterctl.logs.store import LogFilter
+from tests.support.records import record_of
 
 ROOT = Path(__file__).resolve().parents[3]
 EVERYBODY = LogFilter(everybody=True)
@@ -80,7 +81,7 @@ def test_a_rank_keeps_its_colour_and_errors_are_red(
 def long_run(tmp_path: Path) -> Path:
     """A finished run whose only rank wrote a line of 100 MB between two others."""
     run = RunDir(tmp_path / "runs" / "long-1")
-    run.write_json(run.record, {"run": "long-1", "attempt": 1, "ranks": {"a": [0]}})
+    run.write_record(record_of({"a": [0]}, run="long-1"))
     run.write_json(run.state, {"phase": "finished", "nodes": {"a": "finished"}})
     log = run.log("a", 0, "out")
     log.parent.mkdir(parents=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,26 @@ import pytest
 from clusterctl.errors import LinkLost
 from clusterctl.inventory.cluster import Node
 from clusterctl.jobs.run_folder import RunDir
-from clusterctl.runs.aftermath import placed, with_aftermath
-from clusterctl.runs.cause import find_cause, how_it_ended
-from clusterctl.runs.state import RunState, read_answers
-from clusterctl.transport.fanout import Outcome, ScriptedTransport
+from clusterctl.runs import cause as causes
+from clusterctl.runs.aftermath import with_aftermath, with_clock
+from clusterctl.runs.cause import Cause, how_it_ended
+from clusterctl.runs.query import combine
+from clusterctl.runs.state import RankState, RunState, answer_from_json
+from clusterctl.transport.fanout import ScriptedTransport
+from tests.support.records import outcome, rank_of, record_of
+from tests.support.records import state_of as make_state
 
-RECORD = {"ranks": {"a": [0, 1], "b": [2, 3]}, "devices": {"a": [4, 5], "b": [4, 5]}}
+RECORD = record_of({"a": [0, 1], "b": [2, 3]}, {"a": [4, 5], "b": [4, 5]})
+
+
+def find_cause(
+    run: RunDir,
+    failure: RankState | None,
+    ranks: Sequence[RankState],
+    nodes: dict[str, str],
+    orphaned: Sequence[str] = (),
+) -> Cause:
+    return causes.find_cause(run, make_state(nodes, ranks, failure, orphaned=tuple(orphaned)))
 
 
 def answer(state: str, *ranks: dict[str, Any], failed: int | None = None) -> dict[str, Any]:
@@ -29,13 +45,7 @@ def ended(rank: int, when: float, code: int | None = None, signal: int | None = 
 
 
 def state_of(a: object, b: object) -> RunState:
-    outcomes = [
-        Outcome(Node(name, name, name), error=one)
-        if isinstance(one, LinkLost)
-        else Outcome(Node(name, name, name), one)
-        for name, one in (("a", a), ("b", b))
-    ]
-    return read_answers(RECORD, outcomes, None)
+    return combine(RECORD, [outcome("a", a), outcome("b", b)], None)
 
 
 def test_the_earliest_failure_of_all_nodes_is_the_cause_and_a_stop_is_none() -> None:
@@ -45,7 +55,7 @@ def test_the_earliest_failure_of_all_nodes_is_the_cause_and_a_stop_is_none() -> 
     )
     assert state.phase == "failed"
     assert state.failure is not None
-    assert (state.failure["rank"], state.failure["node"], state.failure["device"]) == (2, "b", 4)
+    assert (state.failure.rank, state.failure.node, state.failure.device) == (2, "b", 4)
 
 
 def test_a_lost_node_is_the_cause_of_what_failed_elsewhere(tmp_path: Path) -> None:
@@ -84,7 +94,7 @@ def test_a_runs_phase_is_its_nodes_worst(states: tuple[str, str], phase: str) ->
     ],
 )
 def test_an_exit_status_is_said_in_words(rank: dict[str, int], words: str) -> None:
-    assert words in how_it_ended(rank)
+    assert words in how_it_ended(rank_of({"rank": 0, **rank}))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +112,7 @@ def test_what_the_rank_said_last_leads_to_a_remedy(tmp_path: Path, said: str, hi
     path = run.log("a", 1, "err")
     path.parent.mkdir(parents=True)
     path.write_text(f"noise\n{said}\n")
-    cause = find_cause(run, {"node": "a", "rank": 1, "device": 0, "exit_code": 1}, [], {"a": "failed"})
+    cause = find_cause(run, at("a", 1, 0.0, code=1), [], {"a": "failed"})
     assert cause.tail[-1] == said
     assert hint in cause.hint
 
@@ -128,26 +138,23 @@ def wrote(run: RunDir, node: str, rank: int, text: str) -> None:
 
 def at(
     node: str, rank: int, when: float, code: int | None = None, signal: int | None = None, **more: Any
-) -> Any:
-    return {**ended(rank, 0.0, code, signal), "node": node, "device": rank, "at": when, **more}
+) -> RankState:
+    return rank_of({**ended(rank, 0.0, code, signal), "node": node, "device": rank, "at": when, **more})
 
 
 def test_the_first_by_the_steady_clocks_counts_whatever_the_wall_clocks_say(tmp_path: Path) -> None:
     def node(offset: float, rank: int, when: float, wall: float) -> dict[str, Any]:
-        one = {**ended(rank, wall, code=1), "monotonic": when + offset}
-        return {**answer("failed", one, failed=rank), "clock": offset}
+        failed = {**ended(rank, wall, code=1), "monotonic": when + offset}
+        return {**answer("failed", failed, failed=rank), "clock": offset}
 
-    late = read_answers(
-        RECORD,
-        [
-            Outcome(Node("a", "a", "a"), node(5000.0, 0, 100.2, 10.0)),
-            Outcome(Node("b", "b", "b"), node(-70.0, 2, 100.0, 700.0)),
-        ],
-        None,
-    )
+    outcomes = [
+        outcome("a", node(5000.0, 0, 100.2, 10.0)),
+        outcome("b", node(-70.0, 2, 100.0, 700.0)),
+    ]
+    late = combine(RECORD, outcomes, None)
     assert late.failure is not None
-    assert (late.failure["node"], late.failure["rank"]) == ("b", 2)
-    assert late.failure["at"] == pytest.approx(100.0)
+    assert (late.failure.node, late.failure.rank) == ("b", 2)
+    assert late.failure.at == pytest.approx(100.0)
 
 
 def test_a_rank_that_lost_another_is_not_the_cause_though_it_was_seen_first(tmp_path: Path) -> None:
@@ -182,15 +189,15 @@ def test_what_a_stopped_rank_said_when_it_was_ended_is_no_cause(tmp_path: Path) 
     log.write_text(
         "Traceback (most recent call last):\n  x\nConnectionResetError: Connection closed by peer\n"
     )
-    rank = {"node": "a", "rank": 1, "device": 0, "exit_code": None, "hang": 10.0, "stopped": True}
+    rank = rank_of({"node": "a", "rank": 1, "device": 0, "hang": 10.0, "stopped": True})
     cause = find_cause(RunDir(tmp_path), rank, [rank], {"a": "failed"})
-    assert cause.title == "rank 1 on a (device 0) stands still: a signal (SIGSTOP) has stopped it for 10 s"
+    assert cause.title == "rank 1 on a (device 0) was stopped by a signal (SIGSTOP) for 10 s"
 
 
 def test_a_rank_whose_disk_was_full_is_said_to_have_had_no_room_though_its_own_words_are_lost(
     tmp_path: Path,
 ) -> None:
-    rank = {"node": "a", "rank": 1, "device": 0, "exit_code": 1, "full": "/home/me/runs"}
+    rank = rank_of({"node": "a", "rank": 1, "device": 0, "exit_code": 1, "full": "/home/me/runs"})
     cause = find_cause(RunDir(tmp_path), rank, [rank], {"a": "failed"})
     assert cause.title.endswith("exited with code 1: No space left on device, for /home/me/runs")
     assert "free some space" in cause.hint
@@ -287,8 +294,7 @@ def test_a_rank_that_left_while_the_others_counted_on_it_is_the_cause(tmp_path: 
     ranks[1] = at("b", 2, 11.0, code=0)
     assert "rank 0 on a" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "failed"}).title
     # Nothing failed on that node, so nobody asked for its clock.
-    del ranks[1]["at"]
-    ranks = ranks[:2]
+    ranks = [ranks[0], replace(ranks[1], at=None)]
     assert "rank 2 on b" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "finished"}).title
     assert "rank 0 on a" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "stopped"}).title
 
@@ -335,20 +341,18 @@ class SkewedClock(ScriptedTransport):
 
 
 def test_a_nodes_clock_is_measured_where_something_failed_and_a_silent_kernel_is_no_fault() -> None:
-    answers = {
-        ("a", "state"): answer("failed", {**ended(0, 9.0, code=1), "pid": 7, "monotonic": 12345.0}, failed=0)
-    }
-    link = SkewedClock(1000.0, answers).connect(Node("a", "a", "a"))
-    found = with_aftermath(link, link.call("state"))
-    assert found["clock"] == pytest.approx(1000.0, abs=1.0)
-    assert placed(found["ranks"][0], found)["at"] == pytest.approx(11345.0, abs=1.0)
-    fine = answer("running", {"rank": 0, "state": "running"})
+    failed = answer("failed", {**ended(0, 9.0, code=1), "pid": 7, "monotonic": 12345.0}, failed=0)
+    link = SkewedClock(1000.0, {}).connect(Node("a", "a", "a"))
+    found = with_aftermath(link, answer_from_json("a", failed))
+    assert found.clock == pytest.approx(1000.0, abs=1.0)
+    assert with_clock(found.ranks[0], found).at == pytest.approx(11345.0, abs=1.0)
+    fine = answer_from_json("a", answer("running", {"rank": 0, "state": "running"}))
     assert with_aftermath(link, fine) is fine
     left = answer("stopped", {**ended(0, 9.0, code=0), "pid": 7, "monotonic": 12345.0})
-    assert with_aftermath(link, left)["clock"] == pytest.approx(1000.0, abs=1.0)
-    told = SkewedClock(0.0, {("a", "evidence"): {"7": {"oom": True, "kernel": ["Killed process 7"]}}})
-    whole = with_aftermath(told.connect(Node("a", "a", "a")), answers["a", "state"])
-    assert placed(whole["ranks"][0], whole)["oom"] is True
+    assert with_aftermath(link, answer_from_json("a", left)).clock == pytest.approx(1000.0, abs=1.0)
+    reports = SkewedClock(0.0, {("a", "evidence"): {"7": {"oom": True, "kernel": ["Killed process 7"]}}})
+    whole = with_aftermath(reports.connect(Node("a", "a", "a")), answer_from_json("a", failed))
+    assert with_clock(whole.ranks[0], whole).oom is True
 
 
 def test_a_cause_that_explains_itself_stands_before_a_node_that_is_lost_later(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ from clusterctl.agent.hangs import LEAST, PAUSE, Pace, Stopped, is_stopped
 from clusterctl.errors import ClusterctlError, InputFaults, Unreachable
 from clusterctl.inventory.cluster import Node
 from clusterctl.jobs import job as jobs
+from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.record import Abandoned
 from clusterctl.jobs.restarts import (
     Decision,
     Failure,
@@ -29,9 +31,10 @@ from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs import start as runs
 from clusterctl.runs.cause import read_cause
 from clusterctl.runs.controller import Control, following, log_in
-from clusterctl.runs.state import RESTARTING, RunState, current_state, query_nodes, state_from_json
+from clusterctl.runs.kept_watch import ControllerGone, KeptWatch
+from clusterctl.runs.query import current_state, query_nodes
+from clusterctl.runs.state import RunState, read_state
 from clusterctl.runs.stop import stop_run
-from clusterctl.runs.watch import ControllerGone, KeptWatch
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import (
     Connections,
@@ -95,10 +98,10 @@ def test_a_wait_grows_to_five_minutes_and_no_further() -> None:
     "failure",
     [
         Failure("x", trains=True, exit_code=2),
-        Failure("x", exit_code=1, said="Traceback\nModuleNotFoundError: No module named 'megatron'"),
-        Failure("x", exit_code=1, said="  File 'x.py'\nSyntaxError: invalid syntax"),
-        Failure("x", exit_code=127, said="clusterctl: cannot start 'trian'"),
-        Failure("x", exit_code=2, said="python: can't open file '/x/tain.py'"),
+        Failure("x", exit_code=1, log="Traceback\nModuleNotFoundError: No module named 'megatron'"),
+        Failure("x", exit_code=1, log="  File 'x.py'\nSyntaxError: invalid syntax"),
+        Failure("x", exit_code=127, log="clusterctl: cannot start 'trian'"),
+        Failure("x", exit_code=2, log="python: can't open file '/x/tain.py'"),
     ],
 )
 def test_a_users_mistake_is_not_restarted(failure: Failure) -> None:
@@ -112,7 +115,7 @@ def test_a_users_mistake_is_not_restarted(failure: Failure) -> None:
     [
         Failure("lost node2", trains=True),
         Failure("killed", exit_code=None),
-        Failure("x", exit_code=1, said="RuntimeError: NCCL error"),
+        Failure("x", exit_code=1, log="RuntimeError: NCCL error"),
         Failure("x", trains=True, exit_code=1, step=3),
     ],
 )
@@ -259,7 +262,9 @@ def controlled(run: RunDir, connections: Connections) -> RunState:
         assert ours
         for _ in Control(run, connections, lines=False):
             pass
-    return state_from_json(run.read_state())
+    state = read_state(run)
+    assert state is not None
+    return state
 
 
 def said(run: RunDir) -> str:
@@ -280,7 +285,7 @@ if os.environ["CLUSTERCTL_ATTEMPT"] == "1":
     run = launched(tmp_path, connections, program(text, restart=Restart(max=2, backoff=0.1)))
     state = controlled(run, connections)
     assert state.phase == "finished"
-    assert run.read_record()["attempt"] == 2
+    assert run.read_record().attempt == 2
     assert "restart 1 of 2 now: rank 3 on node2 (device 1) killed" in said(run)
     assert run.log("node2", 3, "out", 1).read_text() == "attempt 1\n"
     assert run.log("node1", 0, "out", 2).read_text() == "attempt 2\n"
@@ -294,8 +299,8 @@ def test_a_crash_loop_ends_with_the_advice_not_to_requeue(tmp_path: Path, connec
     assert state.phase == "failed"
     assert state.verdict.startswith("do not requeue")
     assert state.failure is not None
-    assert state.failure["exit_code"] == 7
-    assert run.read_record()["attempt"] == 4
+    assert state.failure.exit_code == 7
+    assert run.read_record().attempt == 4
 
 
 def test_a_stop_while_a_restart_is_awaited_ends_the_run(tmp_path: Path, connections: Connections) -> None:
@@ -307,12 +312,12 @@ def test_a_stop_while_a_restart_is_awaited_ends_the_run(tmp_path: Path, connecti
     states: list[RunState] = []
     thread = threading.Thread(target=lambda: states.append(controlled(run, connections)), daemon=True)
     thread.start()
-    wait_for(lambda: run.read_state().get("phase") == RESTARTING)
-    assert current_state(run, connections).phase == RESTARTING
+    wait_for(lambda: run.phase() == Phase.RESTARTING)
+    assert current_state(run, connections).phase == Phase.RESTARTING
     assert stop_run(run, connections) == {"node1": 0, "node2": 0}
     thread.join(15)
     assert [state.phase for state in states] == ["stopped"]
-    assert run.read_record()["attempt"] == 1
+    assert run.read_record().attempt == 1
 
 
 def test_a_controller_after_a_dead_one_goes_on_with_its_count(
@@ -337,11 +342,11 @@ if os.environ["CLUSTERCTL_ATTEMPT"] == "1":
     run = launched(tmp_path, connections, job)
     control = Control(run, connections, lines=False)
     control._lost = lambda nodes, silent: {"node1"}  # type: ignore[method-assign]
-    first = next(one for one in query_nodes(run, connections).ranks if one["rank"] == 0)
-    os.kill(first["pid"], signal.SIGKILL)
+    first = next(one for one in query_nodes(run, connections).ranks if one.rank == 0)
+    os.kill(first.pid, signal.SIGKILL)
     for _ in control:
         pass
-    assert run.read_state()["phase"] == "finished"
+    assert run.phase() == "finished"
     assert run.log("node2", 0, "out", 2).read_text() == "2\n"
     assert json.loads(run.record.read_text())["ranks"] == {"node2": [0, 1]}
 
@@ -378,15 +383,15 @@ time.sleep(0 if os.environ["CLUSTERCTL_ATTEMPT"] == "3" else 600)
     thread = at_work(control)
     for log in (run.log("node2", 2, "out", 1), run.log("node2", 0, "out", 2)):
         wait_for(lambda log=log: log.exists() and log.read_text())  # type: ignore[misc]
-        wait_for(lambda log=log: log.name == "rank-2.out" or run.read_record()["spares"])  # type: ignore[misc]
-        living = [one for one in query_nodes(run, connections).ranks if one["state"] == "running"]
-        os.kill(living[-1]["pid"], signal.SIGKILL)
+        wait_for(lambda log=log: log.name == "rank-2.out" or run.read_record().spares)  # type: ignore[misc]
+        living = [one for one in query_nodes(run, connections).ranks if one.state == "running"]
+        os.kill(living[-1].pid, signal.SIGKILL)
     thread.join(60)
-    assert run.read_state()["phase"] == "finished"
+    assert run.phase() == "finished"
     assert "node1 answers again" in said(run)
     assert "without node1" in said(run)
     assert "with node1" in said(run).splitlines()
-    assert run.read_record()["ranks"] == {"node2": [0, 1], "node1": [2, 3]}
+    assert run.read_record().ranks == {"node2": (0, 1), "node1": (2, 3)}
     assert run.log("node2", 0, "out", 2).read_text() == "2\n"
     assert run.log("node1", 2, "out", 3).read_text() == "4\n"
 
@@ -401,17 +406,17 @@ time.sleep(0 if os.environ["CLUSTERCTL_ATTEMPT"] != "1" else 600)
     run = launched(tmp_path, connections, program(text, restart=Restart(max=1, min_nodes=1), grace=1.0))
     control = Control(run, connections, lines=False)
     loses_node1_once(control)
-    os.kill(query_nodes(run, connections).ranks[0]["pid"], signal.SIGKILL)
+    os.kill(query_nodes(run, connections).ranks[0].pid, signal.SIGKILL)
     for _ in control:
         pass
-    assert run.read_record()["ranks"] == {"node2": [0, 1]}
+    assert run.read_record().ranks == {"node2": (0, 1)}
     return run
 
 
 def test_a_resume_takes_in_a_node_that_answers_again(tmp_path: Path, connections: Connections) -> None:
     run = shrunk(tmp_path, connections)
     Control(run, connections).resume(lambda *_: None)
-    assert run.read_record()["ranks"] == {"node2": [0, 1], "node1": [2, 3]}
+    assert run.read_record().ranks == {"node2": (0, 1), "node1": (2, 3)}
     assert controlled(run, connections).phase == "finished"
     assert run.log("node1", 2, "out", 3).read_text() == "4\n"
 
@@ -428,9 +433,9 @@ def test_a_resume_that_can_not_start_loses_no_node(
         patched.setattr(runs, "prepare", refused)
         with pytest.raises(ClusterctlError, match="no port"):
             Control(run, connections).resume(lambda *_: None)
-    assert [one["name"] for one in run.read_record()["spares"]] == ["node1"]
+    assert [node.name for node in run.read_record().spares] == ["node1"]
     Control(run, connections).resume(lambda *_: None)
-    assert run.read_record()["ranks"] == {"node2": [0, 1], "node1": [2, 3]}
+    assert run.read_record().ranks == {"node2": (0, 1), "node1": (2, 3)}
     assert controlled(run, connections).phase == "finished"
 
 
@@ -440,10 +445,9 @@ def test_a_stop_ends_what_still_runs_on_a_node_that_was_given_up(
     run = launched(tmp_path, connections, program("import time; time.sleep(600)", grace=0.5))
     record = run.read_record()
     gone, stays = lab(tmp_path).nodes
-    where = {"run_dir": record["run_dirs"][gone.name], "attempt": 1}
-    record["abandoned"] = [{"node": asdict(gone), **where}]
-    record["cluster"]["nodes"] = [asdict(stays)]
-    run.write_json(run.record, record)
+    abandoned = (Abandoned(gone, record.run_dirs[gone.name], 1),)
+    cluster = replace(record.cluster, nodes=(stays,))
+    run.write_record(replace(record, abandoned=abandoned, cluster=cluster))
     assert stop_run(run, connections) == {"node2": 0}
     assert left_of(run) == 0
     assert "node1 answers again" in said(run)
@@ -469,12 +473,12 @@ while attempt != "3":
     run = launched(tmp_path, connections, program(text, restart=policy, grace=5.0))
     control = Control(run, connections, lines=False)
     loses_node1_once(control)
-    first = next(one for one in query_nodes(run, connections).ranks if one["rank"] == 0)
-    os.kill(first["pid"], signal.SIGKILL)
+    first = next(one for one in query_nodes(run, connections).ranks if one.rank == 0)
+    os.kill(first.pid, signal.SIGKILL)
     at_work(control).join(100)
-    assert run.read_state()["phase"] == "finished"
-    assert "1 node can be taken in again" in said(run)
-    assert run.read_record()["ranks"] == {"node2": [0, 1], "node1": [2, 3]}
+    assert run.phase() == "finished"
+    assert "1 node can be used again" in said(run)
+    assert run.read_record().ranks == {"node2": (0, 1), "node1": (2, 3)}
     assert sum(event["event"] == "restart" for event in run.event_lines()) == 1
     assert left_of(run) == 0
 
@@ -494,10 +498,11 @@ def test_every_attempt_keeps_its_exit_statuses_and_its_cause(
         ranks = json.loads(run.attempt_state(attempt).read_text())["ranks"]
         assert [rank["exit_code"] for rank in ranks if rank["exit_code"]]
     cause = read_cause(run)
-    assert cause == json.loads(run.attempt_cause(2).read_text())
-    assert (cause["node"], cause["device"]) in {("node1", 0), ("node1", 1), ("node2", 0), ("node2", 1)}
+    assert cause is not None
+    assert run.cause.read_text() == run.attempt_cause(2).read_text()
+    assert (cause.node, cause.device) in {("node1", 0), ("node1", 1), ("node2", 0), ("node2", 1)}
     last = list(run.event_lines())[-1]
-    assert (last["event"], last["cause"]) == ("ended", cause["title"])
+    assert (last["event"], last["cause"]) == ("ended", cause.title)
 
 
 def test_a_killed_supervisor_leaves_no_rank_and_its_run_is_restarted(
@@ -506,7 +511,7 @@ def test_a_killed_supervisor_leaves_no_rank_and_its_run_is_restarted(
     text = "import os, time; time.sleep(600 if os.environ['CLUSTERCTL_ATTEMPT'] == '1' else 0)"
     run = launched(tmp_path, connections, program(text, restart=Restart(max=1, backoff=0.05)))
     node, record = lab(tmp_path).nodes[0], run.read_record()
-    where = {"run_dir": record["run_dirs"]["node1"], "attempt": 1}
+    where = {"run_dir": record.run_dirs["node1"], "attempt": 1}
     os.kill(connections.of(node).call("state", where)["supervisor"]["pid"], signal.SIGKILL)
     assert controlled(run, connections).phase == "finished"
     assert "the supervisor on node1 was killed" in said(run)
@@ -525,11 +530,11 @@ for number in range(6000 if os.environ["CLUSTERCTL_ATTEMPT"] == "1" else 0):
 """
     run = launched(tmp_path, connections, program(text, restart=Restart(max=1, backoff=0.05)))
     node, record = lab(tmp_path).nodes[0], run.read_record()
-    where = {"run_dir": record["run_dirs"]["node1"], "attempt": 1}
+    where = {"run_dir": record.run_dirs["node1"], "attempt": 1}
     os.kill(connections.of(node).call("state", where)["supervisor"]["pid"], signal.SIGKILL)
     assert controlled(run, connections).phase == "finished"
-    there = NodeFiles(record["run_dirs"]["node1"], 1)
-    for rank in record["ranks"]["node1"]:
+    there = NodeFiles(record.run_dirs["node1"], 1)
+    for rank in record.ranks["node1"]:
         assert run.log("node1", rank, "out").read_bytes() == Path(there.log(rank, "out")).read_bytes()
 
 
@@ -539,7 +544,7 @@ def test_the_ranks_of_a_killed_supervisor_end_without_any_controller(
     run = launched(tmp_path, connections, program("import time; time.sleep(600)"))
     record = run.read_record()
     for node in lab(tmp_path).nodes:
-        where = {"run_dir": record["run_dirs"][node.name], "attempt": 1}
+        where = {"run_dir": record.run_dirs[node.name], "attempt": 1}
         os.kill(connections.of(node).call("state", where)["supervisor"]["pid"], signal.SIGKILL)
     wait_for(lambda: left_of(run) == 0, seconds=30.0)
     assert current_state(run, connections).phase == "lost"
@@ -548,7 +553,7 @@ def test_the_ranks_of_a_killed_supervisor_end_without_any_controller(
 def test_a_reader_is_told_when_nobody_is_in_charge_any_more(
     tmp_path: Path, connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.runs.watch.UNWATCHED", 0.3)
+    monkeypatch.setattr("clusterctl.runs.kept_watch.UNWATCHED", 0.3)
     run = launched(tmp_path, connections, program("import time; time.sleep(600)"))
     with pytest.raises(ControllerGone) as caught:
         list(KeptWatch(run))
@@ -556,7 +561,7 @@ def test_a_reader_is_told_when_nobody_is_in_charge_any_more(
     assert "--take-over" in caught.value.hint
     assert "no space" not in caught.value.message
     # Whatever is free is too little.
-    monkeypatch.setattr("clusterctl.runs.watch.NO_ROOM", 1 << 62)
+    monkeypatch.setattr("clusterctl.runs.kept_watch.NO_ROOM", 1 << 62)
     with pytest.raises(ControllerGone) as caught:
         list(KeptWatch(run))
     assert f"no space is left for {run.root}" in caught.value.message
@@ -613,7 +618,7 @@ time.sleep(600 if attempt == 1 else 0)
     control._lost = lambda nodes, silent: {"node1"}  # type: ignore[method-assign]
     for _ in control:
         pass
-    assert run.read_state()["phase"] == "finished"
+    assert run.phase() == "finished"
     assert [metric["step"] for metric in run.metric_lines()] == [10, 11, 12, 20, 21, 22]
 
 

@@ -9,11 +9,16 @@ from typing import Any
 from rich.console import Console
 
 from clusterctl.cli import status_view
+from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.run_folder import Events
 from clusterctl.runs import overview
-from clusterctl.runs.overview import read_progress
-from clusterctl.runs.state import RunState, beat_of
+from clusterctl.runs.cause import Cause
+from clusterctl.runs.overview import make_overview, read_progress
+from clusterctl.runs.query import _with_step
+from clusterctl.runs.state import Heartbeat, RankState
+from tests.support.records import rank_of, record_of, state_of
 
-RECORD = {"run": "demo-1", "attempt": 2, "created": 100.0, "ranks": {"a": [0, 1], "b": [2, 3]}}
+RECORD = record_of({"a": [0, 1], "b": [2, 3]}, run="demo-1", attempt=2, created=100.0)
 METRICS = [
     {"event": "start", "time": 101.0},
     {
@@ -27,18 +32,19 @@ METRICS = [
     },
     {"event": "checkpoint", "step": 5, "path": "x", "time": 140.0},
 ]
-EVENTS = [
+EVENTS = (
     {"time": 100.0, "event": "planned", "ranks": 4, "attempt": 1},
     {"time": 101.0, "event": "started", "ranks": 4, "attempt": 1, "nodes": ["a", "b"]},
     {"time": 120.0, "event": "node_ended", "node": "b", "state": "lost"},
     {"time": 121.0, "event": "restart", "why": "restart 1 of 3 in 2 s: lost b", "wait": 2.0},
     {"time": 123.0, "event": "started", "ranks": 4, "attempt": 2, "nodes": ["a", "b"]},
     {"time": 124.0, "event": "new_kind", "node": "b"},
-]
+)
 
 
-def rank(number: int, node: str, **more: Any) -> dict[str, Any]:
-    return {"rank": number, "node": node, "device": 0, "pid": 40 + number, "state": "running", **more}
+def rank(number: int, node: str, **more: Any) -> RankState:
+    facts = {"rank": number, "node": node, "device": 0, "pid": 40 + number, "state": "running"}
+    return rank_of({**facts, **more})
 
 
 def seen(**more: Any) -> overview.Overview:
@@ -47,8 +53,8 @@ def seen(**more: Any) -> overview.Overview:
         rank(1, "a", step=8, step_age=4.0),
         rank(2, "b", state="exited", exit_code=1, signal=None),
     )
-    state = RunState("running", {"a": "running", "b": "running"}, ranks, controller=7, **more)
-    return overview.make(RECORD, state, read_progress(METRICS), EVENTS, 160.0)
+    state = state_of({"a": "running", "b": "running"}, ranks, controller=7, **more)
+    return make_overview(RECORD, state, read_progress(METRICS), Events(EVENTS), 160.0)
 
 
 def text_of(one: overview.Overview) -> str:
@@ -73,10 +79,10 @@ def test_each_node_has_its_ranks_by_state_and_its_slowest() -> None:
 
 
 def test_a_programs_last_step_is_as_old_as_its_metrics_where_no_heart_beats() -> None:
-    state = RunState("running", {"a": "unknown"}, unreachable={"a": "no answer"})
-    one = overview.make(RECORD, state, read_progress(METRICS), [], 160.0)
+    state = state_of({"a": "unknown"}, phase="running", unreachable={"a": "no answer"})
+    one = make_overview(RECORD, state, read_progress(METRICS), Events(()), 160.0)
     assert one.step_age == 10.0 and one.nodes[0].reason == "no answer"
-    assert overview.make(RECORD, state, read_progress([]), [], 90.0).age == 0.0
+    assert make_overview(RECORD, state, read_progress([]), Events(()), 90.0).age == 0.0
 
 
 def test_events_are_said_in_words_with_their_reasons_and_unknown_ones_with_their_facts() -> None:
@@ -104,20 +110,22 @@ def test_a_person_sees_it_all_and_who_looks_after_it() -> None:
         "restart 1 of 3 in 2 s: lost b",
     ):
         assert part in shown, shown
-    alone = text_of(overview.make(RECORD, RunState("running", {}), read_progress([]), [], 160.0))
+    alone = text_of(
+        make_overview(RECORD, state_of({}, phase="running"), read_progress([]), Events(()), 160.0)
+    )
     assert "nobody looks after it: clusterctl attach demo-1" in alone
 
 
 def test_of_many_ranks_those_are_shown_that_are_not_as_the_others() -> None:
     killed = rank(40, "a", state="exited", signal=9, exit_code=None)
     ranks = (*[rank(number, "a") for number in range(40)], killed)
-    one = overview.make(RECORD, RunState("running", {"a": "running"}, ranks), read_progress([]), [], 1.0)
+    one = make_overview(RECORD, state_of({"a": "running"}, ranks), read_progress([]), Events(()), 1.0)
     assert "SIGKILL" in text_of(one) and " 17 " not in text_of(one)
 
 
 def test_an_end_that_nobody_saw_is_no_success() -> None:
     gone = rank(0, "a", state="exited", exit_code=None, signal=None)
-    one = overview.make(RECORD, RunState("stopped", {"a": "stopped"}, (gone,)), read_progress([]), [], 1.0)
+    one = make_overview(RECORD, state_of({"a": "stopped"}, (gone,)), read_progress([]), Events(()), 1.0)
     assert one.nodes[0].ranks == {"ended unseen": 1, "unknown": 1} and "ended unseen" in text_of(one)
 
 
@@ -127,13 +135,13 @@ def test_a_rank_that_was_asked_to_end_is_stopped_and_not_failed() -> None:
         {"exit_code": None, "signal": 15},
         {"exit_code": None, "signal": 9},
     ]
-    states = [overview.state_of_rank(rank(0, "a", **{"state": "exited", **end})) for end in ends]
+    states = [overview.state_of_rank(rank(0, "a", state="exited", **end)) for end in ends]
     assert states == ["finished", "stopped", "failed"]
 
 
 def test_a_rank_that_hung_is_told_so_though_it_was_ended_by_a_signal() -> None:
     hung = rank(3, "b", state="exited", exit_code=None, signal=15, hang=61.0, silent=True)
-    one = overview.make(RECORD, RunState("failed", {"b": "failed"}, (hung,)), read_progress([]), [], 1.0)
+    one = make_overview(RECORD, state_of({"b": "failed"}, (hung,)), read_progress([]), Events(()), 1.0)
     assert one.nodes[0].ranks == {"hung": 1, "not started": 1}, (
         "its supervisor told how all that it began ended"
     )
@@ -141,36 +149,37 @@ def test_a_rank_that_hung_is_told_so_though_it_was_ended_by_a_signal() -> None:
 
 
 def test_a_new_line_is_said_when_anything_but_an_age_differs() -> None:
-    later = overview.make(
-        RECORD, RunState("running", {"a": "running"}), read_progress(METRICS), EVENTS, 500.0
-    )
-    same = overview.make(RECORD, RunState("running", {"a": "running"}), read_progress(METRICS), EVENTS, 160.0)
+    later = make_overview(RECORD, state_of({"a": "running"}), read_progress(METRICS), Events(EVENTS), 500.0)
+    same = make_overview(RECORD, state_of({"a": "running"}), read_progress(METRICS), Events(EVENTS), 160.0)
     assert status_view.changes(later) == status_view.changes(same) != status_view.changes(seen())
     assert "demo-1  running  attempt 2  1 restart  step 9/100" in status_view.line(same)
 
 
 def test_a_rank_that_holds_up_the_others_is_shown_also_of_many() -> None:
     ranks = tuple(rank(number, "a", step_seconds=0.4 if number == 31 else 0.1) for number in range(40))
-    one = overview.make(RECORD, RunState("running", {"a": "running"}, ranks), read_progress([]), [], 1.0)
+    one = make_overview(RECORD, state_of({"a": "running"}, ranks), read_progress([]), Events(()), 1.0)
     assert "running, a step takes it 4.0 times as long as the others" in text_of(one)
-    assert one.as_json()["slow"] == {31: 4.0}
+    assert one.as_json()["slow"] == {"31": 4.0}
 
 
 def test_an_ended_run_says_its_root_cause_what_to_try_and_where_to_look() -> None:
-    cause = {
-        "title": "rank 3 on b (device 1) killed",
-        "others": "3 other ranks ended",
-        "hint": "look",
-        "log": "/x",
-    }
-    one = replace(seen(), phase="failed", cause=cause)
+    cause = Cause("rank 3 on b (device 1) killed", others="3 other ranks ended", hint="look", log="/x")
+    one = replace(seen(), phase=Phase.FAILED, cause=cause)
     assert (
         "root cause: rank 3 on b (device 1) killed\n  3 other ranks ended\n  try: look\n  log: /x"
         in text_of(one)
     )
 
 
-def test_a_heartbeat_that_is_no_number_is_none() -> None:
-    assert beat_of({"text": "12     0.2500", "age": 0.5}) == {"step": 12, "step_age": 0.5}
-    assert beat_of({"text": "12", "age": 0.5}) == {"step": 12, "step_age": 0.5}
-    assert beat_of({"text": "", "age": 0.5}) == beat_of(None) == beat_of({"text": "starting", "age": 1}) == {}
+def test_a_heartbeat_without_a_number_has_no_step() -> None:
+    plain = rank(0, "a")
+    for text in ("12     0.2500", "12"):
+        assert _with_step(plain, Heartbeat(text, 0.5)) == replace(plain, step=12, step_age=0.5)
+    for text in ("", "starting", "-1", "\u0663", "9" * 30):
+        assert _with_step(plain, Heartbeat(text, 0.5)) is plain
+    assert _with_step(plain, None) is plain
+
+
+def test_damaged_lines_of_the_history_are_counted() -> None:
+    shown = make_overview(RECORD, state_of({"a": "running"}), read_progress([]), Events(EVENTS, 2), 160.0)
+    assert "2 lines of events.jsonl could not be read" in text_of(shown)

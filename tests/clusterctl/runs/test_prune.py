@@ -40,7 +40,7 @@ def test_age_and_number_choose_together() -> None:
     assert chosen(prune.Choice(older_than=2 * HOUR, keep=3), *ages) == ["r2"]
     assert chosen(prune.Choice(older_than=40 * HOUR, keep=0), *ages) == []
     assert chosen(prune.Choice(keep=0), *ages) == ["r1", "r3", "r0", "r2"]
-    with pytest.raises(UsageError, match="which runs are old"):
+    with pytest.raises(UsageError, match="say which runs are old"):
         chosen(prune.Choice(), *ages)
 
 
@@ -53,7 +53,7 @@ def test_an_age_is_read_as_a_person_writes_it(text: str, seconds: float) -> None
 
 @pytest.mark.parametrize("text", ["", "d", "-1d", "1 month", "1e3", "٣d", "1" * 12])
 def test_what_is_no_age_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no such time"):
+    with pytest.raises(UsageError, match="not a length of time"):
         prune.seconds_of(text)
 
 
@@ -83,7 +83,7 @@ def test_a_run_that_lives_stays_whatever_its_folder_says(tmp_path: Path, connect
         assert run.record.exists()
         with run.hold():
             held = prune.prune([run], local)
-        assert "looks after it" in held[0].kept
+        assert "is its controller" in held[0].kept
     finally:
         stop_run(run, connections, grace=0.0)
     assert prune.prune([run], local)[0].kept == ""

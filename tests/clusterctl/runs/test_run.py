@@ -15,14 +15,15 @@ import pytest
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
-from clusterctl.jobs import record
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs import start as runs
 from clusterctl.runs.cause import find_cause
 from clusterctl.runs.finish import finish
-from clusterctl.runs.state import RunState, current_state
+from clusterctl.runs.kept_watch import KeptWatch
+from clusterctl.runs.query import current_state
+from clusterctl.runs.state import RunState
 from clusterctl.runs.stop import stop_run
-from clusterctl.runs.watch import KeptWatch, Watch, open_watch
+from clusterctl.runs.watch import Watch, open_watch
 from clusterctl.transport.fanout import Connections, LocalTransport
 
 
@@ -88,7 +89,7 @@ sys.stderr.buffer.write(b"\\xff\\x00no end")
     run = launched(tmp_path, connections, program(text))
     state = to_the_end(run, connections)
     assert state.phase == "finished"
-    assert [rank["exit_code"] for rank in state.ranks] == [0, 0, 0, 0]
+    assert [rank.exit_code for rank in state.ranks] == [0, 0, 0, 0]
     for node, rank, local in (("node1", 0, 0), ("node1", 1, 1), ("node2", 2, 0), ("node2", 3, 1)):
         assert run.log(node, rank, "out").read_text() == f"{rank} {local} 4\n"
         assert run.log(node, rank, "err").read_bytes() == b"\xff\x00no end"
@@ -109,8 +110,8 @@ time.sleep(600)
     assert time.monotonic() - began < 10
     assert state.phase == "failed"
     assert state.failure is not None
-    assert (state.failure["rank"], state.failure["node"], state.failure["exit_code"]) == (3, "node2", 1)
-    cause = find_cause(run, state.failure, state.ranks, state.nodes)
+    assert (state.failure.rank, state.failure.node, state.failure.exit_code) == (3, "node2", 1)
+    cause = find_cause(run, state)
     assert cause.title == "rank 3 on node2 (device 1) exited with code 1"
     assert cause.tail == ("ZeroDivisionError: of its own making",)
     assert cause.others == "3 other ranks ended in consequence: stopped"
@@ -128,7 +129,7 @@ print("up", flush=True)
 ctypes.CDLL(None).pthread_exit(None)
 """
     run = launched(tmp_path, connections, program(text, grace=2.0))
-    homes = [Path(home) / "attempts" / "1" for home in run.read_record()["run_dirs"].values()]
+    homes = [Path(home) / "attempts" / "1" for home in run.read_record().run_dirs.values()]
     pids = [json.loads(path.read_text())["pid"] for home in homes for path in home.glob("ranks/*.json")]
     wait_for(
         lambda: len(pids) == 4 and all("State:\tZ" in Path(f"/proc/{pid}/status").read_text() for pid in pids)
@@ -168,7 +169,7 @@ def wait_for(condition, seconds: float = 15.0) -> None:  # type: ignore[no-untyp
 def test_cut_connections_lose_and_double_no_byte(tmp_path: Path, connections: Connections) -> None:
     text = "import time\nfor n in range(60):\n    print(n, 'x' * 500, flush=True)\n    time.sleep(0.03)"
     run = launched(tmp_path, connections, program(text))
-    cluster = record.cluster_of(run)
+    cluster = run.read_record().cluster
     cuts = 0
     with open_watch(run, connections) as watch:
         for update in watch:
@@ -214,7 +215,7 @@ def test_what_can_not_be_kept_here_ends_the_watch_and_not_the_run(
     in_the_way = run.logs() / "node2"
     in_the_way.parent.mkdir(parents=True)
     in_the_way.write_text("a file where the folder should be")
-    with pytest.raises(ClusterctlError, match="what node2 sends can't be kept"):
+    with pytest.raises(ClusterctlError, match="cannot write what node2 sends"):
         to_the_end(run, connections)
     in_the_way.unlink()
     assert to_the_end(run, connections).phase == "finished"
@@ -259,7 +260,7 @@ def test_a_missing_program_is_an_end_in_words_not_a_hang(tmp_path: Path, connect
     run = launched(tmp_path, connections, jobs.Job(name="j", command=("/no/such/program",), source="j"))
     state = to_the_end(run, connections)
     assert state.phase == "failed"
-    cause = find_cause(run, state.failure, state.ranks, state.nodes)
+    cause = find_cause(run, state)
     assert "cannot start '/no/such/program'" in cause.tail[-1]
 
 
@@ -326,7 +327,7 @@ def test_a_resumed_run_is_the_next_attempt_with_the_same_code_and_all_logs_kept(
     assert "1\n" in firsts
     events = [json.loads(line)["event"] for line in run.events.read_text().splitlines()]
     assert events.count("started") == 2
-    assert record.job_of(run) == job
+    assert run.read_record().job == job
 
 
 def test_a_run_that_goes_on_is_not_resumed(tmp_path: Path, connections: Connections) -> None:
@@ -339,7 +340,7 @@ def test_a_run_that_goes_on_is_not_resumed(tmp_path: Path, connections: Connecti
 def test_a_start_that_comes_after_its_stop_starts_nothing(tmp_path: Path, connections: Connections) -> None:
     run = launched(tmp_path, connections, program("pass"))
     to_the_end(run, connections)
-    node = record.cluster_of(run).nodes[0]
+    node = run.read_record().cluster.nodes[0]
     where = {"run_dir": str(tmp_path / "n1" / "runs" / "late" / "node1"), "attempt": 1}
     link = connections.of(node)
     assert link.call("stop", {**where, "grace": 0.0})["left"] == 0
@@ -357,7 +358,7 @@ def test_a_reader_who_comes_after_a_restart_sees_the_attempts_that_it_asks_for(
     to_the_end(run, connections)
     runs.resume(run, connections, lambda phase, text: None)
     to_the_end(run, connections)
-    ranks = sum(map(len, run.read_record()["ranks"].values()))
+    ranks = sum(map(len, run.read_record().ranks.values()))
 
     def seen(first: int | None) -> list[bytes]:
         return sorted(update.chunk.data for update in KeptWatch(run, first) if update.chunk)
@@ -373,5 +374,5 @@ def test_a_reader_who_comes_late_sees_a_half_line_that_never_grew(
     to_the_end(run, connections)
     watch = KeptWatch(run)
     watch.offsets.update({path: path.stat().st_size for path in run.root.rglob("rank-*.out")})
-    ranks = sum(map(len, run.read_record()["ranks"].values()))
+    ranks = sum(map(len, run.read_record().ranks.values()))
     assert [update.chunk.data for update in watch if update.chunk] == [b"done\n"] * ranks

@@ -17,6 +17,7 @@ from clusterctl.runs.state import RunState
 from clusterctl.transport.fanout import Connections, LocalTransport
 from tests.clusterctl.runs.test_controller import controlled, said
 from tests.clusterctl.runs.test_run import launched, left_of, program
+from tests.support.records import record_of
 
 
 class Clock:
@@ -29,7 +30,7 @@ class Clock:
 
 def silence(clock: Clock, **job: Any) -> Silence:
     ranks = {"a": [0, 1], "b": [2, 3]}
-    return Silence({"job": {"hang_after": 60.0, "train": None, **job}, "ranks": ranks}, clock)
+    return Silence(record_of(ranks, job={"hang_after": 60.0, **job}), clock)
 
 
 def test_silence_of_all_ranks_counts_and_the_last_that_spoke_stands_for_them() -> None:
@@ -64,7 +65,7 @@ def test_it_never_counts_unless_the_job_says_so_and_never_of_a_training(job: dic
 def test_a_program_with_a_heartbeat_may_be_silent() -> None:
     clock = Clock()
     one = silence(clock)
-    one.steps_are_told()
+    one.has_heartbeats()
     clock.now += 1e6
     assert one.hang(()) is None
 
@@ -110,8 +111,8 @@ def test_a_program_that_falls_silent_is_ended_and_says_where_it_stood(
     run, state = hung(tmp_path, connections, PATH=f"{tool.parent}:/usr/bin:/bin")
     assert state.phase == "failed"
     assert state.failure is not None
-    assert (state.failure["rank"], state.failure["node"], state.failure["silent"]) == (2, "node2", True)
-    assert [rank["rank"] for rank in state.ranks if rank.get("hang")] == [2]
+    assert (state.failure.rank, state.failure.node, state.failure.silent) == (2, "node2", True)
+    assert [rank.rank for rank in state.ranks if rank.hang] == [2]
     assert "no rank has written anything for" in said(run)
     for node, rank in (("node1", 0), ("node2", 2), ("node2", 3)):
         log = run.log(node, rank, "err").read_text()
@@ -119,8 +120,9 @@ def test_a_program_that_falls_silent_is_ended_and_says_where_it_stood(
     asked = (tmp_path / "told").read_text().splitlines()
     assert len(asked) == 4 and all(line.startswith("dump --nonblocking --pid ") for line in asked)
     cause = read_cause(run)
-    assert cause["title"].startswith("rank 2 on node2 (device 0) hung: no rank wrote a line for ")
-    assert cause["hint"].startswith("its log ends with its stacks")
+    assert cause is not None
+    assert cause.title.startswith("rank 2 on node2 (device 0) hung: no rank wrote a line for ")
+    assert cause.hint.startswith("its log ends with its stacks")
     assert left_of(run) == 0
 
 
@@ -131,6 +133,6 @@ def test_without_py_spy_the_cause_says_what_would_have_told_more(
     if Path(sys.executable).with_name("py-spy").exists():
         pytest.skip("this Python has a py-spy beside it")
     assert state.phase == "failed"
-    assert "py-spy in the nodes' Python" in read_cause(run)["hint"]
+    assert "py-spy in the nodes' Python" in getattr(read_cause(run), "hint", "")
     kept = json.loads(run.attempt_state(1).read_text())
     assert len(kept["ranks"]) == 4

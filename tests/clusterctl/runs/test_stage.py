@@ -55,10 +55,10 @@ def test_a_node_tells_all_files_and_what_is_wrong_with_them(link: Connection, tm
     found = link.call("there", {"path": str(folder)})
     assert found["files"]["deep/good.bin"][0] == 14 and ".hidden" not in found["files"]
     assert sorted(found["faults"]) == [
-        "alone.idx: its .bin is not there",
+        "alone.idx: its .bin is missing",
         "cut.bin: has 12 bytes, but its index ends at 14",
         "deep/good.bin: is not the file that was built: its hash is another",
-        "deep/good.gone: is not there, and deep/good.manifest.json names it",
+        "deep/good.gone: is missing, and deep/good.manifest.json names it",
         "odd.manifest.json: not a manifest of a build",
         "short.idx: has 77 bytes; its header asks for 82: it was cut",
     ]
@@ -110,8 +110,8 @@ def test_what_is_wrong_is_told_with_its_nodes_the_commonest_copy_being_right() -
     )
     assert sorted(told) == [
         "node2: /d: no such folder",
-        "node3: /d/b: is not there",
-        "node4: /d/a: is not what others have",
+        "node3: /d/b: is missing",
+        "node4: /d/a: differs from the other nodes'",
         "node4: /d/b: has 9 bytes, on others 4",
         "node4: /d/b: was cut",
         "node6: /d: is empty",
@@ -138,7 +138,7 @@ def test_a_run_begins_only_where_all_nodes_have_the_same(tmp_path: Path) -> None
     table = {("*", "there"): good, ("node2", "there"): answer(a=[3, "y"])}
     with Connections(ScriptedTransport(table)) as connections, pytest.raises(WorkFailed) as caught:
         check_there(cluster(3), "/d", connections, lambda phase, what: None)
-    assert "nothing was started:\nnode2: /d/a: is not what others have" in caught.value.message
+    assert "nothing was started:\nnode2: /d/a: differs from the other nodes'" in caught.value.message
 
 
 def test_a_job_names_its_data_once(tmp_path: Path) -> None:

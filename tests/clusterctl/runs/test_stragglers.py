@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.hangs import SPOKEN, Steps, own_seconds
-from clusterctl.inventory.cluster import Node
-from clusterctl.jobs.run_folder import RunDir
-from clusterctl.runs import overview
+from clusterctl.jobs.run_folder import Events, RunDir
 from clusterctl.runs.controller import Control
-from clusterctl.runs.overview import read_progress
-from clusterctl.runs.stall import IN_A_ROW, Stragglers, slow
-from clusterctl.runs.state import RunState, pace_of, read_answers
-from clusterctl.runs.watch import Update
-from clusterctl.transport.fanout import Outcome
+from clusterctl.runs.overview import make_overview, read_progress
+from clusterctl.runs.query import combine
+from clusterctl.runs.stall import IN_A_ROW, Stragglers, is_number, slow
+from clusterctl.runs.state import RunState
+from clusterctl.runs.updates import Update
+from tests.support.records import outcome, record_of
 
 
 def test_a_rank_is_slow_beside_the_median_and_not_beside_the_quickest() -> None:
@@ -47,7 +46,7 @@ def test_bad_luck_once_makes_no_straggler() -> None:
 def test_its_words_say_where_it_is_and_how_slow() -> None:
     paces = Stragglers(ranks=3)
     (one,) = [found for _ in range(IN_A_ROW) for found in paces.note({0: 0.1, 1: 0.1, 2: 0.31})]
-    assert one.words("node2", 5) == (
+    assert one.describe("node2", 5) == (
         "straggler: rank 2 on node2 (device 5) takes 3.1 times as long for its part of a step as the others"
         " (0.31 s, they 0.1 s)"
     )
@@ -68,8 +67,7 @@ def test_a_node_tells_what_its_ranks_took_themselves_and_forgets_it_then(tmp_pat
 def test_a_straggler_of_any_node_is_found_and_a_node_speaks_for_its_own_ranks_alone(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "r")
     ranks, devices = {"a": [0, 1], "b": [2]}, {"a": [4, 5], "b": [7]}
-    run.root.mkdir()
-    run.write_json(run.record, {"ranks": ranks, "devices": devices})
+    run.write_record(record_of(ranks, devices))
     control = Control.__new__(Control)
     control.run = run
     paces, told = Stragglers(ranks=3), []
@@ -87,25 +85,23 @@ def test_of_a_program_that_tells_steps_alone_these_count() -> None:
 
 
 def answered() -> RunState:
-    record = {"ranks": {"a": [0, 1], "b": [2]}, "devices": {"a": [4, 5], "b": [4]}}
+    record = record_of({"a": [0, 1], "b": [2]}, {"a": [4, 5], "b": [4]})
     ranks = [{"rank": number, "state": "running"} for number in (0, 1, 2)]
     said = {"node": {"state": "running"}, "heartbeats": {"0": {"text": "7     0.1000", "age": 0.1}}}
     a = {**said, "ranks": ranks[:2], "pace": {"0": 0.1, "1": 0.3}}
     b = {**said, "ranks": ranks[2:], "pace": {"2": 0.1}}
-    return read_answers(
-        record, [Outcome(Node(name, name, name), one) for name, one in (("a", a), ("b", b))], None
-    )
+    return combine(record, [outcome("a", a), outcome("b", b)], None)
 
 
 def test_status_shows_it_while_it_is_so() -> None:
     state = answered()
-    assert state.ranks[0]["step"] == 7
-    assert [rank["step_seconds"] for rank in state.ranks] == [0.1, 0.3, 0.1]
-    record = {"run": "r", "attempt": 1, "created": 0.0, "ranks": {"a": [0, 1], "b": [2]}}
-    one = overview.make(record, state, read_progress([]), [], 1.0)
+    assert state.ranks[0].step == 7
+    assert [rank.step_seconds for rank in state.ranks] == [0.1, 0.3, 0.1]
+    record = record_of({"a": [0, 1], "b": [2]})
+    one = make_overview(record, state, read_progress([]), Events(()), 1.0)
     assert one.slow == {1: pytest.approx(3.0)}
 
 
 @pytest.mark.parametrize("value", [None, "0.1", True, [1], float("nan"), float("inf"), -1])
 def test_what_is_no_time_is_none(value: object) -> None:
-    assert pace_of(value) == {}
+    assert not is_number(value)

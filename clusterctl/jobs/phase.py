@@ -1,0 +1,35 @@
+"""The phases of a run and of its share on one node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+
+class Phase(str, Enum):
+    """Where a run, or one node of it, stands. The order is the severity: the first phase of any node is the run's."""
+
+    UNKNOWN = "unknown"
+    RUNNING = "running"
+    LOST = "lost"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    # A run whose attempt failed, while its controller waits to start the next one. No node is ever in this phase.
+    RESTARTING = "restarting"
+
+    __str__ = str.__str__
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+    @property
+    def is_final(self) -> bool:
+        """True if nothing of the attempt runs any more."""
+        return self in (Phase.LOST, Phase.FAILED, Phase.STOPPED, Phase.FINISHED)
+
+    @staticmethod
+    def of_nodes(phases: Iterable[Phase]) -> Phase:
+        """Return the phase of a run from those of its nodes; a run without nodes is finished."""
+        order = list(Phase)
+        return min(phases, key=order.index, default=Phase.FINISHED)

@@ -1,0 +1,158 @@
+"""Ask the nodes of a run for its state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import LinkLost, UsageError
+from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.runs.aftermath import with_aftermath, with_clock
+from clusterctl.runs.stall import is_number
+from clusterctl.runs.state import (
+    Heartbeat,
+    NodeAnswer,
+    NodeFailure,
+    RankState,
+    RunState,
+    answer_from_json,
+    read_state,
+    write_state,
+)
+from clusterctl.transport.fanout import Outcome, within
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.jobs.record import RunRecord
+    from clusterctl.transport.fanout import Connection, Connections
+
+
+def current_state(run: RunDir, connections: Connections) -> RunState:
+    """Return the state that the nodes report now, or the recorded one if they cannot be asked."""
+    controller = run.controller()
+    state, last = query_nodes(run, connections), _recorded(run)
+    if last is None:
+        last = RunState(Phase.RUNNING, {})
+    if state.phase is Phase.UNKNOWN and last.is_final:
+        return replace(last, unreachable=state.unreachable)
+    state = replace(state, controller=controller, verdict=last.verdict)
+    if controller is not None:
+        # The controller records the end itself, after the last byte has come; no attempt runs between two of them.
+        return replace(state, phase=Phase.RESTARTING) if last.phase is Phase.RESTARTING else state
+    if not state.unreachable:
+        write_state(run, state)
+    return state
+
+
+def _recorded(run: RunDir) -> RunState | None:
+    """Return the recorded state; None where it is damaged too, since the nodes know better."""
+    try:
+        return read_state(run)
+    except UsageError:
+        return None
+
+
+def query_nodes(
+    run: RunDir, connections: Connections, gone: Collection[str] = (), patience: float | None = None
+) -> RunState:
+    """Return the state of the present attempt as its nodes report it within `patience` seconds.
+
+    Nodes in `gone` are not asked and count as lost.
+    """
+    record = run.read_record()
+    nodes = record.cluster.nodes
+
+    def ask(node: Node, link: Connection) -> NodeAnswer:
+        where = {"run_dir": record.run_dirs[node.name], "attempt": record.attempt}
+        return with_aftermath(link, answer_from_json(node.name, link.call("state", where)))
+
+    outcomes = within(connections, [node for node in nodes if node.name not in gone], ask, patience)
+    outcomes += [Outcome(node, error=LinkLost(node.name, "lost")) for node in nodes if node.name in gone]
+    return combine(record, outcomes, run.last_step())
+
+
+def combine(
+    record: RunRecord, outcomes: Sequence[Outcome[NodeAnswer]], step: dict[str, Any] | None
+) -> RunState:
+    """Return one state made of the answers of all nodes."""
+    nodes: dict[str, Phase] = {}
+    ranks: list[RankState] = []
+    failures: list[RankState] = []
+    unreachable: dict[str, str] = {}
+    unresponsive: dict[str, str] = {}
+    orphaned: list[str] = []
+    for outcome in outcomes:
+        name = outcome.node.name
+        if outcome.error is not None:
+            unreachable[name] = getattr(outcome.error, "reason", str(outcome.error))
+            nodes[name] = Phase.UNKNOWN
+            continue
+        answer = outcome.get()
+        nodes[name] = answer.node.state if answer.node else Phase.UNKNOWN
+        if nodes[name] is Phase.LOST or (answer.node and answer.node.supervisor_lost):
+            orphaned.append(name)
+        reason = (answer.node and answer.node.unresponsive) or (
+            answer.supervisor and answer.supervisor.unresponsive
+        )
+        if reason:
+            unresponsive[name] = reason
+        here = [_rank_state(record, name, rank, answer) for rank in answer.ranks]
+        ranks += here
+        if answer.node and answer.node.first_failure:
+            failures.append(_failed_rank(record, name, answer.node.first_failure, here, answer.clock))
+    first = min(failures, key=lambda failed: failed.end_time, default=None)
+    phase = Phase.of_nodes(nodes.values())
+    return RunState(
+        phase,
+        nodes,
+        tuple(ranks),
+        first,
+        step,
+        unreachable,
+        orphaned=tuple(orphaned),
+        unresponsive=unresponsive,
+    )
+
+
+def _rank_state(record: RunRecord, node: str, rank: RankState, answer: NodeAnswer) -> RankState:
+    """Return a rank's state with its device, progress and the evidence of its node."""
+    rank = replace(with_clock(rank, answer), node=node, device=record.device_of(node, rank.rank))
+    failure = answer.node.first_failure if answer.node else None
+    if failure and failure.rank == rank.rank and failure.hang is not None:
+        rank = replace(rank, hang=failure.hang, silent=failure.silent, stopped=failure.stopped)
+    pace = answer.pace.get(rank.rank)
+    rank = replace(rank, step_seconds=pace) if is_number(pace) else rank
+    return _with_step(rank, answer.heartbeats.get(rank.rank))
+
+
+def _with_step(rank: RankState, beat: Heartbeat | None) -> RankState:
+    """Add the step of a heartbeat; a plain command writes none."""
+    word = next(iter(beat.text.split()), "") if beat else ""
+    if beat is None or not word.isascii() or not word.isdecimal() or len(word) > 18:
+        return rank
+    return replace(rank, step=int(word), step_age=beat.age)
+
+
+def _failed_rank(
+    record: RunRecord, node: str, failure: NodeFailure, ranks: Sequence[RankState], clock: float | None
+) -> RankState:
+    """Return the rank that failed first on a node: its state, but with the time and the kind of the failure.
+
+    They differ for a rank that hung: clusterctl ended its process later.
+    """
+    new = RankState(failure.rank, node=node, device=record.device_of(node, failure.rank))
+    rank = next((one for one in ranks if one.rank == failure.rank), new)
+    return replace(
+        rank,
+        at=None if clock is None or failure.monotonic is None else failure.monotonic - clock,
+        exit_code=failure.exit_code,
+        signal=failure.signal,
+        ended=failure.ended,
+        monotonic=failure.monotonic,
+        step=rank.step if failure.step is None else failure.step,
+        hang=failure.hang,
+        silent=failure.silent,
+        stopped=failure.stopped,
+    )

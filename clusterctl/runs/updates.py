@@ -1,0 +1,101 @@
+"""What is seen of a run, as a stream of updates: log lines, metrics, ends of nodes, notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from clusterctl import contract
+from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.run_folder import metric_of
+from clusterctl.logs.lines import LogChunk, shown
+from clusterctl.runs.stall import is_number
+from clusterctl.runs.state import NodeFailure, SupervisorState
+from clusterctl.typed_json import BadValue, decode, parse
+
+# Kinds of events that a follower sees.
+NOTED = ("note", "restart", "straggler")
+
+
+class Stream(str, Enum):
+    """What a file of a run holds: output of a rank, or lines of JSON."""
+
+    OUT = "out"
+    ERR = "err"
+    METRICS = "metrics"
+    EVENTS = "events"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The node, the rank and the stream that a file belongs to."""
+
+    node: str
+    rank: int
+    """-1 for metrics and events."""
+    stream: Stream
+
+
+@dataclass(frozen=True)
+class Update:
+    """Something that was seen of a run: whole log lines, the trainer's metrics, a node's end, or a note."""
+
+    chunk: LogChunk | None = None
+    metric: dict[str, Any] | None = field(default=None, hash=False)
+    node: str = ""
+    ended: Phase | None = None
+    note: str = ""
+    failure: NodeFailure | None = None
+    """A node's first failure, reported before the node has ended."""
+    pace: dict[int, float] = field(default_factory=dict, hash=False)
+    """By rank of one node, its own seconds for a step."""
+    supervisor: SupervisorState | None = None
+    """Whether the node's supervisor responds."""
+    problem: BaseException | None = None
+    """Why this node cannot be watched from here; it says nothing about the run itself."""
+
+
+def from_report(node: str, word: str, payload: bytes) -> Update:
+    """Return what a node reports outside of its files: its ranks' pace, its supervisor, or its first failure."""
+    try:
+        value = parse(payload)
+        if word == "pace":
+            pace = value if isinstance(value, dict) else {}
+            known = {
+                int(rank): float(pace[rank]) for rank in pace if _is_rank(rank) and is_number(pace[rank])
+            }
+            return Update(node=node, pace=known)
+        if word == "supervisor":
+            return Update(node=node, supervisor=decode(SupervisorState, value))
+        return Update(node=node, failure=decode(NodeFailure, value))
+    except BadValue:
+        # A failure that is not understood still stops the other nodes; nothing else is worth a note.
+        return Update(node=node, failure=NodeFailure(-1) if word == "failure" else None)
+
+
+def _is_rank(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
+def from_lines(source: Source, block: bytes) -> Iterator[Update]:
+    """Yield what the whole lines of a file say."""
+    if source.rank >= 0:
+        if block:
+            yield Update(node=source.node, chunk=LogChunk(source.node, source.rank, source.stream, block))
+        return
+    for text in shown(block):
+        try:
+            value = parse(text)
+        except BadValue:
+            if source.stream is Stream.METRICS:
+                yield Update(
+                    node=source.node, note=f"a line of {contract.METRICS_FILE} is no JSON: {text[:80]!r}"
+                )
+            continue
+        if source.stream is Stream.METRICS:
+            if (metric := metric_of(value)) is not None:
+                yield Update(node=source.node, metric=metric)
+        elif isinstance(value, dict) and value.get("event") in NOTED and isinstance(value.get("text"), str):
+            yield Update(node=str(value.get("node", "")), note=value["text"])
