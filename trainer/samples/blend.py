@@ -1,9 +1,9 @@
-"""Several corpora as one stream of samples, in the order of Megatron-core's BlendedDataset.
+"""Mix several corpora into one stream of samples, in the order of Megatron-core's BlendedDataset.
 
-Of corpora with weights each next sample comes from the corpus that lags most behind its share; nothing is
-shuffled again, since each corpus' own samples are.
+Each next sample comes from the corpus that lags furthest behind its weight. The mix is not shuffled again,
+because the samples of each corpus already are.
 
-Why a part of a corpus has no samples, in words and with what to do: known before anything starts.
+Also explains why a part of a corpus has too few samples, before anything starts.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from native.samples import sample_index
 from trainer.config.data import split_fractions
 from trainer.samples.gpt import SPLITS, Samples, split_bounds, tokens_of
 
-# Each corpus is asked for this much more than its share, so that no rounding can run it dry.
+# Each corpus provides this much more than its share, so that rounding cannot exhaust it.
 SURPLUS = 0.005
 
 
 def normal(weights: Sequence[float]) -> list[float]:
-    """Weights that add up to 1."""
+    """Return the weights scaled to a sum of 1."""
     whole = np.asarray(weights, np.float64)
     shares: list[float] = (whole / np.sum(whole)).tolist()
     return shares
 
 
 def sizes(weights: Sequence[float], samples: int, surplus: float = 0.0) -> list[int]:
-    """Samples of each corpus for `samples` of them all; `weights` add up to 1."""
+    """Return how many samples each corpus must provide for `samples` in total; `weights` add up to 1."""
     return [math.ceil(math.ceil(samples * weight) * (1 + surplus)) for weight in weights]
 
 
 @dataclass(frozen=True)
 class BlendOrder:
-    """Of each sample of a blend: its corpus, and which of that corpus' samples it is."""
+    """For each sample of a blend: its corpus, and the number of the sample within that corpus."""
 
     corpus: NDArray[np.int16]
     sample: NDArray[np.int64]
 
 
 def blend_order(weights: Sequence[float], size: int, there: Sequence[int] = ()) -> BlendOrder:
-    """The first `size` samples of a blend; a corpus is passed over once its samples (`there`) are spent.
+    """Return the first `size` samples of a blend; a corpus whose samples (`there`) are used up is skipped.
 
-    Shares are made anew of weights that are shares already: Megatron-core does, and rounds them once more by it.
+    Weights that are already normalized are normalized again, as Megatron-core does: this rounds them once
+    more.
     """
     shares = np.asarray(normal(weights), np.float64)
     most = np.asarray(there, np.float64) if there else np.full(len(shares), np.inf)
@@ -59,7 +60,7 @@ def blend_order(weights: Sequence[float], size: int, there: Sequence[int] = ()) 
 def plain_blend(
     weights: NDArray[np.float64], there: NDArray[np.float64], size: int
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """`blend_order` in NumPy: what the compiled code means."""
+    """Compute `blend_order` in NumPy: the reference for the compiled code."""
     taken = np.zeros(len(weights), np.int64)
     corpus, sample = np.empty(size, np.int16), np.empty(size, np.int64)
     for j in range(size):
@@ -71,7 +72,7 @@ def plain_blend(
 
 
 class Blend:
-    """Samples of several corpora as one."""
+    """Samples of several corpora as one dataset."""
 
     def __init__(self, parts: Sequence[Samples], order: BlendOrder) -> None:
         self.parts, self.order = list(parts), order
@@ -85,7 +86,7 @@ class Blend:
         return tokens
 
     def read(self, ks: Any) -> NDArray[np.int64]:
-        """The items `ks`, (items, sequence + 1)."""
+        """Return the items `ks` as an array of shape (items, sequence + 1)."""
         ks = np.asarray(ks, np.int64)
         corpus, sample = self.order.corpus[ks], self.order.sample[ks]
         out = np.empty((len(ks), self.sequence + 1), np.int64)
@@ -95,14 +96,14 @@ class Blend:
         return out
 
 
-# Documents up to which the least number of them is searched.
+# Search for the smallest sufficient number of documents up to this many documents.
 FEW_ENOUGH_TO_COUNT = 100_000
 
 
 def split_fault(
     prefix: str, lengths: NDArray[np.int32], split: str, which: str, sequence: int
 ) -> tuple[str, str] | None:
-    """Why `which` (train, valid or test) has not one whole sample, and a remedy; None where it has."""
+    """Return why `which` (train, valid or test) has not one whole sample, and a remedy; None if it has one."""
     sequences = len(lengths)
     tokens = tokens_of(lengths, split_bounds(split, sequences)[SPLITS.index(which)])
     if tokens > sequence:
@@ -127,7 +128,8 @@ def _has_part(split: str, which: str, sequences: int) -> bool:
 
 
 def blend_fault(which: str, there: Sequence[int], asked: int) -> tuple[str, str]:
-    """Corpora without weights, each read once, do not have so many samples."""
+    """Return the error for corpora without weights, each read once, that have too few samples, and a
+    remedy."""
     what = (
         f"the {len(there)} corpora for {which} have {sum(there)} samples together, and {asked} are asked for"
     )

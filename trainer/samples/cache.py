@@ -1,8 +1,9 @@
-"""Indices that all ranks of a node and all attempts have in common: built once, kept in a file, mapped.
+"""Cache sample indices on disk, shared by all ranks of a node and all attempts: built once, then mapped.
 
-One file an index: a line of JSON that says what it belongs to and where its arrays lie, then the arrays. Its
-name is the hash of what it belongs to (the content of the corpus' own index among it), so that no other's is
-taken for it. It is written aside and renamed, and one that is not whole is built anew.
+Each index is one file: a line of JSON that says what the index belongs to and where its arrays start, then
+the arrays. The file is named by the hash of what it belongs to, which includes the content of the corpus
+index, so that no two indices can be confused. Files are written aside and renamed; an incomplete file is
+rebuilt.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ENDING = ".index"
 # Bytes.
 ALIGNED = 64
 LONGEST_HEAD = 1 << 20
-# After which an index makes room, when another is built.
+# Remove an index that has not been used for this long when another one is built.
 UNUSED_DAYS = 30
 DAY = 86400.0
 
@@ -35,9 +36,10 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class IndexCache:
-    """A folder of indices on this node; without one (None), or where it cannot be written, they are kept in memory.
+    """A folder of indices on this node. With None, or if the folder cannot be written, indices stay in
+    memory.
 
-    `notes` says what a user should know of it, `built` counts what was not there.
+    `notes` lists messages for the user; `built` counts the indices that were missing.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -46,9 +48,10 @@ class IndexCache:
         self.built = 0
 
     def arrays(self, about: Mapping[str, Any], build: Callable[[], Arrays]) -> Arrays:
-        """What `build` makes of `about`. The first process of a node builds it; the others wait for its file.
+        """Return the arrays for `about`, from the cache or by calling `build`.
 
-        Call it before any other rank is awaited: building takes as long as it takes.
+        The first process of a node builds them; the others wait for its file. Call this before any
+        collective operation, because building may take long.
         """
         if self.folder is None:
             return self._build(build)
@@ -79,7 +82,7 @@ class IndexCache:
 
 
 def write(path: Path, about: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write an index whole or not at all."""
+    """Write an index completely or not at all."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with aside.open("wb") as stream:
@@ -95,7 +98,7 @@ def write(path: Path, about: Mapping[str, Any], arrays: Arrays) -> None:
 
 
 def _head(about: Mapping[str, Any], arrays: Arrays) -> bytes:
-    """The first line: what the index belongs to, and the place of each array after it."""
+    """Return the first line: what the index belongs to, and the offset of each array."""
     start, parts = 0, {}
     for name, array in arrays.items():
         start += -start % ALIGNED
@@ -106,7 +109,8 @@ def _head(about: Mapping[str, Any], arrays: Arrays) -> bytes:
 
 
 def read(path: Path, about: Mapping[str, Any]) -> Arrays | None:
-    """The arrays of an index, mapped; None where there is none, or not one of `about`, or not whole."""
+    """Return the mapped arrays of an index; None if the file is missing, incomplete or belongs to something
+    else."""
     try:
         with path.open("rb") as stream:
             line = stream.readline(LONGEST_HEAD)
@@ -119,7 +123,7 @@ def read(path: Path, about: Mapping[str, Any]) -> Arrays | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     with contextlib.suppress(OSError):
-        # Used today.
+        # Mark the file as used today.
         os.utime(path)
     return arrays
 
@@ -131,7 +135,7 @@ def _part(whole: NDArray[np.uint8], part: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def prune(folder: Path) -> None:
-    """Remove what nothing has used for a month, and what a killed builder left a day ago."""
+    """Remove indices unused for a month, and files that a killed builder left more than a day ago."""
     now = time.time()
     for path in folder.iterdir():
         days = 1 if path.suffix == ".tmp" else UNUSED_DAYS
@@ -142,13 +146,13 @@ def prune(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Only one process of this node at a time; the kernel frees the lock of one that dies."""
+    """Hold a lock that admits one process of this node; the kernel releases it when the process dies."""
     with path.open("w") as stream:
         _lock(stream)
         yield
 
 
 def _lock(stream: IO[str]) -> None:
-    # A file system without locks makes two builders write the same bytes, one after the other: only slower.
+    # Without file locks two processes may write the same bytes one after the other, which is only slower.
     with contextlib.suppress(OSError):
         fcntl.flock(stream, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Corpora -> samples -> batches, whose place is a number of samples and nothing else."""
+"""Turn corpora into samples and batches; the position in training is a number of samples and nothing else."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from trainer.samples.gpt import (
     split_bounds,
 )
 
-# Of a corpus that is for one part alone.
+# The split of a corpus that serves one part only.
 WHOLE = "1,0,0"
 
 
 class Data:
-    """All the corpora that a config names, open. Make every order before another rank is awaited."""
+    """All corpora named by a config, opened. Create every order before the first collective operation."""
 
     def __init__(self, config: DataConfig, sequence: int, cache: IndexCache | None = None) -> None:
         self.config, self.sequence = config, sequence
@@ -52,7 +52,7 @@ class Data:
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know of how the samples are found and read."""
+        """Messages for the user about how the samples are found and read."""
         reason = sample_index.why_not()
         plain = (
             [f"note: samples are found and read by NumPy, not by compiled code: {reason}"] if reason else []
@@ -61,11 +61,12 @@ class Data:
 
     @cached_property
     def hashes(self) -> dict[str, str]:
-        """Of each corpus, what tells its content from another's."""
+        """A hash of the content of each corpus."""
         return {prefix: corpus.identity() for prefix, corpus in self.corpora.items()}
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint remembers: the training's corpora by their content, and what their order follows from."""
+        """What a checkpoint records about the data: the content of the training corpora and what their
+        order depends on."""
         sources = self.config.sources("train")
         order: dict[str, Any] = {
             "weights": [source.weight for source in sources],
@@ -78,7 +79,8 @@ class Data:
         return {"corpora": [self.hashes[source.prefix] for source in sources], "order": order}
 
     def samples(self, which: str, count: int) -> Samples | Blend:
-        """At least `count` samples of train or valid; one that cannot give them is explained."""
+        """Return at least `count` samples of train or valid; raises an error with a remedy if there are too
+        few."""
         sources = self.config.sources(which)
         if not sources:
             raise DataError(f"the job names no corpus for {which}", f"add train.data.{which}")
@@ -92,13 +94,13 @@ class Data:
         asked = sizes(weights, count, SURPLUS)
         parts = [self._of_one(source, which, n) for source, n in zip(sources, asked, strict=True)]
         for i, source in enumerate(sources):
-            # By rounding, among very many corpora.
+            # Rounding can leave none for a corpus when there are very many corpora.
             if drawn[i] > len(parts[i]):
                 parts[i] = self._of_one(source, which, drawn[i])
         return Blend(parts, order)
 
     def _by_size(self, sources: tuple[Source, ...], which: str, count: int) -> Blend:
-        """One epoch of each corpus, mixed by their numbers of samples."""
+        """Return one epoch of each corpus, mixed in proportion to the numbers of their samples."""
         parts = [self._of_one(source, which, None) for source in sources]
         there = [len(part) for part in parts]
         if count > sum(there):
@@ -137,7 +139,7 @@ class Data:
 
 
 def _opened(prefixes: Iterable[str]) -> dict[str, Corpus]:
-    """Every corpus, or one error that has the faults of all of them."""
+    """Open every corpus, or raise one error that lists the faults of all of them."""
     opened, wrong = {}, list[DataError]()
     for prefix in prefixes:
         try:
@@ -151,7 +153,7 @@ def _opened(prefixes: Iterable[str]) -> dict[str, Corpus]:
 
 @dataclass(frozen=True)
 class Share:
-    """What of every global batch is this rank's: place `data_rank` among `data` ranks."""
+    """The part of every global batch that belongs to this rank: index `data_rank` of `data` ranks."""
 
     micro_batch: int
     global_batch: int
@@ -159,9 +161,9 @@ class Share:
     data: int = 1
 
     def samples_of(self, consumed: int, samples: int = 0) -> list[list[int]]:
-        """The items of each of this rank's micro-batches, for the global batch after `consumed` samples.
+        """Return the items of each micro-batch of this rank, for the global batch after `consumed` samples.
 
-        `samples`: its size, where it is not as large as the others.
+        `samples` is the size of that batch if it differs from the others.
         """
         unit = self.micro_batch * self.data
         mine = self.data_rank * self.micro_batch
@@ -172,27 +174,28 @@ class Share:
 
 
 class Readable(Protocol):
-    """Samples by their numbers: GPT's as (samples, sequence + 1), GLM's as arrays of several kinds."""
+    """Samples by number: GPT's as (samples, sequence + 1), GLM's as arrays of several kinds."""
 
     def read(self, ks: Sequence[int], /) -> NDArray[np.int64] | GlmBatch: ...
 
 
-# A micro-batch, as its model takes it apart.
+# A micro-batch in the form that its model unpacks.
 Micro = tuple[NDArray[Any], ...]
 
 
 class Batches:
-    """A split's global batches by place. The order depends on the samples consumed and on nothing else."""
+    """The global batches of a split by position. Their order depends only on the samples consumed."""
 
     def __init__(self, samples: Readable, share: Share) -> None:
         self.samples, self.share = samples, share
 
     def at(self, consumed: int, samples: int = 0) -> list[Micro]:
-        """This rank's micro-batches of the batch at `consumed` samples, which has so many, or as many as most."""
+        """Return this rank's micro-batches of the batch at `consumed` samples; `samples` is its size if it
+        differs."""
         made = [self.samples.read(ks) for ks in self.share.samples_of(consumed, samples)]
         return [micro.arrays() if isinstance(micro, GlmBatch) else (micro,) for micro in made]
 
     def first(self, batches: int) -> Iterator[list[Micro]]:
-        """The first so many global batches."""
+        """Yield the first `batches` global batches."""
         for number in range(batches):
             yield self.at(number * self.share.global_batch)

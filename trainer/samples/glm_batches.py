@@ -1,4 +1,4 @@
-"""GLM's batches from the corpora that a job names: one corpus, or several by their weights."""
+"""Make GLM batches from the corpora that a job names: one corpus, or several by weight."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from trainer.samples.glm_windows import (
 )
 from trainer.samples.gpt import SPLITS, split_bounds
 
-# Keeps the choice of a corpus apart from the choices within it (glm_blocks.BLANKS is 1).
+# Separates the random choice of a corpus from the choices within it (glm_blanks.BLANKS is 1).
 CORPUS = 2
 
 
 class GlmMix:
-    """Rows of several corpora: each row's corpus is drawn by its number."""
+    """Samples of several corpora; the number of a sample determines its corpus."""
 
     def __init__(self, parts: Sequence[GlmBatches], weights: Sequence[float], seed: int) -> None:
         self.parts, self.seed = list(parts), seed
@@ -48,14 +48,15 @@ class GlmMix:
         return self.parts[place].row(number)
 
     def read(self, numbers: Sequence[int]) -> GlmBatch:
-        """The micro-batch of these samples."""
+        """Return the micro-batch of these samples."""
         return batch_of([self.row(number) for number in numbers])
 
 
 def glm_tokens(config: TrainConfig) -> GlmTokens:
-    """GLM's own ids: as the tokenizer has them, else above all of its ids, else the model's last."""
+    """Return GLM's own token ids: those of the tokenizer, else the ids above it, else the last ids of the
+    model."""
     if not config.data.tokenizer:
-        # The config's check saw to it.
+        # The rules of the config have checked this.
         assert config.data.eod is not None
         return GlmTokens.above(config.model.vocab - SPECIAL_TOKENS, config.data.eod)
     tokenizer = Tokenizer.load(Path(config.data.tokenizer))
@@ -63,7 +64,7 @@ def glm_tokens(config: TrainConfig) -> GlmTokens:
 
 
 def tokens_of(tokenizer: Tokenizer, eos: int) -> GlmTokens:
-    """GLM's own ids beside a tokenizer's, which may have been laid on top of it already."""
+    """Return GLM's own token ids for a tokenizer, which may already contain them."""
     own = tokenizer.glm_ids()
     if own is None:
         return GlmTokens.above(tokenizer.vocab, eos)
@@ -77,7 +78,7 @@ def _sentence_ends(config: TrainConfig) -> NDArray[np.bool_]:
 
 
 def glm_batches(config: TrainConfig, data: Data) -> dict[str, GlmBatches | GlmMix]:
-    """What training and validation read; samples have no end, so no number of them is asked for."""
+    """Return the batches for training and validation; GLM samples never run out, so no count is needed."""
     tokens, ends = glm_tokens(config), _sentence_ends(config)
 
     def of_one(source: Source, which: str) -> GlmBatches:

@@ -1,8 +1,8 @@
-"""GLM's blank infilling: parts of a sample are taken out, and are what the model learns to write.
+"""GLM's blank infilling: spans are removed from a sample, and the model learns to generate them.
 
-A row is the source, in which a mask token stands for each span, and after it the spans, each behind a start-of-
-piece token. The source is seen whole from everywhere, a span from itself and from those after it; so a row's
-attention is one number, `separator`, the length of its source.
+A row is the source, in which a mask token replaces each span, followed by the spans, each after a
+start-of-piece token. Every position sees the whole source; a position in a span sees its own span and the
+spans before it. One number therefore describes a row's attention: `separator`, the length of its source.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from trainer.samples.glm_windows import (
 )
 
 MODES = ("words", "sentences", "rest")
-# Spans of words are shorter.
+# Spans of words are shorter than this.
 LONGEST_SPAN = 40
-# Keeps the choices of a row apart from those of the sample it is made of.
+# Separates the random choices of a row from those of the sample that it is made of.
 BLANKS = 1
 
 Ids = NDArray[np.int64]
@@ -37,7 +37,8 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Row:
-    """One sample, its blanks taken out; `positions` is (2, length): in the source, and in the span."""
+    """One sample with its blanks removed; `positions` is (2, length): position in the source, position in
+    the span."""
 
     tokens: Ids
     targets: Ids
@@ -49,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class GlmBatch:
-    """A micro-batch, filled up with zeros to its longest row."""
+    """A micro-batch, padded with zeros to its longest row."""
 
     tokens: Ids  # (batch, length)
     targets: Ids
@@ -58,7 +59,7 @@ class GlmBatch:
     separators: Ids  # (batch,)
 
     def arrays(self) -> tuple[NDArray[Any], ...]:
-        """In the order in which the model takes them."""
+        """Return the arrays in the order in which the model takes them."""
         return self.tokens, self.targets, self.loss_mask, self.positions, self.separators
 
 
@@ -74,7 +75,7 @@ class GlmBatches:
         return self._infilled(self.samples[number], random)
 
     def read(self, numbers: Sequence[int]) -> GlmBatch:
-        """The micro-batch of these samples; it is the same in whatever company each of them is."""
+        """Return the micro-batch of these samples; a row does not depend on the other rows of its batch."""
         return batch_of([self.row(number) for number in numbers])
 
     def _infilled(self, text: Ids, random: RandomState) -> Row:
@@ -91,7 +92,7 @@ class GlmBatches:
         return self._rest(text, random)
 
     def _lengths(self, length: int, random: RandomState) -> list[int]:
-        """Lengths of short spans, together a part of the sample."""
+        """Return lengths of short spans that together make up the requested part of the sample."""
         wanted, lengths = max(1, int(self.infilling.ratio * length)), list[int]()
         single = random.random_sample() < self.infilling.one_span
         while sum(lengths) < wanted and not (single and lengths):
@@ -100,7 +101,7 @@ class GlmBatches:
         return lengths
 
     def _sentences(self, text: Ids, random: RandomState) -> list[Span]:
-        """Whole sentences, drawn until a part of the sample is taken."""
+        """Return whole sentences, drawn until the requested part of the sample is covered."""
         found = sentence_spans(text, self.samples.ends, self.samples.tokens)
         wanted, taken, spans = int(self.infilling.ratio * len(text)), 0, list[Span]()
         for place in random.permutation(len(found)):
@@ -125,7 +126,7 @@ class GlmBatches:
 
 
 def batch_of(rows: Sequence[Row]) -> GlmBatch:
-    """Rows as one micro-batch."""
+    """Return rows as one padded micro-batch."""
     return GlmBatch(
         stacked([row.tokens for row in rows]),
         stacked([row.targets for row in rows]),
@@ -136,7 +137,7 @@ def batch_of(rows: Sequence[Row]) -> GlmBatch:
 
 
 def span_chances(mean: float) -> NDArray[np.float64]:
-    """Of the lengths 1 to 39, by a Poisson distribution without its other lengths."""
+    """Return the chances of the lengths 1 to 39 in a Poisson distribution restricted to them."""
     lengths = np.arange(1, LONGEST_SPAN)
     logarithms = lengths * np.log(mean) - np.cumsum(np.log(lengths))
     chances = np.exp(logarithms - logarithms.max())
@@ -145,7 +146,7 @@ def span_chances(mean: float) -> NDArray[np.float64]:
 
 
 def regions(text: Ids, words: GlmTokens) -> list[Span]:
-    """Where spans may lie: each document of a sample without its ENC and its end; the shortest first."""
+    """Return where spans may lie: each document of a sample without its ENC and end tokens, shortest first."""
     outside = np.isin(text, (words.enc, words.eos))
     edges = np.flatnonzero(np.diff(np.concatenate([[True], outside, [True]]).astype(np.int8)))
     found = [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
@@ -155,9 +156,10 @@ def regions(text: Ids, words: GlmTokens) -> list[Span]:
 def place_spans(
     text: Ids, lengths: Sequence[int], words: GlmTokens, ratio: float, random: RandomState
 ) -> list[Span]:
-    """Spans of these lengths over a sample's documents, at least one token between two of them.
+    """Place spans of these lengths in the documents of a sample, with at least one token between two spans.
 
-    A document takes its part of what is masked, the longest what is left; a span that fits nowhere is left out.
+    Each document gets its proportional part of the masked tokens, the longest document the rest. A span
+    that fits nowhere is left out.
     """
     left, spans = list(lengths), list[Span]()
     found = regions(text, words)
@@ -172,7 +174,7 @@ def place_spans(
 
 
 def _spread(lengths: Sequence[int], start: int, end: int, random: RandomState) -> list[Span]:
-    """Spans by chance within [start, end), in this order."""
+    """Return spans placed at random within [start, end), in this order."""
     free = end - start - sum(lengths) - len(lengths) + 1
     places = sorted(int(place) for place in random.randint(0, free + 1, len(lengths)))
     spans = []
@@ -183,7 +185,7 @@ def _spread(lengths: Sequence[int], start: int, end: int, random: RandomState) -
 
 
 def sentence_spans(text: Ids, ends: NDArray[np.bool_], words: GlmTokens) -> list[Span]:
-    """The sentences of a sample; ENC and the end of a document belong to none."""
+    """Return the sentences of a sample; ENC and end-of-document tokens belong to no sentence."""
     spans = list[Span]()
     for start, end in sorted(regions(text, words)):
         stops = (np.flatnonzero(ends[text[start:end]]) + start + 1).tolist()
@@ -202,7 +204,7 @@ def blanked(
     shuffle: bool = True,
     hide: float = 0.0,
 ) -> Row:
-    """A row with `mask` in the place of each span, and the spans behind the source, each ended by eop."""
+    """Return a row with `mask` in place of each span, and the spans after the source, each ended by eop."""
     ordered = sorted(spans)
     source, places, reached = list[Ids](), list[int](), 0
     for start, end in ordered:
@@ -227,7 +229,8 @@ def blanked(
 
 
 def continued(text: Ids, division: int, words: GlmTokens) -> Row:
-    """A row that goes on from the first `division` tokens to the sample's end, without an end of piece."""
+    """Return a row that continues from the first `division` tokens to the end of the sample, without an eop
+    token."""
     source = np.append(text[:division], words.gap)
     target = text[division:]
     inputs = np.concatenate([source, [words.sop], target[:-1]])

@@ -1,7 +1,7 @@
-"""GLM's samples: windows of documents drawn by their length, each from its number alone.
+"""GLM samples: windows of documents, drawn in proportion to document length, each determined by its number.
 
-GLM's own loader draws from generators that begin anew with every process: a resume repeats what was read, and
-another number of ranks reads something else. Here sample k is a function of the seed and of k.
+GLM's own loader restarts its random generators with every process: a resumed run repeats what it has read,
+and another number of ranks reads other samples. Here sample k is a function of the seed and of k only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SENTENCE_ENDS = frozenset(".?!;:\n。？！；：…")
 
 @dataclass(frozen=True)
 class GlmTokens:
-    """The ids that GLM lays on top of a vocabulary; `eos` is the end of a document, and pads."""
+    """The ids that GLM adds to a vocabulary; `eos` is the end of a document and also the padding."""
 
     eos: int
     sop: int
@@ -36,28 +36,30 @@ class GlmTokens:
     gap: int
     # sMASK: whole sentences.
     sentence: int
-    # dBLOCK: in the place of a generated token that is hidden from itself.
+    # dBLOCK: replaces a generated token that is hidden from itself.
     block: int
 
     @classmethod
     def above(cls, vocab: int, eos: int) -> GlmTokens:
-        """In GLM's order: on GPT-2's vocabulary of 50,257 these are 50,257 to 50,265."""
+        """Return the ids in GLM's order above a vocabulary: 50,257 to 50,265 for GPT-2's vocabulary of
+        50,257."""
         return cls(eos, *range(vocab, vocab + 9))
 
     @property
     def vocab(self) -> int:
-        """Ids run over [0, vocab)."""
+        """The size of the vocabulary: ids are in [0, vocab)."""
         return self.block + 1
 
 
 def sentence_ends(tokenizer: Tokenizer) -> NDArray[np.bool_]:
-    """Of each id, whether its text holds the end of a sentence."""
+    """Return for each id whether its text contains the end of a sentence."""
     ids = range(tokenizer.vocab)
     return np.fromiter((not SENTENCE_ENDS.isdisjoint(tokenizer.decode([id])) for id in ids), np.bool_)
 
 
 def generator(seed: int, *numbers: int) -> RandomState:
-    """Random numbers of their own for each sample and purpose; NumPy keeps this generator's stream for good."""
+    """Return a random generator of its own for a sample and purpose; NumPy keeps this generator's stream
+    stable."""
     words = [seed, *numbers]
     return RandomState([part for word in words for part in (word & 0xFFFFFFFF, word >> 32)])
 
@@ -72,22 +74,22 @@ class Sampling:
             raise InputError(what, "use at least 4 tokens, and a chance in [0,1]")
 
     length: int = 512
-    """The most tokens of a sample, its leading ENC and end of document counted."""
+    """The largest number of tokens in a sample, including ENC and the end of the document."""
     short_chance: float = 0.02
-    """Chance that a sample is cut to a length in [32, length - 1)."""
+    """The chance that a sample is cut to a length in [32, length - 1)."""
     sentence_start: bool = True
-    """Whether a window in a long document begins after a sentence's end, where one is near."""
+    """Whether a window in a long document starts after the end of a sentence, if there is one nearby."""
     across_documents: bool = True
-    """Whether a short document is followed by others until the sample is full."""
+    """Whether further documents follow a short one until the sample is full."""
 
 
 SHORTEST = 32
 
 
 class Document:
-    """The tokens of a document as they lie in their file, with an end where they have none; read in parts.
+    """The tokens of a document as stored, with an end token added if it has none; read in parts.
 
-    Of a book of a million tokens a sample takes a few hundred.
+    A sample of a book with a million tokens needs only a few hundred of them.
     """
 
     def __init__(self, tokens: NDArray[Any], eos: int) -> None:
@@ -98,13 +100,13 @@ class Document:
         return self._length
 
     def part(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The tokens [start, stop), as far as there are any."""
+        """Return the tokens [start, stop), fewer at the end of the document."""
         text = self.tokens[start:stop].astype(np.int64)
         return np.append(text, self.eos) if stop > len(self.tokens) < self._length else text
 
 
 class GlmSamples:
-    """Samples of one corpus, without end; each begins with ENC, and so does each document in it."""
+    """An endless sequence of samples of one corpus; each starts with ENC, and so does each document in it."""
 
     def __init__(
         self,
@@ -115,21 +117,22 @@ class GlmSamples:
         sampling: Sampling,
         bounds: tuple[int, int] | None = None,
     ) -> None:
-        """`ends`: of each id, whether it ends a sentence; `bounds`: the documents to draw from, all by default."""
+        """Set up the samples: `ends` marks ids that end a sentence; `bounds` limits the documents, all by
+        default."""
         self.corpus, self.tokens, self.seed, self.sampling = corpus, tokens, seed, sampling
-        # With GLM's own tokens, which end none.
+        # With GLM's own tokens, which end no sentence.
         self.ends = np.zeros(max(len(ends), tokens.vocab), np.bool_)
         self.ends[: len(ends)] = ends
         first, last = bounds or (0, corpus.documents)
         offsets = np.append(corpus.offsets, len(corpus.tokens))
-        # Document d is the tokens [edges[d], edges[d + 1]).
+        # Document d holds the tokens [edges[d], edges[d + 1]).
         self.edges = offsets[corpus.marks[first : last + 1]]
         if last <= first or self.edges[-1] == self.edges[0]:
             what = f"{corpus.prefix}: its documents [{first},{last}) have no tokens"
             raise DataError(what, "use another split, or more documents")
 
     def __getitem__(self, number: int) -> NDArray[np.int64]:
-        """Sample `number` as token ids: at most `sampling.length` of them, at least two."""
+        """Return sample `number` as token ids: at least two, at most `sampling.length`."""
         random = generator(self.seed, number)
         limit = self._limit(random)
         document = self._document(random)
@@ -150,18 +153,19 @@ class GlmSamples:
         return int(random.randint(SHORTEST, longest - 1)) if is_short and longest > SHORTEST + 1 else longest
 
     def _document(self, random: RandomState) -> Document:
-        """A document, as likely as it is long, and its end."""
+        """Return a document, drawn in proportion to its length, and its end."""
         place = int(random.randint(self.edges[0], self.edges[-1], dtype=np.int64))
         number = int(np.searchsorted(self.edges, place, side="right")) - 1
         return Document(self.corpus.tokens[self.edges[number] : self.edges[number + 1]], self.tokens.eos)
 
     def _start(self, document: Document, limit: int, random: RandomState) -> int:
-        """Where a window begins in a text that is too long: by chance, then moved to a sentence's start."""
+        """Return where a window starts in a text that is too long: a random position, moved to the start of
+        a sentence."""
         start = int(random.randint(0, len(document) - limit + 2))
         backwards = random.random_sample() < 0.5
         if not self.sampling.sentence_start or start == 0:
             return start
-        # Moves.
+        # Steps.
         most = limit // 2
         if backwards:
             before = document.part(max(0, start - most - 1), start)
@@ -176,7 +180,8 @@ class GlmSamples:
         return np.concatenate([[self.tokens.enc], text])
 
     def _cut(self, text: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
-        """At most `limit` tokens: to the last sentence's end, unless that leaves less than half of them."""
+        """Return at most `limit` tokens: up to the last end of a sentence, unless less than half would
+        remain."""
         if len(text) <= limit:
             return text
         found = np.flatnonzero(self.ends[text[:limit]])
@@ -185,7 +190,7 @@ class GlmSamples:
 
 
 def stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Rows of different lengths as one array, filled up with zeros behind."""
+    """Return rows of different lengths as one array, padded with zeros at the end."""
     longest = max(row.shape[-1] for row in rows)
     out = np.zeros((len(rows), *rows[0].shape[:-1], longest), rows[0].dtype)
     for place, row in zip(out, rows, strict=True):

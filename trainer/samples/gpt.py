@@ -1,7 +1,7 @@
-"""Samples in the order of Megatron-core's GPTDataset, index for index.
+"""GPT samples in the order of Megatron-core's GPTDataset, index for index.
 
-A split's sequences, repeated over epochs and shuffled, form one stream of tokens; sample i is its
-S + 1 tokens [i*S, i*S + S + 1), so that neighbours share one token; the samples are shuffled in turn.
+The sequences of a split, repeated over epochs and shuffled, form one stream of tokens. Sample i is the S +
+1 tokens [i*S, i*S + S + 1), so that neighbours share one token; the samples are then shuffled too.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from trainer.corpus.indexed import Corpus
 SPLITS = ("train", "valid", "test")
 Bounds = tuple[int, int]
 
-# Threads that look for the samples' beginnings: past memory's speed more of them gain nothing.
+# Threads that look for the starts of samples: memory bandwidth limits them beyond this number.
 MOST_THREADS = 8
 INT32 = 2**31 - 1
 # Megatron-core counts in uint32 below this number of samples.
 WIDE_SHUFFLE = 2**32 - 2
-# Items that compiled code shuffles.
+# Number of items from which compiled code shuffles.
 MOST_SHUFFLED = 2**32 - 1
 
 
 def split_bounds(split: str, sequences: int) -> list[Bounds]:
-    """The half-open ranges of the sequences of train, valid and test."""
+    """Return the half-open ranges of the sequences of train, valid and test."""
     edges, total = [0], 0.0
     for fraction in split_fractions(split):
         total += fraction
@@ -40,12 +40,13 @@ def split_bounds(split: str, sequences: int) -> list[Bounds]:
 
 
 def epochs_for(samples: int | None, sequence: int, tokens: int) -> int:
-    """The fewest epochs with so many samples in them; one where no number is asked for."""
+    """Return the smallest number of epochs that contains so many samples; 1 if no number is given."""
     return max(1, -(-((samples or 0) * sequence + 1) // tokens))
 
 
 def last_epoch_apart(samples: int | None, sequence: int, tokens: int, epochs: int) -> int | None:
-    """Samples before the last epoch, when it is shuffled by itself because under 80 % of it is needed."""
+    """Return the number of samples before the last epoch if that epoch is shuffled separately, which
+    happens when less than 80 % of it is needed; else None."""
     if epochs == 1 or samples is None:
         return None
     before = ((epochs - 1) * tokens - 1) // sequence
@@ -55,27 +56,27 @@ def last_epoch_apart(samples: int | None, sequence: int, tokens: int, epochs: in
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that an order follows from, beside the lengths of the sequences."""
+    """All that an order depends on, except the lengths of the sequences."""
 
     bounds: Bounds
     sequence: int
     seed: int
     epochs: int
-    # Samples before a last epoch that is shuffled by itself.
+    # Samples before a last epoch that is shuffled separately.
     before: int | None
 
     @classmethod
     def of(
         cls, lengths: NDArray[np.int32], bounds: Bounds, samples: int | None, sequence: int, seed: int
     ) -> Recipe:
-        """For at least `samples` samples, or for one epoch where no number is asked for."""
+        """Return the recipe for at least `samples` samples, or for one epoch if no number is given."""
         tokens = tokens_of(lengths, bounds)
         epochs = epochs_for(samples, sequence, tokens)
         return cls(bounds, sequence, seed, epochs, last_epoch_apart(samples, sequence, tokens, epochs))
 
 
 def tokens_of(lengths: NDArray[np.int32], bounds: Bounds) -> int:
-    """Tokens of the sequences [bounds)."""
+    """Return the number of tokens of the sequences [bounds)."""
     return int(lengths[bounds[0] : bounds[1]].sum(dtype=np.int64))
 
 
@@ -83,7 +84,7 @@ def tokens_of(lengths: NDArray[np.int32], bounds: Bounds) -> int:
 class Order:
     """The three indices of a split."""
 
-    # Sequences in the stream's order.
+    # Sequences in the order of the stream.
     documents: NDArray[np.int32]
     samples: NDArray[Any]  # (samples + 1, 2) of int32 or int64: place in `documents`, token within it
     # K-th item -> sample.
@@ -96,12 +97,12 @@ class Order:
 def make_order(
     lengths: NDArray[np.int32], bounds: Bounds, samples: int | None, sequence: int, seed: int
 ) -> Order:
-    """The order of at least `samples` samples over the sequences [bounds), or of one epoch for None."""
+    """Return the order of at least `samples` samples over the sequences [bounds), or of one epoch for None."""
     return follow(Recipe.of(lengths, bounds, samples, sequence, seed), lengths)
 
 
 def follow(recipe: Recipe, lengths: NDArray[np.int32]) -> Order:
-    """The order that a recipe means; the sequences must have a token."""
+    """Return the order that a recipe describes; the sequences must contain at least one token."""
     random = np.random.RandomState(recipe.seed)
     own = np.arange(*recipe.bounds, dtype=np.int32)
     apart = None if recipe.before is None else (recipe.epochs - 1) * len(own)
@@ -113,7 +114,7 @@ def follow(recipe: Recipe, lengths: NDArray[np.int32]) -> Order:
 
 
 def _shuffled(random: np.random.RandomState, items: NDArray[Any], cut: int | None) -> NDArray[Any]:
-    """Shuffle in place: as a whole, or the parts before and after `cut` each by itself."""
+    """Shuffle in place: everything, or the parts before and after `cut` separately."""
     parts = [items] if cut is None else [items[:cut], items[cut:]]
     shuffle = (
         sample_index.shuffle if not sample_index.why_not() and len(items) <= MOST_SHUFFLED else _plain_shuffle
@@ -130,7 +131,8 @@ def _plain_shuffle(items: NDArray[Any], random: np.random.RandomState) -> None:
 def sample_starts(
     lengths: NDArray[np.int32], documents: NDArray[np.int32], sequence: int, count: int
 ) -> NDArray[Any]:
-    """Where each of `count` samples begins, (place, token within), and one row more where the last one ends."""
+    """Return where each of `count` samples starts, (position, token within it), and one more row where the
+    last one ends."""
     if sample_index.why_not():
         return plain_starts(lengths, documents, sequence, count)
     out = np.empty((count + 1, 2), _row_type(documents))
@@ -142,13 +144,13 @@ def sample_starts(
 def plain_starts(
     lengths: NDArray[np.int32], documents: NDArray[np.int32], sequence: int, count: int
 ) -> NDArray[Any]:
-    """`sample_starts` in NumPy: what the compiled code means."""
+    """Compute `sample_starts` in NumPy: the reference for the compiled code."""
     own = lengths[documents]
     ends = np.cumsum(own, dtype=np.int64)
     at = np.arange(count + 1, dtype=np.int64) * sequence
     place = np.searchsorted(ends, at, side="right")
     starts = np.stack([place, at - (ends[place] - own[place])], axis=1).astype(_row_type(documents))
-    # Also where the first documents are empty.
+    # Also correct when the first documents are empty.
     starts[0] = 0
     return starts
 
@@ -178,7 +180,7 @@ class Samples:
         return tokens
 
     def read(self, ks: Any) -> NDArray[np.int64]:
-        """The items `ks`, (items, sequence + 1)."""
+        """Return the items `ks` as an array of shape (items, sequence + 1)."""
         numbers = self.order.shuffle[np.asarray(ks, np.int64)].astype(np.int64)
         if self._compiled is not None:
             return self._compiled.read(numbers, self.sequence + 1)
