@@ -1,4 +1,5 @@
-"""Texts -> `.bin`, `.idx` and a manifest: by all cores, in flat memory, going on after any end, with the same bytes."""
+"""Build `.bin`, `.idx` and a manifest from texts: on all cores, in constant memory, resumable, with
+identical bytes."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ Progress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True)
 class Order:
-    """One build as it was asked for."""
+    """The options of one build."""
 
     inputs: tuple[str, ...]
     tokenizer: Path
@@ -65,15 +66,15 @@ class Order:
     kind: str = ""
     eod: str = ""
     workers: int = 0
-    """0: as many as there are cores for this process."""
+    """0: one worker per core available to this process."""
     max_bad: int = 0
     replace: bool = False
     fresh: bool = False
     keep_hashes: bool = False
-    """With `dedup`: leave each document's hash beside the pair, for a merge that looks across pairs."""
+    """With `dedup`: keep the hash of each document next to the pair, for a later merge across pairs."""
 
     def check(self) -> None:
-        """Everything wrong with the command line itself, at once."""
+        """Raise one error that lists everything wrong with the command line."""
         faults = []
         for ending in (".bin", ".idx"):
             if self.output.name.endswith(ending):
@@ -99,7 +100,7 @@ class Order:
 def build(
     order: Order, tell: Tell = lambda text: None, progress: Progress = lambda *_: None
 ) -> dict[str, Any]:
-    """Build, or go on with a build that ended half-way; the answer is the manifest."""
+    """Build, or resume an interrupted build; return the manifest."""
     inputs, tokenizer = opened(order)
     plan = make_plan(order, inputs, tokenizer)
     folder = work_folder(order.output)
@@ -115,7 +116,7 @@ def build(
 
 
 def opened(order: Order) -> tuple[list[Input], Tokenizer]:
-    """What an order names, found and loaded; all that is wrong with any of it at once."""
+    """Return the inputs found and the tokenizer loaded; raise one error that lists all faults."""
     found: dict[str, Any] = {}
     faults: list[DataError] = []
     for name, does in (
@@ -158,7 +159,7 @@ def _build(
     if order.keep_hashes and (folder / "hashes").exists():
         os.replace(folder / "hashes", hashes_path(order.output))
     elif not order.keep_hashes:
-        # Of what was there before.
+        # Part of an earlier, interrupted build.
         hashes_path(order.output).unlink(missing_ok=True)
     put_in_place(folder, order.output)
     found: dict[str, Any] = json.loads(manifest_path(order.output).read_bytes())
@@ -166,7 +167,7 @@ def _build(
 
 
 def make_plan(order: Order, inputs: Sequence[Input], tokenizer: Tokenizer) -> dict[str, Any]:
-    """What decides the bytes of the result: parts made by another plan are of no use."""
+    """Return everything that determines the bytes of the result: parts made with another plan are unusable."""
     return {
         "inputs": [[one.name, one.kind, *_stamp(one.name)] for one in inputs],
         "tokenizer": tokenizer.sha256,
@@ -187,7 +188,7 @@ def _stamp(name: str) -> list[int]:
 
 
 def _is_finished(folder: Path, plan: dict[str, Any]) -> bool:
-    """Whether all was made before, and only the files are not in their place."""
+    """Return whether all parts were made before and only the final files are missing."""
     try:
         before = json.loads((folder / PLAN).read_bytes())
     except (OSError, ValueError):
@@ -220,7 +221,7 @@ def _make(
 
 
 def _new_parts(reader: Reader, store: Store) -> Iterator[Part]:
-    """The parts that are not made yet; those that are must be the same as then."""
+    """Yield the parts that are not made yet; check that the finished ones are unchanged."""
     known = list(store.marks)
     number = -1
     changed = DataError(
@@ -250,7 +251,7 @@ def _stop_at_bad(order: Order, store: Store) -> None:
 
 
 def _finish(order: Order, reader: Reader, store: Store, tokenizer: Tokenizer) -> None:
-    """All parts are made: drop what is there twice, write index and manifest beside the tokens."""
+    """Drop duplicates, then write the index and the manifest next to the tokens."""
     if not store.tokens:
         shutil.rmtree(store.folder)
         raise DataError(_why_empty(store), "check the files, --key and the filters")
@@ -275,7 +276,7 @@ def _why_empty(store: Store) -> str:
 
 
 def make_manifest(order: Order, reader: Reader, store: Store, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What was built of what; nothing in it depends on time, workers or how often the build was stopped."""
+    """Return the manifest; nothing in it depends on time, on the workers or on interruptions."""
     recipe = order.recipe
     filters = asdict(recipe.filters) if recipe.filters != type(recipe.filters)() else {}
     if recipe.filters.language:
@@ -309,13 +310,14 @@ def make_manifest(order: Order, reader: Reader, store: Store, tokenizer: Tokeniz
 
 
 def entropy(counts: NDArray[np.int64]) -> float:
-    """Nats a token when each is drawn by its frequency alone: the best without any context."""
+    """Return the entropy in nats per token of independent draws by frequency: the best loss without
+    context."""
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log(share)).sum())
 
 
 def _leave_nothing_empty(folder: Path) -> None:
-    """A build that was refused before it made anything leaves no folder behind."""
+    """Remove the work folder of a build that was refused before it made anything."""
     names = set(os.listdir(folder)) if folder.is_dir() else set()
     if names and names <= {"lock"}:
         shutil.rmtree(folder)

@@ -1,4 +1,5 @@
-"""The verbs of `clusterctl data`: arguments in, an answer out, as text or with --json as one document."""
+"""The verbs of `clusterctl data`: parse arguments, return the result as text or, with --json, as one
+document."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 
 
 def add_verbs(verb: ADD) -> None:
-    """Every verb and its arguments; `verb` makes one of name, function and help."""
+    """Add every verb with its arguments; `verb` creates one from a name, a function and a help text."""
     _tokenizer_arguments(verb)
     build = verb("data-build", _build, "texts to Megatron's .bin/.idx, with a manifest")
     build.epilog = SPREAD
@@ -278,7 +279,7 @@ def _merge(arguments: argparse.Namespace) -> int:
 
 
 def prefix_of(name: str) -> Path:
-    """A pair by its prefix or by any of its files, so that a shell's `data/*` will do."""
+    """Return the prefix of a pair given its prefix or one of its files, so that a shell's `data/*` works."""
     for ending in PAIR_ENDINGS:
         if name.endswith(ending):
             return Path(name[: -len(ending)])
@@ -286,7 +287,7 @@ def prefix_of(name: str) -> Path:
 
 
 def token_count(text: str) -> int:
-    """A number of tokens as people write it: 2500000000, 2.5e9, 2.5B, 300_000M."""
+    """Return a number of tokens written as 2500000000, 2.5e9, 2.5B or 300_000M."""
     unit = UNITS.get(text[-1:].lower(), 1)
     try:
         return int(float((text[:-1] if unit > 1 else text).replace("_", "").replace(",", "")) * unit)
@@ -392,15 +393,16 @@ def _end_text(found: dict[str, Any]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without control characters, which could move a terminal's cursor."""
+    """Return the text without control characters, which could move the cursor of a terminal."""
     return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)
 
 
 class Meter:
-    """Progress on standard error: one line, redrawn, on a terminal; elsewhere nothing."""
+    """Progress on standard error: one redrawn line on a terminal, nothing elsewhere."""
 
     def __init__(self, lines: bool = False) -> None:
-        """`lines`: for whoever reads it from afar, a line a second, `progress BYTES DOCUMENTS`."""
+        """`lines`: write `progress BYTES DOCUMENTS` every second for a program that follows from another
+        machine."""
         self._lines = lines
         self._began = self._drawn = time.monotonic()
         self._live = sys.stderr.isatty()

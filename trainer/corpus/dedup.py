@@ -1,4 +1,4 @@
-"""Exact duplicates by hash: the first of alike documents stays. Memory is bounded whatever the corpus' size."""
+"""Drop exact duplicates by hash: the first copy of a document stays. Memory is bounded for any corpus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCUMENTS_AT_ONCE = 1 << 12
 
 
 def drop_duplicates(store: Store) -> int:
-    """Write the build's files anew without later copies of a document; how many went."""
+    """Rewrite the files of the build without later copies of a document; return how many were dropped."""
     keep = first_ones(store.path("hashes"))
     dropped = int((~keep).sum())
     if dropped:
@@ -26,7 +26,10 @@ def drop_duplicates(store: Store) -> int:
 
 
 def first_ones(path: Path) -> NDArray[np.bool_]:
-    """Of each document, whether no earlier one has its hash; passes over the file, each for a share of the hashes."""
+    """Return for each document whether no earlier one has its hash.
+
+    Reads the file several times, each time for a share of the hashes.
+    """
     count = path.stat().st_size // HASH_BYTES
     keep = np.ones(count, bool)
     if not count:
@@ -44,7 +47,7 @@ def first_ones(path: Path) -> NDArray[np.bool_]:
 
 
 def _mine(hashes: NDArray[np.uint64], share: int, shares: int) -> NDArray[np.int64]:
-    """The numbers of the documents whose hash falls to a share."""
+    """Return the numbers of the documents whose hash belongs to a share."""
     found = []
     for begin in range(0, len(hashes), AT_ONCE):
         some = hashes[begin : begin + AT_ONCE, 0] % np.uint64(shares) == share

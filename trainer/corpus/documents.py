@@ -1,8 +1,9 @@
-"""Pieces of an input -> documents, each a text or a list of ids; what is none is told with its place.
+"""Turn pieces of an input into documents, each a text or a list of ids; report invalid records with their
+place.
 
-A document cut into sentences, each a unit of its own in the index; nothing of the text is lost but the gaps.
+With sentence splitting each sentence becomes a unit of the index; only the gaps between sentences are lost.
 
-The texts of inputs one by one, to learn a vocabulary from; the first line that is none is an error.
+For training a tokenizer, yield the texts one by one; the first invalid record is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from trainer.files import texts
 
 KEYED = ("jsonl", "parquet")
 KEYS_SHOWN = 8
-# Of a Parquet file in memory together.
+# Rows of a Parquet file that are in memory together.
 ROWS = 1024
 DOC = re.compile(rb"<doc\b[^>]*>\n?(.*?)\n?</doc>", re.DOTALL)
 PAGE = re.compile(rb"<page>.*?</page>", re.DOTALL)
@@ -38,7 +39,7 @@ PARAGRAPHS = re.compile(r"(?:\r?\n[ \t]*){2,}")
 
 @dataclass(frozen=True)
 class Bad:
-    """A line (page, row) that holds no document, and why."""
+    """A line (page, row) without a usable document, and why."""
 
     place: str
     reason: str
@@ -48,11 +49,11 @@ class Bad:
 
 
 class NotADocument(Exception):
-    """Why a record cannot be used; becomes a Bad with its place."""
+    """A record cannot be used; the message says why. It becomes a Bad with its place."""
 
 
 def documents(piece: Piece, key: str, each: str, vocab: int) -> Iterator[str | list[int] | Bad]:
-    """Every document of a piece, in order. An empty one is a document too."""
+    """Yield every document of a piece in order. An empty document counts too."""
     if piece.bad:
         yield Bad(f"{piece.name}:{piece.line}", piece.bad)
         return
@@ -61,7 +62,7 @@ def documents(piece: Piece, key: str, each: str, vocab: int) -> Iterator[str | l
             if piece.kind != "jsonl":
                 yield _checked(record, vocab)
             else:
-                # A text is sound already, a line is not.
+                # A str is valid Unicode; a line of bytes must be checked.
                 yield record if isinstance(record, str) else _checked(_value(record, key), vocab)
         except NotADocument as error:
             yield Bad(f"{piece.name}:{place}", str(error))
@@ -86,7 +87,8 @@ def _checked(value: Any, vocab: int) -> str | list[int]:
 
 
 def _whole(text: str) -> str:
-    """JSON can name half a character, which no tokenizer takes."""
+    """Return the text if it is valid: JSON can contain half of a surrogate pair, which no tokenizer
+    accepts."""
     if text.isascii():
         return text
     try:
@@ -102,7 +104,7 @@ def _whole(text: str) -> str:
 
 
 def _lines(piece: Piece, key: str) -> Iterator[tuple[str, str | bytes]]:
-    """Each line's text, or the line itself where it has yet to be seen whether there is one."""
+    """Yield the text of each line, or the raw line if it still has to be parsed in full."""
     data = piece.data
     if piece.line == 1:
         data = data.removeprefix(b"\xef\xbb\xbf")
@@ -157,7 +159,7 @@ def _paragraphs(data: bytes, line: int) -> Iterator[tuple[str, Any]]:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
-        # Which is told as what it is.
+        # It is reported as a bad record.
         yield str(line), data
         return
     for paragraph in PARAGRAPHS.split(text):
@@ -166,7 +168,7 @@ def _paragraphs(data: bytes, line: int) -> Iterator[tuple[str, Any]]:
 
 
 def _wikiextracted(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
-    """WikiExtractor's own files, `<doc id=... title=...>` to `</doc>`, the text between them."""
+    """Yield the documents of WikiExtractor files: the text between `<doc id=... title=...>` and `</doc>`."""
     for line, found in _marked(piece, DOC, b"<doc "):
         text = found if isinstance(found, NotADocument) else found[1].decode("utf-8", "surrogateescape")
         yield (
@@ -178,8 +180,8 @@ def _wikiextracted(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
 
 
 def _pages(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
-    """The articles of a MediaWiki dump; redirects and pages that are no articles are passed over."""
-    # 25 ms of patterns.
+    """Yield the articles of a MediaWiki dump; skip redirects and pages outside the article namespace."""
+    # Importing the patterns takes 25 ms.
     from trainer.corpus.wikitext import article
 
     for line, found in _marked(piece, PAGE, b"<page>"):
@@ -198,7 +200,7 @@ def _pages(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
 def _marked(
     piece: Piece, pattern: re.Pattern[bytes], opening: bytes
 ) -> Iterator[tuple[str, re.Match[bytes] | NotADocument]]:
-    """Records between marks, each with its line; one that is never closed was cut."""
+    """Yield the records between marks, each with its line; a record that is not closed was truncated."""
     line, at = piece.line, 0
     for found in pattern.finditer(piece.data):
         line += piece.data.count(b"\n", at, found.start())
@@ -218,7 +220,7 @@ def _ids(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
 
 
 def _rows(piece: Piece, key: str) -> Iterator[tuple[str, Any]]:
-    """One column of a row group, a few rows at a time."""
+    """Yield one column of a row group, a few rows at a time."""
     file = parquet_file(piece.name)
     columns = file.schema_arrow.names
     if key not in columns:
@@ -242,7 +244,8 @@ RECORDS: dict[str, Any] = {
 }
 
 
-# An end: a full stop and its like, closing quotes and brackets, then a gap. Chinese and Japanese need no gap.
+# The end of a sentence: a full stop or similar, closing quotes and brackets, then a gap. Chinese and
+# Japanese need no gap.
 END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[”’」』）》]*\s*|\n\s*\n\s*")
 LAST_WORD = re.compile(r"(?<![\w.])((?:[^\W\d_]\.)*[^\W\d_]*)\.[\"'”’»)\]]*\s*$")
 BEGINS_LOW = re.compile(r"[^\w]*[a-zà-öø-ÿа-яα-ω]")
@@ -256,7 +259,7 @@ ABBREVIATIONS = {
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, without the white space between them."""
+    """Return the sentences of a text without the white space between them."""
     found, begin = [], 0
     for end in END.finditer(text):
         if _goes_on(text, begin, end):
@@ -268,7 +271,8 @@ def sentences(text: str) -> list[str]:
 
 
 def _goes_on(text: str, begin: int, end: re.Match[str]) -> bool:
-    """Whether a full stop ends an abbreviation or an initial, or a small letter follows it."""
+    """Return whether the sentence continues: the full stop ends an abbreviation or an initial, or a small
+    letter follows."""
     mark = end[0]
     if "\n\n" in mark.replace("\r", "") or mark[0] in "。！？":
         return False
@@ -285,12 +289,12 @@ def _goes_on(text: str, begin: int, end: re.Match[str]) -> bool:
     )
 
 
-# No id is out of range here: ids are refused as a whole.
+# No id can be out of range here, because lists of ids are refused.
 LARGEST = 2**31
 
 
 def texts_of(inputs: Sequence[str], key: str = "text", kind: str = "", each: str = "file") -> Iterator[str]:
-    """Every text, in order; ids are refused, since they were tokens before."""
+    """Yield every text in order; lists of ids are refused, because they are tokens already."""
     for name, value, known in (("--format", kind or KINDS[0], KINDS), ("--each", each, EACH)):
         if value not in known:
             raise DataError(f"{name} {value}: is not one of {', '.join(known)}")

@@ -1,10 +1,13 @@
-"""Documents -> ids at the speed of a word cache in C++, with the ids that `tokenizers` gives, or by `tokenizers`.
+"""Encode documents into ids: by a word cache in C++, with exactly the ids of `tokenizers`, or by
+`tokenizers`.
 
     encoder = encoder_for(tokenizer, threads=2)
-    ids, lengths = encoder.encode_many(texts)     # one array for all; encoder.describe() says who encodes, and why
+    ids, lengths = encoder.encode_many(texts)   # one array for all
+    encoder.describe()                          # which encoder, and why
 
-The C++ knows one kind of tokenizer: byte-level BPE with GPT-2's way of finding words, which is what is trained here.
-`Encoder.load` refuses every other kind; that it divides text as the installed `tokenizers` does is seen to then.
+The C++ code supports one kind of tokenizer: byte-level BPE with GPT-2's word splitting, which is what
+`data tokenizer train` makes. `Encoder.load` refuses every other kind and checks that the installed
+`tokenizers` splits text in the same way.
 """
 
 from __future__ import annotations
@@ -31,11 +34,12 @@ BYTES = range(256)
 
 
 class NotExact(Exception):
-    """The C++ would not be sure to give the ids of `tokenizers`; the message says why, all reasons at once."""
+    """The C++ code might not return the ids of `tokenizers`; the message lists all reasons."""
 
 
 class NotText(DataError):
-    """A document that no UTF-8 can say, such as half of a surrogate pair: `document` of the call."""
+    """A document cannot be written as UTF-8, for example half of a surrogate pair; `document` is its index
+    in the call."""
 
     def __init__(self, document: int, why: str) -> None:
         super().__init__(f"document {document}: {why}")
@@ -43,10 +47,10 @@ class NotText(DataError):
 
 
 class Encoder:
-    """By C++. One caller at a time; others wait. Python runs on meanwhile."""
+    """Encode in C++. Calls from several threads wait for each other; Python runs on meanwhile."""
 
     why = ""
-    """Why it is slow: it is not."""
+    """Why it is slow; empty because it is not."""
 
     def __init__(self, inner: bpe.Bpe, eod: int) -> None:
         self._inner = inner
@@ -54,7 +58,7 @@ class Encoder:
 
     @classmethod
     def load(cls, tokenizer: Tokenizer, threads: int = 1) -> Encoder:
-        """NotExact where the ids could differ; LibraryMissing where nothing is compiled."""
+        """Return an encoder; raise NotExact if its ids could differ, LibraryMissing if nothing is compiled."""
         tables = _tables(tokenizer.definition())
         inner = bpe.Bpe(tables, token_type(tokenizer.vocab), threads)
         _compare(inner)
@@ -65,7 +69,8 @@ class Encoder:
         return f"C++, {count} {'thread' if count == 1 else 'threads'}"
 
     def encode_many(self, texts: Sequence[str], append_eod: bool = False) -> Encoded:
-        """`append_eod`: the tokenizer's end of a document after each that has ids, counted in its length."""
+        """Encode texts; `append_eod` adds the end-of-document id after each non-empty document and counts
+        it in the length."""
         pieces = [_utf8(i, text) for i, text in enumerate(texts)]
         ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
         starts = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
@@ -74,7 +79,8 @@ class Encoder:
     def encode_bytes(
         self, text: Any, starts: NDArray[np.int64], ends: NDArray[np.int64], append_eod: bool = False
     ) -> Encoded:
-        """The documents text[starts[i]:ends[i]] of UTF-8 in any buffer; they ascend, and none overlap."""
+        """Encode the documents text[starts[i]:ends[i]] of a UTF-8 buffer; they are in order and do not
+        overlap."""
         try:
             return self._inner.encode(text, starts, ends, self._eod if append_eod else None)
         except bpe.NotUtf8 as error:
@@ -82,7 +88,7 @@ class Encoder:
 
 
 class LibraryEncoder:
-    """By `tokenizers`, which knows every kind; `why` the C++ does not do it."""
+    """Encode with `tokenizers`, which supports every kind; `why` says why the C++ code is not used."""
 
     def __init__(self, tokenizer: Tokenizer, why: str) -> None:
         self._tokenizer = tokenizer
@@ -113,7 +119,8 @@ class LibraryEncoder:
 
 
 def encoder_for(tokenizer: Tokenizer, threads: int = 1) -> Encoder | LibraryEncoder:
-    """The C++ where it is exact and compiled; else `tokenizers`, with the reason in `describe()`."""
+    """Return the C++ encoder if it is exact and compiled, else `tokenizers` with the reason in
+    `describe()`."""
     try:
         return Encoder.load(tokenizer, threads)
     except (NotExact, LibraryMissing) as reason:
@@ -135,7 +142,7 @@ def _text(document: int, data: bytes) -> str:
 
 
 def _tables(definition: dict[str, Any]) -> bpe.Tables:
-    """What the C++ is made of; NotExact of a tokenizer of another kind."""
+    """Return the tables for the C++ code; raise NotExact for another kind of tokenizer."""
     if faults := [*_faults(definition)]:
         raise NotExact("; ".join(faults))
     model = definition["model"]
@@ -155,7 +162,7 @@ def _tables(definition: dict[str, Any]) -> bpe.Tables:
 
 
 def _faults(definition: dict[str, Any]) -> Iterable[str]:
-    """Every part of a tokenizer.json that the C++ does not do as `tokenizers` does."""
+    """Yield every part of a tokenizer.json that the C++ code does not handle as `tokenizers` does."""
     for key in ("normalizer", "truncation", "padding"):
         if definition.get(key) is not None:
             yield f"it has a {key}" if key == "normalizer" else f"it has {key}"
@@ -172,7 +179,7 @@ def _faults(definition: dict[str, Any]) -> Iterable[str]:
 
 
 def _leaves_ids(after: dict[str, Any] | None) -> bool:
-    """Whether what comes after the model adds special tokens at most, which are not asked for here."""
+    """Return whether the post-processor only adds special tokens, which are not used here."""
     kind = after["type"] if after else "ByteLevel"
     if after and kind == "Sequence":
         return all(map(_leaves_ids, after["processors"]))
@@ -201,17 +208,17 @@ def _model_faults(model: dict[str, Any]) -> Iterable[str]:
 
 
 def byte_characters() -> list[str]:
-    """The character by which a byte-level vocabulary writes each byte: printable ones as they are."""
+    """Return the character for each byte in a byte-level vocabulary: printable bytes stand for themselves."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in BYTES]
 
 
 def _compare(inner: bpe.Bpe) -> None:
-    """NotExact where the installed `tokenizers` has letters, digits or white space that the C++ has not.
+    """Raise NotExact if the installed `tokenizers` classifies characters differently from the C++ code.
 
-    Its Unicode version may be another than the table's. A new one extends ranges or begins them at multiples
-    of 16, as blocks of characters do, so that some thousand code points tell; asking of all would take seconds.
+    Its Unicode version may differ. A new version extends ranges or starts new ones at multiples of 16, so
+    that a few thousand code points suffice; checking all would take seconds.
     """
     text = "".join(FRAMES[kind].format(chr(code)) for code, kind in _telling())
     theirs = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
@@ -220,7 +227,7 @@ def _compare(inner: bpe.Bpe) -> None:
 
 
 def _telling() -> Iterable[tuple[int, int]]:
-    """Code points at and beside the ends of ranges, and some between ranges, with the kind of each."""
+    """Yield code points at and next to the ends of ranges, and some between ranges, each with its class."""
     ranges = bpe.unicode_ranges().astype(np.int64)
     kinds = np.full(CODE_POINTS, OTHER, np.uint8)
     for first, end, kind in ranges:

@@ -1,4 +1,5 @@
-"""Which documents stay: long enough, in the language asked for. Duplicates are found when all are known."""
+"""Decide which documents stay: long enough, in the requested language. Duplicates are found after all are
+known."""
 
 from __future__ import annotations
 
@@ -11,15 +12,16 @@ import numpy as np
 
 from trainer.errors import DataError
 
-# Characters that the language is told by: about GLM's 1024 tokens.
+# Characters used to detect the language: about GLM's 1024 tokens.
 LOOKED_AT = 4096
-# Of a text: two of 1e9 documents are alike by chance once in 1e20.
+# Bytes of a text's hash: two of 1e9 documents collide once in 1e20.
 HASH_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Filters:
-    """What a document must be to stay. `language_model` is fastText's lid.176.bin or .ftz, the user's own."""
+    """The conditions that a document must meet. `language_model` is the user's copy of fastText's
+    lid.176.bin or .ftz."""
 
     min_chars: int = 0
     language: str = ""
@@ -27,7 +29,7 @@ class Filters:
     min_confidence: float = 0.0
 
     def check(self) -> None:
-        """Refuse what cannot work, before anything is read."""
+        """Refuse settings that cannot work, before anything is read."""
         faults = []
         if self.min_chars < 0:
             faults.append(f"--min-chars {self.min_chars}: a length is at least 0")
@@ -45,14 +47,15 @@ class Filters:
 
 
 class Sieve:
-    """Filters made ready in one process."""
+    """Filters loaded in one process."""
 
     def __init__(self, filters: Filters) -> None:
         self._filters = filters
         self._model: Any = _load(filters.language_model) if filters.language else None
 
     def refusal(self, document: str | list[int]) -> str:
-        """Why a document goes (`short`, `language`), or nothing. What is ids already is not looked at."""
+        """Return why a document is dropped (`short`, `language`), or "". Documents given as ids are not
+        checked."""
         if not isinstance(document, str):
             return ""
         if len(document) < self._filters.min_chars:
@@ -83,6 +86,6 @@ def _load(path: str) -> Any:
 
 
 def content_hash(document: str | list[int]) -> bytes:
-    """What two documents have in common when they are alike to the last character."""
+    """Return a hash of the content: equal for documents that are equal to the last character."""
     data = document.encode() if isinstance(document, str) else np.asarray(document, "<i4").tobytes()
     return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()

@@ -1,8 +1,9 @@
-"""Megatron's pair of files, `.bin` and `.idx`: read and written byte for byte; the older TNTIDX is read.
+"""Read and write Megatron's pair of files, `.bin` and `.idx`, byte for byte; also read the older TNTIDX.
 
-.idx: MMIDIDX\\0\\0, u64 version 1, u8 type, u64 sequences S, u64 document marks D,
-      i32[S] lengths, i64[S] byte offsets in .bin, i64[D] marks (counts of sequences; first 0, last S),
-      and in multimodal files i8[S] modes, which are passed over
+.idx: MMIDIDX\\0\\0, u64 version 1, u8 type, u64 sequences S, u64 document marks D, i32[S] lengths, i64[S]
+byte
+offsets in .bin, i64[D] marks (counts of sequences; first 0, last S), and in multimodal files i8[S] modes,
+which are skipped
 .bin: the tokens, nothing else
 """
 
@@ -29,20 +30,20 @@ HEADER = struct.Struct("<9sQBQQ")
 OLD_MAGIC = b"TNTIDX\x00\x00"
 OLD_HEADER = struct.Struct("<8sQQQQQQ")
 TYPES: dict[int, Any] = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
-# Their widths differ between the tools that write them; no tokens in either.
+# Their widths differ between the tools that write them; neither kind holds tokens.
 FLOAT_TYPES = (6, 7)
 # Megatron's own limit.
 LARGEST_U16_VOCAB = 65500
 # Tokens of a sequence: its length is an i32.
 LONGEST = 2**31 - 1
-# What a writer keeps beside the pair until it is whole.
+# Files that a writer keeps next to the pair until it is complete.
 ASIDE = ("bin", "idx", "lengths", "marks")
-# Entries of an index that are looked at together: 8 MiB.
+# Entries of an index that are checked together: 8 MiB.
 AT_ONCE = 1 << 20
 
 
 def token_type(vocab: int) -> Any:
-    """Two bytes a token where the vocabulary allows it."""
+    """Return the type of the tokens: two bytes if the vocabulary allows it."""
     return np.uint16 if vocab < LARGEST_U16_VOCAB else np.int32
 
 
@@ -59,7 +60,7 @@ def idx_path(prefix: Path) -> Path:
 
 @dataclass(frozen=True)
 class Index:
-    """What an `.idx` says; the arrays are views of the file, which is not read whole."""
+    """The content of an `.idx` file; the arrays are views of the mapped file."""
 
     path: Path
     dtype: np.dtype[Any]
@@ -88,19 +89,19 @@ class Corpus:
         return len(self.marks) - 1
 
     def document(self, number: int) -> NDArray[Any]:
-        """The tokens of one document, its sequences joined."""
+        """Return the tokens of one document, its sequences joined."""
         first, last = int(self.marks[number]), int(self.marks[number + 1])
         if first == last:
             return self.tokens[:0]
         return self.tokens[self.offsets[first] : self.offsets[last - 1] + self.lengths[last - 1]]
 
     def identity(self) -> str:
-        """What a checkpoint remembers of its data: the hash of the index."""
+        """Return what a checkpoint records about its data: the hash of the index."""
         return sha256(idx_path(self.prefix))
 
 
 def open_corpus(prefix: Path) -> Corpus:
-    """Open a pair and check all that can be checked without reading the tokens."""
+    """Open a pair and check everything that can be checked without reading the tokens."""
     index, faults = look(prefix)
     if faults or index is None:
         raise DataError("\n".join(what for what, _ in faults), faults[0][1])
@@ -110,7 +111,7 @@ def open_corpus(prefix: Path) -> Corpus:
 
 
 def look(prefix: Path) -> tuple[Index | None, list[tuple[str, str]]]:
-    """The index of a pair, where it can be read at all, and everything wrong as (what, remedy)."""
+    """Return the index of a pair (None if unreadable) and everything wrong with it as (what, remedy)."""
     absent = [path for path in (idx_path(prefix), bin_path(prefix)) if not path.is_file()]
     if absent:
         remedy = "build it with `clusterctl data build`; a prefix has no .bin or .idx ending"
@@ -142,7 +143,7 @@ def _faults(index: Index, binary: Path) -> Iterator[tuple[str, str]]:
 
 
 def _are_sums(index: Index) -> bool:
-    """Whether each sequence begins where the one before ends; in pieces, so that memory stays flat."""
+    """Return whether each sequence starts where the one before ends; checked in pieces to bound memory."""
     reached = 0
     for at in range(0, len(index.lengths), AT_ONCE):
         ends = np.cumsum(index.lengths[at : at + AT_ONCE], dtype=np.int64) + reached
@@ -154,7 +155,7 @@ def _are_sums(index: Index) -> bool:
 
 
 def read_index(path: Path) -> Index:
-    """An `.idx` file of either kind, its outer form checked."""
+    """Read an `.idx` file of either kind and check its outer form."""
     try:
         with path.open("rb") as stream:
             head = stream.read(max(HEADER.size, OLD_HEADER.size))
@@ -188,7 +189,8 @@ def _read_new(path: Path, head: bytes, content: NDArray[np.uint8]) -> Index:
 
 
 def _read_old(path: Path, head: bytes, content: NDArray[np.uint8]) -> Index:
-    """TNTIDX: u64 version, type, element size, items, sizes, marks; i64 dimension and data offsets, sizes, marks."""
+    """Read TNTIDX: u64 version, type, element size, items, sizes, marks; i64 dimension and data offsets,
+    sizes, marks."""
     _, version, code, width, items, sizes, count = OLD_HEADER.unpack_from(head)
     dtype = _known_type(path, version, code)
     needed = OLD_HEADER.size + 8 * (2 * (items + 1) + sizes + count)
@@ -219,9 +221,10 @@ def _known_type(path: Path, version: int, code: int) -> np.dtype[Any]:
 
 
 class Writer:
-    """Writes a pair aside and puts it in place whole; use it in a `with`. An exception leaves no trace.
+    """Write a pair aside and publish it when it is complete; use it in a `with`. An exception leaves no
+    files.
 
-    Lengths and marks wait on the disk as well, so that memory does not grow with the corpus.
+    Lengths and marks also wait on disk, so that memory does not grow with the corpus.
     """
 
     def __init__(self, prefix: Path, dtype: Any) -> None:
@@ -234,17 +237,18 @@ class Writer:
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
         self._clear()
         self._streams = {ending: self._aside(ending).open("w+b") for ending in ("bin", "lengths", "marks")}
-        # The system lets go of it however this process ends.
+        # The system releases it however this process ends.
         fcntl.flock(self._streams["bin"], fcntl.LOCK_EX)
         return self
 
     def add_document(self, sequences: Sequence[Sequence[int]]) -> None:
-        """One document of one or more sequences."""
+        """Add one document of one or more sequences."""
         tokens = np.fromiter((token for one in sequences for token in one), np.int64)
         self.add(tokens, [len(one) for one in sequences], [len(sequences)])
 
     def add(self, tokens: NDArray[Any], lengths: Any, counts: Any) -> None:
-        """Whole documents: their tokens, the lengths of their sequences, the sequences of each document."""
+        """Add whole documents: their tokens, the lengths of their sequences, the number of sequences of
+        each document."""
         lengths, counts = np.asarray(lengths, np.int64), np.asarray(counts, np.int64)
         assert lengths.sum() == len(tokens) and counts.sum() == len(lengths)
         self._streams["bin"].write(_fitting(tokens, self.dtype, self.prefix).data)
@@ -275,7 +279,7 @@ class Writer:
         switch(self._aside("bin"), self._aside("idx"), self.prefix)
 
     def _clear(self) -> None:
-        """Take away what a writer of the same pair left when it was killed: nobody holds its tokens."""
+        """Remove files of a killed writer of the same pair: no process holds a lock on its tokens."""
         for left in self.prefix.parent.glob(f".{glob.escape(self.prefix.name)}.*.bin.tmp"):
             with left.open("rb") as tokens:
                 try:
@@ -292,7 +296,7 @@ class Writer:
 
 
 def write_index(index: BinaryIO, dtype: np.dtype[Any], lengths: BinaryIO, marks: BinaryIO) -> None:
-    """An `.idx` out of two files: the i32 lengths, and the i64 marks without their leading 0."""
+    """Write an `.idx` from two files: the i32 lengths, and the i64 marks without their leading 0."""
     code = next(code for code, known in TYPES.items() if np.dtype(known) == dtype)
     index.write(HEADER.pack(MAGIC, 1, code, _size(lengths) // 4, _size(marks) // 8 + 1))
     lengths.seek(0)
@@ -309,7 +313,8 @@ def write_index(index: BinaryIO, dtype: np.dtype[Any], lengths: BinaryIO, marks:
 
 
 def switch(binary: Path, index: Path, prefix: Path) -> None:
-    """Put two finished files in place. The old index goes first: no reader meets it with new tokens."""
+    """Publish two finished files. The old index is removed first, so that no reader combines it with new
+    tokens."""
     sync(binary)
     sync(index)
     idx_path(prefix).unlink(missing_ok=True)
@@ -323,7 +328,7 @@ def _size(stream: BinaryIO) -> int:
 
 
 def _fitting(tokens: NDArray[Any], dtype: np.dtype[Any], prefix: Path) -> NDArray[Any]:
-    """The tokens in the type of the file, none of them changed by it."""
+    """Return the tokens in the type of the file; raise if that would change one."""
     if tokens.dtype == dtype or not len(tokens):
         return np.ascontiguousarray(tokens, dtype)
     limits, low, high = np.iinfo(dtype), int(tokens.min()), int(tokens.max())

@@ -1,4 +1,4 @@
-"""What a pair holds, in words: counts, how long documents are, what some of them say, epochs of a budget."""
+"""Describe a pair: counts, document lengths, the beginnings of some documents, epochs of a token budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ SAMPLE_TOKENS = 48
 def describe(
     prefix: Path, tokenizer: Path | None = None, samples: int = 0, budget: int = 0, eod: str = ""
 ) -> dict[str, Any]:
-    """Everything that `data info` shows; samples need the tokenizer, given or found where the manifest says."""
+    """Return everything that `data info` shows; samples need the tokenizer, given or found through the
+    manifest."""
     corpus = open_corpus(prefix)
     manifest, _ = read_manifest(prefix)
     counts = _id_counts(corpus)
@@ -51,13 +52,13 @@ def describe(
 
 
 def document_lengths(corpus: Corpus) -> NDArray[np.int64]:
-    """Tokens of each document."""
+    """Return the number of tokens of each document."""
     ends = np.concatenate([[0], np.cumsum(corpus.lengths, dtype=np.int64)])
     return np.diff(ends[corpus.marks])
 
 
 def histogram(lengths: NDArray[np.int64]) -> list[dict[str, int]]:
-    """How many documents have [from, below) tokens, by powers of two."""
+    """Return how many documents have [from, below) tokens, by powers of two."""
     if not len(lengths):
         return []
     powers = np.zeros(len(lengths), np.int64)
@@ -71,7 +72,7 @@ def histogram(lengths: NDArray[np.int64]) -> list[dict[str, int]]:
 
 
 def epochs(budget: int, tokens: int) -> dict[str, Any]:
-    """How often a budget of tokens goes over the corpus."""
+    """Return how many times a budget of tokens passes over the corpus."""
     if budget <= 0:
         raise DataError(f"--tokens {budget}: a budget has at least one token")
     return {"tokens": budget, "epochs": budget / tokens if tokens else None}
@@ -91,7 +92,7 @@ def _id_counts(corpus: Corpus) -> NDArray[np.int64]:
 
 
 def _common_end(corpus: Corpus) -> int | None:
-    """The id in which each document ends, where it is one (looked for in the first thousand)."""
+    """Return the id at the end of every document, or None if they differ (checked in the first thousand)."""
     marks = np.unique(corpus.marks[1:1001])
     last = marks[marks > 0] - 1
     last = last[corpus.lengths[last] > 0]
@@ -119,7 +120,7 @@ def _tokenizer(
 
 
 def _samples(corpus: Corpus, words: Tokenizer, count: int) -> list[dict[str, Any]]:
-    """The beginnings of documents spread over the corpus."""
+    """Return the beginnings of documents spread over the corpus."""
     numbers = np.unique(np.linspace(0, corpus.documents - 1, min(count, corpus.documents)).astype(int))
     found = []
     for number in numbers.tolist():

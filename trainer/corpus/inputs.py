@@ -1,6 +1,7 @@
-"""The inputs of a build: which files, of which kind, read as one stream of parts that no number of workers changes.
+"""The inputs of a build: find the files and their kinds, and read them as one stream of parts.
 
-GLM's caches of a corpus, `FILE.lazy/{text,text.len.pkl}`, read without trusting the pickle.
+The stream does not depend on the number of workers. GLM's caches of a corpus,
+`FILE.lazy/{text,text.len.pkl}`, are read without trusting the pickle.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ ENDINGS = {
     ".lazy": "lazy",
 }
 EACH = ("file", "line", "paragraph")
-# Of text: 0.1 s of work of one core, so that the last part keeps nobody waiting.
+# Bytes of text: 0.1 s of work for one core, so that nobody waits long for the last part.
 PART_BYTES = 4 << 20
-# Bytes of one line, page or file; a longer one is a bad line.
+# Bytes of one line, page or file; a longer record is reported as bad.
 LONGEST = 128 << 20
 SNIFFED = 4096
 
 
 @dataclass(frozen=True)
 class Input:
-    """One file, folder of GLM's cache, or standard input, and what is in it."""
+    """One file, folder of GLM's cache, or standard input, and its kind."""
 
     name: str
     kind: str
@@ -64,7 +65,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Piece:
-    """Whole records of one input. `bad` says why there are none: its reader gave up on one."""
+    """Whole records of one input. `bad` says why there are none, if its reader failed."""
 
     name: str
     kind: str
@@ -72,21 +73,21 @@ class Piece:
     line: int = 1
     bad: str = ""
     lengths: Any = None
-    """Of `lazy`: the tokens of each document."""
+    """For `lazy`: the tokens of each document."""
     row_group: int = -1
-    """Of `parquet`: which one to read."""
+    """For `parquet`: which row group to read."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The unit of work, of resuming and of nothing else: the result does not show where parts met."""
+    """The unit of work and of resuming only: the result does not show where parts meet."""
 
     number: int
     pieces: tuple[Piece, ...]
 
     @property
     def mark(self) -> str:
-        """A short checksum: whether this is the part that was built before a kill."""
+        """Return a short checksum that tells whether this part was built before an interruption."""
         crc = 0
         for one in self.pieces:
             crc = zlib.crc32(f"{one.name}\0{one.kind}\0{one.line}\0{one.row_group}\0".encode(), crc)
@@ -98,7 +99,8 @@ class Part:
 
 
 def find_inputs(names: Sequence[str], kind: str = "") -> list[Input]:
-    """Files, globs, folders and `-`, in the order given, each folder sorted; all that is wrong at once."""
+    """Return the inputs for files, globs, folders and `-`, in the given order; raise one error with all
+    faults."""
     found: list[Input] = []
     faults: list[str] = []
     for name in names:
@@ -148,9 +150,9 @@ def _inside(folder: Path) -> Iterator[str]:
 
 
 def kind_of(name: str) -> str:
-    """By the name's ending, and where that says nothing (wiki_00, stdin) by the first bytes."""
+    """Return the kind of an input by the ending of its name, else (wiki_00, stdin) by its first bytes."""
     if name == STDIN:
-        # Told by its first bytes, when it is read.
+        # Detected from its first bytes when it is read.
         return ""
     path = Path(name)
     endings = [ending for ending in path.suffixes[-2:] if ending not in PACKED]
@@ -161,7 +163,7 @@ def kind_of(name: str) -> str:
 
 
 def sniffed(head: bytes) -> str:
-    """What a file's first bytes say of its kind; text where they say nothing."""
+    """Return the kind that the first bytes of a file suggest; text if they suggest nothing."""
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if start.startswith(b"PAR1"):
         return "parquet"
@@ -176,7 +178,7 @@ def sniffed(head: bytes) -> str:
 
 
 class Reader:
-    """All inputs as parts; `seen` fills as they are read."""
+    """Read all inputs as parts; `seen` is filled while reading."""
 
     def __init__(
         self, inputs: Sequence[Input], each: str = "file", size: int = PART_BYTES, longest: int = LONGEST
@@ -186,7 +188,7 @@ class Reader:
         self.seen: list[Seen] = []
 
     def parts(self) -> Iterator[Part]:
-        """Pieces gathered until they fill a part."""
+        """Yield parts, each made of pieces until it is full."""
         number, gathered, size = 0, [], 0
         for piece in self._pieces():
             gathered.append(piece)
@@ -233,7 +235,7 @@ class Reader:
 
 
 def _ends(kind: str, each: str, head: bytes) -> tuple[bytes, ...]:
-    """What ends a record."""
+    """Return the byte strings that end a record."""
     if kind in ("mediawiki", "wikiextractor"):
         return (b"</page>" if kind == "mediawiki" else b"</doc>",)
     if kind == "text" and each == "paragraph":
@@ -244,10 +246,10 @@ def _ends(kind: str, each: str, head: bytes) -> tuple[bytes, ...]:
 def cut(
     read: Callable[[int], bytes], ends: tuple[bytes, ...], size: int, longest: int
 ) -> Iterator[tuple[bytes, int, str]]:
-    """Whole records in blocks of about `size` bytes, each with the number of its first line.
+    """Yield whole records in blocks of about `size` bytes, each with the number of its first line.
 
-    Where a block is cut depends on the bytes alone. A record longer than `longest` is passed over without
-    being held, and told as such. Without `ends` the whole is one record.
+    The cuts depend on the bytes only. A record longer than `longest` is skipped without being held in
+    memory, and reported. Without `ends` the whole input is one record.
     """
     pending, line = bytearray(), 1
     while True:
@@ -278,7 +280,7 @@ def cut(
 
 
 def _fill(read: Callable[[int], bytes], size: int) -> bytes:
-    """`size` bytes, or all that are left."""
+    """Return `size` bytes, or all that are left."""
     found = bytearray()
     while len(found) < size and (piece := read(size - len(found))):
         found += piece
@@ -286,14 +288,15 @@ def _fill(read: Callable[[int], bytes], size: int) -> bytes:
 
 
 def _last(data: bytearray, ends: tuple[bytes, ...]) -> int:
-    """The place after the last end of a record, or -1."""
+    """Return the position after the last end of a record, or -1."""
     return max((at + len(end) for end in ends if (at := data.rfind(end)) >= 0), default=-1)
 
 
 def _skip(
     read: Callable[[int], bytes], ends: tuple[bytes, ...], pending: bytearray, size: int
 ) -> tuple[int, bytes]:
-    """Read to the end of a record that is too long: the lines passed over, and what follows it."""
+    """Skip to the end of a record that is too long; return the number of lines skipped and the bytes after
+    it."""
     lines, tail = pending.count(b"\n"), bytes(pending[-16:])
     while more := _fill(read, size):
         joined = tail + more
@@ -306,7 +309,7 @@ def _skip(
 
 
 def _after(head: bytes, stream: BinaryIO, name: str) -> Callable[[int], bytes]:
-    """Reading that begins with bytes read before."""
+    """Return a read function that starts with bytes read earlier."""
     first = io.BytesIO(head)
 
     def read(size: int) -> bytes:
@@ -325,7 +328,7 @@ def _row_groups(one: Input, seen: Seen) -> Iterator[Piece]:
 
 
 def parquet_file(name: str) -> Any:
-    """An open Parquet file, by the extra's library."""
+    """Return an open Parquet file; needs the library of the extra `data`."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -337,7 +340,7 @@ def parquet_file(name: str) -> Any:
         raise DataError(f"{name}: not a Parquet file: {error}") from None
 
 
-# What a damaged or hostile pickle makes the library raise.
+# Exceptions that a damaged or hostile pickle can cause.
 UNSOUND = (
     pickle.UnpicklingError,
     EOFError,
@@ -352,7 +355,7 @@ UNSOUND = (
 
 
 class _Numbers(pickle.Unpickler):
-    """Lists of whole numbers and nothing else: a pickle can call anything that it names."""
+    """Accepts lists of whole numbers only, because a pickle can call anything that it names."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module}.{name}, and lengths are plain numbers")
@@ -362,7 +365,7 @@ class _Numbers(pickle.Unpickler):
 
 
 def read_lazy(folder: Path, seen: Seen, size: int) -> Iterator[tuple[bytes, int, NDArray[np.int64]]]:
-    """Blocks of whole documents: their int32 tokens, the number of the first, the tokens of each."""
+    """Yield blocks of whole documents: their int32 tokens, the number of the first one, the tokens of each."""
     binary, listing = folder / "text", folder / "text.len.pkl"
     lengths = _lengths(listing, binary)
     hash_whole(listing, seen)
@@ -392,7 +395,7 @@ def _lengths(listing: Path, binary: Path) -> NDArray[np.int64]:
     if lengths is None or lengths.ndim != 1 or (lengths < 0).any():
         raise DataError(f"{listing}: not a plain list of lengths", "nothing of it was run")
     size, total = binary.stat().st_size, int(lengths.sum())
-    # Counted in bytes, as some versions do.
+    # Some versions count bytes.
     if size == total and (lengths % 4 == 0).all():
         return lengths // 4
     if size != 4 * total:

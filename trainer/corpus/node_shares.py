@@ -1,4 +1,5 @@
-"""The inputs of a build cut into shares, one a node: folders that hold all that a node needs to build its part."""
+"""Divide the inputs of a build into shares, one per node: folders with everything that a node needs for its
+part."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ COPIED_AT_ONCE = 1 << 24
 
 @dataclass(frozen=True)
 class Slice:
-    """A file, or the lines of one from `begin` to `end` (bytes)."""
+    """A file, or the lines of a file from `begin` to `end` (bytes)."""
 
     source: Input
     begin: int
@@ -29,7 +30,8 @@ class Slice:
 
 
 def make_shares(order: Order, count: int, folder: Path) -> dict[str, Any]:
-    """Write `count` shares (or fewer, where there is less to cut) below `folder`; whole files are hard links."""
+    """Write `count` shares below `folder` (fewer if there is less to divide); whole files become hard
+    links."""
     inputs, _ = opened(order)
     if any(one.name == STDIN for one in inputs):
         raise DataError("standard input cannot be cut into shares", "write it to a file first")
@@ -45,7 +47,7 @@ def make_shares(order: Order, count: int, folder: Path) -> dict[str, Any]:
 
 
 def words_of(order: Order) -> list[str]:
-    """The options of a build that are the same on every node."""
+    """Return the options of a build that are the same on every node."""
     recipe, filters = order.recipe, order.recipe.filters
     named = {
         "--key": recipe.key,
@@ -65,7 +67,7 @@ def words_of(order: Order) -> list[str]:
 
 
 def cut_even(inputs: Sequence[Input], count: int, each: str) -> list[list[Slice]]:
-    """The inputs in their order over so many shares of about as many bytes; only plain lines are cut."""
+    """Return the inputs in order, divided into shares of about equal bytes; only plain lines are divided."""
     sizes = [_size(Path(one.name)) for one in inputs]
     total = sum(sizes)
     shares: list[list[Slice]] = [[] for _ in range(count)]
@@ -102,7 +104,7 @@ def _size(path: Path) -> int:
 
 
 def _line_after(name: str, at: int) -> int:
-    """Where the first line begins that does not begin before `at`."""
+    """Return the start of the first line that starts at or after `at`."""
     if at == 0:
         return 0
     with open(name, "rb") as file:
@@ -128,7 +130,7 @@ def _write(slices: Sequence[Slice], place: Path, order: Order) -> None:
 
 
 def _take(one: Slice, folder: Path, number: int) -> None:
-    """A number before the name keeps the order; the name of a cut file says from which line on it is."""
+    """A number before the name keeps the order; the name of a divided file says at which line it starts."""
     source = Path(one.source.name)
     if one.begin == 0 and one.end == one.size:
         _link(source, folder / f"{number:06d}-{source.name}")
@@ -148,7 +150,7 @@ def _bytes(path: Path, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file under another name; a copy where that is on another disk."""
+    """Create the same file under another name; copy it if that is on another disk."""
     source = source.resolve()
     if source.is_dir():
         target.mkdir()

@@ -1,4 +1,4 @@
-"""Files as streams of bytes: unpacked by their ending, hashed and counted as they are read."""
+"""Open files as streams of bytes: decompressed by their ending, hashed and counted while they are read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Seen:
 
 
 def open_stream(name: str, seen: Seen) -> BinaryIO:
-    """The unpacked bytes of a file, or of standard input."""
+    """Return the decompressed bytes of a file or of standard input as a stream."""
     try:
         inner = sys.stdin.buffer if name == STDIN else open(name, "rb", buffering=0)  # noqa: SIM115
     except OSError as error:
@@ -48,7 +48,7 @@ def open_stream(name: str, seen: Seen) -> BinaryIO:
 
 
 def read_some(stream: BinaryIO, size: int, name: str) -> bytes:
-    """Up to `size` bytes; a file that ends before its packing does is said to be damaged."""
+    """Return up to `size` bytes; report a file that ends in the middle of its compressed data as damaged."""
     try:
         return stream.read(size)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -57,7 +57,7 @@ def read_some(stream: BinaryIO, size: int, name: str) -> bytes:
 
 
 class _Counted(io.RawIOBase):
-    """A file that is hashed as it is read."""
+    """A file that is hashed while it is read."""
 
     def __init__(self, inner: BinaryIO, seen: Seen) -> None:
         self._inner, self._seen = inner, seen
@@ -88,7 +88,7 @@ def _zst(raw: BinaryIO) -> BinaryIO:
 
 
 class _Zst(io.RawIOBase):
-    """Frames of zstd one after the other; the library's own reader takes a cut file for a whole one."""
+    """A reader of concatenated zstd frames; the library's own reader accepts a truncated file."""
 
     def __init__(self, raw: BinaryIO, library: Any) -> None:
         self._raw, self._library = raw, library
@@ -120,7 +120,7 @@ class _Zst(io.RawIOBase):
 
 
 def stamp(name: str) -> tuple[int, int] | None:
-    """What changes when somebody writes to a file."""
+    """Return values that change when a file is written to."""
     if name == STDIN:
         return None
     status = Path(name).stat()
@@ -128,7 +128,7 @@ def stamp(name: str) -> tuple[int, int] | None:
 
 
 def hash_whole(path: Path, seen: Seen) -> None:
-    """Read a file for its hash alone."""
+    """Read a whole file to hash it."""
     with path.open("rb") as stream:
         while piece := stream.read(1 << 20):
             seen.digest.update(piece)

@@ -1,4 +1,4 @@
-"""A corpus cut into shards at the ends of documents, and shards joined, their documents in the order given."""
+"""Split a corpus into shards at the ends of documents, and merge shards in the given order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def shard_name(prefix: Path, number: int, count: int) -> Path:
 def split(
     prefix: Path, output: Path, parts: int = 0, fractions: str = "", replace: bool = False
 ) -> list[dict[str, Any]]:
-    """`parts` shards of about as many tokens, or train, valid and test by `fractions` (949,50,1) of the documents."""
+    """Write `parts` shards with about equal numbers of tokens, or train, valid and test by `fractions`
+    (949,50,1)."""
     corpus = open_corpus(prefix)
     if bool(parts) == bool(fractions):
         raise DataError("give either --parts N or --split A,B,C", "as in --parts 8, or --split 949,50,1")
@@ -102,7 +103,7 @@ def _refuse_existing(names: Iterable[Path], replace: bool) -> None:
 def _copy(
     corpus: Corpus, begin: int, end: int, writer: Writer, keep: NDArray[np.bool_] | None = None
 ) -> None:
-    """Documents [begin, end), of them those to `keep`, so many at a time that memory stays flat."""
+    """Copy the documents [begin, end) that `keep` selects, in blocks that bound memory."""
     for first, last in _runs(corpus, begin, end):
         a, b = int(corpus.marks[first]), int(corpus.marks[last])
         tokens, lengths = corpus.tokens[:0], corpus.lengths[a:b]
@@ -135,9 +136,10 @@ def _size(corpus: Corpus, begin: int, end: int) -> int:
 def merge(
     prefixes: Sequence[Path], output: Path, replace: bool = False, dedup: bool = False
 ) -> dict[str, Any]:
-    """All documents of several pairs in one; those of different types or tokenizers are refused, all at once.
+    """Merge the documents of several pairs; pairs of other types or tokenizers are refused, all in one
+    error.
 
-    `dedup` drops later copies across the pairs, by the hashes that lie beside them.
+    `dedup` drops later copies across the pairs, by the hashes stored next to them.
     """
     corpora = _open_all(prefixes)
     if output in prefixes:
@@ -157,7 +159,7 @@ def merge(
 
 
 def _sums(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the manifests of several pairs say of all of them together."""
+    """Return the totals of the manifests of several pairs."""
     dropped: Counter[str] = Counter({"bad": 0, "short": 0, "language": 0, "duplicate": 0})
     for one in manifests:
         dropped.update(one.get("dropped", {}))
@@ -171,7 +173,7 @@ def _sums(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _firsts(corpora: Sequence[Corpus], output: Path) -> list[NDArray[np.bool_]]:
-    """For each pair, which of its documents no earlier one is a copy of."""
+    """Return for each pair which of its documents are not copies of earlier ones."""
     faults = []
     for corpus in corpora:
         path = hashes_path(corpus.prefix)
@@ -224,7 +226,8 @@ def _unlike(what: str, values: Sequence[tuple[Path, str]]) -> list[str]:
 def _tell(
     prefix: Path, writer: Writer, source: dict[str, Any] | None, origin: dict[str, Any]
 ) -> dict[str, Any]:
-    """The new pair's manifest, where its source has one: what holds of both, its own counts and hashes."""
+    """Write the manifest of the new pair if its source has one: the common values, its own counts and
+    hashes."""
     outputs = {
         ending: {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for ending, path in (("bin", bin_path(prefix)), ("idx", idx_path(prefix)))

@@ -1,9 +1,9 @@
-"""What a build has made so far, kept so that after any end the next one goes on: `.NAME.building/` beside NAME.
+"""On-disk state of a build, so that an interrupted build resumes: `.NAME.building/` next to NAME.
 
-plan.json     what is being built; another plan begins anew
-journal       one JSON line a part: how long each file was after it, and a checksum of what it added
-bin lengths marks hashes      the parts' own, one after the other
-manifest.json only when all is made: what is left to do is to put the files in place
+plan.json       what is being built; another plan starts again
+journal         one JSON line per part: the length of each file after it, and a checksum of what it added
+bin lengths marks hashes    the data of the parts, one after the other
+manifest.json   present when everything is made: only publishing the files remains
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def hashes_path(prefix: Path) -> Path:
 
 
 class Lock:
-    """One build of one output at a time; the system lets go of it when its process ends in any way."""
+    """Allow one build of one output at a time; the system releases the lock when its process ends."""
 
     def __init__(self, folder: Path) -> None:
         while True:
@@ -65,7 +65,7 @@ class Lock:
                     "wait for its end, or give this one another --output",
                 ) from None
             except FileNotFoundError:
-                # The other one was done, and took its folder away.
+                # The other build has finished and removed its folder.
                 pass
             os.close(self._handle)
         os.ftruncate(self._handle, 0)
@@ -76,7 +76,7 @@ class Lock:
 
 
 class Store:
-    """The files of a build that is under way; the caller holds its lock."""
+    """The files of a build in progress; the caller holds its lock."""
 
     def __init__(self, folder: Path, plan: dict[str, Any], dtype: np.dtype[Any], vocab: int) -> None:
         self.folder = folder
@@ -113,7 +113,7 @@ class Store:
         replace_file(self.folder / PLAN, json.dumps(plan, indent=1).encode())
 
     def _take_up(self) -> None:
-        """Take the parts that are whole; cut away all after the first that is not."""
+        """Keep the parts that are complete; truncate the files after the first incomplete one."""
         good = 0
         with (self.folder / JOURNAL).open("a+b") as journal:
             journal.seek(0)
@@ -152,7 +152,7 @@ class Store:
     # -- what is added
 
     def append(self, made: Made) -> None:
-        """One more part, in order: its files first, then the journal's line that makes them count."""
+        """Append a part, in order: first its data, then the line of the journal that makes it count."""
         reached = self._sizes["lengths"] // 4
         added = {
             "bin": made.tokens.tobytes(),
@@ -200,7 +200,7 @@ class Store:
         return self.folder / name
 
     def replaced(self, sizes: dict[str, int], digest: Any, counts: NDArray[np.int64]) -> None:
-        """The files were written anew, with fewer documents."""
+        """Record that the files were rewritten with fewer documents."""
         self._sizes, self.digest, self.counts = {**self._sizes, **sizes}, digest, counts
 
     def close(self) -> None:
@@ -224,23 +224,24 @@ def _crc(added: dict[str, bytes]) -> int:
 
 
 def _write(file: BinaryIO, data: bytes) -> None:
-    """All of it: a full disk takes a part of a write before it refuses the next."""
+    """Write all bytes: a full disk accepts part of a write before it refuses the next one."""
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]
 
 
 def pieces(path: Path) -> Iterator[bytes]:
-    """A file's bytes, some at a time."""
+    """Yield the bytes of a file in blocks."""
     with path.open("rb") as file:
         while data := file.read(READ_AT_ONCE):
             yield data
 
 
 def put_in_place(folder: Path, prefix: Path) -> None:
-    """Move finished files from the work folder to their names, and take the folder away.
+    """Move the finished files to their final names and remove the work folder.
 
-    The old index goes first, the manifest comes last; done again after a kill in between, it ends the same.
+    The old index is removed first and the manifest written last; repeating this after an interruption ends
+    the same.
     """
     if (folder / "bin").exists() or (folder / "idx").exists():
         prefix.with_name(prefix.name + ".idx").unlink(missing_ok=True)

@@ -1,4 +1,5 @@
-"""Byte-level BPE as GPT-2 has it: trained here, or loaded from tokenizer.json or from vocab.json and merges.txt."""
+"""Byte-level BPE as in GPT-2: trained here, or loaded from tokenizer.json or from vocab.json and
+merges.txt."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ GLM_TOKENS = {
 
 
 class Tokenizer:
-    """Text <-> token ids. `eod` is the tokenizer's own end-of-document id."""
+    """Text to token ids and back. `eod` is the tokenizer's own end-of-document id."""
 
     def __init__(self, inner: tokenizers.Tokenizer, eod: int, sha256: str = "", source: str = "") -> None:
         self._inner = inner
@@ -47,14 +48,15 @@ class Tokenizer:
 
     @cached_property
     def vocab(self) -> int:
-        """Ids run over [0, vocab)."""
+        """The size of the vocabulary: ids are in [0, vocab)."""
         return max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
 
     @classmethod
     def load(cls, path: Path, eod: str = "") -> Tokenizer:
-        """tokenizer.json, vocab.json (merges.txt beside it), or a folder with one of these in it.
+        """Load tokenizer.json, vocab.json (with merges.txt next to it), or a folder that contains one of
+        them.
 
-        `eod` names the token that ends a document where that is not <|endoftext|>.
+        `eod` names the token that ends a document, if that is not <|endoftext|>.
         """
         files = _files(path)
         inner = _from_pair(*files) if len(files) == 2 else tokenizers.Tokenizer.from_str(_checked(files[0]))
@@ -70,12 +72,12 @@ class Tokenizer:
         return cls(inner, number, digest, str(path))
 
     def definition(self) -> dict[str, Any]:
-        """All of it as tokenizer.json says it."""
+        """Return the tokenizer in the form of tokenizer.json."""
         found: dict[str, Any] = json.loads(self._inner.to_str())
         return found
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token by its own spelling."""
+        """Return the id of a token by its spelling, or None."""
         number: int | None = self._inner.token_to_id(token)
         return number
 
@@ -84,7 +86,7 @@ class Tokenizer:
         return token
 
     def glm_ids(self) -> dict[str, int] | None:
-        """GLM's special ids by name, where all of them are laid on top."""
+        """Return GLM's special ids by name if the tokenizer has all of them, else None."""
         found = {name: self.id_of(token) for name, token in GLM_TOKENS.items()}
         whole = {name: number for name, number in found.items() if number is not None}
         return whole if len(whole) == len(GLM_TOKENS) else None
@@ -105,7 +107,8 @@ class Tokenizer:
 
 
 def tokenizer_files(path: Path) -> dict[str, Path]:
-    """All the files that loading reads, by the names that they have in a folder: to take a tokenizer elsewhere."""
+    """Return all files that loading reads, by their names in a folder: what to copy to take a tokenizer
+    elsewhere."""
     files = _files(path)
     names = (FILE,) if len(files) == 1 else PAIRS[0]
     config = files[0].with_name(CONFIG)
@@ -114,7 +117,7 @@ def tokenizer_files(path: Path) -> dict[str, Path]:
 
 
 def _files(path: Path) -> list[Path]:
-    """The one file or the two that a path names."""
+    """Return the one or two files that a path names."""
     if path.is_dir():
         if (path / FILE).is_file():
             return [path / FILE]
@@ -141,7 +144,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _checked(path: Path) -> str:
-    """The text of a tokenizer.json, its parts seen to be there: the library raises nothing but Exception."""
+    """Return the text of a tokenizer.json after checking its parts: the library raises only a bare
+    Exception."""
     try:
         text = path.read_text(encoding="utf-8")
         model = json.loads(text)["model"]
@@ -156,7 +160,7 @@ def _checked(path: Path) -> str:
 
 
 def _from_pair(vocab_file: Path, merges_file: Path) -> tokenizers.Tokenizer:
-    """GPT-2's two files, as every tool of its kind reads them."""
+    """Load GPT-2's two files, as other tools read them."""
     try:
         vocab = json.loads(vocab_file.read_text(encoding="utf-8"))
         lines = merges_file.read_text(encoding="utf-8").splitlines()
@@ -175,7 +179,8 @@ def _from_pair(vocab_file: Path, merges_file: Path) -> tokenizers.Tokenizer:
 
 
 def _check_parts(vocab: Any, merges: Any, vocab_file: Path, merges_file: Path) -> None:
-    """What the library would refuse without saying where: ids that are none, merges of unknown tokens."""
+    """Report with its place what the library would refuse without one: invalid ids, merges of unknown
+    tokens."""
     faults = []
     if not isinstance(vocab, dict) or not vocab:
         raise DataError(f"{vocab_file}: not a vocabulary: a mapping of tokens to ids is needed")
@@ -199,7 +204,7 @@ def _check_parts(vocab: Any, merges: Any, vocab_file: Path, merges_file: Path) -
 
 
 def _own_end(inner: tokenizers.Tokenizer, file: Path) -> str:
-    """GPT-2's name for the end of a document, or the one that tokenizer_config.json beside the file gives."""
+    """Return GPT-2's name for the end of a document, or the one in tokenizer_config.json next to the file."""
     if inner.token_to_id(END_OF_DOCUMENT) is not None:
         return END_OF_DOCUMENT
     try:
@@ -215,9 +220,9 @@ def _own_end(inner: tokenizers.Tokenizer, file: Path) -> str:
 
 
 def train_tokenizer(texts: Iterator[str], vocab: int, output: Path) -> dict[str, object]:
-    """Learn a vocabulary from texts; writes `output`, and `<output>.info.json` with the eod id.
+    """Train a vocabulary on texts; write `output`, and `<output>.info.json` with the eod id.
 
-    An output that does not end in .json is a folder, which gets vocab.json and merges.txt as well.
+    An output whose name does not end in .json is a folder; it also gets vocab.json and merges.txt.
     """
     if vocab < SMALLEST_VOCAB:
         raise InputError(
@@ -237,7 +242,7 @@ def train_tokenizer(texts: Iterator[str], vocab: int, output: Path) -> dict[str,
 
 
 def lay_glm_tokens(path: Path, output: Path, eod: str = "") -> dict[str, object]:
-    """A tokenizer with GLM's special tokens after its own last id."""
+    """Write a tokenizer with GLM's special tokens after its last id."""
     tokenizer = Tokenizer.load(path, eod)
     there = [token for token in GLM_TOKENS.values() if tokenizer.id_of(token) is not None]
     if there:
@@ -268,7 +273,7 @@ def _write(inner: tokenizers.Tokenizer, output: Path, end: str) -> dict[str, obj
 
 
 def _write_pair(definition: Mapping[str, Any], folder: Path, end: str) -> None:
-    """vocab.json and merges.txt, for the tools that read those."""
+    """Write vocab.json and merges.txt for tools that read those."""
     vocab = dict(definition["model"]["vocab"])
     vocab.update({one["content"]: one["id"] for one in definition["added_tokens"]})
     ordered = dict(sorted(vocab.items(), key=lambda item: item[1]))

@@ -1,4 +1,5 @@
-"""Every rule that a pair of files must keep, all that is broken told at once; and the one repair that can be proved."""
+"""Check every rule for a pair of files and report all faults together; repair the one fault that can be
+proved."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ TOKENS_AT_ONCE = 1 << 22
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing wrong, and what to do about it."""
+    """One fault, and its remedy."""
 
     what: str
     remedy: str = ""
@@ -39,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verified:
-    """What was looked at, and what was found."""
+    """What was checked, and what was found."""
 
     prefix: str
     findings: tuple[Finding, ...]
@@ -51,7 +52,7 @@ class Verified:
 
     @property
     def is_there(self) -> bool:
-        """Whether both files are."""
+        """Whether both files exist."""
         return all(path(Path(self.prefix)).is_file() for path in (bin_path, idx_path))
 
     def as_json(self) -> dict[str, Any]:
@@ -59,7 +60,8 @@ class Verified:
 
 
 def verify(prefix: Path, vocab: int | None = None, hashes: bool = True) -> Verified:
-    """Look at everything: the index in itself, against the tokens, against the vocabulary and the manifest."""
+    """Check everything: the index itself, against the tokens, against the vocabulary and against the
+    manifest."""
     index, faults = look(prefix)
     findings = [Finding(what, remedy) for what, remedy in faults]
     checked = ["index"]
@@ -97,7 +99,7 @@ def verify(prefix: Path, vocab: int | None = None, hashes: bool = True) -> Verif
 
 
 def read_manifest(prefix: Path) -> tuple[dict[str, Any] | None, list[Finding]]:
-    """What was written beside the pair when it was built, if anything was."""
+    """Return the manifest written when the pair was built, if any, and its faults."""
     path = manifest_path(prefix)
     try:
         found = json.loads(path.read_bytes())
@@ -123,7 +125,7 @@ def _changed(path: Path) -> str:
 
 
 def id_range(binary: Path, dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The smallest and the largest token id, read in pieces."""
+    """Return the smallest and the largest token id; reads the file in pieces."""
     low, high = 0, -1
     for some in token_pieces(binary, dtype):
         low, high = min(low, int(some.min())), max(high, int(some.max()))
@@ -152,10 +154,11 @@ def _ids_outside(prefix: Path, low: int, largest: int, vocab: int | None) -> Ite
 
 
 def _missing_ends(index: Index, binary: Path) -> tuple[NDArray[np.int64], int] | None:
-    """The lengths as they should be, and the end's id, where every document's end is in `.bin` and uncounted.
+    """Return the corrected lengths and the end id if the end of every document is in `.bin` but not
+    counted, else None.
 
-    A known preprocessor writes the end of each document and does not count it. Proved when the tokens left
-    over are one a document, and at each place where a document would then end stands the same id.
+    A known preprocessor writes the end of each document and does not count it. It is proved when the number
+    of uncounted tokens equals the number of documents and each document would then end with the same id.
     """
     if (index.lengths < 0).any() or not len(index.marks) or int(index.marks[-1]) != len(index.lengths):
         return None
@@ -176,9 +179,9 @@ def _missing_ends(index: Index, binary: Path) -> tuple[NDArray[np.int64], int] |
 
 
 def repair(prefix: Path, output: Path | None = None, dry_run: bool = False) -> dict[str, Any]:
-    """Count the uncounted ends of documents; the index as it was stays beside as `.idx.before`.
+    """Count the uncounted ends of documents; the old index stays as `.idx.before`.
 
-    With `output` the pair there is the repaired one, its `.bin` a hard link or a copy.
+    With `output` the repaired pair is written there, its `.bin` a hard link or a copy.
     """
     index, faults = look(prefix)
     if index is None:
@@ -233,5 +236,5 @@ def _write_repaired(index: Index, lengths: NDArray[np.int64], prefix: Path, outp
 
 
 def tokenizer_vocab(path: Path | None, eod: str = "") -> int | None:
-    """The ids that a tokenizer has, where one is named."""
+    """Return the size of the vocabulary of the named tokenizer, or None without one."""
     return Tokenizer.load(path, eod).vocab if path is not None else None

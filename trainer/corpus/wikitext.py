@@ -1,6 +1,8 @@
-"""Wikitext to plain text: what a reader of the article sees, without tables, notes, boxes and links' targets.
+"""Convert wikitext to plain text: what a reader of the article sees, without tables, notes, boxes and link
+targets.
 
-One pass over the brackets with a stack, so that no nesting and nothing left open costs more than its length.
+One pass over the brackets with a stack: the time is linear in the length, for any nesting and unclosed
+brackets.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ FIELDS = {
     name: re.compile(rf"<{name}(?:\s[^<>]*)?>([^<]*)</{name}>".encode()) for name in ("ns", "model", "text")
 }
 REDIRECT = re.compile(rb"<redirect\b")
-# What marks things here, and no text needs.
+# Internal marks, which no text needs.
 OURS = re.compile("[\x00\x02\x03]+")
 COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 DROPPED = (
@@ -39,7 +41,7 @@ PREFERRED_VARIANTS = ("zh-hans", "zh-cn", "zh", "zh-hant", "zh-tw")
 BEHAVIOUR = re.compile(r"__[A-Z]{3,}__")
 QUOTES = re.compile(r"'{2,5}")
 HEADING = re.compile(r"^(={1,6})[ \t]*(.*?)[ \t]*\1[ \t]*$")
-# Brackets left open inside another that its end gives up.
+# Brackets that were left open inside another one and are dropped when it ends.
 DEEPEST = 12
 LISTED = re.compile(r"^[*#:;]+[ \t]*")
 RULE = re.compile(r"^-{4,}")
@@ -64,9 +66,10 @@ NO_PROSE = {
 
 
 def article(page: bytes) -> str | None:
-    """The plain text of a dump's `<page>`; None where it is no article (redirect, talk, template) or has no text.
+    """Return the plain text of a dump's `<page>`; None if it is no article (redirect, talk, template) or
+    empty.
 
-    UnicodeDecodeError where its text is no UTF-8.
+    Raises UnicodeDecodeError if its text is not UTF-8.
     """
     found = {name: pattern.search(page) for name, pattern in FIELDS.items()}
     space, model, text = found["ns"], found["model"], found["text"]
@@ -78,14 +81,14 @@ def article(page: bytes) -> str | None:
 
 
 def _unescaped(text: str) -> str:
-    """A dump's XML knows four entities; those of the wikitext itself come after."""
+    """Replace the four entities of the dump's XML; those of the wikitext come later."""
     for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&amp;", "&")):
         text = text.replace(entity, character)
     return text
 
 
 def plain(wikitext: str) -> str:
-    """Wikitext as a reader sees it."""
+    """Return wikitext as a reader sees it."""
     kept: list[str] = []
 
     def keep(text: str) -> str:
@@ -107,7 +110,7 @@ def plain(wikitext: str) -> str:
 
 
 def _closed(pattern: re.Pattern[str], end: str, seen: Callable[[re.Match[str]], str], text: str) -> str:
-    """Replace elements; after the last end none is searched for, which would be in vain each time anew."""
+    """Replace elements; stop searching after the last end tag, because each further search would fail."""
     last = text.lower().rfind(end)
     cut = text.find(">", last) + 1 if last >= 0 else 0
     return pattern.sub(seen, text[:cut]) + text[cut:]
@@ -119,7 +122,7 @@ def _unquoted(found: re.Match[str]) -> str:
 
 
 def _variant(found: re.Match[str]) -> str:
-    """Chinese: of `-{zh-hans:...; zh-hant:...}-` one is shown."""
+    """Chinese: show one variant of `-{zh-hans:...; zh-hant:...}-`."""
     inner = found[1].partition("|")[2] or found[1]
     named = {
         name.strip().lower(): text
@@ -130,7 +133,7 @@ def _variant(found: re.Match[str]) -> str:
 
 
 def _without_elements(text: str) -> str:
-    """Drop `<ref>` and its like with all in them; one that is never closed loses its tag alone."""
+    """Drop `<ref>` and similar elements with their content; of an unclosed one only the tag."""
     kept, at, inside, hopeless = [], 0, "", set[str]()
     begin = resume = 0
     while True:
@@ -162,7 +165,7 @@ def _without_elements(text: str) -> str:
 
 @dataclass
 class _Open:
-    """A bracket that waits for its end: what is in it, parted by bars."""
+    """An open bracket: its content so far, divided by bars."""
 
     kind: str
     opening: str
@@ -173,7 +176,7 @@ class _Open:
 
 
 def _without_brackets(text: str) -> str:
-    """Templates, tables and links as what is seen of them, the inner ones first."""
+    """Replace templates, tables and links by their visible text, the inner ones first."""
     stack = [_Open("", "")]
     at = 0
     while found := BRACKETS.search(text, at):
@@ -181,7 +184,7 @@ def _without_brackets(text: str) -> str:
         at = found.end()
         kind = str(found.lastgroup)
         if kind == "param_end" and all(one.kind != "param" for one in stack[-2:]):
-            # The first two of }}} end a template, the third belongs to what follows.
+            # The first two of }}} end a template; the third belongs to what follows.
             kind, at = (
                 "template_end",
                 at - 1,
@@ -202,7 +205,7 @@ def _without_brackets(text: str) -> str:
 
 
 def _end(stack: list[_Open], kind: str, closing: str) -> None:
-    """Close the innermost bracket of a kind; what was left open inside it was text."""
+    """Close the innermost bracket of a kind; brackets left open inside it become text."""
     if all(one.kind != kind for one in stack[-DEEPEST:]):
         if kind != "table":
             stack[-1].parts[-1].append(closing)
@@ -220,7 +223,8 @@ def _give_up(stack: list[_Open]) -> None:
 
 
 def _link(parts: list[str]) -> str:
-    """What is seen of `[[target|text]]`; nothing of a file, a category or another language's article."""
+    """Return the visible part of `[[target|text]]`; "" for a file, a category or another language's
+    article."""
     target = parts[0].strip()
     shown = target.removeprefix(":")
     space, colon, rest = target.partition(":")
@@ -250,7 +254,7 @@ SEEN: dict[str, Callable[[list[str]], str]] = {
 
 
 def _close_gaps(text: str) -> str:
-    """Take away the marks of what is gone, and the spaces and empty brackets round them."""
+    """Remove the marks of what was dropped, and the spaces and empty brackets around them."""
     text = re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]{2,}", " ", text))
     text = re.sub(rf"{GONE}(?:[ \t]*{GONE})+", GONE, text)
     text = re.sub(rf"[(（](?:[\s,;:，；、]|{GONE})*[)）]", GONE, text)
@@ -266,7 +270,7 @@ def _one_space(found: re.Match[str]) -> str:
 
 
 def _sections(text: str) -> str:
-    """Headings as lines of their own; none over nothing, and none of the lists of links and notes."""
+    """Put headings on lines of their own; drop empty sections and the lists of links and notes."""
     lines: list[str] = []
     headings: list[tuple[int, str]] = []
     dropped = 0

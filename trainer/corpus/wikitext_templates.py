@@ -1,4 +1,4 @@
-"""What a reader sees of the templates that stand in running text; of all others, nothing."""
+"""Return what a reader sees of the templates that occur in running text; nothing for all others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ SHIPS = (
 
 
 def render_template(parts: list[str]) -> str:
-    """A template as (name, arguments...), those inside it done already."""
+    """Return the text of a template given as (name, arguments...); templates inside it are already
+    replaced."""
     name = " ".join(parts[0].replace("_", " ").split()).lower().replace(" ", "_")
     function, colon, _ = name.partition(":")
     if colon and function in ("formatnum", "lc", "uc", "lcfirst", "ucfirst"):
@@ -65,7 +66,7 @@ def render_template(parts: list[str]) -> str:
 
 
 def _arguments(parts: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The positional arguments in order, and those with names."""
+    """Return the positional arguments in order, and the named ones."""
     places: list[str] = []
     named: dict[str, str] = {}
     for part in parts:
@@ -91,12 +92,12 @@ def _last(name: str, places: list[str], named: dict[str, str]) -> str:
 
 
 def _lang(name: str, places: list[str], named: dict[str, str]) -> str:
-    """{{lang|fr|texte}}: the second; later ones of its kin are transliterations."""
+    """{{lang|fr|texte}}: the second argument; later ones of similar templates are transliterations."""
     return places[1] if len(places) > 1 else named.get("text", "")
 
 
 def _convert(name: str, places: list[str], named: dict[str, str]) -> str:
-    """{{convert|5|km|mi}}, {{convert|5|to|10|km}}, {{convert|5|ft|6|in|m}}: the quantity as it was given."""
+    """{{convert|5|km|mi}}, {{convert|5|to|10|km}}, {{convert|5|ft|6|in|m}}: the quantity as given."""
     if len(places) < 2:
         return "".join(places)
     if places[1].lower() in BETWEEN and len(places) > 3:
@@ -160,7 +161,7 @@ def _joined(name: str, places: list[str], named: dict[str, str]) -> str:
 
 
 def _date(name: str, places: list[str], named: dict[str, str]) -> str:
-    """{{start date|1999|12|31}} and its kin, day first where `df` asks for it."""
+    """{{start date|1999|12|31}} and similar templates, day first if `df` asks for it."""
     numbers = [int(one) for one in places[:3] if one.isdigit()]
     if len(numbers) > 1 and not 1 <= numbers[1] <= 12:
         return ""

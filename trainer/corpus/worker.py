@@ -1,6 +1,6 @@
-"""One part of the inputs -> its tokens: what a worker does.
+"""Turn one part of the inputs into tokens; run workers as processes connected by pipes.
 
-Worker processes over pipes: parts go out to whoever is idle, what comes back is handed on in order.
+Idle workers receive the next part; results are passed on in order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BAD_TOLD = 20
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what a document becomes; the same for all parts."""
+    """Everything that determines the tokens of a document; the same for all parts."""
 
     key: str = "text"
     each: str = "file"
@@ -47,7 +47,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Made:
-    """A part's documents as tokens."""
+    """The documents of a part as tokens."""
 
     number: int
     mark: str
@@ -60,11 +60,11 @@ class Made:
     facts: dict[str, int]
     bad: list[str]
     slow: str
-    """Why `tokenizers` encoded it, which is some ten times as slow; nothing where it did not."""
+    """Why `tokenizers` encoded it, which is about ten times slower; empty if it did not."""
 
 
 class Maker:
-    """Makes parts; one in each process."""
+    """Makes parts; one per process."""
 
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer, threads: int = 1) -> None:
         from trainer.corpus.encoder import encoder_for
@@ -100,7 +100,8 @@ class Maker:
     def _encoded(
         self, kept: list[str | list[int]]
     ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int32]]:
-        """All tokens, the length of each sequence, the sequences of each document; none of them empty."""
+        """Return all tokens, the length of each sequence, and the number of sequences of each document,
+        none of them 0."""
         units: list[str | list[int]] = []
         counts = np.ones(len(kept), np.int64)
         for number, one in enumerate(kept):
@@ -129,12 +130,12 @@ class Maker:
         return joined, np.fromiter(map(len, rows), np.int32, len(rows))
 
 
-# Parts a worker may be ahead of the slowest: bounds what waits for its turn in memory.
+# Parts that a worker may be ahead of the slowest one: bounds the results that wait in memory.
 AHEAD = 4
 
 
 def make_all(parts: Iterable[Part], recipe: Recipe, tokenizer: Tokenizer, workers: int) -> Iterator[Made]:
-    """All parts made, in their order. One worker, or one part, is this process's own work."""
+    """Yield all parts in order. With one worker or one part, this process does the work itself."""
     waiting = iter(parts)
     first = list(islice(waiting, 2))
     parts = chain(first, waiting)
@@ -148,7 +149,7 @@ def make_all(parts: Iterable[Part], recipe: Recipe, tokenizer: Tokenizer, worker
 
 
 class Pool:
-    """So many processes of this program, which end when this one does: their pipes close."""
+    """Worker processes of this program; they end when this process ends, because their pipes close."""
 
     def __init__(self, workers: int, recipe: Recipe, tokenizer: Tokenizer) -> None:
         self._size = workers
@@ -166,7 +167,8 @@ class Pool:
             process.wait()
 
     def make(self, parts: Iterator[Part]) -> Iterator[Made]:
-        """Parts are read no faster than they are made; workers start as there is work for them."""
+        """Yield finished parts. Parts are read no faster than they are made; workers start when there is
+        work."""
         ready: dict[int, Made] = {}
         busy: dict[Connection, int] = {}
         part = next(parts, None)
@@ -208,7 +210,7 @@ def _send(link: Connection, part: Part, process: subprocess.Popen[bytes]) -> Non
     try:
         link.send(part)
     except (BrokenPipeError, ConnectionResetError):
-        # Raises what it said last, or that it died.
+        # Raises the last error of the worker, or that it died.
         _receive(link, process)
 
 
@@ -232,10 +234,10 @@ def _died(code: int) -> DataFailed:
 
 
 def serve(link: Any) -> None:
-    """A worker's life: made ready once, then part after part until the pipe closes."""
-    # The parent hears it too, and closes the pipe.
+    """Run a worker: load once, then make part after part until the pipe closes."""
+    # The parent receives it too, and closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Each core has a worker; its own threads would crowd them.
+    # There is one worker per core; threads of its own would compete.
     preset("TOKENIZERS_PARALLELISM", "false")
     try:
         recipe, source, end = pickle.loads(link.recv_bytes())
@@ -258,7 +260,7 @@ def serve(link: Any) -> None:
 
 
 def _portable(error: TrainerError) -> TrainerError:
-    """An error of any class as one whose arguments a pickle can give back."""
+    """Return an error of any class as one whose arguments can be pickled."""
     kind = DataError if isinstance(error, DataError) else DataFailed
     return kind(error.message, error.hint)
 
