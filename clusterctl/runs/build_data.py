@@ -125,7 +125,7 @@ def _refuse(output: Path, leave: bool, words: Sequence[str]) -> None:
     there = [name for name in (f"{output}.bin", f"{output}.idx") if Path(name).exists()]
     if there and not leave and "--replace" not in words:
         raise UsageError(
-            f"{' and '.join(there)}: there already", "--replace builds it anew; or another --output"
+            f"{' and '.join(there)}: exists already", "--replace builds it anew; or another --output"
         )
     if leave and "--dedup" in words:
         what = "--dedup finds copies across nodes only when the pairs come home"

@@ -33,6 +33,7 @@ from trainer.corpus.inputs import (
     find_inputs,
 )
 from trainer.corpus.open import STDIN
+from trainer.corpus.pool import make_all
 from trainer.corpus.store import (
     MANIFEST,
     PLAN,
@@ -44,7 +45,7 @@ from trainer.corpus.store import (
     work_folder,
 )
 from trainer.corpus.tokenizer import Tokenizer
-from trainer.corpus.worker import UNITS, Recipe, make_all
+from trainer.corpus.worker import UNITS, Recipe
 from trainer.errors import DataError, DataFailed
 from trainer.files import replace_file, sha256, sync
 
@@ -200,7 +201,7 @@ def _refuse_to_replace(order: Order) -> None:
     there = [path for path in (bin_path(order.output), idx_path(order.output)) if path.exists()]
     if there and not order.replace:
         names = " and ".join(str(path) for path in there)
-        raise DataError(f"{names}: there already", "--replace builds it anew; or name another --output")
+        raise DataError(f"{names}: exists already", "use --replace to build it again, or another --output")
 
 
 def _make(
@@ -213,7 +214,7 @@ def _make(
     total = sum(stamp[0] for stamp in map(_stamp, [one.name for one in reader.inputs]) if stamp)
     for made in make_all(_new_parts(reader, store), recipe, tokenizer, workers):
         if made.slow and not told:
-            told = f"tokenizers encodes, which is some ten times as slow as compiled code: {made.slow}"
+            told = f"encoding with `tokenizers`, about ten times slower than compiled code: {made.slow}"
             tell(told)
         store.append(made)
         _stop_at_bad(order, store)
@@ -225,7 +226,7 @@ def _new_parts(reader: Reader, store: Store) -> Iterator[Part]:
     known = list(store.marks)
     number = -1
     changed = DataError(
-        "the input is not what it was when this build began", "--fresh leaves what was built, and begins anew"
+        "the input has changed since this build started", "use --fresh to drop what was built and start again"
     )
     for part in reader.parts():
         number = part.number
@@ -246,7 +247,7 @@ def _stop_at_bad(order: Order, store: Store) -> None:
     told = f"{count} bad {'line' if count == 1 else 'lines'} so far, and --max-bad is {order.max_bad}"
     raise DataError(
         "\n".join([*shown, *more, told]),
-        "mend them, or leave them out with --max-bad N: what is built is kept, and goes on from there",
+        "fix them, or skip them with --max-bad N; what is built is kept and the build resumes",
     )
 
 
@@ -328,8 +329,6 @@ def _in_words(error: OSError, folder: Path) -> DataFailed:
     if error.errno in FULL:
         return DataFailed(
             f"{where}: {error.strerror}: the disk (or a limit) is full",
-            "free some space and run the same command again: it goes on where it was",
+            "free some space and run the same command again: the build resumes",
         )
-    return DataFailed(
-        f"{where}: {error.strerror or error}", "run the same command again: it goes on where it was"
-    )
+    return DataFailed(f"{where}: {error.strerror or error}", "run the same command again: the build resumes")

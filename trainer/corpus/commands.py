@@ -28,21 +28,27 @@ ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 def add_verbs(verb: ADD) -> None:
     """Add every verb with its arguments; `verb` creates one from a name, a function and a help text."""
     _tokenizer_arguments(verb)
-    build = verb("data-build", _build, "texts to Megatron's .bin/.idx, with a manifest")
+    build = verb("data-build", _build, "build Megatron's .bin/.idx from texts, with a manifest")
     build.epilog = SPREAD
     _build_arguments(build)
-    info = verb("data-info", _info, "what a .bin/.idx pair holds")
+    info = verb("data-info", _info, "describe a .bin/.idx pair")
     info.add_argument("prefix", type=prefix_of, help="path of the pair without .bin or .idx")
     info.add_argument("--tokenizer", type=Path, help="to show samples (default: the one its manifest names)")
     info.add_argument("--eod", default="", help="the tokenizer's token that ends a document")
-    info.add_argument("--samples", type=int, default=3, metavar="N", help="beginnings of documents shown (3)")
-    info.add_argument("--tokens", metavar="BUDGET", help="how many epochs so many tokens are: 2.5B, 300e9")
-    shares = verb("data-shares", _shares, "cut a build's inputs into shares, one a node; answers in JSON")
+    info.add_argument(
+        "--samples", type=int, default=3, metavar="N", help="how many beginnings of documents to show (3)"
+    )
+    info.add_argument(
+        "--tokens", metavar="BUDGET", help="show how many epochs this token budget is: 2.5B, 300e9"
+    )
+    shares = verb(
+        "data-shares", _shares, "divide the inputs of a build into shares, one per node; prints JSON"
+    )
     _build_arguments(shares)
     shares.add_argument("--count", type=int, required=True)
     shares.add_argument("--folder", type=Path, required=True)
     check = verb(
-        "data-verify", _verify, "every rule that a .bin/.idx pair must keep; exit code 1 if one is broken"
+        "data-verify", _verify, "check every rule for a .bin/.idx pair; exit code 1 if one is broken"
     )
     check.add_argument("prefix", type=prefix_of, nargs="+")
     check.add_argument("--tokenizer", type=Path, help="every id must be in its vocabulary")
@@ -54,26 +60,31 @@ def add_verbs(verb: ADD) -> None:
         "data-repair", _repair, "count end-of-document tokens that a preprocessor wrote and did not count"
     )
     mend.add_argument("prefix", type=prefix_of)
-    mend.add_argument(
-        "--output", type=Path, help="leave the pair as it is, and write another (its .bin a hard link)"
-    )
+    mend.add_argument("--output", type=Path, help="keep the pair and write another (its .bin is a hard link)")
     mend.add_argument("--dry-run", action="store_true")
-    cut = verb("data-split", _split, "a corpus into shards, or into train, valid and test")
+    cut = verb("data-split", _split, "split a corpus into shards, or into train, valid and test")
     cut.add_argument("prefix", type=prefix_of)
     cut.add_argument(
-        "--parts", type=int, default=0, metavar="N", help="so many shards of about as many tokens"
+        "--parts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="this many shards with about equal numbers of tokens",
     )
     cut.add_argument(
-        "--split", default="", metavar="A,B,C", help="train, valid and test by documents: 949,50,1"
+        "--split",
+        default="",
+        metavar="A,B,C",
+        help="train, valid and test in these proportions of documents: 949,50,1",
     )
-    join = verb("data-merge", _merge, "several pairs into one, their documents in the order given")
+    join = verb("data-merge", _merge, "merge pairs into one, in the given order")
     join.add_argument("prefix", type=prefix_of, nargs="+")
     join.add_argument(
         "--dedup", action="store_true", help="drop later copies across the pairs (by --keep-hashes)"
     )
     for each in (cut, join):
         each.add_argument("--output", type=Path, required=True, metavar="PREFIX")
-        each.add_argument("--replace", action="store_true", help="also where something of that name is there")
+        each.add_argument("--replace", action="store_true", help="overwrite existing files of that name")
     for each in (info, check, mend, cut, join):
         each.add_argument("--json", action="store_true")
 
@@ -93,25 +104,23 @@ def _inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         default="",
-        help="jsonl, text, wikiextractor, mediawiki, parquet, lazy (default: told by name and first bytes)",
+        help="jsonl, text, wikiextractor, mediawiki, parquet, lazy (default: detected from name and first bytes)",
     )
     parser.add_argument(
-        "--each", default="file", help="of plain text, a document is a file, line or paragraph"
+        "--each", default="file", help="plain text: whether a document is a file, a line or a paragraph"
     )
 
 
 def _tokenizer_arguments(verb: ADD) -> None:
-    words = verb("tokenizer-train", _tokenizer_train, "learn a byte-level BPE vocabulary from texts")
+    words = verb("tokenizer-train", _tokenizer_train, "train a byte-level BPE tokenizer on texts")
     _inputs(words)
     words.add_argument("--vocab-size", type=int, required=True, metavar="N")
     words.add_argument(
         "--output", type=Path, required=True, help="FILE.json, or a folder: with vocab.json and merges.txt"
     )
-    glm = verb("tokenizer-glm", _tokenizer_glm, "lay GLM's special tokens on top of a tokenizer")
+    glm = verb("tokenizer-glm", _tokenizer_glm, "add GLM's special tokens to a tokenizer")
     glm.add_argument("--tokenizer", type=Path, required=True)
-    glm.add_argument(
-        "--eod", default="", help="its token that ends a document, where that is not <|endoftext|>"
-    )
+    glm.add_argument("--eod", default="", help="its token that ends a document, if that is not <|endoftext|>")
     glm.add_argument("--output", type=Path, required=True)
     for each in (words, glm):
         each.add_argument("--json", action="store_true")
@@ -124,29 +133,33 @@ def _build_arguments(build: argparse.ArgumentParser) -> None:
     )
     build.add_argument("--output", type=Path, required=True, metavar="PREFIX")
     build.add_argument(
-        "--append-eod", action="store_true", help="end each document by the end-of-document id"
+        "--append-eod", action="store_true", help="end each document with the end-of-document id"
     )
-    build.add_argument("--eod", default="", metavar="TOKEN", help="that token, where it is not <|endoftext|>")
+    build.add_argument("--eod", default="", metavar="TOKEN", help="that token, if it is not <|endoftext|>")
     build.add_argument("--unit", default="document", help="document, or sentence: each a sequence of its own")
-    build.add_argument("--min-chars", type=int, default=0, metavar="N", help="leave out shorter documents")
+    build.add_argument("--min-chars", type=int, default=0, metavar="N", help="skip shorter documents")
+    build.add_argument("--dedup", action="store_true", help="drop exact duplicates, keeping the first copy")
     build.add_argument(
-        "--dedup", action="store_true", help="of documents alike to the last character keep the first"
+        "--language", default="", metavar="CODE", help="keep only this language, for example en"
     )
-    build.add_argument("--language", default="", metavar="CODE", help="keep only this one, as in: en")
     build.add_argument(
         "--language-model", default="", metavar="FILE", help="fastText's lid.176.bin or lid.176.ftz"
     )
     build.add_argument(
-        "--min-confidence", type=float, default=0.0, metavar="P", help="of the language, 0 to 1 (0)"
+        "--min-confidence",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="least confidence in the language, 0 to 1 (0)",
     )
     build.add_argument(
-        "--max-bad", type=int, default=0, metavar="N", help="bad lines to leave out and go on (0)"
+        "--max-bad", type=int, default=0, metavar="N", help="how many bad lines to skip before stopping (0)"
     )
-    build.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: one a core)")
-    build.add_argument("--replace", action="store_true", help="also where something of that name is there")
     build.add_argument(
-        "--fresh", action="store_true", help="do not go on with a build that was ended half-way"
+        "--workers", type=int, default=0, metavar="N", help="processes (default: one per core)"
     )
+    build.add_argument("--replace", action="store_true", help="overwrite existing files of that name")
+    build.add_argument("--fresh", action="store_true", help="do not resume an interrupted build")
     build.add_argument("--progress-lines", action="store_true", help=argparse.SUPPRESS)
     build.add_argument("--keep-hashes", action="store_true", help="with --dedup: for `data merge --dedup`")
     build.add_argument("--json", action="store_true")
@@ -180,7 +193,7 @@ def _build(arguments: argparse.Namespace) -> int:
     try:
         manifest = build(order, meter.say, meter.show)
     except KeyboardInterrupt:
-        meter.say("interrupted; the same command goes on from here")
+        meter.say("interrupted; the same command resumes the build")
         raise
     meter.clear()
     return _show(arguments, {"prefix": str(arguments.output), **manifest}, _build_text)
@@ -365,7 +378,7 @@ def _info_text(found: dict[str, Any]) -> str:
         f"  tokens      {found['tokens']:,} ({found['token_type']}, {found['bytes']:,} bytes)",
         f"  largest id  {found['largest_id']}" + (f" of {found['vocab']}" if found["vocab"] else ""),
         f"  ends in     {_end_text(found)}",
-        f"  entropy     {found['unigram_entropy_nats']:.3f} nats a token by frequency alone",
+        f"  entropy     {found['unigram_entropy_nats']:.3f} nats per token by frequency alone",
     ]
     if found["epochs"]:
         times = found["epochs"]["epochs"]

@@ -79,7 +79,7 @@ def _checked(value: Any, vocab: int) -> str | list[int]:
     if isinstance(value, str):
         return _whole(value)
     if not _are_ids(value):
-        raise NotADocument(f"no text, but a {type(value).__name__}")
+        raise NotADocument(f"not a text but a {type(value).__name__}")
     wrong = next((one for one in value if not 0 <= one < vocab), None)
     if wrong is not None:
         raise NotADocument(f"token id {wrong} is not in the vocabulary of {vocab}")
@@ -95,7 +95,7 @@ def _whole(text: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise NotADocument(
-            f"half a character, \\u{ord(text[error.start]):04x}, without its other half"
+            f"half of a surrogate pair, \\u{ord(text[error.start]):04x}, without the other half"
         ) from None
     return text
 
@@ -209,7 +209,7 @@ def _marked(
     left = piece.data.find(opening, at)
     if left >= 0:
         line += piece.data.count(b"\n", at, left)
-        yield str(line), NotADocument(f"{opening.decode().strip()} has no end: the file was cut")
+        yield str(line), NotADocument(f"{opening.decode().strip()} is not closed: the file was truncated")
 
 
 def _ids(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
@@ -306,7 +306,7 @@ def _texts(reader: Reader, key: str, each: str) -> Iterator[str]:
         for piece in part.pieces:
             for one in documents(piece, key, each, LARGEST):
                 if isinstance(one, Bad):
-                    raise DataError(str(one), "mend the line, or name the right one with --key")
+                    raise DataError(str(one), "fix the line, or name the right key with --key")
                 if not isinstance(one, str):
                     raise DataError(
                         f"{piece.name}: holds token ids, not text", "name the key of a text with --key"

@@ -168,7 +168,7 @@ def _faults(definition: dict[str, Any]) -> Iterable[str]:
             yield f"it has a {key}" if key == "normalizer" else f"it has {key}"
     words = definition.get("pre_tokenizer") or {}
     if words.get("type") != "ByteLevel" or not words.get("use_regex", True):
-        yield f"it finds words by {words.get('type', 'nothing')}, not as GPT-2 does"
+        yield f"it splits words by {words.get('type', 'nothing')}, unlike GPT-2"
     if not _leaves_ids(definition.get("post_processor")):
         yield f"it has a {definition['post_processor']['type']} after the model"
     for one in definition["added_tokens"]:

@@ -137,7 +137,7 @@ def _faults(index: Index, binary: Path) -> Iterator[tuple[str, str]]:
     if size != total * index.dtype.itemsize:
         yield (
             f"{binary}: has {size} bytes, but its index counts {total} tokens of {index.dtype.itemsize} bytes",
-            "it was cut, is of another index, or its end-of-document tokens are uncounted: "
+            "it was truncated, belongs to another index, or its end-of-document tokens are not counted: "
             "see `clusterctl data verify` and `clusterctl data repair`, or build it again",
         )
 
@@ -176,7 +176,7 @@ def _read_new(path: Path, head: bytes, content: NDArray[np.uint8]) -> Index:
     if len(content) not in (size, size + sequences):
         raise DataError(
             f"{path}: has {len(content)} bytes; {sequences} sequences and {count} marks need {size}",
-            "the file was cut; build it again",
+            "the file was truncated; build it again",
         )
     at = HEADER.size
     return Index(
@@ -198,7 +198,7 @@ def _read_old(path: Path, head: bytes, content: NDArray[np.uint8]) -> Index:
         what = (
             f"{path}: has {len(content)} bytes; {items} items, {sizes} sizes and {count} marks need {needed}"
         )
-        raise DataError(what, "the file was cut; build it again")
+        raise DataError(what, "the file was truncated; build it again")
     whole = np.frombuffer(content, "<i8", offset=OLD_HEADER.size)
     dims, offsets, lengths, marks = np.split(whole, np.cumsum([items + 1, items + 1, sizes]))
     if width != dtype.itemsize or sizes != items or not np.array_equal(dims, np.arange(items + 1)):

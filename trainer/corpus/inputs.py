@@ -212,7 +212,7 @@ class Reader:
                 yield from self._stream_pieces(one)
             if stamp(one.name) != before:
                 raise DataError(
-                    f"{one.name}: changed while it was read", "build again when nobody writes to it"
+                    f"{one.name}: changed while it was read", "build again when no program writes to it"
                 )
 
     def _stream_pieces(self, one: Input) -> Iterator[Piece]:
@@ -223,7 +223,7 @@ class Reader:
             rest = _after(head, stream, one.name)
             if kind == "jsonl" and head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
                 raise DataError(
-                    f"{one.name}: is one JSON array, not a document a line",
+                    f"{one.name}: is one JSON array, not one document per line",
                     f"jq -c '.[]' {one.name} > lines.jsonl",
                 )
             if kind == "text" and self.each == "file":
@@ -385,15 +385,17 @@ def read_lazy(folder: Path, seen: Seen, size: int) -> Iterator[tuple[bytes, int,
 def _lengths(listing: Path, binary: Path) -> NDArray[np.int64]:
     for path in (listing, binary):
         if not path.is_file():
-            raise DataError(f"{path}: no such file", "a .lazy folder has `text` and `text.len.pkl` in it")
+            raise DataError(f"{path}: no such file", "a .lazy folder contains `text` and `text.len.pkl`")
     try:
         with listing.open("rb") as stream:
             found = _Numbers(stream).load()
         lengths = np.array(found, np.int64) if isinstance(found, (list, tuple)) else None
     except (OSError, *UNSOUND) as error:
-        raise DataError(f"{listing}: not a plain list of lengths: {error}", "nothing of it was run") from None
+        raise DataError(
+            f"{listing}: not a plain list of lengths: {error}", "nothing in it was executed"
+        ) from None
     if lengths is None or lengths.ndim != 1 or (lengths < 0).any():
-        raise DataError(f"{listing}: not a plain list of lengths", "nothing of it was run")
+        raise DataError(f"{listing}: not a plain list of lengths", "nothing in it was executed")
     size, total = binary.stat().st_size, int(lengths.sum())
     # Some versions count bytes.
     if size == total and (lengths % 4 == 0).all():
@@ -401,6 +403,6 @@ def _lengths(listing: Path, binary: Path) -> NDArray[np.int64]:
     if size != 4 * total:
         raise DataError(
             f"{binary}: has {size} bytes, but its lengths count {total} tokens of 4 bytes",
-            "it was cut, or holds text and not tokens; build from the JSON lines instead",
+            "it was truncated, or holds text instead of tokens; build from the JSON lines",
         )
     return lengths

@@ -96,7 +96,7 @@ def _refuse_existing(names: Iterable[Path], replace: bool) -> None:
     there = [str(path) for name in names for path in (bin_path(name), idx_path(name)) if path.exists()]
     if there and not replace:
         raise DataError(
-            f"{', '.join(there)}: there already", "--replace writes anew; or name another --output"
+            f"{', '.join(there)}: exists already", "use --replace to overwrite, or another --output"
         )
 
 
@@ -178,7 +178,7 @@ def _firsts(corpora: Sequence[Corpus], output: Path) -> list[NDArray[np.bool_]]:
     for corpus in corpora:
         path = hashes_path(corpus.prefix)
         if not path.is_file() or path.stat().st_size != HASH_BYTES * corpus.documents:
-            faults.append(f"{path}: has not the hashes of {corpus.documents} documents")
+            faults.append(f"{path}: does not have the hashes of {corpus.documents} documents")
     if faults:
         raise DataError("\n".join(faults), "build with --dedup --keep-hashes")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ def _open_all(prefixes: Sequence[Path]) -> list[Corpus]:
     faults += _unlike("was made with the tokenizer", known)
     if faults:
         raise DataError(
-            "\n".join(faults), "merge what one tokenizer made; `clusterctl data verify` looks closer"
+            "\n".join(faults), "merge only pairs of one tokenizer; `clusterctl data verify` shows details"
         )
     return corpora
 

@@ -62,7 +62,7 @@ class Lock:
                 os.close(self._handle)
                 raise DataError(
                     f"{folder}: another build of the same output is running ({whose or 'it just began'})",
-                    "wait for its end, or give this one another --output",
+                    "wait until it ends, or use another --output",
                 ) from None
             except FileNotFoundError:
                 # The other build has finished and removed its folder.
@@ -107,7 +107,7 @@ class Store:
             self._take_up()
             return
         if before is not None:
-            self.note = f"begun anew: {', '.join(changed)} changed since {self.folder.name} was made"
+            self.note = f"started again: {', '.join(changed)} changed since {self.folder.name} was made"
         for name in (MANIFEST, JOURNAL, *SPOOLS):
             (self.folder / name).unlink(missing_ok=True)
         replace_file(self.folder / PLAN, json.dumps(plan, indent=1).encode())
@@ -126,7 +126,7 @@ class Store:
             with (self.folder / name).open("ab") as file:
                 file.truncate(self._sizes[name])
         if self.marks:
-            self.note = f"goes on after {len(self.marks)} parts, {self._sizes['bin']:,} bytes of tokens"
+            self.note = f"resuming after {len(self.marks)} parts, {self._sizes['bin']:,} bytes of tokens"
 
     def _is_whole(self, line: bytes) -> bool:
         try:

@@ -137,7 +137,7 @@ def _files(path: Path) -> list[Path]:
         merges = path.with_name(path.stem.replace("vocab", "merges") + ".txt")
         if not merges.is_file():
             raise DataError(
-                f"{merges}: no such file", f"the merges belong to {path.name}: put them beside it"
+                f"{merges}: no such file", f"the merges belong to {path.name}: put them in the same folder"
             )
         return [path, merges]
     return [path]

@@ -71,7 +71,7 @@ def verify(prefix: Path, vocab: int | None = None, hashes: bool = True) -> Verif
         findings.append(
             Finding(
                 f"{prefix}: the end-of-document token of each document is in .bin and not counted in .idx",
-                "clusterctl data repair puts it right, exactly",
+                "clusterctl data repair corrects it exactly",
             )
         )
     manifest, unread = read_manifest(prefix)
@@ -121,7 +121,7 @@ def _against(prefix: Path, manifest: dict[str, Any], hashes: bool) -> Iterator[F
 
 
 def _changed(path: Path) -> str:
-    return f"{path.name} was changed or mixed up after it was built: bring it again, or build it again"
+    return f"{path.name} was changed or mixed up after it was built: copy it again, or build it again"
 
 
 def id_range(binary: Path, dtype: np.dtype[Any]) -> tuple[int, int]:
@@ -187,12 +187,14 @@ def repair(prefix: Path, output: Path | None = None, dry_run: bool = False) -> d
     if index is None:
         raise DataError("\n".join(what for what, _ in faults), faults[0][1])
     if not faults:
-        return {"prefix": str(prefix), "repaired": False, "why": "nothing is wrong with it"}
+        return {"prefix": str(prefix), "repaired": False, "why": "there is nothing to repair"}
     missing = _missing_ends(index, bin_path(prefix))
     if missing is None or len(faults) > 1:
         raise DataError(
-            "\n".join([*(what for what, _ in faults), "what was there cannot be told from what is left"]),
-            "build it again; only uncounted end-of-document tokens can be put right",
+            "\n".join(
+                [*(what for what, _ in faults), "the original cannot be reconstructed from what is left"]
+            ),
+            "build it again; only uncounted end-of-document tokens can be repaired",
         )
     lengths, end = missing
     answer = {

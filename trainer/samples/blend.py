@@ -131,6 +131,6 @@ def blend_fault(which: str, there: Sequence[int], asked: int) -> tuple[str, str]
     """Return the error for corpora without weights, each read once, that have too few samples, and a
     remedy."""
     what = (
-        f"the {len(there)} corpora for {which} have {sum(there)} samples together, and {asked} are asked for"
+        f"the {len(there)} corpora for {which} have {sum(there)} samples in total, but {asked} are needed"
     )
-    return what, "give each corpus a weight: then they are read again as often as it takes"
+    return what, "give each corpus a weight: then it is read as often as needed"

@@ -54,9 +54,7 @@ class Data:
     def notes(self) -> list[str]:
         """Messages for the user about how the samples are found and read."""
         reason = sample_index.why_not()
-        plain = (
-            [f"note: samples are found and read by NumPy, not by compiled code: {reason}"] if reason else []
-        )
+        plain = [f"note: samples are read by NumPy, not by compiled code: {reason}"] if reason else []
         return [*plain, *self.cache.notes]
 
     @cached_property

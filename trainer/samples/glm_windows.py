@@ -70,7 +70,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.length < 4 or not 0 <= self.short_chance <= 1:
-            what = f"samples of {self.length} tokens, short by a chance of {self.short_chance}"
+            what = f"samples of {self.length} tokens, shortened with a chance of {self.short_chance}"
             raise InputError(what, "use at least 4 tokens, and a chance in [0,1]")
 
     length: int = 512

@@ -26,8 +26,8 @@ from trainer.errors import DataError, DataFailed
 
 SMALL_PARTS = """
 import sys
-from trainer import data_inputs
-data_inputs.Reader.__init__.__defaults__ = ("file", 3000, 1 << 20)
+from trainer.corpus import inputs
+inputs.Reader.__init__.__defaults__ = ("file", 3000, 1 << 20)
 from trainer.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -252,7 +252,7 @@ def test_what_is_there_is_replaced_only_when_asked(words: Path, tmp_path: Path) 
     write_lines(tmp_path / "in.jsonl", SAYINGS)
     built(tmp_path / "out", words, tmp_path / "in.jsonl")
     before = pair_bytes(tmp_path / "out")
-    with pytest.raises(DataError, match="there already"):
+    with pytest.raises(DataError, match="exists already"):
         built(tmp_path / "out", words, tmp_path / "in.jsonl", append_eod=True)
     assert pair_bytes(tmp_path / "out") == before
     built(tmp_path / "out", words, tmp_path / "in.jsonl", append_eod=True, replace=True)
@@ -316,7 +316,7 @@ def test_a_build_goes_on_from_what_is_whole_and_ends_with_the_same_bytes(
 
     order = Order((str(tmp_path / "in.jsonl"),), words, tmp_path / "out", Recipe(append_eod=True))
     build(order, told.append)
-    assert ("goes on after 4 parts" in "".join(told)) == (damage in ("nothing", "tokens beyond the journal"))
+    assert ("resuming after 4 parts" in "".join(told)) == (damage in ("nothing", "tokens beyond the journal"))
     assert pair_bytes(tmp_path / "out") == pair_bytes(
         by_hand(tmp_path / "hand", words, many_texts(300), True)
     )
@@ -332,7 +332,7 @@ def test_another_input_or_option_begins_anew_and_says_why(
     told: list[str] = []
     write_lines(tmp_path / "in.jsonl", many_texts(20))
     build(Order((str(tmp_path / "in.jsonl"),), words, tmp_path / "out"), told.append)
-    assert told and "begun anew: inputs, options changed" in told[0]
+    assert told and "started again: inputs, options changed" in told[0]
     assert texts_in(tmp_path / "out", words) == many_texts(20)
 
 
@@ -433,23 +433,23 @@ def test_a_full_disk_is_told_in_words_and_the_build_goes_on_when_there_is_room(
         and b"Traceback" not in done.stderr
     )
     done = subprocess.run(argv, capture_output=True)
-    assert done.returncode == 0 and b"goes on after" in done.stderr, done.stderr
+    assert done.returncode == 0 and b"resuming after" in done.stderr, done.stderr
     assert pair_bytes(tmp_path / "out") == pair_bytes(by_hand(tmp_path / "hand", words, texts, True))
 
 
 def test_a_worker_that_is_killed_is_told_in_words(words: Path, tmp_path: Path, small_parts: None) -> None:
-    from trainer.corpus import worker
+    from trainer.corpus import pool
 
     write_lines(tmp_path / "in.jsonl", many_texts(300))
-    begin = worker.Pool._begin
+    begin = pool.Pool._begin
 
-    def begin_and_kill(self: worker.Pool) -> Any:
+    def begin_and_kill(self: pool.Pool) -> Any:
         link = begin(self)
         self._workers[link].kill()
         return link
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(worker.Pool, "_begin", begin_and_kill)
+        patched.setattr(pool.Pool, "_begin", begin_and_kill)
         with pytest.raises(DataFailed, match="ended by SIGKILL") as caught:
             built(tmp_path / "out", words, tmp_path / "in.jsonl", workers=2)
     assert "--workers" in caught.value.hint
@@ -487,7 +487,7 @@ def test_no_data_verb_loads_torch(words: Path, tmp_path: Path) -> None:
         "import sys\n"
         "from trainer.__main__ import main\n"
         "main(sys.argv[1:])\n"
-        "import trainer.corpus.info, trainer.data_shards, trainer.data_verify, trainer.data_texts\n"
+        "import trainer.corpus.info, trainer.corpus.shards, trainer.corpus.verify, trainer.corpus.documents\n"
         "sys.exit(9 if 'torch' in sys.modules else 0)"
     )
     write_lines(tmp_path / "in.jsonl", SAYINGS)

@@ -92,7 +92,7 @@ def test_a_line_beyond_the_limit_is_a_bad_line_of_the_build(
         (b'{"text": [1, "a"]}', "it is a list"),
         (b'{"text": [1, 300]}', "token id 300 is not in the vocabulary"),
         (b"\xff\xfe", "not UTF-8"),
-        (b'{"text": "\\ud800"}', "half a character, .ud800"),
+        (b'{"text": "\\ud800"}', "half of a surrogate pair, .ud800"),
         (b"[" * 100_000, "not a line of JSON"),
     ],
 )
@@ -221,7 +221,7 @@ def test_a_column_of_parquet_is_read_by_its_key(words: Path, tmp_path: Path) -> 
 
     table = pyarrow.table({"id": [1, 2, 3], "text": ["one", None, "three"], "ids": [[1], [2, 3], []]})
     parquet.write_table(table, tmp_path / "in.parquet", row_group_size=2)
-    with pytest.raises(DataError, match="row group 0, row 2: no text, but a NoneType"):
+    with pytest.raises(DataError, match="row group 0, row 2: not a text but a NoneType"):
         built(tmp_path / "out", words, tmp_path / "in.parquet")
     built(tmp_path / "out", words, tmp_path / "in.parquet", max_bad=1)
     assert texts_in(tmp_path / "out", words) == ["one", "three"]

@@ -77,5 +77,5 @@ def test_what_cannot_be_shared_is_refused(words: Path, tmp_path: Path) -> None:
         make_shares(Order(("-",), words, tmp_path / "out"), 2, tmp_path / "shares")
     write_lines(tmp_path / "in.jsonl", ["a", "b"])
     built(tmp_path / "one", words, tmp_path / "in.jsonl")
-    with pytest.raises(DataError, match="has not the hashes of 2 documents"):
+    with pytest.raises(DataError, match="does not have the hashes of 2 documents"):
         merge([tmp_path / "one"], tmp_path / "out", dedup=True)

@@ -141,7 +141,7 @@ def test_uncounted_ends_are_found_and_counted_exactly(tmp_path: Path, end: int) 
     assert (answer["tokens_before"], answer["tokens"], answer["end_of_document"]) == (48, 52, end)
     assert pair_bytes(prefix) == pair_bytes(written(tmp_path / "right", ended(DOCUMENTS, end)))
     assert (tmp_path / "c.idx.before").read_bytes() == before[1]
-    assert verify(prefix).findings == () and repair(prefix)["why"] == "nothing is wrong with it"
+    assert verify(prefix).findings == () and repair(prefix)["why"] == "there is nothing to repair"
 
 
 def test_a_repair_can_leave_the_pair_as_it_is(tmp_path: Path) -> None:
@@ -159,11 +159,11 @@ def test_what_cannot_be_proved_is_not_repaired(tmp_path: Path) -> None:
     content[3] = 99
     content.tofile(tmp_path / "c.bin")
     before = pair_bytes(prefix)
-    with pytest.raises(DataError, match="cannot be told"):
+    with pytest.raises(DataError, match="cannot be reconstructed"):
         repair(prefix)
     cut = written(tmp_path / "cut", DOCUMENTS)
     (tmp_path / "cut.bin").write_bytes((tmp_path / "cut.bin").read_bytes()[:-4])
-    with pytest.raises(DataError, match="cannot be told"):
+    with pytest.raises(DataError, match="cannot be reconstructed"):
         repair(cut)
     assert pair_bytes(prefix) == before
 
@@ -240,7 +240,7 @@ def test_splits_that_make_no_sense_are_refused(pair: Path) -> None:
         with pytest.raises(DataError):
             split(pair, out, **options)  # type: ignore[arg-type]
     split(pair, out, parts=2)
-    with pytest.raises(DataError, match="there already"):
+    with pytest.raises(DataError, match="exists already"):
         split(pair, out, parts=2)
     split(pair, out, parts=2, replace=True)
 

@@ -128,13 +128,13 @@ def test_a_page_that_is_cut_or_no_utf_8_is_a_bad_line(tmp_path: Path) -> None:
     words = small_tokenizer(tmp_path)
     whole = dump([page("first"), page("second")])
     (tmp_path / "cut.xml").write_bytes(whole[:-60])
-    with pytest.raises(DataError, match=r"cut\.xml:15: <page> has no end: the file was cut"):
+    with pytest.raises(DataError, match=r"cut\.xml:15: <page> is not closed: the file was truncated"):
         built(tmp_path / "out", words, tmp_path / "cut.xml")
     (tmp_path / "odd.xml").write_bytes(whole.replace(b"second", b"sec\xffnd"))
     with pytest.raises(DataError, match=r"odd\.xml:15: not UTF-8"):
         built(tmp_path / "out", words, tmp_path / "odd.xml")
     (tmp_path / "wiki_00").write_text("<doc id=1>\na\n</doc>\n<doc id=2>\nb")
-    with pytest.raises(DataError, match=r"wiki_00:4: <doc has no end"):
+    with pytest.raises(DataError, match=r"wiki_00:4: <doc is not closed"):
         built(tmp_path / "out", words, tmp_path / "wiki_00")
 
 

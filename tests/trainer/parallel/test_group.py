@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[3]
 RANK = """
 import sys, time
 from datetime import timedelta
-from trainer import group
+from trainer.parallel import group
 from trainer.device import Device
 from trainer.env import Env
 

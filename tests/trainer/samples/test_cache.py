@@ -92,7 +92,7 @@ BUILDER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from trainer.index_cache import IndexCache
+from trainer.samples.cache import IndexCache
 folder = Path(sys.argv[1])
 
 def build():

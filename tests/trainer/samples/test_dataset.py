@@ -62,7 +62,7 @@ def test_more_than_one_epoch_of_corpora_without_weights_is_refused(tmp_path: Pat
     data = Data(DataConfig(blend=tuple(Source(one) for one in prefixes), split="1"), 10)
     assert len(data.samples("train", 18)) == 18
     with pytest.raises(
-        DataError, match="2 corpora for train have 18 samples together, and 19 are asked for"
+        DataError, match="2 corpora for train have 18 samples in total, but 19 are needed"
     ) as caught:
         data.samples("train", 19)
     assert "weight" in caught.value.hint
@@ -86,9 +86,7 @@ def test_batches_have_one_token_more_than_the_sequence(tmp_path: Path) -> None:
 def test_it_is_said_where_no_compiled_code_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = Data(DataConfig(counting(tmp_path, [30] * 10), split="1"), 7)
     monkeypatch.setattr("native.samples.sample_index.why_not", lambda: "it was not compiled here")
-    assert data.notes == [
-        "note: samples are found and read by NumPy, not by compiled code: it was not compiled here"
-    ]
+    assert data.notes == ["note: samples are read by NumPy, not by compiled code: it was not compiled here"]
 
 
 @pytest.mark.parametrize("weights", [None, (3.0, 1.0)])
