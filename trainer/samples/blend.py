@@ -130,7 +130,5 @@ def _has_part(split: str, which: str, sequences: int) -> bool:
 def blend_fault(which: str, there: Sequence[int], asked: int) -> tuple[str, str]:
     """Return the error for corpora without weights, each read once, that have too few samples, and a
     remedy."""
-    what = (
-        f"the {len(there)} corpora for {which} have {sum(there)} samples in total, but {asked} are needed"
-    )
+    what = f"the {len(there)} corpora for {which} have {sum(there)} samples in total, but {asked} are needed"
     return what, "give each corpus a weight: then it is read as often as needed"

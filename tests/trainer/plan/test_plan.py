@@ -79,7 +79,7 @@ def test_one_epoch_of_corpora_without_weights_is_counted_at_plan_time(raw_config
     data = {"blend": [str(prefix), str(prefix)], "split": "80,20,0"}
     assert check({"train": raw_config(data=data), "check_data": True})["ok"]
     (fault,) = check({"train": raw_config(data=data, steps=100), "check_data": True})["faults"]
-    assert fault["key"] == "train.data.blend" and "800 are asked for" in fault["what"]
+    assert fault["key"] == "train.data.blend" and "800 are needed" in fault["what"]
 
 
 def test_sharding_the_optimizer_divides_its_memory(raw_config: Make) -> None:
