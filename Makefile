@@ -17,6 +17,14 @@ test: $(VENV)/.developing
 	bash .ci/packages
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+# The pure tests: they start no nodes and few programs. About 45 s of processor time.
+QUICK := $(addprefix tests/clusterctl/,inventory hostfile ranktable jobs logs exec checks cli) \
+         tests/clusterctl/test_*.py tests/trainer/config tests/trainer/plan tests/trainer/parallel/test_pipeline_order.py \
+         tests/test_rules.py tests/test_docs.py tests/test_reference.py
+
+quick: $(VENV)/.developing
+	$(BIN)/python -m pytest -q -n 2 -m 'not live and not slow' --ignore-glob='*/test_nodeset_peer.py' $(QUICK)
+
 check: $(VENV)/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
