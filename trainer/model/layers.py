@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import native
 from trainer.config.model_sizes import ModelConfig
 from trainer.model.recompute import NOTHING, Recompute
-from trainer.parallel.tensor import ALONE, Parallel, cross_entropy
+from trainer.parallel.tensor import ALONE, Parallel, column_linear, cross_entropy
 
 ROTARY_BASE = 10_000.0
 
@@ -69,7 +69,7 @@ class ColumnLinear(nn.Module):
         self.parallel = parallel
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.parallel.enter(x), self.weight, self.bias)
+        return column_linear(x, self.weight, self.bias, self.parallel)
 
 
 class RowLinear(nn.Module):
@@ -116,14 +116,14 @@ class TokenTable(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Of every token of the vocabulary, whole on every rank; for reading, not for training."""
-        own = F.linear(self.parallel.enter(x), self.weight)
+        own = column_linear(x, self.weight, None, self.parallel)
         return self.parallel.gather(own, -1)[..., : self.vocab]
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over the targets that are not -100."""
         if self.parallel.size == 1:
             return self.ops.linear_cross_entropy(x.flatten(0, 1), self.weight, targets.flatten(), self.vocab)
-        own = F.linear(self.parallel.enter(x), self.weight)[..., : self.real]
+        own = column_linear(x, self.weight, None, self.parallel)[..., : self.real]
         return cross_entropy(own.flatten(0, 1), targets.flatten(), self.first, self.parallel)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -36,10 +37,11 @@ class Parallel:
         return self.sequence and self.size > 1
 
     def enter(self, x: Tensor) -> Tensor:
-        """Into matrices cut by columns: whole on every rank; the gradient is summed on its way back."""
-        if self.size == 1:
-            return x
-        return _apply(_Gathered if self.sequence else _Copied, x, self)
+        """Return `x` for matrices cut by columns, of which every rank has all; the backward pass sums its gradient.
+
+        With sequence parallel see `column_linear`.
+        """
+        return x if self.size == 1 else _apply(_Copied, x, self)
 
     def leave(self, x: Tensor) -> Tensor:
         """Out of a matrix cut by rows: the sum over the ranks, with sequence parallel this rank's part of it."""
@@ -91,6 +93,44 @@ def _apply(function: Any, *arguments: Any) -> Tensor:
     return result
 
 
+def column_linear(x: Tensor, weight: Tensor, bias: Tensor | None, parallel: Parallel) -> Tensor:
+    """Return this rank's columns of a linear layer of the whole `x`.
+
+    With sequence parallel `x` is this rank's part of the sequence. Only this part is kept for the backward pass, which
+    gathers the whole again: the graph keeps a `size`-th of what `F.linear` of the gathered input would.
+    """
+    if not parallel.divides_sequence:
+        return F.linear(parallel.enter(x), weight, bias)
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    bias = None if bias is None else bias.to(dtype)
+    with torch.autocast(kind, enabled=False):
+        return _apply(_GatheredLinear, x, weight.to(dtype), bias, parallel)
+
+
+class _GatheredLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, parallel: Parallel) -> Tensor:
+        part = x.to(weight.dtype)
+        ctx.save_for_backward(part, weight)
+        ctx.parallel, ctx.dtype, ctx.has_bias = parallel, x.dtype, bias is not None
+        return F.linear(parallel.gather(part), weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        part, weight = ctx.saved_tensors
+        needs_input, needs_weight, *_ = ctx.needs_input_grad
+        rows = upstream.flatten(0, -2)  # (batch x sequence, own columns)
+        of_input = of_weight = None
+        if needs_weight:
+            of_weight = rows.t() @ ctx.parallel.gather(part).flatten(0, -2)
+        if needs_input:
+            # Summed in the type of the input, as the exchange of the gathered input's gradient would be.
+            of_input = ctx.parallel.scatter_sum((upstream @ weight).to(ctx.dtype))
+        return of_input, of_weight, rows.sum(0) if ctx.has_bias else None, None
+
+
 class _Copied(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, parallel: Parallel) -> Tensor:
@@ -112,18 +152,6 @@ class _Summed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
         return upstream, None
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, parallel: Parallel) -> Tensor:
-        ctx.parallel = parallel
-        return parallel.gather(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return ctx.parallel.scatter_sum(upstream), None
 
 
 class _Scattered(torch.autograd.Function):

@@ -67,7 +67,8 @@ def layer(one: Pass, selective: bool = False) -> int:
     """One block; `selective` keeps nothing of attention's inside."""
     model = one.model
     norms = 2 * norm(one)
-    into_matrices = 2 * one.width * one.tokens * model.hidden
+    # Of what is gathered for a matrix, the own part alone is kept.
+    into_matrices = 2 * one.width * one.own_tokens * model.hidden
     inner = one.width * one.tokens * model.inner // one.tensor
     # Gate, up, silu(gate), product.
     feed_forward = 4 * inner if model.swiglu else 2 * inner
@@ -136,7 +137,7 @@ def embedding(one: Pass) -> int:
 
 def head(one: Pass) -> int:
     """The last norm and what goes into the vocabulary's matrix."""
-    into_matrix = one.width * one.tokens * one.model.hidden
+    into_matrix = one.width * one.own_tokens * one.model.hidden
     return norm(one) + into_matrix
 
 

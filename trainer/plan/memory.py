@@ -256,7 +256,8 @@ def _working(one: Pass) -> int:
     """Gradients of activations on their way through a layer: the widest place is the feed-forward part."""
     inner = one.width * one.tokens * one.model.up_width // one.tensor
     matrix = one.model.hidden * max(one.model.up_width, one.model.qkv_width) // one.tensor
-    return 2 * inner + one.residual + matrix * (WIDE + one.width if one.cast else one.width)
+    gathered = one.width * one.tokens * one.model.hidden if one.sequence else 0
+    return 2 * inner + gathered + one.residual + matrix * (WIDE + one.width if one.cast else one.width)
 
 
 # Bytes a number: AdamW's two, in fp32 in every precision.

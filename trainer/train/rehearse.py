@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -30,6 +29,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.device import Device
 from trainer.engine.torch_engine import TorchEngine
 from trainer.parallel.group import Group, Groups
+from trainer.parallel.tensor import column_linear
 from trainer.plan.memory import PIECE, stages
 from trainer.train.assemble import build_model
 
@@ -195,7 +195,7 @@ class _Shapes:
         if table.parallel.size == 1:
             loss: Tensor = _AtOnce.apply(x.flatten(0, 1), table.weight)  # type: ignore[no-untyped-call]
             return loss
-        own = functional.linear(table.parallel.enter(x), table.weight)[..., : table.real].flatten(0, 1)
+        own = column_linear(x, table.weight, None, table.parallel)[..., : table.real].flatten(0, 1)
         loss = _Cut.apply(own)  # type: ignore[no-untyped-call]
         return loss
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import native
 from native.compiled import library
@@ -17,6 +19,7 @@ from trainer.config.model_sizes import SIZES, ModelConfig
 from trainer.config.train_config import TrainConfig
 from trainer.model.layers import Block, Sight, turns
 from trainer.model.recompute import Recompute
+from trainer.parallel.tensor import Parallel
 from trainer.plan import activations as kept
 from trainer.plan.activations import AttentionCore
 from trainer.plan.hardware import CPU_LEVELS
@@ -75,6 +78,51 @@ def test_blocks_of_queries_are_counted_on_every_processor(
 ) -> None:
     monkeypatch.setattr(library, "attention_level", lambda: 0)
     check_a_block(shape, samples, sequence, precision, "none", "cpu", AttentionCore.BLOCKS)
+
+
+@pytest.fixture
+def four_ranks() -> Iterator[dist.ProcessGroup]:
+    """A group of four ranks of which only this one exists: exchanges have shapes and no meaning."""
+    dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def sequence_parallel_block(
+    shape: dict[str, Any], group: dist.ProcessGroup, sequence: bool
+) -> tuple[int, int]:
+    """Return the bytes that torch keeps for a block of one of four tensor parallel ranks, and those planned."""
+    model = ModelConfig(layers=1, hidden=128, heads=8, sequence=256, **shape)
+    block = Block(model, native.choose("cpu"), Parallel(1, 4, group, sequence)).bfloat16()
+    for name, parameter in block.named_parameters():
+        parameter.data = parameter.data.to(torch.float32 if "norm" in name else torch.bfloat16)
+    x = torch.randn(2, 64 if sequence else 256, 128, dtype=torch.bfloat16, requires_grad=True)
+    found = kept_by(lambda: block(x * 1.0), list(block.parameters()))
+    core = attention_core(NAMED[CPU_LEVELS[library.attention_level()]], "bf16")
+    return found, kept.layer(kept.Pass(model, 2, 2, "cpu", core, 4, sequence))
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {"swiglu": True}, {"dropout": 0.1}], ids=lambda shape: "-".join(shape) or "plain"
+)
+@pytest.mark.parametrize("sequence", [False, True], ids=["tensor", "sequence"])
+def test_a_block_of_tensor_parallel_ranks_is_counted_as_torch_keeps_it(
+    shape: dict[str, Any], sequence: bool, four_ranks: dist.ProcessGroup
+) -> None:
+    found, counted = sequence_parallel_block(shape, four_ranks, sequence)
+    assert counted == pytest.approx(found, rel=0.02)
+
+
+def test_sequence_parallel_keeps_a_fourth_of_what_tensor_parallel_leaves_whole(
+    four_ranks: dist.ProcessGroup,
+) -> None:
+    """By the formula of Megatron-LM, everything except the scores is divided: 34 bytes a token and hidden size / 4."""
+    (whole, _), (divided, _) = (
+        sequence_parallel_block({}, four_ranks, sequence) for sequence in (False, True)
+    )
+    inputs = 4 * 2 * 2 * 256 * 128
+    # Norms' inputs and what enters the matrices, of which a fourth is left.
+    assert whole - divided == pytest.approx(inputs * 3 / 4, rel=0.02)
 
 
 def check_a_block(
