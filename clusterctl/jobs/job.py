@@ -1,4 +1,4 @@
-"""job.yaml (or a bare command) read into a Job: what the user asks to run, checked against a Cluster."""
+"""Read job.yaml or a bare command into a Job, and check it against the nodes of a Cluster."""
 
 from __future__ import annotations
 
@@ -21,53 +21,59 @@ from clusterctl.inventory.cluster import (
     named_devices,
     parse_devices,
 )
+from clusterctl.jobs import placeholders
 from clusterctl.jobs.restarts import Restart
 from clusterctl.settings import duration, environment
 
 RANK_TABLE_CHOICES = ("auto", "always", "never")
 COLLECT_CHOICES = ("checkpoints", "profile")
 GROW_CHOICES = ("restart", "checkpoint")
-# In the train part: the folder that `data` names, wherever it lies on that machine.
-DATA = "{data}"
+ENV_STYLES = ("torchrun", "mindspore", "mpi")
+DEVICE_ID_CHOICES = ("visible", "physical")
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the user asks to run: a program, or the embedded trainer, on some devices of some nodes."""
+    """What the user wants to run: a program, or the embedded trainer, on some devices of some nodes."""
 
     name: str
     command: tuple[str, ...] = ()
-    """The program, a list from here to the node; empty when `train` is given."""
+    """The program and its arguments; empty if `train` is given."""
     train: dict[str, Any] | None = field(default=None, hash=False)
-    """The embedded trainer's configuration, as its own `check` accepts it."""
+    """The configuration of the embedded trainer."""
     nodes: str | None = None
     devices: tuple[int, ...] | None = None
-    """Which devices of each node; all where nothing is said."""
+    """The devices to use on each node, in the order of the ranks; None means all."""
+    device_ids: str = "visible"
+    """What DEVICE_ID is on NPUs: the position among the visible devices, or the physical id."""
     code: Path | None = None
-    """A folder that the processes start in; pushed."""
+    """A local folder that is pushed; the processes start in it."""
     data: Path | None = None
-    """A folder with training data; pushed."""
+    """A local folder with training data that is pushed."""
     data_there: str = ""
-    """A folder of the nodes with training data that lies on all of them already; compared, not pushed."""
+    """A folder with training data that every node already has; it is compared, not pushed."""
     env: dict[str, str] = field(default_factory=dict, hash=False)
-    """More environment; `{node.address}` and the like are filled a node at a time."""
+    """More environment variables; placeholders such as `{node.address}` are filled for each rank."""
+    env_style: str = "torchrun"
+    """Which launcher's variables the ranks get, in addition to those of torch.distributed."""
     forward: tuple[str, ...] = ()
-    """Variables of the launcher's own environment that travel."""
+    """Names of variables that are copied from the environment of the launcher."""
     rank_table: str = "auto"
-    """Whether the run gets a rank table: auto = where devices are NPUs."""
+    """Whether the run gets a rank table; auto: if all devices are NPUs."""
     master_port: int = 0
-    """0 lets the first node choose a free one."""
+    """0 lets the first node choose a free port."""
     grace: float = 30.0
     """Seconds between SIGTERM and SIGKILL, for a last checkpoint."""
     collect: tuple[str, ...] = ()
-    """What is brought home at the end beside logs and metrics."""
+    """What is copied back at the end, in addition to logs and metrics."""
     share_devices: bool = False
-    """Whether the devices may be in use by another run; of NPUs and GPUs a run has its own otherwise."""
+    """Whether other runs may use the same NPUs or GPUs at the same time."""
     restart: Restart | None = None
-    """What follows a failure; nothing where the job says nothing."""
+    """What to do after a failure; None means that the run ends."""
     hang_after: float | None = None
-    """Seconds without a step after which a training counts as hung; 0 = never. None: three times the 99th percentile
-    of its steps, 30 at least. Of a program that tells no steps: seconds without a line of any rank; None is never."""
+    """Seconds without a step after which a training counts as hung; 0 means never. None: three times the 99th
+    percentile of its steps, at least 30. For a program that reports no steps: seconds without output; None: never."""
     source: str = ""
     document: Document | None = field(default=None, repr=False, compare=False)
 
@@ -75,7 +81,7 @@ class Job:
 def load(
     path: Path, overrides: Sequence[str] = (), further: Callable[[Job], Sequence[Fault]] = lambda job: ()
 ) -> Job:
-    """Read and check a job file; all its faults at once, with those that `further` finds in what could be read."""
+    """Read and check a job file; raise InputFaults with all of its faults and those that `further` finds."""
     document = documents.load_document(path)
     document = _with_overrides(document, overrides)
     top = Section(document)
@@ -95,20 +101,21 @@ def load(
 
 def _read(top: Section, path: Path) -> Job:
     name = top.take_text("name", path.stem)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}", name):
-        top.fault(
-            "name", f"{name!r} can't name a run's folder", "letters, digits, '.', '_' and '-', at most 41"
-        )
+    if not RUN_NAME.fullmatch(name):
+        what = f"{name!r} can't name a run's folder"
+        top.fault("name", what, "letters, digits, '.', '_' and '-', at most 41")
     return Job(
         name=name,
         command=_words(top, "command"),
         train=top.take("train", dict),
         nodes=top.take("nodes", str),
         devices=_devices(top),
+        device_ids=_choice(top, "device_ids", DEVICE_ID_CHOICES, "visible"),
         code=_folder(top, "code", path),
         data=_folder(top, "data", path),
         data_there=_data_there(top),
         env=top.take_env("env"),
+        env_style=_choice(top, "env_style", ENV_STYLES, "torchrun"),
         forward=_words(top, "forward"),
         rank_table=_choice(top, "rank_table", RANK_TABLE_CHOICES, "auto"),
         master_port=_port(top),
@@ -124,16 +131,18 @@ def _read(top: Section, path: Path) -> Job:
 def _data_there(top: Section) -> str:
     folder = top.take_text("data_there")
     if folder and not folder.startswith(("/", "~/")):
-        top.fault("data_there", f"{folder!r} is no folder of a node", "as in /data/wiki, or ~/wiki")
+        top.fault("data_there", f"{folder!r} is not an absolute path", "as in /data/wiki or ~/wiki")
     if folder and top.value.get("data") is not None:
         top.fault(
-            "data_there", "`data` is given too", "data: a folder here, pushed; data_there: one on every node"
+            "data_there",
+            "`data` is given too",
+            "data: a local folder, pushed; data_there: a folder on every node",
         )
     return folder
 
 
 def _restart(top: Section) -> Restart | None:
-    """The job's `restart` part; its presence asks for restarts."""
+    """Return the `restart` part of a job, or None if it has none."""
     inner = top.section("restart")
     if top.value.get("restart") is None:
         return None
@@ -147,7 +156,7 @@ def _restart(top: Section) -> Restart | None:
         grow=_choice(inner, "grow", GROW_CHOICES, plain.grow),
     )
     if found.node_lost_after <= SILENCE:
-        what = f"{found.node_lost_after:g} s: a link's silence alone takes {SILENCE:g} s to notice"
+        what = f"{found.node_lost_after:g} s is too short: a silent connection is noticed after {SILENCE:g} s"
         inner.fault("node_lost_after", what, f"{plain.node_lost_after:g}s, or more")
     inner.done()
     return found
@@ -161,7 +170,7 @@ def _at_least(section: Section, key: str, least: int, default: int) -> int:
 
 
 def _seconds(section: Section, key: str, default: float | None) -> float | None:
-    """A time: a number of seconds, or `90s`, `10m`, `off`."""
+    """Return a time in seconds, given as a number or as `90s`, `10m`, `off`."""
     section.taken.append(key)
     value = section.value.get(key)
     if value is None:
@@ -171,7 +180,7 @@ def _seconds(section: Section, key: str, default: float | None) -> float | None:
     try:
         return duration(value if isinstance(value, str) else "?")
     except UsageError:
-        section.fault(key, f"{value!r} is no time", "as in 10, 90s, 10m, or off")
+        section.fault(key, f"{value!r} is not a time", "as in 10, 90s, 10m, or off")
         return default
 
 
@@ -182,7 +191,7 @@ def from_command(
     env: Mapping[str, str] | None = None,
     restarts: int = 0,
 ) -> Job:
-    """A bare command as a job; its name is the program's, or the script's."""
+    """Return a job for a bare command, named after its program or script."""
     words = [Path(word).stem for word in argv[:2] if not word.startswith("-")]
     raw = (
         words[-1] if words and re.match(r"python|(ba|z)?sh$", words[0]) else words[0] if words else "command"
@@ -226,7 +235,7 @@ def _choice(top: Section, key: str, known: Sequence[str], default: str) -> str:
 def _port(top: Section) -> int:
     port = top.take("master_port", int, 0) or 0
     if not 0 <= port < 65536:
-        top.fault("master_port", f"{port} is no port", "1024 to 65535, or 0 to let the first node choose")
+        top.fault("master_port", f"{port} is not a port", "1024 to 65535, or 0 to let the first node choose")
     return port
 
 
@@ -253,8 +262,15 @@ def _folder(top: Section, key: str, path: Path) -> Path | None:
     return folder.resolve()
 
 
+def _given_value(name: str, given: str) -> Any:
+    """Return the value of `--set NAME=GIVEN`: YAML, or a text that begins with a placeholder."""
+    if placeholders.BEGINS_WITH_PLACEHOLDER.match(given):
+        return given
+    return documents.parse_document(given, f"--set {name}").value
+
+
 def _with_overrides(document: Document, overrides: Sequence[str]) -> Document:
-    """`train.steps=100` laid over the file, read by the same rules as the file itself."""
+    """Return the document with `train.steps=100` and the like set in it, read by the rules of the file."""
     faults = []
     value = json.loads(json.dumps(document.value or {}))
     flags = set[tuple[str | int, ...]]()
@@ -272,7 +288,7 @@ def _with_overrides(document: Document, overrides: Sequence[str]) -> Document:
                 break
             place = inner
         else:
-            place[keys[-1]] = documents.parse_document(given, f"--set {name}").value
+            place[keys[-1]] = _given_value(name, given)
             flags.add(tuple(keys))
     if faults:
         raise InputFaults(faults)
@@ -283,20 +299,28 @@ def _with_overrides(document: Document, overrides: Sequence[str]) -> Document:
 
 
 def devices_on(job: Job, node: Node) -> tuple[int, ...]:
-    """The devices of a node that a job uses, one rank each."""
+    """Return the devices of a node that a job uses, one for each rank."""
     return job.devices if job.devices is not None else node.devices
 
 
 def check(job: Job, cluster: Cluster) -> dict[str, Any]:
-    """Everything that can be known before anything starts; gives the trainer's summary (empty for a command)."""
-    faults = list(_device_faults(job, cluster))
+    """Check a job against its nodes before anything starts; return the trainer's summary, {} for a command.
+
+    Raise InputFaults with everything that is wrong.
+    """
+    own = _placeholder_faults(job, {"command": job.command, "env": job.env}, placeholders.OF_RANK)
+    in_train = _placeholder_faults(job, {"train": job.train}, placeholders.OF_NODE)
+    faults = [*_device_faults(job, cluster), *own, *in_train]
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
     if not world and not faults:
         faults.append(
             _fault(job, ("devices",), "no device is left to run on", "give `devices`, or more nodes")
         )
+    if job.device_ids == "physical" and job.train is not None:
+        what = "'physical' does not fit the embedded trainer, which counts the visible devices"
+        faults.append(_fault(job, ("device_ids",), what, "device_ids: visible"))
     summary: dict[str, Any] = {}
-    if job.train is not None:
+    if job.train is not None and not in_train:
         answer = check_train(replace(job, train=train_part(job, cluster)), max(world, 1))
         faults += train_faults(job, answer["faults"])
         summary = answer.get("summary") or {}
@@ -305,23 +329,39 @@ def check(job: Job, cluster: Cluster) -> dict[str, Any]:
     return summary
 
 
+def _placeholder_faults(job: Job, parts: Mapping[str, Any], known: tuple[str, ...]) -> list[Fault]:
+    """Return a fault for each placeholder that is unknown, or needs data that the job does not name."""
+    faults = []
+    # `--set data=null` plans a job without its data.
+    no_data = not (job.data or job.data_there) and ("data",) not in (
+        job.document.flags if job.document else ()
+    )
+    for path, name in placeholders.used_in(dict(parts)):
+        if name not in known:
+            what, remedy = placeholders.describe_unknown(name), placeholders.remedy_for(name, known)
+            faults.append(_fault(job, path, what, remedy))
+        elif name == "data" and no_data:
+            faults.append(_fault(job, path, "{data} is used, but the job has no data", "data: FOLDER"))
+    return faults
+
+
 def train_part(job: Job, cluster: Cluster) -> dict[str, Any] | None:
-    """The train part with what the inventory knows of devices, the same for all ranks; the job's own word counts."""
-    told = (job.train or {}).get("hardware") or {}
-    if job.train is None or not isinstance(told, dict) or not cluster.nodes:
+    """Return the train part with the kind and number of devices from the inventory, unless the job has its own."""
+    hardware = (job.train or {}).get("hardware") or {}
+    if job.train is None or not isinstance(hardware, dict) or not cluster.nodes:
         return job.train
     most = max(len(devices_on(job, node)) for node in cluster.nodes)
     known: dict[str, Any] = {"kind": cluster.nodes[0].kind, "devices_per_node": most}
-    return {**job.train, "hardware": {**known, **told}}
+    return {**job.train, "hardware": {**known, **hardware}}
 
 
-def train_faults(job: Job, told: Sequence[Mapping[str, str]]) -> list[Fault]:
-    """What the trainer found, with the lines of the job's file."""
-    return [_fault(job, _path(one["key"]), one["what"], one.get("remedy", "")) for one in told]
+def train_faults(job: Job, found: Sequence[Mapping[str, str]]) -> list[Fault]:
+    """Return the faults that the trainer found, with the lines of the job file."""
+    return [_fault(job, _path(fault["key"]), fault["what"], fault.get("remedy", "")) for fault in found]
 
 
 def _path(key: str) -> Key:
-    """`train.data.blend[1].prefix` as the keys and places that lead there."""
+    """Return the keys and indexes in a path such as `train.data.blend[1].prefix`."""
     return tuple(int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", key))
 
 
@@ -343,13 +383,19 @@ def _device_faults(job: Job, cluster: Cluster) -> Sequence[Fault]:
             faults.append(
                 _fault(job, ("devices",), what, "ask for fewer devices, or add them to the inventory")
             )
+        used = devices_on(job, node)
+        if node.kind == "npu" and job.device_ids == "visible" and list(used) != sorted(used):
+            what = f"{node.name}: the devices {','.join(map(str, used))} are not in ascending order"
+            ordered = ", ".join(map(str, sorted(used)))
+            remedy = f"write [{ordered}]: CANN takes ASCEND_RT_VISIBLE_DEVICES in ascending order only"
+            faults.append(_fault(job, ("devices",), what, remedy))
     return faults
 
 
 def check_train(job: Job, world: int) -> dict[str, Any]:
-    """What the trainer itself says of a configuration; asked in a process of its own, which needs no torch."""
+    """Return what the trainer says about a configuration; it runs in a process of its own and imports no torch."""
     question = {
-        "train": filled(job.train or {}, str(job.data or job.data_there)),
+        "train": placeholders.fill_all(job.train or {}, _local_values(job, world), f"{job.source}: train"),
         "world_size": world,
         "name": job.name,
         "base_dir": str(Path(job.source).parent.resolve()),
@@ -358,15 +404,23 @@ def check_train(job: Job, world: int) -> dict[str, Any]:
     return ask_trainer(["check"], json.dumps(question))
 
 
+def _local_values(job: Job, world: int) -> dict[str, str]:
+    """Return placeholder values for a check on this machine, where the nodes' own are not known."""
+    unknown = {name: f"<{name}>" for name in placeholders.OF_NODE}
+    known = {"data": str(job.data or job.data_there), "world_size": str(world), "node_rank": "0"}
+    return {**unknown, **known, "master_port": str(job.master_port or 29500)}
+
+
 def rehearse(job: Job, cluster: Cluster) -> dict[str, Any]:
-    """One rank of the job's layout, built and stepped here by the trainer on tensors without memory."""
+    """Build and step one rank of the job's layout here, on tensors without memory; return the trainer's answer."""
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
-    train = filled(train_part(job, cluster), str(job.data or job.data_there))
+    values = _local_values(job, world)
+    train = placeholders.fill_all(train_part(job, cluster), values, f"{job.source}: train")
     return ask_trainer(["rehearse"], json.dumps({"train": train, "world_size": world}))
 
 
 def ask_trainer(words: Sequence[str], question: str = "") -> dict[str, Any]:
-    """Run one of the trainer's verbs here and read its one JSON document."""
+    """Run a command of the trainer here and return its answer, one JSON object."""
     argv = [sys.executable, "-m", "trainer", *words]
     done = subprocess.run(argv, input=question, capture_output=True, text=True, env=environment())
     try:
@@ -381,12 +435,3 @@ def ask_trainer(words: Sequence[str], question: str = "") -> dict[str, Any]:
         hint = next((line.removeprefix("  try: ") for line in last if line.startswith("  try: ")), "")
         kind = UsageError if done.returncode == 2 else ClusterctlError
         raise kind(f"the trainer's {words[0]}: {message}", hint) from None
-
-
-def filled(value: Any, data: str) -> Any:
-    """The train part with `{data}` put in, at any depth."""
-    if isinstance(value, dict):
-        return {key: filled(inner, data) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [filled(inner, data) for inner in value]
-    return value.replace(DATA, data) if isinstance(value, str) else value

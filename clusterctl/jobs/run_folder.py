@@ -99,6 +99,10 @@ class NodeFiles:
         """Return the path of what a rank's call of a function returned."""
         return posixpath.join(self.root, contract.RESULTS_DIR, f"attempt-{self.attempt}-rank-{rank}")
 
+    def error_file(self, rank: int) -> str:
+        """The file in which torch records the exception of a rank."""
+        return posixpath.join(self.attempt_dir, f"error-rank-{rank}.json")
+
     def log(self, rank: int, stream: str) -> str:
         """The raw output of a rank; stream is "out" or "err"."""
         return posixpath.join(self.attempt_dir, "logs", f"rank-{rank}.{stream}")

@@ -6,6 +6,8 @@ from typing import Any
 
 from clusterctl.jobs.job import (
     COLLECT_CHOICES,
+    DEVICE_ID_CHOICES,
+    ENV_STYLES,
     GROW_CHOICES,
     RANK_TABLE_CHOICES,
     ask_trainer,
@@ -37,12 +39,20 @@ def _own() -> dict[str, Any]:
         "command": (WORDS, "Your own program, as a list of words. A job has either `command` or `train`."),
         "nodes": (TEXT, "Node set of the run: node[1-4], @group. Default: all nodes."),
         "devices": (DEVICES, "Devices to use on each node, for example [0,4). Each device gets one rank."),
+        "device_ids": (
+            {"enum": list(DEVICE_ID_CHOICES)},
+            "DEVICE_ID on NPUs. visible: index in ASCEND_RT_VISIBLE_DEVICES. physical: that list is not set.",
+        ),
         "code": (TEXT, "Folder to push. The ranks start in it."),
         "data": (TEXT, "Folder with data to push. `{data}` in the job is its path on each node."),
         "data_there": (TEXT, "Folder with data that is already on all nodes. It is compared, not pushed."),
         "env": (
             {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
-            "Environment variables of the ranks. {node.address} and the like are replaced for each node.",
+            "Environment variables of the ranks. {node.address} and the like are replaced for each rank.",
+        ),
+        "env_style": (
+            {"enum": list(ENV_STYLES)},
+            "Launcher whose variables are also set, next to RANK, WORLD_SIZE, MASTER_ADDR and the like.",
         ),
         "forward": (WORDS, "Variables of the launcher's environment to pass on to the ranks."),
         "rank_table": (

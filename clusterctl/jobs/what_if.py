@@ -1,4 +1,4 @@
-"""Nodes that are not there: `--what-if nodes=8,devices=8,kind=npu` plans a job on them."""
+"""Plan a job on nodes that do not exist: `--what-if nodes=8,devices=8,kind=npu`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from clusterctl.inventory.cluster import KINDS, Cluster, Node
 
 SOURCE = "--what-if"
 KEYS = ("nodes", "devices", "kind")
-# Nodes, and devices of one.
+# Limit of the nodes, and of the devices of one node.
 MOST = 100_000
-EXAMPLE = "as in --what-if nodes=8, or nodes=192,devices=8,kind=npu where there is no inventory"
+EXAMPLE = "as in --what-if nodes=8, or nodes=192,devices=8,kind=npu without an inventory"
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """So many nodes alike; what is not said is as the inventory's first node has it."""
+    """A number of equal nodes; what is not given is taken from the first node of the inventory."""
 
     nodes: int
     devices: int | None = None
     kind: str | None = None
 
     def cluster(self, inventory: Callable[[], Cluster]) -> Cluster:
-        """The nodes, after the first one of the inventory; it is not needed where all is said."""
-        all_said = self.devices is not None and self.kind is not None
-        like = Node("node1", "node1", "node1") if all_said else inventory().nodes[0]
+        """Return the nodes; the inventory is read only if `devices` or `kind` is missing."""
+        complete = self.devices is not None and self.kind is not None
+        like = Node("node1", "node1", "node1") if complete else inventory().nodes[0]
         devices = like.devices if self.devices is None else tuple(range(self.devices))
         alike = replace(like, devices=devices, kind=self.kind or like.kind, device_ips=(), super_pod="")
         names = [f"what-if{number}" for number in range(1, self.nodes + 1)]
@@ -37,27 +37,27 @@ class WhatIf:
 
 
 def read(text: str) -> WhatIf:
-    """`nodes=8,kind=npu` as a WhatIf; all that is wrong with it is a UsageError."""
+    """Return the WhatIf in a text such as `nodes=8,kind=npu`; raise UsageError if it is wrong."""
     given: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")
         if key not in KEYS or not equals or key in given:
-            twice = (
-                f"{key} is given twice" if key in given else f"{part!r} is none of nodes=, devices=, kind="
-            )
+            twice = f"{key} is given twice" if key in given else f"{part!r} is not nodes=, devices= or kind="
             raise UsageError(f"--what-if {text}: {twice}", did_you_mean(key, KEYS) or EXAMPLE)
         given[key] = value
     if "nodes" not in given:
-        raise UsageError(f"--what-if {text}: how many nodes?", EXAMPLE)
+        raise UsageError(f"--what-if {text}: the number of nodes is missing", EXAMPLE)
     kind = given.get("kind")
     if kind is not None and kind not in KINDS:
-        raise UsageError(f"--what-if {text}: no kind {kind!r}", did_you_mean(kind, KINDS) or ", ".join(KINDS))
+        raise UsageError(
+            f"--what-if {text}: unknown kind {kind!r}", did_you_mean(kind, KINDS) or ", ".join(KINDS)
+        )
     devices = _number(text, "devices", given["devices"]) if "devices" in given else None
     return WhatIf(_number(text, "nodes", given["nodes"]), devices, kind)
 
 
 def without_folders(job: Path) -> list[str]:
-    """Overrides under which folders of a job's file need not be there, as its nodes are not."""
+    """Return overrides that remove missing folders from a job file, since its nodes do not exist either."""
     if job.suffix not in (".yaml", ".yml", ".json") or not job.is_file():
         return []
     value = load_document(job).value
@@ -71,5 +71,5 @@ def without_folders(job: Path) -> list[str]:
 
 def _number(text: str, key: str, value: str) -> int:
     if not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= MOST and len(value) < 9):
-        raise UsageError(f"--what-if {text}: {key}={value} is no number of {key}", f"1 to {MOST}")
+        raise UsageError(f"--what-if {text}: {key}={value} is not a number of {key}", f"1 to {MOST}")
     return int(value)

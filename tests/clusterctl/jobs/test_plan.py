@@ -11,6 +11,7 @@ from clusterctl import contract
 from clusterctl.errors import InputFaults, UsageError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job, plan
+from clusterctl.jobs.restarts import Restart
 
 
 def cluster(kind: str = "cpu", counts: tuple[int, ...] = (2, 2)) -> Cluster:
@@ -55,6 +56,7 @@ def test_an_npu_rank_finds_ascend_names_and_its_rank_table() -> None:
         "RANK_ID": "2",
         "RANK_SIZE": "4",
         "DEVICE_ID": "0",
+        "ASCEND_DEVICE_ID": "0",
         "ASCEND_RT_VISIBLE_DEVICES": "0,1",
         "RANK_TABLE_FILE": "/w/runs/r/node2/rank_table.json",
         "HCCL_IF_IP": "10.0.0.2",
@@ -63,6 +65,125 @@ def test_an_npu_rank_finds_ascend_names_and_its_rank_table() -> None:
     }
     assert {name: env.get(name) for name in wanted} == wanted
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD" not in env
+
+
+def test_an_npu_rank_counts_its_device_in_the_list_of_visible_devices() -> None:
+    nodes = cluster("npu", (8, 8))
+    env = plan.make_plan(nodes, bare(devices=(4, 5))).nodes[1].processes[1].env
+    names = ("ASCEND_RT_VISIBLE_DEVICES", "DEVICE_ID", "ASCEND_DEVICE_ID")
+    assert [env.get(name) for name in names] == ["4,5", "1", "1"]
+    env = plan.make_plan(nodes, bare(devices=(4, 5), device_ids="physical")).nodes[1].processes[1].env
+    assert [env.get(name) for name in names] == [None, "5", "5"]
+
+
+def test_hccl_gets_an_address_and_never_a_name() -> None:
+    named = cluster("npu")
+    named = replace(
+        named, nodes=tuple(replace(node, address=f"lab-{node.name}.example") for node in named.nodes)
+    )
+    for process in plan.make_plan(named, bare()).nodes[0].processes:
+        assert "HCCL_IF_IP" not in process.env and process.env["MASTER_ADDR"] == "lab-node1.example"
+
+
+@pytest.mark.parametrize("given", [(7, 0, 3), None])
+def test_npu_devices_are_taken_in_ascending_order_only(given: tuple[int, ...] | None, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text('command: ["true"]\n' + (f"devices: {list(given)}\n" if given else ""))
+    nodes = cluster("npu", (8,))
+    if given is None:
+        nodes = replace(nodes, nodes=tuple(replace(node, devices=(7, 0, 3)) for node in nodes.nodes))
+    with pytest.raises(
+        InputFaults, match=r"7,0,3 are not in ascending order \(write \[0, 3, 7\]: CANN takes"
+    ):
+        job.check(job.load(path), nodes)
+    job.check(
+        job.load(path),
+        replace(nodes, nodes=tuple(replace(n, kind="cuda", devices=(7, 0, 3)) for n in nodes.nodes)),
+    )
+    path.write_text('command: ["true"]\ndevices: [0, 3, 7]\n')
+    job.check(job.load(path), nodes)
+
+
+def test_a_rank_gets_the_variables_of_torchrun() -> None:
+    facts = plan.Facts(run_id="r", attempt=3, workdirs={"node2": "/w"})
+    wanted = {
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_RANK": "3",
+        "ROLE_WORLD_SIZE": "4",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": "r",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "5",
+        "TORCHELASTIC_ERROR_FILE": "/w/runs/r/node2/attempts/3/error-rank-3.json",
+    }
+    made = plan.make_plan(cluster(), bare(restart=Restart(max=5)), facts)
+    env = made.nodes[1].processes[1].env
+    assert {name: env.get(name) for name in wanted} == wanted
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in env
+
+
+def test_a_job_chooses_the_variables_of_another_launcher() -> None:
+    facts = plan.Facts(master_port=8118)
+    env = plan.make_plan(cluster("npu"), bare(env_style="mindspore"), facts).nodes[1].processes[0].env
+    wanted = {
+        "RANK_ID": "2", "RANK_SIZE": "4", "DEVICE_ID": "0", "MS_WORKER_NUM": "4", "MS_SCHED_HOST": "10.0.0.1",
+        "MS_SCHED_PORT": "8118", "MS_NODE_ID": "2", "MS_ROLE": "MS_WORKER", "RANK": "2",
+    }  # fmt: skip
+    assert {name: env.get(name) for name in wanted} == wanted and "ROLE_RANK" not in env
+    with_table = plan.make_plan(cluster("npu"), bare(env_style="mindspore"), replace(facts, rank_table="{}"))
+    assert "MS_ROLE" not in with_table.nodes[0].processes[0].env
+    env = plan.make_plan(cluster(), bare(env_style="mpi"), facts).nodes[1].processes[1].env
+    wanted = {
+        "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "WORLD_SIZE": "4",
+    }  # fmt: skip
+    assert {name: env.get(name) for name in wanted} == wanted
+
+
+def test_a_folder_in_which_hccl_opens_no_table_is_refused() -> None:
+    facts = plan.Facts(run_id="train.json-1120", rank_table="{}")
+    with pytest.raises(UsageError, match=r"contains '\.json'"):
+        plan.make_plan(cluster("npu"), bare(), facts)
+    plan.make_plan(cluster("npu"), bare(), replace(facts, rank_table=""))
+
+
+def test_placeholders_are_filled_alike_in_command_environment_and_training() -> None:
+    names = ("data", "run_dir", "node_rank", "world_size", "master", "master_port", "node.name")
+    text = " ".join(f"{{{name}}}" for name in names)
+    facts = plan.Facts(run_id="r", workdirs={"node2": "/w"}, data_paths={"node2": "/d"}, master_port=5000)
+    filled = "/d /w/runs/r/node2 1 4 10.0.0.1 5000 node2"
+    process = plan.make_plan(cluster(), bare("run", text, env={"A": text}), facts).nodes[1].processes[0]
+    assert process.argv == ("run", filled) and process.env["A"] == filled
+    training = replace(bare(), command=(), train={"model": {"x": [text]}})
+    assert plan.make_plan(cluster(), training, facts).nodes[1].train["model"] == {"x": [filled]}  # type: ignore[index]
+    awk = bare("awk", "{{print}} {rank}{local_rank}")
+    assert plan.make_plan(cluster(), awk, facts).nodes[1].processes[1].argv == ("awk", "{print} 31")
+
+
+def test_unknown_placeholders_are_named_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("command: [run, '{mastr}', '{data}', '{{print}}']\nenv:\n  A: '{rnk}'\n")
+    with pytest.raises(InputFaults) as caught:
+        job.check(job.load(path), cluster())
+    unknown, no_data, other = caught.value.faults
+    assert unknown.where == f"{path}:1 command.1" and unknown.what == "unknown placeholder {mastr}"
+    assert "did you mean 'master'?" in unknown.remedy and "{{mastr}} writes the text itself" in unknown.remedy
+    assert no_data.what == "{data} is used, but the job has no data"
+    assert other.where == f"{path}:3 env.A"
+    path.write_text("train: {model: gpt-tiny, steps: 1, name: '{rank}'}\n")
+    with pytest.raises(InputFaults, match="the train part is the same for all ranks"):
+        job.check(job.load(path), cluster())
+
+
+def test_set_takes_a_text_that_begins_with_a_placeholder(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("train: {model: gpt-tiny}\n")
+    loaded = job.load(path, ["train.data.prefix={data}/x", "train.data.other={data}", "train.more={a: 1}"])
+    assert loaded.train == {
+        "model": "gpt-tiny",
+        "data": {"prefix": "{data}/x", "other": "{data}"},
+        "more": {"a": 1},
+    }
 
 
 def test_programs_beside_a_nodes_python_are_searched_first() -> None:
@@ -97,7 +218,7 @@ def test_words_and_environment_are_filled_a_node_at_a_time_and_other_braces_stay
     process = plan.make_plan(cluster(), one).nodes[1].processes[1]
     assert process.argv == ("python3", "x.py", "--me=10.0.0.2", '{"a": {}}', "3")
     assert (process.env["IP"], process.env["JSON"]) == ("10.0.0.2", '{"k": 1}')
-    with pytest.raises(UsageError, match=r"unknown \{node.adress\}"):
+    with pytest.raises(UsageError, match=r"unknown placeholder \{node.adress\}"):
         plan.make_plan(cluster(), bare(env={"IP": "{node.adress}"}))
 
 
@@ -140,7 +261,7 @@ def test_a_job_is_a_command_or_a_training_and_its_faults_come_at_once(tmp_path: 
     for part in (
         "can't name a run's folder",
         "did you mean 'command'?",
-        "70000 is no port",
+        "70000 is not a port",
         "unknown 'often'",
         "no folder",
         "either a `command` or a `train`",

@@ -1,0 +1,26 @@
+"""What only the nodes and the clock know about a run that is about to start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What only the nodes or the clock know; a plan without facts has the defaults in their place."""
+
+    run_id: str = "<run>"
+    attempt: int = 1
+    master_port: int = 29500
+    workdirs: Mapping[str, str] = field(default_factory=dict)
+    """The work folder of each node, with `~` resolved on the node."""
+    homes: Mapping[str, str] = field(default_factory=dict)
+    """The home folder on each node, for a Python such as `~/venv/bin/python`."""
+    cpus: Mapping[str, int] = field(default_factory=dict)
+    code_paths: Mapping[str, str] = field(default_factory=dict)
+    """The folder of the pushed code on each node."""
+    data_paths: Mapping[str, str] = field(default_factory=dict)
+    forwarded: Mapping[str, str] = field(default_factory=dict)
+    rank_table: str = ""
+    """The text of the rank table, the same on every node; empty if the run has none."""
