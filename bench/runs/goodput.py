@@ -28,7 +28,7 @@ from bench.runs.field import (
     wait_for,
 )
 from bench.runs.times import Goodput, goodput, recovered
-from clusterctl.agent.supervisor import read_json
+from clusterctl.agent.records import read_json
 from clusterctl.jobs.run_folder import RunDir
 
 # Steps.

@@ -21,7 +21,7 @@ from bench.runs.field import (
     records,
     wait_for,
 )
-from clusterctl.agent.supervisor import read_json
+from clusterctl.agent.records import read_json
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.sandbox import process
 

@@ -142,7 +142,7 @@ def _is_below(path: str, workdir: str) -> bool:
 
 
 def _supervised(one: Dict[str, Any]) -> bool:
-    from clusterctl.agent.supervisor import AttemptFiles, read_json
+    from clusterctl.agent.records import AttemptFiles, read_json
 
     if not str(one["attempt"]).isdigit():
         return False

@@ -1,57 +1,63 @@
-"""Files as they grow: from a cursor each, many at once, until the attempt that writes them has ended."""
+"""Send files as they grow, many at once and each from an offset, until the attempt that writes them has ended."""
 
 from __future__ import annotations
 
 import glob
 import json
 import os
+import threading
 import time
 from io import FileIO
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
-from clusterctl.agent.frames import CHUNK
+from clusterctl.agent.attempts import read_node
+from clusterctl.agent.frames import CHUNK, StreamEnded
+from clusterctl.agent.processes import state_letter
+from clusterctl.agent.records import FINAL, AttemptFiles, read_beat, read_json
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.supervisor import FINAL, AttemptFiles, read_json, read_node
 
 # Seconds between two looks at files that did not grow.
 LOOK = 0.05
-LONGEST_LOOK = (
-    # Seconds, where nothing has grown for 1.5: eight silent ranks cost 0.4 % of a core otherwise.
-    0.2
-)
-# Times: each pause to the one before.
+# The longest pause between two looks, reached after 1.5 s without growth: eight silent ranks cost 0.4 % of a core
+# otherwise.
+LONGEST_LOOK = 0.2
+# Each pause is so many times as long as the one before.
 LONGER = 1.1
 # Seconds between two looks for new files and at the attempt's state.
 STATE_LOOK = 0.25
+# Seconds between two reports of a supervisor that does not respond.
+REPORT = 2.0
+# Seconds without a heartbeat after which a supervisor is reported, unless the launcher names others.
+SILENT_AFTER = 10.0
 
 
 class _Files:
-    """The files that are followed, each with the offset that was sent up to."""
+    """The files that are followed, each with the offset up to which it was sent."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.patterns = [os.path.expanduser(one) for one in request.params.get("globs") or []]
+        self.patterns = [os.path.expanduser(pattern) for pattern in request.params.get("globs") or []]
         self.offsets: Dict[str, int] = {}
         self.open: Dict[str, FileIO] = {}
-        for one in request.params.get("files") or []:
-            if not isinstance(one, dict) or not isinstance(one.get("path"), str):
-                raise Refused("usage", f"follow: a file is {{path, offset}}, not {one!r:.80}")
-            self.offsets[os.path.expanduser(one["path"])] = int(one.get("offset", 0))
+        for entry in request.params.get("files") or []:
+            if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+                raise Refused("usage", f"follow: a file is {{path, offset}}, not {entry!r:.80}")
+            self.offsets[os.path.expanduser(entry["path"])] = int(entry.get("offset", 0))
 
     def find(self) -> None:
-        """Take up files that have appeared; those of the patterns begin at 0 unless a cursor was given."""
+        """Open files that have appeared; those of a pattern are sent from the start unless they have an offset."""
         for pattern in self.patterns:
             for path in sorted(glob.glob(pattern)):
                 self.offsets.setdefault(path, 0)
         for path, offset in self.offsets.items():
             if path not in self.open and os.path.isfile(path):
-                # It stays open while it grows.
+                # The file stays open while it grows.
                 file = FileIO(path)
                 file.seek(offset)
                 self.open[path] = file
 
     def send_new(self) -> int:
-        """One piece of each file, so that a long one does not hold up the others; how many bytes in all."""
+        """Send one piece of each file, so that a long one does not delay the others; return how many bytes."""
         sent = 0
         for path, file in self.open.items():
             chunk = file.read(CHUNK)
@@ -67,92 +73,135 @@ class _Files:
 
 
 def _age(file: FileIO, chunk: bytes) -> Dict[str, float]:
-    """How many seconds ago a file's last bytes were written; of a piece from its middle nobody knows."""
+    """Return how many seconds ago a file's last bytes were written; unknown for a piece from its middle."""
     if len(chunk) == CHUNK:
         return {}
     return {"age": round(max(0.0, time.time() - os.fstat(file.fileno()).st_mtime), 3)}
 
 
 def follow(request: Request) -> Dict[str, Any]:
-    """Send what files hold from their cursors on, and what is added, until `until` says that it is enough.
+    """Send what files hold after their offsets, and what is added, until `until` is reached; return the new offsets.
 
-    `until` is "now" (what is there), or {run_dir, attempt} (until that attempt ended and all its bytes were
-    sent); without one it goes on until the launcher cancels. An attempt's first failure is told when it is seen, as
-    a chunk of no file: its end may be seconds away. So is how long its ranks take for a step, each time it is measured.
+    `until` is "now" (send what exists), or {run_dir, attempt} (until that attempt has ended and all bytes were sent).
+    Without it, this continues until the launcher cancels. Chunks without a path are reports: the first failure of the
+    attempt as soon as it is seen, the ranks' pace when it was measured, and a supervisor that does not respond.
     """
-    files = _Files(request)
-    try:
-        state = _follow(request, files)
-    finally:
-        files.close()
+    files, until = _Files(request), request.params.get("until")
+    if not isinstance(until, dict):
+        state = _send_all(request, files, ended="now" if until == "now" else None)
+    else:
+        attempt = AttemptFiles(os.path.expanduser(str(until["run_dir"])), int(until["attempt"]))
+        with _Attempt(request, attempt) as followed:
+            state = followed.send_until_end(files)
     return {"offsets": files.offsets, "state": state}
 
 
-def _follow(request: Request, files: _Files) -> Any:
-    until = request.params.get("until")
-    looked, ended, state, told, paced = 0.0, False, None, False, 0
-    written, pause = 0, LOOK
-    while not request.cancelled.is_set():
-        if time.monotonic() - looked >= STATE_LOOK or _written(until) != written:
-            # Before it is read: what is written now is seen next.
-            looked, written = (
-                time.monotonic(),
-                _written(until),
-            )
-            node = _node(until)
-            state = _ended(until, node)
-            # Asked before the last look at the files, so that nothing is missed.
-            ended = state is not None
-            if node.get("first_failure") and not told:
-                told = True
-                request.send(json.dumps(node["first_failure"]).encode(), path="", offset=0, word="failure")
-            paced = _tell_pace(request, until, paced)
+def _send_all(request: Request, files: _Files, ended: Optional[str]) -> Optional[str]:
+    """Send files without an attempt: those that exist if `ended` is given, else until the request is cancelled."""
+    try:
+        while not request.cancelled.is_set():
             files.find()
-        if not files.send_new():
-            if ended:
+            if not files.send_new():
+                if ended:
+                    return ended
+                request.cancelled.wait(LOOK)
+        return None
+    finally:
+        files.close()
+
+
+class _Attempt:
+    """Follows an attempt, and reports a supervisor that does not respond from a thread of its own.
+
+    That thread reads no file: if the disk hangs, so does everything that does, and the supervisor probably too.
+    """
+
+    def __init__(self, request: Request, files: AttemptFiles) -> None:
+        self.request, self.files = request, files
+        self.silent_after = float(request.params.get("silent_after", SILENT_AFTER))
+        self.pid = 0
+        self.beat: Optional[float] = None
+        self.closed = threading.Event()
+
+    def __enter__(self) -> "_Attempt":
+        threading.Thread(target=self._report_silence, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed.set()
+
+    def _report_silence(self) -> None:
+        while not self.closed.wait(REPORT) and not self.request.cancelled.is_set():
+            beat = self.beat
+            silent = 0.0 if beat is None else time.monotonic() - beat
+            if silent > self.silent_after:
+                report = {"alive": True, "silent": round(silent, 1), "process": state_letter(self.pid)}
+                try:
+                    self._send(report, "supervisor")
+                except StreamEnded:
+                    return
+
+    def _send(self, value: object, word: str) -> None:
+        self.request.send(json.dumps(value).encode(), path="", offset=0, word=word)
+
+    def send_until_end(self, files: _Files) -> Optional[str]:
+        """Send everything until the attempt has ended; return how it did, None if the request was cancelled."""
+        try:
+            return self._send_until_end(files)
+        finally:
+            files.close()
+
+    def _send_until_end(self, files: _Files) -> Optional[str]:
+        looked, written, pause = 0.0, 0, LOOK
+        paced, failed = 0, False
+        state: Optional[str] = None
+        while not self.request.cancelled.is_set():
+            if time.monotonic() - looked >= STATE_LOOK or _written(self.files.node) != written:
+                # Taken before the file is read: what is written meanwhile is seen next time.
+                looked, written = time.monotonic(), _written(self.files.node)
+                supervisor, node = read_node(self.files.run_dir, self.files.attempt)
+                self._note_beat(supervisor)
+                # Determined before the last look at the files, so that nothing is missed.
+                state = _end_of(node or {})
+                failure = (node or {}).get("first_failure")
+                if failure and not failed:
+                    failed = True
+                    self._send(failure, "failure")
+                paced = self._send_pace(paced)
+                files.find()
+            if files.send_new():
+                pause = LOOK
+                continue
+            if state is not None:
                 return state
-            request.cancelled.wait(pause)
+            self.request.cancelled.wait(pause)
             pause = min(pause * LONGER, LONGEST_LOOK)
+        return None
+
+    def _note_beat(self, supervisor: Optional[Dict[str, Any]]) -> None:
+        """Remember the last heartbeat of a living supervisor."""
+        if supervisor is not None and supervisor["alive"]:
+            self.pid, self.beat = int(supervisor["pid"]), read_beat(self.files.beat)
         else:
-            pause = LOOK
-    return None
+            self.beat = None
+
+    def _send_pace(self, sent: int) -> int:
+        """Send the ranks' pace if it was measured again; return when it was."""
+        written = _written(self.files.pace)
+        if written and written != sent:
+            self._send(read_json(self.files.pace) or {}, "pace")
+        return written or sent
 
 
-def _tell_pace(request: Request, until: Any, told: int) -> int:
-    """Send what was measured since; gives when that was."""
-    if not isinstance(until, dict):
-        return told
-    path = AttemptFiles(os.path.expanduser(str(until["run_dir"])), int(until["attempt"])).pace
+def _written(path: str) -> int:
+    """Return when a file was written, in nanoseconds; 0 if it does not exist."""
     try:
-        written = os.stat(path).st_mtime_ns
-    except OSError:
-        return told
-    if written != told:
-        request.send(json.dumps(read_json(path) or {}).encode(), path="", offset=0, word="pace")
-    return written
-
-
-def _written(until: Any) -> int:
-    """When the watched attempt's node file was written: a failure should not wait for the next look."""
-    if not isinstance(until, dict):
-        return 0
-    try:
-        path = AttemptFiles(os.path.expanduser(str(until["run_dir"])), int(until["attempt"])).node
         return os.stat(path).st_mtime_ns
     except OSError:
         return 0
 
 
-def _node(until: Any) -> Dict[str, Any]:
-    """What the watched attempt's node file says; nothing where no attempt is watched."""
-    if not isinstance(until, dict):
-        return {}
-    return read_node(os.path.expanduser(str(until["run_dir"])), int(until["attempt"]))[1] or {}
-
-
-def _ended(until: Any, node: Dict[str, Any]) -> Any:
-    """How the watched attempt ended; None while it goes on."""
-    if until == "now":
-        return "now"
+def _end_of(node: Dict[str, Any]) -> Optional[str]:
+    """Return how an attempt ended here; None while it runs."""
     state = node.get("state")
     return state if state in FINAL or state == "lost" else None

@@ -43,6 +43,12 @@ def start_time(pid: int) -> Optional[int]:
     return int(fields[19])
 
 
+def state_letter(pid: int) -> str:
+    """Return the state of a process as proc(5) has it: R, S, D, T, ...; an empty text when it is gone."""
+    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[0] if fields else ""
+
+
 def identity(pid: int) -> Dict[str, object]:
     """What is recorded of a process that we started."""
     return {"pid": pid, "start_time": start_time(pid), "boot_id": boot_id()}
@@ -126,31 +132,32 @@ def end_all(
     grace: float,
     between: Callable[[], object] = lambda: None,
     limit: float = 5.0,
-) -> int:
-    """Ask politely, wait `grace` seconds, then kill, until none of the groups and none with the marker is
-    left.
+    more: Callable[[], Iterable[int]] = lambda: (),
+) -> Set[int]:
+    """End process groups, the processes with a marker, and those that `more` returns: politely, then by force.
 
-    A stopped process takes no SIGTERM until it is continued. Returns how many are left after `limit` seconds
-    of killing: more than 0 only for processes that the kernel itself holds. `between` is called at each look.
+    Waits `grace` seconds between SIGTERM and SIGKILL. A stopped process takes SIGTERM only after SIGCONT. `between` is
+    called at each look. Returns the processes that are left after `limit` seconds of killing: there are some only if
+    the kernel itself holds them.
     """
     groups = list(groups)
     asked: Set[int] = set()
-    there: Set[int] = set()
+    left: Set[int] = set()
     began = looked = time.monotonic()
     while True:
         between()
         now = time.monotonic()
         waited = now - began
-        there = {pid for pid in there if start_time(pid) is not None}
-        if not there or waited >= grace or now - looked >= WHOLE_LOOK:
-            there, looked = group_members(groups) | set(marked(marker)), now
-        if not there or waited >= grace + limit:
-            return len(there)
+        left = {pid for pid in left if start_time(pid) is not None}
+        if not left or waited >= grace or now - looked >= WHOLE_LOOK:
+            left, looked = group_members(groups) | set(marked(marker)) | set(more()), now
+        if not left or waited >= grace + limit:
+            return left
         if waited >= grace:
-            send(there, signal.SIGKILL)
+            send(left, signal.SIGKILL)
         else:
-            send(there - asked, signal.SIGTERM)
-            # Each time: one may be stopped in the middle of its last checkpoint.
-            send(there, signal.SIGCONT)
-            asked |= there
+            send(left - asked, signal.SIGTERM)
+            # At each look: one may be stopped in the middle of its last checkpoint.
+            send(left, signal.SIGCONT)
+            asked |= left
         time.sleep(0.02 if waited < 1 or waited >= grace else 0.2)

@@ -14,7 +14,7 @@ import threading
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from typing import Dict, Optional, Tuple
+    from typing import Dict, List, Optional, Tuple
 
 MARKER = "CLUSTERCTL_EXEC"
 
@@ -101,6 +101,10 @@ class Watcher:
         """The command ended; what it left behind is its own."""
         with self._change:
             self._say(f"- {group}:{marker}\n")
+
+    def pids(self) -> "List[int]":
+        """Return the pid of the shell, if it was started."""
+        return [self._shell.pid] if self._shell is not None else []
 
     def _start(self) -> None:
         # 1 MB that an agent without commands does without.

@@ -1,6 +1,6 @@
-"""The small files in which a node keeps what became of a run: whole, and kept on a disk that is full too.
+"""Read and write the small JSON files in which a node records a run: whole, and even if the disk is full.
 
-Runs on nodes too: standard library only, Python 3.8 and newer.
+Runs on nodes: standard library only, Python 3.8 and newer.
 """
 
 from __future__ import annotations
@@ -10,19 +10,59 @@ import errno
 import json
 import os
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
+# How an attempt can end on a node.
+FINAL = ("finished", "failed", "stopped")
+# Bytes that are read of one such file: a specification of 16 ranks has about 100 kB.
+LARGEST = 64 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # Bytes: a disk with less is full, for logs that are written by the page.
 LEAST = 1 << 16
-# Seconds between two tries to write the last word, and until it is given up.
+# Seconds between two attempts to write the last records, and until that is given up.
 AGAIN, PATIENCE = 0.5, 30.0
 
 
-def write_json(path: str, value: Dict[str, Any], durable: bool = True) -> None:
-    """Aside, fsync, rename; for its owner's eyes only. What is written again soon needs no fsync: it may take long.
+class AttemptFiles:
+    """Name the files of one attempt of a run on a node."""
 
-    Where the disk is full a file that is there is written over in place: it has its block, and these fit into one.
+    def __init__(self, run_dir: str, attempt: int) -> None:
+        self.run_dir, self.attempt = run_dir, attempt
+        self.root = os.path.join(run_dir, "attempts", str(attempt))
+        # Holds environments: only its owner may read it.
+        self.spec = os.path.join(self.root, "spec.json")
+        self.node = os.path.join(self.root, "node.json")
+        self.supervisor = os.path.join(self.root, "supervisor.json")
+        self.supervisor_log = os.path.join(self.root, "supervisor.log")
+        # The monotonic time of the supervisor's last heartbeat.
+        self.beat = os.path.join(self.root, "supervisor.beat")
+        self.stop = os.path.join(self.root, "stop.json")
+        self.pace = os.path.join(self.root, "pace.json")
+        self.ranks = os.path.join(self.root, "ranks")
+        self.logs = os.path.join(self.root, "logs")
+        self.heartbeats = os.path.join(run_dir, "heartbeat")
+
+    def rank(self, rank: int) -> str:
+        return os.path.join(self.ranks, f"{rank}.json")
+
+    def log(self, rank: int, stream: str) -> str:
+        return os.path.join(self.logs, f"rank-{rank}.{stream}")
+
+
+def marker_of(spec: Dict[str, Any]) -> Dict[str, str]:
+    """Return the variables that every process of an attempt on a node has; two nodes may share one kernel."""
+    return {
+        "CLUSTERCTL_RUN_ID": str(spec["run_id"]),
+        "CLUSTERCTL_ATTEMPT": str(spec["attempt"]),
+        "CLUSTERCTL_NODE": str(spec["node"]),
+    }
+
+
+def write_json(path: str, value: Dict[str, Any], durable: bool = True) -> None:
+    """Write a file aside and rename it, so that a reader sees all of it or the old one. Only its owner may read it.
+
+    `durable` waits until it is on the disk. If the disk is full, an existing file is overwritten in place: it has a
+    block already, and these files fit into one.
     """
     aside, text = f"{path}.{os.getpid()}.aside", json.dumps(value).encode()
     try:
@@ -47,17 +87,18 @@ def _write_over(path: str, text: bytes) -> None:
 
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:
-    """A state file's content; None where it is not there or is no state file."""
+    """Return the JSON object in a file; None if the file is missing, too large or damaged."""
     try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file)
-    except (OSError, ValueError):
+        with open(path, "rb") as file:
+            data = file.read(LARGEST + 1)
+        value = json.loads(data) if len(data) <= LARGEST else None
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
 def fullness(folder: str) -> Dict[str, str]:
-    """What is recorded of a rank that failed while its disk was full: its own words on it could not be written."""
+    """Return what is recorded of a rank that failed with a full disk, on which it could not write the reason itself."""
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -67,26 +108,26 @@ def fullness(folder: str) -> Dict[str, str]:
 
 
 def remove_halves(run_dir: str) -> None:
-    """Checkpoints whose writer was killed in the middle; nobody writes here any more, and they will never be whole."""
+    """Remove unfinished checkpoints, after the last process that could complete them has ended."""
     folder = os.path.join(run_dir, "checkpoints")
     halves = (
         [name for name in os.listdir(folder) if name.startswith(".tmp-")] if os.path.isdir(folder) else []
     )
     for name in halves:
-        # 1 MB that a supervisor does without.
+        # Imported here, because it takes 1 MB that a supervisor rarely needs.
         import shutil
 
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
 class Records:
-    """A supervisor's own: what can't be written waits, since the ranks must not die of a full disk for it."""
+    """Writes a supervisor's records; those that do not fit on a full disk are kept and tried again."""
 
     def __init__(self) -> None:
         self.waiting: Dict[str, Dict[str, Any]] = {}
 
     def write(self, path: str, value: Dict[str, Any], durable: bool = True) -> None:
-        """Now, or when there is room again."""
+        """Write a record now, or as soon as there is room."""
         try:
             write_json(path, value, durable)
             self.waiting.pop(path, None)
@@ -94,13 +135,45 @@ class Records:
             self.waiting[path] = value
 
     def again(self) -> None:
-        """Try what waits."""
+        """Try to write the records that are waiting."""
         for path, value in list(self.waiting.items()):
             self.write(path, value)
 
-    def finish(self) -> None:
-        """The same until all is written, or for half a minute."""
+    def finish(self, between: "Callable[[], object]" = lambda: None) -> None:
+        """Try until all records are written, for at most PATIENCE seconds; call `between` before each attempt."""
         deadline = time.monotonic() + PATIENCE
         while self.waiting and time.monotonic() < deadline:
+            between()
             time.sleep(AGAIN)
             self.again()
+
+
+def write_beat(descriptor: int, now: float) -> None:
+    """Record the time of a heartbeat in an open file; a disk that takes nothing is noticed elsewhere."""
+    with contextlib.suppress(OSError):
+        os.pwrite(descriptor, b"%020.3f\n" % now, 0)
+
+
+def read_beat(path: str) -> Optional[float]:
+    """Return the monotonic time of the last heartbeat; None if there was none."""
+    try:
+        with open(path, "rb") as file:
+            return float(file.read(40))
+    except (OSError, ValueError):
+        return None
+
+
+def blank_secrets(files: AttemptFiles, spec: Dict[str, Any]) -> None:
+    """Remove the values of forwarded variables from the specification, once no process has to be started from it."""
+    names = spec.get("secrets")
+    if not names:
+        return
+    ranks = [
+        {
+            **rank,
+            "env": {name: "***" if name in names else text for name, text in (rank.get("env") or {}).items()},
+        }
+        for rank in spec["ranks"]
+    ]
+    with contextlib.suppress(OSError):
+        write_json(files.spec, {**spec, "ranks": ranks, "secrets": []})

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import UsageError
+from clusterctl.files import make_private_folder, open_private
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.lines import (
     LONGEST_LINE,
@@ -50,8 +51,8 @@ class LogKeeper:
             raise ValueError(f"{path}: bytes {have} to {offset} never came")
         fresh = data[have - offset :]
         if fresh:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
+            make_private_folder(path.parent)
+            with open_private(path, "ab") as file:
                 file.write(fresh)
         return fresh
 
@@ -250,7 +251,7 @@ class LogTimes:
             self._passed[log] = entry
             return
         self._noted[log] = written
-        with index_of(log).open("a", encoding="ascii") as file:
+        with open_private(index_of(log), "a") as file:
             # The last before a silence too, whose end this is.
             file.write(self._passed.pop(log, "") + entry)
 

@@ -87,6 +87,8 @@ class Control:
         threading.Thread(target=self._chase, daemon=True, name="chase").start()
         if self.carrier:
             self.carrier.start()
+        if reason := self._missing_variables():
+            yield self._note(reason)
         try:
             while True:
                 state = yield from self._attempt()
@@ -160,6 +162,9 @@ class Control:
             # This is no failure, so that it does not count as a restart.
             return Decision(True, "", history=history)
         decision = decide(self.policy, history, self._failure(state, what))
+        if decision.again and (reason := self._missing_variables()):
+            # The next attempt would fail to start, again and again: this does not count as a restart.
+            return Decision(False, f"not restarted: {reason}", history=history)
         if decision.again:
             why = decision.why
             self.run.add_event("restart", why=why, text=why, wait=decision.wait, **asdict(decision.history))
@@ -204,6 +209,18 @@ class Control:
         conclude(self.run, self.connections, replace(state, verdict=decision.why))
 
     # -- the next attempt
+
+    def _missing_variables(self) -> str:
+        """Return why no further attempt can start from this process; empty if it can."""
+        missing = runs.missing_variables(self.job)
+        if not missing or self.job.restart is None or self.policy.max <= 0:
+            return ""
+        names = ", ".join(missing)
+        verb = "is" if len(missing) == 1 else "are"
+        return (
+            f"{names} {verb} not set where the controller runs: it cannot restart the run;"
+            f" set it and use `clusterctl attach --take-over {self.run.run_id}`"
+        )
 
     def _restart(self, state: RunState, decision: Decision) -> bool:
         """Wait, choose the nodes and start; return False if that failed, or if the user asked to stop the run."""

@@ -14,6 +14,7 @@ from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs.cause import record_end
 from clusterctl.runs.query import query_nodes
 from clusterctl.runs.state import RunState, write_state
+from clusterctl.text import plural
 from clusterctl.transport.fanout import raise_failures
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ def conclude(run: RunDir, connections: Connections, state: RunState) -> RunState
             run.add_event("collected", name=name)
     except ClusterctlError as error:
         run.add_event("collect_failed", reason=error.message)
+    for node, count in state.adopted.items():
+        text = f"{node}: {plural(count, 'detached process', 'es')} of the ranks ended with them"
+        run.add_event("note", node=node, text=text)
+    for node, names in state.left.items():
+        run.add_event("note", node=node, text=f"{node}: could not be ended: {', '.join(names)}")
     cause = record_end(run, state)
     write_state(run, state)
     facts = {"verdict": state.verdict, "cause": cause.title if cause else ""}

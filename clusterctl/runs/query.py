@@ -12,11 +12,13 @@ from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs.aftermath import with_aftermath, with_clock
 from clusterctl.runs.stall import is_number
 from clusterctl.runs.state import (
+    SUPERVISOR_SILENCE,
     Heartbeat,
     NodeAnswer,
     NodeFailure,
     RankState,
     RunState,
+    SupervisorState,
     answer_from_json,
     read_state,
     write_state,
@@ -83,6 +85,8 @@ def combine(
     unreachable: dict[str, str] = {}
     unresponsive: dict[str, str] = {}
     orphaned: list[str] = []
+    left: dict[str, tuple[str, ...]] = {}
+    adopted: dict[str, int] = {}
     for outcome in outcomes:
         name = outcome.node.name
         if outcome.error is not None:
@@ -93,11 +97,12 @@ def combine(
         nodes[name] = answer.node.state if answer.node else Phase.UNKNOWN
         if nodes[name] is Phase.LOST or (answer.node and answer.node.supervisor_lost):
             orphaned.append(name)
-        reason = (answer.node and answer.node.unresponsive) or (
-            answer.supervisor and answer.supervisor.unresponsive
-        )
-        if reason:
-            unresponsive[name] = reason
+        if stuck := _stuck_supervisor(answer):
+            unresponsive[name] = stuck.describe()
+        if answer.node and answer.node.left:
+            left[name] = answer.node.left
+        if answer.node and answer.node.adopted:
+            adopted[name] = answer.node.adopted
         here = [_rank_state(record, name, rank, answer) for rank in answer.ranks]
         ranks += here
         if answer.node and answer.node.first_failure:
@@ -113,7 +118,19 @@ def combine(
         unreachable,
         orphaned=tuple(orphaned),
         unresponsive=unresponsive,
+        left=left,
+        adopted=adopted,
     )
+
+
+def _stuck_supervisor(answer: NodeAnswer) -> SupervisorState | None:
+    """Return the supervisor of a node if it does not respond, or did not before it was ended."""
+    if answer.node and answer.node.unresponsive:
+        return answer.node.unresponsive
+    supervisor = answer.supervisor
+    if supervisor and supervisor.alive and (supervisor.silent or 0.0) > SUPERVISOR_SILENCE:
+        return supervisor
+    return None
 
 
 def _rank_state(record: RunRecord, node: str, rank: RankState, answer: NodeAnswer) -> RankState:

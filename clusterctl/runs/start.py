@@ -169,7 +169,10 @@ def start_all(
     run.cause.unlink(missing_ok=True)
     try:
         on_all(connections, nodes, lambda node, link: _write_files(link, _node_plan(made, node), made))
-        on_all(connections, nodes, lambda node, link: _start(link, _node_plan(made, node), made))
+        answers = on_all(connections, nodes, lambda node, link: _start(link, _node_plan(made, node), made))
+        for name, answer in answers.items():
+            if answer.get("note"):
+                run.add_event("note", node=name, text=f"{name}: {answer['note']}")
         # A stop requested meanwhile may have reached the nodes before the attempt started there.
         if run.stop_asked.exists():
             raise WorkFailed(f"{run.run_id} was stopped while attempt {made.facts.attempt} started")
@@ -293,6 +296,7 @@ def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> dict[str, 
         "kind": part.node.kind,
         "devices": [process.device for process in part.processes],
         "share_devices": made.job.share_devices,
+        "secrets": sorted(made.facts.forwarded),
         "master_port": made.facts.master_port if part is made.nodes[0] else None,
     }
     try:

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
 
 
+# Seconds without a heartbeat after which a supervisor counts as stuck; it sends one every second.
+SUPERVISOR_SILENCE = 20.0
+# States of a process in which it does nothing, by their letters in proc(5).
+PROCESS_STATES = {
+    "T": "stopped by a signal (SIGSTOP)",
+    "t": "stopped by a debugger",
+    "D": "waiting in the kernel, for a disk or a device",
+}
+
+
 class RankPhase(str, Enum):
     """What a supervisor records of a rank's process."""
 
@@ -94,6 +104,22 @@ class NodeFailure:
 
 
 @dataclass(frozen=True)
+class SupervisorState:
+    """Whether the supervisor of an attempt lives on its node, and responds."""
+
+    alive: bool = False
+    silent: float | None = None
+    """Seconds since its last heartbeat; it sends one every second."""
+    process: str = ""
+    """The state of its process, a letter of proc(5)."""
+
+    def describe(self) -> str:
+        """Return in words why it does not respond."""
+        why = PROCESS_STATES.get(self.process, "no heartbeat")
+        return why if self.silent is None else f"{why} for {self.silent:.0f} s"
+
+
+@dataclass(frozen=True)
 class NodeState:
     """The state of an attempt on one node, as its supervisor recorded it."""
 
@@ -101,18 +127,12 @@ class NodeState:
     first_failure: NodeFailure | None = None
     supervisor_lost: bool = False
     """The supervisor died, or did not respond, and the agent ended the ranks in its place."""
-    unresponsive: str = ""
-    """Why the supervisor did not respond before it was ended; empty if it did."""
+    unresponsive: SupervisorState | None = None
+    """The supervisor before it was ended, if it did not respond."""
     left: tuple[str, ...] = ()
     """Processes that could not be ended, with name and pid."""
-
-
-@dataclass(frozen=True)
-class SupervisorState:
-    """Whether the supervisor of an attempt lives on its node, and responds."""
-
-    alive: bool = False
-    unresponsive: str = ""
+    adopted: int = 0
+    """Processes that ranks had left behind, detached, and that were ended."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +195,10 @@ class RunState:
     """Nodes that answer, but whose supervisor died or did not respond."""
     unresponsive: dict[str, str] = field(default_factory=dict, hash=False)
     """By node, why its supervisor does not respond, or did not before it was ended."""
+    left: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    """By node, the processes that could not be ended."""
+    adopted: dict[str, int] = field(default_factory=dict, hash=False)
+    """By node, how many detached processes that ranks had left behind were ended."""
 
     @property
     def is_final(self) -> bool:
@@ -191,6 +215,8 @@ class RunState:
             "verdict": self.verdict,
             "orphaned": list(self.orphaned),
             "unresponsive": self.unresponsive,
+            "left": encode(self.left),
+            "adopted": self.adopted,
         }
 
 

@@ -6,13 +6,14 @@ import contextlib
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.frames import BEAT, SILENCE
-from clusterctl.agent.supervisor import FAILED_GRACE
 from clusterctl.errors import ClusterctlError, NodeError, WorkFailed
+from clusterctl.files import make_private_folder
 from clusterctl.inventory.cluster import Node
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
@@ -20,10 +21,12 @@ from clusterctl.logs.lines import LineCutter
 from clusterctl.logs.store import LogKeeper, LogTimes, half_line
 from clusterctl.runs.kept_watch import KeptWatch
 from clusterctl.runs.stall import Hang, Outage, Silence
+from clusterctl.runs.state import SUPERVISOR_SILENCE
 from clusterctl.runs.stop import stop_nodes
 from clusterctl.runs.updates import Source, Stream, Update, from_lines, from_report
 
 if TYPE_CHECKING:
+    from clusterctl.runs.state import SupervisorState
     from clusterctl.transport.fanout import Connections
 
 # Seconds that a node may be away, after its connection broke, before it counts as lost.
@@ -34,6 +37,8 @@ ALONE = 600.0
 SOONER = 3.0
 # After these seconds of silence, two nodes are treated as hit by the same outage.
 QUIET = 2 * BEAT + 1
+# Seconds of grace for the other nodes when one has failed: ranks that wait for a dead one cannot save a checkpoint.
+FAILED_GRACE = 5.0
 # Seconds between two checks for nodes that have been away for too long.
 LOOK = 0.2
 
@@ -76,6 +81,8 @@ class Watch:
         self.orphaned: set[str] = set()
         self.stopper: threading.Thread | None = None
         self.silence = Silence(self.record)
+        # By node, how many reports in a row said that its supervisor does not respond.
+        self.stuck: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Update]:
         """Yield updates until every node has ended."""
@@ -131,6 +138,9 @@ class Watch:
             if not self.now:
                 self.run.add_event("failed", node=update.node, rank=update.failure.rank)
             self._stop_rest(update.node, stacks=update.failure.hang is not None)
+        if update.supervisor:
+            yield from self._check_supervisor(update.node, update.supervisor)
+            return
         if update.ended:
             self._note_end(update)
         yield update
@@ -186,6 +196,20 @@ class Watch:
         return Update(
             node=hung.node, note=f"no rank has written anything for {hung.seconds:g} s: it counts as hung"
         )
+
+    def _check_supervisor(self, node: str, supervisor: SupervisorState) -> Iterator[Update]:
+        """Give up an attempt on a node whose supervisor does not respond: nobody there would stop its ranks.
+
+        Two reports in a row are needed: after a pause of the whole machine, the first one may be wrong.
+        """
+        self.stuck[node] += (supervisor.silent or 0.0) >= SUPERVISOR_SILENCE
+        if self.stuck[node] < 2 or node in self.ends or self.now:
+            return
+        self.orphaned.add(node)
+        note = f"{node}: the supervisor does not respond: {supervisor.describe()}; its ranks are ended"
+        update = Update(node=node, ended=Phase.LOST, note=note)
+        self._note_end(update)
+        yield update
 
     def _note_end(self, update: Update) -> None:
         assert update.ended is not None
@@ -263,8 +287,8 @@ class Watch:
         homes = self._files(node)
         # Create the files, so that a person can follow a silent rank too.
         for home, _ in homes.values():
-            home.parent.mkdir(parents=True, exist_ok=True)
-            home.touch()
+            make_private_folder(home.parent)
+            home.touch(mode=0o600)
         before = {path: self._from_others(source) for path, (_, source) in homes.items()}
         files = [
             {"path": path, "offset": LogKeeper.cursor(home) - before[path]}
@@ -272,7 +296,9 @@ class Watch:
         ]
         until: Any = {"run_dir": self.record.run_dirs[node.name], "attempt": self.record.attempt}
         until = "now" if now else until
-        request = self.connections.of(node).open("follow", {"files": files, "until": until})
+        request = self.connections.of(node).open(
+            "follow", {"files": files, "until": until, "silent_after": SUPERVISOR_SILENCE / 2}
+        )
         self.reached.add(node.name)
         self.gone.pop(node.name, None)
         cutters = {path: self._cutter(home) for path, (home, _) in homes.items()}

@@ -1,0 +1,324 @@
+"""Start, stop and report attempts of runs on this node, as the launcher requests it.
+
+Runs on nodes: standard library only, Python 3.8 and newer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Dict, Optional, Tuple
+
+from clusterctl.agent.conflicts import conflicts, one_start_at_a_time
+from clusterctl.agent.processes import (
+    carries,
+    end_all,
+    environments_of_processes,
+    is_alive,
+    marked,
+    state_letter,
+)
+from clusterctl.agent.records import (
+    FINAL,
+    PATIENCE,
+    AttemptFiles,
+    Records,
+    blank_secrets,
+    marker_of,
+    read_beat,
+    read_json,
+    write_json,
+)
+from clusterctl.agent.request import Refused, Request
+
+# Seconds that ranks have for a last checkpoint.
+GRACE = 30.0
+# Seconds at most between a supervisor's last record and its exit; some 20 ms on an idle machine.
+LEAVING = 2.0
+# Seconds that a supervisor has to report that it has started, or why it has not.
+STARTING = 60.0
+# Seconds without a heartbeat after which `stop` kills a supervisor: its longest pause is that of writing stacks.
+UNRESPONSIVE = 15.0
+# Bytes of a supervisor's first line, and of its log in an error.
+LONGEST_LINE = 1 << 16
+LAUNCH = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from clusterctl.agent.supervisor import main; main(sys.argv[2:])"
+)
+
+
+def start(request: Request) -> Dict[str, Any]:
+    """Start an attempt's ranks under a supervisor; return its identity once the ranks have been started."""
+    run_dir, spec = request.path("run_dir"), request.need("spec", dict)
+    _check(spec)
+    files = AttemptFiles(run_dir, spec["attempt"])
+    supervisor = read_json(files.supervisor)
+    if os.path.exists(files.stop):
+        raise Refused("stopped", f"attempt {spec['attempt']} of this run was stopped before it started")
+    if supervisor is not None:
+        raise Refused("exists", f"attempt {spec['attempt']} of this run was already started in {run_dir}")
+    with one_start_at_a_time(run_dir):
+        taken = conflicts(run_dir, spec)
+        if taken:
+            raise Refused("in_use", "; ".join(taken))
+        for folder in (files.root, files.ranks, files.logs):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        write_json(files.spec, spec)
+        return _spawn_supervisor(files, run_dir, spec["attempt"])
+
+
+def _check(spec: Dict[str, Any]) -> None:
+    wanted = {"run_id": str, "attempt": int, "node": str, "ranks": list}
+    faults = [
+        f"{name} must be {kind.__name__}"
+        for name, kind in wanted.items()
+        if not isinstance(spec.get(name), kind)
+    ]
+    for rank in spec.get("ranks") or []:
+        if not isinstance(rank, dict) or not isinstance(rank.get("rank"), int) or not rank.get("argv"):
+            faults.append(f"a rank needs rank, argv, env and cwd, not {rank!r:.80}")
+    if faults:
+        raise Refused("usage", "start: " + "; ".join(faults))
+
+
+def _spawn_supervisor(files: AttemptFiles, run_dir: str, attempt: int) -> Dict[str, Any]:
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    reading, writing = os.pipe()
+    log = os.open(files.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    argv = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-X",
+        "utf8",
+        "-c",
+        LAUNCH,
+        package,
+        run_dir,
+        str(attempt),
+        str(writing),
+    ]
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(writing,),
+            start_new_session=True,
+            cwd="/",
+        )
+    finally:
+        os.close(writing)
+        os.close(log)
+    line = _first_line(reading)
+    # This is the first of two forks, which exits right away.
+    process.wait()
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        raise Refused(
+            "supervisor", f"the supervisor did not start: {_end_of(files.supervisor_log)}"
+        ) from None
+    if "in_use" in answer:
+        raise Refused("in_use", str(answer["in_use"]))
+    return dict(answer)
+
+
+def _first_line(descriptor: int) -> bytes:
+    """Return the first line that a supervisor writes; what came of it after STARTING seconds."""
+    line, deadline = b"", time.monotonic() + STARTING
+    try:
+        while not line.endswith(b"\n") and len(line) < LONGEST_LINE:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+                break
+            data = os.read(descriptor, LONGEST_LINE)
+            if not data:
+                break
+            line += data
+    finally:
+        os.close(descriptor)
+    return line
+
+
+def _end_of(path: str) -> str:
+    """Return the end of a log for an error message."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
+        return file.read(2000).decode("utf-8", "replace")
+
+
+def state(request: Request) -> Dict[str, Any]:
+    """Return what the files of an attempt record, and whether its supervisor lives and responds."""
+    return read_state(request.path("run_dir"), request.need("attempt", int))
+
+
+def alive(request: Request) -> Dict[str, Any]:
+    """Return for each of some attempts whether a process of it, or its supervisor, lives; /proc is read once."""
+    attempts = request.need("attempts", list)
+    environments = environments_of_processes()
+    found = []
+    for entry in attempts:
+        marker = {"CLUSTERCTL_RUN_ID": str(entry["run_id"]), "CLUSTERCTL_NODE": str(entry["node"])}
+        supervisor = read_json(AttemptFiles(str(entry["run_dir"]), int(entry["attempt"])).supervisor)
+        lives = supervisor is not None and is_alive(supervisor)
+        found.append(lives or any(carries(marker, variables) for variables in environments.values()))
+    return {"alive": found}
+
+
+def read_node(run_dir: str, attempt: int) -> Tuple[Optional[Dict[str, Any]], Optional[Dict[str, Any]]]:
+    """Return the supervisor and the state of an attempt here; `lost` if the supervisor died before the end."""
+    files = AttemptFiles(run_dir, attempt)
+    supervisor, node = read_json(files.supervisor), read_json(files.node)
+    alive = supervisor is not None and is_alive(supervisor)
+    if not alive:
+        # It may have written its last record just before it exited.
+        node = read_json(files.node)
+    if supervisor is not None and (node is None or not isinstance(node.get("state"), str)):
+        node = {"state": "running"}
+    if node is not None and node.get("state") not in FINAL and not alive:
+        node = {**node, "state": "lost"}
+    if supervisor is None:
+        return None, node
+    return {**supervisor, "alive": alive, **(responsiveness(files, supervisor) if alive else {})}, node
+
+
+def responsiveness(files: AttemptFiles, supervisor: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the seconds since a living supervisor's last heartbeat, and its process state, a letter of proc(5)."""
+    beat = read_beat(files.beat)
+    silent = None if beat is None else max(0.0, round(time.monotonic() - beat, 1))
+    return {"silent": silent, "process": state_letter(int(supervisor["pid"]))}
+
+
+def read_state(run_dir: str, attempt: int) -> Dict[str, Any]:
+    """Return the attempt as it is now, with each of its ranks."""
+    files = AttemptFiles(run_dir, attempt)
+    supervisor, node = read_node(run_dir, attempt)
+    deadline = time.monotonic() + LEAVING
+    while (
+        supervisor
+        and supervisor["alive"]
+        and node
+        and node.get("state") in FINAL
+        and time.monotonic() < deadline
+    ):
+        # It has written its last record and is about to exit: an ended attempt has no process.
+        time.sleep(0.005)
+        supervisor, node = read_node(run_dir, attempt)
+    names = sorted(os.listdir(files.ranks), key=_rank_order) if os.path.isdir(files.ranks) else []
+    ranks = [read_json(os.path.join(files.ranks, name)) for name in names if name.endswith(".json")]
+    return {
+        "supervisor": supervisor,
+        "node": node,
+        "ranks": [rank for rank in ranks if rank],
+        "heartbeats": _heartbeats(files.heartbeats),
+        "pace": read_json(files.pace) or {},
+    }
+
+
+def _rank_order(name: str) -> int:
+    stem = name.split(".")[0]
+    return int(stem) if stem.isdigit() else -1
+
+
+def _heartbeats(folder: str) -> Dict[str, Any]:
+    """Return by rank what its trainer wrote last, and how many seconds ago."""
+    found = {}
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        rank = name[len("rank-") :]
+        if name.startswith("rank-") and rank.isdigit():
+            try:
+                with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
+                    found[rank] = {
+                        "text": file.readline(200).strip(),
+                        "age": time.time() - os.fstat(file.fileno()).st_mtime,
+                    }
+            except OSError:
+                continue
+    return found
+
+
+def stop(request: Request) -> Dict[str, Any]:
+    """Stop an attempt's ranks, wait for the end, and return how many of its processes are left.
+
+    That is 0, unless the kernel holds some. With `hang`, {rank, hang: seconds}, the end counts as a failure: no rank
+    had written anything for so long. A supervisor that does not respond is killed; its marker identifies its ranks.
+    """
+    run_dir, attempt = request.path("run_dir"), request.need("attempt", int)
+    grace = float(request.params.get("grace", GRACE))
+    files = AttemptFiles(run_dir, attempt)
+    spec, supervisor = read_json(files.spec), read_json(files.supervisor)
+    if (read_json(files.node) or {}).get("state") not in FINAL:
+        os.makedirs(files.root, mode=0o700, exist_ok=True)
+        # First of all: a start that is still under way, or a supervisor that is just starting, finds it and ends.
+        options = {name: request.params[name] for name in ("stacks", "hang") if request.params.get(name)}
+        # If the disk is full, the signal below is enough.
+        Records().write(files.stop, {"grace": grace, **options, "asked": time.time()})
+    if spec is None:
+        return {"left": 0, "state": None}
+    stuck = (
+        _end_supervisor(files, supervisor, grace, request) if supervisor and is_alive(supervisor) else None
+    )
+    node = read_json(files.node) or {}
+    gone = supervisor is None or stuck is not None or not is_alive(supervisor)
+    if gone and node.get("state") not in FINAL:
+        _stop_without_supervisor(files, spec, grace)
+    blank_secrets(files, spec)
+    node = read_json(files.node) or {}
+    if stuck:
+        node["unresponsive"] = stuck
+        write_json(files.node, node)
+    left = node.get("left")
+    others = len(left) if isinstance(left, list) else 0
+    return {"left": len(marked(marker_of(spec))) + others, "state": node.get("state")}
+
+
+def _end_supervisor(
+    files: AttemptFiles, supervisor: Dict[str, Any], grace: float, request: Request
+) -> Optional[Dict[str, Any]]:
+    """Ask a supervisor to end its ranks and wait for its exit; kill it if it does not respond.
+
+    Returns its responsiveness before that, if it did not respond then.
+    """
+    before = responsiveness(files, supervisor)
+    stuck = before if before["process"] in ("T", "t") or (before["silent"] or 0.0) > UNRESPONSIVE else None
+    pid = int(supervisor["pid"])
+    os.kill(pid, signal.SIGTERM)
+    # A process that was stopped takes SIGTERM only after it is continued.
+    os.kill(pid, signal.SIGCONT)
+    began = time.monotonic()
+    while is_alive(supervisor) and not request.cancelled.is_set():
+        now = time.monotonic()
+        silent = now - max(read_beat(files.beat) or 0.0, began)
+        if now - began > grace + UNRESPONSIVE + PATIENCE:
+            break
+        if silent > UNRESPONSIVE:
+            stuck = stuck or responsiveness(files, supervisor)
+            os.kill(pid, signal.SIGKILL)
+            # One that waits in the kernel ends only when that returns; its ranks need not wait for it.
+            time.sleep(0.2)
+            break
+        time.sleep(0.02)
+    return stuck
+
+
+def _stop_without_supervisor(files: AttemptFiles, spec: Dict[str, Any], grace: float) -> None:
+    """End the ranks of a dead supervisor: they are known by their marker and by nothing else."""
+    end_all([], marker_of(spec), grace)
+    for entry in spec["ranks"]:
+        record = read_json(files.rank(entry["rank"]))
+        if record and record.get("state") == "running" and not is_alive(record):
+            write_json(
+                files.rank(entry["rank"]), {**record, "state": "exited", "exit_code": None, "signal": None}
+            )
+    failure = (read_json(files.node) or {}).get("first_failure")
+    write_json(
+        files.node,
+        {"state": "stopped", "first_failure": failure, "ended": time.time(), "supervisor_lost": True},
+    )
