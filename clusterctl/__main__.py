@@ -1,10 +1,10 @@
 """`python -m clusterctl`."""
 
-# The C half, which is there already.
+# The C module, which is loaded already.
 import _signal as signal  # type: ignore[import-not-found]
 
 before = signal.getsignal(signal.SIGINT)
-# A Ctrl-C while modules load ends it without a traceback.
+# Ctrl-C while modules load ends the process without a traceback.
 if callable(before):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

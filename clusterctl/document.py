@@ -1,7 +1,7 @@
-"""A yaml or json file read strictly, with the line of every key kept for messages.
+"""Read YAML and JSON files strictly, and keep the line of every key for messages.
 
-What differs from PyYAML's own reading, and why (each was seen to bite): `1e-4` is a number; `no`, `22:22`, `0010` and
-`1_0` stay text; a key given twice is a fault; aliases, depth and size are bounded; no tag builds an object.
+Differences from PyYAML, each for a mistake that was seen: `1e-4` is a number; `no`, `22:22`, `0010` and `1_0` are text;
+a key given twice is an error; aliases, depth and size are bounded; no tag creates an object.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 
-# The largest hand-written inventory seen is 100 KB.
+# The largest hand-written inventory that is known has 100 KB.
 MAX_BYTES = 4 << 20
 MAX_DEPTH = 40
 MAX_NODES = 300_000
@@ -23,7 +23,7 @@ MAX_NODES = 300_000
 Key = tuple[str | int, ...]
 T = TypeVar("T")
 
-# yaml's scanner looks a thousand characters ahead at every level: these would take it a second.
+# The scanner of PyYAML looks ahead a thousand characters at every level: such a text would take it a second.
 _OPENINGS = re.compile(r"[\[{](?:\s*[\[{]){99}")
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
@@ -42,16 +42,16 @@ _CONSTANTS = {
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed file: `value`, and where each key stands."""
+    """A parsed file: its value, and the line of each key."""
 
     source: str
     value: Any
     lines: dict[Key, int] = field(repr=False)
     flags: frozenset[Key] = frozenset()
-    """Keys that the command line gave, with all below them."""
+    """Keys set on the command line, including all keys below them."""
 
     def where(self, path: Key) -> str:
-        """`job.yaml:12 train.lr`; the nearest enclosing key's line when the key itself is absent."""
+        """Return a position such as `job.yaml:12 train.lr`; for an absent key the line of its parent."""
         name = ".".join(str(part) for part in path)
         if any(path[:n] in self.flags for n in range(1, len(path) + 1)):
             return f"--set {name}"
@@ -63,7 +63,7 @@ class Document:
 
 
 def load_document(path: Path) -> Document:
-    """Read a file; every way that it can fail is an InputFaults or UsageError that names it."""
+    """Read a file; raise InputFaults or UsageError, with its name, for any failure."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MB", "is this the right file?")
@@ -80,7 +80,7 @@ def load_document(path: Path) -> Document:
 
 
 def parse_document(text: str, source: str) -> Document:
-    """Parse text that came from `source`."""
+    """Parse a text; `source` names it in messages."""
     import yaml
 
     if _OPENINGS.search(text):
@@ -93,7 +93,7 @@ def parse_document(text: str, source: str) -> Document:
         fault = Fault(
             f"{source}:{line}:{column}",
             f"not valid yaml: {error.problem}",
-            "tabs can't indent; check quotes and colons",
+            "indent with spaces, not tabs; check quotes and colons",
         )
         raise InputFaults([fault]) from None
     except (yaml.YAMLError, ValueError) as error:
@@ -108,10 +108,10 @@ def parse_document(text: str, source: str) -> Document:
 
 
 def _quick_tree(text: str) -> Any:
-    """The node tree by libyaml's parser, 12 times as fast; None where it is missing or finds a fault.
+    """Parse with libyaml, which is 12 times faster; return None if it is missing or finds an error.
 
-    A fault is left to PyYAML's own parser to word. Only the parser is taken: libyaml's composer recurses in C and
-    dies at 100,000 levels, while PyYAML's raises.
+    PyYAML's own parser then reports the error. Only the parser of libyaml is used: its composer recurses in C and
+    crashes at 100,000 levels, while that of PyYAML raises.
     """
     import yaml
     from yaml.composer import Composer
@@ -134,7 +134,7 @@ def _quick_tree(text: str) -> Any:
 
 
 class _Builder:
-    """Plain values out of yaml's node tree, with the line of each."""
+    """Builds plain values from the node tree of PyYAML, with the line of each."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -154,8 +154,8 @@ class _Builder:
             return self.scalar(node)
         if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
             return self.refuse(node, f"the tag {node.tag} is not allowed here")
-        if any(node is one for one in self.open):
-            return self.refuse(node, "an alias stands inside of what it names", "write the value out")
+        if any(node is parent for parent in self.open):
+            return self.refuse(node, "an alias refers to a value that contains it", "write the value out")
         self.open.append(node)
         value = self.collection(node, path)
         self.open.pop()
@@ -174,9 +174,7 @@ class _Builder:
                 continue
             key = str(key_node.value)
             if _HALF.search(key):
-                self.refuse(
-                    key_node, "half of a surrogate pair, which is no character", "write the character"
-                )
+                self.refuse(key_node, "half of a surrogate pair is not a character", "write the character")
                 continue
             if key in result:
                 self.refuse(key_node, f"the key {key!r} is given twice", "keep one of them")
@@ -188,7 +186,7 @@ class _Builder:
     def scalar(self, node: Any) -> Any:
         text = node.value
         if _HALF.search(text):
-            return self.refuse(node, "half of a surrogate pair, which is no character", "write the character")
+            return self.refuse(node, "half of a surrogate pair is not a character", "write the character")
         if node.style in ("'", '"', "|", ">") or (
             node.tag == "tag:yaml.org,2002:str" and not _looks_plain(text)
         ):
@@ -233,7 +231,7 @@ _EXAMPLES: dict[type, str] = {
 
 
 class Section:
-    """A mapping being read: each `take` gives a checked value, or notes a fault and gives the default."""
+    """Reads a mapping: each `take` returns a checked value, or records an error and returns the default."""
 
     def __init__(self, document: Document, path: Key = (), faults: list[Fault] | None = None) -> None:
         self.document, self.path = document, path
@@ -251,7 +249,7 @@ class Section:
         self.faults.append(self.document.fault((*self.path, key) if key else self.path, what, remedy))
 
     def take(self, key: str, kind: type[T], default: T | None = None, *, required: bool = False) -> T | None:
-        """The value under `key`, which must be of `kind`; an int serves for a float, a number never for a bool."""
+        """Return the value of a key, which must be of `kind`; an int is accepted as a float, but not as a bool."""
         self.taken.append(key)
         value = self.value.get(key)
         if value is None:
@@ -270,7 +268,7 @@ class Section:
         return value
 
     def take_text(self, key: str, default: str = "") -> str:
-        """Text; a bare number is taken as it was meant (`port: 22` in an environment is "22")."""
+        """Return text; a plain number becomes text (`port: 22` in an environment is "22")."""
         self.taken.append(key)
         value = self.value.get(key)
         if value is None:
@@ -281,7 +279,7 @@ class Section:
         return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
     def take_env(self, key: str) -> dict[str, str]:
-        """A mapping of names to texts."""
+        """Return a mapping from environment variables to texts."""
         self.taken.append(key)
         if self.value.get(key) is None:
             return {}
@@ -289,7 +287,9 @@ class Section:
         for name in inner.value:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 inner.fault(
-                    name, f"{name!r} can't name an environment variable", "letters, digits and _ only"
+                    name,
+                    f"{name!r} is not a valid name of an environment variable",
+                    "use letters, digits and _",
                 )
         return {name: inner.take_text(name) for name in inner.value}
 
@@ -300,13 +300,13 @@ class Section:
         return Section(self.document, (*self.path, key), self.faults)
 
     def done(self, also: Iterable[str] = ()) -> None:
-        """Every key that was not taken is unknown; say so with the near miss."""
+        """Record an error for every key that was not taken."""
         known = [*self.taken, *also]
         for key in self.value:
             if key not in known:
-                near = did_you_mean(key, known)
+                closest = did_you_mean(key, known)
                 self.fault(
-                    key, f"unknown key {key!r}", near or f"known here: {', '.join(dict.fromkeys(known))}"
+                    key, f"unknown key {key!r}", closest or f"known keys: {', '.join(dict.fromkeys(known))}"
                 )
 
 

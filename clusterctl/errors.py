@@ -1,18 +1,18 @@
-"""Every way that clusterctl says no, with its exit code and a remedy.
+"""All errors of clusterctl, with their exit codes.
 
 ClusterctlError                  1
 |- Found                         1   a check, verify or diff found something
 |- UsageError                    2   the command line or an input file is wrong; nothing was started
-|  '- InputFaults                2   all the faults of one input at once
-|- NodeError                     3   a node could not be used
+|  '- InputFaults                2   all errors of one input together
+|- NodeError                     3   a node cannot be used
 |  |- Unreachable                3   address, port, time-out
 |  |- LoginRefused               3   no key was accepted
-|  |- HostKeyUnknown             3   never seen: not accepted without consent
-|  |- HostKeyChanged             3   not the key that was recorded: refused before a byte of data
-|  |- LinkLost                   3   the connection ended in the middle
-|  '- NodesFailed                3   several nodes at once, each with its own reason
-|- WorkFailed                    4   it ran everywhere it should and failed on some nodes
-|  '- RequestFailed              4   a node understood what was asked and could not do it (link.py)
+|  |- HostKeyUnknown             3   the host key is not recorded
+|  |- HostKeyChanged             3   the host key differs from the recorded one
+|  |- LinkLost                   3   the connection was lost
+|  '- NodesFailed                3   several nodes, each with its reason
+|- WorkFailed                    4   the work ran on every node and failed on some
+|  '- RequestFailed              4   a node could not carry out a request (transport/link.py)
 '- RunFailed                     5   a run started and failed; the message is the root cause
    '- FunctionFailed             5   calls of a launched function raised (library/results.py)
 """
@@ -26,7 +26,7 @@ EXIT_BUG = 70
 
 
 class ClusterctlError(Exception):
-    """A failure in words: what happened and where, and `hint`, what the user can try next."""
+    """An error with a message (what happened and where) and a hint (what to try next)."""
 
     exit_code = 1
 
@@ -37,7 +37,7 @@ class ClusterctlError(Exception):
 
 
 class Found(ClusterctlError):
-    """A check that ran well and found something."""
+    """A check found something."""
 
     exit_code = 1
 
@@ -50,7 +50,7 @@ class UsageError(ClusterctlError):
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing wrong in one input: `where` (file:line and key), what, and what to do about it."""
+    """One error in an input: where (file:line and key), what is wrong, and the remedy."""
 
     where: str
     what: str
@@ -61,7 +61,7 @@ class Fault:
 
 
 class InputFaults(UsageError):
-    """All the faults of one input, said at once."""
+    """All errors of one input, reported together."""
 
     def __init__(self, faults: Sequence[Fault], hint: str = "") -> None:
         self.faults = tuple(faults)
@@ -69,7 +69,7 @@ class InputFaults(UsageError):
 
 
 class NodeError(ClusterctlError):
-    """A node could not be used; `node` is its name."""
+    """A node cannot be used; `node` is its name."""
 
     exit_code = 3
 
@@ -80,27 +80,27 @@ class NodeError(ClusterctlError):
 
 
 class Unreachable(NodeError):
-    """No connection: wrong address, closed port, or no answer in time."""
+    """The node cannot be reached: wrong address, closed port, or no answer in time."""
 
 
 class LoginRefused(NodeError):
-    """The node answered and accepted none of the keys offered."""
+    """The node accepted none of the offered keys."""
 
 
 class HostKeyUnknown(NodeError):
-    """The node's host key was never recorded."""
+    """The host key of the node is not recorded."""
 
 
 class HostKeyChanged(NodeError):
-    """The node showed another host key than the one recorded."""
+    """The host key of the node differs from the recorded one."""
 
 
 class LinkLost(NodeError):
-    """The connection to a node, or the agent behind it, ended in the middle of the work."""
+    """The connection to a node, or its agent, ended during the work."""
 
 
 class NodesFailed(NodeError):
-    """Several nodes could not be used, or could while others failed; each with its own reason."""
+    """Several nodes cannot be used, or some cannot and others failed; each with its reason."""
 
     def __init__(self, unreachable: Sequence[NodeError], failed: Sequence[ClusterctlError] = ()) -> None:
         self.errors = (*unreachable, *failed)
@@ -115,7 +115,7 @@ class NodesFailed(NodeError):
 
 
 class WorkFailed(ClusterctlError):
-    """The work ran on every node that it should, and failed on some."""
+    """The work ran on every node and failed on some."""
 
     exit_code = 4
 
@@ -127,10 +127,10 @@ class RunFailed(ClusterctlError):
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """`did you mean 'steps'?`, or nothing when no known word is near."""
+    """Return a question such as `did you mean 'steps'?`, or "" if no known word is similar."""
     import difflib
 
-    # Which take 20 ms.
-    alike = [one for one in known if abs(len(one) - len(word)) <= 3][:2000]
-    near = difflib.get_close_matches(word, alike, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else ""
+    # 2,000 comparisons take 20 ms.
+    candidates = [name for name in known if abs(len(name) - len(word)) <= 3][:2000]
+    closest = difflib.get_close_matches(word, candidates, n=1, cutoff=0.6)
+    return f"did you mean {closest[0]!r}?" if closest else ""

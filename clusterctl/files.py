@@ -1,4 +1,4 @@
-"""Write files of this machine whole or not at all."""
+"""Write local files atomically."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterctl.errors import UsageError
 
 
 def replace_file(path: Path, data: bytes | str, mode: int = 0o644) -> None:
-    """Write aside, fsync, rename: a reader sees the old file or the new one, never half of one."""
+    """Replace a file atomically: write a temporary file, fsync, rename."""
     raw = data.encode() if isinstance(data, str) else data
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
@@ -39,16 +39,18 @@ def open_private(path: Path, mode: str) -> IO[Any]:
 
 
 def save_new(path: Path, text: str, force: bool = False, dry_run: bool = False) -> bool:
-    """Write a result whole; False when the file held it already. Another text there is kept unless forced.
+    """Write a result to a file; return False if the file has this text already.
 
-    A dry run writes nothing; it refuses and answers as the real one would.
+    A file with another text is refused unless `force` is set. A dry run writes nothing, with the same result.
     """
     try:
-        there = path.read_bytes() if path.exists() else None
-        if there == text.encode() and not path.is_symlink():
+        existing = path.read_bytes() if path.exists() else None
+        if existing == text.encode() and not path.is_symlink():
             return False
-        if there is not None and not force:
-            raise UsageError(f"{path}: another file is there", "--force overwrites it, -o names another")
+        if existing is not None and not force:
+            raise UsageError(
+                f"{path}: another file with this name exists", "--force overwrites it; -o names another file"
+            )
         if not dry_run:
             replace_file(path, text)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a check answers with."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """One answer: `level` is ok, note, warning or bad; where, what, and what to do about it."""
+    """One result: level (ok, note, warning or bad), where, what, and the remedy."""
 
     level: str
     where: str
     what: str
     remedy: str = ""
     check: str = ""
-    """The check's name, for programs: disk, clock, master-port, ..."""
+    """Name of the check, for programs: disk, clock, master-port, ..."""
     fix: str = ""
-    """A command line that mends it or shows more, to be typed at `where`."""
+    """A command that fixes the problem or shows more, to be run at `where`."""
 
     @property
     def is_sound(self) -> bool:

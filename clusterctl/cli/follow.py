@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a progress line for a training, lines for a program."""
+"""Show a run while it is active: a progress line for a training, output lines for a program."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from clusterctl.logs.lines import LogChunk
     from clusterctl.runs.updates import Update
 
-# Seconds between two progress lines off a terminal.
+# Seconds between two progress lines without a terminal.
 EVERY = 10.0
 
 
 class Follower:
-    """Shows updates as they come; a context manager, since the progress line must be taken away again."""
+    """Shows updates as they arrive; as a context manager it removes the progress line at the end."""
 
     def __init__(self, run: RunDir, trains: bool, quiet: bool = False, as_json: bool = False) -> None:
         self.run, self.trains, self.quiet, self.as_json = run, trains, quiet, as_json
@@ -32,7 +32,7 @@ class Follower:
         self.filter = LogFilter()
         self.printer = LogPrinter(as_json=as_json)
         self.live: Live | None = None
-        self.said = 0.0
+        self.last_line = 0.0
 
     def __enter__(self) -> Follower:
         if self.trains and not self.quiet and not self.as_json and screen.on_terminal():
@@ -51,7 +51,7 @@ class Follower:
             screen.log("train      " + step_text(self.progress.last, self.progress.left))
 
     def show(self, update: Update) -> None:
-        """One update, in the form that this watch is in."""
+        """Show one update."""
         if update.metric is not None:
             self._metric(update)
         elif self.quiet:
@@ -66,7 +66,7 @@ class Follower:
             screen.log(update.note, "yellow")
 
     def _errors_of(self, chunk: LogChunk) -> None:
-        """Of a training only what went wrong is shown: the progress line says what rank 0 prints."""
+        """Show the errors in a chunk; the progress line replaces the other output of a training."""
         if chunk.stream == "err" and chunk.may_hold_errors():
             for line in chunk.lines():
                 if line.is_error:
@@ -83,6 +83,6 @@ class Follower:
             return
         if self.live:
             self.live.update(screen.safe("train      " + step_text(self.progress.last, self.progress.left)))
-        elif update.metric.get("event") == "step" and time.monotonic() - self.said > EVERY:
-            self.said = time.monotonic()
+        elif update.metric.get("event") == "step" and time.monotonic() - self.last_line > EVERY:
+            self.last_line = time.monotonic()
             screen.log("train      " + step_text(self.progress.last, self.progress.left))

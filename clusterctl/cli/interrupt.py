@@ -1,4 +1,4 @@
-"""Ctrl-C while a run is being stopped: the second one forces, whenever it comes."""
+"""Handle Ctrl-C while a run is being stopped: the second one kills the run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from types import TracebackType
 
 
 class InterruptGuard:
-    """Keeps a Ctrl-C that comes too early until it can do what it is meant for, and never lets one end us half-way.
+    """Defer a Ctrl-C until `may_force`, so that it cannot end this process before the run is stopped.
 
-    Between the first one and the request to stop stand imports and files, 100 ms and more: a second one in there ended
-    the command, and the run went on.
+    100 ms or more pass between the first Ctrl-C and the request to stop. Without the guard, a second Ctrl-C in that
+    time would end the command while the run continues.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class InterruptGuard:
 
     @contextmanager
     def may_force(self) -> Iterator[None]:
-        """Within, a Ctrl-C is raised at once, also one that came before; it is the last that is."""
+        """Within the block, raise the first Ctrl-C as KeyboardInterrupt, also one from before the block."""
         if self.came:
             raise KeyboardInterrupt
         self.armed = True

@@ -1,4 +1,4 @@
-"""Log lines on the screen: whole chunks at once where nothing in them has to be looked at."""
+"""Print log lines; chunks of plain text are written whole."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from clusterctl.logs.lines import LogChunk, LogLine
     from clusterctl.logs.store import LogFilter
 
-# What a terminal shows as it stands.
+# Bytes that a terminal shows unchanged.
 PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n"
 
 
 class LogPrinter:
-    """Writes lines to stdout as they are asked for: with `node:rank` in front, bare, or as JSON.
+    """Writes log lines to stdout: with the prefix `node:rank`, without it, or as JSON.
 
-    rich takes 150 us a line; here a chunk of plain text is one replacement and one write.
+    rich takes 150 us per line; here a chunk of plain text takes one replacement and one write.
     """
 
     def __init__(self, prefix: bool = True, as_json: bool = False) -> None:
@@ -32,7 +32,7 @@ class LogPrinter:
         self.coloured = screen.out_console().is_terminal and not screen.out_console().no_color
 
     def chunk(self, chunk: LogChunk, wanted: LogFilter) -> None:
-        """The lines of a chunk that are wanted."""
+        """Print the wanted lines of a chunk."""
         if wanted.wants_none(chunk):
             return
         whole = wanted.wants_all(chunk)
@@ -42,7 +42,7 @@ class LogPrinter:
             self.lines(line for line in chunk.lines() if whole or wanted.wants(line))
 
     def lines(self, lines: Iterable[LogLine]) -> None:
-        """Lines that were chosen already."""
+        """Print lines without filtering."""
         for line in lines:
             if self.as_json:
                 about = {"node": line.node, "rank": line.rank, "stream": line.stream, "text": line.text}
@@ -55,19 +55,19 @@ class LogPrinter:
         sys.stdout.flush()
 
     def folded(self, lines: Iterable[Folded]) -> None:
-        """Lines that were folded: the ranks that said each, and how often where that was more than once each."""
-        for one in lines:
+        """Print folded lines with their ranks, and their count if a rank wrote one more than once."""
+        for line in lines:
             if self.as_json:
-                about = {"ranks": sorted(one.ranks), "nodes": sorted(one.nodes)}
-                screen.show_json_line({**about, "times": one.times, "text": one.text})
+                ranks = {"ranks": sorted(line.ranks), "nodes": sorted(line.nodes)}
+                screen.show_json_line({**ranks, "times": line.times, "text": line.text})
                 continue
-            prefix = f"[{ranks_text(one.ranks)}] " if self.prefix else ""
-            again = f"  (x{one.times})" if one.times > len(one.ranks) else ""
-            sys.stdout.write(f"{prefix}{escape_controls(one.text)}{again}\n")
+            prefix = f"[{ranks_text(line.ranks)}] " if self.prefix else ""
+            times = f"  (x{line.times})" if line.times > len(line.ranks) else ""
+            sys.stdout.write(f"{prefix}{escape_controls(line.text)}{times}\n")
         sys.stdout.flush()
 
     def _is_plain(self, chunk: LogChunk) -> bool:
-        """Nothing in it to escape, to decode or to colour, and no line too long to show."""
+        """Return whether a chunk needs no escaping, decoding, colouring or shortening."""
         if self.as_json or chunk.data.translate(None, PLAIN) or chunk.may_hold_long_lines():
             return False
         return not (self.coloured and chunk.stream == "err" and chunk.may_hold_errors())
@@ -88,7 +88,7 @@ class LogPrinter:
 
     @staticmethod
     def _drawn(text: object) -> str:
-        """A renderable as this stdout takes it, with colours or without."""
+        """Return a renderable as text for stdout, with colours if it supports them."""
         console = screen.out_console()
         with console.capture() as captured:
             console.print(text, end="", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a plan says of a training: time and rates, stages, what `auto` tried, and what is surely not meant."""
+"""Show the plan of a training: layout, memory, time, stages, the layouts that `auto` tried, and notes."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _time_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _device(hardware: Mapping[str, Any]) -> Iterator[str]:
-    """Its figures, those from one source together."""
+    """Yield the figures of a device, grouped by their source."""
     by_source: dict[str, list[str]] = {}
     for name, words in FIGURES.items():
         if hardware[name]:

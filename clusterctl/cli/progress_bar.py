@@ -1,4 +1,4 @@
-"""A transfer to or from many nodes as it goes on: in the background, its progress in one line on a terminal."""
+"""Show the progress of a transfer to or from many nodes in one line of the terminal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from clusterctl.transfer.push import Progress
 
 T = TypeVar("T")
-# Seconds: no eye sees more, and each redraw looks at every node.
+# Seconds between two redraws; each one adds up all nodes.
 REDRAW = 0.1
 
 
 class Bar:
-    """Bytes of all nodes together, and which node is behind the others; nothing off a terminal."""
+    """Collects the bytes of all nodes and the slowest node; shows nothing without a terminal."""
 
     def __init__(self, update: Callable[[int, int, str], None] | None = None) -> None:
         self._update = update
@@ -29,7 +29,7 @@ class Bar:
         self._change = threading.Lock()
 
     def of(self, node: str) -> Progress:
-        """What one node's transfer reports to."""
+        """Return the function to which the transfer of a node reports."""
 
         def report(done: int, total: int) -> None:
             with self._change:
@@ -46,7 +46,7 @@ class Bar:
         return sum(done for done, _ in self._seen.values()), sum(total for _, total in self._seen.values())
 
     def behind(self) -> str:
-        """The slowest node, where it lags: half as far as the middle one, or less."""
+        """Return the slowest node if it has at most half the progress of the median, else ""."""
         shares = sorted((done / total, node) for node, (done, total) in self._seen.items() if total)
         if len(shares) < 3 or shares[0][0] > shares[len(shares) // 2][0] / 2:
             return ""
@@ -54,19 +54,19 @@ class Bar:
 
 
 def promised() -> Future[Any]:
-    """A value that comes later."""
+    """Return a future that its creator fills."""
     return Future()
 
 
 def begun(work: Callable[[], T]) -> Future[T]:
-    """Something that is done in a thread of its own, which nobody waits for at the program's end."""
+    """Start `work` in a daemon thread; return its future result."""
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
         except BaseException as problem:
-            # Carried to whoever asks for the result.
+            # result() raises it.
             future.set_exception(problem)
 
     threading.Thread(target=run, daemon=True).start()
@@ -75,7 +75,7 @@ def begun(work: Callable[[], T]) -> Future[T]:
 
 @contextmanager
 def bar(verb: str) -> Iterator[Bar]:
-    """A bar on standard error while something is transferred."""
+    """Show a progress bar on stderr during a transfer."""
     if not screen.on_terminal():
         yield Bar()
         return

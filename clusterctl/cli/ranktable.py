@@ -222,7 +222,9 @@ def show(
     file: Table,
     by: Annotated[
         str | None,
-        typer.Option(metavar="WHAT", help="rank or server; server by default for more than 256 ranks."),
+        typer.Option(
+            metavar="WHAT", help="Show by rank or by server. Default: by server for more than 256 ranks."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What a command says: results on stdout, the rest on stderr."""
+"""Write results to stdout, and messages, progress and errors to stderr."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from clusterctl.errors import ClusterctlError
 
-# Off a terminal nothing is folded; tables stay whole.
+# Without a terminal lines are not wrapped.
 PIPE_WIDTH = 500
 
 
 @lru_cache(maxsize=1)
 def out_console() -> Console:
-    """The console of results."""
+    """Return the console for results."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=False)
@@ -29,14 +29,14 @@ def out_console() -> Console:
 
 @lru_cache(maxsize=1)
 def error_console() -> Console:
-    """The console of messages and progress."""
+    """Return the console for messages and progress."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def safe(text: str) -> Text:
-    """Text from anywhere, with nothing in it taken as markup or as control."""
+    """Return untrusted text for the console, with control characters escaped and without markup."""
     from rich.text import Text
 
     from clusterctl.text import escape_controls
@@ -45,7 +45,7 @@ def safe(text: str) -> Text:
 
 
 def show(*renderables: RenderableType) -> None:
-    """A result for a person."""
+    """Write a result for people to stdout."""
     console = out_console()
     if console.is_terminal:
         console.print(*renderables, sep="\n")
@@ -62,19 +62,19 @@ def _json_text(value: Any, indent: int | None = None) -> str:
 
 
 def show_json(value: Any) -> None:
-    """A result for a program: one document."""
+    """Write a result as one JSON document to stdout."""
     sys.stdout.write(_json_text(value, indent=2) + "\n")
     sys.stdout.flush()
 
 
 def show_json_line(value: Any) -> None:
-    """One element of a stream for a program."""
+    """Write one element of a stream as a line of JSON to stdout."""
     sys.stdout.write(_json_text(value) + "\n")
     sys.stdout.flush()
 
 
 def write(text: str) -> None:
-    """A result that is a text as it stands, such as a hostfile."""
+    """Write text such as a hostfile to stdout unchanged."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -85,13 +85,15 @@ def log(text: str, style: str = "") -> None:
 
 
 def on_terminal() -> bool:
-    """Whether a person watches: only then is anything animated or asked."""
+    """Return whether a person is at the terminal: only then is anything animated or asked."""
     return sys.stdin.isatty() and sys.stderr.isatty() and not error_console().is_dumb_terminal
 
 
 def ask_secret(prompt: str) -> str | None:
-    """Something typed that is not shown; None without a terminal. The terminal shows again what is typed also
-    where the program ends in the middle: another thread than the main one may be asking."""
+    """Read a secret without echo; return None without a terminal.
+
+    The echo is restored even if the program ends meanwhile: the caller may be another thread than the main one.
+    """
     if not on_terminal():
         return None
     import atexit
@@ -110,7 +112,7 @@ def ask_secret(prompt: str) -> str | None:
 
 
 def ask(question: str, yes: bool = False) -> bool:
-    """A yes or no; without a terminal nothing is asked and the answer is no, unless `--yes` said it."""
+    """Ask a yes-or-no question; return True for yes or if `yes` is set, and False without a terminal."""
     if yes:
         return True
     if not on_terminal():
@@ -120,7 +122,7 @@ def ask(question: str, yes: bool = False) -> bool:
 
 
 def report_error(error: ClusterctlError) -> None:
-    """Write an error to stderr: what and where, then what to try."""
+    """Write an error with its hints to stderr."""
     console = error_console()
     if isinstance(error, InputFaults):
         for fault in error.faults:

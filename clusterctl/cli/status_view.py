@@ -1,4 +1,4 @@
-"""A run's overview as a person sees it: one head line, a table a node, the ranks that are not as the others, events."""
+"""Show the overview of a run: head lines, a table of nodes, unusual ranks, events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.runs.overview import NodeView, Overview
     from clusterctl.runs.state import RankState
 
-# Shown each; of more, those that are not as most of the others.
+# Up to this many ranks all are shown; of more, only failed and slow ones.
 ALL_RANKS = 16
 STYLE = {**views.PHASE_STYLE, "restarting": "yellow", "unknown": "yellow"}
 
@@ -69,12 +69,12 @@ def _about(cause: Cause) -> Iterator[str]:
 
 
 def line(one: Overview) -> str:
-    """The same off a terminal: one line a change."""
+    """Return the overview as one line, for use without a terminal."""
     return "  ".join([time.strftime("%H:%M:%S"), one.run, one.phase, *_facts(one)])
 
 
 def changes(one: Overview) -> tuple[Any, ...]:
-    """What must differ for a new line: everything but ages."""
+    """Return the values whose change is worth a new line: everything except ages."""
     nodes = tuple((node.node, node.phase, tuple(sorted(node.ranks.items()))) for node in one.nodes)
     return one.phase, one.attempt, one.step, one.checkpoint_step, one.restarts, one.controller, nodes
 

@@ -1,4 +1,4 @@
-"""Values in, things to print out; nothing here asks or prints."""
+"""Turn values into tables and texts; nothing here prints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from clusterctl.runs.cause import Cause
     from clusterctl.runs.overview import TrainProgress
 
-# Root causes below a list of runs; `status` tells each.
+# Number of root causes below a list of runs; `status` shows that of one run.
 CAUSES = 5
 PHASE_STYLE = {
     "running": "cyan",
@@ -44,7 +44,7 @@ PHASE_STYLE = {
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> Table:
-    """A plain table without frames, as kubectl and docker draw it."""
+    """Return a plain table without frames, like those of kubectl and docker."""
     drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for name in columns:
         drawn.add_column(name, justify="right" if name in right else "left", overflow="fold")
@@ -54,7 +54,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], right: Seque
 
 
 def nodes_table(cluster: Cluster, ways: Mapping[str, str] | None = None) -> Table:
-    """The inventory as it is understood; with the way to each node all that does not fit in 80 columns."""
+    """Return a table of the nodes; `ways` (the SSH client of each node) adds further columns."""
     rows = []
     for node in cluster.nodes:
         user = f"{node.user}@" if node.user else ""
@@ -68,7 +68,7 @@ def nodes_table(cluster: Cluster, ways: Mapping[str, str] | None = None) -> Tabl
 
 
 def plan_table(plan: Plan) -> Table:
-    """Who starts what where."""
+    """Return a table of the ranks on each node."""
     rows = []
     for node in plan.nodes:
         ranks = [process.rank for process in node.processes]
@@ -79,7 +79,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """Names and what is to be said of each; what does not fit goes on below itself."""
+    """Return a table of names and texts; long texts are wrapped in their column."""
     drawn = Table.grid(padding=(0, 1, 0, 0))
     drawn.add_column(min_width=8, no_wrap=True)
     drawn.add_column(overflow="fold")
@@ -89,7 +89,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Group:
-    """The plan's first lines: who, what, how long."""
+    """Return the first lines of a plan: ranks, model, steps, corpora."""
     who = f"{plural(plan.world_size, 'rank')} on {plural(len(plan.nodes), 'node')}"
     head = Text(f"{plan.job.name}: {who}, master {plan.master_address}")
     return Group(head, facts(_plan_facts(plan, summary)))
@@ -119,7 +119,7 @@ def loss_curve(
     width: int = 72,
     height: int = 12,
 ) -> Text:
-    """Loss over steps in Braille dots, eight to a character; `marks` (evaluations) as circles on top."""
+    """Return a plot of the loss in Braille dots, eight per character; `marks` (evaluations) are circles."""
     if not points:
         return Text("no steps yet")
     everything = [*points, *marks]
@@ -131,17 +131,17 @@ def loss_curve(
     dots = [[0] * columns for _ in range(rows)]
     bits = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
-    def place(x: float, y: float) -> tuple[int, int]:
-        """The dot of a point: how far down, how far across."""
+    def dot_of(x: float, y: float) -> tuple[int, int]:
+        """Return the row and column of the dot of a point."""
         across = int((x - first) / (last - first) * (columns * 2 - 1))
         return int((high - y) / (high - low) * (rows * 4 - 1)), across
 
     for x, y in points:
-        down, across = place(x, y)
+        down, across = dot_of(x, y)
         dots[down // 4][across // 2] |= bits[down % 4][across % 2]
     cells = [[chr(0x2800 + dot) if dot else " " for dot in row] for row in dots]
     for x, y in marks:
-        down, across = place(x, y)
+        down, across = dot_of(x, y)
         cells[down // 4][across // 2] = "o"
     text = Text()
     for row, line in enumerate(cells):
@@ -158,7 +158,7 @@ def loss_curve(
 
 
 def start_text(metric: Mapping[str, Any]) -> str:
-    """What a training begins with: size, engine, and which backend serves each op; one line each."""
+    """Return the first lines of a training: size, engine, and the backend of each op."""
     parts = [f"{count(metric['parameters'])} parameters"] if "parameters" in metric else []
     if "engine" in metric:
         parts.append(f"{metric['engine']} engine, zero {metric.get('zero')}, {metric.get('precision')}")
@@ -174,7 +174,7 @@ def start_text(metric: Mapping[str, Any]) -> str:
 
 
 def step_text(metric: Mapping[str, Any], left: float | None) -> str:
-    """The progress line of a training run: step, loss, tokens/s, time left."""
+    """Return the progress line of a training: step, loss, tokens/s, time left."""
     parts = [f"step {metric['step']}" + (f"/{metric['steps']}" if "steps" in metric else "")]
     if "loss" in metric or metric.get("diverged"):
         parts.append(f"loss {metric['loss']:.4f}" if "loss" in metric else "loss not finite")
@@ -188,7 +188,7 @@ def step_text(metric: Mapping[str, Any], left: float | None) -> str:
 
 
 def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The runs, newest first; an id is never cut in two, and steps have columns only where a run has some."""
+    """Return a table of runs, newest first. Ids are never wrapped; columns for steps appear only if a run has steps."""
     steps = [name for name in ("step", "loss") if any(str(row[name]) for row in rows)]
     cells = [
         [
@@ -197,21 +197,21 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             row["ranks"],
             row["nodes"],
             *(row[name] for name in steps),
-            # Without the year: an id of 21 letters and all the rest fit into 80 columns.
+            # Without the year, so that a row with an id of 21 characters fits into 80 columns.
             row["started"][5:],
         ]
         for row in rows
     ]
     names = ["RUN", "PHASE", "RANKS", "NODES", *(name.upper() for name in steps), "STARTED"]
     drawn = table(names, cells, right=["RANKS", "STEP", "LOSS"])
-    # The others fold first; where that is not enough the last of them is cut off.
+    # The other columns are wrapped first; if that is not enough, the last one is cut off.
     drawn.columns[0].no_wrap = True
     drawn.columns[0].min_width = max((len(row["run"]) for row in rows), default=0)
     return drawn
 
 
 def causes_text(rows: Sequence[Mapping[str, Any]]) -> Text:
-    """Why the newest of the failed runs failed; in a column of the list no terminal would be wide enough for it."""
+    """Return the root causes of the newest failed runs; they are too long for a column of the table."""
     text = Text()
     for row in [row for row in rows if row["cause"]][:CAUSES]:
         text.append(f"\n{row['run']}: ", style="bold").append(escape_controls(row["cause"]))
@@ -219,7 +219,7 @@ def causes_text(rows: Sequence[Mapping[str, Any]]) -> Text:
 
 
 def cause_text(cause: Cause) -> Text:
-    """What led to a failed run's root cause; the cause itself is said after it, where the eye is."""
+    """Return the evidence for a root cause; the cause itself is printed after it, as the error."""
     text = Text()
     for line in cause.tail:
         text.append(f"  | {escape_controls(line)}\n", style="dim")
@@ -248,24 +248,24 @@ COLOURS = (
 
 
 def log_line(line: LogLine, prefix: bool = True) -> Text:
-    """One line of a rank, with its place in a colour that stays the rank's own."""
+    """Return a log line; the prefix has a colour that depends on the rank."""
     text = log_prefix(line.node, line.rank) if prefix else Text()
     return text.append_text(log_text(line))
 
 
 def log_prefix(node: str, rank: int) -> Text:
-    """`node:rank`, always in the same colour."""
+    """Return the prefix `node:rank` in the colour of the rank."""
     return Text(f"{node}:{rank} ", style=COLOURS[rank % len(COLOURS)])
 
 
 def log_text(line: LogLine) -> Text:
-    """What a line says, without its place."""
+    """Return the text of a log line without the prefix."""
     style = "red" if line.stream == "err" and line.is_error else ""
     return Text(escape_controls(line.text), style=style)
 
 
 def commands_table(plan: Plan) -> Table:
-    """The exact words that each rank is started with."""
+    """Return a table of the exact command of each rank."""
     rows = [
         [process.rank, node.node.name, process.cwd, shlex.join(process.argv)]
         for node in plan.nodes
@@ -275,7 +275,7 @@ def commands_table(plan: Plan) -> Table:
 
 
 def rank_table(value: RankTable) -> Table:
-    """A rank table as a person reads it."""
+    """Return a rank table for people."""
     rows = [
         [device.rank_id, server.server_id, device.device_id, device.device_ip]
         for server in value.servers
@@ -285,7 +285,7 @@ def rank_table(value: RankTable) -> Table:
 
 
 def demo_facts(progress: TrainProgress, entropy: float) -> Text:
-    """The loss before and after, against what word counts alone would give."""
+    """Return the loss before and after the training, compared with guessing by token frequency."""
     text = Text()
     if progress.evals:
         (first, before), (last, after) = progress.evals[0], progress.evals[-1]
@@ -303,7 +303,7 @@ def demo_facts(progress: TrainProgress, entropy: float) -> Text:
 
 
 def generated(prompt: str, text: str) -> Text:
-    """What a model wrote after a prompt."""
+    """Return a prompt and the text that a model generated after it."""
     rest = re.sub(r"\n\s*\n\s*", "\n\n", text[len(prompt) :] if text.startswith(prompt) else text)
     shown = "\n".join("  " + escape_controls(line) for line in rest.splitlines())
     return Text.assemble(
@@ -314,14 +314,16 @@ def generated(prompt: str, text: str) -> Text:
 
 
 def demo_end(folder: Path, run: Path, checkpoint: Path, keep: bool, seconds: float) -> Text:
-    """Where everything lies, and what to type next."""
+    """Return where the results of the demo are, and commands to try next."""
     lines = [
-        f"\ndone in {duration(seconds)}; everything is in {folder}",
+        f"\ndone in {duration(seconds)}; all files are in {folder}",
         f"  logs        {run}/attempts/1/logs",
         f"  metrics     {run}/{METRICS_FILE}",
         f"  checkpoint  {checkpoint}",
         "  cluster     "
-        + ("still up: sandbox/cluster.yaml" if keep else "taken down; `clusterctl demo --keep` leaves it up"),
+        + (
+            "still up: sandbox/cluster.yaml" if keep else "stopped; `clusterctl demo --keep` keeps it running"
+        ),
         f"try next, in that folder (cd {folder.name}):",
         "  clusterctl generate last --prompt 'A class definition'",
         "  clusterctl logs show last",

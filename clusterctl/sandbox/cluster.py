@@ -1,7 +1,7 @@
-"""A cluster of real SSH nodes on this machine: up, status, down, and the faults that drills play.
+"""A cluster of real SSH nodes on this machine: start, status, stop, and simulated faults.
 
-Everything lies in one folder and every process records itself there, so that `down` can end what `up` left
-behind at whatever moment it was interrupted, and nothing else.
+Everything is in one folder, and every process records itself there. So `down` can end everything that an interrupted
+`up` left behind, and nothing else.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from clusterctl.sandbox.layout import (
 # Seconds: a slow machine's first import of paramiko takes longest.
 READY_WITHIN = 20.0
 LOCK_WITHIN = 15.0
-# Ports: another process may take one between our look and the daemon's bind.
+# Another process may take a port between our choice and the bind of the daemon.
 TRIES = 5
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """How one node is."""
+    """The state of one node."""
 
     name: str
     state: str
-    """up, cut (its link is down), silent (it runs and does not answer) or down."""
+    """up, cut (its link is down), silent (it runs but does not answer) or down."""
     ssh: str
     """host:port, where SSH connects."""
     address: str
@@ -68,7 +68,7 @@ class NodeStatus:
 
 
 class Sandbox:
-    """A sandbox that is up, or was."""
+    """A sandbox that was started."""
 
     def __init__(self, layout: Layout, state: State) -> None:
         self.layout = layout
@@ -91,15 +91,15 @@ class Sandbox:
         return self.state.nodes
 
     def node(self, name: str) -> SandboxNode:
-        """The node of this name."""
+        """Return the node with this name."""
         names = [node.name for node in self.nodes]
         if name not in names:
-            known = f"its nodes are {', '.join(names)}"
+            known = f"the nodes are {', '.join(names)}"
             raise UsageError(f"the sandbox has no node {name!r}", did_you_mean(name, names) or known)
         return self.nodes[names.index(name)]
 
     def status(self) -> list[NodeStatus]:
-        """How each node is, in order; asks all at once and waits a second at most."""
+        """Return the state of each node, in order; ask all in parallel and wait one second at most."""
         with ThreadPoolExecutor(max_workers=len(self.nodes)) as pool:
             return list(pool.map(self._status, self.nodes))
 
@@ -115,29 +115,29 @@ class Sandbox:
         return NodeStatus(node.name, state, f"{node.host}:{node.port}", node.address, self.state.devices, pid)
 
     def kill(self, name: str) -> int:
-        """End a node whole, with everything that runs on it; says how many processes that were.
+        """Kill a node with all its processes; return how many there were.
 
-        In namespaces it is a power loss: no connection of the node's is closed, they fall silent.
-        Elsewhere the machine closes them, as when sshd and all its sessions crash at once.
+        In mode namespaces this is like a power loss: no connection is closed, they fall silent. In the other modes
+        the kernel closes them, as when sshd and all its sessions crash.
         """
         node = self.node(name)
         if self.mode == "namespaces" and self._recorded(node):
-            # First, or the dying sockets say good-bye.
+            # First of all, so that the sockets of the dying processes close nothing at the other end.
             namespaces.cut(self.layout, node)
         return process.end(lambda: _marked(self.layout, node.name) | self._recorded(node))
 
     def cut(self, name: str) -> None:
-        """Take a node's link down: it lives on and hears nothing."""
+        """Cut the network link of a node; its processes continue."""
         self._needs_namespaces("cut")
         namespaces.cut(self.layout, self._living(name))
 
     def heal(self, name: str) -> None:
-        """Take a node's link up again."""
+        """Restore the network link of a node."""
         self._needs_namespaces("heal")
         namespaces.heal(self.layout, self._living(name))
 
     def down(self) -> int:
-        """End the sandbox and remove its folder; says how many processes were ended."""
+        """Stop the sandbox and remove its folder; return the number of processes that were killed."""
         return down(self.directory)
 
     def _recorded(self, node: SandboxNode) -> set[int]:
@@ -147,7 +147,7 @@ class Sandbox:
     def _living(self, name: str) -> SandboxNode:
         node = self.node(name)
         if not self._recorded(node):
-            raise UsageError(f"{name} is down", "`clusterctl sandbox down`, then `up` again")
+            raise UsageError(f"{name} is down", "run `clusterctl sandbox down`, then `up`")
         return node
 
     def _needs_namespaces(self, verb: str) -> None:
@@ -155,8 +155,8 @@ class Sandbox:
             return
         missing = namespaces.why_not()
         hint = "`clusterctl sandbox down`, then `clusterctl sandbox up --mode namespaces`"
-        what = f"{verb} needs nodes with links of their own; in mode {self.mode} they share the machine's"
-        raise UsageError(what, f"{hint}; but here {missing}" if missing else hint)
+        what = f"`{verb}` needs mode namespaces; in mode {self.mode} the nodes share the machine's network"
+        raise UsageError(what, f"{hint}; but on this machine {missing}" if missing else hint)
 
 
 def up(
@@ -166,7 +166,7 @@ def up(
     mode: str = "auto",
     python: str = sys.executable,
 ) -> Sandbox:
-    """Bring up a sandbox in a folder; whatever keeps it from coming up whole, nothing of it is left."""
+    """Start a sandbox in a folder and return it; after any failure nothing of it is left."""
     layout = Layout(_checked_directory(directory))
     chosen = choose_mode(mode)
     _check_counts(nodes, devices, chosen)
@@ -182,38 +182,36 @@ def up(
 
 
 def load(directory: Path) -> Sandbox:
-    """The sandbox in a folder."""
+    """Return the sandbox in a folder."""
     layout = Layout(_resolved(directory))
     state = load_state(layout)
     if state is None:
-        raise UsageError(f"no sandbox in {layout.directory}", "`clusterctl sandbox up` makes one")
+        raise UsageError(f"no sandbox in {layout.directory}", "start one with `clusterctl sandbox up`")
     if not state.complete:
-        what = f"the sandbox in {layout.directory} never came up whole"
-        raise UsageError(what, "`clusterctl sandbox down`, then `up`")
+        what = f"the sandbox in {layout.directory} was not started completely"
+        raise UsageError(what, "run `clusterctl sandbox down`, then `up`")
     return Sandbox(layout, state)
 
 
 def down(directory: Path) -> int:
-    """End the sandbox in a folder, whole or half made; says how many processes were ended. Twice is fine."""
+    """Stop the sandbox in a folder, also an incomplete one; return the number of processes that were killed."""
     layout = Layout(_resolved(directory))
     if not layout.directory.exists() or not any(layout.directory.iterdir()):
         return process.end(lambda: _marked(layout))
     if not layout.state.exists() and _foreign(layout):
-        raise UsageError(
-            f"{layout.directory} is no sandbox", "name the folder that `sandbox up` made, with --dir"
-        )
+        raise UsageError(f"{layout.directory} is not a sandbox", "give the folder of `sandbox up` with --dir")
     with process.one_interrupt(), _locked(layout):
         state = load_state(layout)
         return _end(layout, state.made_directory if state else True)
 
 
 def running(directory: Path) -> int:
-    """How many processes `down` would end."""
+    """Return how many processes `down` would kill."""
     return len(process.below(_roots(Layout(_resolved(directory)))))
 
 
 def foresee(directory: Path, nodes: int, devices: int, mode: str) -> dict[str, object]:
-    """What `up` would make, checked as `up` checks it, and nothing of it made."""
+    """Return what `up` would make, after the same checks; make nothing."""
     layout = Layout(_checked_directory(directory))
     chosen = choose_mode(mode)
     _check_counts(nodes, devices, chosen)
@@ -223,7 +221,7 @@ def foresee(directory: Path, nodes: int, devices: int, mode: str) -> dict[str, o
 
 
 def choose_mode(mode: str) -> str:
-    """`auto` made definite, and any mode checked against what this machine has."""
+    """Return the mode that `auto` stands for, or `mode` itself; refuse one that this machine does not support."""
     if mode not in ("auto", *MODES):
         known = ("auto", *MODES)
         raise UsageError(f"unknown mode {mode!r}", did_you_mean(mode, known) or f"one of {', '.join(known)}")
@@ -231,21 +229,21 @@ def choose_mode(mode: str) -> str:
     if mode == "auto":
         return "loopback" if sshd.find_sshd() and not locked else "embedded"
     if mode == "namespaces" and (missing := namespaces.why_not()):
-        what = f"mode namespaces can't be had here: {missing}"
+        what = f"mode namespaces is not possible on this machine: {missing}"
         raise UsageError(what, "use --mode loopback or --mode embedded")
     if mode == "loopback" and not sshd.find_sshd():
-        raise UsageError("no sshd is installed", "install openssh-server, or use --mode embedded")
+        raise UsageError("sshd is not installed", "install openssh-server, or use --mode embedded")
     if mode == "loopback" and locked:
         raise UsageError(locked, "use --mode namespaces or --mode embedded")
     return mode
 
 
 def answers(host: str, port: int, seconds: float) -> bool:
-    """Whether an SSH server says its first line there."""
+    """Return whether an SSH server at this address sends its first line."""
     try:
         with socket.create_connection((host, port), timeout=seconds) as link:
             link.settimeout(seconds)
-            # The whole line, or our leaving resets the connection.
+            # Read the whole line, or closing resets the connection.
             with link.makefile("rb") as lines:
                 return lines.readline(255).startswith(b"SSH-")
     except OSError:
@@ -259,22 +257,24 @@ def _resolved(directory: Path) -> Path:
 def _checked_directory(directory: Path) -> Path:
     path = _resolved(directory)
     if re.search(r'["%\\\x00-\x1f\x7f]', str(path)):
-        hint = 'sshd takes no folder with ", % or \\ in its path'
-        raise UsageError(f"{str(path)!r} can't hold a sandbox", hint)
+        hint = 'use a path without ", % and \\: sshd does not accept them'
+        raise UsageError(f"{str(path)!r} cannot hold a sandbox", hint)
     if any(path.is_relative_to(taken) for taken in ("/etc", "/usr/local", "/proc", "/sys", "/dev")):
-        what = f"{path} can't hold a sandbox: nodes see something of their own there"
+        what = f"{path} cannot hold a sandbox: the nodes replace parts of this folder"
         raise UsageError(what, "choose another --dir")
     if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent} to put a sandbox into", f"mkdir -p {path.parent}")
+        raise UsageError(f"the folder {path.parent} does not exist", f"mkdir -p {path.parent}")
     return path
 
 
 def _check_counts(nodes: int, devices: int, mode: str) -> None:
     most = MAX_NODES if mode == "namespaces" else MAX_ON_LOOPBACK
     if not 1 <= nodes <= most:
-        raise UsageError(f"{nodes} nodes in mode {mode}", f"1 to {most}")
+        raise UsageError(f"{nodes} nodes are not possible in mode {mode}", f"use 1 to {most}")
     if not 1 <= devices <= sandbox_devices.MAX_DEVICES:
-        raise UsageError(f"{devices} devices a node", f"1 to {sandbox_devices.MAX_DEVICES}")
+        raise UsageError(
+            f"{devices} devices per node are not possible", f"use 1 to {sandbox_devices.MAX_DEVICES}"
+        )
 
 
 def _plan_nodes(layout: Layout, mode: str, count: int) -> tuple[SandboxNode, ...]:
@@ -283,7 +283,7 @@ def _plan_nodes(layout: Layout, mode: str, count: int) -> tuple[SandboxNode, ...
         if mode == "namespaces":
             host, address, interface = "127.0.0.1", namespaces.node_address(layout, index), "eth0"
         elif sys.platform == "linux":
-            # All of 127/8 is ours there.
+            # Linux listens on every address of 127/8.
             host = address = f"{layout.loopback}.{index}"
             interface = "lo"
         else:
@@ -294,7 +294,7 @@ def _plan_nodes(layout: Layout, mode: str, count: int) -> tuple[SandboxNode, ...
 
 @contextmanager
 def _folder(layout: Layout) -> Iterator[bool]:
-    """The sandbox's folder; says whether it was made here, and then removes it if no sandbox came of it."""
+    """Make the folder of a sandbox; give whether it is new, and remove a new one again if no sandbox was started."""
     made = not layout.directory.exists()
     try:
         with contextlib.suppress(FileExistsError):
@@ -302,7 +302,7 @@ def _folder(layout: Layout) -> Iterator[bool]:
         if not layout.directory.is_dir():
             raise UsageError(f"{layout.directory} is not a folder", "choose another --dir")
         if not layout.state.exists() and _foreign(layout):
-            raise UsageError(f"{layout.directory} is not empty and no sandbox", "choose another --dir")
+            raise UsageError(f"{layout.directory} is not empty and not a sandbox", "choose another --dir")
         yield made
     finally:
         if made and not layout.state.exists() and layout.directory.exists():
@@ -313,12 +313,12 @@ def _folder(layout: Layout) -> Iterator[bool]:
 
 @contextmanager
 def _locked(layout: Layout) -> Iterator[None]:
-    """One `up` or `down` at a time in a folder; the kernel ends the lock with its holder."""
+    """Allow one `up` or `down` at a time in a folder; the kernel releases the lock of a process that ends."""
     deadline = time.monotonic() + LOCK_WITHIN
     while (file := _try_lock(layout)) is None:
         if time.monotonic() > deadline:
-            what = f"another `sandbox up` or `down` is at work in {layout.directory}"
-            raise UsageError(what, "wait for it, or end it")
+            what = f"another `sandbox up` or `down` is running in {layout.directory}"
+            raise UsageError(what, "wait for it, or stop it")
         time.sleep(0.05)
     with file:
         yield
@@ -333,13 +333,13 @@ def _try_lock(layout: Layout) -> IO[str] | None:
     except BlockingIOError:
         pass
     except FileNotFoundError:
-        raise UsageError(f"{layout.directory} was removed just now", "try again") from None
+        raise UsageError(f"{layout.directory} was removed meanwhile", "try again") from None
     file.close()
     return None
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one at a path: a lock that `down` has removed guards nothing."""
+    """Return whether an open file is still the one at a path: `down` may have removed the lock file."""
     mine = os.fstat(descriptor)
     return os.path.samestat(mine, path.stat())
 
@@ -348,7 +348,7 @@ def _refuse_second(layout: Layout) -> None:
     if layout.state.exists():
         state = load_state(layout)
         running = any(record.alive for record in process.read_records(layout.processes))
-        what = "is up" if state and state.complete and running else "was not taken down"
+        what = "is up" if state and state.complete and running else "was not stopped"
         raise UsageError(
             f"a sandbox in {layout.directory} {what}",
             f"`clusterctl sandbox down --dir {layout.directory}`, or another --dir",
@@ -368,9 +368,9 @@ def _build(layout: Layout, state: State) -> State:
 
 
 def _start(layout: Layout, state: State) -> State:
-    """Start all nodes and wait until they answer; gives the state with their ports.
+    """Start all nodes and wait until they answer; return the state with their ports.
 
-    One after another and in no thread of its own: an interrupt here finds nobody else still starting something.
+    The nodes are started one after another in this thread, so that nothing is still being started after an interrupt.
     """
     if state.mode == "namespaces":
         ports = namespaces.start_relay(layout, state.nodes)
@@ -389,7 +389,7 @@ def _start(layout: Layout, state: State) -> State:
         tries = TRIES
         while not _wait_answer(layout, nodes[place]):
             if (tries := tries - 1) == 0:
-                raise ClusterctlError(f"{node.name}: no port of {node.host} stayed free", "try again")
+                raise ClusterctlError(f"{node.name}: found no free port on {node.host}", "try again")
             nodes[place] = _start_on_free_port(layout, state, node)
     return replace(state, nodes=tuple(nodes))
 
@@ -422,17 +422,17 @@ def _start_embedded(layout: Layout, state: State, node: SandboxNode) -> None:
 
 
 def _wait_answer(layout: Layout, node: SandboxNode) -> bool:
-    """Wait until a node answers; False when it ended since its port was taken by then."""
+    """Wait until a node answers; return False if it ended because its port was taken."""
     deadline = time.monotonic() + READY_WITHIN
     while not answers(node.host, node.port, 1.0):
         record = process.read_record(layout.record(node.name))
-        said = process.tail(layout.log(node.name))
+        log = process.tail(layout.log(node.name))
         if record is None or not record.alive:
-            if "in use" in said or "bind" in said.lower():
+            if "in use" in log or "bind" in log.lower():
                 return False
-            raise ClusterctlError(f"{node.name} ended at once: {said}", "try another --mode")
+            raise ClusterctlError(f"{node.name} ended during its start: {log}", "try another --mode")
         if time.monotonic() > deadline:
-            raise ClusterctlError(f"{node.name} did not answer within {READY_WITHIN:g} s: {said}")
+            raise ClusterctlError(f"{node.name} did not answer within {READY_WITHIN:g} s: {log}")
         time.sleep(0.01)
     return True
 
@@ -441,13 +441,13 @@ def _link_is_up(layout: Layout, node: SandboxNode) -> bool:
     try:
         return namespaces.link_is_up(layout, node)
     except ClusterctlError:
-        # The switch is gone.
+        # The switch is not running.
         return False
 
 
 def _roots(layout: Layout) -> set[int]:
-    """What was recorded and still runs, and what says of itself that it belongs to this sandbox."""
-    # First: sshd writes over its environment, and was recorded before it was sshd.
+    """Return the running processes that were recorded, or that carry the mark of this sandbox."""
+    # The marks first: sshd overwrites its environment, but it was recorded before it became sshd.
     marked = _marked(layout)
     records = process.read_records(layout.processes)
     return marked | {record.pid for record in records if record.alive}
@@ -458,28 +458,28 @@ def _marked(layout: Layout, node: str = "") -> set[int]:
 
 
 def _foreign(layout: Layout) -> bool:
-    """Whether a folder without a sandbox's state holds more than an `up` leaves that was killed before writing it."""
-    # The second is the state, half written.
+    """Return whether a folder without a state file holds anything that `up` does not make before that file."""
+    # The second is an incomplete state file.
     ours = (layout.lock.name, f".{layout.state.name}.")
     return not all(path.name.startswith(ours) for path in layout.directory.iterdir())
 
 
 def _end(layout: Layout, made_directory: bool) -> int:
-    """End every process of a sandbox, then remove what it made; run again it goes on where it stopped."""
+    """Kill every process of a sandbox, then remove its files; can be repeated after an interrupt."""
     ended = process.end(lambda: _roots(layout))
     sshd.end_lease(layout)
     for path in layout.directory.iterdir():
         if path not in (layout.state, layout.lock, layout.processes):
             _remove(path)
-    # Whoever was only just starting, when looked for above.
+    # Processes that were just starting during the first search.
     ended += process.end(lambda: _roots(layout))
     if layout.processes.exists():
         _remove(layout.processes)
-    # Last: as long as it is there, `down` knows what to do.
+    # Last of all: `down` needs the state.
     layout.state.unlink(missing_ok=True)
     layout.lock.unlink(missing_ok=True)
     if made_directory:
-        # Someone put something in; that is theirs.
+        # Files that a user put there stay.
         with contextlib.suppress(OSError):
             layout.directory.rmdir()
     return ended

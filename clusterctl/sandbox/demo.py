@@ -1,4 +1,4 @@
-"""The stages of `clusterctl demo`: a cluster, a corpus, a job; each gives a value that the command shows."""
+"""The steps of `clusterctl demo`: corpus, tokenizer, training data, job and generated text."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from clusterctl.files import replace_file
 from clusterctl.jobs.job import ask_trainer
 
 VOCABULARY = 1024
-DOCUMENT_SIZE = (
-    # Characters; 79 topics are too few documents for a validation part, 300 pieces are enough.
-    1500
-)
+# Characters. The 79 topics are too few documents for a validation part; 300 pieces are enough.
+DOCUMENT_SIZE = 1500
 
 JOB = """\
 # Written by `clusterctl demo`. Try: clusterctl plan {job}
 name: demo
-nodes: node[1-2]            # two nodes, two devices each: four ranks
-data: ./data                # pushed to every node; {{data}} below is where it lies there
-rank_table: always          # built from what each node's hccn_tool answers
-collect: [checkpoints]      # logs and metrics come home anyway
+nodes: node[1-2]            # two nodes with two devices each: four ranks
+data: ./data                # pushed to every node; {{data}} below is its path there
+rank_table: always          # built from the answers of hccn_tool on each node
+collect: [checkpoints]      # logs and metrics are always fetched
 grace: 10
 train:
   model: {{name: gpt-tiny, vocab: {vocabulary}}}
@@ -41,7 +39,7 @@ train:
 
 
 def ready() -> None:
-    """Refuse at once where the trainer's libraries are missing, instead of after a minute."""
+    """Raise UsageError if the libraries of the trainer are missing."""
     missing = [
         name
         for name in ("trainer", "torch", "tokenizers", "safetensors", "numpy")
@@ -55,7 +53,7 @@ def ready() -> None:
 
 
 def documents() -> Iterator[str]:
-    """The language reference that comes with every Python, in pieces of about a page."""
+    """Yield the language reference that is part of every Python, in pieces of about a page."""
     from pydoc_data.topics import topics
 
     for name in sorted(topics):
@@ -70,7 +68,7 @@ def documents() -> Iterator[str]:
 
 
 def write_corpus(path: Path) -> dict[str, Any]:
-    """The corpus as JSON lines, shuffled by content so that the validation part is like the rest."""
+    """Write the corpus as JSON lines, shuffled by hash so that the validation part resembles the rest."""
     texts = sorted(documents(), key=lambda text: hashlib.sha256(text.encode()).digest())
     replace_file(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
     return {"documents": len(texts), "characters": sum(map(len, texts)), "path": str(path)}
@@ -91,7 +89,7 @@ def train_tokenizer(corpus: Path, output: Path, size: int = VOCABULARY) -> dict[
 
 
 def build_data(corpus: Path, tokenizer: Path, prefix: Path) -> dict[str, Any]:
-    """The corpus as Megatron's .bin and .idx; the summary has the tokens and their unigram entropy."""
+    """Build .bin and .idx files; return the summary with the number of tokens and their unigram entropy."""
     words = [
         "data-build",
         "--input",
@@ -115,6 +113,6 @@ def write_job(path: Path, steps: int) -> Path:
 
 
 def generate(checkpoint: Path, prompt: str, tokens: int = 60) -> dict[str, Any]:
-    """Text from the checkpoint that came home."""
+    """Generate text from a local checkpoint; return it with its settings."""
     words = ["generate", "--checkpoint", str(checkpoint), "--prompt", prompt, "--max-tokens", str(tokens)]
     return ask_trainer([*words, "--temperature", "0.6", "--top-k", "20", "--seed", "1", "--json"])

@@ -1,16 +1,16 @@
-"""A node's make-believe accelerators: an hccn.conf, and tools that print what real ones print.
+"""Simulated accelerators of a node: an hccn.conf, and tools that print what the real ones print.
 
-The file `hccn_tool.answers`, beside hccn.conf, holds what a link or a health check answers; whoever edits a
-line there (`link_0=DOWN`) plays that fault; `health_0=Alarm`, `process_0=4711 python 512` and `ping_0=no answer`,
-added, play an ill, a busy and an unreachable device. With `npu_name=9392` added the boards are those of an A3 node, and
-`sdid_0=7` is a device that has another place in its super pod.
+The file `hccn_tool.answers`, next to hccn.conf, holds the answers of link and health checks. Edit a line to simulate a
+fault: `link_0=DOWN`. Add `health_0=Alarm`, `process_0=4711 python 512` or `ping_0=no answer` for a faulty, a busy or an
+unreachable device; `npu_name=9392` for boards of an A3 node; `sdid_0=7` for a device at another position in its super
+pod.
 """
 
 from __future__ import annotations
 
 import shlex
 
-# Of a node; the addresses below stay distinct up to 1,000 such nodes.
+# Per node; the addresses below are distinct for up to 1,000 such nodes.
 MAX_DEVICES = 16
 # Devices i and i+4 share a subnet, as on an eight-device Ascend board.
 PER_SUBNET = 4
@@ -21,14 +21,14 @@ SDID = 37748736
 
 
 def device_address(node: int, device: int, devices: int, subnets: tuple[int, ...] = SUBNETS) -> str:
-    """The network address of a device; `node` counts from 1, `devices` is how many each node has."""
+    """Return the network address of a device; `node` counts from 1, `devices` is the number per node."""
     rows = -(-devices // PER_SUBNET)
     block, place = divmod((node - 1) * rows + device // PER_SUBNET, 254)
     return f"192.{168 + block}.{subnets[device % PER_SUBNET]}.{place + 1}"
 
 
 def hccn_conf(node: int, devices: int) -> str:
-    """The node's /etc/hccn.conf."""
+    """Return the text of /etc/hccn.conf of a node."""
     return "".join(
         f"address_{device}={device_address(node, device, devices)}\nnetmask_{device}=255.255.255.0\n"
         for device in range(devices)
@@ -36,7 +36,7 @@ def hccn_conf(node: int, devices: int) -> str:
 
 
 def answers(node: int, devices: int) -> str:
-    """What hccn_tool says of the devices beyond their addresses."""
+    """Return the answers of hccn_tool about the devices, besides their addresses."""
     lines = []
     for device in range(devices):
         virtual = device_address(node, device, devices, VIRTUAL_SUBNETS)
@@ -53,32 +53,32 @@ def answers(node: int, devices: int) -> str:
 
 
 def hccn_tool(conf: str, answers_file: str, devices: int) -> str:
-    """The script `hccn_tool` of a node whose files are at these paths."""
+    """Return the script `hccn_tool` of a node whose files have these paths."""
     return _HCCN_TOOL.format(conf=shlex.quote(conf), answers=shlex.quote(answers_file), devices=devices)
 
 
 def npu_smi(node: int, devices: int, answers_file: str) -> str:
-    """The script `npu-smi` of a node whose answers stand at this path."""
+    """Return the script `npu-smi` of a node whose answers are in this file."""
     answers = shlex.quote(answers_file)
     sdid = SDID + ((node - 1) << 16)
     return _NPU_SMI.format(devices=devices, sdid=sdid, server=node - 1, answers=answers)
 
 
-# POSIX sh and no process started: a rank table asks once a device, and a node here may have 16 of them.
+# POSIX sh without child processes: a rank table asks once per device, and a node may have 16 devices.
 _HCCN_TOOL = """\
 #!/bin/sh
-# A make-believe hccn_tool: it answers for the devices of a sandbox node, in the real one's formats.
+# A simulated hccn_tool: it answers for the devices of a sandbox node, in the formats of the real one.
 conf={conf}
 answers={answers}
 devices={devices}
 
-value() {{ # FILE KEY: the text behind KEY= in FILE, nothing where the key is not
+value() {{ # FILE KEY: print the text after KEY= in FILE, or nothing
     while IFS='=' read -r key text; do
         if [ "$key" = "$2" ]; then printf '%s' "$text"; return; fi
     done < "$1"
 }}
 
-pair() {{ # FILE KEY LABEL KEY LABEL: two lines, or nothing for a device that is not configured
+pair() {{ # FILE KEY LABEL KEY LABEL: print two lines, or nothing if the device is not configured
     first=$(value "$1" "$2")
     [ -n "$first" ] || return 0
     printf '%s:%s\\n%s:%s\\n' "$3" "$first" "$5" "$(value "$1" "$4")"
@@ -122,11 +122,11 @@ esac
 
 _NPU_SMI = """\
 #!/bin/sh
-# A make-believe npu-smi: the few questions that a launcher asks, for the devices of a sandbox node.
+# A simulated npu-smi: it answers the requests of a launcher for the devices of a sandbox node.
 devices={devices}
 answers={answers}
 
-value() {{ # KEY: the text behind KEY= in the answers, nothing where the key is not
+value() {{ # KEY: print the text after KEY= in the answers, or nothing
     while IFS='=' read -r key text; do
         if [ "$key" = "$1" ]; then printf '%s' "$text"; return; fi
     done < "$answers"

@@ -1,7 +1,7 @@
-"""A node without OpenSSH: a small SSH server that runs as `python -m clusterctl.sandbox.embedded CONFIG`.
+"""A node without OpenSSH: a small SSH server, run as `python -m clusterctl.sandbox.embedded CONFIG`.
 
-It listens on one loopback address, knows one key of one user, and runs commands; no shell, no forwarding,
-no terminal. It and the folder `ssh`, the launcher's client, are the only places that know paramiko.
+It listens on one loopback address, accepts one key of one user, and runs commands: no shell, no forwarding, no
+terminal. Only this file and the folder `ssh`, the client, use paramiko.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from paramiko.common import (
 from paramiko.message import Message
 
 CHUNK = 256 << 10
-# Bytes that may be under way to us; paramiko's own 2 MB makes a push wait for every ack.
+# Bytes in flight to this server; with paramiko's 2 MB a push waits for every acknowledgement.
 WINDOW = 16 << 20
-# Seconds a command may take to end itself after its connection went away.
+# Seconds that a command may take to end after its connection was lost.
 GRACE = 10.0
 
 
 @dataclass(frozen=True)
 class Config:
-    """What one server is told."""
+    """The configuration of a server."""
 
     address: str
     port: int
@@ -51,7 +51,7 @@ class Config:
 
 
 class Children:
-    """Reaps every child, also orphans that came to this process, and keeps the exit status of our own."""
+    """Reap every child, including adopted orphans, and keep the exit status of the commands."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -60,7 +60,7 @@ class Children:
         threading.Thread(target=self._reap, daemon=True).start()
 
     def start(self, argv: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Start a command in a session of its own, its three streams as pipes."""
+        """Start a command in a new session, with its three streams as pipes."""
         with self._changed:
             child = subprocess.Popen(
                 argv,
@@ -77,7 +77,7 @@ class Children:
         return child
 
     def wait(self, pid: int, timeout: float | None = None) -> int | None:
-        """The exit code of a child, negative for a signal; None when it still runs after `timeout` s."""
+        """Return the exit code of a child, negative for a signal; None if it still runs after `timeout` s."""
         with self._changed:
             self._changed.wait_for(lambda: pid in self._ended, timeout)
             return self._ended.get(pid)
@@ -88,7 +88,7 @@ class Children:
                 pid, status = os.waitpid(-1, 0)
             except ChildProcessError:
                 with self._changed:
-                    # Until a child is started, or an orphan may have come.
+                    # Wait until a child is started; an orphan may arrive without a notice.
                     self._changed.wait(0.2)
                 continue
             with self._changed:
@@ -99,7 +99,7 @@ class Children:
 
 
 class Session(paramiko.ServerInterface):
-    """One connection: lets in the one key and starts commands."""
+    """One connection: accept the key and start commands."""
 
     def __init__(self, config: Config, children: Children, peer: str) -> None:
         self.config = config
@@ -145,7 +145,7 @@ def _decode(data: str) -> bytes:
 
 
 def _serve(channel: paramiko.Channel, child: subprocess.Popen[bytes], children: Children) -> None:
-    """Carry the three streams until the command has ended and said all, or the connection is gone."""
+    """Copy the three streams until the command has ended with all its output, or the connection is lost."""
     assert child.stdin and child.stdout and child.stderr
     threading.Thread(target=_feed, args=(channel, child.stdin), daemon=True).start()
     pumps = [
@@ -156,7 +156,7 @@ def _serve(channel: paramiko.Channel, child: subprocess.Popen[bytes], children: 
         pump.start()
     while (code := children.wait(child.pid, 0.5)) is None and not channel.closed:
         pass
-    # The other end left: the command has seen its input end, and gets time to act on it.
+    # The connection is lost: the command has read the end of its input, and gets time to react.
     if code is None:
         if children.wait(child.pid, GRACE) is None:
             with contextlib.suppress(ProcessLookupError):
@@ -164,12 +164,12 @@ def _serve(channel: paramiko.Channel, child: subprocess.Popen[bytes], children: 
     else:
         for pump in pumps:
             pump.join()
-        _tell_end(channel, code)
+        _send_exit(channel, code)
     channel.close()
 
 
 def _feed(channel: paramiko.Channel, stdin: IO[bytes]) -> None:
-    # A command may stop reading whenever it likes.
+    # A command may stop reading at any time.
     with contextlib.suppress(OSError), stdin:
         while data := channel.recv(CHUNK):
             view = memoryview(data)
@@ -180,12 +180,12 @@ def _feed(channel: paramiko.Channel, stdin: IO[bytes]) -> None:
 def _drain(stream: IO[bytes], send: Callable[[bytes], object]) -> None:
     with stream:
         while data := os.read(stream.fileno(), CHUNK):
-            # The other end left: read on, so that the command can end.
+            # Keep reading without a connection, so that the command can end.
             with contextlib.suppress(OSError):
                 send(data)
 
 
-def _tell_end(channel: paramiko.Channel, code: int) -> None:
+def _send_exit(channel: paramiko.Channel, code: int) -> None:
     with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
         if code >= 0:
             channel.send_exit_status(code)
@@ -208,7 +208,7 @@ def serve(config: Config) -> None:
     host_key = paramiko.Ed25519Key(filename=config.host_key)
     children = Children()
     with socket.create_server((config.address, config.port), backlog=128) as listener:
-        _note(f"listening on {config.address}:{config.port}")
+        _log(f"listening on {config.address}:{config.port}")
         while True:
             connection, peer = listener.accept()
             text = f"{peer[0]} {peer[1]} {config.address} {config.port}"
@@ -228,25 +228,24 @@ def _connect(connection: socket.socket, host_key: paramiko.PKey, session: Sessio
             if channel := transport.accept(1.0):
                 open_channels = [one for one in open_channels if not one.closed] + [channel]
     except (paramiko.SSHException, EOFError, OSError) as error:
-        _note(f"{session.peer}: {type(error).__name__}: {error}")
+        _log(f"{session.peer}: {type(error).__name__}: {error}")
     finally:
         transport.close()
 
 
-def _note(text: str) -> None:
-    # The node's log.
+def _log(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
 def main(path: str) -> int:
-    """The server that a config file describes."""
+    """Run the server that a configuration file describes."""
     value = json.loads(Path(path).read_text())
-    # _connect tells each end, once.
+    # _connect logs the end of each connection once.
     logging.getLogger("paramiko").setLevel(logging.CRITICAL)
     try:
         serve(Config(**value))
     except OSError as error:
-        _note(f"bind to {value['address']}:{value['port']} failed: {error.strerror}")
+        _log(f"bind to {value['address']}:{value['port']} failed: {error.strerror}")
     return 1
 
 

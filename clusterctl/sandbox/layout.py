@@ -1,4 +1,4 @@
-"""Where a sandbox's files are, and the ones that say what it is: state, keys, inventory, nodes' folders."""
+"""The files of a sandbox: state, keys, inventory and the folders of its nodes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from clusterctl.sandbox import devices as sandbox_devices
 # Of state.json.
 VERSION = 1
 MODES = ("namespaces", "loopback", "embedded")
-# In namespaces: 66 s and 3.4 GB of memory on two cores.
+# In mode namespaces this many take 66 s and 3.4 GB of memory on two cores.
 MAX_NODES = 1000
 # One address each, all in one /24.
 MAX_ON_LOOPBACK = 250
-# Characters: what Python and torch hang below TMPDIR must fit into a socket's 108.
+# Characters: a socket path has 108 at most, and Python and torch append theirs to TMPDIR.
 SOCKET_ROOM = 70
 
 
@@ -41,23 +41,23 @@ class SandboxNode:
 
 @dataclass(frozen=True)
 class Layout:
-    """A sandbox's folder."""
+    """Paths in the folder of a sandbox."""
 
     directory: Path
 
     @property
     def id(self) -> str:
-        """Tells the processes of this sandbox from those of another; the same for the same folder."""
+        """Return the id that marks the processes of this sandbox; equal for the same folder."""
         return hashlib.sha256(str(self.directory).encode()).hexdigest()[:10]
 
     @property
     def subnet(self) -> str:
-        """The third part of the nodes' addresses in a network of their own."""
+        """Return the third part of the nodes' addresses in mode namespaces."""
         return str(int(self.id[:2], 16))
 
     @property
     def loopback(self) -> str:
-        """The first three parts of the nodes' loopback addresses: one of 16,384, so that two sandboxes seldom meet."""
+        """Return the first three parts of the loopback addresses: one of 16,384, so that sandboxes seldom collide."""
         return f"127.{64 + int(self.id[2:4], 16) % 64}.{self.subnet}"
 
     @property
@@ -114,14 +114,14 @@ class Layout:
         return self.processes / f"{name}.json"
 
     def temporary(self, node: SandboxNode) -> Path | None:
-        """The node's TMPDIR; nothing where it lies so deep that no socket below it could be opened."""
+        """Return TMPDIR of a node, or None if its path is too long for sockets below it."""
         path = self.node(node) / "tmp"
         return path if len(str(path)) <= SOCKET_ROOM else None
 
 
 @dataclass(frozen=True)
 class State:
-    """What state.json says: enough to find and end the sandbox, whatever moment its making ended at."""
+    """The content of state.json: enough to find and stop a sandbox, also one that was started only partly."""
 
     mode: str
     devices: int
@@ -129,7 +129,7 @@ class State:
     user: str
     made_directory: bool
     nodes: tuple[SandboxNode, ...]
-    # Whether `up` came to its end.
+    # Whether `up` has finished.
     complete: bool = False
 
     def save(self, layout: Layout) -> None:
@@ -138,24 +138,24 @@ class State:
 
 
 def load_state(layout: Layout) -> State | None:
-    """The state of the sandbox in a folder, or nothing where there is none."""
+    """Return the state of the sandbox in a folder, or None."""
     try:
         value: dict[str, Any] = json.loads(layout.state.read_text())
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise UsageError(f"{layout.state}: not readable as JSON: {error}", _REMOVE) from None
+        raise UsageError(f"{layout.state}: not valid JSON: {error}", _REMOVE) from None
     if value.pop("version", None) != VERSION:
         raise UsageError(f"{layout.state}: written by another version of clusterctl", _REMOVE)
     value["nodes"] = tuple(SandboxNode(**node) for node in value["nodes"])
     return State(**value)
 
 
-_REMOVE = "end its processes and remove the folder by hand, or choose another --dir"
+_REMOVE = "stop its processes and remove the folder by hand, or choose another --dir"
 
 
 def make_folders(layout: Layout, state: State) -> None:
-    """The folders of the sandbox and of each node, and the files of the make-believe devices."""
+    """Make the folders of the sandbox and its nodes, and the files of the simulated devices."""
     for name in ("keys", "processes", "logs"):
         (layout.directory / name).mkdir(mode=0o700)
     for node in state.nodes:
@@ -167,8 +167,8 @@ def make_folders(layout: Layout, state: State) -> None:
 
 
 def device_files(layout: Layout, state: State, node: SandboxNode) -> tuple[str, str]:
-    """The node's hccn.conf and hccn_tool, as a program on the node sees their paths."""
-    # Where real ones are: the node has its own /etc and /usr/local.
+    """Return the paths of hccn.conf and hccn_tool as programs on the node see them."""
+    # The usual paths: in this mode a node has its own /etc and /usr/local.
     if state.mode == "namespaces":
         return "/etc/hccn.conf", "/usr/local/Ascend/driver/tools/hccn_tool"
     return str(layout.etc(node) / "hccn.conf"), str(layout.tools(node) / "hccn_tool")
@@ -190,7 +190,7 @@ def _script(path: Path, text: str) -> None:
 
 
 def make_keys(layout: Layout, nodes: tuple[SandboxNode, ...]) -> dict[str, str]:
-    """A key pair for the user and one for each node; gives each node's public host key."""
+    """Make a key pair for the user and for each node; return the public host keys."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -211,7 +211,7 @@ def make_keys(layout: Layout, nodes: tuple[SandboxNode, ...]) -> dict[str, str]:
 
 
 def write_inventory(layout: Layout, state: State, host_keys: dict[str, str]) -> None:
-    """cluster.yaml and known_hosts, once every port is known."""
+    """Write cluster.yaml and known_hosts, once every port is known."""
     known = "".join(f"[{node.host}]:{node.port} {host_keys[node.name]}\n" for node in state.nodes)
     replace_file(layout.known_hosts, known, 0o600)
     defaults = {
@@ -224,7 +224,7 @@ def write_inventory(layout: Layout, state: State, host_keys: dict[str, str]) -> 
     lines = [
         "# written by clusterctl sandbox up",
         "name: sandbox",
-        "known_hosts: ./known_hosts  # holds the nodes' host keys, so that nothing is accepted blindly",
+        "known_hosts: ./known_hosts  # the host keys of the nodes",
         f"defaults: {json.dumps(defaults)}",
         "nodes:",
         *(f"  {node.name}: {json.dumps(_entry(layout, state, node))}" for node in state.nodes),

@@ -1,7 +1,7 @@
-"""Nodes that are sets of Linux namespaces: whole machines to all but the kernel. They need root.
+"""Nodes made of Linux namespaces. They need root.
 
-Each has its own processes, mounts, hostname, /etc, /tmp, /run, /dev/shm and network card; sshd is its first
-process, so that ending that one ends the node. The cards meet at a bridge in `sandbox_relay.py`'s network.
+Each node has its own processes, mounts, host name, /etc, /tmp, /run, /dev/shm and network card. sshd is its first
+process, so killing it kills the node. The cards are connected to a bridge in the network of `switch.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clusterctl.sandbox import process, switch
 from clusterctl.sandbox import sshd as sandbox_sshd
 from clusterctl.sandbox.layout import Layout, SandboxNode, State
 
-# The name of its record.
+# The name of the switch's record.
 RELAY = "relay"
 PREFIX_LENGTH = 16
 TOOLS = ("unshare", "nsenter", "ip", "mount")
@@ -29,11 +29,11 @@ READY_WITHIN = 10.0
 
 
 def why_not() -> str:
-    """What is missing on this machine for nodes of this kind, or ""."""
+    """Return what this machine lacks for such nodes, or ""."""
     if sys.platform != "linux":
-        return "namespaces are Linux's own"
+        return "namespaces need Linux"
     if os.geteuid() != 0:
-        return "it needs root"
+        return "root is needed"
     missing = [tool for tool in TOOLS if shutil.which(tool, path=sandbox_sshd.PATHS + ":/bin") is None]
     if sandbox_sshd.find_sshd() is None:
         missing.append("sshd")
@@ -45,7 +45,7 @@ def why_not() -> str:
         text=True,
         check=False,
     )
-    return "" if tried.returncode == 0 else f"this machine refuses new namespaces: {tried.stderr.strip()}"
+    return "" if tried.returncode == 0 else f"new namespaces are refused: {tried.stderr.strip()}"
 
 
 def _tool(name: str) -> str:
@@ -56,18 +56,18 @@ def _tool(name: str) -> str:
 
 
 def node_address(layout: Layout, index: int) -> str:
-    """A node's address in the switch's network: 250 to a block, the first block the sandbox's own number."""
+    """Return the address of a node: blocks of 250, the first one numbered by the sandbox."""
     block, place = divmod(index - 1, 250)
     return f"10.77.{(int(layout.subnet) + block) % 256}.{place + 1}"
 
 
 def bridge_address(layout: Layout) -> str:
-    """The switch's own address, as the launcher's side has it there; it is no node's."""
+    """Return the address of the switch itself."""
     return f"10.77.{layout.subnet}.254"
 
 
 def start_relay(layout: Layout, nodes: tuple[SandboxNode, ...]) -> dict[str, int]:
-    """Start the switch with its relay; gives each node's port on 127.0.0.1."""
+    """Start the switch with its relay; return the port of each node on 127.0.0.1."""
     config = layout.directory / "relay_config.json"
     value = {
         "nodes": {node.name: node.address for node in nodes},
@@ -86,8 +86,8 @@ def start_relay(layout: Layout, nodes: tuple[SandboxNode, ...]) -> dict[str, int
     deadline = time.monotonic() + READY_WITHIN
     while not layout.relay_ports.exists():
         if time.monotonic() > deadline or not _alive(layout, RELAY):
-            said = process.tail(layout.log(RELAY))
-            raise ClusterctlError(f"the sandbox's switch did not come up: {said}", "use --mode loopback")
+            log = process.tail(layout.log(RELAY))
+            raise ClusterctlError(f"the switch of the sandbox did not start: {log}", "use --mode loopback")
         time.sleep(0.005)
     ports: dict[str, int] = json.loads(layout.relay_ports.read_text())
     return ports
@@ -99,9 +99,9 @@ def _alive(layout: Layout, name: str) -> bool:
 
 
 def start(layout: Layout, state: State, node: SandboxNode) -> None:
-    """Start a node; it waits for its network card, gets it, and becomes sshd."""
+    """Start a node: it waits for its network card, then becomes sshd."""
     sshd = sandbox_sshd.find_sshd()
-    # `why_not` was asked.
+    # why_not() has checked this.
     assert sshd is not None
     config = sandbox_sshd.write_config(layout, state, node, sshd)
     _write_etc(layout, state, node)
@@ -127,7 +127,7 @@ def start(layout: Layout, state: State, node: SandboxNode) -> None:
         str(layout.log(node.name)),
         *_kept(layout, state),
     ]
-    # The node waits for a line, and ends where there will never be one.
+    # The node waits for a line, and ends if this process ends before.
     reading, writing = os.pipe()
     try:
         with os.fdopen(reading, "rb") as stdin:
@@ -136,23 +136,23 @@ def start(layout: Layout, state: State, node: SandboxNode) -> None:
                 layout.record(node.name), node.name, command, environment, layout.log(node.name), stdin
             )
         _plug_in(layout, node, first_process(layout, node))
-        os.write(writing, b"the cable is in\n")
+        os.write(writing, b"connected\n")
     finally:
         os.close(writing)
 
 
 def wait_listening(layout: Layout, node: SandboxNode) -> None:
-    """Wait for sshd's own word: a connection tried before it costs a second, TCP's first retry."""
+    """Wait until sshd logs that it listens: an earlier connection would cost one second, the first retry of TCP."""
     deadline = time.monotonic() + READY_WITHIN
     while b"Server listening" not in layout.log(node.name).read_bytes():
         if time.monotonic() > deadline or not _alive(layout, node.name):
-            said = process.tail(layout.log(node.name))
-            raise ClusterctlError(f"{node.name} did not come up: {said}", "use --mode loopback")
+            log = process.tail(layout.log(node.name))
+            raise ClusterctlError(f"{node.name} did not start: {log}", "use --mode loopback")
         time.sleep(0.005)
 
 
 def first_process(layout: Layout, node: SandboxNode) -> int:
-    """The pid, out here, of a node's first process; its death is the node's."""
+    """Return the pid (outside the node) of the first process of a node; when it ends, the node ends."""
     record = process.read_record(layout.record(node.name))
     deadline = time.monotonic() + READY_WITHIN
     while record and record.alive and time.monotonic() < deadline:
@@ -164,7 +164,7 @@ def first_process(layout: Layout, node: SandboxNode) -> int:
 
 
 def _plug_in(layout: Layout, node: SandboxNode, pid: int) -> None:
-    """A cable from the switch to the node's eth0."""
+    """Connect eth0 of a node to the switch."""
     plug = port_of(node)
     ip_in_switch(
         layout,
@@ -175,22 +175,22 @@ def _plug_in(layout: Layout, node: SandboxNode, pid: int) -> None:
 
 
 def port_of(node: SandboxNode) -> str:
-    """The switch's end of a node's cable."""
+    """Return the name of the switch port of a node."""
     return f"node{node.index}"
 
 
 def cut(layout: Layout, node: SandboxNode) -> None:
-    """Take a node's link down: packets vanish, connections stay open on both sides."""
+    """Take the link of a node down: packets are lost, connections stay open on both sides."""
     ip_in_switch(layout, f"link set {port_of(node)} down")
 
 
 def heal(layout: Layout, node: SandboxNode) -> None:
-    """Take a node's link up again."""
+    """Take the link of a node up."""
     ip_in_switch(layout, f"link set {port_of(node)} up")
 
 
 def link_is_up(layout: Layout, node: SandboxNode) -> bool:
-    """Whether a node's cable is in."""
+    """Return whether the link of a node is up."""
     flags = re.search(r"<([A-Z_,-]*)>", ip_in_switch(layout, f"link show {port_of(node)}"))
     return flags is not None and "UP" in flags.group(1).split(",")
 
@@ -199,8 +199,8 @@ def ip_in_switch(layout: Layout, *commands: str) -> str:
     """Run `ip` commands inside the switch."""
     relay = process.read_record(layout.record(RELAY))
     if relay is None or not relay.alive:
-        hint = "`clusterctl sandbox down`, then `up` again"
-        raise ClusterctlError("the sandbox's switch is not running", hint)
+        hint = "run `clusterctl sandbox down`, then `up`"
+        raise ClusterctlError("the switch of the sandbox is not running", hint)
     done = subprocess.run(
         [_tool("nsenter"), f"--net=/proc/{relay.pid}/ns/net", _tool("ip"), "-batch", "-"],
         input="\n".join(commands) + "\n",
@@ -209,15 +209,15 @@ def ip_in_switch(layout: Layout, *commands: str) -> str:
         check=False,
     )
     if done.returncode:
-        raise ClusterctlError(f"in the sandbox's switch: {done.stderr.strip()}")
+        raise ClusterctlError(f"the switch of the sandbox failed: {done.stderr.strip()}")
     return done.stdout
 
 
 def _write_etc(layout: Layout, state: State, node: SandboxNode) -> None:
-    """What differs in this node's /etc from the machine's."""
+    """Write the files in which /etc of this node differs from that of the machine."""
     etc = layout.etc(node)
     (etc / "hostname").write_text(f"{node.name}\n")
-    # No line `127.0.1.1 <name>`, as distributions write it: gloo would offer that address to the other nodes.
+    # Without the usual line `127.0.1.1 <name>`: gloo would offer that address to the other nodes.
     lines = ["127.0.0.1 localhost", *(f"{other.address} {other.name}" for other in state.nodes)]
     (etc / "hosts").write_text("\n".join(lines) + "\n")
     passwd = Path("/etc/passwd").read_text()
@@ -225,13 +225,13 @@ def _write_etc(layout: Layout, state: State, node: SandboxNode) -> None:
     root = r"(?m)^(root:[^:]*:0:0:[^:]*):[^:]*:"
     (etc / "passwd").write_text(re.sub(root, rf"\1:{home}:", passwd, count=1))
     shadow = etc / "shadow"
-    # Root may be locked out here, by `!`; on the node its key must work.
+    # The root account may be locked (`!`) on this machine; on the node its key must work.
     shadow.touch(mode=0o600)
     shadow.write_text(re.sub(r"(?m)^root:!*", "root:*", Path("/etc/shadow").read_text(), count=1))
 
 
 def _kept(layout: Layout, state: State) -> list[str]:
-    """The folders that a node must go on seeing though its /tmp and /run are its own."""
+    """Return the folders below /tmp and /run that a node must still see, although it has its own /tmp and /run."""
     package = Path(clusterctl.__file__).parent.parent
     pythons = [Path(state.python).parent.parent, Path(state.python).resolve().parent.parent, Path(sys.prefix)]
     wanted = [layout.directory, package, *pythons]
@@ -243,8 +243,8 @@ def _kept(layout: Layout, state: State) -> list[str]:
     return kept
 
 
-# The arguments: the node's folder, its name, its address, sshd, its config, the log, then folders to keep.
-# An overlay's folders are named relative to the stage, since ',' and ':' mean something in mount's options.
+# The arguments: folder, name and address of the node, sshd, its configuration, the log, then the folders to keep.
+# Folders of an overlay are named relative to the stage, since ',' and ':' are special in the options of mount.
 NODE_SCRIPT = """
 set -eu
 dir=$1 name=$2 address=$3 sshd=$4 config=$5 log=$6

@@ -1,4 +1,4 @@
-"""The processes of a sandbox: started with a record, found again by it, ended whole."""
+"""The processes of a sandbox: started with a record, found by it, killed with all their descendants."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from typing import IO
 from clusterctl.errors import ClusterctlError
 from clusterctl.sandbox import spawn
 
-# <sandbox id>/<node>, in the environment of all that runs on a node.
+# The value is <sandbox id>/<node>, in the environment of everything that runs on a node.
 MARKER = "CLUSTERCTL_SANDBOX_NODE"
-# Seconds a killed process may take: one in a full disk's write takes longest.
+# Seconds that a killed process may take to end: a write to a full disk takes longest.
 GONE_WITHIN = 10.0
 LINUX = sys.platform == "linux"
 
 
 @dataclass(frozen=True)
 class Started:
-    """A process that was started here; pid and start time name it for good within one boot."""
+    """A process that was started here; pid, start time and boot identify it."""
 
     name: str
     pid: int
@@ -38,7 +38,7 @@ class Started:
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs; another one with its pid does not count."""
+        """Return whether this process is still running; another process with its pid does not count."""
         same_boot = self.boot_id == spawn.boot_id()
         return same_boot and spawn.start_time(self.pid) == self.start_time
 
@@ -51,7 +51,7 @@ def start(
     log: Path,
     stdin: IO[bytes] | int = subprocess.DEVNULL,
 ) -> None:
-    """Start a daemon that outlives this process; on return it is recorded and has become the command."""
+    """Start a daemon that outlives this process; on return it is recorded and runs the command."""
     starter = [sys.executable, "-I", "-S", spawn.__file__, str(record), name]
     with log.open("ab") as out:
         done = subprocess.run(
@@ -60,7 +60,7 @@ def start(
             stdin=stdin,
             stdout=out,
             stderr=out,
-            # Ctrl-C in the terminal is not meant for it.
+            # Ctrl-C in the terminal must not reach it.
             start_new_session=True,
             check=False,
         )
@@ -69,7 +69,7 @@ def start(
 
 
 def read_record(path: Path) -> Started | None:
-    """The record of one process, or nothing where there is none."""
+    """Return the record of a process, or None."""
     try:
         value = json.loads(path.read_text())
         argv = tuple(value.pop("argv"))
@@ -79,36 +79,40 @@ def read_record(path: Path) -> Started | None:
 
 
 def read_records(folder: Path) -> list[Started]:
-    """All that were ever recorded, alive or not."""
+    """Return every record in a folder."""
     return [record for path in sorted(folder.glob("*.json")) if (record := read_record(path))]
 
 
 def tail(log: Path, lines: int = 3) -> str:
-    """The last words of a log."""
+    """Return the last lines of a log, in one line."""
     with contextlib.suppress(FileNotFoundError):
         return " | ".join(log.read_text(errors="replace").strip().splitlines()[-lines:]) or "its log is empty"
     return "it left no log"
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProcessEntry:
     """One row of the process table."""
 
     parent: int
     group: int
 
 
-def table() -> dict[int, Seen]:
-    """All processes that still run, by pid; zombies have ended."""
+def table() -> dict[int, ProcessEntry]:
+    """Return the running processes by pid, without zombies."""
     if LINUX:
         return dict(_linux_table())
     command = ["ps", "-axo", "pid=,ppid=,pgid=,stat="]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     rows = (line.split() for line in shown.stdout.splitlines())
-    return {int(row[0]): Seen(int(row[1]), int(row[2])) for row in rows if len(row) > 3 and row[3][0] != "Z"}
+    return {
+        int(row[0]): ProcessEntry(int(row[1]), int(row[2]))
+        for row in rows
+        if len(row) > 3 and row[3][0] != "Z"
+    }
 
 
-def _linux_table() -> Iterator[tuple[int, Seen]]:
+def _linux_table() -> Iterator[tuple[int, ProcessEntry]]:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -118,11 +122,11 @@ def _linux_table() -> Iterator[tuple[int, Seen]]:
             continue
         state, parent, group = stat.rpartition(b")")[2].split()[:3]
         if state not in (b"Z", b"X"):
-            yield int(name), Seen(int(parent), int(group))
+            yield int(name), ProcessEntry(int(parent), int(group))
 
 
-def below(roots: set[int]) -> dict[int, Seen]:
-    """These processes and all their descendants."""
+def below(roots: set[int]) -> dict[int, ProcessEntry]:
+    """Return these processes and all their descendants."""
     rows = table()
     found = roots & rows.keys()
     grown = True
@@ -134,7 +138,7 @@ def below(roots: set[int]) -> dict[int, Seen]:
 
 
 def marked(mark: str) -> set[int]:
-    """The processes whose environment carries a mark: `<id>/<node>` of one node, `<id>/` of a sandbox."""
+    """Return the processes whose environment has a mark: `<id>/<node>` for a node, `<id>/` for a whole sandbox."""
     wanted = f"{MARKER}={mark}".encode()
 
     def fits(entry: bytes) -> bool:
@@ -144,7 +148,7 @@ def marked(mark: str) -> set[int]:
 
 
 def named(name: str) -> set[int]:
-    """The processes of this name; for looking, never for ending them."""
+    """Return the processes with this name. Never kill processes by name."""
     return {pid for pid in (table() if LINUX else ()) if _name(pid) == name}
 
 
@@ -159,15 +163,15 @@ def _environment(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        # Gone, or another user's: neither is ours.
+        # It has ended, or belongs to another user.
         return []
 
 
 def end(find: Callable[[], set[int]]) -> int:
-    """Kill what `find` names with all its descendants and wait until they are gone; says how many.
+    """Kill the processes that `find` returns, with all descendants, and wait for their end; return how many.
 
-    All are stopped before one is killed, again and again until nothing new turns up, and whole process groups
-    at a time: a process that forks and leaves faster than it is found can't slip away.
+    All of them are stopped before one is killed, by whole process groups, until no new one is found. So a process
+    that forks faster than the search cannot escape.
     """
     frozen: set[int] = set()
     groups: set[int] = set()
@@ -185,11 +189,11 @@ def end(find: Callable[[], set[int]]) -> int:
 
 
 def _apart(group: int) -> bool:
-    """Whether a process group is of a session that a daemon or a login made, not of the caller's own."""
+    """Return whether a process group belongs to another session than this process."""
     try:
         return group > 1 and os.getsid(group) != os.getsid(0)
     except ProcessLookupError:
-        # Its leader has ended; the group lives on in the leader's children.
+        # Its leader has ended; the group still has the children of the leader.
         return group > 1 and group != os.getpgrp()
 
 
@@ -203,27 +207,27 @@ def _wait_gone(pids: set[int]) -> None:
     while left := pids & table().keys():
         if time.monotonic() > deadline:
             names = ", ".join(map(str, sorted(left)))
-            what = f"processes that SIGKILL has not ended yet: {names}"
+            what = f"these processes have not ended after SIGKILL: {names}"
             raise ClusterctlError(what, "run the same command again")
         time.sleep(0.005)
 
 
 @contextmanager
 def one_interrupt() -> Iterator[None]:
-    """Within, the first SIGINT, SIGTERM or SIGHUP does what it always does and later ones nothing.
+    """Within the block, the first SIGINT, SIGTERM or SIGHUP acts as usual, and later ones are ignored.
 
-    So the clean-up that the first one sets off can't itself be cut in half. One that comes when all is done
-    waits until the caller's own handlers are back.
+    So the clean-up after the first one cannot be interrupted. A signal after the end of the work is delivered when the
+    handlers of the caller are restored.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
-    came: list[int] = []
+    received: list[int] = []
     late: list[int] = []
     done = False
 
     def once(number: int, frame: FrameType | None) -> None:
-        (late if done else came).append(number)
-        if done or len(came) > 1:
+        (late if done else received).append(number)
+        if done or len(received) > 1:
             return
         handler = before[signal.Signals(number)]
         if callable(handler):
@@ -235,7 +239,7 @@ def one_interrupt() -> Iterator[None]:
         for number in numbers:
             signal.signal(number, once)
     except ValueError:
-        # Not the main thread: signals are not ours to handle.
+        # Only the main thread can handle signals.
         yield
         return
     try:

@@ -1,7 +1,7 @@
-"""Starts one process of a sandbox: `python -I -S sandbox_start.py RECORD NAME COMMAND...`.
+"""Start one process of a sandbox: `python -I -S spawn.py RECORD NAME COMMAND...`.
 
-The process writes down who it is before it becomes the daemon, so that there is no moment in which a
-daemon runs and no record of it exists, however abruptly its caller ends. Standard library only.
+The process writes its record before it becomes the daemon, so no daemon ever runs without a record, even if the caller
+is killed. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def start_time(pid: int) -> str:
-    """When a process started, as the kernel counts it: with the pid it names one for good. "" when ended."""
+    """Return the kernel's start time of a process, which identifies it together with the pid; "" if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         fields = stat.rpartition(")")[2].split()
-        # Field 22, counted from the state behind the name.
+        # Field 22 of stat; the fields after the name start with the state, field 3.
         return "" if fields[0] in "ZX" else fields[19]
     except (FileNotFoundError, ProcessLookupError, IndexError):
         if Path("/proc/self/stat").exists():
@@ -32,7 +32,7 @@ def start_time(pid: int) -> str:
 
 
 def boot_id() -> str:
-    """This boot of the machine; "" where the system has no such name (start times hold the date there)."""
+    """Return the id of this boot; "" on systems without one, where start times contain the date."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except FileNotFoundError:
@@ -40,9 +40,9 @@ def boot_id() -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Leave the caller's session, write the record, become the command."""
+    """Start a new session, write the record, and execute the command."""
     record, name, *command = argv
-    # Closes at exec, or when the child dies: the caller then goes on.
+    # Closed by exec, or when the child ends: the caller then continues.
     started, starting = os.pipe()
     if os.fork():
         os.close(starting)
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def _adopt_orphans() -> None:
-    """Keep what this process starts below it even when detached twice; exec keeps this, a fork does not."""
+    """Become the parent of orphaned descendants, also of daemons; exec keeps this property, fork does not."""
     if sys.platform != "linux":
         return
     import ctypes

@@ -1,4 +1,4 @@
-"""Nodes that are OpenSSH daemons of their own: found, configured, started on a loopback address."""
+"""Nodes that are OpenSSH daemons: find sshd, configure it, start it on a loopback address."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SFTP_SERVERS = (
     "/usr/lib/ssh/sftp-server",
     "/usr/libexec/sftp-server",
 )
-# Where root's sshd locks up its unprivileged half; the path is built into it.
+# The empty folder for the unprivileged process of root's sshd; the path is compiled into sshd.
 RUN_SSHD = Path("/run/sshd")
 
 
 def find_sshd() -> str | None:
-    """The OpenSSH daemon of this machine; sbin is looked into too, which a user's PATH often lacks."""
+    """Return the path of sshd, or None. The sbin folders are searched too: PATH of a user often lacks them."""
     return shutil.which("sshd", path=PATHS)
 
 
 def why_not_root() -> str:
-    """Why root could not log in by key here, or "": without PAM, sshd refuses an account locked by `!`."""
+    """Return why root cannot log in with a key, or "": without PAM, sshd refuses an account locked by `!`."""
     if os.geteuid() != 0:
         return ""
     with contextlib.suppress(OSError):
@@ -42,12 +42,12 @@ def why_not_root() -> str:
 
 
 def environment(layout: Layout, state: State, node: SandboxNode) -> dict[str, str]:
-    """What a login on a node finds set, whatever the daemon."""
+    """Return the environment of a login on a node."""
     found = {
         "PATH": f"{layout.tools(node)}:{NODE_PATH}",
         process.MARKER: f"{layout.id}/{node.name}",
     }
-    # Its own /etc/passwd says where home is, and its own /tmp is real.
+    # In this mode a node has its own /etc/passwd with the home folder, and its own /tmp.
     if state.mode == "namespaces":
         return found
     found["HOME"] = str(layout.home(node))
@@ -57,12 +57,12 @@ def environment(layout: Layout, state: State, node: SandboxNode) -> dict[str, st
 
 
 def daemon_environment(layout: Layout, node: str) -> dict[str, str]:
-    """What the daemon itself finds set."""
+    """Return the environment of the daemon itself."""
     return {"PATH": NODE_PATH, process.MARKER: f"{layout.id}/{node}"}
 
 
 def write_config(layout: Layout, state: State, node: SandboxNode, sshd: str) -> Path:
-    """A node's sshd_config: one key lets in one user, and nothing else does."""
+    """Write sshd_config of a node, which accepts one key of one user only; return its path."""
     address, port = ("0.0.0.0", 22) if state.mode == "namespaces" else (node.host, node.port)
     variables = environment(layout, state, node).items()
     lines = [
@@ -74,7 +74,7 @@ def write_config(layout: Layout, state: State, node: SandboxNode, sshd: str) -> 
         *POLICY,
     ]
     lines += [f"Subsystem sftp {server}" for server in SFTP_SERVERS if Path(server).exists()][:1]
-    # It then punishes an address after failed logins, which is what tests make.
+    # From this version on sshd blocks an address after failed logins, which tests cause.
     if version(sshd) >= (9, 8):
         lines.append("PerSourcePenalties no")
     if state.mode != "namespaces":
@@ -93,9 +93,9 @@ POLICY = (
     "PasswordAuthentication no",
     "KbdInteractiveAuthentication no",
     "UsePAM no",
-    # The folders above a sandbox are the user's business.
+    # The folders above a sandbox may have any permissions.
     "StrictModes no",
-    # Each process here wrote its own record before it became sshd.
+    # spawn.py has recorded the process.
     "PidFile none",
     "UseDNS no",
     "X11Forwarding no",
@@ -106,12 +106,12 @@ POLICY = (
     "PermitTunnel no",
     "PrintMotd no",
     "PrintLastLog no",
-    # The stock 10:30:100 drops connections of a burst, which these drills make.
+    # The default 10:30:100 drops connections when many arrive together, as in tests.
     "MaxStartups 500",
     "MaxSessions 200",
 )
 
-# sshd starts in the home that the machine's passwd names; a node's own home is another.
+# sshd starts in the home folder of the machine's passwd file; the node has its own.
 NODE_SHELL = """\
 #!/bin/sh
 cd "$HOME" || exit 1
@@ -125,16 +125,16 @@ exec "${SHELL:-/bin/sh}" -l
 
 
 def version(sshd: str) -> tuple[int, int]:
-    """OpenSSH's version; old daemons print it with their complaint about -V."""
+    """Return the version of OpenSSH; old daemons print it with an error about -V."""
     done = subprocess.run([sshd, "-V"], capture_output=True, text=True, check=False)
     found = re.search(r"OpenSSH_(\d+)\.(\d+)", done.stdout + done.stderr)
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
 
 
 def start(layout: Layout, state: State, node: SandboxNode) -> None:
-    """Start a node's daemon on its loopback address and port."""
+    """Start the daemon of a node on its loopback address and port."""
     sshd = find_sshd()
-    # The mode was chosen because it is there.
+    # choose_mode() has checked this.
     assert sshd is not None
     file = write_config(layout, state, node, sshd)
     process.start(
@@ -147,25 +147,25 @@ def start(layout: Layout, state: State, node: SandboxNode) -> None:
 
 
 def lease_run_folder(layout: Layout) -> None:
-    """See to it that root's sshd finds its folder; where no one made it yet, note that we did and use it."""
+    """Make the folder that root's sshd needs, unless it exists; a file in it records that this sandbox uses it."""
     if os.geteuid() != 0 or (RUN_SSHD.is_dir() and not _leases()):
         return
     while True:
         RUN_SSHD.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # Another sandbox's `down` removed it just now.
+        # `down` of another sandbox may have removed it meanwhile.
         with contextlib.suppress(FileNotFoundError):
             (RUN_SSHD / f"clusterctl-{layout.id}").touch(mode=0o600)
             return
 
 
 def end_lease(layout: Layout) -> None:
-    """Remove the folder that `lease_run_folder` made, unless another sandbox or any sshd needs it."""
+    """Remove the folder of `lease_run_folder`, unless another sandbox or any sshd needs it."""
     lease = RUN_SSHD / f"clusterctl-{layout.id}"
     if os.geteuid() != 0 or not lease.exists():
         return
     lease.unlink()
     if not process.named("sshd"):
-        # Not empty: another sandbox's lease.
+        # It is not empty if another sandbox uses it.
         with contextlib.suppress(OSError):
             RUN_SSHD.rmdir()
 

@@ -1,9 +1,9 @@
-"""The switch of a sandbox of namespaces and the door to it: `python -I -S sandbox_relay.py CONFIG`.
+"""The network switch of a sandbox in mode namespaces, and the relay to it: `python -I -S switch.py CONFIG`.
 
-The launcher lives in the machine's own network, the nodes in one that only they can see. This process listens
-on loopback in the first, then moves into a new one that becomes the switch: a listening socket stays in the
-network it was opened in, a connection is made from the one the process is in. Nothing is changed in the
-machine's own network, and the switch goes when this process does. Standard library only.
+The nodes have a network of their own. This process first listens on loopback in the network of the machine, then moves
+into a new network, which becomes the switch: a listening socket stays in the network where it was opened, but new
+connections are made in the current one. The network of the machine is not changed, and the switch ends with this
+process. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 # Linux/sched.h; os.unshare came with Python 3.12.
 CLONE_NEWNET = 0x40000000
 CHUNK = 256 << 10
-# Seconds a caller is held while its node does not answer, as an unreachable machine would.
+# Seconds that a connection waits for a node that does not answer, like one to an unreachable machine.
 PATIENCE = 60.0
 AGAIN = 0.2
 
 
 def main(path: str) -> int:
-    """Listen, move into the switch, lay the bridge, say which ports, relay until killed."""
+    """Listen, move into the new network, make the bridge, write the ports, and relay until killed."""
     config: dict[str, Any] = json.loads(Path(path).read_text())
     listeners = {name: socket.create_server(("127.0.0.1", 0), backlog=128) for name in config["nodes"]}
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
@@ -47,7 +47,7 @@ def main(path: str) -> int:
 def _lay_bridge(ip: str, address: str) -> None:
     commands = [
         "link set lo up",
-        # Its own address, or it takes a node's, and all lose it for seconds when that one goes.
+        # A fixed address: otherwise it takes that of a node, and connections stall when that node ends.
         "link add br0 address 02:00:0a:4d:00:fe type bridge",
         f"address add {address} dev br0",
         "link set br0 up",
@@ -84,7 +84,7 @@ async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, add
 async def _reach(
     writer: asyncio.StreamWriter, address: str
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-    """A connection to the node; one that is off or cut is tried until it answers or time is up."""
+    """Connect to the node; retry until it answers or PATIENCE is over, then return None."""
     deadline = asyncio.get_running_loop().time() + PATIENCE
     while asyncio.get_running_loop().time() < deadline and not writer.is_closing():
         try:
@@ -97,7 +97,7 @@ async def _reach(
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One direction, up to and with its end; a reset on one side is a reset on the other."""
+    """Copy one direction including its end; pass a reset on to the other side."""
     try:
         while data := await reader.read(CHUNK):
             writer.write(data)

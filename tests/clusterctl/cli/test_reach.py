@@ -82,7 +82,7 @@ def test_what_this_machine_refuses_is_no_bug_of_ours(
     assert code == 2 and "--out file/below: Not a directory" in err and "try: " in err
     monkeypatch.setenv("CLUSTERCTL_RUNS", str(tmp_path / "file"))
     code, _, err = run("launch", "--no-code", "-n", "node1", "--", "true")
-    assert code == 2 and "no folder for runs" in err and "CLUSTERCTL_RUNS" in err
+    assert code == 2 and "cannot keep runs here" in err and "CLUSTERCTL_RUNS" in err
     code, _, err = run("exec", "node1", "--out", "full", "--", "true")
     assert code == 0
     (tmp_path / "full" / "node1.out").unlink()
@@ -122,7 +122,9 @@ def test_a_plan_tells_faults_of_the_job_of_its_nodes_and_of_its_spares_at_once(
     code, _, err = run("plan", "job.yaml")
     assert code == 2 and "job.yaml:1 nodes: node set 'node[1-9]'" in err
     code, _, err = run("plan", "job.yaml", "--nodes", "node[1-2]")
-    assert code == 2 and "job.yaml:2 restart.spare_nodes: node1 is among the run's own nodes" in err
+    assert (
+        code == 2 and "job.yaml:2 restart.spare_nodes: node1: nodes of the run cannot be spare nodes" in err
+    )
     assert run("plan", "job.yaml", "--nodes", "node2")[0] == 0
 
 

@@ -51,7 +51,7 @@ def test_a_wrong_argument_is_refused_and_nothing_is_made(
 
 @pytest.mark.parametrize("name", ['with"quote', "with%percent", "with\nnewline", "with\\backslash"])
 def test_a_folder_that_sshd_could_not_read_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="can't hold a sandbox"):
+    with pytest.raises(UsageError, match="cannot hold a sandbox"):
         sandbox_cluster.up(tmp_path / name)
 
 
@@ -59,7 +59,7 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(UsageError, match="not empty"):
         sandbox_cluster.up(tmp_path)
-    with pytest.raises(UsageError, match="is no sandbox"):
+    with pytest.raises(UsageError, match="is not a sandbox"):
         sandbox_cluster.down(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -68,10 +68,10 @@ def test_a_file_is_no_folder_and_a_missing_parent_is_named(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is not a folder"):
         sandbox_cluster.up(tmp_path / "file")
-    with pytest.raises(UsageError, match="there is no folder") as caught:
+    with pytest.raises(UsageError, match="does not exist") as caught:
         sandbox_cluster.up(tmp_path / "no" / "box")
     assert "mkdir -p" in caught.value.hint
-    with pytest.raises(UsageError, match="see something of their own"):
+    with pytest.raises(UsageError, match="the nodes replace parts"):
         sandbox_cluster.up(Path("/etc/box"))
 
 
@@ -87,7 +87,7 @@ def test_a_state_file_of_another_version_or_torn_is_refused(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="another version"):
         sandbox_cluster.down(tmp_path)
     (tmp_path / "state.json").write_text('{"version"')
-    with pytest.raises(UsageError, match="not readable"):
+    with pytest.raises(UsageError, match="not valid JSON"):
         sandbox_cluster.load(tmp_path)
 
 
@@ -101,10 +101,10 @@ def test_auto_takes_sshd_where_it_is_and_else_the_embedded_server(monkeypatch: p
         sandbox_cluster.choose_mode("loopback")
     monkeypatch.setattr(sshd, "find_sshd", lambda: None)
     assert sandbox_cluster.choose_mode("auto") == "embedded"
-    with pytest.raises(UsageError, match="no sshd"):
+    with pytest.raises(UsageError, match="sshd is not installed"):
         sandbox_cluster.choose_mode("loopback")
-    monkeypatch.setattr(namespaces, "why_not", lambda: "it needs root")
-    with pytest.raises(UsageError, match="namespaces can't be had here: it needs root"):
+    monkeypatch.setattr(namespaces, "why_not", lambda: "root is needed")
+    with pytest.raises(UsageError, match="namespaces is not possible on this machine: root is needed"):
         sandbox_cluster.choose_mode("namespaces")
 
 
@@ -150,7 +150,7 @@ def test_down_clears_what_an_up_that_was_killed_early_left(tmp_path: Path) -> No
     make_folders(layout, state)
     # A run may have made folders it can't enter.
     (layout.home(state.nodes[0]) / "locked").mkdir(mode=0o000)
-    with pytest.raises(UsageError, match="was not taken down"):
+    with pytest.raises(UsageError, match="was not stopped"):
         sandbox_cluster.up(layout.directory)
     assert sandbox_cluster.down(layout.directory) == 0
     assert not layout.directory.exists()
