@@ -1,4 +1,4 @@
-// What \p{L}, \p{N} and \s are to tokenizers 0.23.3; written by `python -m native.cpu.unicode_classes`.
+// What \p{L}, \p{N} and \s are to tokenizers 0.23.3; written by `python -m native.text.unicode_classes`.
 #pragma once
 
 #include "../compiled/native.h"

@@ -75,7 +75,7 @@ _HEADER = """\
 // What \\p{{L}}, \\p{{N}} and \\s are to tokenizers {version}; written by `python -m native.text.unicode_classes`.
 #pragma once
 
-#include "native.h"
+#include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_unicode_classes)
 
