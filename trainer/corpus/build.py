@@ -294,6 +294,7 @@ def make_manifest(order: Order, reader: Reader, store: Store, tokenizer: Tokeniz
         "unit": recipe.unit,
         "append_eod": recipe.append_eod,
         "vocab": tokenizer.vocab,
+        "largest_id": int(store.counts.nonzero()[0][-1]),
         "eod": tokenizer.eod,
         "eod_token": tokenizer.token_of(tokenizer.eod),
         "glm": tokenizer.glm_ids(),

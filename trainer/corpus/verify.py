@@ -85,6 +85,9 @@ def verify(prefix: Path, vocab: int | None = None, hashes: bool = True) -> Verif
         checked.append("ids")
         low, largest = id_range(bin_path(prefix), index.dtype)
         findings += _ids_outside(prefix, low, largest, known)
+        if manifest is not None and manifest.get("largest_id", largest) != largest:
+            what = f"{bin_path(prefix)}: its largest token id is {largest}, its manifest records "
+            findings.append(Finding(f"{what}{manifest['largest_id']}", _changed(bin_path(prefix))))
     if not index.tokens:
         findings.append(Finding(f"{prefix}: has no tokens", "build it from texts that have some"))
     return Verified(
@@ -103,10 +106,14 @@ def read_manifest(prefix: Path) -> tuple[dict[str, Any] | None, list[Finding]]:
     path = manifest_path(prefix)
     try:
         found = json.loads(path.read_bytes())
-        assert isinstance(found["outputs"]["bin"]["sha256"], str) and isinstance(found["vocab"], int)
+        outputs = found["outputs"]
+        sound = isinstance(outputs["bin"]["sha256"], str) and isinstance(found["vocab"], int)
+        sound = sound and all(isinstance(output, dict) for output in outputs.values())
     except FileNotFoundError:
         return None, []
-    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        sound = False
+    if not sound:
         return None, [Finding(f"{path}: not a manifest of a build", "build the data again, or delete it")]
     return found, []
 
@@ -130,6 +137,15 @@ def id_range(binary: Path, dtype: np.dtype[Any]) -> tuple[int, int]:
     for some in token_pieces(binary, dtype):
         low, high = min(low, int(some.min())), max(high, int(some.max()))
     return low, high
+
+
+def recorded_largest_id(prefix: Path, bytes_of_tokens: int) -> int | None:
+    """Return the largest token id that the manifest of a pair records; None without one, or with another size."""
+    manifest, _ = read_manifest(prefix)
+    largest = (manifest or {}).get("largest_id")
+    written = ((manifest or {}).get("outputs") or {}).get("bin") or {}
+    same = isinstance(written, dict) and written.get("bytes") == bytes_of_tokens
+    return largest if same and isinstance(largest, int) and largest >= 0 else None
 
 
 def token_pieces(binary: Path, dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from native.samples import sample_index
 from trainer.config.data import DataConfig, Source
 from trainer.config.glm import Infilling, Windows
-from trainer.corpus.indexed import Corpus, open_corpus
+from trainer.corpus.indexed import Corpus, bin_path, open_corpus
+from trainer.corpus.open import stamp
+from trainer.corpus.verify import id_range, recorded_largest_id
 from trainer.errors import DataError
 from trainer.samples.blend import (
     SURPLUS,
@@ -61,6 +63,27 @@ class Data:
     def hashes(self) -> dict[str, str]:
         """A hash of the content of each corpus."""
         return {prefix: corpus.identity() for prefix, corpus in self.corpora.items()}
+
+    def largest_ids(self) -> dict[str, int]:
+        """Return the largest token id of each corpus: as its manifest records it, else searched once per node."""
+        return {prefix: self._largest_id(Path(prefix), corpus) for prefix, corpus in self.corpora.items()}
+
+    def _largest_id(self, prefix: Path, corpus: Corpus) -> int:
+        recorded = recorded_largest_id(prefix, corpus.tokens.nbytes)
+        if recorded is not None or not len(corpus.tokens):
+            return recorded or 0
+
+        def search() -> dict[str, NDArray[Any]]:
+            _, largest = id_range(bin_path(prefix), corpus.tokens.dtype)
+            return {"largest": np.array([largest], np.int64)}
+
+        size = corpus.tokens.nbytes
+        about = {
+            "largest id of": self.hashes[str(prefix)],
+            "bytes": size,
+            "stamp": stamp(str(bin_path(prefix))),
+        }
+        return int(self.cache.arrays(about, search)["largest"][0])
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint records about the data: the content of the training corpora and what their

@@ -40,9 +40,6 @@ from trainer.train.not_finite import Search
 from trainer.train.observers import Startup, observers, start_facts, tell
 from trainer.train.rates import MemoryReport, planned_bytes
 
-# Corpora of at most so many tokens are searched for ids that the model does not have (30 ms).
-SEARCHED_TOKENS = 1 << 26
-
 
 class StopOnSigterm:
     """Notes SIGTERM; the loop asks after each step."""
@@ -129,11 +126,10 @@ def _open_data(config: TrainConfig, cache: Path) -> Data:
     data = Data(config.data, config.model.sequence, IndexCache(cache))
     known = _text_ids(config)
     beside = SPECIAL_TOKENS if config.model.kind == "glm" else 0
-    for corpus in data.corpora.values():
-        largest = int(corpus.tokens.max()) if 0 < len(corpus.tokens) <= SEARCHED_TOKENS else 0
+    for prefix, largest in data.largest_ids().items():
         if largest >= known:
             own = f", and GLM's own begin at {known}" if beside else ""
-            what = f"{corpus.prefix}.bin: has token id {largest}, but train.model.vocab is {config.model.vocab}{own}"
+            what = f"{prefix}.bin: has token id {largest}, but train.model.vocab is {config.model.vocab}{own}"
             raise DataError(what, f"use vocab: {largest + 1 + beside}, or the tokenizer that made the data")
     return data
 

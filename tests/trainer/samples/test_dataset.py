@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from trainer.config.data import DataConfig, Source
-from trainer.corpus.indexed import Writer
+from trainer.corpus.indexed import Writer, bin_path, idx_path, write_index
+from trainer.corpus.store import manifest_path
 from trainer.errors import DataError
+from trainer.samples.cache import IndexCache
 from trainer.samples.dataset import Batches, Data, Share
 
 
@@ -112,3 +116,46 @@ def test_the_tokens_of_a_step_do_not_depend_on_the_number_of_ranks(
         seen.append(read)
     assert all(read == seen[0] for read in seen)
     assert len({row for step in seen[0] for row in step}) == 96
+
+
+def long_corpus(folder: Path, last: int) -> Path:
+    """Return a corpus of 2^26 + 9 tokens, a sparse file of zeros whose last token is `last`."""
+    prefix = folder / "long"
+    count = (1 << 26) + 9
+    with Writer(prefix, np.uint16) as writer:
+        writer.add_document([[0]])
+    with bin_path(prefix).open("r+b") as file:
+        file.truncate(2 * count)
+        file.seek(2 * (count - 1))
+        file.write(int(last).to_bytes(2, "little"))
+    lengths = io.BytesIO(np.array([count], np.int32).tobytes())
+    marks = io.BytesIO(np.array([1], np.int64).tobytes())
+    for stream in (lengths, marks):
+        stream.seek(0, io.SEEK_END)
+    with idx_path(prefix).open("wb") as index:
+        write_index(index, np.dtype(np.uint16), lengths, marks)
+    return prefix
+
+
+def test_the_largest_id_of_a_corpus_of_any_length_is_found_and_kept(tmp_path: Path) -> None:
+    prefix = long_corpus(tmp_path, 777)
+    config = DataConfig(prefix=str(prefix))
+    for built in (1, 0):
+        cache = IndexCache(tmp_path / "cache")
+        assert Data(config, 16, cache).largest_ids() == {str(prefix): 777}
+        assert cache.built == built
+    with bin_path(prefix).open("r+b") as file:
+        file.write((999).to_bytes(2, "little"))
+    assert Data(config, 16, IndexCache(tmp_path / "cache")).largest_ids() == {str(prefix): 999}
+
+
+def test_the_largest_id_that_a_build_recorded_is_taken_unless_the_file_has_another_size(
+    tmp_path: Path,
+) -> None:
+    prefix = long_corpus(tmp_path, 5)
+    size = bin_path(prefix).stat().st_size
+    for recorded, expected in ((size, 4321), (size + 2, 5)):
+        output = {"bytes": recorded, "sha256": "0" * 64}
+        manifest = {"vocab": 5000, "largest_id": 4321, "outputs": {"bin": output}}
+        manifest_path(prefix).write_text(json.dumps(manifest))
+        assert Data(DataConfig(prefix=str(prefix)), 16).largest_ids() == {str(prefix): expected}
