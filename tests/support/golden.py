@@ -1,6 +1,6 @@
 """The first ten losses of the tiny GPT and the tiny GLM on a text that lies beside them.
 
-python -m tests.trainer.golden --record    keeps what this machine gives, after a change that is meant to change them
+python -m tests.support.golden --record glm-tiny    records a model's losses on this machine, after an intended change
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,13 @@ def machine() -> str:
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 
-def record() -> None:
-    """Keep what this machine gives."""
-    kept: dict[str, Any] = {"machine": machine()}
-    for model in MODELS:
+def record(models: Sequence[str]) -> None:
+    """Write the losses that this machine computes; the other models keep theirs."""
+    kept: dict[str, Any] = json.loads(GOLDENS.read_text(encoding="utf-8"))
+    for model in models:
         with tempfile.TemporaryDirectory() as folder:
             kept[model] = losses(model, Path(folder), "reference")
+        kept[f"{model} machine"] = machine()
     rows = ",\n".join(f"  {json.dumps(key)}: {_in_lines(value)}" for key, value in kept.items())
     GOLDENS.write_text("{\n" + rows + "\n}\n", encoding="utf-8")
 
@@ -85,6 +87,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--record", action="store_true", required=True)
-    parser.parse_args()
-    record()
+    parser.add_argument("--record", nargs="+", choices=MODELS, required=True)
+    record(parser.parse_args().record)

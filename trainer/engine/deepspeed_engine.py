@@ -22,11 +22,11 @@ from trainer.checkpoint.part import Part
 from trainer.config.layout import accumulation
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
-from trainer.engine.deepspeed_passes import Dense, Passes, Staged
+from trainer.engine.deepspeed_passes import DeepSpeedRunner, PipelineRunner, SingleStageRunner
 from trainer.engine.deepspeed_shards import Moments, Shares
 from trainer.engine.optimizer import MOMENTS, LossScale, adamw, owners
 from trainer.engine.parts import Place
-from trainer.engine.passes import Batch, Model, tokens_of
+from trainer.engine.passes import Batch, Model, loss_weights, tokens_of
 from trainer.engine.rank_state import Arriving, clip_factor, norm_of, saves_copy, shapes_of
 from trainer.engine.torch_engine import StepResult, TrainState
 from trainer.errors import InputError
@@ -49,7 +49,7 @@ class DeepSpeedEngine:
         """`shapes`: of the whole model's parameters, where this rank's is a stage of it."""
         self.config, self.groups, self.device = config, groups, device
         self.data, self.parallel, self.pipeline = groups.data, groups.tensor, groups.pipeline
-        self.cuts, self.shapes = cuts_of(model), shapes or shapes_of(model)
+        self.model, self.cuts, self.shapes = model, cuts_of(model), shapes or shapes_of(model)
         self.loss_scale = LossScale(config.loss_scale if config.precision == "fp16" else None)
         self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         for name, parameter in self.parameters.items():
@@ -61,11 +61,11 @@ class DeepSpeedEngine:
         # The table is used by the loss too, outside of its own module's pass.
         if config.zero == 3:
             self.deepspeed.zero.register_external_parameter(model, model.tokens.weight)
-        self.passes: Passes
+        self.runner: DeepSpeedRunner
         if self.pipeline.stages > 1:
-            self.passes = Staged(self.deepspeed, model, device, config.precision, groups)
+            self.runner = PipelineRunner(self.deepspeed, model, device, config.precision, groups)
         else:
-            self.passes = Dense(model, device, config.precision, groups.data)
+            self.runner = SingleStageRunner(model, device, config.precision, groups.data)
         self.engine, self.zero, self.adamw = self._initialize()
         self.shares = Shares(self.zero, config.zero, self.parameters, self.data)
         self.moments = Moments(self.adamw, self.shares.rows)
@@ -82,9 +82,9 @@ class DeepSpeedEngine:
         # Before the model is moved: no device need have room for all of it.
         if config.zero == 3:
             how_divided = {"data_parallel_group": self.data.handle, "mpu": places, "config_dict_or_path": how}
-            self.deepspeed.zero.Init(self.passes.module, dtype=torch.float32, **how_divided)
+            self.deepspeed.zero.Init(self.runner.module, dtype=torch.float32, **how_divided)
         engine, zero, _, _ = self.deepspeed.initialize(
-            model=self.passes.module,
+            model=self.runner.module,
             optimizer=own,
             config=how,
             dist_init_required=False,
@@ -119,11 +119,12 @@ class DeepSpeedEngine:
         torch.manual_seed(seed)
         for group in self.adamw.param_groups:
             group["lr"] = rate
-        own, scale = self.device.stopwatch(), self.loss_scale.value
+        scale, weights = self.loss_scale.value, loss_weights(self.model, batch, self.data)
         if self.config.zero:
             # Its optimizers multiply the loss by this and divide norm and gradients by it.
             self.zero.loss_scale = scale
-        loss = self.passes.step(self.engine, batch, own, 1.0 if self.config.zero else scale)
+        own = self.device.stopwatch()
+        loss = self.runner.step(self.engine, batch, weights, own, 1.0 if self.config.zero else scale)
         if self.config.zero:
             self.norm = float(self.engine.get_global_grad_norm())
         # False for NaN too.
@@ -141,7 +142,7 @@ class DeepSpeedEngine:
         )
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
-        return self.passes.evaluate(self.engine, batches)
+        return self.runner.evaluate(self.engine, batches)
 
     def any(self, flag: bool) -> bool:
         return self.groups.everyone.any(flag)

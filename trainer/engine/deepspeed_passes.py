@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -21,19 +22,23 @@ from trainer.engine.passes import (
     Batch,
     Micro,
     Model,
+    loss_weights,
+    mean_loss,
     model_loss,
 )
 from trainer.parallel.group import Group, Groups
 from trainer.parallel.pipeline import TIED
 
 
-class Passes(Protocol):
+class DeepSpeedRunner(Protocol):
     """How micro-batches go through the layers; `module` is what DeepSpeed is given."""
 
     module: nn.Module
 
-    def step(self, engine: Any, batch: Batch, own: Stopwatch, scale: float) -> float:
-        """Run forward, backward and update; return the mean loss over all ranks.
+    def step(
+        self, engine: Any, batch: Batch, weights: Sequence[float], own: Stopwatch, scale: float
+    ) -> float:
+        """Run forward, backward and update; return the sum of all ranks' losses times their weights.
 
         `scale` multiplies the loss before its backward pass. `own` is stopped while this rank waits for others.
         """
@@ -42,20 +47,23 @@ class Passes(Protocol):
         """Mean loss over all ranks' parts, without dropout; NaN where there are none."""
 
 
-class Dense:
+class SingleStageRunner:
     """Each micro-batch forward and backward, then the next."""
 
     def __init__(self, model: Model, device: Device, precision: str, data: Group) -> None:
         self.module: nn.Module = _Loss(model, device, precision)
-        self.device, self.data = device, data
+        self.model, self.device, self.data = model, device, data
 
-    def step(self, engine: Any, batch: Batch, own: Stopwatch, scale: float) -> float:
+    def step(
+        self, engine: Any, batch: Batch, weights: Sequence[float], own: Stopwatch, scale: float
+    ) -> float:
         total = torch.zeros((), device=self.device.name)
-        for micro in batch:
+        for micro, weight in zip(batch, weights, strict=True):
             last = micro is batch[-1]
             # Batches may grow, and DeepSpeed counts by the config.
             engine.set_gradient_accumulation_boundary(last)
-            loss = engine(*micro) / len(batch)
+            # DeepSpeed divides the gradients by the number of ranks.
+            loss = engine(*micro) / (1.0 / (weight * self.data.world) if weight else math.inf)
             if last:
                 # The backward pass waits for the other ranks.
                 own.stop()
@@ -67,11 +75,12 @@ class Dense:
     @torch.no_grad()
     def evaluate(self, engine: Any, batches: Iterable[Batch]) -> float:
         engine.eval()
-        losses = [engine(*micro) for batch in batches for micro in batch]
+        losses, counts = [], []
+        for micro in (micro for batch in batches for micro in batch):
+            losses.append(engine(*micro))
+            counts.append(self.model.counted(micro))
         engine.train()
-        if not losses:
-            return float("nan")
-        return self.data.total(float(torch.stack(losses).double().mean().item())) / self.data.world
+        return mean_loss(losses, counts, self.model.counts_vary, self.data)
 
 
 class _Loss(nn.Module):
@@ -83,7 +92,7 @@ class _Loss(nn.Module):
         return model_loss(self.model, self.model, micro, self.device, self.precision)
 
 
-class Staged:
+class PipelineRunner:
     """One forward, one backward through the stages, by DeepSpeed's schedule.
 
     Every stage is one layer to it, and reads the micro-batches by itself, so that masks and targets are there; only
@@ -113,24 +122,33 @@ class Staged:
             parameter.ds_pipe_replicated = not line.counts(name)  # type: ignore[attr-defined]
         self.stage: _Stage = next(one for one in self.module.modules() if isinstance(one, _Stage))
 
-    def step(self, engine: Any, batch: Batch, own: Stopwatch, scale: float) -> float:
-        # What waits for other stages is no part of it, and of the rest only forward passes are seen here.
+    def step(
+        self, engine: Any, batch: Batch, weights: Sequence[float], own: Stopwatch, scale: float
+    ) -> float:
+        # Excludes waiting for other stages; only forward passes are seen here.
         own.stop()
-        self.stage.clock, self.stage.scale = own, scale
+        self.stage.clock = own
         engine.set_train_batch_size(len(batch) * engine.train_micro_batch_size_per_gpu() * self.data.world)
-        loss: Tensor = engine.train_batch(self._reads(batch))
-        self.stage.clock, self.stage.scale = None, 1.0
+        loss: Tensor = engine.train_batch(self._reads(batch, weights, scale))
+        self.stage.clock = None
         return float(loss.item()) / scale
 
     def evaluate(self, engine: Any, batches: Iterable[Batch]) -> float:
         micros = [micro for batch in batches for micro in batch]
         if not micros:
             return float("nan")
-        return float(engine.eval_batch(self._reads(micros), num_micro_batches=len(micros)).item())
+        weights = loss_weights(self.stage.model, micros, self.data)
+        reads = self._reads(micros, weights)
+        return float(engine.eval_batch(reads, num_micro_batches=len(micros)).item())
 
-    def _reads(self, micros: Sequence[Micro]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Give the stage its micro-batches, and DeepSpeed something for the places where it wants them."""
+    def _reads(
+        self, micros: Sequence[Micro], weights: Sequence[float], scale: float = 1.0
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Give the stage its micro-batches; return an iterator that DeepSpeed requires and whose values nobody uses."""
         self.stage.micros = deque(micros)
+        # DeepSpeed takes the mean of the losses over micro-batches and ranks.
+        losses = len(micros) * self.data.world
+        self.stage.factors = deque(weight * losses * scale for weight in weights)
         return iter([(torch.zeros(1), torch.zeros(1))] * len(micros))
 
 
@@ -140,16 +158,17 @@ class _Stage(nn.Module):
         self.model, self.device, self.precision, self.first = model, device, precision, first
         self.micros: deque[Micro] = deque()
         self.clock: Stopwatch | None = None
-        # Multiplies the loss in a step, where this stage computes it.
-        self.scale = 1.0
+        # What each micro-batch's loss is multiplied by.
+        self.factors: deque[float] = deque()
 
     def forward(self, x: Tensor) -> Tensor:
         if self.clock:
             self.clock.go_on()
         run = self.model if self.first else partial(self.model, x=x)
         result = model_loss(run, self.model, self.micros.popleft(), self.device, self.precision)
+        factor = self.factors.popleft()
         if self.model.pieces[0].last:
-            result = result * self.scale
+            result = result * factor
         if self.clock:
             self.clock.stop()
         return result

@@ -200,9 +200,11 @@ def bounds(
 def learning_rate(
     config: OptimizerConfig, step: int, steps: int, batches: BatchSizes = ONE, sequence: int = 1
 ) -> float:
-    """The rate of step 1, 2, ..., steps: a linear rise over the warm-up, then down to min_lr, where it stays.
+    """Return the rate of a step, counted from 1: a linear rise over the warm-up, then down to min_lr, where it stays.
 
-    It follows the samples consumed, as Megatron's: while batches are small it moves as much slower.
+    It follows the samples consumed, so that it moves more slowly while batches are small. The step's own samples
+    count: this is the rate that Megatron gives the next step. Megatron counts the samples before the step alone, so
+    its first step of a warm-up has rate 0, and no step has min_lr until the schedule is over.
     """
     warmup, length = bounds(config, steps, batches, sequence)
     done = batches.consumed(step)

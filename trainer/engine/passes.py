@@ -1,4 +1,4 @@
-"""Forward and backward over a step's micro-batches, one after another on a rank that has every layer."""
+"""Run a step's micro-batches forward and backward, one after another on a rank that has every layer."""
 
 from __future__ import annotations
 
@@ -13,68 +13,97 @@ from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.parallel.group import Group
 
-# What the model's `arguments` takes: (micro_batch, ...) each.
+# The tensors that the model's `arguments` takes: (micro_batch, ...) each.
 Micro = Sequence[Tensor]
-# One rank's micro-batches.
+# The micro-batches of one rank.
 Batch = Sequence[Micro]
 Model = GPT | GLM
 
 
-class Passes(Protocol):
-    """How the micro-batches of a step go through the layers; which ranks hold what is not its business."""
+class MicroBatchRunner(Protocol):
+    """Runs the micro-batches of a step through the layers; independent of how weights are divided among ranks."""
 
-    def step(self, batch: Batch, scale: float, own: Stopwatch, before_last: Callable[..., None]) -> Tensor:
-        """Leave the gradients of `scale` times the sum of the losses; gives that sum, as this rank knows it.
+    def step(
+        self, batch: Batch, weights: Sequence[float], own: Stopwatch, before_last: Callable[..., None]
+    ) -> Tensor:
+        """Leave the gradients of the sum of each micro-batch's loss times its weight; return this rank's sum.
 
-        `before_last` is called before the backward pass that finishes the gradients, with their names where that
-        does not finish all; `own` is stopped when this rank's part is done.
+        `before_last` is called before the backward pass that completes the gradients, with the names of the
+        parameters that it completes where these are not all. `own` is stopped when this rank's own work is done.
         """
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
-        """Mean loss over all ranks' parts, without dropout; NaN where there are none."""
+        """Return the mean loss over the counted tokens of all ranks, without dropout; NaN without batches."""
 
 
-class Plain:
-    """Each micro-batch forward and backward, then the next."""
+class SingleStageRunner:
+    """Runs each micro-batch forward and backward in turn, on a rank that has every layer."""
 
     def __init__(self, model: Model, device: Device, precision: str, data: Group) -> None:
         self.model, self.device, self.precision, self.data = model, device, precision, data
 
-    def step(self, batch: Batch, scale: float, own: Stopwatch, before_last: Callable[..., None]) -> Tensor:
+    def step(
+        self, batch: Batch, weights: Sequence[float], own: Stopwatch, before_last: Callable[..., None]
+    ) -> Tensor:
         total = torch.zeros((), device=self.device.name)
         for i, micro in enumerate(batch):
             if i == len(batch) - 1:
                 before_last()
-            loss = model_loss(self.model, self.model, micro, self.device, self.precision) * scale
+            loss = model_loss(self.model, self.model, micro, self.device, self.precision) * weights[i]
             loss.backward()
             total += loss.detach()
         own.stop()
         return total
 
+    @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> float:
-        return mean_loss(self.model, batches, self.device, self.precision, self.data)
+        self.model.eval()
+        losses, counts = [], []
+        for micro in (micro for batch in batches for micro in batch):
+            losses.append(model_loss(self.model, self.model, micro, self.device, self.precision))
+            counts.append(self.model.counted(micro))
+        self.model.train()
+        return mean_loss(losses, counts, self.model.counts_vary, self.data)
 
 
 def model_loss(
     run: Callable[..., Tensor], model: Model, micro: Micro, device: Device, precision: str
 ) -> Tensor:
-    """Mean loss of one micro-batch; `run` is the model itself, or what an engine wraps it in."""
-    there = [part.to(device.name, non_blocking=True) for part in micro]
+    """Return the mean loss of one micro-batch; `run` is the model itself, or an engine's wrapper of it."""
+    moved = [part.to(device.name, non_blocking=True) for part in micro]
     with device.autocast(precision):
-        return run(*model.arguments(there))
+        return run(*model.arguments(moved))
 
 
 def tokens_of(batch: Batch, ranks: int, sequence: int) -> int:
-    """Tokens of a step's samples over so many data parallel ranks; what GLM adds to a sample is not counted."""
+    """Return the tokens of a step's samples over `ranks` data parallel ranks; GLM's own tokens do not count."""
     return sum(len(micro[0]) for micro in batch) * ranks * sequence
 
 
-@torch.no_grad()
-def mean_loss(model: Model, batches: Iterable[Batch], device: Device, precision: str, group: Group) -> float:
-    """The evaluation that both engines share; `group` is data parallel."""
-    model.eval()
-    losses = [model_loss(model, model, micro, device, precision) for batch in batches for micro in batch]
-    model.train()
-    if not losses:
+def loss_weights(model: Model, micros: Batch, data: Group) -> list[float]:
+    """Return each micro-batch's part of the tokens that the loss counts, over all data parallel ranks.
+
+    The sum of mean losses times these is the mean over all counted tokens, however they are divided into
+    micro-batches. It is 0 where no token counts.
+    """
+    counts = [model.counted(micro) for micro in micros]
+    total = data.total(float(sum(counts))) if model.counts_vary else sum(counts) * data.world
+    return [count / total if count else 0.0 for count in counts]
+
+
+def mean_loss(losses: Sequence[Tensor], counts: Sequence[int], counts_vary: bool, data: Group) -> float:
+    """Return the mean over the counted tokens of all data parallel ranks, from the mean and count of each micro-batch.
+
+    `losses` may be empty where another stage computes them. NaN without micro-batches.
+    """
+    if not counts:
         return float("nan")
-    return group.total(float(torch.stack(losses).double().mean().item())) / group.world
+    if not losses:
+        losses = [torch.zeros(())] * len(counts)
+    values = torch.stack(list(losses)).double().cpu()
+    if not counts_vary:
+        return data.total(float(values.mean().item())) / data.world
+    tokens = torch.tensor(counts, dtype=torch.float64)
+    return data.total(float((values * tokens).sum().item())) / max(
+        1.0, data.total(float(tokens.sum().item()))
+    )

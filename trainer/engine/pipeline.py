@@ -20,6 +20,7 @@ from trainer.engine.passes import (
     Batch,
     Micro,
     Model,
+    mean_loss,
     model_loss,
 )
 from trainer.engine.rank_state import COMPUTED_IN
@@ -38,7 +39,7 @@ from trainer.parallel.pipeline import (
 UNTAKEN = 2
 
 
-class Pipelined:
+class PipelineRunner:
     """Micro-batches through the stages, one forward and one backward in turn."""
 
     def __init__(self, model: Model, device: Device, precision: str, data: Group, pipeline: Pipeline) -> None:
@@ -48,7 +49,9 @@ class Pipelined:
         # Of the hidden state, as of the weights that make it.
         self.type = COMPUTED_IN[precision]
 
-    def step(self, batch: Batch, scale: float, own: Stopwatch, before_last: Callable[..., None]) -> Tensor:
+    def step(
+        self, batch: Batch, weights: Sequence[float], own: Stopwatch, before_last: Callable[..., None]
+    ) -> Tensor:
         # Waiting for other stages is no part of it.
         own.stop()
         total = torch.zeros((), device=self.device.name)
@@ -65,7 +68,7 @@ class Pipelined:
                     arrived.requires_grad_()
                 made = self._forward(batch[action.micro], action.piece, arrived)
                 if self._closes(action.piece):
-                    made = made * scale
+                    made = made * weights[action.micro]
                     total += made.detach()
                 open_passes[place] = _Open(arrived, made, closes=self._closes(action.piece))
                 result: Tensor | None = made.detach()
@@ -82,9 +85,8 @@ class Pipelined:
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> float:
         self.model.eval()
-        losses = []
+        losses, counts = [], []
         line, pieces = self.pipeline, len(self.names)
-        count = 0
         for batch in batches:
             actions = forward_only(line.stages, pieces, len(batch))
             mail = self._mail(batch, actions)
@@ -94,12 +96,10 @@ class Pipelined:
                     losses.append(made)
                 mail.send(action, made)
             mail.finish()
-            count += len(batch)
+            counts += [self.model.counted(micro) for micro in batch]
         self.model.train()
-        if not count:
-            return float("nan")
-        mean = float(torch.stack(losses).double().mean().item()) if losses else 0.0
-        return self.pipeline.total(self.data.total(mean) / self.data.world, self.device)
+        mean = mean_loss(losses, counts, self.model.counts_vary, self.data)
+        return self.pipeline.total(mean, self.device)
 
     def _forward(self, micro: Micro, piece: int, x: Tensor | None) -> Tensor:
         run = self.model if x is None else partial(self.model, x=x, piece=piece)

@@ -15,12 +15,13 @@ from trainer.device import Device
 from trainer.engine.optimizer import MOMENTS, LossScale
 from trainer.engine.passes import (
     Batch,
+    MicroBatchRunner,
     Model,
-    Passes,
-    Plain,
+    SingleStageRunner,
+    loss_weights,
     tokens_of,
 )
-from trainer.engine.pipeline import Pipelined
+from trainer.engine.pipeline import PipelineRunner
 from trainer.engine.rank_state import (
     Arriving,
     Buffered,
@@ -107,20 +108,21 @@ class TorchEngine:
     ) -> None:
         """`shapes`: of the whole model's parameters, where this rank's is a stage of it."""
         self.config, self.groups, self.device = config, groups, device
-        self.cuts, self.parallel = cuts_of(model), model.parallel
+        self.model, self.cuts, self.parallel = model, cuts_of(model), model.parallel
         self.shapes = shapes or shapes_of(model)
         self.loss_scale = LossScale(config.loss_scale if config.precision == "fp16" else None)
         self.holding = _holding(model, config, groups)
-        self.passes: Passes = Plain(model, device, config.precision, groups.data)
+        self.runner: MicroBatchRunner = SingleStageRunner(model, device, config.precision, groups.data)
         if groups.pipeline.stages > 1:
-            self.passes = Pipelined(model, device, config.precision, groups.data, groups.pipeline)
+            self.runner = PipelineRunner(model, device, config.precision, groups.data, groups.pipeline)
 
     def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
         torch.manual_seed(seed)
         self.holding.clear()
-        data, own = self.groups.data, self.device.stopwatch()
-        share, scale = 1.0 / (len(batch) * data.world), self.loss_scale.value
-        total = self.passes.step(batch, share * scale, own, self.holding.last_backward)
+        data, scale = self.groups.data, self.loss_scale.value
+        weights = [weight * scale for weight in loss_weights(self.model, batch, data)]
+        own = self.device.stopwatch()
+        total = self.runner.step(batch, weights, own, self.holding.last_backward)
         self.holding.wait()
         norm = self.holding.clip(self.config.optimizer.clip, scale)
         # False for NaN too.
@@ -135,7 +137,7 @@ class TorchEngine:
         return StepResult(mean, norm, tokens, not finite, own.seconds(), told, calibrating)
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
-        return self.passes.evaluate(batches)
+        return self.runner.evaluate(batches)
 
     def any(self, flag: bool) -> bool:
         return self.groups.everyone.any(flag)

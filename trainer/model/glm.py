@@ -8,6 +8,7 @@ counts within the blank, and is 0 in the source.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,7 @@ from trainer.model.layers import (
     initialize,
     residual_deviation,
 )
-from trainer.model.masks import UNCOUNTED
+from trainer.model.masks import UNCOUNTED, loss_over_counted
 from trainer.model.recompute import NOTHING, Recompute
 from trainer.parallel.tensor import ALONE, SEQUENCE, Parallel
 
@@ -80,7 +81,9 @@ class GLM(nn.Module):
         if not own.last:
             return x
         x = self.norm(x)
-        return self.tokens.logits(x) if targets is None else self.tokens.loss(x, targets)
+        if targets is None:
+            return self.tokens.logits(x)
+        return loss_over_counted(partial(self.tokens.loss, x), targets)
 
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions(positions[:, 0]) + self.block_positions(positions[:, 1])
@@ -96,6 +99,16 @@ class GLM(nn.Module):
             tokens, positions = F.pad(tokens, (0, more)), F.pad(positions, (0, more))
             targets = F.pad(targets, (0, more), value=UNCOUNTED)
         return tokens, positions, separators, targets
+
+    @property
+    def counts_vary(self) -> bool:
+        """Whether micro-batches of the same size may differ in the number of targets that the loss counts."""
+        return True
+
+    def counted(self, micro: Sequence[Tensor]) -> int:
+        """Return the number of targets of a micro-batch that the loss counts."""
+        _, _, loss_mask, _, _ = micro
+        return int((loss_mask != 0).sum().item())
 
 
 def unseen(separators: Tensor, length: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +79,7 @@ class GPT(nn.Module):
             return self.tokens.logits(x)
         if ends and ends.loss:
             targets = masks.counted(tokens, targets, ends.eod)
+            return masks.loss_over_counted(partial(self.tokens.loss, x), targets)
         return self.tokens.loss(x, targets)
 
     def _embedded(self, tokens: Tensor, at: Tensor) -> Tensor:
@@ -95,3 +97,15 @@ class GPT(nn.Module):
         """What `forward` takes for the loss of a micro-batch: each token is predicted from those before it."""
         (tokens,) = micro
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    @property
+    def counts_vary(self) -> bool:
+        """Whether micro-batches of the same size may differ in the number of targets that the loss counts."""
+        return self.ends is not None and self.ends.loss
+
+    def counted(self, micro: Sequence[Tensor]) -> int:
+        """Return the number of targets of a micro-batch that the loss counts."""
+        inputs, targets = self.arguments(micro)
+        if self.ends and self.counts_vary:
+            return int((inputs != self.ends.eod).sum().item())
+        return targets.numel()

@@ -5,6 +5,7 @@ All take the inputs of a batch, (batch, sequence).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,17 @@ class Ends:
 def counted(inputs: Tensor, targets: Tensor, eod: int) -> Tensor:
     """The targets, without those whose input is an end of document."""
     return targets.masked_fill(inputs == eod, UNCOUNTED)
+
+
+def loss_over_counted(loss: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
+    """Return the mean loss over the targets that count; 0, with zero gradients, where none counts.
+
+    A mean over no target would be NaN. The first target then counts, and its loss is multiplied by 0.
+    """
+    none = (targets == UNCOUNTED).all()
+    first = torch.zeros_like(targets, dtype=torch.bool)
+    first.view(-1)[0] = True
+    return loss(targets.masked_fill(none & first, 0)) * ~none
 
 
 def positions(inputs: Tensor, eod: int) -> Tensor:

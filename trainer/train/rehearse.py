@@ -153,7 +153,7 @@ def _stepped(config: TrainConfig, layout: Layout, rank: int) -> int:
         # From the second step on there from the beginning.
         _ = holding.gradients.flat  # type: ignore[attr-defined]
     holding.clear()
-    engine.passes.step([micro] * micros, 1.0, device.stopwatch(), holding.last_backward)
+    engine.runner.step([micro] * micros, [1.0] * micros, device.stopwatch(), holding.last_backward)
     holding.wait()
     holding.update(config.optimizer.lr)
     return built

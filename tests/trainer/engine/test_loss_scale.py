@@ -68,7 +68,7 @@ def test_a_training_calibrates_and_then_learns_as_in_fp32(engine_of: Callable[[s
     tokens = torch.randint(0, 60, (4, 9), generator=torch.Generator().manual_seed(1))
     batch = [(tokens[:2],), (tokens[2:],)]
     half, full = engine_of("fp16"), engine_of("fp32")
-    assert {one.dtype for one in half.passes.model.parameters()} == {torch.float16, torch.float32}
+    assert {one.dtype for one in half.runner.model.parameters()} == {torch.float16, torch.float32}
     first = half.step(batch, 1e-2, 1)
     assert first.skipped and first.calibrating and first.loss_scale == 2.0**24
     while first.skipped:
