@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 EXIT_BUG = 70
 
@@ -34,6 +35,17 @@ class ClusterctlError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what pickle needs: an error may be raised in another process than it was made in."""
+        return _rebuilt, (type(self), self.args, vars(self))
+
+
+def _rebuilt(kind: type[ClusterctlError], args: tuple[Any, ...], values: dict[str, Any]) -> ClusterctlError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(values)
+    return error
 
 
 class Found(ClusterctlError):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.runs.background import Starter
     from clusterctl.transport.fanout import Connections
 
 Words = Annotated[
@@ -203,29 +204,37 @@ def launch(
         return
     from clusterctl.checks import doctor
     from clusterctl.jobs import job as jobs
+    from clusterctl.runs import controller
     from clusterctl.runs import start as runs
+    from clusterctl.runs.background import start_in_background
 
     jobs.check(job, chosen)
     run = runs.new_run(job, options.runs_folder())
-    with options.connected(chosen, accept_new) as connections:
-        tell = phases()
-        if not no_checks:
-            doctor.before_launch(chosen, job, connections, tell)
-        with stopping_on_interrupt(run, connections):
-            runs.launch(chosen, job, connections, options.runs_folder(), tell, run, spares)
-            # Before anybody starts another: this one's lines are all shown.
-            first = run.read_record().attempt
-            put_in_charge(run)
-        if detach:
-            leave(run, as_json)
-            return
+
+    def start_up(starter: Starter) -> None:
+        with options.connected(chosen, accept_new) as connections:
+            log = phases()
+            if not no_checks:
+                doctor.before_launch(chosen, job, connections, log)
+            with stopping_on_interrupt(run, connections):
+                runs.launch(chosen, job, connections, options.runs_folder(), log, run, spares)
+                first = run.read_record().attempt
+                controller.ignore_terminal()
+
+            def started() -> None:
+                starter.started(first, run.controller_log)
+
+            if not controller.serve(run, connections, started):
+                started()
+
+    first = start_in_background(start_up)
+    if detach:
+        leave(run, as_json)
+        return
+    trains = job.train is not None
+    with options.connected(chosen) as connections:
         follow_to_the_end(
-            run,
-            connections,
-            stop_on_interrupt=True,
-            trains=job.train is not None,
-            as_json=as_json,
-            first=first,
+            run, connections, stop_on_interrupt=True, trains=trains, as_json=as_json, first=first
         )
 
 

@@ -385,13 +385,18 @@ def following(
         yield Control(run, connections) if ours and not ended else KeptWatch(run, first)
 
 
+def ignore_terminal() -> None:
+    """Ignore Ctrl-C and the end of the terminal: a controller outlives both."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def serve(run: RunDir, connections: Connections, tell: Any) -> bool:
-    """Be the run's controller until its end; return False if another process is. `tell` is called when in charge."""
+    """Control the run until its end and call `tell` at the beginning; return False where another process does."""
     with run.hold(patience=10.0) as ours:
         if not ours:
             return False
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ignore_terminal()
         log_in(run.read_record().cluster.nodes, connections)
         tell()
         for _ in Control(run, connections, lines=False):

@@ -1,0 +1,114 @@
+"""Start a run in a process of its own, which then becomes the run's controller.
+
+One process logs in to the nodes, starts the run and controls it, so that a launch needs one login per node. The
+terminal's process waits until the run has started and then only follows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import WorkFailed
+
+# What a terminal or a caller sends to end a command.
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STARTED, RAISED = "started", "raised"
+
+
+class Starter:
+    """The starting process's end: reports that the run has started, and leaves the terminal."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self.has_started = False
+
+    def started(self, value: Any, log: Path) -> None:
+        """Hand `value` to the terminal's process, which continues; standard error goes to `log` from now on."""
+        with log.open("ab") as errors, open(os.devnull, "r+b") as nothing:
+            for number, file in ((0, nothing), (1, nothing), (2, errors)):
+                os.dup2(file.fileno(), number)
+        self.has_started = True
+        self._send(STARTED, value)
+
+    def failed(self, problem: BaseException) -> None:
+        """Hand an error to the terminal's process, which raises it; later errors go to the log."""
+        if self.has_started:
+            os.write(2, "".join(traceback.format_exception(problem)).encode(errors="replace"))
+            return
+        try:
+            self._send(RAISED, problem)
+        except (pickle.PicklingError, TypeError, AttributeError):
+            self._send(RAISED, RuntimeError("".join(traceback.format_exception(problem))))
+
+    def _send(self, kind: str, value: Any) -> None:
+        message = pickle.dumps((kind, value))
+        # The terminal's process may be gone.
+        with contextlib.suppress(OSError), self._channel:
+            self._channel.sendall(message)
+
+
+def start_in_background(work: Callable[[Starter], None]) -> Any:
+    """Run `work` in a process of its own; return what it hands to `started`, or raise what it raised before that."""
+    ours, theirs = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        # Never returns: what the caller would do next is the terminal's.
+        os._exit(_run(work, ours, theirs))
+    theirs.close()
+    with ours, _forwarding_signals(pid):
+        message = b"".join(iter(lambda: ours.recv(65536), b""))
+    if not message:
+        os.waitpid(pid, 0)
+        raise WorkFailed("the process that starts the run was killed", "clusterctl runs, clusterctl stop")
+    # Written by our own child.
+    kind, value = pickle.loads(message)
+    if kind == STARTED:
+        return value
+    os.waitpid(pid, 0)
+    raise value
+
+
+def _run(work: Callable[[Starter], None], ours: socket.socket, theirs: socket.socket) -> int:
+    """Do the work in the new process, which Ctrl-C at the terminal does not reach; return its exit code."""
+    ours.close()
+    os.setsid()
+    _close_files(theirs.fileno())
+    starter = Starter(theirs)
+    # The outermost handler of this process: the terminal's process shows the error.
+    try:
+        work(starter)
+    except BaseException as problem:
+        starter.failed(problem)
+        return 1
+    return 0
+
+
+def _close_files(kept: int) -> None:
+    """Close every file but the standard streams and `kept`: a caller may wait for the end of one of them."""
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+@contextlib.contextmanager
+def _forwarding_signals(pid: int) -> Iterator[None]:
+    def forward(number: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

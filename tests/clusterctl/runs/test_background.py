@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import Fault, InputFaults, LinkLost, NodesFailed, Unreachable, WorkFailed
+from clusterctl.runs.background import Starter, start_in_background
+from tests.support.nodes import wait_for
+
+
+def test_the_work_continues_in_its_own_process_after_it_has_started(tmp_path: Path) -> None:
+    def work(starter: Starter) -> None:
+        starter.started((os.getpid(), os.getsid(0)), tmp_path / "log")
+        time.sleep(0.2)
+        (tmp_path / "later").write_text("done")
+        raise WorkFailed("an error of a controller")
+
+    pid, session = start_in_background(work)
+    assert pid == session != os.getpid()
+    assert not (tmp_path / "later").exists()
+    wait_for(lambda: "an error of a controller" in (tmp_path / "log").read_text())
+    assert (tmp_path / "later").read_text() == "done"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        WorkFailed("it failed", "try again"),
+        Unreachable("node1", "no answer", "look at it"),
+        NodesFailed([LinkLost("node1", "cut"), LinkLost("node2", "cut")]),
+        InputFaults([Fault("job.yaml:1", "wrong")]),
+        SystemExit(143),
+        KeyboardInterrupt(),
+    ],
+)
+def test_an_error_before_the_start_is_raised_as_it_was(error: BaseException) -> None:
+    def work(starter: Starter) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        start_in_background(work)
+    assert str(raised.value) == str(error)
+    assert {key: str(value) for key, value in vars(raised.value).items()} == {
+        key: str(value) for key, value in vars(error).items()
+    }
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    class Local(Exception):
+        """No other process can read it."""
+
+    def work(starter: Starter) -> None:
+        raise Local("a bug")
+
+    with pytest.raises(RuntimeError, match=r"(?s)Traceback.*in work.*a bug"):
+        start_in_background(work)
+
+
+def test_signals_reach_the_work_once_and_a_killed_one_is_reported(tmp_path: Path) -> None:
+    parent = os.getpid()
+
+    def work(starter: Starter) -> None:
+        came = []
+        signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+        os.kill(parent, signal.SIGTERM)
+        while not came:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        starter.started(came, tmp_path / "log")
+
+    assert start_in_background(work) == [signal.SIGTERM]
+    with pytest.raises(WorkFailed, match="was killed"):
+        start_in_background(lambda starter: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_a_caller_of_the_terminals_process_does_not_wait_for_the_controller(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    pid = start_in_background(lambda s: (s.started(os.getpid(), tmp_path / "log"), time.sleep(30)))  # type: ignore[arg-type, return-value]
+    os.close(writing)
+    assert os.read(reading, 1) == b""
+    os.kill(pid, signal.SIGKILL)
