@@ -206,7 +206,7 @@ def launch(
     from clusterctl.jobs import job as jobs
     from clusterctl.runs import controller
     from clusterctl.runs import start as runs
-    from clusterctl.runs.background import start_in_background
+    from clusterctl.runs.background import deliver_signals, start_in_background
 
     jobs.check(job, chosen)
     run = runs.new_run(job, options.runs_folder())
@@ -228,11 +228,13 @@ def launch(
                 started()
 
     first = start_in_background(start_up)
-    if detach:
-        leave(run, as_json)
-        return
     trains = job.train is not None
     with options.connected(chosen) as connections:
+        if detach:
+            with stopping_on_interrupt(run, connections):
+                deliver_signals()
+            leave(run, as_json)
+            return
         follow_to_the_end(
             run, connections, stop_on_interrupt=True, trains=trains, as_json=as_json, first=first
         )
@@ -398,8 +400,10 @@ def follow_to_the_end(
     # The imports are inside: an interrupt while they load must stop the run too.
     try:
         from clusterctl.cli.follow import Follower
+        from clusterctl.runs.background import deliver_signals
         from clusterctl.runs.controller import following
 
+        deliver_signals()
         with following(run, connections, first) as watch, Follower(run, trains, quiet, as_json) as follower:
             for update in watch:
                 follower.show(update)

@@ -22,6 +22,7 @@ from clusterctl.errors import WorkFailed
 # What a terminal or a caller sends to end a command.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STARTED, RAISED = "started", "raised"
+KILLED = WorkFailed("the process that starts the run was killed", "clusterctl runs, clusterctl stop")
 
 
 class Starter:
@@ -57,7 +58,10 @@ class Starter:
 
 
 def start_in_background(work: Callable[[Starter], None]) -> Any:
-    """Run `work` in a process of its own; return what it hands to `started`, or raise what it raised before that."""
+    """Run `work` in a process of its own; return what it hands to `started`, or raise what it raised before that.
+
+    Signals that came too late for the new process to act on are held until `deliver_signals`.
+    """
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -66,17 +70,24 @@ def start_in_background(work: Callable[[Starter], None]) -> Any:
         # Never returns: what the caller would do next is the terminal's.
         os._exit(_run(work, ours, theirs))
     theirs.close()
-    with ours, _forwarding_signals(pid):
+    came: list[int] = []
+    with ours, _forwarding_signals(pid, came):
         message = b"".join(iter(lambda: ours.recv(65536), b""))
-    if not message:
-        os.waitpid(pid, 0)
-        raise WorkFailed("the process that starts the run was killed", "clusterctl runs, clusterctl stop")
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     # Written by our own child.
-    kind, value = pickle.loads(message)
+    kind, value = pickle.loads(message) if message else (RAISED, KILLED)
     if kind == STARTED:
+        for number in came:
+            os.kill(os.getpid(), number)
         return value
     os.waitpid(pid, 0)
+    deliver_signals()
     raise value
+
+
+def deliver_signals() -> None:
+    """Act on the signals that `start_in_background` has held."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
 
 
 def _run(work: Callable[[Starter], None], ours: socket.socket, theirs: socket.socket) -> int:
@@ -101,8 +112,11 @@ def _close_files(kept: int) -> None:
 
 
 @contextlib.contextmanager
-def _forwarding_signals(pid: int) -> Iterator[None]:
+def _forwarding_signals(pid: int, came: list[int]) -> Iterator[None]:
+    """Send each signal on to the new process, and note it in `came`."""
+
     def forward(number: int, _: object) -> None:
+        came.append(number)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import Fault, InputFaults, LinkLost, NodesFailed, Unreachable, WorkFailed
-from clusterctl.runs.background import Starter, start_in_background
+from clusterctl.runs.background import Starter, deliver_signals, start_in_background
 from tests.support.nodes import wait_for
 
 
@@ -72,7 +72,14 @@ def test_signals_reach_the_work_once_and_a_killed_one_is_reported(tmp_path: Path
         time.sleep(0.1)
         starter.started(came, tmp_path / "log")
 
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     assert start_in_background(work) == [signal.SIGTERM]
+    # What the new process took no notice of must not be lost: the terminal's process acts on it.
+    assert came == []
+    deliver_signals()
+    assert came == [signal.SIGTERM]
+    signal.signal(signal.SIGTERM, before)
     with pytest.raises(WorkFailed, match="was killed"):
         start_in_background(lambda starter: os.kill(os.getpid(), signal.SIGKILL))
 
