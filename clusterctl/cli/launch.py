@@ -18,10 +18,10 @@ from clusterctl.errors import Found, RunFailed, UsageError
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
+    from clusterctl.cli.background import Starter
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.runs.background import Starter
     from clusterctl.transport.fanout import Connections
 
 Words = Annotated[
@@ -203,10 +203,10 @@ def launch(
         show_plan(chosen, job, as_json, argv=True)
         return
     from clusterctl.checks import doctor
+    from clusterctl.cli.background import deliver_signals, start_in_background
     from clusterctl.jobs import job as jobs
     from clusterctl.runs import controller
     from clusterctl.runs import start as runs
-    from clusterctl.runs.background import deliver_signals, start_in_background
 
     jobs.check(job, chosen)
     run = runs.new_run(job, options.runs_folder())
@@ -399,8 +399,8 @@ def follow_to_the_end(
     """Show a run until it has ended; raise RunFailed with the root cause if it failed."""
     # The imports are inside: an interrupt while they load must stop the run too.
     try:
+        from clusterctl.cli.background import deliver_signals
         from clusterctl.cli.follow import Follower
-        from clusterctl.runs.background import deliver_signals
         from clusterctl.runs.controller import following
 
         deliver_signals()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.cli.background import Starter, deliver_signals, start_in_background
 from clusterctl.errors import Fault, InputFaults, LinkLost, NodesFailed, Unreachable, WorkFailed
-from clusterctl.runs.background import Starter, deliver_signals, start_in_background
 from tests.support.nodes import wait_for
 
 
