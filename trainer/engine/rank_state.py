@@ -30,7 +30,7 @@ COMPUTED_IN = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.floa
 Arriving = Iterable[tuple[str, Tensor]]
 
 
-class Holding(Protocol):
+class RankState(Protocol):
     """Weights and what belongs to them, of one rank among its data parallel ones; all methods are for all of these."""
 
     optimizer: ShardedAdamW
@@ -66,7 +66,7 @@ class Holding(Protocol):
         """Have `fill` write all parts, then continue after so many updates. No collective."""
 
 
-class Buffered:
+class ReplicatedState:
     """ZeRO 0 and 1: every rank has all weights and gradients; the optimizer's state may be divided.
 
     Below fp32 the weights are kept in the type that matrices compute in, but for layer norms, and the optimizer

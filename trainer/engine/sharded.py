@@ -37,7 +37,7 @@ from trainer.parallel.group import Group
 from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline
 
 
-class Sharded:
+class ShardedState:
     """A rank's rows of each matrix and bias in fp32, with their gradients and moments; layer norms whole."""
 
     def __init__(

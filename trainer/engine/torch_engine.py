@@ -24,8 +24,8 @@ from trainer.engine.passes import (
 from trainer.engine.pipeline import PipelineRunner
 from trainer.engine.rank_state import (
     Arriving,
-    Buffered,
-    Holding,
+    RankState,
+    ReplicatedState,
     shapes_of,
 )
 from trainer.model.layers import cuts_of, whole_of
@@ -111,24 +111,24 @@ class TorchEngine:
         self.model, self.cuts, self.parallel = model, cuts_of(model), model.parallel
         self.shapes = shapes or shapes_of(model)
         self.loss_scale = LossScale(config.loss_scale if config.precision == "fp16" else None)
-        self.holding = _holding(model, config, groups)
+        self.rank_state = _rank_state(model, config, groups)
         self.runner: MicroBatchRunner = SingleStageRunner(model, device, config.precision, groups.data)
         if groups.pipeline.stages > 1:
             self.runner = PipelineRunner(model, device, config.precision, groups.data, groups.pipeline)
 
     def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
         torch.manual_seed(seed)
-        self.holding.clear()
+        self.rank_state.clear()
         data, scale = self.groups.data, self.loss_scale.value
         weights = [weight * scale for weight in loss_weights(self.model, batch, data)]
         own = self.device.stopwatch()
-        total = self.runner.step(batch, weights, own, self.holding.last_backward)
-        self.holding.wait()
-        norm = self.holding.clip(self.config.optimizer.clip, scale)
+        total = self.runner.step(batch, weights, own, self.rank_state.last_backward)
+        self.rank_state.wait()
+        norm = self.rank_state.clip(self.config.optimizer.clip, scale)
         # False for NaN too.
         finite = norm < float("inf")
         if finite:
-            self.holding.update(rate)
+            self.rank_state.update(rate)
         calibrating = not finite and self.loss_scale.can_fall
         self.loss_scale.update(overflow=not finite)
         tokens = tokens_of(batch, data.world, self.config.model.sequence)
@@ -143,7 +143,7 @@ class TorchEngine:
         return self.groups.everyone.any(flag)
 
     def state(self) -> TrainState:
-        weights, moments, taken = self.holding.state()
+        weights, moments, taken = self.rank_state.state()
         # Elsewhere the moments are not there.
         if self.groups.data.rank == 0:
             weights = whole_of(weights, self.cuts, self.parallel, self.device.name)
@@ -155,23 +155,23 @@ class TorchEngine:
 
     @property
     def optimizer_steps(self) -> int:
-        return self.holding.optimizer.taken
+        return self.rank_state.optimizer.taken
 
     def parts(self) -> list[Part]:
-        return self.holding.parts()
+        return self.rank_state.parts()
 
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
-        self.holding.load_parts(fill, optimizer_steps)
+        self.rank_state.load_parts(fill, optimizer_steps)
 
     def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
-        self.holding.load(model, optimizer, optimizer_steps)
+        self.rank_state.load(model, optimizer, optimizer_steps)
 
 
-def _holding(model: Model, config: TrainConfig, groups: Groups) -> Holding:
+def _rank_state(model: Model, config: TrainConfig, groups: Groups) -> RankState:
     """What is divided among the data parallel ranks; one of them alone has all of it."""
     if config.zero < 2 or groups.data.world == 1:
-        return Buffered(model, config, groups.data, groups.pipeline)
+        return ReplicatedState(model, config, groups.data, groups.pipeline)
     # Loads 600 modules of torch in 0.6 s.
-    from trainer.engine.sharded import Sharded
+    from trainer.engine.sharded import ShardedState
 
-    return Sharded(model, config, groups.data, groups.pipeline)
+    return ShardedState(model, config, groups.data, groups.pipeline)

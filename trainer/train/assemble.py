@@ -36,7 +36,7 @@ from trainer.samples.dataset import (
 )
 from trainer.train.events import Ended
 from trainer.train.loop import Training, train
-from trainer.train.not_finite import Search
+from trainer.train.not_finite import NonFiniteSearch
 from trainer.train.observers import Startup, observers, start_facts, tell
 from trainer.train.rates import MemoryReport, planned_bytes
 
@@ -115,7 +115,7 @@ def run_training(
         tell=partial(tell, watching),
         stop_asked=stop,
         measure=MemoryReport(device, group, planned_bytes(config, layout, device.kind), before),
-        search=Search(model, group, layout) if config.nan.name_layer else None,
+        search=NonFiniteSearch(model, group, layout) if config.nan.name_layer else None,
         dropout_place=groups.dropout_place,
     )
     return train(run, step), group

@@ -19,7 +19,7 @@ Finding = tuple[int, int, int, str, int]
 _BLOCK = re.compile(r"\bblocks\.(\d+)\b")
 
 
-class Watch:
+class NonFiniteHooks:
     """Hooks on every layer of a model, for the time of a `with`; `first` is the first that is not finite."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -28,7 +28,7 @@ class Watch:
         self._seen = 0
         self._hooks: list[Any] = []
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> NonFiniteHooks:
         for name, parameter in self.model.named_parameters():
             if not _finite(parameter.detach()):
                 self._note(0, f"the weight {name} is not finite")
@@ -84,7 +84,7 @@ def _depth(words: str) -> int:
     return 0 if "tokens" in words or "positions" in words else 1 << 20
 
 
-class Search:
+class NonFiniteSearch:
     """Repeats a step of all ranks and says where it first went wrong, and on which of them."""
 
     def __init__(self, model: nn.Module, group: Group, layout: Layout) -> None:
@@ -92,7 +92,7 @@ class Search:
 
     def __call__(self, again: Callable[[], StepResult]) -> tuple[StepResult, str]:
         """What the repeated step gave, and words for people; the same on every rank."""
-        with Watch(self.model) as watch:
+        with NonFiniteHooks(self.model) as watch:
             result = again()
         findings = [finding for finding in self.group.gather(self._finding(watch)) if finding is not None]
         if math.isfinite(result.loss) and math.isfinite(result.grad_norm):
@@ -102,7 +102,7 @@ class Search:
         first = min(findings)
         return result, first[3] + self._where(first[4])
 
-    def _finding(self, watch: Watch) -> Finding | None:
+    def _finding(self, watch: NonFiniteHooks) -> Finding | None:
         if watch.first is None:
             return None
         phase, seen, words = watch.first

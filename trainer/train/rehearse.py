@@ -146,16 +146,16 @@ def _stepped(config: TrainConfig, layout: Layout, rank: int) -> int:
         model.tokens.loss = _Shapes(model.tokens)  # type: ignore[method-assign]
     with _real_meshes(config.zero >= 2):
         engine = TorchEngine(model, config, groups, device, {})
-    holding, micro = engine.holding, _micro(config)
-    holding.optimizer.ops = _NoUpdate()  # type: ignore[assignment]
+    state, micro = engine.rank_state, _micro(config)
+    state.optimizer.ops = _NoUpdate()  # type: ignore[assignment]
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
     if micros > 1 or layout.data > 1:
         # From the second step on there from the beginning.
-        _ = holding.gradients.flat  # type: ignore[attr-defined]
-    holding.clear()
-    engine.runner.step([micro] * micros, [1.0] * micros, device.stopwatch(), holding.last_backward)
-    holding.wait()
-    holding.update(config.optimizer.lr)
+        _ = state.gradients.flat  # type: ignore[attr-defined]
+    state.clear()
+    engine.runner.step([micro] * micros, [1.0] * micros, device.stopwatch(), state.last_backward)
+    state.wait()
+    state.update(config.optimizer.lr)
     return built
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from trainer.device import Device
-from trainer.engine.rank_state import Buffered, GradientBuffer
+from trainer.engine.rank_state import GradientBuffer, ReplicatedState
 from trainer.model.layers import Cut
 from trainer.parallel.group import Group
 from trainer.parallel.tensor import ALONE
@@ -50,7 +50,7 @@ def test_layer_norms_stay_fp32_and_the_optimizer_holds_the_rest_in_fp32(raw_conf
     config = read_config(raw_config(precision="bf16"))
     model = GPT(config.model, native.choose("cpu"), seed=3)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    held = Buffered(model, config, Group(0, 1, Device("cpu")))
+    held = ReplicatedState(model, config, Group(0, 1, Device("cpu")))
     for name, parameter in model.named_parameters():
         assert parameter.dtype == (
             torch.float32 if ".norm_" in name or name.startswith("norm.") else torch.bfloat16

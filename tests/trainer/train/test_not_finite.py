@@ -14,7 +14,7 @@ from trainer.config.model_sizes import sized
 from trainer.engine.torch_engine import StepResult
 from trainer.model.gpt import GPT
 from trainer.train.events import StepDone
-from trainer.train.not_finite import Watch, _depth
+from trainer.train.not_finite import NonFiniteHooks, _depth
 from trainer.train.observers import step_line
 
 SIZE = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocab": 60}
@@ -26,7 +26,7 @@ def watched(spoil: Callable[[GPT], Any]) -> tuple[int, str]:
     model = GPT(replace(sized("gpt-tiny"), **SIZE), native.choose("cpu", "reference"))
     spoil(model)
     tokens = torch.arange(17).unsqueeze(0)
-    with Watch(model) as watch:
+    with NonFiniteHooks(model) as watch:
         loss = model(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
     assert watch.first is not None
