@@ -63,6 +63,13 @@ def test_the_templates_and_the_workflow_are_valid() -> None:
     assert ".ci/run" in [step.get("run") for step in workflow["jobs"]["test"]["steps"]]
 
 
+def test_type_information_is_installed_with_every_package() -> None:
+    installed = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("package-data]")[2]
+    for package in ("clusterctl", "trainer", "native"):
+        assert (ROOT / package / "py.typed").is_file()
+        assert f'{package} = ["py.typed"]' in installed
+
+
 def test_the_index_leads_to_every_page() -> None:
     reached: set[Path] = set()
     waiting = [DOCS / "index.md"]
