@@ -308,7 +308,9 @@ def check(job: Job, cluster: Cluster) -> dict[str, Any]:
 
     Raise InputFaults with everything that is wrong.
     """
-    own = _placeholder_faults(job, {"command": job.command, "env": job.env}, placeholders.OF_RANK)
+    # A command without a job file may be code with braces of its own.
+    parts = {"command": job.command, "env": job.env} if job.document else {}
+    own = _placeholder_faults(job, parts, placeholders.OF_RANK)
     in_train = _placeholder_faults(job, {"train": job.train}, placeholders.OF_NODE)
     faults = [*_device_faults(job, cluster), *own, *in_train]
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)

@@ -1,7 +1,8 @@
 """Placeholders such as `{data}` and `{node.address}` in a job's command, environment and train part.
 
 The same names work in all three places; {rank} and {local_rank} need a rank, which the train part has not.
-`{{name}}` writes the text {name} itself. Other braces, such as those of JSON, stay as they are.
+`{{name}}` writes the text {name} itself. Other braces, such as those of JSON, stay as they are. In a command
+without a job file, which may be code, so do unknown names.
 """
 
 from __future__ import annotations
@@ -19,17 +20,23 @@ OF_NODE = (
 )  # fmt: skip
 OF_RANK = (*OF_NODE, "rank", "local_rank")
 
-_PLACEHOLDER = re.compile(r"\{(\{)?([a-z][a-z_.]*)\}(?(1)\})")
+# Not after "$": a shell's own variable.
+_PLACEHOLDER = re.compile(r"(?<!\$)\{(\{)?([a-z][a-z_.]*)\}(?(1)\})")
 # A text that begins with a placeholder, which YAML would take for a mapping.
 BEGINS_WITH_PLACEHOLDER = re.compile(r"\s*\{[a-z][a-z_.]*\}")
 
 
-def fill(text: str, values: Mapping[str, str], where: str) -> str:
-    """Return `text` with its placeholders replaced; raise UsageError for an unknown one."""
+def fill(text: str, values: Mapping[str, str], where: str, *, strict: bool = True) -> str:
+    """Return `text` with its placeholders replaced; raise UsageError for an unknown one.
+
+    Without `strict`, an unknown one stays as it is unless it begins with `node.`.
+    """
 
     def replacement(match: re.Match[str]) -> str:
         if match[1]:
             return match[0][1:-1]
+        if match[2] not in values and not (strict or match[2].startswith("node.")):
+            return match[0]
         if match[2] not in values:
             raise UsageError(f"{where}: {describe_unknown(match[2])}", remedy_for(match[2], tuple(values)))
         return values[match[2]]

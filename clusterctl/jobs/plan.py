@@ -168,4 +168,5 @@ def _argv(job: Job, python: str, place: NodePlace, local_rank: int) -> tuple[str
     first, *others = job.command
     words = (python if first in ("python", "python3") else first, *others)
     values = place.placeholders_of(local_rank)
-    return tuple(fill(word, values, f"{job.source}: command") for word in words)
+    strict = job.document is not None
+    return tuple(fill(word, values, f"{job.source}: command", strict=strict) for word in words)

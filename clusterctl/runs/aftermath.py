@@ -6,6 +6,7 @@ is measured with a request to the node, to within half of the round trip.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.run_folder import NodeFiles
 from clusterctl.runs.state import KernelReport, NodeAnswer, RankState
 from clusterctl.typed_json import BadValue, decode
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 # Requests for the node's clock; the one with the shortest round trip counts.
 TRIES = 3
+# Bytes of one error file, and number of error files of one node.
+MAX_ERROR_FILE = 256 << 10
+MOST_ERROR_FILES = 16
 
 
 def with_aftermath(link: Connection, answer: NodeAnswer) -> NodeAnswer:
@@ -67,3 +72,35 @@ def with_clock(rank: RankState, answer: NodeAnswer) -> RankState:
     at = None if answer.clock is None or rank.monotonic is None else rank.monotonic - answer.clock
     report = answer.kernel.get(rank.pid or 0, KernelReport())
     return replace(rank, at=at, oom=rank.oom or report.oom, kernel=report.kernel or rank.kernel)
+
+
+def with_error_files(link: Connection, answer: NodeAnswer, files: NodeFiles) -> NodeAnswer:
+    """Add to each rank that exited with an error the exception in its TORCHELASTIC_ERROR_FILE, if it wrote one."""
+    failed = [rank.rank for rank in answer.ranks if rank.exit_code][:MOST_ERROR_FILES]
+    if not failed:
+        return answer
+    errors = {rank: _recorded_exception(link, files.error_file(rank)) for rank in failed}
+    ranks = tuple(replace(rank, error=errors.get(rank.rank, "")) for rank in answer.ranks)
+    return replace(answer, ranks=ranks)
+
+
+def _recorded_exception(link: Connection, path: str) -> str:
+    try:
+        return exception_in(link.get(path, limit=MAX_ERROR_FILE))
+    except ClusterctlError:
+        # Most programs write no error file.
+        return ""
+
+
+def exception_in(data: bytes) -> str:
+    """Return the traceback, or else the message, in an error file of torch; "" if it has none."""
+    try:
+        value: Any = json.loads(data)
+    except (ValueError, RecursionError):
+        return ""
+    message = value.get("message") if isinstance(value, dict) else None
+    if isinstance(message, dict):
+        extra = message.get("extraInfo")
+        stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+        message = stack if isinstance(stack, str) and stack else message.get("message")
+    return message if isinstance(message, str) else ""

@@ -13,7 +13,7 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.store import last_lines
-from clusterctl.runs.cause_patterns import Kind, kind_of, lost_another
+from clusterctl.runs.cause_patterns import Kind, kind_of, lost_another, raised_in
 from clusterctl.runs.cause_patterns import how_it_ended as how_it_ended
 from clusterctl.runs.state import write_state
 from clusterctl.text import plural
@@ -160,10 +160,12 @@ class _Ends:
     def log_of(self, rank: RankState) -> tuple[Path, list[str]]:
         """Return a rank's log and its last lines: of stderr, or of stdout if stderr is empty."""
         logs = [self.run.log(rank.node, rank.rank, stream, self.attempt) for stream in ("err", "out")]
+        recorded = [line for line in rank.error.splitlines() if line.strip()][-READ:]
         for log in logs:
             if lines := [line for line in last_lines(log, READ) if line.strip()]:
-                return log, lines
-        return logs[1], []
+                # The exception explains more than a log that does not end in one.
+                return log, lines if raised_in(lines) or not recorded else [*lines, *recorded]
+        return logs[1], recorded
 
     def first(self) -> RankState | None:
         """Return the rank whose failure caused the others: the first one, unless its log says that it lost another."""

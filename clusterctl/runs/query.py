@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import LinkLost, UsageError
 from clusterctl.jobs.phase import Phase
-from clusterctl.jobs.run_folder import RunDir
-from clusterctl.runs.aftermath import with_aftermath, with_clock
+from clusterctl.jobs.run_folder import NodeFiles, RunDir
+from clusterctl.runs.aftermath import with_aftermath, with_clock, with_error_files
 from clusterctl.runs.stall import is_number
 from clusterctl.runs.state import (
     SUPERVISOR_SILENCE,
@@ -68,7 +68,8 @@ def query_nodes(
 
     def ask(node: Node, link: Connection) -> NodeAnswer:
         where = {"run_dir": record.run_dirs[node.name], "attempt": record.attempt}
-        return with_aftermath(link, answer_from_json(node.name, link.call("state", where)))
+        answer = with_aftermath(link, answer_from_json(node.name, link.call("state", where)))
+        return with_error_files(link, answer, NodeFiles(record.run_dirs[node.name], record.attempt))
 
     outcomes = within(connections, [node for node in nodes if node.name not in gone], ask, patience)
     outcomes += [Outcome(node, error=LinkLost(node.name, "lost")) for node in nodes if node.name in gone]

@@ -80,6 +80,8 @@ class RankState:
     """Messages of the node's kernel about the process."""
     full: str = ""
     """A folder whose disk was full when the rank failed."""
+    error: str = ""
+    """The exception that torch recorded in the rank's error file."""
 
     @property
     def end_time(self) -> float:

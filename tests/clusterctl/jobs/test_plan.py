@@ -156,8 +156,9 @@ def test_placeholders_are_filled_alike_in_command_environment_and_training() -> 
     assert process.argv == ("run", filled) and process.env["A"] == filled
     training = replace(bare(), command=(), train={"model": {"x": [text]}})
     assert plan.make_plan(cluster(), training, facts).nodes[1].train["model"] == {"x": [filled]}  # type: ignore[index]
-    awk = bare("awk", "{{print}} {rank}{local_rank}")
-    assert plan.make_plan(cluster(), awk, facts).nodes[1].processes[1].argv == ("awk", "{print} 31")
+    awk = bare("awk", "{{print}} {rank}{local_rank} {print} ${rank}")
+    argv = plan.make_plan(cluster(), awk, facts).nodes[1].processes[1].argv
+    assert argv == ("awk", "{print} 31 {print} ${rank}")
 
 
 def test_unknown_placeholders_are_named_with_their_lines(tmp_path: Path) -> None:

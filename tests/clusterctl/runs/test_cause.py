@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,9 +13,9 @@ import pytest
 
 from clusterctl.errors import LinkLost
 from clusterctl.inventory.cluster import Node
-from clusterctl.jobs.run_folder import RunDir
+from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs import cause as causes
-from clusterctl.runs.aftermath import with_aftermath, with_clock
+from clusterctl.runs.aftermath import exception_in, with_aftermath, with_clock, with_error_files
 from clusterctl.runs.cause import Cause, how_it_ended
 from clusterctl.runs.query import combine
 from clusterctl.runs.state import RankState, RunState, answer_from_json
@@ -155,6 +156,54 @@ def test_the_first_by_the_steady_clocks_counts_whatever_the_wall_clocks_say(tmp_
     assert late.failure is not None
     assert (late.failure.node, late.failure.rank) == ("b", 2)
     assert late.failure.at == pytest.approx(100.0)
+
+
+ERROR_FILE = {
+    "message": {
+        "message": "ValueError: boom",
+        "extraInfo": {
+            "py_callstack": "Traceback (most recent call last):\n  x\nValueError: boom\n",
+            "timestamp": "1",
+        },
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (json.dumps(ERROR_FILE).encode(), "Traceback (most recent call last):\n  x\nValueError: boom\n"),
+        (b'{"message": {"message": "RuntimeError: x"}}', "RuntimeError: x"),
+        (b'{"message": "SIGSEGV"}', "SIGSEGV"),
+        (b'{"message": {"message": 5}}', ""),
+        (b'{"mess', ""),
+        (b"[" * 100_000, ""),
+        (b"\xff\x00", ""),
+        (b"[]", ""),
+    ],
+)
+def test_an_error_file_is_read_and_a_damaged_one_is_empty(data: bytes, text: str) -> None:
+    assert exception_in(data) == text
+
+
+def test_the_exception_in_an_error_file_is_the_cause_where_the_log_has_none(tmp_path: Path) -> None:
+    failed = answer("failed", ended(0, 9.0, code=1), failed=0)
+    files = NodeFiles("/w/runs/r/a", 2)
+    asked = []
+
+    class Link:
+        def get(self, path: str, limit: int) -> bytes:
+            asked.append(path)
+            return json.dumps(ERROR_FILE).encode()
+
+    found = with_error_files(Link(), answer_from_json("a", failed), files)  # type: ignore[arg-type]
+    assert asked == ["/w/runs/r/a/attempts/2/error-rank-0.json"]
+    run = RunDir(tmp_path)
+    rank = replace(found.ranks[0], node="a")
+    for log in ("", "loading data\n"):
+        wrote(run, "a", 0, log)
+        cause = find_cause(run, rank, [rank], {"a": "failed"})
+        assert "ValueError: boom" in cause.title and cause.tail[-1] == "ValueError: boom"
 
 
 def test_a_rank_that_lost_another_is_not_the_cause_though_it_was_seen_first(tmp_path: Path) -> None:
