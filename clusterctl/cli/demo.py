@@ -87,11 +87,11 @@ def _rank_table(cluster: Cluster) -> None:
     from clusterctl.cli import views
     from clusterctl.files import replace_file
     from clusterctl.hostfile import formats
-    from clusterctl.ranktable import ask
+    from clusterctl.ranktable import from_nodes
 
     _heading(2, "Build a rank table from the nodes' answers: clusterctl ranktable build")
     with options.connected(cluster) as connections:
-        table = ask.ask_nodes(cluster, connections).table
+        table = from_nodes.build_from_nodes(cluster, connections).table
     replace_file(Path("rank_table.json"), table.render())
     text = formats.deepspeed(cluster)
     replace_file(Path("hostfile"), text)

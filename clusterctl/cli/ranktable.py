@@ -107,18 +107,18 @@ def _asked(
     chosen: Cluster, which: tuple[int, ...] | None, hardware: str | None, skip: bool, accept_new: bool
 ) -> RankTable:
     from clusterctl.cli import screen
-    from clusterctl.ranktable import api, ask
+    from clusterctl.ranktable import api, from_nodes
 
     api.buildable(hardware)
     with connected(chosen, accept_new) as connections:
-        asked = ask.ask_nodes(chosen, connections, which, hardware, skip)
-    if asked.detected:
-        screen.log(f"{asked.detected}; --for a2 writes 1.0")
-    for line in asked.elsewhere:
+        built = from_nodes.build_from_nodes(chosen, connections, which, hardware, skip)
+    if built.detected:
+        screen.log(f"{built.detected}; --for a2 writes 1.0")
+    for line in built.other_sources:
         screen.log(line, style="yellow")
-    for line in asked.left_out:
+    for line in built.left_out:
         screen.log(f"left out: {line}", style="yellow")
-    return asked.table
+    return built.table
 
 
 def merge(

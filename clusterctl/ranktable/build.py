@@ -1,4 +1,4 @@
-"""Rank tables made: of devices' addresses, or of several tables; each is held to HCCL's rules before it is given."""
+"""Build rank tables from the addresses of devices or from other tables; every result is checked by HCCL's rules."""
 
 from __future__ import annotations
 
@@ -40,25 +40,27 @@ def checked(
     hardware: str | None = None,
     where: Callable[[str], str] | None = None,
 ) -> RankTable:
-    """The table as it is, when every rule of HCCL holds.
+    """Return the table if it breaks no rule of HCCL; raise InputFaults otherwise.
 
-    `names` say whose server is meant; `where` turns a JSON pointer into the place to name instead.
+    Faults name the node of a server from `names`, or the place that `where` returns for a JSON pointer.
     """
     findings = apply_rules(table.as_json(), hardware).reader.findings
     if findings:
-        tell = where or (lambda pointer: _named(pointer, names))
-        raise InputFaults([Fault(tell(one.pointer), _told(one.what, tell), one.remedy) for one in findings])
+        place_of = where or (lambda pointer: _named(pointer, names))
+        raise InputFaults(
+            [Fault(place_of(each.pointer), _translate(each.what, place_of), each.remedy) for each in findings]
+        )
     return table
 
 
-def _told(what: str, tell: Callable[[str], str]) -> str:
-    """The words of a finding with the other places in them named as its own is."""
+def _translate(what: str, place_of: Callable[[str], str]) -> str:
+    """Return the text of a finding with the JSON pointers in it replaced by their places."""
 
     def place(found: re.Match[str]) -> str:
         try:
-            return tell(found[0])
+            return place_of(found[0])
         except (IndexError, ValueError):
-            # A text of the table's own that looks like a pointer.
+            # The table has a text that looks like a pointer.
             return found[0]
 
     return _OTHER.sub(place, what)
@@ -70,30 +72,30 @@ def _named(pointer: str, names: Sequence[str]) -> str:
 
 
 def _steps(pointer: str) -> tuple[int, int]:
-    """The numbers in /server_list/N/device/M, -1 where there is none."""
+    """Return the numbers in /server_list/N/device/M; -1 for a missing one."""
     match = _POINTER.match(pointer)
     return (int(match[1]), int(match[2] or -1)) if match else (-1, -1)
 
 
-# -- of the devices' addresses
+# -- from the addresses of devices
 
 
 def buildable(hardware: str | None) -> None:
-    """Refuse what no node can be asked for: the networks of a5 stand in no tool's answer that is known."""
+    """Raise UsageError for a5: no known tool of its nodes shows their networks."""
     if version_for(hardware) == "2.0":
-        what = "a table for a5 needs each device's levels (networks, ports), which its tools do not tell"
+        what = "a table for a5 needs the levels (networks, ports) of each device, which no tool of its nodes shows"
         remedy = "write them into a plan: clusterctl ranktable build --from plan.yaml"
-        raise UsageError(what, f"{remedy}\na job starts without a table with `rank_table: never`")
+        raise UsageError(what, f"{remedy}\na job with `rank_table: never` starts without a table")
 
 
 def complete(
     entries: Sequence[tuple[Node, Sequence[DeviceAddress]]], which: Sequence[int] | None
 ) -> tuple[list[tuple[Node, list[DeviceAddress]]], list[str]]:
-    """The nodes that have a device with an address, and words for each node or device that was left out."""
+    """Return the nodes with their devices that have an address, and a sentence for each one left out."""
     kept, words = [], []
     for node, found in entries:
-        there = {one.device_id for one in found}
-        absent = [one for one in (node.devices if which is None else which) if one not in there]
+        present = {address.device_id for address in found}
+        absent = [device for device in (node.devices if which is None else which) if device not in present]
         if not found:
             words.append(f"{node.name}: no device has an address")
         elif absent:
@@ -107,9 +109,9 @@ def complete(
 
 @many_objects()
 def build(entries: Sequence[tuple[Node, Sequence[DeviceAddress]]], hardware: str | None = None) -> RankTable:
-    """One table for nodes in order, each with its devices in rank order; all faults are said at once.
+    """Return one table for nodes and their devices, in the order of the ranks; raise InputFaults with all faults.
 
-    Version 1.2 for a3, with the super pods that the nodes told or the inventory names; 1.0 otherwise.
+    The version is 1.2 for a3, with the super pods of the inventory or of the nodes' answers; 1.0 otherwise.
     """
     buildable(hardware)
     version = version_for(hardware)
@@ -138,7 +140,7 @@ def build(entries: Sequence[tuple[Node, Sequence[DeviceAddress]]], hardware: str
 
 
 def _pod(node: Node, addresses: Sequence[DeviceAddress]) -> str:
-    return node.super_pod or next((one.super_pod_id for one in addresses if one.super_pod_id), "")
+    return node.super_pod or next((address.super_pod_id for address in addresses if address.super_pod_id), "")
 
 
 def _node_faults(node: Node, addresses: Sequence[DeviceAddress], version: str) -> Iterator[Fault]:
@@ -146,7 +148,7 @@ def _node_faults(node: Node, addresses: Sequence[DeviceAddress], version: str) -
         yield Fault(node.name, "has no devices for a rank table", "give it `devices` in the inventory")
     server_id = node.server_id or node.address
     if loops_back(server_id):
-        what = f"its server_id would be {server_id}, which every other node takes for itself"
+        what = f"its server_id would be {server_id}, which on every other node means that node itself"
         yield Fault(node.name, what, "set the node's `address` or `server_id` in the inventory")
     for address in addresses:
         if not address.ip:
@@ -157,28 +159,29 @@ def _node_faults(node: Node, addresses: Sequence[DeviceAddress], version: str) -
     for address in addresses:
         if not address.super_device_id:
             what = f"the device {address.device_id} has no super-device id, which version 1.2 needs"
-            yield Fault(node.name, what, "`npu-smi info -t spod-info -i CARD -c CHIP` on that node tells it")
+            yield Fault(node.name, what, "`npu-smi info -t spod-info -i CARD -c CHIP` on that node shows it")
     if addresses and not _pod(node, addresses):
         yield Fault(node.name, "is in no super pod", "set `super_pod` in the inventory")
-    told = {one.super_pod_id for one in addresses if one.super_pod_id}
-    if len(told) > 1 and not node.super_pod:
-        yield Fault(node.name, f"its devices are in the super pods {sorted(told)}", "one node is in one")
+    found = {address.super_pod_id for address in addresses if address.super_pod_id}
+    if len(found) > 1 and not node.super_pod:
+        what = f"its devices are in the super pods {sorted(found)}"
+        yield Fault(node.name, what, "a node is in one super pod: set `super_pod` in the inventory")
 
 
 def loops_back(server_id: str) -> bool:
-    """Whether a server_id leads every other node to itself."""
+    """Return whether a server_id is a loopback address or name."""
     try:
         return ipaddress.ip_address(server_id).is_loopback
     except ValueError:
         return server_id in ("localhost", "localhost.localdomain")
 
 
-# -- of several tables
+# -- from several tables
 
 
 @many_objects()
 def merge(tables: Sequence[tuple[str, RankTable]], hardware: str | None = None) -> RankTable:
-    """One table of several, each with its file's name: servers and ranks in the order of the arguments."""
+    """Return one table from several, given with their file names; ranks follow the order of the tables."""
     if not tables:
         raise UsageError("no tables to merge", "clusterctl ranktable merge FILE...")
     faults = [] if _all_different([table for _, table in tables]) else list(_merge_faults(tables))
@@ -192,12 +195,13 @@ def merge(tables: Sequence[tuple[str, RankTable]], hardware: str | None = None) 
 
 
 def _origin(tables: Sequence[tuple[str, RankTable]], pointer: str) -> str:
-    """The file, and the pointer into it, of what stands at a pointer of the merged table."""
+    """Return the file, and the pointer in it, for a pointer into the merged table."""
     number, place = _steps(pointer)
     for name, table in tables:
         if 0 <= number < len(table.servers):
             server = in_rank_order(table)[number]
-            own = next(at for at, one in enumerate(table.servers) if one.server_id == server.server_id)
+            ids = [each.server_id for each in table.servers]
+            own = ids.index(server.server_id)
             was = f"/server_list/{own}"
             if place >= 0:
                 was += f"/device/{table.servers[own].devices.index(server.devices[place])}"
@@ -209,8 +213,10 @@ def _origin(tables: Sequence[tuple[str, RankTable]], pointer: str) -> str:
 def in_order(
     tables: Sequence[tuple[str, RankTable]], how: str, inventory: Mapping[str, int] | None = None
 ) -> list[tuple[str, RankTable]]:
-    """Tables as they were given, or by the server_id of their first server: as an address, a name, or the
-    place of that server_id in an inventory."""
+    """Return tables in the given order, or sorted by the server_id of their first server.
+
+    `how` is given, address, name, or inventory (the position of the server_id in an inventory).
+    """
     if how not in SORTS:
         raise UsageError(f"unknown order {how!r}", did_you_mean(how, SORTS) or f"one of {', '.join(SORTS)}")
     if how == "given":
@@ -224,7 +230,7 @@ def in_order(
 
 
 def server_places(cluster: Cluster) -> dict[str, int]:
-    """Where each server_id, address or name stands in an inventory."""
+    """Return the position of each server_id, address and name in an inventory."""
     places: dict[str, int] = {}
     for number, node in enumerate(cluster.nodes):
         for known in (node.server_id, node.address, node.host, node.name):
@@ -233,7 +239,7 @@ def server_places(cluster: Cluster) -> dict[str, int]:
 
 
 def named_by(cluster: Cluster, servers: Sequence[str]) -> dict[str, str]:
-    """The name that an inventory has for each of these servers, in their order; without those that it lacks."""
+    """Return the servers by their names in an inventory, without those that it does not have."""
     places = server_places(cluster)
     return {cluster.nodes[places[server]].name: server for server in servers if server in places}
 
@@ -253,7 +259,7 @@ def _as_inventory(
 
 
 def _name_order(server_id: str) -> list[tuple[int, str]]:
-    """node2 before node10."""
+    """Return a sort key that puts node2 before node10."""
     return [(len(part), part) if part.isdigit() else (0, part) for part in re.split(r"([0-9]+)", server_id)]
 
 
@@ -267,7 +273,7 @@ def _address_order(server_id: str) -> tuple[int, int, list[tuple[int, str]]]:
 
 
 def _all_different(tables: Sequence[RankTable]) -> bool:
-    """Whether sets alone show that nothing stands twice, as is nearly always so; spellings are compared later."""
+    """Return whether all ids and addresses are different, as nearly always; other spellings are compared later."""
     servers = [server for table in tables for server in table.servers]
     texts = [device.device_ip for server in servers for device in server.devices if device.device_ip]
     return (
@@ -292,7 +298,7 @@ def _merge_faults(tables: Sequence[tuple[str, RankTable]]) -> Iterator[Fault]:
                 twice = list(_once(seen, "server", server.server_id, name, f"{at}/server_id"))
                 yield from twice
                 if twice:
-                    # Its devices would only say the same again.
+                    # Its devices would repeat the same fault.
                     continue
             for place, device in enumerate(server.devices):
                 here = f"{at}/device/{place}" if table.names_servers else f"rank {device.rank_id}"
@@ -316,6 +322,6 @@ def _once(
 ) -> Iterator[Fault]:
     if (noun, value) in seen:
         what = f"the {noun} {value} is also at {' '.join(seen[noun, value])}"
-        yield Fault(f"{name} {pointer}", what, f"merge each {noun} once")
+        yield Fault(f"{name} {pointer}", what, f"each {noun} may be in one table only")
     else:
         seen[noun, value] = (name, pointer)

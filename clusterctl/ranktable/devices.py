@@ -1,9 +1,9 @@
-"""The addresses of a node's devices, as the node itself tells them.
+"""Read the addresses of a node's devices from the node itself.
 
-Asked in this order, a device at a time: `hccn_tool -i N -ip -g` (`-vnic` on A3); the node's hccn.conf, which the tool
-wrote; the inventory's `device_ips`. An unconfigured device makes hccn_tool print nothing and succeed, so
-silence is "no address" and never an error by itself; a device that ends without one refuses, since a table
-that leaves it out would start a smaller run than was asked for.
+Sources, in this order for each device: `hccn_tool -i N -ip -g` (`-vnic` on A3); the hccn.conf on the node, which that
+tool writes; `device_ips` of the inventory. For an unconfigured device hccn_tool prints nothing and exits with 0, so
+empty output means "no address". A device without any address is an error: a table without it would start a smaller
+run than the user wanted.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 VENDOR_TOOL = "/usr/local/Ascend/driver/tools/hccn_tool"
 VENDOR_SMI = "/usr/local/bin/npu-smi"
 VENDOR_CONF = "/etc/hccn.conf"
-# Seconds; a healthy hccn_tool answers in well under one, a hung driver never does.
+# Seconds. A healthy hccn_tool needs less than one; with a hung driver it never ends.
 TIMEOUT = 20.0
 NOT_FOUND = (126, 127)
 
 
 @dataclass(frozen=True)
 class DeviceAddress:
-    """A device and where the other devices reach it."""
+    """A device and the address at which the other devices reach it."""
 
     device_id: int
     ip: str
     super_device_id: str = ""
-    """A3: the device's number in its super pod."""
+    """A3: the number of the device in its super pod."""
     super_pod_id: str = ""
     source: str = field(default="", compare=False)
-    """Who told the address where it was not hccn_tool: hccn.conf or the inventory."""
+    """The source of the address if it is not hccn_tool: hccn.conf or the inventory."""
 
 
-def ask(
+def read_addresses(
     connection: Connection,
     node: Node,
     devices: Sequence[int] | None = None,
@@ -50,15 +50,15 @@ def ask(
     skip_incomplete: bool = False,
     smi: Smi | None = None,
 ) -> list[DeviceAddress]:
-    """The address of each device, in the order given (the inventory's when none); one without is an error.
+    """Return the address of each device, in the given order (default: the order of the inventory).
 
-    On a3 the address is that of the super pod's own network, and each device's super-device id is asked too.
-    With `skip_incomplete`, devices without an address are left out.
+    On a3 the address is in the network of the super pod, and each device has its super-device id too. A device
+    without an address is an error, or is left out with `skip_incomplete`.
     """
     wanted = node.devices if devices is None else tuple(devices)
     found, complaint = _from_tool(connection, node, wanted, hardware)
     source = dict.fromkeys(found, "")
-    # Another network.
+    # The addresses in hccn.conf are not in the network of the super pod.
     if any(device not in found for device in wanted) and not (hardware == "a3" and found):
         found = {**_from_conf(connection, node), **found}
         source = {**dict.fromkeys(found, "hccn.conf"), **source}
@@ -67,24 +67,28 @@ def ask(
     absent = [device for device in wanted if device not in found]
     if absent and not skip_incomplete:
         which = f"device{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
-        what = f"{node.name}: {which} without an address: hccn_tool, hccn.conf and the inventory give none"
+        what = f"{node.name}: {which} without an address in hccn_tool, hccn.conf and the inventory"
         remedy = f"on {node.name}: hccn_tool -i {absent[0]} -ip -s address A.B.C.D netmask 255.255.255.0"
         raise WorkFailed(f"{what}{complaint}", f"{remedy}\nor write `device_ips` in the inventory")
-    there = [device for device in wanted if device in found]
-    answers = [DeviceAddress(device, found[device], source=source[device]) for device in there]
+    answers = [
+        DeviceAddress(device, found[device], source=source[device]) for device in wanted if device in found
+    ]
     if hardware != "a3":
         return answers
     return _in_super_pods(connection, node, answers, smi or find_smi(connection, node))
 
 
-# Each only where the one before has no answer at all.
+# The next question is asked only if the one before has no answer for any device.
 QUESTIONS = {"a3": (("-vnic",), ("-ip",), ("-ip", "-inet6"))}
 
 
 def _from_tool(
     connection: Connection, node: Node, devices: Sequence[int], hardware: str | None
 ) -> tuple[dict[int, str], str]:
-    """hccn_tool's answers, and its complaint; IPv6 only where no device has IPv4: no table may mix them."""
+    """Return the addresses that hccn_tool shows, and its error message.
+
+    IPv6 is used only if no device has IPv4, since a table must not mix them.
+    """
     first, *others = QUESTIONS.get(hardware or "", (("-ip",), ("-ip", "-inet6")))
     for tool in [node.hccn_tool] if node.hccn_tool else ["hccn_tool", VENDOR_TOOL]:
         answers = [_answer(connection, tool, device, *first) for device in devices[:1]]
@@ -94,7 +98,9 @@ def _from_tool(
         found = _addresses(devices, answers)
         for question in others:
             if not found:
-                found = _addresses(devices, [_answer(connection, tool, one, *question) for one in devices])
+                found = _addresses(
+                    devices, [_answer(connection, tool, device, *question) for device in devices]
+                )
         return found, _complaint(tool, answers)
     return {}, ""
 
@@ -102,21 +108,22 @@ def _from_tool(
 def _in_super_pods(
     connection: Connection, node: Node, found: Sequence[DeviceAddress], smi: Smi | None
 ) -> list[DeviceAddress]:
-    """The same devices with what `npu-smi` says of each in its super pod."""
+    """Return the devices with their super-device id and super pod, as npu-smi shows them."""
     if smi is None:
-        what = f"{node.name}: no npu-smi, which tells the super-device ids of a3"
+        what = f"{node.name}: npu-smi, which shows the super-device ids of a3, is missing"
         raise WorkFailed(
             what, "install the driver's tools, or write a plan: clusterctl ranktable build --from"
         )
-    told = []
-    for one in found:
-        place = in_super_pod(connection, smi, one.device_id)
+    complete = []
+    for address in found:
+        device = address.device_id
+        place = in_super_pod(connection, smi, device)
         if place is None:
-            what = f"{node.name}: device {one.device_id} without a super-device id: {smi.tool} info "
-            what += "-t spod-info gives none" if one.device_id in smi.chips else "-m does not name it"
-            raise WorkFailed(what, "is this an A3 node in a super pod? --for a2 asks for no such id")
-        told.append(DeviceAddress(one.device_id, one.ip, *place, source=one.source))
-    return told
+            what = f"{node.name}: device {device} has no super-device id in {smi.tool} info "
+            what += "-t spod-info" if device in smi.chips else "-m"
+            raise WorkFailed(what, "is this an A3 node in a super pod? --for a2 needs no such id")
+        complete.append(DeviceAddress(device, address.ip, *place, source=address.source))
+    return complete
 
 
 # -- npu-smi
@@ -124,19 +131,19 @@ def _in_super_pods(
 
 @dataclass(frozen=True)
 class Smi:
-    """A node's npu-smi, and what its list of chips says."""
+    """The npu-smi of a node, and its list of chips."""
 
     tool: str
     chips: dict[int, tuple[int, int]] = field(hash=False)
-    """Device id to (card, chip): an A3 card holds two chips."""
+    """Device id to (card, chip); an A3 card has two chips."""
     text: str
-    """The list itself, which names the chips."""
+    """The output of `npu-smi info -m`, which names the chips."""
 
 
 def find_smi(connection: Connection, node: Node) -> Smi | None:
-    """The node's npu-smi; None where it has none."""
-    beside = [str(PurePosixPath(node.hccn_tool).with_name("npu-smi"))] if node.hccn_tool else []
-    for tool in [*beside, "npu-smi", VENDOR_SMI]:
+    """Return the npu-smi of a node, or None if it has none."""
+    sibling = [str(PurePosixPath(node.hccn_tool).with_name("npu-smi"))] if node.hccn_tool else []
+    for tool in [*sibling, "npu-smi", VENDOR_SMI]:
         done = connection.run([tool, "info", "-m"], timeout=TIMEOUT)
         if done.exit_code not in NOT_FOUND:
             return Smi(tool, parse_chips(done.text), done.text)
@@ -144,7 +151,7 @@ def find_smi(connection: Connection, node: Node) -> Smi | None:
 
 
 def in_super_pod(connection: Connection, smi: Smi, device: int) -> tuple[str, str] | None:
-    """A device's super-device id and its super pod, as npu-smi says now; None where it says none."""
+    """Return the super-device id and the super pod that npu-smi shows for a device, or None."""
     if device not in smi.chips:
         return None
     fields = _about_chip(connection, smi, "spod-info", device)
@@ -152,10 +159,10 @@ def in_super_pod(connection: Connection, smi: Smi, device: int) -> tuple[str, st
 
 
 def generation(connection: Connection, smi: Smi | None, device: int) -> str | None:
-    """a2, a3 or a5, as the node's npu-smi names its chips; None where it does not say.
+    """Return a2, a3 or a5 from the chip names that npu-smi shows, or None if they do not show it.
 
-    An A3 board is an Ascend910 whose `NPU Name` is 93 and two digits, with two chips a card; an A2 board has no
-    such line, and a letter behind its chip's 910.
+    An A3 board is an Ascend910 whose `NPU Name` is 93 and two digits, with two chips on a card. An A2 board has no
+    such line, and its chip name has a letter after 910.
     """
     if smi is None:
         return None
@@ -175,33 +182,33 @@ def _generation_named(text: str) -> str | None:
 
 def _about_chip(connection: Connection, smi: Smi, question: str, device: int) -> dict[str, str]:
     card, chip = smi.chips[device]
-    asked = [smi.tool, "info", "-t", question, "-i", str(card), "-c", str(chip)]
-    done = connection.run(asked, timeout=TIMEOUT)
+    argv = [smi.tool, "info", "-t", question, "-i", str(card), "-c", str(chip)]
+    done = connection.run(argv, timeout=TIMEOUT)
     return parse_fields(done.text) if done.ok else {}
 
 
-# What a node prints may be anything: "\u00b2" is a digit, and no number.
+# ASCII digits only: str.isdigit also accepts "\u00b2".
 _NUMBER = re.compile(r"[0-9]{1,4}")
 
 
 def parse_chips(text: str) -> dict[int, tuple[int, int]]:
-    """Device id to (card, chip), out of `npu-smi info -m`; its controllers have `-` for a device id."""
+    """Return device id to (card, chip) from `npu-smi info -m`; controllers have `-` as device id and are skipped."""
     rows = [re.split(r"\t+|\s{2,}", line.strip()) for line in text.splitlines() if line.strip()]
     if not rows:
         return {}
     names = [name.lower() for name in rows[0]]
-    column = next((names.index(one) for one in ("chip phy-id", "chip logic id") if one in names), None)
+    column = next((names.index(name) for name in ("chip phy-id", "chip logic id") if name in names), None)
     if column is None:
         return {}
     chips = {}
     for row in rows[1:]:
-        if len(row) > column and all(_NUMBER.fullmatch(one) for one in (row[0], row[1], row[column])):
+        if len(row) > column and all(_NUMBER.fullmatch(cell) for cell in (row[0], row[1], row[column])):
             chips[int(row[column])] = (int(row[0]), int(row[1]))
     return chips
 
 
 def parse_fields(text: str) -> dict[str, str]:
-    """`SDID : 37748736` and the like, keys in small letters."""
+    """Return the fields in lines such as `SDID : 37748736`, with keys in lower case."""
     return {
         match[1].strip().lower(): match[2]
         for match in re.finditer(r"^\s*([A-Za-z][A-Za-z _-]*?)\s*:\s*(\S+)\s*$", text, re.MULTILINE)
@@ -218,7 +225,7 @@ def _addresses(devices: Sequence[int], answers: Sequence[Completed]) -> dict[int
 
 
 def _complaint(tool: str, answers: Sequence[Completed]) -> str:
-    """Why hccn_tool gave nothing, in its own words: a driver in trouble is not an unconfigured device."""
+    """Return why hccn_tool failed; "" if it did not, since an unconfigured device is no failure of the driver."""
     for done in answers:
         if done.timed_out:
             return f"; {tool} did not end within {TIMEOUT:.0f} s"
@@ -234,13 +241,13 @@ def _from_conf(connection: Connection, node: Node) -> dict[int, str]:
 
 
 def parse_address(text: str) -> str | None:
-    """The address in `ipaddr:192.168.10.1` or `ipv6_address:2001:db8::1`; None for silence."""
+    """Return the address in `ipaddr:192.168.10.1` or `ipv6_address:2001:db8::1`, or None."""
     match = re.search(r"^\s*(?:ipaddr|ipv6_address)\s*:\s*(\S+)\s*$", text, re.MULTILINE)
     return _valid(match[1]) if match else None
 
 
 def parse_conf(text: str) -> dict[int, str]:
-    """hccn.conf's `address_N=` lines; netmasks, gateways and the rest are not asked for here."""
+    """Return the addresses in the `address_N=` lines of hccn.conf, by device."""
     found: dict[int, str] = {}
     for match in re.finditer(r"^\s*(?:address|ipv6address)_([0-9]{1,3})\s*=\s*(\S+)\s*$", text, re.MULTILINE):
         address = _valid(match[2])

@@ -140,13 +140,13 @@ def prepare(
     tell: Tell,
 ) -> plan.Facts:
     """Return the facts about a run that only its nodes know."""
-    from clusterctl.ranktable import ask as ranktable_ask
+    from clusterctl.ranktable import from_nodes
 
     table = ""
     if plan.rank_table_wanted(job, cluster):
-        answer = ranktable_ask.ask_nodes(cluster, connections, job.devices)
+        answer = from_nodes.build_from_nodes(cluster, connections, job.devices)
         table = answer.table.render()
-        notes = "".join(f"; {text}" for text in (answer.detected, *answer.elsewhere) if text)
+        notes = "".join(f"; {text}" for text in (answer.detected, *answer.other_sources) if text)
         tell("ranktable", f"built from the answers of {plural(len(cluster.nodes), 'node')}{notes}")
     return plan.Facts(
         master_port=job.master_port or free_port(connections.of(cluster.nodes[0]), cluster.nodes[0]),

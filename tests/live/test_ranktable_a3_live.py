@@ -90,7 +90,7 @@ def test_what_has_no_address_is_refused_or_left_out_when_asked(
 def test_a3_nodes_are_told_by_their_own_answers(cluster: inventory_cluster.Cluster, tmp_path: Path) -> None:
     done = typed(cluster, tmp_path / "a3.json")
     assert done.exit_code == 0, repr(done.exception)
-    assert "node[1-2] are a3 by npu-smi: version 1.2; --for a2 writes 1.0" in done.stderr
+    assert "node[1-2] are a3 according to npu-smi: version 1.2; --for a2 writes 1.0" in done.stderr
     assert api.load(tmp_path / "a3.json").version == "1.2"
     assert built(cluster, tmp_path / "a2.json", "--for", "a2") is None
     assert api.load(tmp_path / "a2.json").version == "1.0"
@@ -112,7 +112,7 @@ def test_a_launch_gives_a3_nodes_the_same_table_as_a_build(
     shell = Shell(tmp_path, {**clean_environment(), "CLUSTERCTL_CLUSTER": cluster.source})
     done = shell("launch", "job.yaml")
     assert done.returncode == 0, done.stderr
-    assert "a3 by npu-smi: version 1.2" in done.stderr
+    assert "a3 according to npu-smi: version 1.2" in done.stderr
     assert built(cluster, tmp_path / "built.json") is None
     (kept,) = tmp_path.glob("**/rank_table.json")
     assert kept.read_text() == (tmp_path / "built.json").read_text()

@@ -37,7 +37,7 @@ def answers(
     cluster: inventory_cluster.Cluster,
 ) -> list[tuple[inventory_cluster.Node, list[devices.DeviceAddress]]]:
     with Connections(transport_to(cluster)) as connections:
-        outcomes = connections.on_each(cluster.nodes, lambda node, link: devices.ask(link, node))
+        outcomes = connections.on_each(cluster.nodes, lambda node, link: devices.read_addresses(link, node))
         return [(outcome.node, outcome.get()) for outcome in outcomes]
 
 

@@ -9,11 +9,11 @@ from clusterctl.inventory.cluster import Node
 from clusterctl.ranktable.devices import (
     VENDOR_TOOL,
     DeviceAddress,
-    ask,
     parse_address,
     parse_chips,
     parse_conf,
     parse_fields,
+    read_addresses,
 )
 from clusterctl.transport.fanout import Completed, ScriptedTransport
 
@@ -35,7 +35,7 @@ def asked(answers: dict[str, Completed], node: Node = NODE) -> tuple[list[Device
     transport = ScriptedTransport(
         {("*", "run"): ABSENT, **{("node1", what): one for what, one in answers.items()}}
     )
-    found = ask(transport.connect(node), node)
+    found = read_addresses(transport.connect(node), node)
     return found, [what for _, what, _ in transport.asked]
 
 
@@ -104,7 +104,7 @@ def test_the_inventorys_addresses_serve_last_and_by_device() -> None:
     node = replace(NODE, devices=(4, 5), device_ips=("192.168.10.4", "192.168.10.5"))
     assert asked({}, node)[0] == [DeviceAddress(4, "192.168.10.4"), DeviceAddress(5, "192.168.10.5")]
     transport = ScriptedTransport({("*", "run"): ABSENT})
-    assert ask(transport.connect(node), node, [5]) == [DeviceAddress(5, "192.168.10.5")]
+    assert read_addresses(transport.connect(node), node, [5]) == [DeviceAddress(5, "192.168.10.5")]
 
 
 def test_the_order_of_the_devices_asked_for_is_kept() -> None:
@@ -114,7 +114,7 @@ def test_the_order_of_the_devices_asked_for_is_kept() -> None:
             ("*", "hccn_tool -i 0 -ip -g"): address("192.168.10.1"),
         }
     )
-    assert [one.device_id for one in ask(transport.connect(NODE), NODE, [1, 0])] == [1, 0]
+    assert [one.device_id for one in read_addresses(transport.connect(NODE), NODE, [1, 0])] == [1, 0]
 
 
 def test_one_device_without_an_address_refuses_and_names_device_and_node() -> None:
@@ -177,7 +177,7 @@ SUPER_POD = (
 
 def asked_a3(answers: dict[str, Completed], skip: bool = False) -> list[DeviceAddress]:
     script = {("*", "run"): ABSENT, **{("node1", what): one for what, one in answers.items()}}
-    return ask(ScriptedTransport(script).connect(NODE), NODE, (1, 0), "a3", skip)
+    return read_addresses(ScriptedTransport(script).connect(NODE), NODE, (1, 0), "a3", skip)
 
 
 A3 = {
@@ -199,8 +199,8 @@ def test_on_a3_each_device_is_asked_for_its_super_device_id_by_card_and_chip() -
 @pytest.mark.parametrize(
     ("left_out", "word"),
     [
-        ("npu-smi info -m", "no npu-smi"),
-        ("npu-smi info -t spod-info -i 0 -c 1", "device 1 without a super-device id"),
+        ("npu-smi info -m", "npu-smi, which shows the super-device ids of a3, is missing"),
+        ("npu-smi info -t spod-info -i 0 -c 1", "device 1 has no super-device id"),
         ("hccn_tool -i 1 -vnic -g", "devices 1, 0 without an address"),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import doctest
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from clusterctl.errors import InputFaults, UsageError
 from clusterctl.inventory.cluster import Node
+from clusterctl.ranktable import api
 from clusterctl.ranktable.api import (
     Device,
     RankTable,
@@ -460,3 +462,8 @@ def test_unequal_counts_of_a_merge_name_both_files() -> None:
     (fault,) = caught.value.faults
     assert fault.where == "b.json /server_list/0/device"
     assert fault.what.startswith("3 devices, and a.json /server_list/0 has 2")
+
+
+def test_the_examples_in_the_documentation_of_the_library_work() -> None:
+    failed, tried = doctest.testmod(api)
+    assert failed == 0 and tried > 10

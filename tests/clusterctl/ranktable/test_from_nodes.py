@@ -6,7 +6,7 @@ import pytest
 
 from clusterctl.errors import InputFaults, UsageError, WorkFailed
 from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.ranktable.ask import Asked, ask_nodes
+from clusterctl.ranktable.from_nodes import BuiltTable, build_from_nodes
 from clusterctl.transport.fanout import Completed, Connections, ScriptedTransport
 
 HEAD = "NPU ID\tChip ID\tChip Logic ID\tChip Name\n"
@@ -50,20 +50,20 @@ def cluster(count: int) -> Cluster:
     )
 
 
-def asked(*nodes: tuple[str, str | None], hardware: str | None = None) -> tuple[Asked, list[str]]:
+def asked(*nodes: tuple[str, str | None], hardware: str | None = None) -> tuple[BuiltTable, list[str]]:
     """The table of nodes with these chips and boards, and the questions that the first of them heard."""
     script = {("*", "run"): ABSENT}
     for number, (chips, board) in enumerate(nodes, start=1):
         script |= node_says(number, chips, board)
     transport = ScriptedTransport(script)
     with Connections(transport) as connections:
-        made = ask_nodes(cluster(len(nodes)), connections, None, hardware)
+        made = build_from_nodes(cluster(len(nodes)), connections, None, hardware)
     return made, [what for name, what, _ in transport.asked if name == "node1"]
 
 
 def test_a3_nodes_are_told_by_their_boards_and_get_version_1_2() -> None:
     made, questions = asked((TWO_CHIPS, A3), (TWO_CHIPS, A3))
-    assert made.table.version == "1.2" and made.detected == "node[1-2] are a3 by npu-smi: version 1.2"
+    assert made.table.version == "1.2" and made.detected == "node[1-2] are a3 according to npu-smi: version 1.2"
     assert [device.super_device_id for _, device in made.table.by_rank()] == ["100", "101", "200", "201"]
     assert made.table.by_rank()[0][1].device_ip == "192.168.110.1"
     assert questions.count("npu-smi info -m") == 1, "asked once, for the kind and for the super pod"
@@ -88,9 +88,9 @@ def test_a_table_of_two_kinds_is_refused_with_the_nodes_of_each() -> None:
         asked((TWO_CHIPS, A3), (ONE_CHIP, A2), (TWO_CHIPS, A3), ("", None))
     found = {fault.where: fault.what for fault in caught.value.faults}
     assert found == {
-        "node[1,3]": "a3: version 1.2",
-        "node2": "a2: version 1.0",
-        "node4": "does not say what it is: version 1.0",
+        "node[1,3]": "a3: needs version 1.2",
+        "node2": "a2: needs version 1.0",
+        "node4": "unknown hardware: needs version 1.0",
     }
     assert "--for a2" in caught.value.hint
 
@@ -114,7 +114,7 @@ def test_an_a3_device_outside_of_a_super_pod_is_named() -> None:
         Connections(ScriptedTransport(script)) as connections,
         pytest.raises(WorkFailed, match="node1: device 1"),
     ):
-        ask_nodes(cluster(1), connections)
+        build_from_nodes(cluster(1), connections)
 
 
 def test_an_address_that_hccn_tool_did_not_tell_is_said_to_be_another_ones() -> None:
@@ -122,6 +122,8 @@ def test_an_address_that_hccn_tool_did_not_tell_is_said_to_be_another_ones() -> 
     script["node2", "hccn_tool -i 1 -ip -g"] = Completed(0)
     script["node2", "cat /etc/hccn.conf"] = said("address_1=192.168.1.2\n")
     with Connections(ScriptedTransport(script)) as connections:
-        made = ask_nodes(cluster(2), connections)
-    assert made.elsewhere == ("node2: hccn_tool gave no address for some devices, hccn.conf did",)
+        made = build_from_nodes(cluster(2), connections)
+    assert made.other_sources == (
+        "node2: some addresses are from hccn.conf; hccn_tool has none for these devices",
+    )
     assert made.table.by_rank()[3][1].device_ip == "192.168.1.2"
