@@ -63,7 +63,9 @@ def asked(*nodes: tuple[str, str | None], hardware: str | None = None) -> tuple[
 
 def test_a3_nodes_are_told_by_their_boards_and_get_version_1_2() -> None:
     made, questions = asked((TWO_CHIPS, A3), (TWO_CHIPS, A3))
-    assert made.table.version == "1.2" and made.detected == "node[1-2] are a3 according to npu-smi: version 1.2"
+    assert (
+        made.table.version == "1.2" and made.detected == "node[1-2] are a3 according to npu-smi: version 1.2"
+    )
     assert [device.super_device_id for _, device in made.table.by_rank()] == ["100", "101", "200", "201"]
     assert made.table.by_rank()[0][1].device_ip == "192.168.110.1"
     assert questions.count("npu-smi info -m") == 1, "asked once, for the kind and for the super pod"
