@@ -1,6 +1,7 @@
-"""Mutated inputs over everything that reads a user's file or words: tables, plans, hostfiles, node sets, inventories.
+"""Mutated inputs for everything that reads a user's file or words, or a file that a run or a node wrote.
 
 python -m bench.fuzz --inputs 10000000 --processes 2 --out /tmp/finds
+python -m bench.fuzz --only files --inputs 170000
 
 What must hold for every input: it is read, or refused with a ClusterctlError in words; nothing else is raised;
 nothing takes over a second of processor time; the memory stays under a limit; a node set never gives more
@@ -30,6 +31,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from bench.fuzz import files as fuzz_files
 from bench.fuzz import frames as fuzz_frames
 from bench.fuzz.inputs import (
     CLUSTERS,
@@ -237,7 +239,7 @@ class Door:
 
     name: str
     share: int
-    """Of a hundred inputs."""
+    """How many inputs of one round."""
     make: Callable[[Random], bytes]
     hold: Callable[[bytes], str]
 
@@ -267,12 +269,20 @@ def doors() -> dict[str, Door]:
                 fuzz_frames.requests,
             ),
             Door("tree", 1, fuzz_frames.mutate_tree, fuzz_frames.trees),
+            *(Door(name, 1, make, hold) for name, (make, hold) in fuzz_files.READERS.items()),
         )
     }
 
 
+def chosen_doors(only: str) -> dict[str, Door]:
+    """Return the doors that `--only` names, or all of them."""
+    every = doors()
+    names = list(fuzz_files.READERS) if only == "files" else only.split(",") if only else list(every)
+    return {name: every[name] for name in names}
+
+
 def order_of(all_doors: dict[str, Door]) -> list[Door]:
-    """A hundred turns, in which each door has its share and the shares are mixed."""
+    """Return the turns of one round, in which each door has its share, in a mixed order."""
     turns = [door for door in all_doors.values() for _ in range(door.share)]
     Random(0).shuffle(turns)
     return turns
@@ -340,10 +350,10 @@ def smaller(door: Door, data: bytes, what: str) -> bytes:
 
 
 def work(
-    seed: int, start: int, stop: int, step: int, out: Path | None, report: Callable[[Any], None]
+    seed: int, start: int, stop: int, step: int, only: str, out: Path | None, report: Callable[[Any], None]
 ) -> None:
     """Every step-th input of `[start,stop)`; counts are reported each few seconds, finds as they come."""
-    turns = order_of(doors())
+    turns = order_of(chosen_doors(only))
     counts: Counter[tuple[str, str]] = Counter()
     seconds: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
@@ -384,10 +394,10 @@ def saved(door: Door, data: bytes, what: str, number: int, out: Path | None) -> 
     return str(path)
 
 
-def _child(seed: int, start: int, stop: int, step: int, out: Path | None, queue: Any) -> None:
+def _child(seed: int, start: int, stop: int, step: int, only: str, out: Path | None, queue: Any) -> None:
     limited()
     with interrupted_when_it_hangs():
-        work(seed, start, stop, step, out, queue.put)
+        work(seed, start, stop, step, only, out, queue.put)
     queue.put(None)
 
 
@@ -430,6 +440,9 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--out", type=Path, help="a folder for finds")
+    parser.add_argument(
+        "--only", default="", help="these readers alone, with commas; `files` is all that read files"
+    )
     options = parser.parse_args()
     shared = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=shared, prefix="clusterctl-fuzz-") as held:
@@ -448,7 +461,15 @@ def run(options: argparse.Namespace) -> Total:
     children = [
         multiprocessing.Process(
             target=_child,
-            args=(options.seed, options.start + place, stop, options.processes, options.out, queue),
+            args=(
+                options.seed,
+                options.start + place,
+                stop,
+                options.processes,
+                options.only,
+                options.out,
+                queue,
+            ),
             daemon=True,
         )
         for place in range(options.processes)

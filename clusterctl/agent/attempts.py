@@ -55,7 +55,7 @@ LAUNCH = (
 def start(request: Request) -> Dict[str, Any]:
     """Start an attempt's ranks under a supervisor; return its identity once the ranks have been started."""
     run_dir, spec = request.path("run_dir"), request.need("spec", dict)
-    _check(spec)
+    check_spec(spec)
     files = AttemptFiles(run_dir, spec["attempt"])
     supervisor = read_json(files.supervisor)
     if os.path.exists(files.stop):
@@ -72,16 +72,21 @@ def start(request: Request) -> Dict[str, Any]:
         return _spawn_supervisor(files, run_dir, spec["attempt"])
 
 
-def _check(spec: Dict[str, Any]) -> None:
+def check_spec(spec: Dict[str, Any]) -> None:
+    """Raise Refused if a specification cannot be started; all faults at once."""
     wanted = {"run_id": str, "attempt": int, "node": str, "ranks": list}
     faults = [
         f"{name} must be {kind.__name__}"
         for name, kind in wanted.items()
         if not isinstance(spec.get(name), kind)
     ]
-    for rank in spec.get("ranks") or []:
-        if not isinstance(rank, dict) or not isinstance(rank.get("rank"), int) or not rank.get("argv"):
+    ranks = spec.get("ranks")
+    for rank in ranks if isinstance(ranks, list) else []:
+        sound = isinstance(rank, dict) and isinstance(rank.get("rank"), int)
+        if not sound or not isinstance(rank.get("argv"), list) or not rank["argv"]:
             faults.append(f"a rank needs rank, argv, env and cwd, not {rank!r:.80}")
+        elif not isinstance(rank.get("env") or {}, dict):
+            faults.append(f"env of rank {rank['rank']} must be dict")
     if faults:
         raise Refused("usage", "start: " + "; ".join(faults))
 
@@ -217,7 +222,7 @@ def read_state(run_dir: str, attempt: int) -> Dict[str, Any]:
         "supervisor": supervisor,
         "node": node,
         "ranks": [rank for rank in ranks if rank],
-        "heartbeats": _heartbeats(files.heartbeats),
+        "heartbeats": heartbeats(files.heartbeats),
         "pace": read_json(files.pace) or {},
     }
 
@@ -227,7 +232,7 @@ def _rank_order(name: str) -> int:
     return int(stem) if stem.isdigit() else -1
 
 
-def _heartbeats(folder: str) -> Dict[str, Any]:
+def heartbeats(folder: str) -> Dict[str, Any]:
     """Return by rank what its trainer wrote last, and how many seconds ago."""
     found = {}
     for name in os.listdir(folder) if os.path.isdir(folder) else ():

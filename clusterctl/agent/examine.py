@@ -11,9 +11,10 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Sequence
 
+from clusterctl.agent.bounded import outputs_of
 from clusterctl.agent.child import MARKER, command, environment
 from clusterctl.agent.network import holders, interfaces, place_of
-from clusterctl.agent.processes import boot_id, end_all, is_alive, text_of
+from clusterctl.agent.processes import LARGEST_ENVIRON, boot_id, end_all, is_alive, read_limited, text_of
 from clusterctl.agent.request import Refused, Request
 
 LIMITS = ("NOFILE", "NPROC", "MEMLOCK")
@@ -126,8 +127,7 @@ def runs_here(workdir: str) -> List[Dict[str, Any]]:
 def _marks(pid: str) -> Optional[Dict[str, str]]:
     """Our own variables in a process's environment; nothing of another user's, or of one that is gone."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            data = file.read()
+        data = read_limited(f"/proc/{pid}/environ", LARGEST_ENVIRON)
     except OSError:
         return None
     if b"CLUSTERCTL_RUN_ID=" not in data:
@@ -222,17 +222,17 @@ class _Commands:
         self.request.watcher.watch(*watched)
         self.request.on_cancel.append(lambda: _kill(process.pid))
         try:
-            out, err = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            end_all([process.pid], marker, 0.0, limit=1.0)
-            return {"timed_out": True, "exit_code": None, "out": "", "err": ""}
+            out, err, ended = outputs_of(process, limit, MOST_SAID)
+            if not ended:
+                end_all([process.pid], marker, 0.0, limit=1.0)
+                return {"timed_out": True, "exit_code": None, "out": "", "err": ""}
         finally:
             self.request.watcher.release(*watched)
         return {
             "timed_out": False,
             "exit_code": process.returncode,
-            "out": out[:MOST_SAID].decode("utf-8", "replace"),
-            "err": err[:MOST_SAID].decode("utf-8", "replace"),
+            "out": out.decode("utf-8", "replace"),
+            "err": err.decode("utf-8", "replace"),
         }
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import struct
 
+from clusterctl.agent.processes import read_limited
 from clusterctl.agent.request import Refused
 
 # Typing itself takes 10 ms.
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 WHOLE = 64 << 20
 BLOCKS, BLOCK = 64, 64 << 10
 MOST_FILES = 100_000
+# Bytes that are read of the manifest of a build.
+LARGEST_MANIFEST = 16 << 20
 # Of Megatron's .idx.
 HEADER = struct.Struct("<9sQBQQ")
 # Bytes a token, by the type in the header.
@@ -40,7 +43,7 @@ def fingerprint_folder(request: Request) -> Dict[str, Any]:
             raise Refused("too-many", f"{path} has more than {MOST_FILES} files")
         size = os.stat(full).st_size
         files[name] = [size, fingerprint_of(full, size)]
-    faults = [fault for name in files for fault in _faults(path, name, files)]
+    faults = [fault for name in files for fault in faults_of(path, name, files)]
     return {"path": path, "missing": False, "files": files, "faults": faults}
 
 
@@ -67,7 +70,7 @@ def fingerprint_of(path: str, size: int) -> str:
     return "sample:" + digest.hexdigest()
 
 
-def _faults(root: str, name: str, files: Dict[str, List[Any]]) -> Iterator[str]:
+def faults_of(root: str, name: str, files: Dict[str, List[Any]]) -> Iterator[str]:
     if name.endswith(".idx"):
         yield from _index_faults(root, name, files)
     if name.endswith(".manifest.json"):
@@ -102,8 +105,7 @@ def _index_faults(root: str, name: str, files: Dict[str, List[Any]]) -> Iterator
 
 def _manifest_faults(root: str, name: str, files: Dict[str, List[Any]]) -> Iterator[str]:
     try:
-        with open(os.path.join(root, name), "rb") as stream:
-            outputs = json.loads(stream.read().decode("utf-8"))["outputs"]
+        outputs = json.loads(read_limited(os.path.join(root, name), LARGEST_MANIFEST))["outputs"]
         said = {name[: -len("manifest.json")] + ending: one for ending, one in outputs.items()}
         for path, one in said.items():
             size, digest = files.get(path, [None, ""])
@@ -113,5 +115,5 @@ def _manifest_faults(root: str, name: str, files: Dict[str, List[Any]]) -> Itera
                 yield f"{path}: has {size} bytes, its manifest says {one['bytes']}"
             elif digest.startswith("sha256:") and digest != "sha256:" + one["sha256"]:
                 yield f"{path}: is not the file that was built: its hash is another"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         yield f"{name}: not a manifest of a build"

@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from clusterctl.agent.bounded import outputs_of
 from clusterctl.agent.processes import text_of
 from clusterctl.agent.request import Request
 
@@ -22,6 +24,8 @@ BEFORE, AFTER = 10.0, 2.0
 AT_ONCE = 2.0
 # Lines a process.
 MOST = 10
+# Seconds and bytes for all messages of the kernel; its buffer has a few MB at most.
+DMESG_LIMIT, LARGEST = 10.0, 64 << 20
 KILL = 9
 WORTH = re.compile(
     r"oom-kill|out of memory|killed process|segfault|general protection|traps:|xid|machine check"
@@ -68,14 +72,15 @@ def kernel_messages() -> List[Tuple[float, str]]:
     try:
         return _read_kmsg()
     except OSError:
-        return _ask_dmesg()
+        return _run_dmesg()
 
 
 def _read_kmsg() -> List[Tuple[float, str]]:
     found: List[Tuple[float, str]] = []
     fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        while True:
+        deadline = time.monotonic() + DMESG_LIMIT
+        while time.monotonic() < deadline:
             try:
                 record = os.read(fd, 16384)
             except BlockingIOError:
@@ -89,17 +94,26 @@ def _read_kmsg() -> List[Tuple[float, str]]:
             fields = head.split(",")
             if len(fields) > 2 and fields[2].isdigit():
                 found.append((int(fields[2]) / 1e6, text.split("\n", 1)[0]))
+        return found
     finally:
         os.close(fd)
 
 
-def _ask_dmesg() -> List[Tuple[float, str]]:
+def _run_dmesg() -> List[Tuple[float, str]]:
     try:
-        done = subprocess.run(["dmesg"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=10)
-    except (OSError, subprocess.SubprocessError):
+        process = subprocess.Popen(
+            ["dmesg"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+    except OSError:
         return []
-    lines = done.stdout.decode("utf-8", "replace").splitlines()
-    found = [re.match(r"\[\s*(\d+\.\d+)\] (.*)", line) for line in lines]
+    out, _, ended = outputs_of(process, DMESG_LIMIT, LARGEST)
+    if not ended:
+        process.kill()
+        process.wait()
+        return []
+    found = [
+        re.match(r"\[\s*(\d+\.\d+)\] (.*)", line) for line in out.decode("utf-8", "replace").splitlines()
+    ]
     return [(float(match[1]), match[2]) for match in found if match]
 
 
@@ -151,7 +165,7 @@ def counter_of(groups: str, root: str = ROOT) -> str:
             continue
         for place in places:
             for folder in (place + path.rstrip("/"), place):
-                if os.access(os.path.join(folder, name), os.R_OK):
+                if "\0" not in folder and os.access(os.path.join(folder, name), os.R_OK):
                     return os.path.join(folder, name)
     return ""
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     Operation = Callable[[Request], Optional[Dict[str, Any]]]
 
-# Below the work folder: all that `remove` may touch.
+# Entries of one folder that are listed.
+MOST_ENTRIES = 200_000
+# Folders below the work folder: `remove` touches nothing else.
 OWN_FOLDERS = ("runs", "store", "trees", "tmp")
 
 
@@ -97,11 +99,14 @@ def listing(request: Request) -> Dict[str, Any]:
     path = request.path()
     if not os.path.isdir(path):
         return {"path": path, "missing": not os.path.lexists(path), "entries": []}
-    entries = []
-    for entry in sorted(os.scandir(path), key=lambda one: one.name):
+    entries: List[Dict[str, Any]] = []
+    for entry in os.scandir(path):
+        if len(entries) == MOST_ENTRIES:
+            raise Refused("too-many", f"{path} has more than {MOST_ENTRIES} entries")
         found = entry.stat(follow_symlinks=False)
         kind = "l" if entry.is_symlink() else "d" if entry.is_dir() else "f"
         entries.append({"name": entry.name, "kind": kind, "size": found.st_size, "mtime": found.st_mtime})
+    entries.sort(key=lambda described: str(described["name"]))
     return {"path": path, "missing": False, "entries": entries}
 
 

@@ -20,13 +20,32 @@ if TYPE_CHECKING:
 WHOLE_LOOK = 0.25
 
 
+# Bytes that are read of one file of /proc or /sys: /proc/net/tcp has 150 for each connection.
+LARGEST_TEXT = 32 << 20
+# Bytes of one piece.
+PIECE = 1 << 16
+
+
 def text_of(path: str) -> str:
-    """A small file's text, or nothing where it can't be read."""
+    """Return the text of a small file, or an empty text if it cannot be read."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
+        return read_limited(path, LARGEST_TEXT).decode("utf-8", "replace")
+    except (OSError, ValueError):
         return ""
+
+
+def read_limited(path: str, limit: int) -> bytes:
+    """Return at most `limit` bytes of a file, read in pieces: a single read would reserve memory for all of them."""
+    descriptor, data = os.open(path, os.O_RDONLY | os.O_CLOEXEC), bytearray()
+    try:
+        while len(data) < limit:
+            piece = os.read(descriptor, min(PIECE, limit - len(data)))
+            if not piece:
+                break
+            data += piece
+    finally:
+        os.close(descriptor)
+    return bytes(data)
 
 
 def boot_id() -> str:
@@ -73,8 +92,7 @@ def environments_of_processes() -> "Dict[int, Set[bytes]]":
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         try:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                found[int(entry)] = set(file.read(LARGEST_ENVIRON).split(b"\0"))
+            found[int(entry)] = set(read_limited(f"/proc/{entry}/environ", LARGEST_ENVIRON).split(b"\0"))
         except OSError:
             # The process is gone, or another user's.
             continue
@@ -95,8 +113,7 @@ def marked(marker: Mapping[str, str]) -> List[int]:
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         try:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                environ = file.read(LARGEST_ENVIRON)
+            environ = read_limited(f"/proc/{entry}/environ", LARGEST_ENVIRON)
         except OSError:
             # The process is gone, or another user's.
             continue

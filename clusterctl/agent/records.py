@@ -12,6 +12,8 @@ import os
 import time
 from typing import Any, Callable, Dict, Optional
 
+from clusterctl.agent.processes import read_limited
+
 # How an attempt can end on a node.
 FINAL = ("finished", "failed", "stopped")
 # Bytes that are read of one such file: a specification of 16 ranks has about 100 kB.
@@ -89,8 +91,7 @@ def _write_over(path: str, text: bytes) -> None:
 def read_json(path: str) -> Optional[Dict[str, Any]]:
     """Return the JSON object in a file; None if the file is missing, too large or damaged."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(LARGEST + 1)
+        data = read_limited(path, LARGEST + 1)
         value = json.loads(data) if len(data) <= LARGEST else None
     except (OSError, ValueError, RecursionError):
         return None
@@ -166,7 +167,7 @@ def read_beat(path: str) -> Optional[float]:
 def blank_secrets(files: AttemptFiles, spec: Dict[str, Any]) -> None:
     """Remove the values of forwarded variables from the specification, once no process has to be started from it."""
     names = spec.get("secrets")
-    if not names:
+    if not isinstance(names, list) or not names:
         return
     ranks = [
         {

@@ -13,6 +13,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from clusterctl.agent.bounded import outputs_of
 from clusterctl.agent.processes import group_members, send, text_of
 
 # Seconds that a rank's threads take to write where they are.
@@ -21,6 +22,8 @@ WRITING = 0.5
 PATIENCE = 5.0
 # Processes of one rank that are looked at: the rank, and its loaders.
 MOST = 8
+# Bytes kept of the stacks of one process.
+LARGEST = 4 << 20
 TOOL = "py-spy"
 
 
@@ -36,7 +39,7 @@ def save(ranks: Sequence[Tuple[Dict[str, Any], int, str]], beating: Sequence[int
     ]
     deadline = time.monotonic() + PATIENCE
     for log, pid, process in asked:
-        _write(log, pid, _said(process, deadline))
+        _write(log, pid, _output_of(process, deadline))
 
 
 def catches(pid: int, number: int) -> bool:
@@ -87,12 +90,13 @@ def _is_python(pid: int) -> bool:
     return "python" in name or "libpython" in text_of(f"/proc/{pid}/maps")
 
 
-def _said(process: "subprocess.Popen[bytes]", deadline: float) -> bytes:
-    try:
-        return process.communicate(timeout=max(deadline - time.monotonic(), 0.1))[0]
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.communicate()[0] + b"py-spy did not end in time\n"
+def _output_of(process: "subprocess.Popen[bytes]", deadline: float) -> bytes:
+    """Return what py-spy printed until `deadline`."""
+    out, _, ended = outputs_of(process, max(deadline - time.monotonic(), 0.1), LARGEST)
+    if ended:
+        return out
+    process.kill()
+    return out + b"py-spy did not end in time\n"
 
 
 def _write(log: str, pid: int, said: bytes) -> None:

@@ -16,6 +16,7 @@ from clusterctl.agent import (
 from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.lean import NamedTuple
 from clusterctl.agent.pieces import MAX_ANSWER, read_answer, take_pieces
+from clusterctl.agent.processes import read_limited
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.tree import BadTree, Entry
 from clusterctl.agent.tree_build import Base, Builder, is_as_said
@@ -48,7 +49,7 @@ def receive(request: Request) -> Dict[str, Any]:
     if named and os.path.isdir(dest):
         return _same(dest)
     place = _record_path(request, dest)
-    old = _read_record(place)
+    old = read_record(place)
     if single and os.path.isdir(dest):
         raise Refused("exists", f"{dest} is a folder; with a / at its end the file goes into it")
     free = named or single or request.params.get("replace") or old is not None or not os.path.lexists(dest)
@@ -184,7 +185,7 @@ def _other_bases(request: Request, dest: str) -> List[Base]:
     newest = sorted(there, key=lambda one: one.stat(follow_symlinks=False).st_ctime)[-1:]
     found = []
     for one in newest:
-        record = _read_record(_record_path(request, one.path))
+        record = read_record(_record_path(request, one.path))
         found.append(Base(one.path, record.rows if record else {}))
     return found
 
@@ -225,14 +226,13 @@ def _holds(dest: str, record: Record, place: str) -> Optional[Dict[str, Seen]]:
     return knows.now
 
 
-def _read_record(path: str) -> Optional[Record]:
+def read_record(path: str) -> Optional[Record]:
     """Nothing where no push was, or where what it wrote can't be read."""
     try:
-        with open(path, encoding="utf-8") as file:
-            value = lean.loads(file.read())
+        value = lean.loads(read_limited(path, tree_cache.LARGEST))
         entries = [Entry(*row) for row in value["entries"]]
         return Record(str(value["tree"]), entries, tree_cache.rows_from_json(value["rows"]))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -11,6 +11,7 @@ import time
 
 from clusterctl.agent import lean
 from clusterctl.agent.lean import NamedTuple
+from clusterctl.agent.processes import read_limited
 from clusterctl.agent.tree import content_of
 
 # Typing itself takes 10 ms.
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 VERSION = 1
+# Bytes that are read of one cache; a million files take 150 MB.
+LARGEST = 1 << 30
 # Ns: kernels stamp files every 1 to 10 ms; a change within one stamp leaves no trace.
 TICK = 50_000_000
 # Ns, where a file system keeps whole seconds.
@@ -94,10 +97,9 @@ def rows_from_json(value: Iterable[List[Any]]) -> Dict[str, Seen]:
 def load(path: str) -> Dict[str, Seen]:
     """Remembered rows of a file; nothing where there is none, or none that can be read."""
     try:
-        with open(path, encoding="utf-8") as file:
-            value = lean.loads(file.read())
+        value = lean.loads(read_limited(path, LARGEST))
         return rows_from_json(value["rows"]) if value["version"] == VERSION else {}
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return {}
 
 

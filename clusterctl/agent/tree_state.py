@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Name, kind, mode and target, size, time of the last change and inode: whoever changes a file changes the last two.
 FORMAT = r"%P\0%y%m %l\0%s %C@ %i\0"
 NOTHING = ""
+# Bytes of the longest path.
+PATH_MAX = 4096
 
 
 def path_of(workdir: str, dest: str) -> str:
@@ -42,10 +44,16 @@ def state(path: str) -> str:
         return NOTHING
     finally:
         os.close(tell)
+    digest, first = hashlib.sha256(), b""
     with open(hear, "rb", buffering=0) as file:
-        said = file.read()
+        while True:
+            piece = file.read(1 << 20)
+            if not piece:
+                break
+            digest.update(piece)
+            first = first if len(first) > PATH_MAX else first + piece
     os.waitpid(finder, 0)
-    return hashlib.sha256(said).hexdigest() if _is_understood(path, said) else NOTHING
+    return digest.hexdigest() if _is_understood(path, first) else NOTHING
 
 
 def _is_understood(path: str, said: bytes) -> bool:

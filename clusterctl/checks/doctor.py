@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from clusterctl.jobs.job import Job
     from clusterctl.transport.fanout import Connections
 
+# Seconds for the native package to report its ops; it may have to compile them first.
+NATIVE_LIMIT = 120.0
+
 
 def here() -> list[Finding]:
     """The launching machine."""
@@ -66,9 +69,19 @@ def _native() -> Iterable[Finding]:
     if importlib.util.find_spec("torch") is None:
         # Said already.
         return
-    done = subprocess.run(
-        [sys.executable, "-m", "native", "--json"], capture_output=True, text=True, env=environment()
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "native", "--json"],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            timeout=NATIVE_LIMIT,
+        )
+    except subprocess.TimeoutExpired:
+        yield Finding(
+            "warning", "here", f"the fused ops gave no answer in {NATIVE_LIMIT:g} s", "python -m native"
+        )
+        return
     try:
         chosen = json.loads(done.stdout)
     except ValueError:

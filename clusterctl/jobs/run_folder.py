@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from clusterctl import contract
-from clusterctl.agent.processes import identity, is_alive
+from clusterctl.agent.processes import identity, is_alive, read_limited
 from clusterctl.errors import UsageError, did_you_mean
 from clusterctl.files import make_private_folder, open_private, replace_file
 from clusterctl.jobs.phase import Phase
@@ -222,7 +222,7 @@ class RunDir:
         self.make()
         if path.parent != self.root:
             make_private_folder(path.parent)
-        replace_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", 0o600)
+        replace_file(path, _as_text(value, indent=2), 0o600)
 
     def read_json(self, path: Path) -> Any:
         """Return the value of a JSON file of the run; raise a UsageError if it cannot be read."""
@@ -257,10 +257,10 @@ class RunDir:
 
     def add_event(self, kind: str, **facts: Any) -> None:
         """Append one event to the run's history."""
-        line = json.dumps({"time": round(time.time(), 3), "event": kind, **facts}, ensure_ascii=False)
+        line = _as_text({"time": round(time.time(), 3), "event": kind, **facts})
         self.make()
-        with open_private(self.events, "a") as file:
-            file.write(line + "\n")
+        with open_private(self.events, "ab") as file:
+            file.write(line)
 
     def read_events(self) -> Events:
         """Return the run's history, oldest first, and how many damaged lines it has."""
@@ -284,11 +284,12 @@ class RunDir:
                 yield metric
 
     def last_step(self) -> dict[str, Any] | None:
-        """Return the last step among the metrics that were copied here; only the end of the file is read."""
-        for line in reversed(list(whole_lines(self.metrics, METRICS_TAIL))):
-            metric = metric_of(_json_object(line))
-            if metric is not None and metric.get("event") == "step":
-                return metric
+        """Return the last step among the metrics that were copied here; mostly, only the end of the file is read."""
+        for tail in (METRICS_TAIL, None):
+            for line in reversed(list(whole_lines(self.metrics, tail))):
+                metric = metric_of(_json_object(line))
+                if metric is not None and metric.get("event") == "step":
+                    return metric
         return None
 
 
@@ -310,8 +311,7 @@ def damaged(path: Path, why: object) -> UsageError:
 
 def _limited(path: Path) -> bytes:
     """Return a file's content; raise BadValue if it is larger than any that clusterctl writes."""
-    with path.open("rb") as file:
-        data = file.read(LARGEST_JSON + 1)
+    data = read_limited(str(path), LARGEST_JSON + 1)
     if len(data) > LARGEST_JSON:
         raise BadValue(f"larger than {LARGEST_JSON} bytes")
     return data
@@ -338,6 +338,11 @@ def whole_lines(path: Path, tail: int | None = None) -> Iterator[bytes]:
                 while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
                     continue
                 yield line
+
+
+def _as_text(value: Any, indent: int | None = None) -> bytes:
+    """Return a value as JSON with a line break; half a character of UTF-16 becomes an escape."""
+    return f"{json.dumps(value, indent=indent, ensure_ascii=False)}\n".encode("utf-8", "backslashreplace")
 
 
 def _json_object(line: bytes) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ DST/attempt-1/node1/rank-0.txt                     what a rank wrote: stdout, th
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -193,11 +192,11 @@ class _NodePull:
 
     def _environment(self) -> dict[str, str]:
         try:
-            plan = json.loads(self.run.plan.read_text(encoding="utf-8"))
-            one = next(one for one in plan["nodes"] if one["node"] == self.node.name)
-            return dict(one["processes"][0]["env"]) if one["processes"] else {}
-        except (OSError, ValueError, KeyError, StopIteration, TypeError):
-            # Of a run by an older clusterctl.
+            plan = self.run.read_json(self.run.plan)
+            part = next(part for part in plan["nodes"] if part["node"] == self.node.name)
+            return dict(part["processes"][0]["env"]) if part["processes"] else {}
+        except (UsageError, ValueError, KeyError, IndexError, StopIteration, TypeError):
+            # The plan is damaged, or an older version wrote it.
             return {}
 
     def _said(self, attempt: int) -> None:

@@ -218,11 +218,13 @@ def last_lines(path: Path, count: int) -> Sequence[str]:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - count * 4096))
         cutter = LineCutter()
-        return shown(cutter.feed(file.read()) + cutter.end())[-count:]
+        return shown(cutter.feed(file.read(count * 4096)) + cutter.end())[-count:]
 
 
 # Seconds between two entries of one file: a week of a talkative rank makes 2 MB.
 EVERY = 10.0
+# Bytes of one index that are read.
+LARGEST_INDEX = 64 << 20
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 CLOCKS = ("%H:%M", "%H:%M:%S")
 DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
@@ -271,12 +273,12 @@ def offset_since(log: Path, when: float) -> int:
 
 
 def _entries(log: Path) -> list[tuple[float, int]]:
-    index = index_of(log)
-    if not index.exists():
+    try:
+        with index_of(log).open(encoding="ascii", errors="replace") as file:
+            text = file.read(LARGEST_INDEX)
+    except FileNotFoundError:
         return []
-    found = re.findall(
-        r"^(\d+\.\d+) (\d+)$", index.read_text(encoding="ascii", errors="replace"), re.MULTILINE
-    )
+    found = re.findall(r"^(\d{1,15}\.\d{1,9}) (\d{1,18})$", text, re.MULTILINE | re.ASCII)
     return [(float(written), int(end)) for written, end in found]
 
 

@@ -142,7 +142,9 @@ class _Ends:
         if self.failure:
             # The failure tells more than the rank's own record: of a hang, that shows only how we ended it.
             self.all = [rank for rank in self.all if _key(rank) != _key(self.failure)] + [self.failure]
-        bad = [rank for rank in self.all if rank.exit_code or rank.signal or rank.hang]
+        bad = [
+            rank for rank in self.all if rank.exit_code or rank.signal or rank.hang or rank is self.failure
+        ]
         self.kinds = {_key(rank): self._kind(rank) for rank in bad}
         self.bad = sorted(bad, key=lambda rank: rank.end_time)
 
