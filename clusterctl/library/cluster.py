@@ -179,10 +179,10 @@ class Cluster:
         skip_incomplete: bool = False,
     ) -> RankTable:
         """Query every node for the addresses of its devices; return one rank table for all of them."""
-        from clusterctl.ranktable import ask
+        from clusterctl.ranktable.from_nodes import build_from_nodes
 
-        asked = ask.ask_nodes(self._chosen, self._session.connections(), devices, hardware, skip_incomplete)
-        return asked.table
+        connections = self._session.connections()
+        return build_from_nodes(self._chosen, connections, devices, hardware, skip_incomplete).table
 
     def hostfile(self, form: str = "deepspeed") -> str:
         """Return the nodes as a hostfile: "deepspeed", "openmpi", "mpich" or "slurm"."""
