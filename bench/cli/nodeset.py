@@ -1,9 +1,11 @@
-"""Node sets beside ClusterShell's `nodeset`: the same names expanded and folded, as processes and inside of them.
+"""Compare node sets with ClusterShell's `nodeset`: expand and fold the same names, as processes and in
+process.
 
-python -m bench.cli.nodeset
+    python -m bench.cli.nodeset
 
-As processes it is what a user waits for; inside, each library in its own Python, the start is left out.
-A ratio below 1 means that clusterctl is faster. Median of runs in turn; the answers are compared first.
+The process rows show what a user waits for; the in-process rows run each library in its own Python without
+the start. A ratio below 1 means that clusterctl is faster. Medians of alternating runs; the answers are
+compared first.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def timed(argv: list[str], sent: str) -> tuple[float, str]:
 
 
 def side_by_side(ours: list[str], theirs: list[str], sent: str) -> tuple[float, float]:
-    """Seconds of each, and that they say the same."""
+    """Return the seconds of each side, after checking that the answers are equal."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(RUNS):
         (mine, said), (peer, answer) = timed(ours, sent), timed(theirs, sent)
@@ -77,7 +79,7 @@ def main() -> int:
     print(f"{'':<44} {'clusterctl':>11} {'nodeset':>11}   ratio")
     for words, make in SETS.items():
         for size in SIZES:
-            # Without the line end, nodeset drops the last character.
+            # `nodeset` drops the last character if there is no line end.
             expression = make(size) + "\n"
             names = subprocess.run(
                 [peer, "-e", "-"], input=expression, capture_output=True, text=True, check=True

@@ -1,9 +1,11 @@
-"""How long rank tables take to build, merge, check, read and write, and how that grows.
+"""Measure building, merging, checking, reading and writing rank tables, and how the time grows with the
+size.
 
     python -m bench.cli.ranktable [--servers 500 2000 10000] [--repeat 3] [--json]
 
-Eight devices a server. Each row is the best of the repeats in a process of its own, which also tells the most
-memory that it held. `merge` reads one file a server from disk, as `ranktable merge` does, and renders the whole.
+Eight devices per server. Each row is the best of the repeats in a process of its own, which also reports
+its peak memory. `merge` reads one file per server from disk, as `ranktable merge` does, and renders the
+whole table.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ WORK = ("build", "merge", "check", "load", "render", "halves")
 
 
 def entries(servers: int) -> list[tuple[Node, list[DeviceAddress]]]:
-    """Nodes and what their devices would answer."""
+    """Return nodes and the answers of their devices."""
     made = []
     for number in range(servers):
         address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
@@ -43,7 +45,7 @@ def entries(servers: int) -> list[tuple[Node, list[DeviceAddress]]]:
 
 
 def task(what: str, servers: int, folder: Path) -> Callable[[], object]:
-    """The work to be timed, with its inputs ready."""
+    """Return the work to be timed, with its inputs prepared."""
     nodes = entries(servers)
     if what == "build":
         return lambda: api.build(nodes).render()
@@ -97,7 +99,7 @@ def main() -> int:
 
 
 def grown(what: str, sizes: list[int], repeat: int) -> list[dict[str, object]]:
-    """One kind of work at each size; `over` where a limit is broken."""
+    """Measure one kind of work at each size; `over` is set where a limit is exceeded."""
     rows = []
     for servers in sizes:
         argv = [

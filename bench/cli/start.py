@@ -1,4 +1,4 @@
-"""How long the command line takes to answer, as whole processes: median of 15 runs each, interleaved.
+"""Measure how long the command line takes to answer, as whole processes: medians of 15 alternating runs.
 
 python -m bench.cli.start
 """
@@ -28,7 +28,7 @@ def main() -> None:
         for name, argv in COMMANDS.items():
             began = time.perf_counter()
             subprocess.run(argv, stdout=subprocess.DEVNULL, check=True)
-            # The first turn warms the disk's cache.
+            # The first round warms the disk's cache.
             if turn:
                 times[name].append(time.perf_counter() - began)
     floor = statistics.median(times["python -c pass"])

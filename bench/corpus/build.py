@@ -1,13 +1,15 @@
-"""JSON lines to `.bin/.idx`: `data build` beside the loop that Megatron's preprocess_data.py is, on the same corpus.
+"""Compare `data build` with the loop of Megatron's preprocess_data.py: JSON lines to `.bin/.idx`, same
+corpus.
 
     python -m bench.corpus.build [--megabytes 200] [--tokenizer gpt2/tokenizer.json] [--workers 2] [--times 10] [--json]
                          [--peer-python VENV/bin/python]
 
-The peer is that loop made again: worker processes under `imap` with 32 lines a task, `tokenizers` one document after
-another, and megatron-core's own IndexedDatasetBuilder, which --peer-python must be able to import
-(pip install --no-deps megatron-core==0.16.1; it needs torch and numpy). Both must write the same bytes. Processor time
-is of all processes; memory is the most that they held together (proportional set size, looked at 10 times a second).
---times 10 builds a corpus ten times as large too, and shows that memory does not grow with it.
+The peer repeats that loop: worker processes under `imap` with 32 lines per task, `tokenizers` on one
+document after another, and megatron-core's own IndexedDatasetBuilder, which --peer-python must be able to
+import (pip install --no-deps megatron-core==0.16.1; it needs torch and numpy). Both must write the same
+bytes. Processor time is the sum over all processes; memory is the highest sum of proportional set sizes,
+sampled 10 times per second. --times 10 also builds a corpus ten times as large, to show that memory does
+not grow with it.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# As the loop has it.
+# As in that loop.
 LINES_A_TASK = 32
-# Seconds between two looks at the memory.
+# Seconds between two samples of the memory.
 LOOK = 0.1
 
 
 @dataclass(frozen=True)
 class Row:
-    """One build; `digest` over both files."""
+    """One build; `digest` covers both files."""
 
     name: str
     megabytes: float
@@ -45,7 +47,7 @@ class Row:
 
     @property
     def rate(self) -> float:
-        """Documents a second by the clock."""
+        """Documents per second of wall time."""
         return self.documents / self.clock_s
 
 
@@ -53,7 +55,7 @@ class Row:
 
 
 class Encode:
-    """What a worker does with a line; the tokenizer is loaded once in each."""
+    """Encodes a line in a worker, which loads the tokenizer once."""
 
     def __init__(self, tokenizer: str, end: int) -> None:
         self._path, self._end = tokenizer, end
@@ -74,7 +76,7 @@ class Encode:
 
 
 def peer(source: str, tokenizer: str, output: str, workers: int) -> None:
-    """The loop: lines through a pool, documents into the builder as they come back in order."""
+    """Run the loop: lines through a pool, documents into the builder in the order of the input."""
     import multiprocessing
 
     import tokenizers
@@ -96,7 +98,8 @@ def peer(source: str, tokenizer: str, output: str, workers: int) -> None:
 
 
 def corpus(path: Path, megabytes: float) -> int:
-    """JSON lines of made-up documents, from a few words to some thousand; how many there are."""
+    """Write JSON lines of made-up documents, from a few to several thousand words each; return their
+    number."""
     sys.path[0] = str(ROOT)
     from bench.corpus.texts import prose
 
@@ -111,7 +114,7 @@ def corpus(path: Path, megabytes: float) -> int:
 
 
 def measured(name: str, argv: list[str], source: Path, documents: int, output: Path) -> Row:
-    """Run a build and look at all its processes while it runs."""
+    """Run a build and sample all its processes while it runs."""
     before = os.times()
     began = time.monotonic()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
@@ -132,7 +135,7 @@ def measured(name: str, argv: list[str], source: Path, documents: int, output: P
 
 
 def held(pid: int) -> float:
-    """Megabytes of a process and all below it, what they share counted once."""
+    """Return the megabytes of a process and its descendants, shared pages counted once."""
     import psutil
 
     total = 0

@@ -1,10 +1,11 @@
-"""Megabytes of text a second that become ids: our encoder beside `tokenizers`, and tiktoken where it is installed.
+"""Compare the encoding speed of our encoder, `tokenizers` and, if installed, tiktoken, in megabytes of text
+per second.
 
     python -m bench.corpus.encode [--tokenizer gpt2/tokenizer.json] [--megabytes 20] [--threads 1 2] [--json]
 
-All of them get the same documents with the same tokenizer, 1,000 documents a call, and must give the same ids.
-A row is processor time as well as time by the clock: the first holds on a machine where others work.
-Without a tokenizer one of 32,000 tokens is trained on the texts; tiktoken is told its merges as bytes.
+All encoders get the same documents and tokenizer, 1,000 documents per call, and must return the same ids. A
+row shows processor time and wall time; processor time is valid on a busy machine too. Without --tokenizer,
+a tokenizer of 32,000 tokens is trained on the texts; tiktoken gets its merges as bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-# Before `tokenizers` is loaded: how many threads it takes is told by the environment, so a process a row.
+# `tokenizers` reads its number of threads from the environment when it is loaded, so each row is a process.
 
 AT_ONCE = 1000
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -30,7 +31,8 @@ GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(
 
 @dataclass(frozen=True)
 class Row:
-    """One encoder on one corpus; `megabytes` of UTF-8, `digest` of all the ids, `peak_mb` the process's memory."""
+    """One encoder on one corpus: `megabytes` of UTF-8, `digest` of all ids, `peak_mb` of the process's
+    memory."""
 
     encoder: str
     corpus: str
@@ -44,12 +46,12 @@ class Row:
 
     @property
     def speed(self) -> float:
-        """Megabytes a second by the clock."""
+        """Megabytes per second of wall time."""
         return self.megabytes / self.clock_s
 
 
 def encoders(path: Path, threads: int) -> dict[str, Callable[[list[str]], Any]]:
-    """Each takes documents and gives something that `counted` understands; loaded when first asked."""
+    """Return the encoders by name; each takes documents and is loaded at its first call."""
     from trainer.corpus.encoder import Encoder
     from trainer.corpus.tokenizer import Tokenizer
 
@@ -83,7 +85,7 @@ def _tiktoken(tokenizer: Any, threads: int) -> Callable[[list[str]], Any]:
 
 
 def counted(result: Any) -> tuple[int, int]:
-    """Tokens, and a sum that tells one order of ids from another."""
+    """Return the number of tokens and a sum that depends on the order of the ids."""
     import numpy as np
 
     ids = (
@@ -96,7 +98,7 @@ def counted(result: Any) -> tuple[int, int]:
 
 
 def measure(name: str, corpus: str, path: Path, megabytes: float, threads: int) -> Row:
-    """The corpus through one encoder; the first call, which loads and warms, is outside the clock."""
+    """Measure one encoder on a corpus; the first call, which loads and warms up, is not timed."""
     from bench.corpus.texts import corpus as documents
 
     encode = encoders(path, threads)[name]
@@ -122,7 +124,7 @@ def _chunks(texts: list[str]) -> Iterator[list[str]]:
 
 
 def in_process(options: argparse.Namespace, path: Path, name: str, corpus: str, threads: int) -> Row | None:
-    """A row from a process of its own; none where this encoder is not installed."""
+    """Return a row measured in its own process; None if this encoder is not installed."""
     import subprocess
 
     argv = [
@@ -152,7 +154,7 @@ def in_process(options: argparse.Namespace, path: Path, name: str, corpus: str, 
 
 
 def train(folder: Path) -> Path:
-    """A tokenizer of 32,000 tokens that has read some of every corpus."""
+    """Train a tokenizer of 32,000 tokens on parts of every corpus."""
     from bench.corpus.texts import CORPORA
     from bench.corpus.texts import corpus as documents
     from trainer.corpus.tokenizer import train_tokenizer
@@ -163,7 +165,8 @@ def train(folder: Path) -> Path:
 
 
 def show(rows: list[Row]) -> str:
-    """A line a row; `ratio` by processor time against `tokenizers` on the same corpus and threads."""
+    """Return one line per row; `ratio` compares processor time with `tokenizers` on the same corpus and
+    threads."""
     lines = [
         f"{'corpus':<9}{'threads':>7}  {'encoder':<11}{'MB/s':>7}{'MB/cpu-s':>10}{'ratio':>7}{'peak MB':>9}  ids"
     ]
@@ -180,7 +183,7 @@ def show(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    """The rows as a table, or as JSON."""
+    """Print the rows as a table or as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--megabytes", type=float, default=20.0)

@@ -1,9 +1,10 @@
-"""Hostile texts through both encoders: the ids of the C++ must be those of `tokenizers`, every one.
+"""Encode hostile texts with both encoders: the C++ code must return exactly the ids of `tokenizers`.
 
     python -m bench.corpus.encode_fuzz --texts 1000000 [--tokenizer gpt2/tokenizer.json] [--start N] [--processes 2]
 
-Text N is always the same, so that a find is told by its number and a run goes on where another stopped. Without
-a tokenizer, three that are trained here, among them one with a space before each text and more added tokens.
+Text N is always the same, so that a difference is identified by its number and a campaign can continue with
+--start. Without --tokenizer, three are trained here, one of them with a space before each text and more
+added tokens.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from trainer.corpus.tokenizer import END_OF_DOCUMENT, Tokenizer, train_tokenizer
 ROOT = Path(__file__).resolve().parents[2]
 
 AT_ONCE = 2000
-# One in another, one that begins another, one of two bytes a character, and one in the second pass.
+# One inside another, one that is the start of another, one of two-byte characters, and one for the second
+# pass.
 ADDED = (END_OF_DOCUMENT, "<|end", "<|", "<pad>", "中文", "|>", "\n\n<mask>")
 LATE = ("<|", "<mask>")
 
 
 def trained(folder: Path, vocab: int, prefix_space: bool = False, added: Sequence[str] = ()) -> Path:
-    """A tokenizer that has learnt some of the hostile texts."""
+    """Train a tokenizer on some of the hostile texts."""
     path = folder / f"{vocab}-{prefix_space}-{len(added)}.json"
     train_tokenizer((hostile(-n) for n in range(1, 3000)), vocab, path)
     data = json.loads(path.read_text())
@@ -49,7 +51,7 @@ def trained(folder: Path, vocab: int, prefix_space: bool = False, added: Sequenc
 
 
 def differing(path: Path, numbers: range, added: tuple[str, ...], threads: int = 1) -> list[int]:
-    """The numbers of the texts that both encoders do not encode alike."""
+    """Return the numbers of the texts that the two encoders encode differently."""
     tokenizer = Tokenizer.load(path)
     encoder = Encoder.load(tokenizer, threads)
     found = []
@@ -74,7 +76,7 @@ def _share(task: tuple[Path, range]) -> list[int]:
 
 
 def main() -> int:
-    """0 when every text was encoded alike, else 1."""
+    """Return 0 if every text was encoded alike, else 1."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--texts", type=int, default=100_000, help="how many, for each tokenizer")
     parser.add_argument("--start", type=int, default=0, help="number of the first text")

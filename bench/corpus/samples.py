@@ -1,11 +1,12 @@
-"""What samples cost beside megatron-core: finding them, mixing corpora, reading them. Same corpus, same order.
+"""Compare sample indices with megatron-core: finding samples, mixing corpora, reading. Same corpus, same
+order.
 
     python -m bench.corpus.samples [--megatron SITE_PACKAGES] [--repeat 7] [--json]
 
-Needs megatron-core 0.16.1 (`pip install --no-deps megatron-core==0.16.1`, here or in a folder of its own that
---megatron names); without it only this side is measured. Both sides run in turn in one process, on one thread, and
-a row is the medians of processor time, which hold on a busy machine; the row that says so uses two threads and wall
-time. What both give is compared first, to the last index.
+Needs megatron-core 0.16.1 (`pip install --no-deps megatron-core==0.16.1`, here or in a folder of its own
+that --megatron names); without it only our side is measured. Both sides run in turn in one process on one
+thread, and a row shows medians of processor time, which are valid on a busy machine; one row, marked as
+such, uses two threads and wall time. The results are compared first, to the last index.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from trainer.samples.gpt import Recipe, follow
 # 1e9 tokens.
 DOCUMENTS, MEAN, SEQUENCE = 1_000_000, 1000, 1024
 READ, MICRO = 100_000, 8
-# A corpus of 240 MB, read from memory: the disk is not what is compared.
+# A corpus of 240 MB, read from memory: the disk is not compared.
 READ_DOCUMENTS = 120_000
 Work = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One piece of work: milliseconds of each side, and how many times as fast ours is."""
+    """One kind of work: milliseconds of each side, and the ratio."""
 
     work: str
     ours_ms: float
@@ -59,7 +60,7 @@ def timed(work: Work, clock: Callable[[], float]) -> tuple[float, Any]:
 
 
 def row(name: str, ours: Work, theirs: Work | None, repeat: int, wall: bool = False) -> Row:
-    """Both sides in turn, the first time outside of the clock and compared."""
+    """Measure both sides in turn; the first round is not timed, its results are compared."""
     clock = time.perf_counter if wall else time.process_time
     if theirs is not None:
         same(name, ours(), theirs())
@@ -80,14 +81,14 @@ def same(name: str, ours: Any, theirs: Any) -> None:
 
 
 def lengths_of(documents: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Documents of very different lengths, as texts have them: 1,000 tokens in the mean."""
+    """Return document lengths that vary as in real texts, 1,000 tokens on average."""
     random = np.random.RandomState(1)
     drawn = random.lognormal(0.0, 1.1, documents)
     return np.maximum(1, drawn * (MEAN / drawn.mean())).astype(np.int32)
 
 
 def index_rows(helpers: Any, repeat: int) -> Iterator[Row]:
-    """Where the samples of 1e9 tokens begin, and their whole order."""
+    """Yield the rows for the starts of samples in 1e9 tokens, and for their complete order."""
     lengths = lengths_of(DOCUMENTS)
     tokens = int(lengths.sum(dtype=np.int64))
     for epochs in (1, 2):
@@ -112,7 +113,8 @@ def index_rows(helpers: Any, repeat: int) -> Iterator[Row]:
 
 
 def _whole_order(helpers: Any, lengths: Any) -> tuple[Work, Work | None]:
-    """All three indices of 1.46 million samples over two epochs, the second of which is shuffled by itself."""
+    """Return the work of making all three indices of 1.46 million samples over two epochs, the second
+    shuffled separately."""
     recipe = Recipe.of(lengths, (0, DOCUMENTS), 1_460_000, SEQUENCE, 1234)
     tokens, apart = int(lengths.sum(dtype=np.int64)), recipe.before is not None
 
@@ -152,7 +154,7 @@ def blend_rows(helpers: Any, repeat: int) -> Iterator[Row]:
 
 
 def reading_rows(megatron: bool, folder: Path, repeat: int) -> Iterator[Row]:
-    """Random samples: one by one, and in micro-batches as a training reads them."""
+    """Yield the rows for reading random samples: one by one, and in micro-batches as in training."""
     prefix = _corpus(folder)
     samples = Data(DataConfig(prefix, split="1"), SEQUENCE).samples("train", 1)
     shares = Share(MICRO, READ)
@@ -204,7 +206,7 @@ def _corpus(folder: Path) -> str:
 
 
 class _Words:
-    """All that a GPTDataset asks of a tokenizer."""
+    """The parts of a tokenizer that a GPTDataset uses."""
 
     eod, vocab_size = 0, 50_000
     unique_identifiers: dict[str, str] = {}  # noqa: RUF012
@@ -223,7 +225,7 @@ def _their_dataset(prefix: str) -> Any:
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,
-        # The faster way: masks come from the kernel, and the rest is cached.
+        # The faster setting: the kernel makes the masks, and the rest is cached.
         create_attention_mask=False,
     )
     return BlendedMegatronDatasetBuilder(GPTDataset, [1, 0, 0], lambda: True, config).build()[0]

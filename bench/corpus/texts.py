@@ -1,4 +1,4 @@
-"""Texts for an encoder: hostile ones, each made from its number alone, and corpora to measure with."""
+"""Texts for encoders: hostile ones, each generated from its number only, and corpora for measurements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ CONTRACTIONS = (
     "''s",
     "'\u017f",
 )
-# Each with an end that is not its own: letters of many scripts, marks, numbers that are no digits, joined emoji.
+# Each with its own kind of ending: letters of many scripts, marks, numbers that are not digits, joined
+# emoji.
 SCRIPTS = (
     (0x41, 0x5B), (0x61, 0x7B), (0xC0, 0x250), (0x300, 0x370), (0x370, 0x400), (0x400, 0x530), (0x590, 0x700),
     (0x900, 0x980), (0xE00, 0xE80), (0x1100, 0x1200), (0x2070, 0x20A0), (0x2150, 0x2190), (0x2460, 0x2500),
@@ -39,7 +40,7 @@ SCRIPTS = (
 
 
 def hostile(number: int, added: tuple[str, ...] = ("<|endoftext|>",)) -> str:
-    """Text `number`: up to a dozen pieces of all kinds that a splitter or a merger could get wrong."""
+    """Return text `number`: up to a dozen pieces of kinds that a splitter or a merger could get wrong."""
     random = Random(number)
     pieces: list[str] = []
     for _ in range(random.choice((1, 2, 3, 5, 8, 12))):
@@ -110,7 +111,8 @@ KINDS: tuple[Callable[[Random, tuple[str, ...]], str], ...] = (
 
 
 def prose(seed: int = 1) -> Iterator[str]:
-    """Made-up Latin prose: 200,000 words by Zipf's law, so that new ones go on coming, as in what people write."""
+    """Yield made-up Latin prose: 200,000 words by Zipf's law, so that new words keep appearing as in real
+    texts."""
     random = np.random.default_rng(seed)
     words = _vocabulary(random, 200_000)
     weight = 1 / np.arange(3, len(words) + 3) ** 1.05
@@ -127,7 +129,7 @@ def _vocabulary(random: np.random.Generator, size: int) -> list[str]:
     ]
     found: dict[str, None] = {}
     while len(found) < size:
-        # Frequent words are short: the first have one syllable.
+        # Frequent words are short: the first ones have one syllable.
         parts = 1 + int(random.random() * (1 + np.log2(1 + len(found) / 50) / 3))
         found["".join(syllables[i] for i in random.integers(len(syllables), size=parts))] = None
     return list(found)
@@ -152,7 +154,7 @@ def _sentences(words: list[str], random: np.random.Generator) -> str:
 
 
 def code(seed: int = 1) -> Iterator[str]:
-    """The sources of Python's own library, again and again in another order."""
+    """Yield the sources of Python's own library, repeatedly and each time in another order."""
     paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*/*.py"))
     random = Random(seed)
     while True:
@@ -163,7 +165,7 @@ def code(seed: int = 1) -> Iterator[str]:
 
 
 def chinese(seed: int = 1) -> Iterator[str]:
-    """Clauses of 3,000 characters by Zipf's law: long words that are never met again."""
+    """Yield clauses of 3,000 characters by Zipf's law: long words that never repeat."""
     random = np.random.default_rng(seed)
     weight = 1 / np.arange(5, 3005)
     ends = np.cumsum(weight / weight.sum())
@@ -181,7 +183,7 @@ CORPORA = {"prose": prose, "code": code, "chinese": chinese}
 
 
 def corpus(name: str, size: int) -> list[str]:
-    """Documents of `size` bytes of UTF-8 together, or a little more."""
+    """Return documents of about `size` bytes of UTF-8 in total."""
     found: list[str] = []
     total = 0
     for text in CORPORA[name]():

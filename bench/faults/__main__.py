@@ -58,7 +58,7 @@ class Campaign:
         self.began = time.monotonic()
 
     def play(self) -> list[Story]:
-        """All of them; an interrupt ends the campaign after putting everything away."""
+        """Play all faults; an interrupt ends the campaign after cleaning up."""
         threads = [threading.Thread(target=self._lane, args=(number,)) for number in range(self.lanes)]
         for thread in threads:
             thread.start()
@@ -93,7 +93,7 @@ class Campaign:
         try:
             story = Play(lane, self.scanner, fault, folder, self.data).play()
         except Exception:
-            # One that could not be played is told, and the others go on.
+            # A fault that could not be played is reported, and the others continue.
             with self.telling:
                 self.problems.append(f"fault {fault.number}, {fault}: could not be played")
                 say(f"{fault.number:>4}  {fault}\n{traceback.format_exc()}")
@@ -119,7 +119,7 @@ class Campaign:
 
 
 def line_of(story: Story, number: int, count: int) -> str:
-    """One fault in one line."""
+    """Return one fault as one line."""
     verdict = judge(story)
     cause = {True: "cause right", False: "CAUSE WRONG", None: ""}[verdict.cause]
     parts = [
@@ -133,7 +133,7 @@ def line_of(story: Story, number: int, count: int) -> str:
 
 
 def make_data(folder: Path) -> Path:
-    """A corpus of a few hundred kilobytes for the embedded trainer."""
+    """Write a corpus of a few hundred kilobytes for the embedded trainer."""
     corpus, target = folder / "corpus.jsonl", folder / "data"
     demo.write_corpus(corpus)
     demo.train_tokenizer(corpus, target / "tokenizer.json", 512)
@@ -146,7 +146,7 @@ def say(text: str) -> None:
 
 
 def positive(text: str) -> int:
-    """A number of at least one."""
+    """Return a number of at least one."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of at least one")
     return int(text)
@@ -179,7 +179,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def chosen(options: argparse.Namespace) -> list[Fault]:
-    """The faults that a command line asks for."""
+    """Return the faults that a command line asks for."""
     if options.interrupts:
         found = draw_interrupts(options.seed, options.interrupts)
     else:

@@ -1,4 +1,4 @@
-"""What bench/faults does to runs: the kinds of faults, when they may strike, and what has to come of each."""
+"""The kinds of faults that bench/faults injects, when they may strike, and what each must lead to."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 STEPS, SAVE_EVERY = 30, 5
-# Of a run; node3 stands by.
+# Nodes of a run; node3 is the spare.
 NODES = ("node1", "node2")
 
 PUSH, STARTING, FIRST_STEP, RUNNING, CHECKPOINT, STOP, ANY = (
-    "push", "start", "first step", "running", "checkpoint", "stop", "any moment",
-)  # fmt: skip
+    "push",
+    "start",
+    "first step",
+    "running",
+    "checkpoint",
+    "stop",
+    "any moment",
+)
 AT_WORK = (STARTING, FIRST_STEP, RUNNING, CHECKPOINT)
 LOST = ("node killed", "node frozen", "link cut for long")
-# What stands outside our reach for a while, or for good.
+# Faults outside our reach for a while, or for good.
 AWAY = (
     *LOST,
     "link cut briefly",
@@ -30,9 +36,9 @@ class Kind:
 
     phases: tuple[str, ...]
     real: bool = False
-    """Whether it is played against the embedded trainer too."""
+    """Whether it is also played against the embedded trainer."""
     often: int = 1
-    """How many of it stand in a round of all kinds."""
+    """How often it occurs in one round of all kinds."""
 
 
 KINDS = {
@@ -66,7 +72,7 @@ CRASHES = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of a campaign; the same seed and number give the same one."""
+    """One fault of a campaign; the same seed and number give the same fault."""
 
     number: int
     kind: str
@@ -75,12 +81,12 @@ class Fault:
     step: int
     """For the phase `running`: after which step it strikes."""
     delay: float
-    """Seconds after the phase was seen."""
+    """Seconds after the phase was reached."""
     spare: bool
-    """Whether a node stands by, where one is lost."""
+    """Whether there is a spare, if a node is lost."""
     detail: str = ""
     real: bool = False
-    """Against the embedded trainer, one rank a node; else against the stand-in, two."""
+    """Against the embedded trainer, one rank per node; else against the stand-in, two ranks per node."""
 
     @property
     def node(self) -> str:
@@ -97,7 +103,7 @@ class Fault:
 
 
 def draw(seed: int, count: int, kinds: Sequence[str] = (), share: float = 0.1) -> list[Fault]:
-    """So many faults: round after round of all kinds, each kind's phases in turn, the rest by chance."""
+    """Return `count` faults: rounds of all kinds, the phases of each kind in turn, the rest random."""
     chance = random.Random(seed)
     wanted = [name for name in (kinds or KINDS) for _ in range(KINDS[name].often)]
     phases = {name: _turns(chance, KINDS[name].phases) for name in set(wanted)}
@@ -115,7 +121,7 @@ def _turns(chance: random.Random, phases: Sequence[str]) -> Iterator[str]:
 
 def _one(chance: random.Random, number: int, kind: str, phase: str, share: float) -> Fault:
     real = KINDS[kind].real and phase in (RUNNING, CHECKPOINT) and chance.random() < 3 * share
-    # Nobody else can stand in for it.
+    # No other node can replace it.
     spare = (kind in LOST and chance.random() < 0.7) or kind == "node killed"
     step = chance.randint(SAVE_EVERY + 1, STEPS - 12)
     detail = chance.choice(list(CRASHES)) if kind == "rank crashed" else ""
@@ -125,7 +131,7 @@ def _one(chance: random.Random, number: int, kind: str, phase: str, share: float
 
 
 def draw_interrupts(seed: int, count: int) -> list[Fault]:
-    """So many Ctrl-C at moments that know nothing of phases: evenly over a launch and the first steps."""
+    """Return `count` Ctrl-C at moments independent of phases: evenly over a launch and its first steps."""
     chance = random.Random(seed)
     return [
         Fault(number, "Ctrl-C", ANY, 0, 0, chance.uniform(0.0, 5.0), False, chance.choice(("once", "twice")))
@@ -138,21 +144,21 @@ def draw_interrupts(seed: int, count: int) -> list[Fault]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """How a run may end after a fault and count as well ended."""
+    """How a run may end after a fault to count as a good end."""
 
     phases: tuple[str, ...]
-    """Of the run; "" is none that was ever written down: the launch was refused, or ended before."""
+    """Phases of the run; "" means that none was ever recorded: the launch was refused, or ended earlier."""
     attempts: tuple[int, int]
     cause: str = ""
-    """A pattern that the reason of the restart, or the root cause, has to fit; "" where there is no failure."""
+    """A pattern that the reason of the restart, or the root cause, must match; "" if there is no failure."""
 
 
 def wanted(fault: Fault) -> Wanted:
-    """The end that this fault has to lead to."""
+    """Return the end that this fault must lead to."""
     where, kind = rf"rank {fault.rank} on {fault.node}\b.*", fault.kind
     if kind == "Ctrl-C":
         return Wanted(("stopped", ""), (1, 1))
-    # Whatever strikes then: somebody asked for the end.
+    # Whichever fault strikes then, the user asked for the end.
     if fault.phase == STOP:
         return Wanted(("stopped",), (1, 1))
     if kind == "crash at the same step":
@@ -171,24 +177,24 @@ def wanted(fault: Fault) -> Wanted:
     }
     if kind in causes:
         return Wanted(("finished",), (2, 2), causes[kind])
-    # What no rank needed to write may have gone by unnoticed.
+    # If no rank needed to write, it may remain unnoticed.
     if kind == "disk full":
         return Wanted(("finished",), (1, 3), rf"on {fault.node}\b.*No space left on device")
-    # Perhaps before it was written down.
+    # Perhaps before it was recorded.
     if kind == "command killed" and fault.phase in (PUSH, STARTING):
         return Wanted(("finished", ""), (1, 2))
     return Wanted(("finished",), (1, 1))
 
 
 def _lost(fault: Fault) -> Wanted:
-    # A launch that can't be carried out says so, and starts nothing.
+    # A launch that cannot be carried out reports that and starts nothing.
     if fault.phase in (PUSH, STARTING):
         return Wanted(("finished", "failed", ""), (1, 3), rf"\b{fault.node}\b")
     return Wanted(("finished",), (2, 2 if fault.spare else 8), rf"lost {fault.node}\b")
 
 
 def names(pattern: str) -> list[str]:
-    """The kinds whose name has this in it."""
+    """Return the kinds whose name contains `pattern`."""
     found = [name for name in KINDS if re.search(pattern, name)]
     if not found:
         raise SystemExit(f"no kind of fault has {pattern!r} in its name; there are: {', '.join(KINDS)}")

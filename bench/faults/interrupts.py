@@ -1,6 +1,7 @@
-"""Ctrl-C at random moments of `clusterctl demo`: what is left behind each time. Takes about 25 s a round.
+"""Press Ctrl-C at random moments of `clusterctl demo` and look for what is left behind; about 25 s per
+round.
 
-python -m bench.faults.interrupts [ROUNDS] [SEED]
+    python -m bench.faults.interrupts [ROUNDS] [SEED]
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LONGEST = 35.0
 
 
 def round_of(moment: float) -> tuple[str, float, int, int, int, int]:
-    """Interrupt one demo; the phase it was in, the seconds to its end, and what it left."""
+    """Interrupt one demo; return the phase it was in, the seconds until it ended, and what it left."""
     with tempfile.TemporaryDirectory(prefix="interrupts-") as name:
         here, temporary = Path(name) / "here", Path(name) / "tmp"
         here.mkdir()
@@ -66,7 +67,7 @@ def main() -> None:
     for _ in range(rounds):
         moment = chance.uniform(0.05, LONGEST)
         phase, took, code, processes, ports, folders = round_of(moment)
-        # The latter before our first line runs.
+        # Python reports the latter before the first line of our code runs.
         left += processes + ports + folders + (code not in (130, -signal.SIGINT))
         print(
             f"{moment:6.2f}s {took:5.2f}s {code:>4} {processes:>9} {ports:>5} {folders:>7}  {phase}",

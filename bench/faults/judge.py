@@ -1,5 +1,4 @@
-"""Whether a run came through a fault as it must: what was seen of it in, a verdict out; and many of those in one
-table."""
+"""Decide whether a run handled a fault correctly, from what was observed; summarize many runs in one table."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ from bench.faults.draw import (
 )
 from bench.faults.fake_trainer import state_at
 
-# Seconds that a node which answers again may keep what was given up there.
+# Seconds that a node that is reachable again may still run what was abandoned there.
 COMES_BACK = 30.0
 UNBORN = (
-    # Python's own last words where it is interrupted in its first moments.
+    # Python's own last output if it is interrupted in its first moments.
     "Failed to import the site module"
 )
-# Checkpoints that may be lost with a node: the one that was under way home.
+# Checkpoints that may be lost with a node: the one that was being copied.
 SAVES_BEHIND = 1
 
 
@@ -34,11 +33,11 @@ class Story:
 
     fault: Fault
     phase: str = ""
-    """The run's last; "" where none was ever written down."""
+    """The run's last phase; "" if none was ever recorded."""
     attempt: int = 1
     steps: int = 0
     reasons: tuple[str, ...] = ()
-    """Why it was started again, each time."""
+    """Why it was restarted, each time."""
     said: str = ""
     """What the user's commands wrote to stderr."""
     codes: Mapping[str, int] = field(default_factory=dict)
@@ -47,15 +46,15 @@ class Story:
     struck: float = 0.0
     healed: float = 0.0
     noticed: float | None = None
-    """Seconds from the fault until the node of the rank knew."""
+    """Seconds from the fault until the rank's node noticed it."""
     known: float | None = None
-    """Seconds from the fault until it stood in the run's history."""
+    """Seconds from the fault until it was in the run's history."""
     stopped: float | None = None
     """Seconds from then until the last rank of that attempt had ended."""
     scans: Sequence[tuple[float, frozenset[tuple[int, str]]]] = ()
     """The living (attempt, node) pairs, each change with its time."""
     lost_lines: tuple[str, ...] = ()
-    """Logs here that are not what the nodes have, and lines that were shown twice or never."""
+    """Logs here that differ from the nodes', and lines that were shown twice or never."""
     left: tuple[str, ...] = ()
     """Processes, ports and files that were left behind."""
     seconds: float = 0.0
@@ -63,17 +62,17 @@ class Story:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the judge says of one story."""
+    """The judgement of one story."""
 
     well: bool
     cause: bool | None
-    """Whether the reason was right; None where there was none to give."""
+    """Whether the reported reason was right; None if there was none to report."""
     broken: tuple[str, ...]
-    """Invariants that did not hold, and what kept it from ending well."""
+    """Invariants that did not hold, and what prevented a good end."""
 
 
 def judge(story: Story) -> Verdict:
-    """The end, the cause, and what has to hold of any run."""
+    """Judge the end, the cause, and what must hold for any run."""
     broken = [
         *_end(story),
         *one_attempt(story.scans, story.fault, story.struck, story.healed),
@@ -87,7 +86,7 @@ def judge(story: Story) -> Verdict:
 def _end(story: Story) -> Iterator[str]:
     want = wanted(story.fault)
     if story.fault.kind == "Ctrl-C" and UNBORN in story.said and not story.phase:
-        # Python itself was not up yet.
+        # Python itself had not started yet.
         return
     if story.phase not in want.phases:
         yield f"the run is {story.phase or 'not written down'}, not {' or '.join(want.phases) or 'refused'}"
@@ -99,7 +98,7 @@ def _end(story: Story) -> Iterator[str]:
             yield f"`{name}` ended with {code}"
     if "Traceback (most recent call last)" in _ours(story.said):
         yield "a traceback on the user's screen"
-    # The latter before our first line.
+    # Python reports the latter before the first line of our code.
     if story.fault.kind == "Ctrl-C" and story.codes.get("launch") not in (
         130,
         -2,
@@ -108,7 +107,7 @@ def _end(story: Story) -> Iterator[str]:
 
 
 def _ours(said: str) -> str:
-    """What clusterctl itself says; a rank's lines, which a root cause quotes, stand behind a bar or a prefix."""
+    """Return the output of clusterctl itself; quoted lines of ranks follow a bar or a prefix."""
     return "\n".join(line for line in said.splitlines() if not re.match(r"\s|node\d+:\d+|[│|]", line))
 
 
@@ -124,7 +123,7 @@ def _cause(story: Story) -> bool | None:
 def one_attempt(
     scans: Sequence[tuple[float, frozenset[tuple[int, str]]]], fault: Fault, struck: float, healed: float
 ) -> Iterator[str]:
-    """At most one attempt lives at a time, but for what stands on a node that can't be reached."""
+    """Yield violations of "at most one attempt lives at a time"; unreachable nodes are exempt."""
     for at, living in scans:
         away = fault.kind in AWAY and struck <= at <= (healed or at) + COMES_BACK
         attempts = {attempt for attempt, node in living if not (away and node == fault.node)}
@@ -134,7 +133,7 @@ def one_attempt(
 
 
 def steps_grow(story: Story) -> Iterator[str]:
-    """Within an attempt each step follows the one before; an attempt begins at a checkpoint that is true."""
+    """Yield violations of: steps increase within an attempt, and an attempt starts at a sound checkpoint."""
     saved, step, ended = 0, 0, False
     for one in story.metrics:
         kind, at = one.get("event"), int(one.get("step") or 0)
@@ -155,7 +154,7 @@ def steps_grow(story: Story) -> Iterator[str]:
 def _begins(story: Story, start: Mapping[str, Any], saved: int) -> Iterator[str]:
     at, fault = int(start.get("step") or 0), story.fault
     every = int(((start.get("config") or {}).get("save") or {}).get("every") or story.steps)
-    # Its node took the newest with it.
+    # Its node was lost with the newest one.
     may_lag = fault.real and fault.kind in AWAY
     if at < saved - (SAVES_BEHIND * every if may_lag else 0):
         yield f"began again at step {at}, though step {saved} was saved"
@@ -170,7 +169,7 @@ GONE = ("node killed", "node frozen", "link cut for long")
 
 
 def table(stories: Sequence[Story]) -> list[str]:
-    """A row a kind of fault, then the sums."""
+    """Return one row per kind of fault, then the totals."""
     head = ("fault", "count", "known in (median, worst)", "cause right", "ended well", "left behind")
     rows = [_row(kind, [one for one in stories if one.fault.kind == kind]) for kind in KINDS]
     rows = [row for row in rows if row[1] != "0"]
@@ -197,7 +196,7 @@ def _row(name: str, stories: Sequence[Story]) -> tuple[str, ...]:
 
 
 def figures(stories: Sequence[Story]) -> list[str]:
-    """What is aimed at, beside what was measured."""
+    """Return the targets next to the measured values."""
     verdicts = [judge(one) for one in stories]
     well = sum(one.well for one in verdicts)
     right = sum(one.well or bool(one.cause) for one in verdicts)

@@ -1,5 +1,5 @@
-"""One fault of bench/faults from beginning to end: a run, the moment, the blow, what the user does then, what was
-left."""
+"""Play one fault of bench/faults: start a run, wait for the moment, strike, act as the user would, check
+what is left."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ from bench.faults.field import (
 from bench.faults.judge import Story
 from clusterctl.jobs.run_folder import RunDir
 
-# Seconds for a moment to come, on a busy machine.
+# Seconds to wait for the moment, on a busy machine.
 COMES = 90.0
-# Seconds for a run to come to its end after a fault.
+# Seconds for a run to end after a fault.
 ENDS = 300.0
-# Seconds for what is left to go: agents hear nothing for 10 s, a chase comes round every 5.
+# Seconds for cleaning up: agents time out after 10 s, and the clean-up runs every 5 s.
 SETTLES = 40.0
-# Seconds that something is away.
+# Seconds of an outage.
 SHORT, LONG = 4.0, 22.0
 # Seconds that a disk stays full.
 FREED = 3.0
-# Times the stand-in's steps: a tiny model's take 20 ms.
+# Relative to the stand-in's steps: a step of a tiny model takes 20 ms.
 REAL = 3
 FROM_WITHIN = ("rank crashed", "crash at the same step", "user's mistake", "slow rank")
 
@@ -69,7 +69,7 @@ class Play:
         self.ballast = lane.small_disk(fault.node) if fault.kind == "disk full" else None
         skewed = lane.skewed(fault.node) if fault.kind == "clock skewed" else None
         self.desk = Desk(folder, skewed or lane.box.cluster_file)
-        # By itself it would end before it is asked to.
+        # It would end normally before it is stopped.
         ends_early = fault.phase == STOP or fault.kind == "Ctrl-C"
         self.steps = STEPS * (REAL if fault.real else 1) * (10 if ends_early else 1)
         self.codes: dict[str, int] = {}
@@ -83,7 +83,7 @@ class Play:
         job: dict[str, Any] = {"name": "drill", "nodes": "node[1-2]", "grace": 5.0}
         if self.fault.kind == "rank frozen":
             job["hang_after"] = "9s"
-        # That takes longer to pass than a start.
+        # Which takes longer to push than a start.
         backoff = 2.0 if self.fault.kind == "disk full" else 0.2
         job["restart"] = {"max": 6, "backoff": backoff}
         if self.fault.spare:
@@ -95,7 +95,7 @@ class Play:
         code = self.desk.folder / "code"
         code.mkdir()
         shutil.copy(PROGRAM, code / "program.py")
-        # It takes its time then.
+        # It takes time then.
         if self.fault.phase == PUSH or (self.fault.phase == ANY and self.fault.number % 2):
             (code / "ballast").write_bytes(os.urandom(24 << 20))
         env = {"STEPS": self.steps, "STEP_SECONDS": 0.1, "SAVE_EVERY": SAVE_EVERY, "SAVE_SECONDS": 0.25}
@@ -106,7 +106,7 @@ class Play:
                 "env": {f"DRILL_{name}": str(value) for name, value in env.items()}}  # fmt: skip
 
     def _arranged(self) -> dict[str, Any]:
-        """The faults that come from within the program."""
+        """Return the environment for faults that come from within the program."""
         fault = self.fault
         where = f"{fault.rank}:{fault.step}"
         arranged = {
@@ -119,7 +119,7 @@ class Play:
         return arranged.get(fault.kind, {})
 
     def _training(self, data: Path) -> dict[str, Any]:
-        """A GPT so small that two processes start and train it in seconds."""
+        """Return a GPT so small that two processes start and train it in seconds."""
         train = {
             "model": {"layers": 1, "hidden": 32, "heads": 2, "sequence": 32, "vocab": 512},
             "data": {"prefix": "{data}/text_document", "tokenizer": "{data}/tokenizer.json", "split": "90,10,0"},
@@ -132,7 +132,7 @@ class Play:
     # -- from the start to the end
 
     def play(self) -> Story:
-        """All of it; what it leaves is looked for before anything is put away."""
+        """Play everything; look for leftovers before anything is cleaned up."""
         began = time.monotonic()
         launch = self.desk.start("launch", "launch", "job.yaml")
         try:
@@ -147,7 +147,7 @@ class Play:
         if self.fault.kind in FROM_WITHIN:
             return
         if not self._moment(launch):
-            # It ended before; the story tells how.
+            # It ended before; the story records how.
             return
         time.sleep(self.fault.delay)
         self.struck = time.time()
@@ -156,7 +156,7 @@ class Play:
     # -- the moment
 
     def _moment(self, launch: subprocess.Popen[bytes]) -> bool:
-        """Wait until the run is where the fault should strike; False where it ended before."""
+        """Wait until the run is where the fault should strike; return False if it ended before."""
         fault = self.fault
         if fault.phase == ANY:
             return True
@@ -190,7 +190,7 @@ class Play:
         return self._record(f"ranks/{self.fault.rank}.json")
 
     def _step(self) -> int:
-        """The last step by the metrics as they grow on the first node."""
+        """Return the last step according to the metrics on the first node."""
         self.run = self.run or self.desk.found()
         if self.run is None:
             return 0
@@ -221,7 +221,7 @@ class Play:
 
     def _signal_inner(self, pid: Any, number: int) -> None:
         here = self.lane.pids(self.fault.node).get(pid)
-        # Else it has ended by itself, as in a stop.
+        # Otherwise it has ended normally, as in a stop.
         if here is not None:
             self.struck = time.time()
             os.kill(here, number)
@@ -269,7 +269,7 @@ class Play:
         self.healed = time.time()
 
     def _away(self, launch: subprocess.Popen[bytes], seconds: float) -> None:
-        """For so long, or until the run has ended without what is away."""
+        """Wait this long, or until the run has ended without what is away."""
         wait_for(lambda: launch.poll() is not None, seconds)
 
     def _fill_disk(self, launch: subprocess.Popen[bytes]) -> None:
@@ -286,7 +286,8 @@ class Play:
     # -- what the user does
 
     def _see_through(self, launch: subprocess.Popen[bytes]) -> None:
-        """Follow to the end; a run without a controller gets a new one, as its messages and the README say."""
+        """Follow the run to its end; a run without a controller gets a new one, as the messages and the
+        README advise."""
         self.codes["launch"] = self._ended(launch)
         if self.fault.phase == STOP and self.fault.kind != "Ctrl-C" and hasattr(self, "stopper"):
             self.codes["stop"] = self._ended(self.stopper)
@@ -310,7 +311,7 @@ class Play:
             return 124
 
     def _put_right(self, launch: subprocess.Popen[bytes]) -> None:
-        """Whatever came of it: nothing of this run may meet the next one."""
+        """Clean up in any case: nothing of this run may affect the next one."""
         if launch.poll() is None:
             launch.kill()
             launch.wait()
@@ -331,7 +332,7 @@ class Play:
     # -- what was left, and what was seen
 
     def _left(self) -> list[str]:
-        """Processes, open ports and files that are still there when everything has had its time to go."""
+        """Return processes, open ports and files that are still there after the time to clean up."""
         nodes = [node.name for node in self.lane.box.nodes if self.lane.is_up(node.name)]
 
         def living() -> list[str]:
@@ -340,7 +341,7 @@ class Play:
 
         wait_for(lambda: not living(), SETTLES)
         whole = self.run is not None and self.run.phase() == "finished"
-        # Whose it is, it clears.
+        # Its owner clears it.
         found = [
             *living(),
             *self.desk.temporary(),
@@ -377,7 +378,7 @@ class Play:
         )
 
     def _from_within(self) -> float:
-        """When a fault struck that the program brought on itself, by its own words."""
+        """Return when a fault struck that the program caused itself, from its own output."""
         assert self.run is not None
         log = self.run.log(self.fault.node, self.fault.rank, "err")
         found = (
@@ -386,7 +387,7 @@ class Play:
         return float(found[1]) if found else 0.0
 
     def _noticed(self, struck: float) -> float | None:
-        """Seconds from the fault until its node's supervisor had written down the failure of a rank."""
+        """Return the seconds from the fault until its node's supervisor had recorded the failure of a rank."""
         failure = self._record("node.json").get("first_failure") or {}
         return (
             max(0.0, float(failure["ended"]) - self._ahead(self.fault.node) - struck)
@@ -398,7 +399,7 @@ class Play:
         return WALL_AHEAD if self.fault.kind == "clock skewed" and node == self.fault.node else 0.0
 
     def _stopped(self, known: float) -> float | None:
-        """Seconds from the moment that a failure was known until the attempt's last rank had ended."""
+        """Return the seconds from the moment a failure was known until the attempt's last rank had ended."""
         ends = []
         for node in NODES:
             for rank in range(4):
@@ -407,7 +408,8 @@ class Play:
         return max(0.0, max(ends) - known) if ends else None
 
     def _differing(self, run: RunDir, attempts: int) -> list[str]:
-        """Logs that did not come home byte for byte; of a node that was given up, as far as it was heard."""
+        """Return logs that were not copied byte for byte; of an abandoned node, only what was received
+        counts."""
         found = []
         for attempt in range(1, attempts + 1):
             for node in (one.name for one in self.lane.box.nodes if self.lane.is_up(one.name)):
@@ -423,7 +425,7 @@ class Play:
         return found
 
     def _shown(self, run: RunDir) -> list[str]:
-        """Lines of rank 0 that the launch's own screen had twice, or had not though it followed to the end."""
+        """Return lines of rank 0 that the launch showed twice, or never although it followed to the end."""
         if self.fault.real:
             return []
         shown = re.findall(
@@ -457,7 +459,7 @@ BLOWS: dict[str, Callable[[Play, subprocess.Popen[bytes]], None]] = {
 
 
 def known_after(events: list[dict[str, Any]], struck: float) -> float | None:
-    """Seconds from a blow until the run's history has the failure; None where it has none."""
+    """Return the seconds from a fault until the run's history has the failure; None if it has none."""
     for event in events:
         bad = event["event"] == "failed" or (
             event["event"] == "node_ended" and event["state"] in ("failed", "lost")
@@ -468,7 +470,7 @@ def known_after(events: list[dict[str, Any]], struck: float) -> float | None:
 
 
 def as_json(story: Story) -> str:
-    """One line for the campaign's history."""
+    """Return one line for the campaign's history."""
     fault = {**story.fault.__dict__, "node": story.fault.node}
     kept = ("phase", "attempt", "reasons", "codes", "struck", "noticed", "known", "stopped")
     told = {name: getattr(story, name) for name in (*kept, "lost_lines", "left", "seconds")}

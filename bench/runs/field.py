@@ -1,7 +1,7 @@
-"""Where the figures of runs are taken: sandbox nodes on this machine, a small corpus, a small GPT that trains there.
+"""Sandbox nodes, a small corpus and a small GPT job, shared by the measurements of runs.
 
-The nodes share this machine's kernel and its clock, and their folders lie here: what a run wrote on a node is read
-from its files, while it goes on and without asking anybody.
+The nodes share this machine's kernel and clock, and their folders are on this machine: files that a run
+writes on a node are read directly while it is active.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clusterctl.sandbox import cluster, demo
 from clusterctl.sandbox.cluster import Sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
-# Seconds that anything awaited here may take.
+# Seconds to wait for any condition.
 LIMIT = 180.0
 
 JOB = """\
@@ -44,11 +44,11 @@ train:
 
 
 class TooLate(SystemExit):
-    """What was awaited did not come; it ends the bench where nobody expects it."""
+    """A condition was not met in time; ends the benchmark."""
 
 
 class Ground:
-    """Nodes that are up, and the launcher as a user types it."""
+    """Running nodes, and the launcher as a user calls it."""
 
     def __init__(self, made: Sandbox, folder: Path) -> None:
         self.made, self.folder = made, folder
@@ -58,7 +58,7 @@ class Ground:
 
     @property
     def data(self) -> Path:
-        """Tokens and a tokenizer, made at the first use."""
+        """The tokens and the tokenizer, made at first use."""
         data, corpus = self.folder / "data", self.folder / "corpus.jsonl"
         if not corpus.exists():
             demo.write_corpus(corpus)
@@ -67,13 +67,14 @@ class Ground:
         return data
 
     def job(self, restarts: int, save: int) -> Path:
-        """A training that goes on until it is stopped, with a checkpoint every so many steps."""
+        """Write a job that trains until it is stopped, with a checkpoint every `save` steps; return its
+        file."""
         path = self.folder / "job.yaml"
         path.write_text(JOB.format(data=self.data, restarts=restarts, save=save))
         return path
 
     def clusterctl(self, *words: str) -> str:
-        """The launcher's answer; whatever it could not do ends the bench."""
+        """Run the launcher and return its output; a failure ends the benchmark."""
         argv = [sys.executable, "-m", "clusterctl", *words]
         done = subprocess.run(
             argv, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=LIMIT
@@ -83,7 +84,7 @@ class Ground:
         return done.stdout
 
     def launch(self, *words: str) -> RunDir:
-        """Start a run that goes on by itself."""
+        """Start a run that continues in the background."""
         return RunDir(self.folder / "runs" / self.clusterctl("launch", "--detach", *words).strip())
 
     def stop(self, run: RunDir) -> None:
@@ -92,8 +93,8 @@ class Ground:
 
 @contextlib.contextmanager
 def ground(nodes: int = 2, devices: int = 2) -> Iterator[Ground]:
-    """Nodes that are up as long as this lasts; no run outlives them."""
-    # So that the nodes go down with us.
+    """Yield running nodes; when the block ends, they and all runs on them are stopped."""
+    # So that the nodes are stopped when this process is terminated.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="runs-"))
     made = None
@@ -114,12 +115,12 @@ def ground(nodes: int = 2, devices: int = 2) -> Iterator[Ground]:
 
 
 def on_node(run: RunDir, node: str) -> Path:
-    """A run's folder on a node."""
+    """Return the folder of a run on a node."""
     return Path(run.read_record().run_dirs[node])
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that may be growing, or not be there yet."""
+    """Return the complete lines of a file that may be growing or missing."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -128,12 +129,12 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def records(attempt: Path) -> list[dict[str, Any]]:
-    """What the supervisor wrote of its ranks in one attempt's folder on a node."""
+    """Return what the supervisor recorded about its ranks in one attempt's folder on a node."""
     return [json.loads(path.read_text()) for path in sorted(attempt.glob("ranks/*.json"))]
 
 
 def wait_for(what: str, truth: Callable[[], Any], limit: float = LIMIT) -> Any:
-    """The first true answer; the end of the bench where none comes."""
+    """Wait for the first true answer and return it; raise TooLate if there is none."""
     deadline = time.monotonic() + limit
     while not (answer := truth()):
         if time.monotonic() > deadline:

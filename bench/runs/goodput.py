@@ -1,10 +1,12 @@
-"""Goodput with faults: of a training's time from its launch to its stop, the share in steps that counted.
+"""Measure goodput with faults: the share of a training's time, from launch to stop, spent in steps that
+counted.
 
-python -m bench.runs.goodput [--minutes 20] [--every 60] [--seed 1]
+    python -m bench.runs.goodput [--minutes 20] [--every 60] [--seed 1]
 
-A GPT of a million parameters on two nodes, four ranks, a checkpoint every 100 steps. At a random moment of each
-interval one of these happens: a rank is killed, a rank ends by a segmentation fault, a node's supervisor is killed.
-A step counts once, as it was done last; steps after the newest checkpoint are done again after a fault.
+A GPT of a million parameters on two nodes with four ranks, a checkpoint every 100 steps. At a random moment
+of each interval one of these happens: a rank is killed, a rank dies of a segmentation fault, the supervisor
+of a node is killed. A step counts once, the last time it is done; steps after the newest checkpoint are
+repeated after a fault.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from clusterctl.jobs.run_folder import RunDir
 # Steps.
 SAVE = 100
 KINDS = ("rank killed", "rank segfaulted", "supervisor killed")
-# The share that is wanted.
+# The wanted share.
 LEAST = 0.70
 
 
@@ -72,7 +74,8 @@ def main() -> int:
 
 
 def moments(chance: random.Random, whole: float, every: float) -> list[float]:
-    """A random moment in each interval: not in the first of all's start, nor in the last's end."""
+    """Return a random moment in each interval, but not during the first start nor in the last interval's
+    end."""
     return [
         start + chance.uniform(0.1, 0.9) * every
         for start in map(every.__mul__, range(max(1, int(whole // every))))
@@ -80,7 +83,7 @@ def moments(chance: random.Random, whole: float, every: float) -> list[float]:
 
 
 def strike(run: RunDir, chance: random.Random) -> list[Fault]:
-    """One fault in the attempt that is under way, once there is one."""
+    """Inject one fault into the current attempt, as soon as there is one."""
     kind, node = chance.choice(KINDS), chance.choice(("node1", "node2"))
 
     def struck() -> list[Fault]:
@@ -104,7 +107,7 @@ def strike(run: RunDir, chance: random.Random) -> list[Fault]:
 
 
 def report(found: Goodput, faults: list[Fault], metrics: list[dict[str, Any]], restarts: int) -> str:
-    """What the time went into, and how each kind of fault was got over."""
+    """Return how the time was spent, and how long recovery from each kind of fault took."""
     lines = [f"{found.wall:.0f} s, {len(faults)} faults, {restarts} restarts, {found.steps} steps"]
     shares = (
         ("steps that counted", found.counted),

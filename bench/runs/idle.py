@@ -1,8 +1,10 @@
-"""What a run costs while its ranks do nothing: processor time and memory of all that clusterctl keeps running.
+"""Measure what a run costs while its ranks do nothing: processor time and memory of all clusterctl
+processes.
 
-python -m bench.runs.idle [--seconds 60]
+    python -m bench.runs.idle [--seconds 60]
 
-One node, eight ranks; first they sleep and say nothing, then each says a line a second. Shares are of one core.
+One node with eight ranks; first they sleep silently, then each prints a line per second. Shares are of one
+core.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Use:
-    """Of some processes: seconds of processor time so far, and memory now."""
+    """What some processes use: seconds of processor time so far, and memory now."""
 
     cpu: float
     resident: float
-    """MB, with what they share with others."""
+    """MB, including memory shared with others."""
     own: float
     """MB that would be free without them."""
     count: int
@@ -72,7 +74,7 @@ def main() -> int:
 
 
 def measure(laid: Ground, program: str, seconds: float) -> dict[str, tuple[float, Use]]:
-    """Who costs what, in per cent of a core, over so many seconds."""
+    """Return the per cent of a core that each process used during `seconds`, and its memory."""
     run = laid.launch("--no-code", "--", "python3", "-c", program)
     attempt = on_node(run, "node1") / "attempts" / "1"
     wait_for("eight ranks", lambda: len(records(attempt)) == RANKS)
@@ -86,7 +88,7 @@ def measure(laid: Ground, program: str, seconds: float) -> dict[str, tuple[float
 
 
 def kept(laid: Ground, run: RunDir) -> dict[str, set[int]]:
-    """All that runs for a run beside its ranks."""
+    """Return all processes that clusterctl keeps running for a run, except its ranks."""
     attempt = on_node(run, "node1") / "attempts" / "1"
     supervisor = int((read_json(str(attempt / "supervisor.json")) or {})["pid"])
     ranks = {one["pid"] for one in records(attempt)}
@@ -106,7 +108,7 @@ def below(pids: set[int]) -> set[int]:
 
 
 def use_of(pids: Iterable[int]) -> Use:
-    """Of processes that live on; one that has ended since counts no more."""
+    """Return the use of living processes; one that has ended no longer counts."""
     cpu = resident = own = 0.0
     count = 0
     for pid in pids:
@@ -122,7 +124,7 @@ def use_of(pids: Iterable[int]) -> Use:
 
 
 def memory_of(rollup: str) -> dict[str, int]:
-    """Of /proc/PID/smaps_rollup, in kB: Rss, and what is private in all."""
+    """Return kB from /proc/PID/smaps_rollup: Rss, and the sum of the private parts."""
     sizes = {line.split(":")[0]: int(line.split()[1]) for line in rollup.splitlines()[1:]}
     return {"Rss": sizes["Rss"], "Private": sizes["Private_Clean"] + sizes["Private_Dirty"]}
 

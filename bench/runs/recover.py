@@ -1,14 +1,16 @@
-"""A rank is killed (SIGKILL): seconds until the next new step, and from a launch to the first one, beside torchrun.
+"""Compare recovery with torchrun: seconds from the SIGKILL of a rank to the next new step, and from launch
+to first step.
 
-python -m bench.runs.recover [--runs 5] [--stock]
+    python -m bench.runs.recover [--runs 5] [--stock]
 
-Both start the same program with the same configuration, data and environment: `python -m trainer train`, a GPT of a
-million parameters, four ranks on two nodes; it saves every ten steps and goes on from its newest checkpoint. Ours is
-`clusterctl launch` of a job, with sshd nodes in between; torchrun's two agents are started here, at the same moment and
-without a login. Tools take turns; medians. A step that had been done before the death is no new one.
+Both start the same program with the same configuration, data and environment: `python -m trainer train`, a
+GPT of a million parameters, four ranks on two nodes; it saves every ten steps and resumes from its newest
+checkpoint. Ours is `clusterctl launch` of a job over sshd nodes; torchrun's two agents are started here at
+the same moment, without a login. The tools take turns; results are medians. Repeating a step that was done
+before the kill is not a new step.
 
-torchrun is told TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. As it comes (torch 2.13), a new rank may find the address of a
-dead one in the store that all rounds share, and fail in its turn; --stock measures that too, as a third column.
+torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. By default (torch 2.13) a new rank may find the address
+of a dead one in the store that all rounds share, and fail; --stock measures that too, as a third column.
 """
 
 from __future__ import annotations
@@ -47,11 +49,11 @@ from clusterctl.agent.processes import marked
 
 # Steps.
 SAVE = 10
-# Steps before the death: two checkpoints, and half of the way to the third.
+# Steps before the kill: two checkpoints, and half of the way to the third.
 KILL_AT = 25
-# The rank that is killed; rank 0 holds the store that torch's ranks meet at.
+# The rank that is killed; rank 0 holds the store where torch's ranks meet.
 VICTIM = 3
-# Of our ranks' environment.
+# In the environment of our ranks.
 SAME = (
     "OMP_NUM_THREADS",
     "MALLOC_",
@@ -59,9 +61,9 @@ SAME = (
     "PYTHONUNBUFFERED",
     "GLOO_",
 )
-# A new one for each round of torchrun's.
+# A new one for each round of torchrun.
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-# Seconds: what recovery may take.
+# Seconds that recovery may take.
 MOST = 10.0
 TO_BEGIN = "until rank 0's new process begins"
 TO_STEP = "its steps up to a new one"
@@ -69,14 +71,14 @@ TO_STEP = "its steps up to a new one"
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of one tool: seconds."""
+    """One turn of one tool, in seconds."""
 
     first_step: float
     back: float
     starts: int
     parts: dict[str, float]
     before: dict[str, float]
-    """How the time until the new processes began is made up; only we tell."""
+    """The parts of the time until the new processes started; reported by our side only."""
 
 
 def main() -> int:
@@ -89,7 +91,7 @@ def main() -> int:
         turns["torchrun, stock"] = []
     with ground() as laid:
         job = laid.job(restarts=100, save=SAVE)
-        # Code and data are on the nodes from here on, and in the disk's cache.
+        # From here on code and data are on the nodes and in the disk's cache.
         laid.stop(laid.launch(str(job)))
         for number in range(asked.runs):
             turns["clusterctl"].append(ours(laid, job))
@@ -102,7 +104,7 @@ def main() -> int:
 
 
 def ours(laid: Ground, job: Path) -> Turn:
-    """Launch, kill, wait, stop; the times lie in what the run wrote."""
+    """Launch, kill, wait, stop; the times come from the files of the run."""
     began = time.time()
     run = laid.launch(str(job))
     home = on_node(run, "node1")
@@ -124,7 +126,7 @@ def ours(laid: Ground, job: Path) -> Turn:
 
 
 def theirs(laid: Ground, name: str, env: Mapping[str, str]) -> Turn:
-    """torchrun's two agents, rendezvous c10d, restarts as many as it likes."""
+    """Run torchrun's two agents with rendezvous c10d and unlimited restarts."""
     folder = laid.folder / name
     folder.mkdir()
     metrics = folder / "metrics.jsonl"
@@ -139,7 +141,7 @@ def theirs(laid: Ground, name: str, env: Mapping[str, str]) -> Turn:
 
 
 def stock(laid: Ground, name: str) -> list[Turn]:
-    """torchrun as it comes; nothing where it did not come back."""
+    """Run torchrun with its defaults; return [] if it did not recover."""
     try:
         return [theirs(laid, name, {})]
     except TooLate as late:
@@ -154,7 +156,7 @@ def turn(first: float, killed: float, back: Return, before: dict[str, float]) ->
 
 
 def kill(pid: int) -> float:
-    """When it was done."""
+    """Kill a process and return the time."""
     now = time.time()
     os.kill(pid, signal.SIGKILL)
     return now
@@ -162,7 +164,7 @@ def kill(pid: int) -> float:
 
 @contextlib.contextmanager
 def agents(laid: Ground, folder: Path, name: str, more: Mapping[str, str]) -> Iterator[None]:
-    """One torchrun a node, as long as this lasts, with the configuration and the environment of our last run."""
+    """Run one torchrun per node with the configuration and environment of our last run."""
     last = max((laid.folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
     home = Path(json.loads((last / "run.json").read_text())["run_dirs"]["node1"])
     env = json.loads((home / "attempts" / "1" / "spec.json").read_text())["ranks"][0]["env"]
@@ -196,7 +198,7 @@ def agents(laid: Ground, folder: Path, name: str, more: Mapping[str, str]) -> It
 
 
 def report(turns: dict[str, list[Turn]]) -> str:
-    """The table: medians, their range, and ours in parts of torchrun's."""
+    """Return the table: medians, their range, and ours as a fraction of torchrun's."""
     turns = {tool: several for tool, several in turns.items() if several}
     lines = [f"{'seconds, medians':<44}" + "".join(f"{tool:>22}" for tool in turns) + f"{'ratio':>8}"]
     for name, field in (("launch to the first step", "first_step"), ("death to the next new step", "back")):

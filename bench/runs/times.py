@@ -1,4 +1,5 @@
-"""What bench/runs/recover.py and bench/runs/goodput.py read out of a training's own metrics: values in, values out."""
+"""Derive the figures of bench/runs/recover.py and bench/runs/goodput.py from a training's metrics: pure
+functions."""
 
 from __future__ import annotations
 
@@ -15,26 +16,27 @@ def steps_of(metrics: Metrics) -> list[Mapping[str, Any]]:
 
 
 def first_step(metrics: Metrics) -> float | None:
-    """When the first step was done."""
+    """Return when the first step was done."""
     return next((float(one["time"]) for one in steps_of(metrics)), None)
 
 
 @dataclass(frozen=True)
 class Return:
-    """A training that got on again after a death: times by the wall clock, parts in seconds."""
+    """The recovery of a training after a kill: times by the wall clock, parts in seconds."""
 
     new_step: float
-    """When a step was done that none before the death had been."""
+    """When the first step was done that had not been done before the kill."""
     began: float
-    """When rank 0's new process began."""
+    """When the new process of rank 0 started."""
     parts: dict[str, float]
-    """Of its start, as the trainer tells them."""
+    """The parts of its start, as the trainer reports them."""
     starts: int
-    """How often the ranks began to train after the death; more than one where a restart failed."""
+    """How often the ranks started to train after the kill; more than one if a restart failed."""
 
 
 def recovered(metrics: Metrics, killed: float) -> Return | None:
-    """How a training came back from a death; None while it has not. Steps that are done again are no new ones."""
+    """Return how a training recovered from a kill; None if it has not yet. Repeated steps are not new
+    steps."""
     places = [i for i, one in enumerate(metrics) if one["event"] == "start" and one["time"] > killed]
     if not places:
         return None
@@ -50,7 +52,7 @@ def recovered(metrics: Metrics, killed: float) -> Return | None:
 
 
 def durations(began: float, moments: Mapping[str, float]) -> dict[str, float]:
-    """Moments in their order, as the seconds from each to the one before it."""
+    """Return moments, in order, as the seconds from each to the one before it."""
     found, last = {}, began
     for name, moment in moments.items():
         found[name], last = moment - last, max(last, moment)
@@ -58,20 +60,20 @@ def durations(began: float, moments: Mapping[str, float]) -> dict[str, float]:
 
 
 def middle(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The median of each part over several turns, in the order of the first."""
+    """Return the median of each part over several turns, in the order of the first turn."""
     names = [name for name in several[0] if all(name in one for one in several)] if several else []
     return {name: statistics.median(one[name] for one in several) for name in names}
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """What became of a training's time."""
+    """How the time of a training was spent."""
 
     wall: float
     counted: float
-    """Seconds in steps that stayed: each step once, as it was done last."""
+    """Seconds in steps that counted: each step once, the last time it was done."""
     again: float
-    """Seconds in steps that had to be done again."""
+    """Seconds in steps that had to be repeated."""
     saving: float
     """Seconds in checkpoints."""
     steps: int
@@ -82,12 +84,12 @@ class Goodput:
 
     @property
     def idle(self) -> float:
-        """Seconds in no step and no checkpoint: starts, restarts, waits."""
+        """Seconds in neither steps nor checkpoints: starts, restarts, waits."""
         return max(0.0, self.wall - self.counted - self.again - self.saving)
 
 
 def goodput(metrics: Metrics, began: float, ended: float) -> Goodput:
-    """The share of the time from `began` to `ended` that went into steps that counted."""
+    """Return how the time from `began` to `ended` was spent."""
     inside = [one for one in metrics if began <= one["time"] <= ended]
     last: dict[int, float] = {}
     whole = 0.0

@@ -31,7 +31,7 @@ from trainer.plan.time import Cost, cost
 ROOT = Path(__file__).resolve().parents[2]
 
 STEPS, WARM = 4, 1
-# Layouts whose predicted times differ by less may change places.
+# Layouts whose predicted times differ by less than this may change places.
 ALIKE = 0.10
 MODEL = {"layers": 8, "hidden": 512, "heads": 8, "sequence": 128, "vocab": 4096}
 MICRO, BATCH = 1, 16
@@ -50,7 +50,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Machine:
-    """What a rank of this machine was measured to do."""
+    """Measured properties of a rank of this machine."""
 
     tflops: float
     gbytes: float
@@ -61,14 +61,14 @@ class Machine:
 class Row:
     layout: str
     predicted: float
-    """Seconds a step."""
+    """Seconds per step."""
     measured: float
     parts: dict[str, float]
-    """Of the prediction."""
+    """Parts of the prediction."""
 
 
 def be_rank(precision: str) -> None:
-    """Measure as one of all ranks at once."""
+    """Measure as one of several ranks that run at the same time."""
     import torch
     import torch.distributed as dist
 
@@ -90,7 +90,7 @@ def be_rank(precision: str) -> None:
 
 
 def _seconds(work: Any, times: int) -> float:
-    """The median of each time, the first ones left out."""
+    """Return the median of each time, without the first ones."""
     took = []
     for _ in range(times):
         began = time.perf_counter()
@@ -109,7 +109,7 @@ def machine(ranks: int, precision: str) -> Machine:
 
 
 def layouts(ranks: int, precision: str, hardware: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Those that can be trained on so many ranks; 0 stands for all of them."""
+    """Yield the layouts that can be trained on `ranks` ranks; 0 stands for all of them."""
     base = {
         "model": MODEL,
         "steps": STEPS,
@@ -135,7 +135,7 @@ def predicted(part: dict[str, Any], ranks: int) -> Cost:
 
 
 def measured(part: dict[str, Any], ranks: int) -> float:
-    """The median step."""
+    """Return the median step."""
     return statistics.median(line["step_seconds"] for line in train(part, ranks)[WARM:])
 
 
@@ -187,7 +187,7 @@ def main() -> int:
 
 
 def in_order(by_clock: list[Row]) -> bool:
-    """Whether no slower layout was predicted to be faster by more than what counts as alike."""
+    """Return whether no slower layout was predicted to be faster beyond the tolerance."""
     return all(
         slower.predicted > faster.predicted * (1 - ALIKE)
         for place, faster in enumerate(by_clock)

@@ -29,15 +29,15 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS, EVERY, BATCH = 200, 50, 4
 MODEL = {"layers": 4, "hidden": 256, "heads": 4, "sequence": 128, "vocab": demo.VOCABULARY}
 OPTIMIZER = {"lr": 1e-3, "min_lr": 1e-3, "schedule": "constant"}
-# Steps that a difference is averaged over.
+# Steps over which a difference is averaged.
 WINDOW = 10
-# Autocast runs.
+# Number of autocast runs.
 BAND = 3
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training: whose, in what precision, from weights how far from the others'."""
+    """One training: by which program, in what precision, and how much its first weights were perturbed."""
 
     name: str
     kind: str
@@ -52,7 +52,7 @@ OTHERS = (Run("eager, fp32, 1", "eager", "fp32", 1), Run("clusterctl, fp32", "ou
 
 
 def losses_row(folder: Path, tell: Any) -> dict[str, Any]:
-    """Every run's losses, and the errors of layer norm gradients along the way of ours."""
+    """Return the losses of every run, and the errors of layer norm gradients during ours."""
     corpus = make_texts(folder)
     losses = {}
     for run in (REFERENCE, *AUTOCASTS, *OTHERS):
@@ -66,7 +66,7 @@ def losses_row(folder: Path, tell: Any) -> dict[str, Any]:
 
 
 def make_texts(folder: Path) -> Path:
-    """The language reference that comes with Python, as tokens: losses fall on it."""
+    """Turn the language reference that ships with Python into tokens: losses fall on it."""
     demo.write_corpus(folder / "corpus.jsonl")
     demo.train_tokenizer(folder / "corpus.jsonl", folder / "tokenizer.json")
     demo.build_data(folder / "corpus.jsonl", folder / "tokenizer.json", folder / "text")
@@ -84,7 +84,7 @@ TRAIN: Mapping[str, Any] = {"steps": STEPS, "optimizer": OPTIMIZER, "save": {"ev
 
 
 def train(folder: Path, corpus: Path, run: Run) -> list[float]:
-    """The losses of all steps."""
+    """Return the losses of all steps."""
     field = field_of(folder, corpus, run)
     subject = Subject("run", run.kind, tuned=True)
     try:
@@ -98,10 +98,8 @@ def train(folder: Path, corpus: Path, run: Run) -> list[float]:
 
 
 def norm_errors(folder: Path, corpus: Path, step: int) -> dict[str, float]:
-    """How far the gradients of all layer norms are from fp64's, at the weights that our bf16 run had after `step`.
-
-    Ours is read out of what one step more does to the optimizer's averages.
-    """
+    """Return how far the gradients of all layer norms are from fp64 at the weights of our bf16 run after
+    `step`. Ours is derived from the change of the optimizer's averages in one further step."""
     before = folder / "clusterctl-bf16" / "run-run" / CHECKPOINT_DIR / f"step-{step:08d}"
     train_part = {
         "steps": step + 1,
@@ -122,7 +120,8 @@ def norm_errors(folder: Path, corpus: Path, step: int) -> dict[str, float]:
 
 
 def compare_norms(before: Path, after: Path, train_file: Path) -> dict[str, float]:
-    """Relative errors of all layer norms' gradients together, in the step that led from one checkpoint to the other."""
+    """Return the relative errors of all layer norm gradients in the step that led from one checkpoint to
+    the other."""
     import numpy as np
     import torch
     from safetensors.torch import load_file
@@ -167,12 +166,12 @@ def flat(tensors: Sequence[Any]) -> Any:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Means of each run of WINDOW steps."""
+    """Return moving averages over WINDOW steps."""
     return [sum(values[at : at + WINDOW]) / WINDOW for at in range(0, len(values) - WINDOW + 1, WINDOW)]
 
 
 def differences(losses: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Of every other run, the smoothed loss less the reference's."""
+    """Return for every other run its smoothed loss minus the reference's."""
     plain = losses[REFERENCE.name]
     return {
         name: smooth([a - b for a, b in zip(one, plain, strict=True)])
@@ -182,7 +181,7 @@ def differences(losses: Mapping[str, Sequence[float]]) -> dict[str, list[float]]
 
 
 def losses_table(found: Mapping[str, Any]) -> str:
-    """Differences from the reference along the way, the band, and the layer norms."""
+    """Return a table of differences from the reference, the band, and the layer norms."""
     losses, apart = found["losses"], differences(found["losses"])
     lines = [
         f"losses: {STEPS} steps; differences from {REFERENCE.name}, means of {WINDOW} steps, in thousandths"

@@ -74,7 +74,7 @@ class Row:
 
 
 def resident(key: str) -> int:
-    """A figure of this process from the kernel, in bytes."""
+    """Return a figure of this process from the kernel, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(key + ":"):
             return int(line.split()[1]) * 1024
@@ -82,7 +82,7 @@ def resident(key: str) -> int:
 
 
 def be_rank(file: Path) -> None:
-    """Train as one rank; prints the bytes that it took at its highest."""
+    """Train as one rank; print the peak memory in bytes."""
     import torch
 
     from trainer.train.assemble import run_training
@@ -92,7 +92,7 @@ def be_rank(file: Path) -> None:
     warm = torch.randn(256, 256, requires_grad=True)
     (warm @ warm).sum().backward()
     before = resident("VmRSS")
-    # The highest counts from here.
+    # The peak counts from here.
     Path("/proc/self/clear_refs").write_text("5")
     highest = 0
 
@@ -108,7 +108,7 @@ def be_rank(file: Path) -> None:
 
 
 def measure(ranks: int, train: dict[str, Any], tuned: bool) -> int:
-    """Bytes of the rank that took most."""
+    """Return the bytes of the rank that used most."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         argv = [sys.executable, "-m", "bench.train.memory", "--rank", str(write_config(folder, train))]

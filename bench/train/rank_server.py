@@ -1,4 +1,5 @@
-"""Ranks of a training as processes over loopback, forked from one that has torch loaded; for bench/train/layouts.py."""
+"""Run ranks of a training as processes over loopback, forked from one that has loaded torch; for
+bench/train/layouts.py."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ PATIENCE = 300.0
 
 
 class Failed(Exception):
-    """A training that did not end well, with the last words of the first rank that said why."""
+    """A training failed; the message has the last lines of the first rank that reported why."""
 
 
 class Trained(NamedTuple):
-    """What a training left: of every step its loss and the norm of its gradient, and its last checkpoint's files."""
+    """What a training left: the loss and gradient norm of every step, and the files of its last checkpoint."""
 
     losses: list[float]
     norms: list[float]
@@ -32,7 +33,7 @@ class Trained(NamedTuple):
 
 
 class Server:
-    """Starts trainings, one at a time."""
+    """Starts trainings, one after another."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,7 +58,7 @@ class Server:
         )
 
     def train(self, ranks: int, config: dict[str, Any], again: bool = False) -> Trained:
-        """A whole training; with `again`, from the newest checkpoint that the one before left."""
+        """Run a whole training; with `again`, from the newest checkpoint of the one before."""
         run_dir, file = self.folder / "run", self.folder / "train.json"
         if again:
             (run_dir / "metrics.jsonl").unlink()
@@ -75,7 +76,7 @@ class Server:
         return Trained([line["loss"] for line in steps], [line["grad_norm"] for line in steps], files)
 
     def go_on(self, ranks: int, config: dict[str, Any]) -> Trained:
-        """The second half of the training before, from the checkpoint in its middle."""
+        """Repeat the second half of the training before, from the checkpoint in its middle."""
         folders = sorted((self.folder / "run" / "checkpoints").glob("step-*"))
         shutil.rmtree(folders[-1])
         return self.train(ranks, config, again=True)

@@ -1,4 +1,4 @@
-"""Ranks of a training as processes of this machine, with the launcher's environment: for measurements of trainings."""
+"""Run ranks of a training as processes of this machine, with the launcher's environment, for measurements."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Failed(Exception):
-    """A rank did not come to its end; the message has its last lines."""
+    """A rank failed; the message has its last lines."""
 
 
 def environments(ranks: int, tuned: bool = True) -> list[dict[str, str]]:
-    """Of every rank; the cores are divided among them."""
+    """Return the environment of every rank; the cores are divided among them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -45,7 +45,7 @@ def environments(ranks: int, tuned: bool = True) -> list[dict[str, str]]:
 
 
 def run(argv: Sequence[str], ranks: int, folder: Path, tuned: bool = True) -> list[str]:
-    """What every rank printed. When one fails the others are ended, and Failed says why."""
+    """Return the output of every rank. If one fails the others are stopped, and Failed says why."""
     places = [folder / f"rank-{rank}" for rank in range(ranks)]
     started = []
     for place, environment in zip(places, environments(ranks, tuned), strict=True):
@@ -74,7 +74,7 @@ def run(argv: Sequence[str], ranks: int, folder: Path, tuned: bool = True) -> li
 
 
 def train(train_part: dict[str, Any], ranks: int, tuned: bool = True) -> list[dict[str, Any]]:
-    """The steps of metrics.jsonl, after training on made-up tokens."""
+    """Train on made-up tokens and return the steps of metrics.jsonl."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file = write_config(folder, train_part)
@@ -84,7 +84,7 @@ def train(train_part: dict[str, Any], ranks: int, tuned: bool = True) -> list[di
 
 
 def write_config(folder: Path, train_part: dict[str, Any]) -> Path:
-    """A train.json with a corpus of made-up tokens beside it."""
+    """Write a train.json with a corpus of made-up tokens next to it."""
     from trainer.plan.resolve import plan_config
 
     found = plan_config({**train_part, "data": {"prefix": "x"}}, 1).config
@@ -97,7 +97,7 @@ def write_config(folder: Path, train_part: dict[str, Any]) -> Path:
 
 
 def make_corpus(prefix: Path, tokens: int) -> None:
-    """Ids below 1,000, in documents of 4,096."""
+    """Write ids below 1,000 in documents of 4,096."""
     import numpy as np
 
     ids = np.random.RandomState(1).randint(0, 1000, tokens).astype(np.uint16)

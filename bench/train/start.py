@@ -26,13 +26,13 @@ TURNS = 5
 
 
 def start_row(turns: int, tell: Any) -> dict[str, Any]:
-    """Seconds of each turn, and what the ranks' own start was made of."""
+    """Return the seconds of each turn, and the parts of the ranks' own start."""
     ours: list[float] = []
     theirs: list[float] = []
     parts: dict[str, list[dict[str, float]]] = {"clusterctl": [], "torchrun": []}
     with ground() as laid:
         job = laid.job(restarts=0, save=0)
-        # Code and data are there from here on, and in the disk's cache.
+        # From here on code and data are on the nodes and in the disk's cache.
         laid.stop(laid.launch(str(job)))
         for number in range(turns):
             tell(f"turn {number + 1} of {turns}")
@@ -63,7 +63,7 @@ def torchrun(laid: Ground, name: str) -> tuple[float, dict[str, float]]:
 
 
 def first(metrics: Path) -> tuple[float, dict[str, float]]:
-    """When the first step was done, and rank 0's start part by part."""
+    """Return when the first step was done, and the parts of rank 0's start."""
     done = wait_for("the first step", lambda: first_step(json_lines(metrics)))
     start = next(one for one in json_lines(metrics) if one["event"] == "start")
     return done, dict(start["startup"])

@@ -20,7 +20,7 @@ WARM = 256
 
 
 def resident(key: str) -> int:
-    """A figure of this process from the kernel, in bytes."""
+    """Return a figure of this process from the kernel, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(key + ":"):
             return int(line.split()[1]) * 1024
@@ -28,18 +28,18 @@ def resident(key: str) -> int:
 
 
 class Gate:
-    """Between steps: what the last one took goes out, the next word comes in."""
+    """Between steps: reports the last step and waits for the next command."""
 
     def __init__(self, device: str) -> None:
         self.device = device
-        # What libraries print goes where errors go.
+        # Output of libraries goes to stderr.
         self.out: TextIO = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self.base = 0
         self.began, self.cpu = time.perf_counter(), time.process_time()
 
     def loaded(self) -> None:
-        """What is resident now is the libraries'; what follows is the model's."""
+        """Record the resident memory so far as that of the libraries; what follows belongs to the model."""
         import torch
 
         warm = torch.randn(WARM, WARM, requires_grad=True)
@@ -57,7 +57,7 @@ class Gate:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak(self) -> int:
-        """Bytes at the highest, of this process or on its device."""
+        """Return the peak memory in bytes, of this process or on its device."""
         if self.device == "cpu":
             return resident("VmHWM")
         import torch
@@ -65,7 +65,7 @@ class Gate:
         return int(torch.cuda.max_memory_allocated(self.device))
 
     def step_done(self, loss: float | None = None, **more: Any) -> None:
-        """Tells of the step that began with the last `go`; returns when the next is to begin."""
+        """Report the step that started with the last `go`; return when the next one is to start."""
         took = {"seconds": time.perf_counter() - self.began, "cpu": time.process_time() - self.cpu}
         self.tell({**took, "loss": loss, "base": self.base, "peak": self.peak(), **more})
         for line in sys.stdin:
@@ -88,7 +88,7 @@ class Gate:
 
 
 def ours(spec: dict[str, Any], gate: Gate) -> None:
-    """The trainer, by the way of `python -m trainer train`."""
+    """Run the trainer in the same way as `python -m trainer train`."""
     from trainer.device import keep_freed_memory, prepare_import
     from trainer.env import METRICS_FILE, Env
     from trainer.plan.resolve import read_config
@@ -111,7 +111,7 @@ def ours(spec: dict[str, Any], gate: Gate) -> None:
 
 
 def last_loss(metrics: Path) -> float | None:
-    """Of the newest step."""
+    """Return the loss of the newest step."""
     for line in reversed(metrics.read_bytes().splitlines()):
         one = json.loads(line)
         if one["event"] == "step":
@@ -120,7 +120,7 @@ def last_loss(metrics: Path) -> float | None:
 
 
 def peer(spec: dict[str, Any], gate: Gate) -> None:
-    """A peer's model and the step of a script."""
+    """Run a peer's model with the step of a typical script."""
     import torch
 
     from bench.train import peers
@@ -141,7 +141,7 @@ def peer(spec: dict[str, Any], gate: Gate) -> None:
 
 
 def take_weights(model: Any, spec: dict[str, Any]) -> None:
-    """The trainer's first weights, all of them nudged by about a millionth where that is asked for."""
+    """Load the trainer's first weights, perturbed by about a millionth if requested."""
     import torch
 
     torch.manual_seed(spec["nudge"])
@@ -152,7 +152,7 @@ def take_weights(model: Any, spec: dict[str, Any]) -> None:
 
 
 def loop(spec: dict[str, Any], gate: Gate) -> None:
-    """A bare loop of torch's DistributedDataParallel: around the trainer's own model, or around a peer's."""
+    """Run a bare loop of torch's DistributedDataParallel around the trainer's own model or a peer's."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -170,7 +170,7 @@ def loop(spec: dict[str, Any], gate: Gate) -> None:
 
 
 def own_model(spec: dict[str, Any]) -> Any:
-    """The trainer's GPT with its fused ops, as a module that takes a batch."""
+    """Return the trainer's GPT with its fused ops, as a module that takes a batch."""
     import torch
 
     import native
@@ -191,7 +191,7 @@ def own_model(spec: dict[str, Any]) -> Any:
 
 
 def take_steps(one: Any, spec: dict[str, Any], gate: Gate) -> None:
-    """Steps over this rank's part of the batches, as long as anybody asks."""
+    """Take steps over this rank's part of the batches until the parent stops."""
     import numpy as np
     import torch
 
@@ -207,7 +207,7 @@ def take_steps(one: Any, spec: dict[str, Any], gate: Gate) -> None:
 
 
 def products(spec: dict[str, Any], gate: Gate) -> None:
-    """The machine's rate in matrix products: of large squares, and of those that a step of the model is made of."""
+    """Measure the machine's rate in matrix products: large squares, and those in a step of the model."""
     import torch
     import torch.nn.functional as F
 
@@ -224,7 +224,7 @@ def products(spec: dict[str, Any], gate: Gate) -> None:
             torch.cuda.synchronize()
 
     def triple(inputs: int, outputs: int, repeat: int) -> float:
-        """Seconds of a product, of its input's gradient and of its weight's."""
+        """Return the seconds of a product, of its input's gradient and of its weight's gradient."""
         x, weight = (torch.randn(n, inputs, device=device, dtype=kind) for n in (tokens, outputs))
         gradient = torch.randn(tokens, outputs, device=device, dtype=kind)
         wait()
