@@ -82,3 +82,17 @@ def test_the_index_leads_to_every_page() -> None:
     assert not {page.relative_to(ROOT).as_posix() for page in DOCS.rglob("*.md")} - {
         page.relative_to(ROOT).as_posix() for page in reached
     }
+
+
+# Words that readers stumbled over; CONTRIBUTING.md asks for the usual terms of the field.
+UNCLEAR = re.compile(
+    r"\b(beside|what is none|whatever comes|for want of|by then|is told|are told|is said|are said|is asked for"
+    r"|mended|goes on|go on|comes home|brought home|brings home|stands by|as it comes)\b"
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_documents_use_the_usual_words(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    unclear = [f"{number}: {line}" for number, line in enumerate(lines, 1) if UNCLEAR.search(line)]
+    assert not unclear

@@ -80,7 +80,7 @@ class FunctionRun(Run, Generic[T]):
     """A run that calls a function once per device."""
 
     def __init__(self, run: Run, trust_results: bool = False) -> None:
-        """Use `Cluster.start_function`."""
+        """Take the run of a function, from `Cluster.start_function` or `find_run`."""
         super().__init__(run._folder, run._reach)
         self._trusted = trust_results
         self._results: list[T] | None = None

@@ -21,7 +21,7 @@ class Source:
     prefix: str = setting("", required=True)
     """Path of its .bin and .idx files without their endings."""
     weight: float | None = setting(None, above=0.0)
-    """Its share of the samples beside the other weights; without any, each corpus is read once, by its size."""
+    """Its share of the samples, relative to the other weights; without weights each corpus is read once."""
 
 
 @dataclass(frozen=True)
