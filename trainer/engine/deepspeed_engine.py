@@ -1,9 +1,7 @@
-"""DeepSpeed as an engine: ZeRO 0 to 3, its pipeline, tensor and sequence parallel groups of our own, offload.
+"""The DeepSpeed engine: ZeRO 0 to 3, pipelines, offload, and tensor and sequence parallel groups of the trainer.
 
-How DeepSpeed is imported and set up here; with its pipeline's module the only one that imports it.
-
-Three of its habits are turned off: it compiles a communication op on every CPU node when it starts (needs
-ninja and a compiler there), compiles its own AdamW for 41 s, and logs dozens of lines a rank.
+Three defaults of DeepSpeed are turned off: it compiles a communication op on every CPU node at the start (which needs
+ninja and a compiler there), compiles its own AdamW for 41 s, and logs dozens of lines per rank.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from trainer.parallel.pipeline import of_all_stages
 
 
 class DeepSpeedEngine:
-    """DeepSpeed in fp32; bf16 and fp16 are autocast within the model, on weights that stay fp32."""
+    """Runs DeepSpeed in fp32; with bf16 and fp16 the model casts its fp32 weights by autocast."""
 
     def __init__(
         self,
@@ -46,7 +44,7 @@ class DeepSpeedEngine:
         device: Device,
         shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
-        """`shapes`: of the whole model's parameters, where this rank's is a stage of it."""
+        """`shapes` are those of the whole model's parameters; needed where this rank has one stage of a pipeline."""
         self.config, self.groups, self.device = config, groups, device
         self.data, self.parallel, self.pipeline = groups.data, groups.tensor, groups.pipeline
         self.model, self.cuts, self.shapes = model, cuts_of(model), shapes or shapes_of(model)
@@ -55,10 +53,10 @@ class DeepSpeedEngine:
         for name, parameter in self.parameters.items():
             parameter.model_parallel = self.cuts[name].dim is not None  # type: ignore[attr-defined]
             if self.cuts[name].partial and self.parallel.divides_sequence:
-                # Before DeepSpeed sees the gradient.
+                # Runs before DeepSpeed uses the gradient.
                 parameter.register_hook(self._sum_of_parts)
         self.deepspeed = import_deepspeed(device)
-        # The table is used by the loss too, outside of its own module's pass.
+        # The loss uses the table too, outside of the table's own forward pass.
         if config.zero == 3:
             self.deepspeed.zero.register_external_parameter(model, model.tokens.weight)
         self.runner: DeepSpeedRunner
@@ -72,30 +70,34 @@ class DeepSpeedEngine:
         self.norm = 0.0
 
     def _initialize(self) -> tuple[Any, Any, torch.optim.Optimizer]:
-        """DeepSpeed's engine, its optimizer, and torch's within."""
+        """Return DeepSpeed's engine, its optimizer, and the torch optimizer inside."""
         config = self.config
         micros = accumulation(config.global_batch or 0, config.micro_batch, self.data.world)
         numbers = sum(parameter.numel() for parameter in self.parameters.values())
         own = adamw(self.parameters, config.optimizer, fused=self.device.kind in ("cpu", "cuda"))
-        how = settings(config, micros, numbers, self.device)
-        places = Places(self.groups) if self.parallel.size > 1 and self.pipeline.stages == 1 else None
-        # Before the model is moved: no device need have room for all of it.
+        options = settings(config, micros, numbers, self.device)
+        groups = ParallelGroups(self.groups) if self.parallel.size > 1 and self.pipeline.stages == 1 else None
+        # Divide the model before it is moved, so that no device needs memory for all of it.
         if config.zero == 3:
-            how_divided = {"data_parallel_group": self.data.handle, "mpu": places, "config_dict_or_path": how}
+            how_divided = {
+                "data_parallel_group": self.data.handle,
+                "mpu": groups,
+                "config_dict_or_path": options,
+            }
             self.deepspeed.zero.Init(self.runner.module, dtype=torch.float32, **how_divided)
         engine, zero, _, _ = self.deepspeed.initialize(
             model=self.runner.module,
             optimizer=own,
-            config=how,
+            config=options,
             dist_init_required=False,
-            mpu=places,
+            mpu=groups,
         )
         if not config.zero:
             own.register_step_pre_hook(self._before_update)
         return engine, zero, zero.optimizer if config.zero else own
 
     def _sum_of_parts(self, gradient: Tensor) -> Tensor:
-        """With sequence parallel: over what each tensor parallel rank has of its part of the sequence alone."""
+        """Return the sum of the gradients that each tensor parallel rank computed from its part of the sequence."""
         return self.parallel.sum(gradient.clone(memory_format=torch.contiguous_format))
 
     def _before_update(self, *_: object) -> None:
@@ -104,8 +106,8 @@ class DeepSpeedEngine:
         Without ZeRO, DeepSpeed has no norm over all parts of the model and applies gradients that are not finite.
         """
         scale = self.loss_scale.value
-        gradients = {name: one.grad for name, one in self.parameters.items() if one.grad is not None}
-        counted = {name: one for name, one in gradients.items() if self.pipeline.counts(name)}
+        gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        counted = {name: gradient for name, gradient in gradients.items() if self.pipeline.counts(name)}
         self.norm = float(norm_of(counted, self.cuts, self.parallel, self.pipeline).item()) / scale
         if not self.norm < float("inf"):
             for parameter in self.parameters.values():
@@ -121,7 +123,7 @@ class DeepSpeedEngine:
             group["lr"] = rate
         scale, weights = self.loss_scale.value, loss_weights(self.model, batch, self.data)
         if self.config.zero:
-            # Its optimizers multiply the loss by this and divide norm and gradients by it.
+            # DeepSpeed's optimizers multiply the loss by this and divide norm and gradients by it.
             self.zero.loss_scale = scale
         own = self.device.stopwatch()
         loss = self.runner.step(self.engine, batch, weights, own, 1.0 if self.config.zero else scale)
@@ -164,7 +166,7 @@ class DeepSpeedEngine:
         return TrainState(weights, moments, self.moments.taken)
 
     def _keep(self, state: dict[str, Tensor], key: str, own: Tensor | None) -> None:
-        """Whole on rank 0; of tensor parallel parts one tensor after another is put together on the device."""
+        """Add a complete tensor to `state` on rank 0; tensor parallel parts are joined on the device, one by one."""
         if own is not None and self.data.rank == 0:
             together = own.to(self.device.name) if self.parallel.size > 1 else own
             state.update(whole_of({key: together}, self.cuts, self.parallel))
@@ -202,7 +204,7 @@ class DeepSpeedEngine:
 
     def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
         for name, whole in model:
-            # Else another stage has it.
+            # False where another stage has the parameter.
             if name in self.parameters:
                 self._load_weight(name, whole)
         if self.config.zero:
@@ -217,7 +219,7 @@ class DeepSpeedEngine:
 
     @torch.no_grad()
     def _load_weight(self, name: str, whole: Tensor) -> None:
-        """What is divided is whole for as long as it takes to change it."""
+        """Load one weight; ZeRO 3 gathers it for the change."""
         parameter = self.parameters[name]
         with self.deepspeed.zero.GatheredParameters(
             [parameter], modifier_rank=0, enabled=self.config.zero == 3
@@ -229,21 +231,21 @@ class DeepSpeedEngine:
         return own_of(name, whole, like, self.cuts, self.parallel)
 
 
-# Gradients (and with ZeRO 3 weights) travel in pieces of at most so many numbers. DeepSpeed's own 5e8 are a buffer
-# of 2 GB on every device, whatever the model.
+# Gradients (with ZeRO 3 also weights) are exchanged in pieces of at most this many numbers. DeepSpeed's default of 5e8
+# takes a buffer of 2 GB on every device, even for a small model.
 BUCKET = 1 << 25
-# With ZeRO 3, parameters of fewer numbers stay whole: to fetch them costs more than they do.
+# With ZeRO 3, parameters with fewer numbers are not divided: gathering them costs more than the memory that it saves.
 SMALL = 100_000
 
 
 def import_deepspeed(device: Device) -> Any:
-    """The library, quiet, without anything to compile, and on torch's process group."""
+    """Import DeepSpeed without log lines and compilation, on torch's process group; return the module."""
     env.preset("DS_ACCELERATOR", device.kind)
     if device.kind == "cpu":
-        # A rank alone has none, and DeepSpeed insists.
+        # A process without a launcher has no local rank, and DeepSpeed requires one.
         env.preset(env.LOCAL_RANK, "0")
     else:
-        # Which it takes for the device's number.
+        # DeepSpeed uses the local rank as the number of the device.
         env.replace(env.LOCAL_RANK, str(device.index))
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     try:
@@ -256,16 +258,16 @@ def import_deepspeed(device: Device) -> Any:
             "pip install deepspeed, or use engine: torch",
         ) from error
     logger.setLevel(logging.ERROR)
-    # Collectives that torch 2.13 renamed, and DeepSpeed calls by their old names: a line for many a call.
+    # DeepSpeed calls collectives by names that torch 2.13 deprecated, which would warn at many calls.
     warnings.filterwarnings("ignore", "`torch.distributed.*is deprecated", FutureWarning)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # On the group that there is.
+    # Uses the existing process group.
     deepspeed.init_distributed(device.collectives, dist_init_required=False)
     return deepspeed
 
 
 def settings(config: TrainConfig, accumulation: int, numbers: int, device: Device) -> dict[str, Any]:
-    """DeepSpeed's config; `numbers`: that this rank's part of the model has."""
+    """Return DeepSpeed's config; `numbers` is the number of parameters in this rank's part of the model."""
     bucket = max(1, min(BUCKET, numbers))
     zero: dict[str, Any] = {
         "stage": config.zero,
@@ -279,23 +281,21 @@ def settings(config: TrainConfig, accumulation: int, numbers: int, device: Devic
         "train_batch_size": config.global_batch,
         "train_micro_batch_size_per_gpu": config.micro_batch,
         "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": config.optimizer.clip
-        if config.zero
-        # Without ZeRO the engine clips by itself.
-        else 0.0,
+        # Without ZeRO, this module clips.
+        "gradient_clipping": config.optimizer.clip if config.zero else 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**12,
-        # Its pipeline would divide what stages send along any dimension, also where a sequence is divided already.
+        # Messages between stages are not divided further: the sequence may be divided already.
         "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
     }
 
 
-class Places:
-    """The tensor and data parallel groups under the names that DeepSpeed asks for.
+class ParallelGroups:
+    """The tensor and data parallel groups under the names that DeepSpeed uses.
 
-    None is torch's name for all ranks, but to DeepSpeed there is no such group then, and a norm is not summed.
+    A group of all ranks is passed as torch's WORLD and not as None: with None, DeepSpeed does not sum norms over it.
     """
 
     def __init__(self, groups: Groups) -> None:

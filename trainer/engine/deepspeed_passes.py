@@ -1,7 +1,7 @@
-"""A step's micro-batches through DeepSpeed: on a rank with every layer, or on a stage of its pipeline.
+"""Run a step's micro-batches through DeepSpeed, on a rank with every layer or on one stage of its pipeline.
 
-Both call the model within an autocast of their own. One around DeepSpeed's call is turned off by it, without a word at
-this log level. Its bf16 mode is no choice: it would cast layer norms too, whose gradients torch then sums in bf16.
+Both call the model inside an autocast of their own, because DeepSpeed silently turns off an autocast around its call.
+Its own bf16 and fp16 modes would cast layer norms too, and torch then sums their gradients in 16 bits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainer.parallel.pipeline import TIED
 
 
 class DeepSpeedRunner(Protocol):
-    """How micro-batches go through the layers; `module` is what DeepSpeed is given."""
+    """Runs micro-batches through the layers; `module` is the module that DeepSpeed wraps."""
 
     module: nn.Module
 
@@ -44,11 +44,11 @@ class DeepSpeedRunner(Protocol):
         """
 
     def evaluate(self, engine: Any, batches: Iterable[Batch]) -> float:
-        """Mean loss over all ranks' parts, without dropout; NaN where there are none."""
+        """Return the mean loss over the counted tokens of all ranks, without dropout; NaN without batches."""
 
 
 class SingleStageRunner:
-    """Each micro-batch forward and backward, then the next."""
+    """Runs each micro-batch forward and backward in turn, on a rank that has every layer."""
 
     def __init__(self, model: Model, device: Device, precision: str, data: Group) -> None:
         self.module: nn.Module = _Loss(model, device, precision)
@@ -60,7 +60,7 @@ class SingleStageRunner:
         total = torch.zeros((), device=self.device.name)
         for micro, weight in zip(batch, weights, strict=True):
             last = micro is batch[-1]
-            # Batches may grow, and DeepSpeed counts by the config.
+            # DeepSpeed counts micro-batches by its config, but batches may grow.
             engine.set_gradient_accumulation_boundary(last)
             # DeepSpeed divides the gradients by the number of ranks.
             loss = engine(*micro) / (1.0 / (weight * self.data.world) if weight else math.inf)
@@ -93,10 +93,10 @@ class _Loss(nn.Module):
 
 
 class PipelineRunner:
-    """One forward, one backward through the stages, by DeepSpeed's schedule.
+    """Runs micro-batches through the stages by DeepSpeed's 1F1B schedule.
 
-    Every stage is one layer to it, and reads the micro-batches by itself, so that masks and targets are there; only
-    the hidden state travels.
+    To DeepSpeed every stage is one layer. Each stage reads the micro-batches itself and so has masks and targets; only
+    the hidden state is sent.
     """
 
     def __init__(self, deepspeed: Any, model: Model, device: Device, precision: str, groups: Groups) -> None:
@@ -108,17 +108,17 @@ class PipelineRunner:
             pipe.TiedLayerSpec("ends", _Stage, *own, tied_weight_attr=f"model.{TIED}") for _ in range(2)
         )
         topology = deepspeed.runtime.pipe.topology.PipeModelDataParallelTopology
-        # It prints what it divides, and sends the table as if that were to be differentiated.
+        # It prints how it divides the layers, and broadcasts the tied table, which must not be differentiated.
         with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
             self.module: nn.Module = pipe.PipelineModule(
                 [first, *middle, last],
                 topology=topology(num_pp=line.stages, num_mp=groups.tensor.size, num_dp=groups.data.world),
                 partition_method="uniform",
-                # Whose rows are as long as their blanks make them.
+                # GLM's micro-batches differ in length.
                 dynamic_shape=model.config.kind == "glm",
             )
         for name, parameter in model.named_parameters():
-            # By the norm.
+            # Parameters that the norm leaves out on this stage.
             parameter.ds_pipe_replicated = not line.counts(name)  # type: ignore[attr-defined]
         self.stage: _Stage = next(one for one in self.module.modules() if isinstance(one, _Stage))
 

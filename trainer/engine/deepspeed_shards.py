@@ -1,8 +1,9 @@
-"""What a rank holds under DeepSpeed's ZeRO: whole parameters and moments, or its share of them in rows of its own.
+"""The parts of parameters and moments that a rank holds with DeepSpeed's ZeRO.
 
-Stages 1 and 2 lay a group of parameters in a row and give every rank an equal part of it; stage 3 gives every rank an
-equal part of each parameter, and lays these in rows. Both are told by where a share of a parameter lies in which row,
-so that one parameter after another can be put together, and a device never has more than one of them whole.
+Stages 1 and 2 concatenate a group of parameters to a row and give every rank an equal part of the row. Stage 3 gives
+every rank an equal part of each parameter and concatenates these parts to rows. A `Share` describes both: it says
+where a part of a parameter lies in which row. Parameters are assembled one by one, so that a device never holds more
+than one complete parameter.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from trainer.parallel.group import Group
 
 @dataclass(frozen=True)
 class Share:
-    """The numbers [start, end) of a flattened parameter, which lie from `at` on in a row."""
+    """The numbers [start, end) of a flattened parameter, stored in a row from index `at` on."""
 
     row: int
     at: int
@@ -29,10 +30,10 @@ class Share:
 
 
 class Shares:
-    """Where each rank of a data parallel group has which part of which parameter."""
+    """Where each rank of a data parallel group stores its part of each parameter."""
 
     def __init__(self, zero: Any, stage: int, parameters: Mapping[str, nn.Parameter], data: Group) -> None:
-        """`zero`: DeepSpeed's optimizer, which knows no names."""
+        """`zero` is DeepSpeed's optimizer, which does not know the parameters' names."""
         self.data = data
         names = {id(parameter): name for name, parameter in parameters.items()}
         if stage == 0:
@@ -44,7 +45,7 @@ class Shares:
             groups, self.rows = zero.fp16_groups, zero.fp32_partitioned_groups_flat
         self.shapes: dict[str, torch.Size] = {}
         self.of: dict[str, list[Share]] = {}
-        """Of each parameter, every rank's share; one alone where every rank has the whole."""
+        """Every rank's share of each parameter; a single share where every rank has the complete parameter."""
         for row, group in enumerate(groups):
             begun = 0
             for parameter in group:
@@ -63,7 +64,7 @@ class Shares:
         return share.start, flat[share.at : share.at + share.end - share.start]
 
     def collect(self, name: str, rows: Sequence[Tensor]) -> Tensor | None:
-        """A parameter's numbers out of all ranks' rows, whole in the first one's host memory; None elsewhere."""
+        """Return a parameter assembled from all ranks' rows, in host memory on rank 0; None on other ranks."""
         data, device = self.data, self.data.device.name
         whole = torch.empty(self.shapes[name].numel()) if data.rank == 0 else None
         for owner, share in enumerate(self.of[name]):
@@ -85,7 +86,7 @@ class Shares:
 
     @torch.no_grad()
     def put(self, name: str, whole: Tensor, rows: Sequence[Tensor]) -> None:
-        """This rank's share of a parameter's numbers into its row."""
+        """Copy this rank's share of a complete parameter into its row."""
         share = self.of[name][min(self.data.rank, len(self.of[name]) - 1)]
         part = whole.flatten()[share.start : share.end]
         rows[share.row].view(-1)[share.at : share.at + share.end - share.start] = part.to(
@@ -96,10 +97,10 @@ class Shares:
 def _share(
     row: int, numbers: int, begun: int, rank: int, parameter: Any, of_row: Tensor, stage: int
 ) -> Share:
-    """A rank's part of a parameter of so many numbers; `begun`: what is before it in the row."""
+    """Return a rank's share of a parameter with `numbers` numbers, of which the row has `begun` before it."""
     if stage == 0:
         return Share(row, 0, 0, numbers)
-    # Each is cut by itself; the last parts may be short or empty.
+    # Each parameter is divided separately; the last parts may be short or empty.
     if stage == 3:
         length = parameter.partition_numel()
         return Share(row, begun, min(rank * length, numbers), min((rank + 1) * length, numbers))
@@ -110,26 +111,26 @@ def _share(
 
 
 class Moments:
-    """The optimizer's averages of rows."""
+    """The optimizer's moments, stored in rows as the weights are."""
 
     def __init__(self, adamw: torch.optim.Optimizer, rows: Sequence[Tensor]) -> None:
         self.adamw, self.rows = adamw, rows
 
     @property
     def taken(self) -> int:
-        """Optimizer steps."""
+        """Return the number of updates so far."""
         own = self.adamw.state.get(self.rows[0], {})
         return int(own["step"].item()) if own else 0
 
     def of(self, moment: str) -> list[Tensor]:
-        """One of the averages, a tensor a row; zeros before the first step."""
+        """Return a moment as one tensor per row; zeros before the first update."""
         states = [self.adamw.state.get(row, {}) for row in self.rows]
         return [
             own[moment] if own else torch.zeros_like(row) for own, row in zip(states, self.rows, strict=True)
         ]
 
     def begin(self, taken: int) -> None:
-        """Averages to be filled, after so many steps."""
+        """Set all moments to zero, to be loaded, and the number of updates to `taken`."""
         for row in self.rows:
             step = torch.tensor(float(taken), dtype=torch.float32, device=row.device)
             zeros = {moment: torch.zeros_like(row, requires_grad=False) for moment in MOMENTS}

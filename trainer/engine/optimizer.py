@@ -1,9 +1,4 @@
-"""Parameter groups, and AdamW whose state may be divided among the ranks.
-
-The learning rate of every step. Arithmetic alone.
-
-What fp16 multiplies the loss by, so that small gradients are not lost: fixed, or as high as overflows allow.
-"""
+"""AdamW whose state may be divided among ranks, the learning rate of each step, and the loss scale of fp16."""
 
 from __future__ import annotations
 
@@ -22,14 +17,14 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def decay_of(parameter: nn.Parameter, config: OptimizerConfig) -> float:
-    """Matrices decay; biases and layer norms do not."""
+    """Return the weight decay of a parameter: matrices decay, biases and layer norms do not."""
     return config.weight_decay if parameter.dim() >= 2 else 0.0
 
 
 def adamw(
     parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, fused: bool = True
 ) -> torch.optim.AdamW:
-    """torch's own object, for engines that want one; fused, where a device has it, it runs at the speed of memory."""
+    """Return torch's AdamW, for engines that need a torch optimizer; `fused` where the device has that kernel."""
     decays = dict.fromkeys(decay_of(parameter, config) for parameter in parameters.values())
     groups = [
         {"params": [p for p in parameters.values() if decay_of(p, config) == decay], "weight_decay": decay}
@@ -39,10 +34,10 @@ def adamw(
 
 
 def owners(parameters: Mapping[str, nn.Parameter], world: int) -> dict[str, int]:
-    """The rank that updates each parameter: largest first, each to the rank with the least so far.
+    """Return the rank that updates each parameter: largest first, each to the rank with the fewest numbers so far.
 
-    Whole parameters keep the state's names and shapes, so a checkpoint loads on any number of ranks; the
-    price is that one rank holds the whole token table.
+    A parameter is not divided, so that states keep names and shapes and a checkpoint loads on any number of ranks.
+    The cost: one rank holds the state of the whole token table.
     """
     load = [0] * world
     owner = {}
@@ -53,9 +48,9 @@ def owners(parameters: Mapping[str, nn.Parameter], world: int) -> dict[str, int]
 
 
 class ShardedAdamW:
-    """AdamW over named parameters. With `zero` 1 each rank updates those it owns and sends them around.
+    """AdamW over named parameters. With `zero` 1 each rank updates the parameters that it owns and broadcasts them.
 
-    It has no torch.optim object: the first one of a process loads torch's compiler, 1.5 s of every rank's start.
+    It uses no torch.optim object: the first one in a process loads torch's compiler, 1.5 s of every rank's start.
     """
 
     def __init__(
@@ -67,10 +62,10 @@ class ShardedAdamW:
         ops: native.Choice | None = None,
         host: bool = False,
     ) -> None:
-        """`ops`: whose AdamW is used, by default the best for the device.
+        """Make zero moments. `ops` chooses the AdamW kernel; by default the best for the device.
 
-        With `host`, moments and masters are kept in the node's memory and updated by its processors: the device
-        has weights and gradients alone, and these cross to the node and those come back once a step.
+        With `host`, moments and masters stay in the node's memory and its processors update them. Once per step,
+        gradients are copied to the node and new weights to the device.
         """
         self.host = host
         self.ops = native.choose("cpu") if host else ops or native.choose(group.device.kind)
@@ -85,16 +80,18 @@ class ShardedAdamW:
             for moment in MOMENTS
         }
         self.masters: dict[str, Tensor] = {}
-        """In fp32, of the parameters in another type, or in another place, that this rank updates."""
+        """fp32 copies of the parameters that this rank updates and that have another type or are on another device."""
         if host:
-            self.masters = {name: one.detach().to("cpu", copy=True) for name, one in self.mine.items()}
+            self.masters = {
+                name: parameter.detach().to("cpu", copy=True) for name, parameter in self.mine.items()
+            }
         self.taken = 0
 
     def _is_mine(self, name: str) -> bool:
         return self.owner is None or self.owner[name] == self.group.rank
 
     def lower(self, names: Collection[str], dtype: torch.dtype) -> None:
-        """From now on these parameters are of `dtype`; what they were is kept as masters, and updated."""
+        """Convert these parameters to `dtype`; keep their fp32 values as masters, which are updated from now on."""
         for name in names:
             parameter = self.parameters[name]
             if name in self.mine:
@@ -103,12 +100,14 @@ class ShardedAdamW:
 
     @torch.no_grad()
     def step(self, rate: float, gradients: Mapping[str, Tensor] | None = None, factor: float = 1.0) -> None:
-        """Update from the gradients times `factor`; every rank has all new values afterwards.
+        """Update from the gradients times `factor`; afterwards every rank has all new values.
 
-        `gradients`: of all parameters, in any type; by default what autograd left, and spent in any case.
+        `gradients` are those of all parameters, in any type; by default the `grad` of each parameter. Their values
+        are undefined afterwards.
         """
         if gradients is None:
-            gradients = {name: one.grad for name, one in self.mine.items() if one.grad is not None}
+            grads = {name: parameter.grad for name, parameter in self.mine.items()}
+            gradients = {name: gradient for name, gradient in grads.items() if gradient is not None}
         names = list(self.mine)
         lower = [self.mine[name] if name in self.masters and not self.host else None for name in names]
         update = native.AdamWStep(
@@ -132,7 +131,7 @@ class ShardedAdamW:
             self._exchange(self.owner)
 
     def _exchange(self, owner: Mapping[str, int]) -> None:
-        """Every rank sends its parameters in one piece a type: 50 small ones would cost 0.3 ms each on gloo."""
+        """Broadcast each rank's parameters, one message per type: 50 small ones would cost 0.3 ms each on gloo."""
         for rank in range(self.group.world):
             owned = [parameter for name, parameter in self.parameters.items() if owner[name] == rank]
             for dtype in dict.fromkeys(parameter.dtype for parameter in owned):
@@ -147,22 +146,22 @@ class ShardedAdamW:
                 parameter.copy_(part.view_as(parameter))
 
     def weights(self) -> dict[str, Tensor]:
-        """In fp32, whole on rank 0; elsewhere parts of it may be stale."""
-        found = {}
+        """Return the fp32 weights: complete on rank 0, possibly stale in part on other ranks."""
+        weights = {}
         for name, parameter in self.parameters.items():
             if parameter.dtype == torch.float32:
-                found[name] = parameter.detach()
+                weights[name] = parameter.detach()
             else:
-                found[name] = self._brought(name, self.masters.get(name))
-        return found
+                weights[name] = self._brought(name, self.masters.get(name))
+        return weights
 
     def state(self) -> tuple[dict[str, Tensor], int]:
-        """`exp_avg.<name>` and `exp_avg_sq.<name>`, whole on rank 0 (not elsewhere), and the steps taken."""
+        """Return `exp_avg.<name>` and `exp_avg_sq.<name>`, complete on rank 0 alone, and the number of updates."""
         keys = [(f"{moment}.{name}", name) for name in self.parameters for moment in MOMENTS]
         return {key: self._brought(name, self.moments.get(key)) for key, name in keys}, self.taken
 
     def _brought(self, name: str, own: Tensor | None) -> Tensor:
-        """What the owner of a parameter has, on rank 0; `own`: where this rank is the owner."""
+        """Return the owner's fp32 tensor of a parameter on rank 0; `own` is this rank's, where it is the owner."""
         like = self.parameters[name]
         if self.owner is None and own is not None:
             return own
@@ -175,7 +174,7 @@ class ShardedAdamW:
 
     @torch.no_grad()
     def take(self, key: str, part: Tensor) -> None:
-        """A weight, or a moment (`exp_avg.<name>`), of this rank's part of the model; nothing if another updates it."""
+        """Load a weight or a moment (`exp_avg.<name>`) of this rank's part of the model, where this rank holds it."""
         if key in self.parameters:
             self.parameters[key].copy_(part)
         own = self.masters.get(key, self.moments.get(key))
@@ -189,7 +188,7 @@ ONE = BatchSizes(1)
 def bounds(
     config: OptimizerConfig, steps: int, batches: BatchSizes = ONE, sequence: int = 1
 ) -> tuple[float, float]:
-    """Samples of the warm-up, and of the whole schedule; a sample has `sequence` tokens."""
+    """Return the samples of the warm-up and of the whole schedule; a sample has `sequence` tokens."""
     whole = float(batches.consumed(steps))
     length = in_samples(config.decay, batches, sequence, whole) if config.decay else whole
     if config.warmup:
@@ -225,30 +224,28 @@ GROWTH = 2.0
 
 
 class LossScale:
-    """Halved after overflows, doubled after a window of clean steps, in Megatron's order of things.
+    """The factor that fp16 multiplies the loss by, so that small gradients do not become 0.
 
-    `hysteresis` overflows are let pass before it halves; they are let pass anew only after a whole clean window.
+    It follows Megatron's rules. The first `hysteresis - 1` overflows leave it as it is, and each further one halves
+    it. After `window` steps in a row without an overflow it doubles, and the count of overflows begins again.
     """
 
     def __init__(self, config: LossScaleConfig | None) -> None:
-        """Without a config the scale is 1 and stays: the other precisions need none."""
+        """Without a config the scale is always 1: other precisions need none."""
         self.config = config
         self.value = config.initial if config else 1.0
-        # Steps since the last overflow or growth.
+        # Steps without an overflow since the last overflow or doubling.
         self.clean = 0
+        # Overflows that may still happen before the scale halves, plus one.
         self.patience = config.hysteresis if config else 0
 
     @property
-    def moves(self) -> bool:
-        return self.config is not None and self.config.dynamic
-
-    @property
     def can_fall(self) -> bool:
-        """Whether an overflow is a matter of the scale: then it is no failure of the training."""
+        """Whether the scale can be lowered: then an overflow is no failure of the training."""
         return self.config is not None and self.config.dynamic and self.value > self.config.least
 
     def update(self, overflow: bool) -> None:
-        """After each step."""
+        """Adjust the scale after a step."""
         if self.config is None or not self.config.dynamic:
             return
         if not overflow:
@@ -263,13 +260,13 @@ class LossScale:
             self.value = max(self.value / GROWTH, self.config.least)
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps; nothing where the scale is no part of the training."""
+        """Return the values for a checkpoint; empty without a loss scale."""
         if self.config is None:
             return {}
         return {"value": self.value, "clean": self.clean, "patience": self.patience}
 
     def load(self, state: Mapping[str, float]) -> None:
-        """Go on from what a checkpoint kept; a fixed scale is as the config says."""
-        if self.moves and state:
+        """Restore a checkpoint's values; a fixed scale stays as configured."""
+        if self.config is not None and self.config.dynamic and state:
             self.value = float(state["value"])
             self.clean, self.patience = int(state["clean"]), int(state["patience"])

@@ -1,6 +1,7 @@
-"""A step's passes on a stage of a pipeline: micro-batches come from the stage before, and gradients from the next.
+"""Run a step's micro-batches on one stage of a pipeline, in the order of 1F1B or interleaved 1F1B.
 
-Every stage reads the same micro-batches, so that masks and targets are there; only the hidden state travels.
+Hidden states come from the previous stage and gradients from the next one. Nothing else is sent: every stage reads the
+same micro-batches, and with them masks and targets.
 """
 
 from __future__ import annotations
@@ -34,52 +35,52 @@ from trainer.parallel.pipeline import (
     target_of,
 )
 
-# Results of one kind that a stage may have sent without knowing that they were taken; with one, stages with several
-# pieces would wait for each other in a circle.
+# How many messages of one direction a stage may send before the receiver has taken the first of them. With 1, stages
+# with several pieces would wait for each other in a circle.
 UNTAKEN = 2
 
 
 class PipelineRunner:
-    """Micro-batches through the stages, one forward and one backward in turn."""
+    """Runs micro-batches through the stages, one forward and one backward pass in turn."""
 
     def __init__(self, model: Model, device: Device, precision: str, data: Group, pipeline: Pipeline) -> None:
         self.model, self.device, self.precision = model, device, precision
         self.data, self.pipeline = data, pipeline
         self.names = [_names_of(model, piece) for piece in range(len(model.pieces))]
-        # Of the hidden state, as of the weights that make it.
+        # The type of hidden states: that of the weights that produce them.
         self.type = COMPUTED_IN[precision]
 
     def step(
         self, batch: Batch, weights: Sequence[float], own: Stopwatch, before_last: Callable[..., None]
     ) -> Tensor:
-        # Waiting for other stages is no part of it.
+        # Waiting for other stages is not measured.
         own.stop()
         total = torch.zeros((), device=self.device.name)
         line, pieces = self.pipeline, len(self.names)
         actions = one_forward_one_backward(line.stage, line.stages, pieces, len(batch))
-        mail = self._mail(batch, actions)
-        open_passes: dict[tuple[int, int], _Open] = {}
+        exchange = self._exchange(batch, actions)
+        pending: dict[tuple[int, int], _PendingBackward] = {}
         for action in actions:
-            arrived = mail.take()
+            received = exchange.take()
             own.go_on()
             place = action.piece, action.micro
             if action.forward:
-                if arrived is not None:
-                    arrived.requires_grad_()
-                made = self._forward(batch[action.micro], action.piece, arrived)
+                if received is not None:
+                    received.requires_grad_()
+                output = self._forward(batch[action.micro], action.piece, received)
                 if self._closes(action.piece):
-                    made = made * weights[action.micro]
-                    total += made.detach()
-                open_passes[place] = _Open(arrived, made, closes=self._closes(action.piece))
-                result: Tensor | None = made.detach()
+                    output = output * weights[action.micro]
+                    total += output.detach()
+                pending[place] = _PendingBackward(received, output, closes=self._closes(action.piece))
+                result: Tensor | None = output.detach()
             else:
                 if action.micro == len(batch) - 1:
                     before_last(self.names[action.piece])
-                result = open_passes.pop(place).backward(arrived)
+                result = pending.pop(place).backward(received)
             own.stop()
-            mail.send(action, result)
-            del arrived, result
-        mail.finish()
+            exchange.send(action, result)
+            del received, result
+        exchange.finish()
         return total
 
     @torch.no_grad()
@@ -89,13 +90,13 @@ class PipelineRunner:
         line, pieces = self.pipeline, len(self.names)
         for batch in batches:
             actions = forward_only(line.stages, pieces, len(batch))
-            mail = self._mail(batch, actions)
+            exchange = self._exchange(batch, actions)
             for action in actions:
-                made = self._forward(batch[action.micro], action.piece, mail.take())
+                output = self._forward(batch[action.micro], action.piece, exchange.take())
                 if self._closes(action.piece):
-                    losses.append(made)
-                mail.send(action, made)
-            mail.finish()
+                    losses.append(output)
+                exchange.send(action, output)
+            exchange.finish()
             counts += [self.model.counted(micro) for micro in batch]
         self.model.train()
         mean = mean_loss(losses, counts, self.model.counts_vary, self.data)
@@ -108,37 +109,37 @@ class PipelineRunner:
     def _closes(self, piece: int) -> bool:
         return self.model.pieces[piece].last
 
-    def _mail(self, batch: Batch, actions: Sequence[Action]) -> _Mail:
-        """What comes for these actions has the shape of its micro-batch, which for GLM may be another each time."""
+    def _exchange(self, batch: Batch, actions: Sequence[Action]) -> _Exchange:
+        """Return the exchange for these actions; a message has the shape of its micro-batch, which varies for GLM."""
         parallel = self.model.parallel
         shapes = []
         for micro in batch:
             rows, length = self.model.arguments(micro)[0].shape
             own = length // parallel.size if parallel.divides_sequence else length
             shapes.append((rows, own, self.model.config.hidden))
-        return _Mail(self.pipeline, len(self.names), actions, shapes, self.type, self.device)
+        return _Exchange(self.pipeline, len(self.names), actions, shapes, self.type, self.device)
 
 
-class _Open:
-    """A micro-batch's way through a piece, between its forward and its backward pass; the result itself is let go."""
+class _PendingBackward:
+    """One micro-batch in one piece between its forward and backward pass; the result itself is not kept."""
 
-    def __init__(self, x: Tensor | None, made: Tensor, closes: bool) -> None:
+    def __init__(self, x: Tensor | None, output: Tensor, closes: bool) -> None:
         self.x = x
         self.gradient: list[Tensor] = []
-        self.end = made if closes else _ended(made, self.gradient)
+        self.end = output if closes else _result_stub(output, self.gradient)
 
     def backward(self, gradient: Tensor | None) -> Tensor | None:
-        """From the gradient of the result, or of the loss, to that of what came in."""
+        """Return the gradient of the input, from that of the result; from the loss on the last piece."""
         if gradient is not None:
             self.gradient.append(gradient)
         self.end.backward()
         return None if self.x is None else self.x.grad
 
 
-class _Mail:
-    """What a stage sends to its neighbours and takes from them in one run through its actions.
+class _Exchange:
+    """Exchanges a stage's messages with its neighbours during one run through its actions.
 
-    What the next action takes is asked for while the one before it computes.
+    The message for the next action is received while the current action computes.
     """
 
     def __init__(
@@ -160,35 +161,35 @@ class _Mail:
         self.ahead = deque(actions)
         self.coming: tuple[Tensor, Any] | None = None
         self.sent: tuple[deque[tuple[Tensor, Any]], ...] = (deque(), deque())
-        self._ask()
+        self._receive_next()
 
     def take(self) -> Tensor | None:
-        """What the next action needs, once it is there."""
+        """Wait for the message that the next action needs and return it; None if it needs none."""
         coming, self.coming = self.coming, None
         if coming is not None:
             coming[1].wait()
-        self._ask()
+        self._receive_next()
         return None if coming is None else coming[0]
 
-    def _ask(self) -> None:
+    def _receive_next(self) -> None:
         if not self.ahead:
             return
         action = self.ahead.popleft()
         line = self.pipeline
         source = source_of(action, line.stage, line.stages, self.pieces)
         if source is not None:
-            there = torch.empty(self.shapes[action.micro], dtype=self.kind, device=self.device.name)
-            self.coming = there, dist.irecv(there, line.ranks[source], line.way(action.forward, source))
+            buffer = torch.empty(self.shapes[action.micro], dtype=self.kind, device=self.device.name)
+            self.coming = buffer, dist.irecv(buffer, line.ranks[source], line.way(action.forward, source))
 
     def send(self, action: Action, result: Tensor | None) -> None:
-        """Bring an action's result on its way; waits where too many before it have not been taken."""
+        """Send an action's result; wait where too many earlier messages have not been received yet."""
         line = self.pipeline
         target = target_of(action, line.stage, line.stages, self.pieces)
         if target is None:
             return
         assert result is not None
         assert (result.shape, result.dtype) == (self.shapes[action.micro], self.kind), (
-            "what the receiver expects"
+            "the receiver expects another shape or type"
         )
         before, tensor = self.sent[action.forward], result.contiguous()
         while len(before) >= UNTAKEN:
@@ -196,14 +197,14 @@ class _Mail:
         before.append((tensor, dist.isend(tensor, line.ranks[target], line.way(action.forward, line.stage))))
 
     def finish(self) -> None:
-        """Until everything sent was taken."""
+        """Wait until all messages have been received."""
         for before in self.sent:
             while before:
                 before.popleft()[1].wait()
 
 
 def _names_of(model: Model, piece: int) -> set[str]:
-    """The parameters that a piece uses."""
+    """Return the names of the parameters that a piece uses."""
     own = model.pieces[piece]
     blocks = {f"blocks.{layer}" for layer in own.layers}
     return {
@@ -213,19 +214,19 @@ def _names_of(model: Model, piece: int) -> set[str]:
     }
 
 
-def _ended(made: Tensor, gradient: list[Tensor]) -> Tensor:
-    """Where a backward pass begins with the gradient that is in the list by then."""
-    end: Tensor = _End.apply(made, gradient)  # type: ignore[no-untyped-call]
+def _result_stub(output: Tensor, gradient: list[Tensor]) -> Tensor:
+    """Return a scalar whose backward pass starts with the gradient that `gradient` then holds."""
+    end: Tensor = _ResultStub.apply(output, gradient)  # type: ignore[no-untyped-call]
     return end
 
 
-class _End(torch.autograd.Function):
-    """Stands for a result without holding it: once it is sent, its memory is free."""
+class _ResultStub(torch.autograd.Function):
+    """Stands for a result without referencing it, so that its memory is freed once it is sent."""
 
     @staticmethod
-    def forward(ctx: Any, made: Tensor, gradient: list[Tensor]) -> Tensor:
+    def forward(ctx: Any, output: Tensor, gradient: list[Tensor]) -> Tensor:
         ctx.gradient = gradient
-        return made.new_zeros(())
+        return output.new_zeros(())
 
     @staticmethod
     @once_differentiable

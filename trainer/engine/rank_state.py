@@ -1,7 +1,4 @@
-"""What a rank holds between steps: weights, gradients, moments, whole or its part of them.
-
-All gradients of a rank: used as they come where that is right, else added up in one fp32 buffer and summed.
-"""
+"""A rank's weights, gradients and optimizer state with ZeRO 0 and 1, and the buffer that sums gradients over ranks."""
 
 from __future__ import annotations
 
@@ -25,39 +22,43 @@ from trainer.parallel.group import Group
 from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline
 from trainer.parallel.tensor import Parallel
 
+# The type of matrices in each precision.
 COMPUTED_IN = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Names and whole tensors; all ranks must take all of them.
+# Names and complete tensors. Producing one is a collective: every rank must consume all of them.
 Arriving = Iterable[tuple[str, Tensor]]
 
 
 class RankState(Protocol):
-    """Weights and what belongs to them, of one rank among its data parallel ones; all methods are for all of these."""
+    """One rank's weights, gradients and optimizer state. Every method is a collective over the data parallel group."""
 
     optimizer: ShardedAdamW
 
     def clear(self) -> None:
-        """Before a step's first backward pass: no gradients."""
+        """Drop all gradients, before a step's first backward pass."""
 
     def last_backward(self, names: Collection[str] = ()) -> None:
-        """The next backward pass finishes the gradients, of these if not of all: they may travel while it goes on."""
+        """Announce that the next backward pass completes the gradients of `names`, or of all parameters.
+
+        These may then be exchanged during that pass.
+        """
 
     def wait(self) -> None:
-        """Until every gradient is the sum over the data parallel ranks, the sequence's parts and tied copies."""
+        """Wait until every gradient is the sum over data parallel ranks, parts of the sequence and tied copies."""
 
     def clip(self, limit: float, scale: float = 1.0) -> float:
-        """The norm over all parts of the model; gradients above `limit` (if not 0) are scaled down to it.
+        """Return the gradients' norm over all parts of the model; have `update` scale them down to `limit`, if not 0.
 
-        `scale`: what the loss was multiplied by; norm and update are as if it had not been.
+        `scale` is what the loss was multiplied by; norm and update are divided by it.
         """
 
     def update(self, rate: float) -> None:
-        """One optimizer step; every rank has the new weights afterwards."""
+        """Take one optimizer step; afterwards every rank has the new weights."""
 
     def state(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], int]:
-        """Weights, moments, steps taken; of the tensor parallel part, whole on the first data parallel rank."""
+        """Return weights, moments and steps taken: this tensor parallel part, complete on data parallel rank 0."""
 
     def load(self, model: Arriving, optimizer: Arriving, taken: int) -> None:
-        """Take a whole state; this rank keeps its parts."""
+        """Load a complete state; this rank keeps its parts."""
 
     def parts(self) -> list[Part]:
         """Return the parts of all weights and moments that this rank holds. No collective."""
@@ -67,10 +68,10 @@ class RankState(Protocol):
 
 
 class ReplicatedState:
-    """ZeRO 0 and 1: every rank has all weights and gradients; the optimizer's state may be divided.
+    """ZeRO 0 and 1: every rank has all weights and gradients; with ZeRO 1 the optimizer's state is divided.
 
-    Below fp32 the weights are kept in the type that matrices compute in, but for layer norms, and the optimizer
-    has masters of them in fp32. Nothing is cast in a pass then.
+    In bf16 and fp16 the weights have that type, except those of layer norms, and the optimizer keeps fp32 masters.
+    A forward pass then casts no weights.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class ReplicatedState:
         for arriving in (model, optimizer):
             for key, whole in arriving:
                 like = self.parameters.get(parameter_of(key, self.cuts))
-                # Else another stage has it.
+                # None where another stage has the parameter.
                 if like is not None:
                     self.optimizer.take(key, own_of(key, whole, like, self.cuts, self.parallel))
         self.optimizer.taken = taken
@@ -140,18 +141,19 @@ def saves_copy(name: str, cut: Cut, parallel: Parallel, pipeline: Pipeline) -> b
 
 
 def moves_optimizer(config: TrainConfig, data: Group) -> bool:
-    """Whether the optimizer's state leaves the device; a CPU's memory is the node's already."""
+    """Return whether the optimizer's state moves to the node's memory; on a CPU it is there already."""
     return config.offload and data.device.kind != "cpu"
 
 
 def lowered(model: nn.Module) -> list[str]:
-    """Parameters that may be kept in less than fp32: all but those of layer norms."""
-    kept = {one for module in model.modules() if isinstance(module, LayerNorm) for one in module.parameters()}
+    """Return the names of parameters that may have a 16-bit type: all but those of layer norms."""
+    norms = (module for module in model.modules() if isinstance(module, LayerNorm))
+    kept = {parameter for norm in norms for parameter in norm.parameters()}
     return [name for name, parameter in model.named_parameters() if parameter not in kept]
 
 
 def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
-    """Of each parameter its shape in a checkpoint."""
+    """Return the shape of each parameter in a checkpoint."""
     cuts = cuts_of(model)
     return {
         name: cuts[name].whole_shape(parameter.shape, model.parallel.size)
@@ -161,23 +163,23 @@ def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
 
 @torch.no_grad()
 def load_parameters(model: Model, arriving: Arriving) -> None:
-    """Take whole parameters; this rank keeps its parts."""
+    """Load complete parameters; this rank keeps its parts."""
     cuts, parameters = cuts_of(model), dict(model.named_parameters())
     for name, whole in arriving:
         parameters[name].copy_(own_of(name, whole, parameters[name], cuts, model.parallel))
 
 
-# Gradients travel in pieces of this size while the backward pass goes on (DDP's own default).
+# Gradients are exchanged in pieces of this size during the backward pass (the default of DDP).
 BUCKET_BYTES = 25 << 20
 
 
 class GradientBuffer:
-    """Gradients of whatever type, added in fp32 and summed over the ranks by pieces during the backward pass.
+    """Adds gradients of any type in fp32 and sums them over the ranks, in pieces, during the backward pass.
 
-    A rank alone with one micro-batch uses each gradient as it comes: no buffer, nothing zeroed, nothing added.
+    A single rank with one micro-batch uses autograd's gradients without a buffer.
 
-    Why not DDP: it regroups its pieces after the first step, and gloo adds an element's parts in an order
-    that depends on its place in a piece. With three ranks or more a resumed run would then differ from an
+    Why not DDP: it regroups its buckets after the first step, and gloo adds the ranks' values of an element in an
+    order that depends on its place in a bucket. With three ranks or more, a resumed run would differ from an
     uninterrupted one in the last bits. Here the places never change.
     """
 
@@ -189,19 +191,19 @@ class GradientBuffer:
         parallel: Parallel,
         pipeline: Pipeline = UNDIVIDED,
     ) -> None:
-        """`group`: the ranks that hold the same parts of the model; `parallel`: those that share each matrix."""
+        """`group`: the ranks that hold the same parts of the model. `parallel`: the ranks that share each matrix."""
         self.parameters, self.cuts, self.group, self.parallel = parameters, cuts, group, parallel
         self.pipeline = pipeline
         self.travels = group.world > 1
-        # Whose last backward pass of the step is under way, or over.
+        # Parameters whose last backward pass of the step has begun.
         self.last: Collection[str] = ()
-        # Whose gradients are in the buffer.
+        # Parameters whose gradients are in the buffer.
         self.added: set[str] = set()
-        # About the order in which they are finished.
+        # Roughly the order in which the backward pass completes the gradients.
         ordered = list(parameters)[::-1]
         self.pieces = _pieces(ordered, parameters)
         self.piece_of = {name: i for i, piece in enumerate(self.pieces) for name in piece}
-        # Gradients still to come, a piece.
+        # The number of gradients that each piece still lacks.
         self.waiting: list[int] = []
         self.next_piece = 0
         self.work: list[Any] = []
@@ -210,31 +212,31 @@ class GradientBuffer:
 
     @cached_property
     def flat(self) -> Tensor:
-        """The buffer, made when it is first needed."""
+        """Return the buffer, which is allocated on first use."""
         numbers = sum(parameter.numel() for parameter in self.parameters.values())
         return torch.zeros(numbers, device=self.group.device.name, dtype=torch.float32)
 
     @cached_property
     def views(self) -> Mapping[str, Tensor]:
-        """Of each parameter its place in the buffer."""
-        found, end = {}, 0
+        """Return each parameter's view of the buffer."""
+        views, end = {}, 0
         for name in (name for piece in self.pieces for name in piece):
             parameter = self.parameters[name]
-            found[name] = self.flat[end : end + parameter.numel()].view_as(parameter)
+            views[name] = self.flat[end : end + parameter.numel()].view_as(parameter)
             end += parameter.numel()
-        return found
+        return views
 
     def gradient(self, name: str) -> Tensor:
-        """One parameter's, after `wait`; in place, so that it may be changed."""
+        """Return one parameter's gradient, after `wait`; changes to it change the gradient."""
         if name in self.added:
             return self.views[name]
         gradient = self.parameters[name].grad
-        # `wait` fills up what never came.
+        # `wait` has filled in zeros where autograd gave none.
         assert gradient is not None
         return gradient
 
     def gradients(self) -> dict[str, Tensor]:
-        """All of them, after `wait`."""
+        """Return all gradients, after `wait`."""
         return {name: self.gradient(name) for name in self.parameters}
 
     def _arrived(self, name: str, parameter: Tensor) -> None:
@@ -245,7 +247,7 @@ class GradientBuffer:
             and not self.parallel.divides_sequence
             and name not in self.added
         ):
-            # The only one there will be.
+            # No other gradient is added to this one.
             return
         if name in self.added:
             self.views[name].add_(parameter.grad)
@@ -258,18 +260,18 @@ class GradientBuffer:
             self._send_ready()
 
     def _send_ready(self) -> None:
-        """Send finished pieces in their order, which is then the same on every rank."""
+        """Start to sum complete pieces, in an order that is the same on every rank."""
         while self.next_piece < len(self.pieces) and self.waiting[self.next_piece] == 0:
             self.work.append(dist.all_reduce(self._piece(), group=self.group.handle, async_op=True))
             self.next_piece += 1
 
     def _piece(self) -> Tensor:
-        """The next one to be sent, as a part of the buffer."""
+        """Return the next piece to be summed, as a part of the buffer."""
         first, last = (self.views[self.pieces[self.next_piece][at]] for at in (0, -1))
         return self.flat[first.storage_offset() : last.storage_offset() + last.numel()]
 
     def clear(self) -> None:
-        """No gradients; what was not in the buffer gives its memory back."""
+        """Drop all gradients and free those that are not in the buffer."""
         for parameter in self.parameters.values():
             parameter.grad = None
         self.added.clear()
@@ -277,14 +279,14 @@ class GradientBuffer:
         self.waiting, self.next_piece = [len(piece) for piece in self.pieces], 0
 
     def sum_on_next_backward(self, names: Collection[str] = ()) -> None:
-        """The next backward pass is the step's last, of these if not of all: send each piece as it is complete."""
+        """Sum each piece as soon as the next backward pass completes it: the last one of `names`, or of all."""
         self.last = {*self.last, *names} if names else self.parameters.keys()
 
     @torch.no_grad()
     def wait(self) -> None:
-        """Until every gradient is there and summed."""
+        """Wait until every gradient is complete and summed."""
         for name, parameter in self.parameters.items():
-            # A part of the model that had no part in the loss.
+            # The loss did not depend on this parameter.
             if parameter.grad is None and name not in self.added:
                 self.views[name].zero_()
                 self.added.add(name)
@@ -304,9 +306,9 @@ class GradientBuffer:
                 self.parameters[name].grad = self.views[name]
 
     def _add_parts(self) -> None:
-        """Sum what each tensor parallel rank has of its part of the sequence alone."""
+        """Sum, over the tensor parallel ranks, the gradients that each computed from its part of the sequence."""
         parts = [self.gradient(name) for name, cut in self.cuts.items() if cut.partial]
-        # As of a first stage that only embeds.
+        # For example a first stage that has the embedding alone.
         if not parts:
             return
         whole = self.parallel.sum(torch.cat([part.flatten() for part in parts]))
@@ -314,13 +316,14 @@ class GradientBuffer:
             part.copy_(summed.view_as(part))
 
     def norm(self, square_sum: Callable[[Sequence[Tensor]], Tensor] = plain_square_sum) -> float:
-        """Over all parts of the model."""
-        counted = {name: one for name, one in self.gradients().items() if self.pipeline.counts(name)}
+        """Return the norm over all parts of the model."""
+        gradients = self.gradients().items()
+        counted = {name: gradient for name, gradient in gradients if self.pipeline.counts(name)}
         return float(norm_of(counted, self.cuts, self.parallel, self.pipeline, square_sum).item())
 
 
 def _pieces(ordered: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
-    """Neighbours in the buffer that travel together."""
+    """Return the parameters of each piece: neighbours in the buffer that are summed together."""
     pieces: list[list[str]] = [[]]
     size = 0
     for name in ordered:
@@ -339,7 +342,7 @@ def norm_of(
     pipeline: Pipeline = UNDIVIDED,
     square_sum: Callable[[Sequence[Tensor]], Tensor] = plain_square_sum,
 ) -> Tensor:
-    """Over all parts of the model; what every tensor parallel rank has whole is counted on one of them."""
+    """Return the norm over all parts of the model; one tensor parallel rank counts what each of them has whole."""
     counted = [
         gradient for name, gradient in gradients.items() if parallel.rank == 0 or cuts[name].dim is not None
     ]
@@ -348,5 +351,5 @@ def norm_of(
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """What the gradients are multiplied by, so that their norm is at most `limit` (if not 0)."""
+    """Return the factor that brings gradients of this norm down to `limit`; 1 if `limit` is 0."""
     return limit / (norm + 1e-6) if 0 < limit < norm < float("inf") else 1.0

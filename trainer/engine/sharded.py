@@ -1,8 +1,8 @@
-"""ZeRO 2 and 3 by torch's fully_shard: each data parallel rank has its rows of every matrix, and of what belongs to it.
+"""ZeRO 2 and 3 by torch's fully_shard: each data parallel rank has some rows of every matrix, gradient and moment.
 
-With ZeRO 2 the weights are gathered once a step and the gradients divided as soon as they are made; with ZeRO 3 each
-block's weights are gathered when it is their turn, forward and again backward. Layer norms stay whole on every rank:
-they are some 0.02 % of a model, and must not share the matrices' type.
+With ZeRO 2, weights are gathered once per step and gradients are divided as soon as they are computed. With ZeRO 3,
+each block's weights are gathered before its forward and again before its backward pass. Layer norms are not divided:
+they are about 0.02 % of a model, and their type differs from that of the matrices.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline
 
 
 class ShardedState:
-    """A rank's rows of each matrix and bias in fp32, with their gradients and moments; layer norms whole."""
+    """This rank's rows of each matrix and bias in fp32, with gradients and moments; layer norms complete."""
 
     def __init__(
         self, model: Model, config: TrainConfig, data: Group, pipeline: Pipeline = UNDIVIDED
@@ -48,29 +48,27 @@ class ShardedState:
         self.cuts = cuts_of(model)
         self.names = list(self.cuts)
         norms = _norms_of(model)
-        for one in norms:
-            one.data = one.data.to(data.device.name)
-        self.whole = {name: one for name, one in model.named_parameters() if one in norms}
-        data.broadcast(one.data for one in self.whole.values())
+        for norm in norms:
+            norm.data = norm.data.to(data.device.name)
+        self.whole = {name: parameter for name, parameter in model.named_parameters() if parameter in norms}
+        data.broadcast(parameter.data for parameter in self.whole.values())
         self.modules = _shard(model, config, data, norms)
         if data.device.kind == "cpu":
             give_back_freed_memory()
         self.shards: dict[str, Any] = {
-            name: one for name, one in model.named_parameters() if name not in self.whole
+            name: parameter for name, parameter in model.named_parameters() if name not in self.whole
         }
-        self.rows = {name: nn.Parameter(_own_rows(one)) for name, one in self.shards.items()}
+        self.rows = {name: nn.Parameter(_own_rows(shard)) for name, shard in self.shards.items()}
         cuts = {name: self.cuts[name] for name in self.whole}
         self.gradients = GradientBuffer(self.whole, cuts, data, self.parallel)
-        held = {name: one for name, one in {**self.whole, **self.rows}.items() if one.numel()}
-        self.optimizer = ShardedAdamW(
-            held, config.optimizer, data, zero=0, host=moves_optimizer(config, data)
-        )
+        own = {name: part for name, part in {**self.whole, **self.rows}.items() if part.numel()}
+        self.optimizer = ShardedAdamW(own, config.optimizer, data, zero=0, host=moves_optimizer(config, data))
         self.factor = 1.0
 
     def clear(self) -> None:
         self.gradients.clear()
-        for one in self.shards.values():
-            one.grad = None
+        for shard in self.shards.values():
+            shard.grad = None
         self._keep_gathered(self.zero < 3)
 
     def last_backward(self, names: Collection[str] = ()) -> None:
@@ -78,7 +76,7 @@ class ShardedState:
         self._keep_gathered(False)
 
     def _keep_gathered(self, keep: bool) -> None:
-        """Between the micro-batches of a step no weight changes, so ZeRO 2 need not gather them again."""
+        """Keep gathered weights after a backward pass: ZeRO 2 uses them again in the step's next micro-batch."""
         for module in self.modules:
             module.set_reshard_after_backward(not keep, recurse=False)
 
@@ -92,9 +90,9 @@ class ShardedState:
             self.pipeline.sum_ends(self._gradient(TIED))
 
     def _add_parts(self) -> None:
-        """Sum what each tensor parallel rank has of its part of the sequence alone."""
+        """Sum, over the tensor parallel ranks, the gradients that each computed from its part of the sequence."""
         parts = [self._gradient(name) for name in self.rows if self.cuts[name].partial]
-        # As of a last stage without a layer.
+        # For example a last stage without a layer.
         if not parts:
             return
         whole = self.parallel.sum(torch.cat([part.flatten() for part in parts]))
@@ -107,7 +105,7 @@ class ShardedState:
         return norm
 
     def _square(self) -> float:
-        """Of the norm: rows over all ranks, and what several have whole on the first of them."""
+        """Return the norm's square: each rank adds its rows, and the first rank what every rank has whole."""
         counted = [self._gradient(name) for name in self.rows if self._is_counted(name)]
         if self.data.rank == 0 and self.parallel.rank == 0:
             counted.append(self.gradients.flat)
@@ -121,7 +119,7 @@ class ShardedState:
 
     def _gradient(self, name: str) -> Tensor:
         gradient = self.rows[name].grad
-        # `wait` has put it there.
+        # `wait` has set it.
         assert gradient is not None
         return gradient
 
@@ -130,7 +128,7 @@ class ShardedState:
         self.optimizer.step(rate, factor=self.factor)
 
     def _reshard(self) -> None:
-        """An evaluation leaves weights gathered, which the rows are about to differ from."""
+        """Drop gathered weights, which an evaluation keeps and which the update would make stale."""
         for module in self.modules:
             module.reshard()
 
@@ -147,12 +145,12 @@ class ShardedState:
         return (self.whole if name in self.whole else self.rows)[name].detach()
 
     def _gathered(self, name: str, own: Tensor | None) -> Tensor:
-        """One tensor of all ranks' rows, in the node's memory of the first of them; `own`: None where it has none."""
+        """Return all ranks' rows as one tensor, on rank 0 in host memory; `own` is None on a rank without rows."""
         if name in self.whole:
             assert own is not None
             return own
         shape = self.shards[name].shape
-        # Rows a rank, padding included.
+        # Rows per rank, with padding.
         each = -(-shape[0] // self.data.world)
         padded = self.rows[name].new_zeros((each, *shape[1:]))
         if own is not None:
@@ -185,13 +183,13 @@ class ShardedState:
         self._reshard()
         for arriving in (model, optimizer):
             for key, whole in arriving:
-                # Else another stage has it.
+                # False where another stage has the parameter.
                 if parameter_of(key, self.cuts) in self.cuts:
                     self.optimizer.take(key, self._own_of(key, whole))
         self.optimizer.taken = taken
 
     def _own_of(self, key: str, whole: Tensor) -> Tensor:
-        """Of a whole tensor, what this rank has of it, which may be nothing."""
+        """Return this rank's shard of a complete tensor; it may be empty."""
         name = parameter_of(key, self.cuts)
         like = self.whole[name] if name in self.whole else self.shards[name]
         part = own_of(key, whole, like, self.cuts, self.parallel)
@@ -202,32 +200,34 @@ class ShardedState:
 
 
 def _norms_of(model: nn.Module) -> set[nn.Parameter]:
-    return {one for module in model.modules() if isinstance(module, LayerNorm) for one in module.parameters()}
+    norms = (module for module in model.modules() if isinstance(module, LayerNorm))
+    return {parameter for norm in norms for parameter in norm.parameters()}
 
 
 def _shard(model: Model, config: TrainConfig, data: Group, norms: set[nn.Parameter]) -> list[FSDPModule]:
-    """Blocks, then what is left (the tables), each gathered and reduced as one.
+    """Shard each block, then the rest (the tables); return the modules, each of which is gathered as one.
 
-    Each comes to the device when it is its turn and leaves its rows there: none need have room for the whole model.
+    Modules move to the device one after another and keep their rows there, so that no device needs memory for the
+    whole model.
     """
     handle: Any = data.handle or dist.group.WORLD
     mesh = DeviceMesh.from_group(handle, data.device.kind)
     kind = COMPUTED_IN[config.precision]
     policy = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    found = list[FSDPModule]()
+    modules = list[FSDPModule]()
     for module in (*model.blocks.values(), model):
-        # The tables are used first and last: there is no time in which they could be given away.
+        # The tables are used at the beginning and at the end of a pass, so freeing them between saves little.
         again = config.zero >= 3 and module is not model
         fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=policy, ignored_params=norms)
         assert isinstance(module, FSDPModule)
-        # The losses are scaled for a sum already.
+        # The losses are weighted for a sum already.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-        found.append(module)
-    return found
+        modules.append(module)
+    return modules
 
 
 def _own_rows(sharded: Any) -> Tensor:
-    """What this rank has of a divided tensor: the same memory."""
+    """Return this rank's rows of a divided tensor; they share its memory."""
     rows: Tensor = sharded.detach().to_local()
     return rows

@@ -1,4 +1,4 @@
-"""What the loop asks of an engine, and torch's own: how a step passes the layers, and what a rank holds, together."""
+"""The interface of an engine, and the engine that uses torch alone: it joins a micro-batch runner and a rank state."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from trainer.parallel.pipeline import of_all_stages
 
 @dataclass(frozen=True)
 class StepResult:
-    """One optimizer step: `loss` is the mean over the global batch, `tokens` counts all ranks.
+    """The result of one optimizer step: `loss` is the mean over the global batch, `tokens` counts all ranks.
 
-    `skipped`: the gradient was not finite and nothing was updated. `own_seconds`: what this rank took for its own
-    part, before it waited for others; of ranks in step it alone tells the slow one.
+    `skipped` is True where the gradient was not finite and nothing was updated. `own_seconds` is the time of this
+    rank's own work without waiting for others. All ranks take a step in the same time, so it alone shows a slow one.
     """
 
     loss: float
@@ -47,14 +47,14 @@ class StepResult:
     skipped: bool = False
     own_seconds: float = 0.0
     loss_scale: float | None = None
-    """What fp16 multiplied the loss by."""
+    """The factor that fp16 multiplied the loss by; None in other precisions."""
     calibrating: bool = False
-    """Whether the step was skipped because that was too much, and is less now: no failure."""
+    """True where the step was skipped and the loss scale can be lowered: this is no failure."""
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """All that training changes, whole, under logical names and without padding."""
+    """Everything that training changes: complete tensors under logical names, without padding."""
 
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
@@ -62,24 +62,24 @@ class TrainState:
 
 
 class Engine(Protocol):
-    """Moves a model forward. All methods are for all ranks together."""
+    """Trains a model. Every method is a collective over all ranks, unless it says otherwise."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Of each parameter, by its logical name, the shape in a checkpoint."""
+    """The shape of each parameter in a checkpoint, by its logical name."""
     loss_scale: LossScale
-    """Of fp16; 1 in other precisions."""
+    """The loss scale of fp16; always 1 in other precisions."""
 
     def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
-        """One optimizer step over this rank's part of a global batch; `seed` fixes dropout."""
+        """Take one optimizer step with this rank's part of a global batch; `seed` fixes dropout."""
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
-        """Mean loss over all ranks' parts, without dropout; NaN where there are none."""
+        """Return the mean loss over the parts of all ranks, without dropout; NaN without batches."""
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true on any rank."""
+        """Return whether `flag` is true on any rank."""
 
     def state(self) -> TrainState:
-        """Whole on rank 0; elsewhere parts of it may be stale."""
+        """Return the state: complete on rank 0, possibly stale in part on other ranks."""
 
     @property
     def optimizer_steps(self) -> int:
@@ -92,11 +92,11 @@ class Engine(Protocol):
         """Have `fill` write all parts, then continue after so many updates. No collective."""
 
     def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
-        """Take a whole state, one tensor after another: no device need hold more of it than its own part."""
+        """Load a complete state tensor by tensor, so that a device needs memory for its own part alone."""
 
 
 class TorchEngine:
-    """Everything with torch alone; runs wherever torch has collectives."""
+    """The engine that needs torch alone; it runs wherever torch has collectives."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class TorchEngine:
         device: Device,
         shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
-        """`shapes`: of the whole model's parameters, where this rank's is a stage of it."""
+        """`shapes` are those of the whole model's parameters; needed where this rank has one stage of a pipeline."""
         self.config, self.groups, self.device = config, groups, device
         self.model, self.cuts, self.parallel = model, cuts_of(model), model.parallel
         self.shapes = shapes or shapes_of(model)
@@ -133,8 +133,8 @@ class TorchEngine:
         self.loss_scale.update(overflow=not finite)
         tokens = tokens_of(batch, data.world, self.config.model.sequence)
         mean = self.groups.pipeline.total(data.total(float(total.item())), self.device) / scale
-        told = scale if self.config.precision == "fp16" else None
-        return StepResult(mean, norm, tokens, not finite, own.seconds(), told, calibrating)
+        used = scale if self.config.precision == "fp16" else None
+        return StepResult(mean, norm, tokens, not finite, own.seconds(), used, calibrating)
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
         return self.runner.evaluate(batches)
@@ -144,7 +144,7 @@ class TorchEngine:
 
     def state(self) -> TrainState:
         weights, moments, taken = self.rank_state.state()
-        # Elsewhere the moments are not there.
+        # Other ranks do not have the moments.
         if self.groups.data.rank == 0:
             weights = whole_of(weights, self.cuts, self.parallel, self.device.name)
             moments = whole_of(moments, self.cuts, self.parallel, self.device.name)
@@ -168,10 +168,10 @@ class TorchEngine:
 
 
 def _rank_state(model: Model, config: TrainConfig, groups: Groups) -> RankState:
-    """What is divided among the data parallel ranks; one of them alone has all of it."""
+    """Return the state of this rank by its ZeRO stage; a single data parallel rank divides nothing."""
     if config.zero < 2 or groups.data.world == 1:
         return ReplicatedState(model, config, groups.data, groups.pipeline)
-    # Loads 600 modules of torch in 0.6 s.
+    # The import loads 600 modules of torch in 0.6 s.
     from trainer.engine.sharded import ShardedState
 
     return ShardedState(model, config, groups.data, groups.pipeline)
