@@ -196,13 +196,13 @@ def cluster_yaml(data: bytes) -> str:
 def table_plan(data: bytes) -> str:
     """A plan gives a table that passes, or faults at its lines; the table as a plan gives the table again."""
     try:
-        table = plan.parse_plan(data.decode("utf-8", "surrogateescape"))
+        table = plan.plan_table(parse_document(data.decode("utf-8", "surrogateescape"), "plan"))
     except ClusterctlError as error:
         _in_words(error)
         return "refused"
     assert not api.check(table.render()), "what was made of a plan is not taken"
     if not plan.losses(table):
-        assert plan.parse_plan(plan.render_plan(table)) == table
+        assert plan.plan_table(parse_document(plan.render_plan(table), "plan")) == table
     return "read"
 
 

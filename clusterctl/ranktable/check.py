@@ -283,28 +283,31 @@ def _from_concise(value: dict[str, Any]) -> RankTable:
 
 
 def _pod(pod: dict[str, Any]) -> SuperPod:
-    ids = tuple(one["server_id"] for one in pod["server_list"])
-    rests = {one["server_id"]: _rest(one, {"server_id"}) for one in pod["server_list"] if len(one) > 1}
+    ids = tuple(server["server_id"] for server in pod["server_list"])
+    rests = {
+        server["server_id"]: _rest(server, {"server_id"}) for server in pod["server_list"] if len(server) > 1
+    }
     return SuperPod(pod["super_pod_id"], ids, _rest(pod, _POD_KEYS), rests)
 
 
 def _has_pods(value: dict[str, Any]) -> bool:
-    """Whether a table of version 1.0, in which HCCL looks at no super pods, has a list of them that makes sense."""
+    """Return whether a 1.0 table, whose super pods HCCL ignores, has a well-formed list of them."""
     pods = value.get("super_pod_list")
-    if not isinstance(pods, list) or not all(isinstance(pod, dict) for pod in pods):
+    if not isinstance(pods, list) or not pods or not all(isinstance(pod, dict) for pod in pods):
         return False
     lists = [pod.get("server_list") for pod in pods]
-    entries = [one for listed in lists if isinstance(listed, list) for one in listed or [None]]
-    if not all(isinstance(listed, list) for listed in lists) or not all(
-        isinstance(one, dict) for one in entries
-    ):
+    if not all(isinstance(listed, list) and listed for listed in lists):
         return False
-    named = [one.get("server_id") for one in entries]
+    entries = [entry for listed in lists for entry in listed]
+    if not all(isinstance(entry, dict) for entry in entries):
+        return False
+    names = [entry.get("server_id") for entry in entries]
     pod_ids = [pod.get("super_pod_id") for pod in pods]
-    if not pods or not all(isinstance(one, str) and one for one in [*named, *pod_ids]):
+    if not all(isinstance(text, str) and text for text in [*names, *pod_ids]):
         return False
-    there = {server["server_id"] for server in value["server_list"]}
-    return len(set(pod_ids)) == len(pod_ids) and len(set(named)) == len(named) and set(named) <= there
+    known = {server["server_id"] for server in value["server_list"]}
+    unique = len(set(pod_ids)) == len(pod_ids) and len(set(names)) == len(names)
+    return unique and set(names) <= known
 
 
 def _from_groups(value: dict[str, Any]) -> RankTable:

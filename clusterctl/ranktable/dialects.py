@@ -1,9 +1,9 @@
-"""The forms of a rank table that Kubernetes operators and services write, turned into the one that HCCL reads.
+"""Convert rank tables in the forms of Kubernetes operators and services to the form that HCCL reads.
 
 `global-ranktable` wraps several lists of servers into `server_group_list`; a prefill/decode table lists devices
 flat in `prefill_device_list` and `decode_device_list`. HCCL reads neither. (A third operator only adds keys,
-`container_ip`, `host_ip` and `hardware_type`, which HCCL does not look at: such a table is taken as it is.)
-What is of another shape than expected is left as it is, so that the rules name it.
+`container_ip`, `host_ip` and `hardware_type`, which HCCL ignores; such a table is not changed.)
+A part of another shape than expected is not changed either, so that the rules report it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ FLAT = ("prefill_device_list", "decode_device_list")
 
 @dataclass(frozen=True)
 class Dialect:
-    """A table in HCCL's form, and where each of its parts stood in the file."""
+    """A table in the form of HCCL, and the place of each part in the file."""
 
     name: str
     value: dict[str, Any]
     places: dict[str, str] = field(default_factory=dict)
 
     def pointer(self, pointer: str) -> str:
-        """The pointer into the file, for one into the value."""
+        """Return the pointer into the file for a pointer into the value."""
         head, tail = pointer, ""
         while head:
             if head in self.places:
@@ -34,7 +34,7 @@ class Dialect:
 
 
 def recognized(value: dict[str, Any]) -> Dialect | None:
-    """The table that one in a dialect stands for; None when HCCL's own readers are meant."""
+    """Return the converted table of a dialect; None if the table is in a form of HCCL."""
     if "server_list" in value:
         return None
     if isinstance(value.get("server_group_list"), list):
@@ -45,7 +45,7 @@ def recognized(value: dict[str, Any]) -> Dialect | None:
 
 
 def _grouped(value: dict[str, Any]) -> Dialect:
-    """Servers group after group; groups without devices (a coordinator, a controller) hold no ranks."""
+    """Return the servers of all groups; groups without devices (a coordinator, a controller) have no ranks."""
     servers: list[Any] = []
     places: dict[str, str] = {"/server_list": "/server_group_list"}
     sizes = []
@@ -58,14 +58,14 @@ def _grouped(value: dict[str, Any]) -> Dialect:
             places[f"/server_list/{len(servers)}"] = f"/server_group_list/{number}/server_list/{place}"
             servers.append(server)
         sizes.append(servers[before:])
-    if len([one for one in sizes if one]) > 1 and all(_begins_anew(group) for group in sizes):
+    if len([group for group in sizes if group]) > 1 and all(_begins_anew(group) for group in sizes):
         servers = _numbered(servers)
     rest = {key: inner for key, inner in value.items() if key not in ("server_group_list", "server_count")}
     return Dialect("global-ranktable", {**rest, "server_list": servers}, places)
 
 
 def _begins_anew(servers: list[Any]) -> bool:
-    """Whether a group's ranks are 0 to N-1, so that each group is a job of its own."""
+    """Return whether the ranks of a group are 0 to N-1, so that each group is a job of its own."""
     if not all(isinstance(server, dict) and isinstance(server["device"], list) for server in servers):
         return False
     devices = [device for server in servers for device in server["device"]]
@@ -75,7 +75,7 @@ def _begins_anew(servers: list[Any]) -> bool:
 
 
 def _numbered(servers: list[Any]) -> list[Any]:
-    """The same servers with ranks in their order; the groups' own numbers begin at 0 again."""
+    """Return the same servers with ranks from 0 in their order, since each group counts from 0."""
     result, rank = [], 0
     for server in servers:
         devices = []
@@ -87,7 +87,7 @@ def _numbered(servers: list[Any]) -> list[Any]:
 
 
 def _flat(value: dict[str, Any]) -> Dialect:
-    """Devices one after another, prefill before decode: ranks in this order where they say none."""
+    """Return the servers of the flat lists, prefill before decode; devices without a rank get one in this order."""
     servers: dict[str, dict[str, Any]] = {}
     numbers: dict[str, int] = {}
     places: dict[str, str] = {"/server_list": ""}

@@ -1,4 +1,4 @@
-"""Rank tables cut, compared and turned from one version into another; pure."""
+"""Cut, compare and convert rank tables, without contacting a node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def slice_table(
     ranks: range | None = None,
     drop: Sequence[str] = (),
 ) -> RankTable:
-    """A part of a table, renumbered from 0: these servers, these ranks, without those servers."""
+    """Return a part of a table with ranks from 0: these servers, these ranks, without the servers in `drop`."""
     known = [server.server_id for server in table.servers]
     for name in [*(servers or ()), *drop]:
         if name not in known:
@@ -36,13 +36,14 @@ def slice_table(
             )
     if ranks is not None and (ranks.stop > table.ranks or not len(ranks)):
         raise UsageError(
-            f"the ranks [{ranks.start},{ranks.stop}) of a table with [0,{table.ranks})", "a part of them"
+            f"the ranks [{ranks.start},{ranks.stop}) of a table with [0,{table.ranks})",
+            "choose a part of them",
         )
     kept = []
     for server in in_rank_order(table):
         if (servers is not None and server.server_id not in servers) or server.server_id in drop:
             continue
-        devices = tuple(one for one in server.devices if ranks is None or one.rank_id in ranks)
+        devices = tuple(device for device in server.devices if ranks is None or device.rank_id in ranks)
         if devices:
             kept.append(replace(server, devices=devices))
     if not kept:
@@ -52,53 +53,54 @@ def slice_table(
 
 
 def parse_ranks(text: str) -> range:
-    """`[0,16)`, half-open; `[0,16]` is refused, since tools differ on it."""
+    """Return the ranks in `[0,16)`, which excludes 16; `[0,16]` is refused, because tools read it differently."""
     match = re.fullmatch(r"\s*\[\s*([0-9]{1,7})\s*,\s*([0-9]{1,7})\s*([\])])\s*", text)
     if not match:
-        raise UsageError(f"{text!r} is no range of ranks", "'[0,16)', which leaves 16 out")
+        raise UsageError(f"{text!r} is not a range of ranks", "'[0,16)', which excludes 16")
     first, end = int(match[1]), int(match[2])
     if match[3] == "]":
-        hint = f"'[{first},{end})' leaves {end} out, '[{first},{end + 1})' takes it in"
+        hint = f"'[{first},{end})' excludes {end}, '[{first},{end + 1})' includes it"
         raise UsageError(f"{text} is read differently by different tools", hint)
     if first >= end:
-        raise UsageError(f"{text} is empty", f"'[{first},{first + 1})' is the one rank {first}")
+        raise UsageError(f"{text} is empty", f"'[{first},{first + 1})' is rank {first} alone")
     return range(first, end)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What two tables say of one rank; a side is empty where it has no such rank."""
+    """The entries of two tables for one rank; a side without this rank is empty."""
 
     rank: int | None
-    """None for the table itself, and where whole servers are compared."""
+    """None for the table itself and for a comparison by server."""
     left: str
     right: str
     server: str | None = None
 
 
 def diff(left: RankTable, right: RankTable) -> list[Difference]:
-    """Where two tables differ, rank by rank; key order and space don't count, as for HCCL."""
+    """Return the differences of two tables by rank; like HCCL, ignore the order of keys and white space."""
     sides = (_places(left), _places(right))
     differences = [
         Difference(rank, *_words(sides[0].get(rank), sides[1].get(rank)))
         for rank in sorted(sides[0].keys() | sides[1].keys())
         if sides[0].get(rank) != sides[1].get(rank)
     ]
-    tables = [{"version": one.version, **one.extras} for one in (left, right)]
+    tables = [{"version": table.version, **table.extras} for table in (left, right)]
     if tables[0] != tables[1]:
         differences.insert(0, Difference(None, *_words(*tables)))
     return differences
 
 
 def diff_servers(left: RankTable, right: RankTable) -> list[Difference]:
-    """Where two tables differ, server by server: those of one only, and those whose ranks or facts are others."""
+    """Return the differences of two tables by server: servers of one table only, and those that changed."""
     sides = (_by_server(left), _by_server(right))
     differences = [found for found in diff(left, right) if found.rank is None]
     for name in dict.fromkeys([*sides[0], *sides[1]]):
         ranks = [side.get(name, {}) for side in sides]
         if ranks[0] != ranks[1]:
-            one, other = ranks
-            differences.append(Difference(None, _server_words(one, other), _server_words(other, one), name))
+            before, after = ranks
+            sides_in_words = (_describe_server(before, after), _describe_server(after, before))
+            differences.append(Difference(None, *sides_in_words, name))
     return differences
 
 
@@ -109,8 +111,8 @@ def _by_server(table: RankTable) -> dict[str, dict[int, dict[str, Any]]]:
     return servers
 
 
-def _server_words(here: dict[int, dict[str, Any]], other: dict[int, dict[str, Any]]) -> str:
-    """`ranks 8-15, devices 0-7`, and how many of its devices say something else than on the other side."""
+def _describe_server(here: dict[int, dict[str, Any]], other: dict[int, dict[str, Any]]) -> str:
+    """Return a text such as `ranks 8-15, devices 0-7`, with the devices that differ from the other side."""
     if not here:
         return ""
     theirs = {facts["device"]: facts for facts in other.values()}
@@ -125,7 +127,7 @@ def _server_words(here: dict[int, dict[str, Any]], other: dict[int, dict[str, An
 
 
 def _folded(numbers: list[int]) -> str:
-    """`0-3,6` in the order given."""
+    """Return numbers as `0-3,6`, in the given order."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] + 1 == number:
@@ -140,7 +142,7 @@ _UNSAID = object()
 
 
 def _places(table: RankTable) -> dict[int, dict[str, Any]]:
-    """What a table says of each rank: what a person asks first, then all the rest that the ranks compare."""
+    """Return the entry of each rank: first what a person looks for, then all else that the ranks compare."""
     pods = {name: pod.super_pod_id for pod in table.super_pods for name in pod.server_ids}
     return {
         device.rank_id: {
@@ -156,7 +158,7 @@ def _places(table: RankTable) -> dict[int, dict[str, Any]]:
 
 
 def _words(left: dict[str, Any] | None, right: dict[str, Any] | None) -> tuple[str, str]:
-    """Both sides in words: where the rank is, and what they do not agree on."""
+    """Return both sides as texts: where the rank is, and what differs."""
     sides = (left or {}, right or {})
     other = [
         key
@@ -182,25 +184,23 @@ def _side(facts: dict[str, Any] | None, other: Sequence[str]) -> str:
 def to_version(
     table: RankTable, version: str, facts: RankTable | None = None, super_pod: str | None = None
 ) -> RankTable:
-    """A table in another version, where the facts that it needs are there.
+    """Return a table in another version; raise an error if values that it needs are unknown.
 
     1.2 needs super-device ids and pods: of the table itself, of a 1.2 table as `facts` (by server and device),
-    or one super pod by name for all servers. Between these and 2.0 nothing can be turned: its networks are
-    other ones.
+    or one super pod by name for all servers. A table cannot be converted to or from 2.0, which has other
+    networks.
     """
     if version not in ("1.0", "1.2", "2.0"):
         raise UsageError(f"unknown version {version!r}", "1.0, 1.2 or 2.0")
     if version == table.version:
         return table
     if "2.0" in (version, table.version):
-        what = (
-            f"version {table.version} does not hold what {version} needs: the networks of A5 are other ones"
-        )
+        what = f"version {table.version} lacks values that {version} needs: A5 has other networks"
         raise UsageError(what, "write a plan with `levels`: clusterctl ranktable build --from plan.yaml")
     if version == "1.2":
         return _with_super_pods(table, facts or table, super_pod)
     bare = [
-        replace(server, devices=tuple(replace(one, super_device_id=None) for one in server.devices))
+        replace(server, devices=tuple(replace(device, super_device_id=None) for device in server.devices))
         for server in table.servers
     ]
     return checked(replace(table, version="1.0", servers=tuple(bare), super_pods=()))
@@ -222,15 +222,15 @@ def _with_super_pods(table: RankTable, facts: RankTable, super_pod: str | None) 
     for number, server in enumerate(table.servers):
         at, pod = f"/server_list/{number}", super_pod or pod_of.get(server.server_id)
         if pod is None:
-            what = f"the super pod of {server.server_id} is not known, which version 1.2 needs"
+            what = f"version 1.2 needs the super pod of {server.server_id}, which is unknown"
             faults.append(Fault(at, what, "--super-pod ID, or --facts with a 1.2 table or a plan"))
         pods.setdefault(pod or "", []).append(server.server_id)
         devices = []
         for place, device in enumerate(server.devices):
             super_id = ids.get((server.server_id, device.device_id))
             if super_id is None:
-                what = f"no super-device id of {server.server_id}, device {device.device_id}"
-                remedy = "--facts with a 1.2 table or a plan, or ask: clusterctl ranktable build --for a3"
+                what = f"version 1.2 needs the super-device id of device {device.device_id} of {server.server_id}"
+                remedy = "--facts with a 1.2 table or a plan, or ask the nodes: clusterctl ranktable build --for a3"
                 faults.append(Fault(f"{at}/device/{place}", what, remedy))
             devices.append(replace(device, super_device_id=super_id))
         servers.append(replace(server, devices=tuple(devices)))

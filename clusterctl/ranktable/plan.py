@@ -1,14 +1,14 @@
-"""plan.yaml: a rank table written down by people before any node is up, and a table turned back into one.
+"""Read and write plan.yaml, a rank table that people write before any node is up.
 
 for: a2                                # 910a, a2: version 1.0; a3: version 1.2; a5: version 2.0
 nodes:                                 # in the order of the ranks
-  node[1-4]:                           # {n} is a node's number; {n+139} and {2n+4} are sums of it
+  node[1-4]:                           # {n} is the number of a node; {n+139} and {2n+4} are computed from it
     server_id: "10.155.111.{n+139}"
     devices: "[0,8)"                   # in the order of the ranks
     device_ips: ["192.1.27.{2n+4}", ...]
     super_device_ids: [...]            # a3
     super_pod: "0"                     # a3
-    levels: [[{net_layer: 0, ...}]]    # a5: a level_list a device
+    levels: [[{net_layer: 0, ...}]]    # a5: a level_list for each device
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.document import Document, Key, Section, load_document, parse_document
+from clusterctl.document import Document, Key, Section, load_document
 from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.ranktable.build import checked, loops_back
 from clusterctl.ranktable.finding import GUESS, hardware_named
@@ -45,7 +45,7 @@ _KEYS = {"device_id": "devices", "device_ip": "device_ips", "super_device_id": "
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a server of the table stands in the plan, and what it was given."""
+    """A server of the table and its place in the plan."""
 
     key: Key
     devices: tuple[Device, ...]
@@ -53,19 +53,14 @@ class _Place:
     super_pod: str
 
 
-@many_objects()
 def load_plan(path: Path) -> RankTable:
-    """The table that a plan describes; everything wrong with it at once, each with its line."""
-    return _plan(load_document(path))
+    """Return the table that a plan describes; raise InputFaults with every fault and its line."""
+    return plan_table(load_document(path))
 
 
 @many_objects()
-def parse_plan(text: str, source: str = "plan") -> RankTable:
-    """The same of a text."""
-    return _plan(parse_document(text, source))
-
-
-def _plan(document: Document) -> RankTable:
+def plan_table(document: Document) -> RankTable:
+    """Return the table in a parsed plan."""
     top = Section(document)
     hardware = top.take_text("for", "a2")
     try:
@@ -76,12 +71,12 @@ def _plan(document: Document) -> RankTable:
     places = list(_places(document, top, version))
     top.done()
     if top.faults:
-        # A line of many nodes says its fault once.
+        # A line for many nodes has the same fault many times.
         raise InputFaults(list(dict.fromkeys(top.faults)), _FORM)
-    servers = tuple(Server(one.server_id, one.devices) for one in places)
+    servers = tuple(Server(place.server_id, place.devices) for place in places)
     pods: dict[str, list[str]] = {}
-    for one in places if version == "1.2" else ():
-        pods.setdefault(one.super_pod, []).append(one.server_id)
+    for place in places if version == "1.2" else ():
+        pods.setdefault(place.super_pod, []).append(place.server_id)
     table = RankTable(servers, version, tuple(SuperPod(name, tuple(ids)) for name, ids in pods.items()))
     try:
         return recounted(checked(table, (), hardware, lambda pointer: document.where(_key(places, pointer))))
@@ -97,7 +92,7 @@ def _places(document: Document, top: Section, version: str) -> Iterator[_Place]:
 
     nodes = top.section("nodes")
     if not nodes.value:
-        top.fault("nodes", "no nodes are named", "nodes: {node1: {server_id: 10.0.0.1, device_ips: [...]}}")
+        top.fault("nodes", "lists no nodes", "nodes: {node1: {server_id: 10.0.0.1, device_ips: [...]}}")
     rank = count = 0
     seen: set[str] = set()
     for pattern in nodes.value:
@@ -113,7 +108,7 @@ def _places(document: Document, top: Section, version: str) -> Iterator[_Place]:
             return
         twice = next((name for name in names if name in seen), None)
         if twice:
-            nodes.fault(pattern, f"the node {twice} is named twice", "keep one of them")
+            nodes.fault(pattern, f"the node {twice} is listed twice", "keep one of them")
         seen.update(names)
         ids, given = _fields(section, version)
         for name in names:
@@ -122,7 +117,7 @@ def _places(document: Document, top: Section, version: str) -> Iterator[_Place]:
 
 
 def _fields(section: Section, version: str) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """What stands under one pattern, alike for all of its nodes."""
+    """Return the device ids and the values under one pattern, which are the same for all of its nodes."""
     from clusterctl.inventory.cluster import parse_devices
 
     given: dict[str, Any] = {key: section.take_text(key) for key in ("server_id", "super_pod")}
@@ -141,12 +136,14 @@ def _fields(section: Section, version: str) -> tuple[tuple[int, ...], dict[str, 
         section.fault("devices", error.message, error.hint)
     for key, value in lists.items():
         if ids and len(value) != len(ids):
-            section.fault(key, f"{len(value)} {key} for {len(ids)} devices", "one a device, in their order")
+            section.fault(
+                key, f"{len(value)} {key} for {len(ids)} devices", "one for each device, in the same order"
+            )
     if version == "1.2" and not given["super_pod"]:
-        section.fault("super_pod", "'super_pod' is missing, which a3 needs", "the id that npu-smi tells")
+        section.fault("super_pod", "'super_pod' is missing, which a3 needs", "the id that npu-smi shows")
     for key in ("super_device_ids",) if version == "1.2" else ("levels",) if version == "2.0" else ():
         if key not in lists:
-            section.fault(key, f"{key!r} is missing, which version {version} needs", "one a device")
+            section.fault(key, f"{key!r} is missing, which version {version} needs", "one for each device")
     section.done()
     return ids, given
 
@@ -155,7 +152,9 @@ def _place(section: Section, name: str, fields: tuple[tuple[int, ...], dict[str,
     ids, given = fields
     server_id = _fill(given["server_id"] or name, name)
     if loops_back(server_id):
-        section.fault("server_id", f"{server_id} is every node's own name", "an address that others reach")
+        section.fault(
+            "server_id", f"{server_id} means every node itself", "an address that the other nodes can reach"
+        )
     local_ids = given["local_ids"] or ids
     devices = tuple(
         Device(
@@ -176,7 +175,7 @@ def _at(values: Sequence[object], place: int) -> str:
 
 
 def _filled(value: Any, name: str) -> tuple[Any, ...]:
-    """The one level_list in a list, its texts filled."""
+    """Return the level_list in a list of one, with its texts filled."""
     return tuple(_deep(value[0], name)) if value and isinstance(value[0], list) else ()
 
 
@@ -184,12 +183,12 @@ def _deep(value: Any, name: str) -> Any:
     if isinstance(value, str):
         return _fill(value, name)
     if isinstance(value, list):
-        return [_deep(one, name) for one in value]
-    return {key: _deep(one, name) for key, one in value.items()} if isinstance(value, dict) else value
+        return [_deep(item, name) for item in value]
+    return {key: _deep(item, name) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _fill(text: str, name: str) -> str:
-    """`{n}`, `{n+139}` and `{2n+4}` with the number at the end of the node's name, `{node}` with the name."""
+    """Replace `{n}`, `{n+139}` and `{2n+4}` by the number at the end of the node's name, and `{node}` by the name."""
     if "{" not in text:
         return text
     digits = re.search(r"([0-9]{1,15})[^0-9]*\Z", name)
@@ -201,7 +200,7 @@ def _fill(text: str, name: str) -> str:
 
 
 def _key(places: Sequence[_Place], pointer: str) -> Key:
-    """The place in the plan of what stands at a pointer of its table."""
+    """Return the place in the plan for a JSON pointer into its table."""
     steps = pointer.split("/")[1:]
     if steps[:1] == ["server_list"] and len(steps) > 1:
         key: Key = places[int(steps[1])].key
@@ -210,33 +209,33 @@ def _key(places: Sequence[_Place], pointer: str) -> Key:
         return (*key, *steps[2:3])
     if steps[:1] == ["rank_list"] and len(steps) > 1:
         rank = int(steps[1])
-        for one in places:
-            if rank < len(one.devices):
+        for place in places:
+            if rank < len(place.devices):
                 inner = tuple(int(step) if step.isdigit() else step for step in steps[3:])
-                return (*one.key, "levels", rank, *inner)
-            rank -= len(one.devices)
+                return (*place.key, "levels", rank, *inner)
+            rank -= len(place.devices)
     return ("nodes",)
 
 
-# -- a table as a plan
+# -- from a table to a plan
 
 
 def losses(table: RankTable) -> list[str]:
-    """What of a table has no place in a plan, in words."""
+    """Return what a plan cannot hold of this table, in words."""
     extras = set(table.extras)
     for server in table.servers:
         extras |= server.extras.keys()
         extras |= {key for device in server.devices for key in device.extras}
     for pod in table.super_pods:
         extras |= pod.extras.keys()
-        extras |= {key for one in pod.server_extras.values() for key in one}
+        extras |= {key for more in pod.server_extras.values() for key in more}
     if table.version == "1.0" and table.super_pods:
         extras.add("super_pod_list")
     lost = [f"the keys {', '.join(sorted(extras))}"] if extras else []
     if any(server.host_nic_ip not in (None, UNREAD) for server in table.servers):
         lost.append("host_nic_ip")
     if any("{" in server.server_id for server in table.servers):
-        lost.append("a brace in a server_id, which stands for a number there")
+        lost.append("a brace in a server_id, which begins a placeholder in a plan")
     ranks = [device.rank_id for server in in_rank_order(table) for device in server.devices]
     if ranks != sorted(ranks):
         lost.append("the order of ranks that alternate between servers")
@@ -244,20 +243,20 @@ def losses(table: RankTable) -> list[str]:
 
 
 def render_plan(table: RankTable, source: str = "a rank table", lossy: bool = False) -> str:
-    """A table as a plan; what a plan can't hold is refused, or left out where that is allowed."""
+    """Return a table as the text of a plan; raise InputFaults for what a plan cannot hold, unless `lossy`."""
     lost = losses(table)
     if lost and not lossy:
-        faults = [Fault(source, f"a plan has no place for {one}") for one in lost]
+        faults = [Fault(source, f"a plan cannot hold {each}") for each in lost]
         raise InputFaults(faults, "--lossy leaves it out")
     lines = ["# A plan of a rank table, in the order of its ranks: clusterctl ranktable build --from FILE"]
     lines += [f"for: {GUESS[table.version]}", "nodes:"]
     pods = {name: pod.super_pod_id for pod in table.super_pods for name in pod.server_ids}
     for number, server in enumerate(in_rank_order(table)):
-        lines += [f"  node{number}:", *(f"    {line}" for line in _said(server, table, pods))]
+        lines += [f"  node{number}:", *(f"    {line}" for line in _lines_of(server, table, pods))]
     return "\n".join(lines) + "\n"
 
 
-def _said(server: Server, table: RankTable, pods: dict[str, str]) -> Iterator[str]:
+def _lines_of(server: Server, table: RankTable, pods: dict[str, str]) -> Iterator[str]:
     devices = server.devices
     if table.names_servers:
         yield f"server_id: {json.dumps(server.server_id)}"
@@ -274,9 +273,9 @@ def _said(server: Server, table: RankTable, pods: dict[str, str]) -> Iterator[st
 
 
 def skeleton(cluster: Cluster) -> str:
-    """The nodes of a hostfile as a plan in which the devices' addresses are to be filled in."""
+    """Return a plan for the nodes of a hostfile, with empty addresses to fill in."""
     lines = [
-        "# device_ips are to be filled in, one a device: `hccn_tool -i N -ip -g` on the node tells them",
+        "# Fill in device_ips, one for each device: `hccn_tool -i N -ip -g` on the node shows them",
         "for: a2",
     ]
     lines.append("nodes:")

@@ -1,8 +1,8 @@
-"""Rank tables on the nodes: the identical file everywhere, and whether it still tells the truth.
+"""Put the same rank table on every node, and describe how it differs from the nodes later.
 
-torch_npu takes a table only from a regular file that its owner can read, and negotiates in silence
-otherwise; HCCL compares the table between ranks and fails late (EI0005). So a push confirms each node's file
-by its hash; `ranktable_verify` asks the nodes whether what the table says is still so.
+torch_npu reads a table only from a regular file that its owner can read; otherwise it negotiates without a message.
+HCCL compares the tables of the ranks and fails late (EI0005). So a push confirms the file on each node by its hash;
+`verify` compares the content of the table with the nodes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.errors import Fault, InputFaults, UsageError, WorkFailed, did_you_mean
 from clusterctl.ranktable import api
 from clusterctl.ranktable.check import check_file
+from clusterctl.ranktable.table import hccl_opens, why_not_opened
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
@@ -28,7 +29,7 @@ MODE = 0o644
 
 @dataclass(frozen=True)
 class LiveTable:
-    """A table's exact bytes, and which devices (id to address) it expects on each server."""
+    """The exact bytes of a table, and the devices (id to address) that it expects on each server."""
 
     data: bytes
     version: str
@@ -39,7 +40,7 @@ class LiveTable:
     super_pods: Mapping[str, str] = field(default_factory=dict)
     """Version 1.2: the super pod of each server."""
     groups: tuple[Group, ...] = ()
-    """Version 2.0: the ranks that are on one node, as far as the table shows it."""
+    """Version 2.0: the ranks that appear to be on one node."""
 
     @property
     def sha256(self) -> str:
@@ -52,16 +53,16 @@ class Group:
 
     ranks: range
     devices: Mapping[int, tuple[str, ...]] = field(hash=False)
-    """Without addresses where they are EIDs, which are no IP addresses."""
+    """Without addresses that are EIDs."""
 
 
 @dataclass(frozen=True)
 class Drift:
-    """One thing that is not as the table says."""
+    """One difference between the table and a node."""
 
     node: str
     device: int | None
-    """None where the node's file, or the node itself, is meant."""
+    """None for the file on the node, or the node itself."""
     kind: str
     """file-missing, file-kind, file-unreadable, file-differs, address, link, net_health, super_device,
     super_pod or server."""
@@ -74,21 +75,21 @@ class Drift:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What one node said."""
+    """The comparison with one node."""
 
     node: str
     path: str
     devices: int
     drifts: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = field(default=())
-    """What could not be asked there."""
+    """What could not be compared on this node."""
     group: Group | None = None
-    """Version 2.0: the ranks whose addresses the node's own are."""
+    """Version 2.0: the ranks with the addresses of this node."""
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """What a push did on one node."""
+    """The result of a push to one node."""
 
     node: str
     path: str
@@ -98,19 +99,21 @@ class Pushed:
 
 
 def read(path: Path) -> LiveTable:
-    """A table that HCCL takes, as the bytes that travel; one that it would refuse goes nowhere."""
+    """Return a table as the bytes to push; raise InputFaults if HCCL would refuse it."""
     report = check_file(path)
-    # A link or a name without .json is this machine's matter; on the nodes the file has a place of its own.
-    found = [one for one in report.findings if one.code not in ("file-symlink", "file-suffix")]
+    # A link or a name without .json does not matter on this machine: the file has another path on the nodes.
+    found = [item for item in report.findings if item.code not in ("file-symlink", "file-suffix")]
     if found:
-        raise InputFaults([Fault(f"{path} {one.pointer}".rstrip(), one.what, one.remedy) for one in found])
+        raise InputFaults(
+            [Fault(f"{path} {item.pointer}".rstrip(), item.what, item.remedy) for item in found]
+        )
     data = path.read_bytes()
     table = api.parse(data, str(path))
     if not table.names_servers:
         return LiveTable(data, table.version, {}, groups=tuple(map(_group, table.servers)))
     super_devices = {
         server.server_id: {
-            one.device_id: one.super_device_id for one in server.devices if one.super_device_id
+            device.device_id: device.super_device_id for device in server.devices if device.super_device_id
         }
         for server in table.servers
         if table.version == "1.2"
@@ -131,22 +134,20 @@ def _group(server: Server) -> Group:
 
 def _ip_addresses(device: Device) -> Iterator[str]:
     for level in device.levels:
-        for one in level["rank_addr_list"]:
-            if one["addr_type"] in ("IPV4", "IPV6") and one.get("addr"):
-                yield one["addr"]
+        for address in level["rank_addr_list"]:
+            if address["addr_type"] in ("IPV4", "IPV6") and address.get("addr"):
+                yield address["addr"]
 
 
 def default_path(file: Path) -> str:
-    """Where a table goes when nothing else is said: the login's home on every node."""
+    """Return the default path of a table on the nodes: in the home folder of the login."""
     return f"~/{file.name}"
 
 
 def checked_path(path: str) -> str:
-    """A path that HCCL reads: its name ends in .json."""
-    if not path.endswith(".json") or path.endswith("/.json"):
-        raise UsageError(
-            f"{path}: HCCL takes a rank table only from a name that ends in .json", f"{path}.json"
-        )
+    """Return the path if HCCL opens a table there; raise UsageError otherwise."""
+    if not hccl_opens(path):
+        raise UsageError(f"{path}: HCCL opens no rank table there: {why_not_opened(path)}", "~/table.json")
     return path
 
 
@@ -154,14 +155,14 @@ def checked_path(path: str) -> str:
 
 
 def server_of(node: Node, table: LiveTable) -> str | None:
-    """The server of the table that a node is, by its server_id, address or name."""
+    """Return the server_id of a node in the table, found by its server_id, address or name; None if it has none."""
     return next(
-        (one for one in (node.server_id, node.address, node.host, node.name) if one in table.servers), None
+        (name for name in (node.server_id, node.address, node.host, node.name) if name in table.servers), None
     )
 
 
 def nodes_of(cluster: Cluster, table: LiveTable, chosen: bool) -> tuple[Node, ...]:
-    """The nodes that a table is for: of `chosen` nodes all must be in it, of a whole inventory those that are."""
+    """Return the nodes that a table has; raise InputFaults if the user chose (`chosen`) others too."""
     if not table.servers:
         return cluster.nodes
     inside = tuple(node for node in cluster.nodes if server_of(node, table))
@@ -178,20 +179,20 @@ def nodes_of(cluster: Cluster, table: LiveTable, chosen: bool) -> tuple[Node, ..
 
 def _near(node: Node, known: Sequence[str]) -> str:
     near = did_you_mean(node.server_id or node.address, known)
-    return near or f"the node's `server_id` in the inventory must be one of the table's, as {known[0]}"
+    return near or f"set the node's `server_id` in the inventory to one of the table, such as {known[0]}"
 
 
 def missing_servers(cluster: Cluster, table: LiveTable) -> list[str]:
-    """The servers of a table that no node of the inventory is."""
-    there = {server_of(node, table) for node in cluster.nodes}
-    return [server for server in table.servers if server not in there]
+    """Return the servers of a table that are no nodes of the inventory."""
+    known = {server_of(node, table) for node in cluster.nodes}
+    return [server for server in table.servers if server not in known]
 
 
 # -- push
 
 
 def push(connection: Connection, table: LiveTable, path: str) -> Pushed:
-    """The table to one node, whole or not at all, then asked for again; a link in its place is replaced."""
+    """Write the table to one node atomically and confirm it by its hash; a symbolic link at the path is replaced."""
     before = connection.call("fingerprint", {"path": path})
     same = not list(file_drifts(connection.node, before, table.sha256))
     if before["kind"] == "d":
@@ -200,23 +201,23 @@ def push(connection: Connection, table: LiveTable, path: str) -> Pushed:
         connection.put(path, table.data, MODE)
     after = connection.call("fingerprint", {"path": path})
     for drift in file_drifts(connection.node, after, table.sha256):
-        raise WorkFailed(f"{drift}, right after it was written", "does something else write there?")
+        raise WorkFailed(f"{drift}, right after it was written", "does another program write this file?")
     change = "unchanged" if same else "replaced" if before["kind"] else "new"
     return Pushed(connection.node, str(after["path"]), str(after["sha256"]), change)
 
 
 def file_drifts(node: str, found: Mapping[str, Any], sha256: str) -> Iterator[Drift]:
-    """What is wrong with the file that stands at the table's path."""
+    """Yield what is wrong with the file at the path of the table."""
     path, again = found["path"], "clusterctl ranktable push"
     if found["kind"] == "":
         yield Drift(node, None, "file-missing", f"{path}: no such file", again)
     elif found["kind"] != "f":
-        kind = {"l": "a symbolic link", "d": "a folder"}.get(found["kind"], "no regular file")
-        what = f"{path} is {kind}; torch_npu would negotiate in silence"
+        kind = {"l": "a symbolic link", "d": "a folder"}.get(found["kind"], "not a regular file")
+        what = f"{path} is {kind}; torch_npu would negotiate without it"
         yield Drift(node, None, "file-kind", what, again)
     elif not found["mode"] & stat.S_IRUSR or "sha256" not in found:
-        what = f"{path} can't be read by its owner (mode {found['mode']:o}); torch_npu would negotiate in silence"
+        what = f"{path} can't be read by its owner (mode {found['mode']:o}); torch_npu would negotiate without it"
         yield Drift(node, None, "file-unreadable", what, f"chmod u+r {path}")
     elif found["sha256"] != sha256:
-        what = f"{path} is another file: sha256 {found['sha256'][:12]}, and the table's is {sha256[:12]}"
+        what = f"{path} has other content: sha256 {found['sha256'][:12]}, and the table has {sha256[:12]}"
         yield Drift(node, None, "file-differs", what, again)

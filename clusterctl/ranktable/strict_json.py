@@ -1,8 +1,7 @@
-"""JSON read without forgiveness: what Python's reader lets pass in silence is a fault with its place.
+"""Parse JSON strictly: what Python's parser silently accepts is a fault with its place.
 
-Python keeps the last of two equal keys, takes NaN, half of a surrogate pair and 1e999, and fails with a
-traceback on deep nesting, a 5,000-digit number or bad UTF-8. A rank table with any of these means something
-else to every program that reads it.
+Python keeps the last of two equal keys, accepts NaN, half of a surrogate pair and 1e999, and raises other errors for
+deep nesting, a 5,000-digit number or bad UTF-8. Programs read a rank table with any of these differently.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# 10,000 servers with 8 devices each are 15 MB.
+# A table of 10,000 servers with 8 devices each has 15 MB.
 MAX_BYTES = 64 << 20
-# The deepest vendor form (version 2.0) has 7 levels.
+# The deepest form (version 2.0) has 7 levels.
 MAX_DEPTH = 32
 MAX_DIGITS = 20
 MAX_FAULTS = 1000
@@ -28,7 +27,7 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class JsonFault:
-    """One thing wrong with a JSON text; `kind` is a stable word, `pointer` is empty where there is none."""
+    """One fault of a JSON text; `kind` is a stable word, `pointer` is empty if the place is unknown."""
 
     kind: str
     pointer: str
@@ -37,19 +36,19 @@ class JsonFault:
 
     @property
     def fatal(self) -> bool:
-        """Whether it left no value."""
+        """Return whether the text has no value because of this fault."""
         return self.kind in ("size", "encoding", "depth", "syntax")
 
 
 @dataclass(frozen=True)
 class _Odd:
-    """Stands where a value can't be kept: NaN, or a number without end."""
+    """Stands for a number that JSON does not allow, such as NaN or 1e999."""
 
     text: str
 
 
 class _Repeated(dict[str, Any]):
-    """An object in which keys are given more than once."""
+    """An object with repeated keys."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -57,12 +56,12 @@ class _Repeated(dict[str, Any]):
 
 
 def pointer(*parts: object) -> str:
-    """A JSON pointer (RFC 6901)."""
+    """Return a JSON pointer (RFC 6901) of these steps."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
 def read_json(raw: bytes) -> tuple[Any, list[JsonFault]]:
-    """The value, None where there is none, and every fault of the text."""
+    """Parse JSON strictly; return (value or None, all faults)."""
     faults: list[JsonFault] = []
     if len(raw) > MAX_BYTES:
         what = f"larger than {MAX_BYTES >> 20} MB"
@@ -97,7 +96,7 @@ def read_json(raw: bytes) -> tuple[Any, list[JsonFault]]:
 
 
 def _parse(text: str) -> tuple[Any, bool]:
-    """The value, and whether anything odd is in it: only then is it worth a walk."""
+    """Return the value, and whether it contains an odd value, so that a second pass must find its place."""
     odd = False
 
     def take_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -142,8 +141,8 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)")
 
 
 def _half_pair(text: str) -> int:
-    r"""Where a text that was parsed has `\ud800` without its other half, which HCCL's reader refuses; or -1."""
-    # The end of a first half.
+    r"""Return the position of half a surrogate pair (`\ud800`), which HCCL's parser refuses, or -1."""
+    # The end of the first half of a pair.
     high = None
     for match in _ESCAPE.finditer(text) if "\\ud" in text or "\\uD" in text else ():
         code = int(match[1] or "0", 16)
@@ -155,13 +154,13 @@ def _half_pair(text: str) -> int:
 
 
 def _odd_faults(value: Any, *path: object) -> Iterator[JsonFault]:
-    """What `_parse` marked, with the place of each; the depth is bounded before."""
+    """Yield a fault for each odd value that `_parse` marked. The caller has bounded the depth."""
     if isinstance(value, _Odd):
-        what = f"{value.text} is no number that JSON has"
+        what = f"{value.text} is not a number in JSON"
         yield JsonFault("number", pointer(*path), what, "write a plain number or a string")
     if isinstance(value, _Repeated):
         for key in value.repeated:
-            what = f"the key {key[:80]!r} is given more than once"
+            what = f"the key {key[:80]!r} is repeated"
             remedy = "keep one: readers differ on which one counts"
             yield JsonFault("duplicate-key", pointer(*path, key), what, remedy)
     if isinstance(value, (dict, list)):
@@ -173,24 +172,26 @@ def _odd_faults(value: Any, *path: object) -> Iterator[JsonFault]:
 def _too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        containers = [one for one in level if isinstance(one, (dict, list))]
+        containers = [item for item in level if isinstance(item, (dict, list))]
         if not containers:
             return False
-        level = [inner for one in containers for inner in (one.values() if isinstance(one, dict) else one)]
+        level = [
+            inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)
+        ]
     return True
 
 
 def _place(before: str) -> str:
-    """`line 3 column 7` of the character after a text."""
+    """Return `line 3 column 7` for the character after a text."""
     return f"line {before.count(chr(10)) + 1} column {len(before) - before.rfind(chr(10))}"
 
 
 def _syntax_remedy(text: str, at: int) -> str:
     rest = text[at : at + 2]
     if rest in ("//", "/*") or rest[:1] == "#":
-        return "JSON has no comments; take them out"
+        return "JSON has no comments; remove them"
     if not text.strip():
         return "is this the right file?"
     if rest[:1] == "'":
-        return "JSON quotes with double quotes"
-    return "look just before that place for a missing or extra comma, quote or bracket"
+        return "JSON uses double quotes"
+    return "look before this place for a missing or extra comma, quote or bracket"

@@ -1,4 +1,4 @@
-"""The value RankTable, and its text: the vendors' own layout, strings in versions 1.x and numbers in 2.0."""
+"""The class RankTable, and its text in the layout of the vendor's tools: strings in versions 1.x, numbers in 2.0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from clusterctl.text import device_text
 
-# host_nic_ip as the vendors' tools write it; no reader looks at it.
+# The host_nic_ip that the vendor's tools write; HCCL does not read it.
 UNREAD = "reserve"
 
 
@@ -22,23 +22,23 @@ class Device:
     device_id: int
     """The physical id on its server."""
     device_ip: str
-    """Empty where the table gives none, and in version 2.0, where the levels hold the addresses."""
+    """Empty if the table has none, and in version 2.0, where the levels have the addresses."""
     rank_id: int
     super_device_id: str | None = None
     extras: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Keys that are passed through as they were read."""
+    """Other keys, unchanged."""
     local_id: int | None = None
     """Version 2.0: its number on its server."""
     levels: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
-    """Version 2.0: its ways into the network, nearest first, as the table's level_list holds them."""
+    """Version 2.0: its network addresses by layer, nearest first, as in level_list."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where other devices reach it, in the table's own order."""
+        """The addresses at which other devices reach it, in the order of the table."""
         if self.device_ip:
             return tuple(self.device_ip.split(","))
-        found = (one["addr"] for level in self.levels for one in level["rank_addr_list"])
-        return tuple(dict.fromkeys(one for one in found if one))
+        found = (address["addr"] for level in self.levels for address in level["rank_addr_list"])
+        return tuple(dict.fromkeys(address for address in found if address))
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ class SuperPod:
     super_pod_id: str
     server_ids: tuple[str, ...]
     extras: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Keys that are passed through as they were read."""
+    """Other keys, unchanged."""
     server_extras: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
-    """The same of each server's entry, by server_id; only of those that have any."""
+    """Other keys of the servers, by server_id; only for servers that have some."""
 
 
 @dataclass(frozen=True)
 class RankTable:
-    """A whole table: version 1.0, 1.2 or 2.0."""
+    """A rank table of version 1.0, 1.2 or 2.0."""
 
     servers: tuple[Server, ...]
-    """In version 2.0, which names none, as `counted` tells them apart."""
+    """Version 2.0 has no servers; `counted` derives them from the ranks."""
     version: str = "1.0"
     super_pods: tuple[SuperPod, ...] = ()
     status: str = "completed"
@@ -80,16 +80,16 @@ class RankTable:
 
     @property
     def names_servers(self) -> bool:
-        """Whether a server_id is a server's own name, and not a number that we gave it."""
+        """Whether the table itself has the server_ids; in version 2.0 they are made up."""
         return self.version != "2.0"
 
     def by_rank(self) -> list[tuple[Server, Device]]:
-        """Each rank's place, rank 0 first."""
+        """Return the server and the device of each rank, rank 0 first."""
         places = [(server, device) for server in self.servers for device in server.devices]
         return sorted(places, key=lambda place: place[1].rank_id)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What a person asks of each rank, rank 0 first; the keys of super pods only where there are any."""
+        """Return one row for each rank, rank 0 first; with super pods if the table has some."""
         pods = {name: pod.super_pod_id for pod in self.super_pods for name in pod.server_ids}
         rows: list[dict[str, Any]] = []
         for server, device in self.by_rank():
@@ -137,7 +137,7 @@ class RankTable:
         return {"super_pod_list": pods} if pods else {}
 
     def render(self) -> str:
-        """The table's text: the vendors' key order and indent, exact types."""
+        """Return the text of the table, with the key order, indent and types of the vendor's tools."""
         if self.version == "2.0":
             return json.dumps(self.as_json(), indent=4) + "\n"
         servers = ",\n".join(_server_text(server) for server in self.servers)
@@ -152,7 +152,7 @@ def _rank_json(device: Device) -> dict[str, Any]:
 
 
 def _pod_json(pod: SuperPod) -> dict[str, Any]:
-    servers = [{"server_id": one, **pod.server_extras.get(one, {})} for one in pod.server_ids]
+    servers = [{"server_id": name, **pod.server_extras.get(name, {})} for name in pod.server_ids]
     return {"super_pod_id": pod.super_pod_id, "server_list": servers, **pod.extras}
 
 
@@ -178,7 +178,7 @@ def _device_json(device: Device) -> dict[str, Any]:
 
 @contextmanager
 def many_objects() -> Iterator[None]:
-    """Leave the search for reference cycles out while a table is made: it has none, and the search takes a third."""
+    """Pause the garbage collector: a table has no reference cycles, and the search takes a third of the time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -188,7 +188,7 @@ def many_objects() -> Iterator[None]:
             gc.enable()
 
 
-# json.dumps with an indent is Python's slow writer: 0.4 s for 10,000 servers. What follows writes the same text.
+# json.dumps with an indent is slow: 0.4 s for 10,000 servers. These functions write the same text.
 
 _text = json.JSONEncoder().encode
 _HEAD = " " * 16 + "{\n" + " " * 20 + '"device_id": "'
@@ -211,7 +211,7 @@ def _device_text(device: Device) -> str:
 
 
 def _tail(rest: Mapping[str, Any], indent: int) -> str:
-    """More keys of an object that has some already, each on lines of its own; the indent is the object's."""
+    """Return the text of further keys of an object with this indent."""
     if not rest:
         return "\n"
     # Without the braces.
@@ -238,7 +238,7 @@ def why_not_opened(path: str) -> str:
 
 
 def in_rank_order(table: RankTable) -> list[Server]:
-    """Servers by their lowest rank, the devices of each by rank."""
+    """Return the servers sorted by their lowest rank, each with its devices sorted by rank."""
     servers = []
     for server in table.servers:
         ranks = [device.rank_id for device in server.devices]
@@ -249,7 +249,7 @@ def in_rank_order(table: RankTable) -> list[Server]:
 
 
 def renumbered(servers: Iterable[Server]) -> tuple[Server, ...]:
-    """The same servers and devices in the same order, with ranks from 0."""
+    """Return the same servers and devices with ranks from 0, in their order."""
     result, rank = [], 0
     for server in servers:
         devices = []
@@ -261,7 +261,7 @@ def renumbered(servers: Iterable[Server]) -> tuple[Server, ...]:
 
 
 def with_rank(device: Device, rank: int) -> Device:
-    """The device as another rank: three times as fast as `dataclasses.replace`, and a merge does it for each."""
+    """Return the device with another rank; three times as fast as `dataclasses.replace`, for merges."""
     return Device(
         device.device_id, device.device_ip, rank,
         device.super_device_id, device.extras, device.local_id, device.levels,
@@ -269,7 +269,7 @@ def with_rank(device: Device, rank: int) -> Device:
 
 
 def counted(devices: Iterable[Device]) -> tuple[Server, ...]:
-    """The servers of a 2.0 table, which names none: one ends where local_id falls or the nearest network changes."""
+    """Return the servers of a 2.0 table: one ends where local_id does not rise or the nearest network changes."""
     groups: list[list[Device]] = []
     before: tuple[int, Any] | None = None
     for device in devices:
@@ -285,21 +285,21 @@ def counted(devices: Iterable[Device]) -> tuple[Server, ...]:
 
 
 def recounted(table: RankTable) -> RankTable:
-    """A table of which parts were taken or joined: in version 2.0 its servers are counted anew."""
+    """Return the table; in version 2.0 its servers are derived again, after ranks were removed or added."""
     if table.names_servers:
         return table
     return replace(table, servers=counted(device for _, device in table.by_rank()))
 
 
 def super_pods_of(tables: Iterable[RankTable], kept: Iterable[str] | None = None) -> tuple[SuperPod, ...]:
-    """The super pods of several tables as one, those of the same id joined; only with servers that are kept."""
+    """Return the super pods of several tables, joined by id; only with the servers in `kept`, if given."""
     pods: dict[str, SuperPod] = {}
     names = None if kept is None else set(kept)
     for table in tables:
         for pod in table.super_pods:
-            ids = tuple(one for one in pod.server_ids if names is None or one in names)
+            ids = tuple(name for name in pod.server_ids if names is None or name in names)
             if ids:
-                more = {one: pod.server_extras[one] for one in ids if one in pod.server_extras}
+                more = {name: pod.server_extras[name] for name in ids if name in pod.server_extras}
                 other = pods.get(pod.super_pod_id, SuperPod(pod.super_pod_id, ()))
                 pods[pod.super_pod_id] = SuperPod(
                     pod.super_pod_id, other.server_ids + ids,

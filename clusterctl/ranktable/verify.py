@@ -1,7 +1,7 @@
-"""Whether a table still tells the truth: each node's file, each device's address, super-device id and link.
+"""Compare a rank table with the nodes: the file on each node, and the address, super-device id and link of each device.
 
-A table of version 2.0 names no servers. A node's ranks there are those whose addresses its own hccn_tool
-tells; what no tool tells (networks, ports, addresses that are EIDs) is named as not compared.
+A table of version 2.0 names no servers; there the ranks of a node are those with the addresses that its hccn_tool
+shows. What no tool shows (networks, ports, EIDs) is reported as not compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.transport.fanout import Completed, Connection
 
-AGAIN = "build the table anew: clusterctl ranktable build, then push it"
+AGAIN = "build the table again: clusterctl ranktable build, then push it"
 GOOD = {"link": "UP", "net_health": "Success"}
 _ANSWER = {
     "link": re.compile(r"^\s*link status\s*:\s*(\S.*?)\s*$", re.MULTILINE),
@@ -39,34 +39,31 @@ _REMEDY = {
 
 
 def verify(connection: Connection, node: Node, table: LiveTable, path: str) -> NodeReport:
-    """Everything on one node that is not as the table says; changes nothing."""
+    """Return every difference between the table and one node; change nothing."""
     found = connection.call("fingerprint", {"path": path})
     drifts = tuple(file_drifts(node.name, found, table.sha256))
-    there = str(found["path"])
     inner = _by_addresses(connection, node, table) if table.groups else _by_server(connection, node, table)
-    return replace(inner, path=there, drifts=drifts + inner.drifts)
+    return replace(inner, path=str(found["path"]), drifts=drifts + inner.drifts)
 
 
 def not_compared(table: LiveTable) -> list[str]:
-    """What of a table no node can be asked for."""
+    """Return what cannot be compared with the nodes, in words."""
     if not table.groups:
         return []
-    words = ["net_instance_id, net_type and ports of the levels: no tool of a node tells them"]
+    words = ["net_instance_id, net_type and ports of the levels: no tool on a node shows them"]
     without = sum(not addresses for group in table.groups for addresses in group.devices.values())
     if without:
-        words.append(
-            f"the addresses of {without} of the ranks: they are no IP addresses, as hccn_tool tells them"
-        )
+        words.append(f"the addresses of {without} ranks: they are not IP addresses, which hccn_tool shows")
     return words
 
 
 def unclaimed(table: LiveTable, reports: Sequence[NodeReport]) -> list[Drift]:
-    """Version 2.0: ranks with addresses that are no node's, when every node has found its own."""
+    """Return the ranks of a 2.0 table that no node has, if every node has found its own."""
     if not table.groups or not all(report.group for report in reports):
         return []
     claimed = [report.group for report in reports]
     return [
-        Drift(_ranks(group), None, "server", "no node of the inventory has their addresses", "add the node")
+        Drift(_ranks(group), None, "server", "no node of the inventory has these addresses", "add the node")
         for group in table.groups
         if any(group.devices.values()) and group not in claimed
     ]
@@ -86,7 +83,7 @@ def _by_server(connection: Connection, node: Node, table: LiveTable) -> NodeRepo
     notes: list[str] = []
     drifts: list[Drift] = []
     if expected and tool is None:
-        notes.append("no hccn_tool there: addresses and links were not asked")
+        notes.append("hccn_tool is missing: addresses and links were not compared")
     elif tool is not None:
         for device, address in expected.items():
             asker = _Asker(connection, node.name, tool, device)
@@ -98,28 +95,28 @@ def _by_server(connection: Connection, node: Node, table: LiveTable) -> NodeRepo
     if smi is not None:
         drifts += _super_drifts(connection, node, smi, super_ids, table.super_pods.get(server or "", ""))
     elif super_ids:
-        notes.append("no npu-smi there: super-device ids were not asked")
+        notes.append("npu-smi is missing: super-device ids were not compared")
     return NodeReport(node.name, "", len(expected), tuple(drifts), tuple(notes))
 
 
 def _super_drifts(
     connection: Connection, node: Node, smi: devices.Smi, expected: Mapping[int, str], pod: str
 ) -> Iterator[Drift]:
-    """Where a device is in another place of its super pod; a pod that the inventory names is a person's word."""
+    """Yield devices whose super-device id or super pod differs; a super pod from the inventory is not compared."""
     pods = set()
     for device, wanted in expected.items():
-        super_id, told = devices.in_super_pod(connection, smi, device) or ("none", "")
-        pods.add(told)
+        super_id, found = devices.in_super_pod(connection, smi, device) or ("none", "")
+        pods.add(found)
         if super_id != wanted:
-            what = f"the table says super-device id {wanted}, and npu-smi says {super_id}"
+            what = f"the super-device id is {super_id}, and the table has {wanted}"
             yield Drift(node.name, device, "super_device", what, AGAIN)
     others = sorted(pods - {"", pod})
     if others and pod.isdigit() and not node.super_pod:
-        what = f"the table says super pod {pod}, and npu-smi says {' and '.join(others)}"
+        what = f"the super pod is {' and '.join(others)}, and the table has {pod}"
         yield Drift(node.name, None, "super_pod", what, AGAIN)
 
 
-# -- version 2.0: the addresses tell which ranks are the node's
+# -- version 2.0: the addresses show which ranks are on the node
 
 
 def _by_addresses(connection: Connection, node: Node, table: LiveTable) -> NodeReport:
@@ -127,51 +124,53 @@ def _by_addresses(connection: Connection, node: Node, table: LiveTable) -> NodeR
     asked = [device for device in node.devices or sorted(known) if device in known]
     tool = _tool(connection, node, asked)
     if tool is None:
-        return NodeReport(node.name, "", 0, notes=("no hccn_tool there: addresses and links were not asked",))
+        return NodeReport(
+            node.name, "", 0, notes=("hccn_tool is missing: addresses and links were not compared",)
+        )
     askers = {device: _Asker(connection, node.name, tool, device) for device in asked}
-    told = {device: address for device in asked if (address := askers[device].address())}
-    if not told or not any(any(group.devices.values()) for group in table.groups):
-        notes = ["hccn_tool names no address there: none was compared"] if not told else []
+    found = {device: address for device in asked if (address := askers[device].address())}
+    if not found or not any(any(group.devices.values()) for group in table.groups):
+        notes = ["hccn_tool shows no address: none was compared"] if not found else []
         drifts = [drift for asker in askers.values() for drift in _health_drifts(asker)]
         return NodeReport(node.name, "", 0, tuple(drifts), tuple(notes))
-    group = max(table.groups, key=lambda one: _shared(one, told))
-    if not _shared(group, told):
-        what = f"none of its addresses is in the table: {', '.join(list(told.values())[:4])}"
+    group = max(table.groups, key=lambda group: _shared(group, found))
+    if not _shared(group, found):
+        what = f"none of its addresses is in the table: {', '.join(list(found.values())[:4])}"
         return NodeReport(node.name, "", 0, (Drift(node.name, None, "server", what, AGAIN),))
-    drifts = list(_group_drifts(askers, group, told))
+    drifts = list(_group_drifts(askers, group, found))
     notes = [
-        f"device {one}: hccn_tool names no address"
-        for one in group.devices
-        if one in askers and one not in told
+        f"device {device}: hccn_tool shows no address"
+        for device in group.devices
+        if device in askers and device not in found
     ]
     return NodeReport(node.name, "", len(group.devices), tuple(drifts), tuple(notes), group)
 
 
-def _shared(group: Group, told: Mapping[int, str]) -> int:
-    """How many devices of a node have the address that the group gives them."""
-    return sum(_among(address, group.devices.get(device, ())) for device, address in told.items())
+def _shared(group: Group, found: Mapping[int, str]) -> int:
+    """Return how many devices of a node have the address that the group has for them."""
+    return sum(_among(address, group.devices.get(device, ())) for device, address in found.items())
 
 
-def _group_drifts(askers: Mapping[int, _Asker], group: Group, told: Mapping[int, str]) -> Iterator[Drift]:
+def _group_drifts(askers: Mapping[int, _Asker], group: Group, found: Mapping[int, str]) -> Iterator[Drift]:
     for device, wanted in group.devices.items():
         asker = askers.get(device)
         if asker is None:
             continue
-        if device in told and wanted and not _among(told[device], wanted):
-            what = f"the table says {' or '.join(wanted)}, and hccn_tool says {told[device]}"
+        if device in found and wanted and not _among(found[device], wanted):
+            what = f"the address is {found[device]}, and the table has {' or '.join(wanted)}"
             yield asker.drift("address", what, AGAIN)
         yield from _health_drifts(asker)
 
 
 def _among(address: str, wanted: Iterable[str]) -> bool:
-    return any(_same(address, one) for one in wanted)
+    return any(_same(address, other) for other in wanted)
 
 
 # -- one device
 
 
 def _tool(connection: Connection, node: Node, expected: Iterable[int]) -> str | None:
-    """The hccn_tool that the node has; None where it has none, or nothing is to be asked."""
+    """Return the hccn_tool of the node; None if it has none, or if no device is to be compared."""
     first = next(iter(expected), None)
     if first is None:
         return None
@@ -184,7 +183,7 @@ def _tool(connection: Connection, node: Node, expected: Iterable[int]) -> str | 
 
 @dataclass(frozen=True)
 class _Asker:
-    """hccn_tool about one device."""
+    """Runs hccn_tool for one device."""
 
     connection: Connection
     node: str
@@ -196,7 +195,7 @@ class _Asker:
         return self.connection.run(argv, timeout=devices.TIMEOUT)
 
     def address(self) -> str | None:
-        """The device's address as the tool tells it, of either IP version."""
+        """Return the address that the tool shows, of either IP version, or None."""
         for way in (("-ip",), ("-ip", "-inet6")):
             address = devices.parse_address(self.ask(*way).text)
             if address is not None:
@@ -220,26 +219,24 @@ def _health_drifts(asker: _Asker) -> Iterator[Drift]:
 
 
 def _address_drifts(asker: _Asker, wanted: str, version: str) -> Iterator[Drift]:
-    """One address of the table against what the tool says now; on A3 that may be the virtual one."""
+    """Yield a drift if the tool does not show this address now; on A3 the virtual address counts too."""
     ways: list[tuple[str, ...]] = [("-ip", "-inet6")] if ":" in wanted else [("-ip",)]
     if version == "1.2" and ":" not in wanted:
         ways.append(("-vnic",))
-    told: list[str] = []
+    answers: list[str] = []
     for way in ways:
         done = asker.ask(*way)
         if done.timed_out or not done.ok:
             complaint = (done.error_text or done.text).strip().splitlines()
             words = "did not end in time" if done.timed_out else f"ended with {done.code}"
-            told.append(f"{' '.join(way)} {words}" + (f": {complaint[-1][:200]}" if complaint else ""))
+            answers.append(f"{' '.join(way)} {words}" + (f": {complaint[-1][:200]}" if complaint else ""))
             continue
         address = devices.parse_address(done.text)
         if address is not None and _same(address, wanted):
             return
         if address is not None:
-            told.append(address)
-    what = (
-        f"the table says {wanted}, and hccn_tool says {' and '.join(told) or 'nothing: it is not configured'}"
-    )
+            answers.append(address)
+    what = f"the table has {wanted}, and hccn_tool shows {' and '.join(answers) or 'no address: it is not configured'}"
     yield asker.drift("address", what, AGAIN)
 
 

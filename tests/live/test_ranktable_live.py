@@ -145,7 +145,7 @@ def test_a_device_that_moved_or_lost_its_link_is_named(four: sandbox_cluster.San
         conf.write_text(before[0])
         answers_file.write_text(before[1])
     assert said.returncode == 1
-    assert f"the table says {moved.partition('=')[2]}, and hccn_tool says 192.168.99.9" in said.stdout
+    assert f"the table has {moved.partition('=')[2]}, and hccn_tool shows 192.168.99.9" in said.stdout
     assert "node4 device 0: link is DOWN, not UP" in said.stdout
     assert "node1: ok: the same file, 2 devices" in said.stdout
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.document import parse_document
 from clusterctl.errors import InputFaults
 from clusterctl.ranktable.api import (
     RankTable,
@@ -12,10 +13,14 @@ from clusterctl.ranktable.api import (
     load,
     parse,
 )
-from clusterctl.ranktable.plan import load_plan, parse_plan, render_plan
+from clusterctl.ranktable.plan import load_plan, plan_table, render_plan
 
 EXAMPLES = Path(__file__).parents[3] / "rank_tables"
 CASES = Path(__file__).parents[2] / "cases" / "ranktable"
+
+
+def parse_plan(text: str) -> RankTable:
+    return plan_table(parse_document(text, "plan"))
 
 
 def case(name: str) -> RankTable:

@@ -68,7 +68,7 @@ def test_super_pods_of_some_servers_of_a_1_0_table_are_kept_and_shown() -> None:
     table = parse(json.dumps(value))
     assert json.loads(table.render()) == value
     assert [row["super_pod"] for row in table.rows()] == ["0", "0", None, None]
-    with pytest.raises(InputFaults, match=r"super pod of 10\.0\.0\.2 is not known"):
+    with pytest.raises(InputFaults, match=r"super pod of 10\.0\.0\.2, which is unknown"):
         to_version(table, "1.2")
 
 

@@ -75,11 +75,11 @@ def test_a_node_as_the_table_says_has_no_drift(table: live.LiveTable) -> None:
     ("found", "kind", "word"),
     [
         ({"path": "/h/t.json", "kind": ""}, "file-missing", "no such file"),
-        ({"kind": "l"}, "file-kind", "a symbolic link; torch_npu would negotiate in silence"),
+        ({"kind": "l"}, "file-kind", "a symbolic link; torch_npu would negotiate without it"),
         ({"kind": "d"}, "file-kind", "a folder"),
-        ({"kind": "other"}, "file-kind", "no regular file"),
+        ({"kind": "other"}, "file-kind", "not a regular file"),
         ({"mode": 0o044}, "file-unreadable", "can't be read by its owner (mode 44)"),
-        ({"sha256": "0" * 64}, "file-differs", "another file: sha256 000000000000"),
+        ({"sha256": "0" * 64}, "file-differs", "other content: sha256 000000000000"),
     ],
 )
 def test_every_way_that_the_file_can_be_wrong_is_told_apart(
@@ -93,8 +93,8 @@ def test_every_way_that_the_file_can_be_wrong_is_told_apart(
 @pytest.mark.parametrize(
     ("answers", "kind", "word"),
     [
-        ({"ip1": said("ipaddr:192.168.1.9\n")}, "address", "says 192.168.1.1, and hccn_tool says 192.168.1.9"),
-        ({"ip1": said("")}, "address", "nothing: it is not configured"),
+        ({"ip1": said("ipaddr:192.168.1.9\n")}, "address", "has 192.168.1.1, and hccn_tool shows 192.168.1.9"),
+        ({"ip1": said("")}, "address", "no address: it is not configured"),
         ({"ip1": said("device is off", 1)}, "address", "-ip ended with 1: device is off"),
         ({"ip1": Completed(None, timed_out=True)}, "address", "did not end in time"),
         ({"link1": said("link status: DOWN\n")}, "link", "link is DOWN, not UP"),
@@ -128,7 +128,7 @@ def test_on_a3_the_virtual_address_serves_too(table: live.LiveTable) -> None:
 def test_a_node_without_the_tool_says_that_it_was_not_asked(table: live.LiveTable) -> None:
     script = {("node1", "fingerprint"): file(table), ("node1", "run"): Completed(127)}
     report = verify(ScriptedTransport(script).connect(NODES[0]), NODES[0], table, PATH)
-    assert report.drifts == () and "no hccn_tool there" in report.notes[0]
+    assert report.drifts == () and "hccn_tool is missing" in report.notes[0]
 
 
 # -- A3: places in super pods
@@ -157,15 +157,15 @@ def super_drifts(answers: dict[int, str], node: Node = NODES[0]) -> list[tuple[i
 def test_super_device_ids_are_compared_with_what_npu_smi_says_now() -> None:
     assert super_drifts({0: POD.format(70, 0), 1: POD.format(71, 0)}) == []
     assert super_drifts({0: POD.format(70, 0), 1: POD.format(75, 0)}) == [
-        (1, "super_device", "the table says super-device id 71, and npu-smi says 75")
+        (1, "super_device", "the super-device id is 75, and the table has 71")
     ]
     ((device, kind, what),) = super_drifts({0: "not supported\n", 1: POD.format(71, 0)})
-    assert (device, kind) == (0, "super_device") and what.endswith("npu-smi says none")
+    assert (device, kind) == (0, "super_device") and what.startswith("the super-device id is none,")
 
 
 def test_a_node_that_moved_to_another_super_pod_is_named_once() -> None:
     moved = {0: POD.format(70, 3), 1: POD.format(71, 3)}
-    assert super_drifts(moved) == [(None, "super_pod", "the table says super pod 0, and npu-smi says 3")]
+    assert super_drifts(moved) == [(None, "super_pod", "the super pod is 3, and the table has 0")]
     assert super_drifts(moved, replace(NODES[0], super_pod="0")) == [], "the inventory's word"
 
 
@@ -173,7 +173,7 @@ def test_a_node_without_npu_smi_says_that_super_device_ids_were_not_asked() -> N
     table = live.LiveTable(b"", "1.2", {"10.0.0.1": {0: "192.168.0.1"}}, {"10.0.0.1": {0: "70"}})
     script = {("node1", "fingerprint"): file(table), ("*", "run"): Completed(127), **healthy(0)}
     report = verify(ScriptedTransport(script).connect(NODES[0]), NODES[0], table, PATH)
-    assert report.drifts == () and report.notes == ("no npu-smi there: super-device ids were not asked",)
+    assert report.drifts == () and report.notes == ("npu-smi is missing: super-device ids were not compared",)
 
 
 # -- version 2.0: no server is named, so the addresses tell
@@ -216,7 +216,7 @@ def test_a_nodes_ranks_in_2_0_are_those_that_have_its_addresses(ranks: live.Live
     assert (report.drifts, report.notes, report.devices) == ((), (), 2)
     assert report.group is not None and report.group.ranks == range(2, 4)
     (left,) = unclaimed(ranks, [report])
-    assert str(left) == "ranks [0,2): no node of the inventory has their addresses"
+    assert str(left) == "ranks [0,2): no node of the inventory has these addresses"
     assert "net_instance_id" in not_compared(ranks)[0] and len(not_compared(ranks)) == 1
 
 
@@ -225,7 +225,7 @@ def test_an_address_and_a_link_that_drifted_from_a_2_0_table_are_named_by_device
 ) -> None:
     report = verified(ranks, ip1=said("ipaddr:192.168.1.77\n"), link0=said("link status: DOWN\n"))
     assert [(one.device, one.kind) for one in report.drifts] == [(0, "link"), (1, "address")]
-    assert "the table says 192.168.1.1, and hccn_tool says 192.168.1.77" in report.drifts[1].what
+    assert "the address is 192.168.1.77, and the table has 192.168.1.1" in report.drifts[1].what
     elsewhere = verified(ranks, ip0=said("ipaddr:10.1.1.1\n"), ip1=said("ipaddr:10.1.1.2\n"))
     assert [(one.kind, one.what) for one in elsewhere.drifts] == [
         ("server", "none of its addresses is in the table: 10.1.1.1, 10.1.1.2")
@@ -234,12 +234,12 @@ def test_an_address_and_a_link_that_drifted_from_a_2_0_table_are_named_by_device
 
 
 def test_what_could_not_be_compared_in_2_0_is_said(tmp_path: Path, ranks: live.LiveTable) -> None:
-    assert verified(ranks, ip1=said("")).notes == ("device 1: hccn_tool names no address",)
+    assert verified(ranks, ip1=said("")).notes == ("device 1: hccn_tool shows no address",)
     silent = verified(ranks, ip0=said(""), ip1=said(""))
-    assert (silent.drifts, silent.notes) == ((), ("hccn_tool names no address there: none was compared",))
+    assert (silent.drifts, silent.notes) == ((), ("hccn_tool shows no address: none was compared",))
     eids = ranks_table(tmp_path, [("EID", f"000000000000002000100000df00100{rank}") for rank in (1, 2)])
     assert verified(eids, link0=said("link status: DOWN\n")).drifts[0].kind == "link"
-    assert "the addresses of 2 of the ranks" in not_compared(eids)[1]
+    assert "the addresses of 2 ranks" in not_compared(eids)[1]
 
 
 # -- push
@@ -277,7 +277,7 @@ def test_a_push_says_what_it_changed(
 
 
 def test_a_push_believes_the_hash_alone(table: live.LiveTable) -> None:
-    with pytest.raises(WorkFailed, match="another file"):
+    with pytest.raises(WorkFailed, match="other content"):
         live.push(Disk({"kind": ""}, file(table, sha256="1" * 64)), table, PATH)
     with pytest.raises(WorkFailed, match="is a folder"):
         live.push(Disk({"kind": "d", "mode": 0o755}), table, PATH)
@@ -296,7 +296,7 @@ def test_a_table_that_hccl_would_refuse_goes_nowhere(tmp_path: Path) -> None:
 def test_the_name_on_the_nodes_ends_in_json() -> None:
     assert live.checked_path(live.default_path(Path("a/t.json"))) == "~/t.json"
     for path in ("~/t", "/x/.json", "~/t.json/"):
-        with pytest.raises(UsageError, match=r"ends in \.json"):
+        with pytest.raises(UsageError, match=r"does not end in .json"):
             live.checked_path(path)
 
 
