@@ -53,7 +53,7 @@ MAY = {
         "model": "config parallel",
         "plan": "config samples corpus",
         "engine": "config parallel model checkpoint",
-        "checkpoint": "config parallel engine",
+        "checkpoint": "config parallel",
         "train": "config corpus parallel samples model plan engine checkpoint",
     },
     "native": {

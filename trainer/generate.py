@@ -22,7 +22,6 @@ from torch import Tensor
 
 import native
 from trainer.checkpoint.store import (
-    MODEL,
     TOKENIZER,
     Checkpoint,
     verify,
@@ -50,14 +49,14 @@ def load_model(found: Checkpoint) -> Model:
         raise CheckpointError(f"{found.path}: {faults[0]}")
     _check_shapes(found, config)
     model: Model = (GLM if config.kind == "glm" else GPT)(config, native.choose("cpu"))
-    tensors = found.tensors(MODEL)
+    tensors = found.read(list(found.weights))
     load_parameters(model, tensors.items())
     return model.eval()
 
 
 def _check_shapes(found: Checkpoint, config: ModelConfig) -> None:
     """Compare the config with the tensors that the files hold, before anything of its size is built."""
-    shapes = found.shapes(MODEL)
+    shapes = found.weights
     held, wanted = sum(map(math.prod, shapes.values())), config.parameters()
     if held != wanted:
         what = f"its config describes a model of {wanted:,} parameters, and its files hold {held:,}"

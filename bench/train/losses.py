@@ -124,15 +124,16 @@ def compare_norms(before: Path, after: Path, train_file: Path) -> dict[str, floa
     the other."""
     import numpy as np
     import torch
-    from safetensors.torch import load_file
 
     from bench.train.peers import Eager
+    from trainer.checkpoint.store import open_checkpoint
 
-    weights = load_file(str(before / "model.safetensors"))
+    earlier, later = open_checkpoint(before), open_checkpoint(after)
+    weights = earlier.read(list(earlier.weights))
     config = read_config(json.loads(train_file.read_text()), 1)
     batch = torch.from_numpy(np.load(write_batches(config, train_file.parent))[-1].astype(np.int64))
     beta = config.optimizer.betas[0]
-    old, new = (load_file(str(one / "optimizer.safetensors")) for one in (before, after))
+    old, new = (saved.read(list(saved.table)) for saved in (earlier, later))
 
     def gradients(kind: torch.dtype, autocast: bool) -> dict[str, torch.Tensor]:
         model = Eager({key: getattr(config.model, key) for key in MODEL_KEYS}).to(kind)

@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_and_senseless_settings_are_refused(checkpoint: Pat
     with pytest.raises(InputError) as caught:
         generate(checkpoint, None, "", Sampling(0, -1.0, -1))
     assert len(caught.value.message.splitlines()) == 3
-    (checkpoint / "model.safetensors").write_bytes(b"")
+    (checkpoint / "part-00000.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="0 bytes"):
         generate(checkpoint, None, "", Sampling())
 

@@ -1,60 +1,166 @@
-"""A training's checkpoints: rank 0 writes and reads, every rank gives and takes. No disk need be shared."""
+"""The checkpoints of one training: what its loop and its start call."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
-from trainer.checkpoint import store as checkpoints
-from trainer.checkpoint.saved import Saved
-from trainer.checkpoint.store import Checkpoint
+from trainer.checkpoint.background import BackgroundSave, Staging
+from trainer.checkpoint.board import Board
+from trainer.checkpoint.folders import meet_at
+from trainer.checkpoint.names import Shape, tensor_table
+from trainer.checkpoint.part import MOMENTS, HasParts, Part
+from trainer.checkpoint.resume import Loader
+from trainer.checkpoint.save import SaveOrder, save_parts
+from trainer.checkpoint.saved import Saved, SaveSkipped
+from trainer.checkpoint.store import TOKENIZER, Checkpoint, folder_of, remove_unfinished
 from trainer.config.train_config import TrainConfig
-from trainer.engine.optimizer import MOMENTS
-from trainer.engine.torch_engine import Engine, TrainState
 from trainer.errors import CheckpointError
+from trainer.files import sha256
 from trainer.parallel.group import Group
+
+# Bytes of one rank above which a copy in memory is worth its stall.
+SMALL = 64 << 20
+Report = Saved | SaveSkipped
+
+
+class LossScaleState(Protocol):
+    """fp16's loss scale, as a checkpoint holds it."""
+
+    def state(self) -> dict[str, float]:
+        """Return what a resume needs."""
+
+    def load(self, state: Mapping[str, float]) -> None:
+        """Continue from such a state."""
+
+
+class SavedEngine(HasParts, Protocol):
+    """What is saved and resumed."""
+
+    shapes: Mapping[str, Shape]
+    """Of each parameter, the shape of the whole."""
+
+    @property
+    def loss_scale(self) -> LossScaleState:
+        """Return fp16's loss scale."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training is when it saves."""
+
+    step: int
+    loss: float | None = None
+    eval_loss: float | None = None
+    """The last one that was measured."""
 
 
 class Checkpointer:
-    """Saves and resumes one training below `folder`. Every method is for all ranks together."""
+    """Saves and resumes one training in `folder`. Every method is for all ranks together."""
 
     def __init__(
-        self, config: TrainConfig, engine: Engine, group: Group, folder: Path, data: Mapping[str, Any]
+        self, config: TrainConfig, engine: SavedEngine, group: Group, folder: Path, data: Mapping[str, Any]
     ) -> None:
         """`data`: what tells these corpora, and the order of their samples, from others."""
-        self.config, self.engine, self.group, self.folder = config, engine, group, folder
+        self.config, self.engine, self.group = config, engine, group
         self.data = dict(data)
-        # What a user should know of the resume; on rank 0.
+        # What a user should know of the resume; on every rank.
         self.notes: list[str] = []
-        # On rank 0.
         self.resumed_from = ""
+        self.folder = meet_at(folder, group)
+        if self.folder.is_leader:
+            remove_unfinished(folder)
+        token = group.share(uuid.uuid4().hex[:12])
+        self.board = Board(group, f"checkpoints-{token}")
+        self.table = tensor_table(engine.shapes, config.save.state == "all")
+        self._token, self._count = token, 0
+        self._staging = Staging(group.device.name)
+        self._writing: BackgroundSave | None = None
+        self._in_background: bool | None = None
 
-    def save(self, step: int) -> Saved | None:
-        """Rank 0 writes and answers; the others wait, so that none runs into a time-out of its own."""
+    def save(self, progress: Progress, last: bool = False) -> list[Report]:
+        """Save, or begin to; return what has been saved since the last call. `last`: training ends here."""
         began = time.monotonic()
-        state = self.engine.state()
-        saved = None
-        if self.group.rank == 0:
-            tensors = {checkpoints.MODEL: state.model, checkpoints.OPTIMIZER: state.optimizer}
-            tokenizer = Path(self.config.data.tokenizer) if self.config.data.tokenizer else None
-            written = checkpoints.save(self.folder, step, tensors, self._facts(state, step), tokenizer)
-            checkpoints.prune(self.folder, self.config.save.keep)
-            saved = Saved(step, written.path, written.bytes, time.monotonic() - began)
-        self.group.barrier()
-        return saved
+        reports: list[Report] = []
+        if self._in_background and self.config.save.busy == "skip" and not last:
+            writing = 0 if self._writing is None or self._writing.is_over else self._writing.step
+            # Rank 0 decides: the threads of the ranks do not end at the same moment.
+            if step := self.group.share(writing):
+                return [SaveSkipped(progress.step, step)]
+        reports += self.finish()
+        parts = self._owned()
+        work = partial(self._saved, self._order(progress), began)
+        if last or not self._is_large(parts):
+            saved = work(parts, 0.0)
+            return [*reports, saved]
+        copies = self._staging.copy(parts)
+        stall = time.monotonic() - began
+        self._writing = BackgroundSave(progress.step, partial(work, copies, stall))
+        return reports
 
-    def _facts(self, state: TrainState, step: int) -> dict[str, Any]:
+    def _saved(self, order: SaveOrder, began: float, parts: Sequence[Part], stall: float) -> Saved:
+        """Write and return the report; with a `stall`, this is the background."""
+        size = save_parts(order, parts, self.folder, self.board, nice=10 if stall else 0)
+        path, seconds = folder_of(self.folder.path, order.step), time.monotonic() - began
+        return Saved(order.step, path, size, seconds, stall or seconds, background=stall > 0)
+
+    def done(self) -> list[Report]:
+        """Return a save that ended in the background since the last call; raise its failure."""
+        return self.finish() if self._writing is not None and self._writing.is_over else []
+
+    def finish(self) -> list[Report]:
+        """Wait for a save in the background and return it."""
+        writing, self._writing = self._writing, None
+        return [] if writing is None else [writing.result()]
+
+    def _owned(self) -> list[Part]:
+        """Return what this rank writes."""
+        wanted = self.config.save.state == "all"
+        parts = [part for part in self.engine.parts() if part.owned]
+        return [part for part in parts if wanted or not part.key.startswith(MOMENTS)]
+
+    def _is_large(self, parts: Sequence[Part]) -> bool:
+        """Return whether saves go to the background; all ranks decide alike, at the first save."""
+        if self._in_background is None:
+            size = sum(part.tensor.numel() * part.tensor.element_size() for part in parts)
+            wanted = {"always": True, "never": False}.get(self.config.save.background)
+            self._in_background = self.group.any(size > SMALL) if wanted is None else wanted
+        return self._in_background
+
+    def _order(self, progress: Progress) -> SaveOrder:
+        self._count += 1
+        tokenizer = Path(self.config.data.tokenizer) if self.config.data.tokenizer else None
+        token = f"{self._token}-{self._count}"
+        return SaveOrder(
+            progress.step, token, self.table, self._facts(progress), tokenizer, self.config.save.keep
+        )
+
+    def _facts(self, progress: Progress) -> dict[str, Any]:
+        config, world = self.config, self.group.world
+        consumed = config.batches.consumed(progress.step)
+        layout = {
+            "world": world,
+            **config.layout(world).as_json(),
+            "sequence_parallel": config.parallel.sequence,
+        }
         return {
-            "optimizer_steps": state.optimizer_steps,
-            "consumed_samples": self.config.batches.consumed(step),
-            "world": self.group.world,
+            "state": config.save.state,
+            "optimizer_steps": self.engine.optimizer_steps,
+            "consumed_samples": consumed,
+            "tokens": consumed * config.model.sequence,
+            "loss": progress.loss,
+            "eval_loss": progress.eval_loss,
             "loss_scale": self.engine.loss_scale.state(),
-            "config": self.config.as_json(),
+            "schedule": "a function of config.optimizer and consumed_samples",
+            "layout": {**layout, "zero": config.zero, "engine": config.engine, "precision": config.precision},
+            "config": config.as_json(),
             "data": self.data,
             "random": "dropout: (seed, step, rank); data: (data.seed, consumed_samples)",
             "torch": torch.__version__,
@@ -62,66 +168,63 @@ class Checkpointer:
         }
 
     def resume(self) -> int:
-        """Load what the config says into the engine; the steps that it has finished, 0 for a beginning."""
-        found, fault = None, ""
-        if self.group.rank == 0:
-            try:
-                found = self._find()
-            except CheckpointError as error:
-                fault = error.message
-        fault, step = self.group.share((fault, found.step if found else 0))
-        if fault:
-            raise CheckpointError(fault, "correct the config, or use resume: never to begin anew")
-        if step:
-            taken = self.group.share(found.manifest["optimizer_steps"] if found else 0)
-            self.engine.loss_scale.load(
-                self.group.share(found.manifest.get("loss_scale", {}) if found else {})
-            )
-            shapes = self.engine.shapes
-            moments = {f"{moment}.{name}": shape for name, shape in shapes.items() for moment in MOMENTS}
-            model = self._arriving(shapes, found, checkpoints.MODEL)
-            self.engine.load(model, self._arriving(moments, found, checkpoints.OPTIMIZER), taken)
-        return step
-
-    def _find(self) -> Checkpoint | None:
+        """Load what the config names into the engine; return its finished steps, 0 for a new training."""
         if self.config.resume == "never":
-            return None
-        if self.config.resume == "auto":
-            found, skipped = checkpoints.latest(self.folder)
-            self.notes += [f"passed over a checkpoint: {why}" for why in skipped]
-        else:
-            found = checkpoints.verify(Path(self.config.resume))
-        if found:
-            self.notes += self._compare(found)
-            self.resumed_from = str(found.path)
-        return found
+            return 0
+        named = None if self.config.resume == "auto" else Path(self.config.resume)
+        loader = Loader(self.folder, self.board, self.group)
+        checkpoint = loader.load(named, self.engine, self._refuse_another)
+        self.notes += loader.notes
+        if checkpoint is None:
+            return 0
+        self.notes += self._changes(checkpoint)
+        self.resumed_from = str(checkpoint.path)
+        self.engine.loss_scale.load(checkpoint.manifest.get("loss_scale", {}))
+        return checkpoint.step
 
-    def _compare(self, found: Checkpoint) -> list[str]:
-        """Refuse another model or other data; note what changes the course without making it wrong."""
-        then, now = dict(found.manifest["config"]), self.config.as_json()
-        # What a checkpoint says nothing of was as it is by default.
-        plain = TrainConfig().as_json()
-        for key in ("model", "optimizer"):
-            then[key] = {**plain[key], **then[key]}
+    def _refuse_another(self, found: Checkpoint) -> None:
+        """Raise a CheckpointError where a checkpoint is of another model, other data or another tokenizer."""
+        then, now = _with_defaults(found), self.config.as_json()
         faults = [
-            f"model.{key} was {then['model'][key]!r} and is {value!r}"
+            f"model.{key} was {then['model'].get(key)!r} and is {value!r}"
             for key, value in now["model"].items()
-            if then["model"][key] != value and key != "dropout"
+            if then["model"].get(key) != value and key != "dropout"
         ]
-        if found.manifest["data"].get("corpora") != self.data["corpora"]:
-            prefixes = ", ".join(source.prefix for source in self.config.data.sources("train"))
-            faults.append(f"data: {prefixes}: not what it was trained on (the .idx files are others)")
+        if not self.config.resume_other_data:
+            faults += self._other_data(found)
         if found.manifest["consumed_samples"] != self.config.batches.consumed(found.step):
             faults += [
-                f"{key} was {then[key]} and is {now[key]}"
+                f"{key} was {then.get(key)} and is {now[key]}"
                 for key in ("global_batch", "batch_ramp")
-                if then[key] != now[key]
+                if then.get(key) != now[key]
             ]
         if found.step > self.config.steps:
             faults.append(f"it is at step {found.step}, and train.steps is {self.config.steps}")
+        if found.manifest.get("state") == "weights":
+            faults.append("it holds weights alone, and training needs the optimizer's moments")
         if faults:
             raise CheckpointError(f"{found.path}: does not fit this config: " + "; ".join(faults))
-        pairs = {key: (then[key], now[key]) for key in ("steps", "optimizer", "seed")}
+
+    def _other_data(self, found: Checkpoint) -> list[str]:
+        faults = []
+        if found.manifest["data"].get("corpora") != self.data["corpora"]:
+            prefixes = ", ".join(source.prefix for source in self.config.data.sources("train"))
+            faults.append(f"data: {prefixes}: not what it was trained on (the .idx files are others)")
+        tokenizer = self.config.data.tokenizer
+        if (
+            tokenizer
+            and TOKENIZER in found.files
+            and sha256(Path(tokenizer)) != found.files[TOKENIZER]["sha256"]
+        ):
+            faults.append(f"data.tokenizer: {tokenizer}: not the one that it was trained with")
+        if faults:
+            faults.append("resume_other_data: true allows that")
+        return faults
+
+    def _changes(self, found: Checkpoint) -> list[str]:
+        """Return a note for each setting that changes the course of the training without making it wrong."""
+        then, now = _with_defaults(found), self.config.as_json()
+        pairs = {key: (then.get(key), now[key]) for key in ("steps", "optimizer", "seed")}
         pairs["order of samples"] = (found.manifest["data"].get("order"), self.data["order"])
         return [
             f"note: {key} was {before!r} at the checkpoint and is {after!r}: not the course of one run"
@@ -129,15 +232,8 @@ class Checkpointer:
             if before != after
         ]
 
-    def _arriving(
-        self, shapes: Mapping[str, tuple[int, ...]], found: Checkpoint | None, file: str
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor on every rank; names and shapes are the model's own, so only bytes travel."""
-        # On rank 0.
-        given = found.tensors(file) if found else {}
-        for name, shape in shapes.items():
-            whole = torch.zeros(shape, device=self.group.device.name)
-            if found:
-                whole.copy_(given.pop(name))
-            self.group.broadcast([whole])
-            yield name, whole
+
+def _with_defaults(found: Checkpoint) -> dict[str, Any]:
+    """Return the config of a checkpoint; keys that its version did not know have their defaults."""
+    then, plain = dict(found.manifest["config"]), TrainConfig().as_json()
+    return then | {key: {**plain[key], **then[key]} for key in ("model", "optimizer")}

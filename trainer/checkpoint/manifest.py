@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.names import is_sound_held
 from trainer.errors import CheckpointError
 
 FORMAT = 2
@@ -21,6 +22,10 @@ OLD_FORMAT = 1
 MANIFEST = "manifest.json"
 # More than any real manifest: one of 1,536 ranks has 1 MB.
 MOST_BYTES = 256 << 20
+# How the names of the files with tensors end.
+PARTS = ".safetensors"
+# What a checkpoint holds: weights and the optimizer's moments, or weights alone.
+STATES = ("all", "weights")
 _KEY = b',\n"sha256": "'
 _TAIL = re.compile(re.escape(_KEY) + rb'([0-9a-f]{64})"\n}\n\Z')
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -82,9 +87,29 @@ def decode_manifest(content: bytes, file: Path) -> dict[str, Any]:
     wrong += [
         key for key in ("model", "optimizer") if not isinstance(_files_of(manifest, "config").get(key), dict)
     ]
+    if manifest["format"] == FORMAT:
+        wrong += _wrong_tensors(manifest)
     if wrong:
         raise CheckpointError(f"{file}: damaged: {', '.join(wrong[:5])} missing or of the wrong kind")
     return manifest
+
+
+def _wrong_tensors(manifest: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the table of tensors, or with what a file is said to hold of them."""
+    tensors = _files_of(manifest, "tensors")
+    sound = bool(tensors) and all(_is_sound_tensor(entry) for entry in tensors.values())
+    if not sound or manifest.get("state") not in STATES:
+        return ["tensors or state"]
+    shapes = [tuple(entry["shape"]) for entry in tensors.values()]
+    parts = [(name, entry) for name, entry in _files(manifest) if name.endswith(PARTS)]
+    return [
+        f"files[{name!r}].holds" for name, entry in parts if not is_sound_held(entry.get("holds"), shapes)
+    ]
+
+
+def _is_sound_tensor(entry: Any) -> bool:
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    return isinstance(shape, list) and bool(shape) and all(type(size) is int and size > 0 for size in shape)
 
 
 def _check_format(number: object, hashed: bool, file: Path) -> None:

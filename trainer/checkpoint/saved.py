@@ -1,4 +1,4 @@
-"""The event that a checkpoint was saved."""
+"""What a save reports to those who watch a training."""
 
 from __future__ import annotations
 
@@ -14,3 +14,16 @@ class Saved:
     path: Path
     bytes: int
     seconds: float
+    stall: float = 0.0
+    """Seconds that training stood still for it."""
+    background: bool = False
+    """Whether it was written while training continued."""
+
+
+@dataclass(frozen=True)
+class SaveSkipped:
+    """A checkpoint that was not begun, because the one before was still being written."""
+
+    step: int
+    writing: int
+    """The step whose checkpoint was being written."""

@@ -1,43 +1,56 @@
-"""Checkpoints: whole, verified folders, written aside and renamed.
+"""A training's folder of checkpoints: open, verify, publish and prune them.
 
+    checkpoints/latest                     the name of the newest one that is complete on all nodes
     checkpoints/step-00000100/
-        manifest.json            everything below, each file with its size and sha256; written last
-        model.safetensors        parameters under logical names, vocabulary without padding
-        optimizer.safetensors    exp_avg.<name>, exp_avg_sq.<name>, whole whatever the number of ranks
-        tokenizer.json           where the config names one
+        manifest.json                      config, data, layout; all tensors; each file with its size and hash
+        part-00000.safetensors             what rank 0 saved, under logical names
+        part-00001.safetensors             ...
+        tokenizer.json                     where the config names one
 
-No pickle: nothing in here is code. Dropout is seeded by (seed, step, rank), and the place in the data is the
-number of samples consumed, so there is no random state to keep.
+Nothing in here is code, as pickle would be. Dropout is seeded by (seed, step, rank), and the place in the data is the
+number of samples consumed, so that there is no random state to save. Without a shared disk each node has the files of
+its own ranks, and the same manifest.
+
+Version 0.1 wrote one whole file of weights and one of moments (format 1); these checkpoints load too.
 """
 
 from __future__ import annotations
 
-import errno
+import fcntl
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainer.checkpoint.disk import disk_failures
 from trainer.checkpoint.header import read_header
-from trainer.checkpoint.manifest import FORMAT, MANIFEST, check_file, encode_manifest, read_manifest
+from trainer.checkpoint.manifest import MANIFEST, OLD_FORMAT, PARTS, check_file, read_manifest
+from trainer.checkpoint.names import Shape, boxes_held, meet, name_in_file
+from trainer.checkpoint.part import MOMENTS, Box, Part, intersection, volume, whole_box
+from trainer.checkpoint.read import VerifiedFile, read_parts, tensors_to_fill
+from trainer.config.parts import KeepConfig
 from trainer.errors import CheckpointError
-from trainer.files import sha256, sync
+from trainer.files import replace_file, sha256, sync
 
-MODEL, OPTIMIZER, TOKENIZER = "model.safetensors", "optimizer.safetensors", "tokenizer.json"
-_NAME = re.compile(r"step-(\d{8,})")
+TOKENIZER = "tokenizer.json"
+LATEST = "latest"
+# Files of version 0.1.
+OLD_FILES = ("model.safetensors", "optimizer.safetensors")
+UNFINISHED = ".tmp-"
+# A step that is saved again: the older one, until the new one is in its place.
+_OLD = ".old"
+_NAME = re.compile(rf"step-(\d{{8,}})({re.escape(_OLD)})?")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that verified."""
+    """The manifest of a checkpoint and where its files are; some of them may be on other nodes."""
 
     path: Path
     manifest: Mapping[str, Any]
@@ -47,145 +60,227 @@ class Checkpoint:
         return int(self.manifest["step"])
 
     @property
+    def files(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the manifest's entry of each file."""
+        files: Mapping[str, Mapping[str, Any]] = self.manifest["files"]
+        return files
+
+    @property
     def bytes(self) -> int:
-        return sum(int(entry["bytes"]) for entry in self.manifest["files"].values())
+        return sum(int(entry["bytes"]) for entry in self.files.values())
 
-    def shapes(self, name: str) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each tensor of a file, from its header alone."""
-        return {key: entry.shape for key, entry in read_header(self.path / name).entries.items()}
+    @property
+    def is_old(self) -> bool:
+        return int(self.manifest["format"]) == OLD_FORMAT
 
-    def tensors(self, name: str) -> dict[str, Tensor]:
-        try:
-            return load_file(str(self.path / name))
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{self.path / name}: {error}") from None
+    @cached_property
+    def table(self) -> dict[str, Shape]:
+        """Return the shape of each logical tensor."""
+        if self.is_old:
+            return {key: shape for key, (_, shape) in self._old_tensors.items()}
+        return {key: tuple(entry["shape"]) for key, entry in self.manifest["tensors"].items()}
+
+    def pieces_for(self, parts: Sequence[Part]) -> dict[str, list[tuple[str, Box]]]:
+        """Return for the tensor of each part the files that hold some of it, and which box each holds."""
+        if self.is_old:
+            return {key: [(file, whole_box(shape))] for key, (file, shape) in self._old_tensors.items()}
+        keys, found = list(self.table), {part.key: list[tuple[str, Box]]() for part in parts}
+        wanted = {part.box for part in parts}
+        for name, entry in self.files.items():
+            for group in entry["holds"] if name.endswith(PARTS) else ():
+                # Most files of a large training hold nothing that this rank needs.
+                if any(meet(box, group[0]) for box in wanted):
+                    for key, box in boxes_held([group], keys):
+                        if key in found:
+                            found[key].append((name, box))
+        return found
+
+    def files_for(self, parts: Sequence[Part]) -> list[str]:
+        """Return the files that a rank reads to fill these parts."""
+        if self.is_old:
+            return [name for name in OLD_FILES if name in self.files]
+        pieces = self.pieces_for(parts)
+        needed = {
+            name
+            for part in parts
+            for name, box in pieces[part.key]
+            if intersection(part.box, box) is not None
+        }
+        return sorted(needed)
+
+    def fill(self, parts: Sequence[Part]) -> None:
+        """Write the saved numbers into every part, verified while they are read."""
+        read_parts(self.path, parts, self.pieces_for(parts), self.digests)
+
+    @cached_property
+    def _old_tensors(self) -> dict[str, tuple[str, Shape]]:
+        return {
+            key: (file, entry.shape)
+            for file in OLD_FILES
+            if file in self.files
+            for key, entry in read_header(self.path / file).entries.items()
+        }
+
+    @property
+    def digests(self) -> dict[str, str | None]:
+        """Return the hash of each file's header; None for files of version 0.1, which have one over all."""
+        return {name: None if self.is_old else entry["sha256"] for name, entry in self.files.items()}
+
+    @property
+    def weights(self) -> dict[str, Shape]:
+        """Return the shape of each parameter."""
+        return {key: shape for key, shape in self.table.items() if not key.startswith(MOMENTS)}
+
+    def read(self, keys: Sequence[str]) -> dict[str, Tensor]:
+        """Return whole logical tensors, verified while they are read."""
+        tensors, parts = tensors_to_fill(self.table, keys)
+        self.fill(parts)
+        return tensors
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Return the checkpoint in a folder; only its manifest is verified."""
+    return Checkpoint(path, read_manifest(path))
 
 
 def verify(path: Path) -> Checkpoint:
-    """Return the checkpoint in a folder, after comparing every file with its size and hash."""
-    manifest = read_manifest(path)
-    if MODEL not in manifest["files"]:
-        raise CheckpointError(f"{path / MANIFEST}: lists no {MODEL}")
-    for name, entry in manifest["files"].items():
-        _verify_file(path / name, entry)
-    return Checkpoint(path, manifest)
+    """Return the checkpoint in a folder, after comparing every byte of its files with their hashes."""
+    checkpoint = open_checkpoint(path)
+    for name in checkpoint.files:
+        verify_file(checkpoint, name)
+    _, parts = tensors_to_fill(checkpoint.table, list(checkpoint.table), device="meta")
+    pieces = checkpoint.pieces_for(parts)
+    held = {key: sum(volume(box) for _, box in pieces[key]) for key in checkpoint.table}
+    short = [key for key, shape in checkpoint.table.items() if held[key] != volume(whole_box(shape))]
+    if short:
+        raise CheckpointError(f"{path}: its files do not hold {short[0]} exactly once")
+    return checkpoint
 
 
-def _verify_file(file: Path, entry: Mapping[str, Any]) -> None:
+def verify_file(checkpoint: Checkpoint, name: str) -> None:
+    """Compare one file with what the manifest says of it."""
+    file, entry = checkpoint.path / name, checkpoint.files[name]
+    check_size(checkpoint, name)
     try:
-        size = check_file(file)
-        if size != entry["bytes"]:
-            raise CheckpointError(f"{file}: has {size} bytes, the manifest says {entry['bytes']}")
-        if sha256(file) != entry["sha256"]:
-            raise CheckpointError(f"{file}: its content is not what was saved (sha256 differs)")
+        if checkpoint.is_old or not name.endswith(PARTS):
+            if sha256(file) != entry["sha256"]:
+                raise CheckpointError(f"{file}: damaged: its content is not what was saved (sha256 differs)")
+            return
+        with VerifiedFile(file, entry["sha256"]) as stream:
+            boxes = boxes_held(entry["holds"], list(checkpoint.table))
+            names = {name_in_file(key, box, checkpoint.table[key]) for key, box in boxes}
+            if names != set(stream.header.entries):
+                raise CheckpointError(f"{file}: does not hold the tensors that the manifest says")
+            stream.verify()
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}") from None
-    if file.suffix == ".safetensors":
-        read_header(file)
+
+
+def check_size(checkpoint: Checkpoint, name: str) -> None:
+    """Refuse a file that is absent, or of another size than was saved."""
+    file, want = checkpoint.path / name, checkpoint.files[name]["bytes"]
+    try:
+        size = check_file(file)
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}") from None
+    if size != want:
+        raise CheckpointError(f"{file}: damaged: has {size} bytes, the manifest says {want}")
 
 
 def found(folder: Path) -> list[Path]:
-    """The checkpoints' folders below `folder`, newest first, verified or not."""
+    """Return the folders of the checkpoints in `folder`, newest first, verified or not."""
     if not folder.is_dir():
         return []
-    named = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(named, reverse=True)]
+    named = [
+        (int(match[1]), not match[2], path)
+        for path in folder.iterdir()
+        if (match := _NAME.fullmatch(path.name))
+    ]
+    return [path for *_, path in sorted(named, reverse=True)]
 
 
-def latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that verifies, and why each newer one was passed over."""
-    skipped: list[str] = []
-    for path in found(folder):
-        try:
-            return verify(path), skipped
-        except CheckpointError as error:
-            skipped.append(error.message)
-    return None, skipped
+def folder_of(folder: Path, step: int) -> Path:
+    """Return the folder of one step's checkpoint."""
+    return folder / f"step-{step:08d}"
 
 
-def save(
-    folder: Path,
-    step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    facts: Mapping[str, Any],
-    tokenizer: Path | None,
-) -> Checkpoint:
-    """Write `folder`/step-NNNNNNNN whole or not at all. `tensors`: file name -> tensors by name."""
-    need = sum(
-        tensor.numel() * tensor.element_size() for group in tensors.values() for tensor in group.values()
-    )
-    target = folder / f"step-{step:08d}"
-    aside = folder / f".tmp-{target.name}-{os.getpid()}"
-    try:
-        with disk_failures(target, need):
-            folder.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(folder)
-            if shutil.disk_usage(folder).free < need + (1 << 20):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            aside.mkdir()
-            for name, group in tensors.items():
-                _write_tensors(aside / name, group)
-            if tokenizer is not None:
-                shutil.copyfile(tokenizer, aside / TOKENIZER)
-            manifest = {"format": FORMAT, "step": step, **facts, "files": _describe(aside)}
-            (aside / MANIFEST).write_bytes(encode_manifest(manifest))
-            for path in (*aside.iterdir(), aside):
-                sync(path)
-            _put_in_place(aside, target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return Checkpoint(target, manifest)
-
-
-def _write_tensors(file: Path, group: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file; the library's own error hides which fault the disk reported."""
-    plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in group.items()}
-    try:
-        save_file(plain, str(file))
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        code = int(number[1]) if number else errno.EIO
-        raise OSError(code, os.strerror(code)) from None
-
-
-def prune(folder: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep`; nothing is removed unless one of those kept verifies."""
-    paths = found(folder)
-    kept, old = paths[:keep], paths[keep:]
-    if not old or not any(_verifies(path) for path in kept):
-        return []
-    for path in old:
-        shutil.rmtree(path, ignore_errors=True)
-    return old
-
-
-def _verifies(path: Path) -> bool:
-    try:
-        verify(path)
-    except CheckpointError:
-        return False
-    return True
-
-
-def _describe(folder: Path) -> dict[str, dict[str, object]]:
-    return {
-        path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(folder.iterdir())
-    }
-
-
-def _put_in_place(aside: Path, target: Path) -> None:
-    """Rename over `target`; one that is already there (saved before a resume) makes way first."""
+def publish(aside: Path, target: Path) -> None:
+    """Rename a finished folder to `target`. Where that exists, it stays readable until the new one is there."""
+    for path in (*aside.iterdir(), aside):
+        sync(path)
+    before = target.with_name(target.name + _OLD)
     if target.exists():
-        before = target.with_name(f".tmp-old-{target.name}-{os.getpid()}")
-        os.rename(target, before)
-        os.rename(aside, target)
         shutil.rmtree(before, ignore_errors=True)
-    else:
-        os.rename(aside, target)
+        os.rename(target, before)
+    os.rename(aside, target)
     sync(target.parent)
+    shutil.rmtree(before, ignore_errors=True)
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """What a killed save left; the one writer of this folder is rank 0 of the live attempt."""
-    for path in folder.glob(".tmp-*"):
+def write_latest(folder: Path, name: str) -> None:
+    """Record the newest checkpoint that is complete on all nodes."""
+    replace_file(folder / LATEST, f"{name}\n".encode())
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed save left; no other save may be in progress in this folder."""
+    for path in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def in_use(path: Path) -> Iterator[None]:
+    """Keep a checkpoint from being pruned while it is read."""
+    try:
+        handle = os.open(path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(f"{path / MANIFEST}: {error.strerror}") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)
+
+
+def prune(folder: Path, keep: KeepConfig, complete: str) -> list[Path]:
+    """Remove the checkpoints that `keep` does not name; never `complete`, nor one that is being read.
+
+    `complete`: the name of one that was just confirmed by all nodes.
+    """
+    paths = [path for path in found(folder) if not path.name.endswith(_OLD)]
+    kept = {complete, *(path.name for path in paths[: keep.last])}
+    steps = {path: int(path.name.rpartition("-")[2]) for path in paths}
+    kept |= {path.name for path, step in steps.items() if keep.every and step % keep.every == 0}
+    if keep.best:
+        losses = {path: _eval_loss(path) for path in paths}
+        measured = [path for path in paths if losses[path] is not None]
+        kept |= {path.name for path in sorted(measured, key=lambda path: losses[path] or 0.0)[: keep.best]}
+    old = [path for path in paths if path.name not in kept]
+    return [path for path in old if _remove_unused(path)]
+
+
+def _eval_loss(path: Path) -> float | None:
+    try:
+        loss = read_manifest(path).get("eval_loss")
+    except CheckpointError:
+        return None
+    return float(loss) if isinstance(loss, (int, float)) else None
+
+
+def _remove_unused(path: Path) -> bool:
+    try:
+        handle = os.open(path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Out of sight first: a reader must not choose what is half removed.
+        gone = path.with_name(f"{UNFINISHED}{path.name}-removed")
+        os.rename(path, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True

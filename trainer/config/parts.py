@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainer.config.amounts import amount_text, gigabytes
 from trainer.config.chips import NAMES
@@ -106,13 +106,31 @@ class EvalConfig:
 
 
 @dataclass(frozen=True)
+class KeepConfig:
+    """Which checkpoints stay on disk; one that fits several keys is counted once."""
+
+    last: int = setting(2, least=1)
+    """Newest checkpoints."""
+    every: int = setting(0, least=0)
+    """Steps between checkpoints that are kept for good; 0 keeps none of them."""
+    best: int = setting(0, least=0)
+    """Checkpoints with the lowest evaluation loss; 0 keeps none of them."""
+
+
+@dataclass(frozen=True)
 class SaveConfig:
     """Checkpoints: after the last step, on SIGTERM, and in between."""
 
     every: int = setting(0, least=0)
     """Steps between checkpoints; 0 saves only at the end."""
-    keep: int = setting(2, least=1)
-    """Newest checkpoints to keep; the only one that verifies is never removed."""
+    keep: KeepConfig = field(default_factory=KeepConfig)
+    """Checkpoints to keep: a number of the newest, or a mapping of last, every, best."""
+    state: str = setting("all", choices=("all", "weights"))
+    """weights leaves out the optimizer's moments: a third of the size, but training cannot resume from it."""
+    background: str = setting("auto", choices=("auto", "always", "never"))
+    """Write while training continues, from a copy in memory; auto does so where a rank saves more than 64 MB."""
+    busy: str = setting("wait", choices=("wait", "skip"))
+    """When a checkpoint is due while the one before is still being written: wait for it, or skip the new one."""
 
 
 @dataclass(frozen=True)

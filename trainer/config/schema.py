@@ -30,6 +30,7 @@ def train_schema() -> Schema:
     _short(properties, "parallel", {"const": "auto"})
     _short(properties, "recompute", {"enum": properties["recompute"]["properties"]["mode"]["enum"]})
     _short(properties, "loss_scale", {"const": "dynamic"}, {"type": "number", "minimum": 1})
+    _short(properties["save"]["properties"], "keep", {"type": "integer", "minimum": 1})
     _short_sources(properties["data"]["properties"])
     return schema
 

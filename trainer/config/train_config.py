@@ -83,6 +83,8 @@ class TrainConfig:
     """Refuse operations whose result changes from run to run."""
     resume: str = setting("auto")
     """auto: this run's newest checkpoint that verifies; never: from the start; else a checkpoint's folder."""
+    resume_other_data: bool = setting(False)
+    """Resume although the checkpoint was trained on other data or with another tokenizer."""
 
     def as_json(self) -> dict[str, Any]:
         document = asdict(self)
@@ -118,6 +120,8 @@ def read_train(raw: Mapping[str, Any], faults: list[Fault]) -> tuple[TrainConfig
     for key, shorten in SHORT.items():
         if isinstance(rest.get(key), (str, int, float)) and not isinstance(rest[key], bool):
             rest[key] = shorten(rest[key])
+    if isinstance(rest.get("save"), Mapping) and type(rest["save"].get("keep")) is int:
+        rest["save"] = {**rest["save"], "keep": {"last": rest["save"]["keep"]}}
     if "data" in rest:
         rest["data"] = listed_sources(rest["data"])
     config = replace(read_section(TrainConfig, rest, "train", faults), model=model)

@@ -33,20 +33,30 @@ class Group:
     """All ranks of a run, or some of them. Every method is for all of its ranks together."""
 
     def __init__(
-        self, rank: int, world: int, device: Device, members: Sequence[int] = (), handle: Any = None
+        self,
+        rank: int,
+        world: int,
+        device: Device,
+        members: Sequence[int] = (),
+        handle: Any = None,
+        store: Any = None,
     ) -> None:
-        """`rank` and `world` count within the group; `members`: its ranks as the run counts them."""
+        """`rank` and `world` count within the group; `members`: its ranks as the run counts them.
+
+        `store`: where the ranks met; None for a rank alone.
+        """
         self.rank = rank
         self.world = world
         self.device = device
         self.members = tuple(members) or tuple(range(world))
         # Torch's process group; None is the one of all ranks.
         self.handle = handle
+        self.store = store
 
     @classmethod
     def join(cls, environment: Env, device: Device, always: bool = False) -> Group:
         """Meet the other ranks; with `always`, torch's process group exists for a rank alone too."""
-        rank, world = environment.rank, environment.world_size
+        rank, world, store = environment.rank, environment.world_size, None
         if world > 1:
             store = _met(environment)
             dist.init_process_group(
@@ -54,7 +64,7 @@ class Group:
             )
         elif always:
             dist.init_process_group(device.collectives, store=HashStore(), rank=0, world_size=1)
-        return cls(rank, world, device)
+        return cls(rank, world, device, store=store)
 
     def any(self, flag: bool) -> bool:
         """Whether it is true on any rank."""

@@ -111,7 +111,7 @@ def run_training(
         engine,
         train=Batches(orders["train"], share),
         valid=Batches(orders["valid"], share) if "valid" in orders else None,
-        save=checkpointer.save,
+        checkpoints=checkpointer,
         tell=partial(tell, watching),
         stop_asked=stop,
         measure=MemoryReport(device, group, planned_bytes(config, layout, device.kind), before),

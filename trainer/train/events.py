@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainer.checkpoint.saved import Saved
+from trainer.checkpoint.saved import Saved, SaveSkipped
 
 
 @dataclass(frozen=True)
@@ -77,5 +77,5 @@ class Failed:
     message: str
 
 
-Event = StepBegan | StepDone | Evaluated | Saved | MemoryTaken | Failed | Ended
+Event = StepBegan | StepDone | Evaluated | Saved | SaveSkipped | MemoryTaken | Failed | Ended
 Observer = Callable[[Event], None]

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 
-from trainer.checkpoint.saved import Saved
+from trainer.checkpoint.checkpointer import Progress
 from trainer.config.train_config import TrainConfig
 from trainer.engine.optimizer import learning_rate
 from trainer.engine.passes import Batch
@@ -28,6 +29,19 @@ from trainer.train.events import (
 )
 
 
+class Checkpoints(Protocol):
+    """Saves that may go on in the background; each method returns what was saved since the last call."""
+
+    def save(self, progress: Progress, last: bool = False) -> Sequence[Event]:
+        """Save, or begin to; where training ends, return once it is saved."""
+
+    def done(self) -> Sequence[Event]:
+        """Do not wait."""
+
+    def finish(self) -> Sequence[Event]:
+        """Wait for a save in the background."""
+
+
 @dataclass
 class Training:
     """What the loop runs on."""
@@ -36,7 +50,7 @@ class Training:
     engine: Engine
     train: Batches
     valid: Batches | None
-    save: Callable[[int], Saved | None]
+    checkpoints: Checkpoints
     tell: Callable[[Event], None]
     stop_asked: Callable[[], bool]
     search: Callable[[Callable[[], StepResult]], tuple[StepResult, str]] | None = None
@@ -60,18 +74,23 @@ def train(run: Training, step: int = 0) -> Ended:
         done = _step(run, step, started, search=not lost)
         step, loss = step + 1, done.loss
         run.tell(done)
+        _tell_all(run, run.checkpoints.done())
         if run.measure and step == first:
             run.tell(run.measure(step))
         lost = [*lost, done] if _is_lost(done) else []
         if len(lost) >= config.nan.stop_after:
+            _tell_all(run, run.checkpoints.finish())
             raise _failed(run, lost)
         stopping = run.engine.any(run.stop_asked())
         if not stopping and (step == config.steps or _due(step, config.eval.every)):
             eval_loss = _evaluate(run, step)
         if step == config.steps or stopping or _due(step, config.save.every):
-            saved_at = _save(run, step)
+            last = step == config.steps or stopping
+            _tell_all(run, run.checkpoints.save(Progress(step, loss, eval_loss), last))
+            saved_at = step
     if saved_at != step:
-        _save(run, step)
+        _tell_all(run, run.checkpoints.save(Progress(step, loss, eval_loss), last=True))
+    _tell_all(run, run.checkpoints.finish())
     if run.measure:
         run.tell(run.measure(step))
     ended = Ended(step, step < config.steps, loss, eval_loss, time.monotonic() - began)
@@ -152,11 +171,9 @@ def _evaluate(run: Training, step: int) -> float | None:
     return loss
 
 
-def _save(run: Training, step: int) -> int:
-    saved = run.save(step)
-    if saved is not None:
-        run.tell(saved)
-    return step
+def _tell_all(run: Training, events: Sequence[Event]) -> None:
+    for event in events:
+        run.tell(event)
 
 
 def _tensors(batch: Sequence[Micro]) -> Batch:

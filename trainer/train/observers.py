@@ -22,7 +22,7 @@ from typing import Any, TextIO
 import torch
 
 import native
-from trainer.checkpoint.saved import Saved
+from trainer.checkpoint.saved import Saved, SaveSkipped
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
 from trainer.env import HEARTBEAT_DIR, METRICS_FILE, PROFILE_DIR, TENSORBOARD_DIR, Drill, Env
@@ -65,6 +65,8 @@ class Metrics:
             self._write("eval", {**asdict(event), "perplexity": perplexity(event.loss)})
         elif isinstance(event, Saved):
             self._write("checkpoint", {**asdict(event), "path": str(event.path)})
+        elif isinstance(event, SaveSkipped):
+            self._write("checkpoint_skipped", asdict(event))
         elif isinstance(event, MemoryTaken):
             self._write("memory", asdict(event))
         elif isinstance(event, Failed):
@@ -109,7 +111,10 @@ class Console:
                 f"eval at step {event.step} | loss {event.loss:.4f} | perplexity {perplexity(event.loss):.2f}"
             )
         if isinstance(event, Saved):
-            return f"saved {event.path} | {event.bytes / 1e6:.1f} MB | {event.seconds:.2f} s"
+            stall = f" ({event.stall:.2f} s of them without training)" if event.background else ""
+            return f"saved {event.path} | {event.bytes / 1e6:.1f} MB | {event.seconds:.2f} s{stall}"
+        if isinstance(event, SaveSkipped):
+            return f"no checkpoint of step {event.step}: that of step {event.writing} is still being written"
         if isinstance(event, MemoryTaken):
             return memory_line(event)
         if isinstance(event, Ended):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,22 +12,16 @@ from random import Random
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from tests.support.checkpoints import load_with, save_with, saved, state_at, whole_state
 from trainer.checkpoint.manifest import decode_manifest, encode_manifest
-from trainer.checkpoint.store import (
-    MODEL,
-    Checkpoint,
-    found,
-    latest,
-    prune,
-    save,
-    verify,
-)
+from trainer.checkpoint.store import found, in_use, prune, verify
+from trainer.config.parts import KeepConfig
 from trainer.errors import CheckpointError, TrainingFailed
+from trainer.files import sha256
 
-FACTS = {"config": {"model": {}, "optimizer": {}}, "data": {}, "consumed_samples": 0, "optimizer_steps": 0}
-
-
+PART = "part-00000.safetensors"
 WRONG_MANIFESTS = [
     b"[" * 100_000,
     b"null",
@@ -43,10 +38,6 @@ WRONG_MANIFESTS = [
 ]
 
 
-def saved(folder: Path, step: int, size: int = 10) -> Checkpoint:
-    return save(folder, step, {MODEL: {"w": torch.full((size,), float(step))}}, FACTS, None)
-
-
 def flip_a_bit(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-3] ^= 4
@@ -56,16 +47,19 @@ def flip_a_bit(file: Path) -> None:
 def test_what_was_saved_verifies_and_is_read_back(tmp_path: Path) -> None:
     path = saved(tmp_path, 100).path
     assert path.name == "step-00000100"
-    assert verify(path).tensors(MODEL)["w"].tolist() == [100.0] * 10
-    assert not list(tmp_path.glob(".tmp*"))
+    state = state_at(100)
+    tensors = verify(path).read(list(state))
+    assert all(torch.equal(tensors[key], state[key]) for key in state)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latest", "step-00000100"]
+    assert (tmp_path / "latest").read_text() == "step-00000100\n"
 
 
 @pytest.mark.parametrize(
     "harm",
     [
-        lambda path: flip_a_bit(path / MODEL),
-        lambda path: os.truncate(path / MODEL, 20),
-        lambda path: (path / MODEL).unlink(),
+        lambda path: flip_a_bit(path / PART),
+        lambda path: os.truncate(path / PART, 20),
+        lambda path: (path / PART).unlink(),
         lambda path: (path / "manifest.json").unlink(),
         lambda path: (path / "manifest.json").write_text("{"),
         lambda path: (path / "manifest.json").write_text('{"format": 3}'),
@@ -77,9 +71,9 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_reason(tmp_path: Path, har
     saved(tmp_path, 1)
     path = saved(tmp_path, 2).path
     harm(path)  # type: ignore[operator]
-    chosen, skipped = latest(tmp_path)
-    assert chosen is not None and chosen.step == 1
-    assert len(skipped) == 1 and "step-00000002" in skipped[0]
+    ((step, held, notes),) = load_with([tmp_path])
+    assert step == 1 and torch.equal(held.state["a.weight"], state_at(1)["a.weight"])
+    assert len(notes) == 1 and "step-00000002" in notes[0]
     with pytest.raises(CheckpointError):
         verify(path)
 
@@ -97,7 +91,7 @@ def test_every_flipped_bit_of_a_manifest_is_noticed(tmp_path: Path) -> None:
 
 def test_a_thousand_flipped_bits_over_all_files_are_noticed(tmp_path: Path) -> None:
     random = Random(5)
-    folder = saved(tmp_path, 1, 300).path
+    folder = saved(tmp_path, 1, ranks=2).path
     files = {file: file.read_bytes() for file in folder.iterdir()}
     for _ in range(1000):
         file = random.choice(sorted(files))
@@ -116,9 +110,8 @@ def test_a_manifest_of_the_wrong_kind_is_refused_by_name(tmp_path: Path, content
     saved(tmp_path, 1)
     path = saved(tmp_path, 2).path
     (path / "manifest.json").write_bytes(content)
-    chosen, skipped = latest(tmp_path)
-    assert chosen is not None and chosen.step == 1
-    assert f"{path / 'manifest.json'}: " in skipped[0]
+    ((step, _, notes),) = load_with([tmp_path])
+    assert step == 1 and f"{path / 'manifest.json'}: " in notes[0]
 
 
 def test_a_manifest_of_a_newer_version_says_so(tmp_path: Path) -> None:
@@ -134,15 +127,15 @@ def test_a_folder_or_file_that_every_user_can_change_is_refused(tmp_path: Path) 
     with pytest.raises(CheckpointError, match="every user"):
         verify(path)
     path.chmod(0o755)
-    (path / MODEL).chmod(0o666)
+    (path / PART).chmod(0o666)
     with pytest.raises(CheckpointError, match="every user"):
         verify(path)
 
 
 def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, 1).path
-    (path / MODEL).rename(tmp_path / "elsewhere")
-    (path / MODEL).symlink_to(tmp_path / "elsewhere")
+    (path / PART).rename(tmp_path / "elsewhere")
+    (path / PART).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="not a regular file"):
         verify(path)
 
@@ -164,73 +157,68 @@ def test_a_disk_that_fills_up_during_a_save_leaves_the_older_checkpoint(tmp_path
     """A limit on the size of files stands for the full disk."""
     saved(tmp_path, 1)
     code = (
-        "import resource, signal, sys, torch; from pathlib import Path\n"
-        "from trainer.checkpoint.store import MODEL, save; from trainer.errors import TrainingFailed\n"
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from tests.support.checkpoints import saved; from trainer.errors import TrainingFailed\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "try: save(Path(sys.argv[1]), 2, {MODEL: {'w': torch.zeros(10_000)}}, {}, None)\n"
+        "try: saved(Path(sys.argv[1]), 2)\n"
         "except TrainingFailed as error: print(error.message)\n"
     )
     result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert "step-00000002: cannot be saved: File too large" in result.stdout, result.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001"]
     verify(tmp_path / "step-00000001")
 
 
-def test_without_any_good_one_nothing_is_chosen(tmp_path: Path) -> None:
-    assert latest(tmp_path / "absent") == (None, [])
-    flip_a_bit(saved(tmp_path, 1).path / MODEL)
-    chosen, skipped = latest(tmp_path)
-    assert chosen is None and len(skipped) == 1
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(tmp_path: Path) -> None:
+    """Else it would silently begin anew, and prune what could be repaired."""
+    assert load_with([tmp_path / "absent"])[0][0] == 0
+    flip_a_bit(saved(tmp_path, 1).path / PART)
+    with pytest.raises(CheckpointError, match=r"no checkpoint of this run is sound\n.*part-00000") as caught:
+        load_with([tmp_path])
+    assert "resume: never" in caught.value.hint
 
 
-def test_pruning_keeps_the_newest_and_never_removes_the_only_good_one(tmp_path: Path) -> None:
+def test_pruning_keeps_the_newest_the_regular_and_the_best(tmp_path: Path) -> None:
+    for step in range(1, 8):
+        saved(tmp_path, step, eval_loss=abs(step - 2.0))
+    names = [path.name for path in prune(tmp_path, KeepConfig(2, every=4, best=1), "step-00000007")]
+    assert names == ["step-00000005", "step-00000003", "step-00000001"]
+
+
+def test_pruning_spares_what_was_confirmed_and_what_is_being_read(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         saved(tmp_path, step)
-    assert [path.name for path in prune(tmp_path, 2)] == ["step-00000001"]
-    for step in (2, 3):
-        flip_a_bit(tmp_path / f"step-0000000{step}" / MODEL)
-    saved(tmp_path, 1)
-    assert prune(tmp_path, 2) == []
-    assert len(found(tmp_path)) == 3
+    with in_use(tmp_path / "step-00000002"):
+        assert prune(tmp_path, KeepConfig(1), "step-00000001") == []
+        assert len(found(tmp_path)) == 3
+    assert [path.name for path in prune(tmp_path, KeepConfig(1), "step-00000001")] == ["step-00000002"]
 
 
 def test_saving_a_step_again_replaces_it_whole(tmp_path: Path) -> None:
-    flip_a_bit(saved(tmp_path, 5).path / MODEL)
+    flip_a_bit(saved(tmp_path, 5).path / PART)
     saved(tmp_path, 5)
     assert verify(tmp_path / "step-00000005").step == 5
-    assert len(list(tmp_path.iterdir())) == 1
+    assert [path.name for path in found(tmp_path)] == ["step-00000005"]
 
 
-def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    (tmp_path / ".tmp-step-00000009-1").mkdir()
-    (tmp_path / ".tmp-step-00000009-1" / MODEL).write_bytes(b"half")
-    saved(tmp_path, 10)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
+def test_a_step_that_was_being_replaced_is_still_found(tmp_path: Path) -> None:
+    saved(tmp_path, 4)
+    path = saved(tmp_path, 5).path
+    path.rename(path.with_name(path.name + ".old"))
+    assert load_with([tmp_path])[0][0] == 5
 
 
-def test_a_full_disk_is_reported_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import shutil
-
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(TrainingFailed, match=r"step-00000001: cannot be saved: No space left") as caught:
-        saved(tmp_path, 1)
-    assert "needs 0 MB, the disk has" in caught.value.hint
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_kill_in_the_middle_of_saving_never_costs_the_last_good_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_kill_in_the_middle_of_saving_never_costs_the_last_good_one(tmp_path: Path, ranks: int) -> None:
     code = (
-        "import sys, torch; from pathlib import Path; from trainer.checkpoint.store import MODEL, save\n"
-        "facts = {'config': {'model': {}, 'optimizer': {}}, 'data': {}, 'consumed_samples': 0, 'optimizer_steps': 0}\n"
+        "import sys; from pathlib import Path; from tests.support.checkpoints import KeepConfig, saved\n"
         "for step in range(1, 10**6):\n"
-        "    save(Path(sys.argv[1]), step, {MODEL: {'w': torch.zeros(200_000)}}, facts, None)\n"
+        "    saved(Path(sys.argv[1]), step, int(sys.argv[2]), keep=KeepConfig(2))\n"
         "    print(step, flush=True)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    words = [sys.executable, "-c", code, str(tmp_path), str(ranks)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for _ in range(5):
         last = int(process.stdout.readline())
@@ -238,14 +226,86 @@ def test_a_kill_in_the_middle_of_saving_never_costs_the_last_good_one(tmp_path: 
     process.send_signal(signal.SIGKILL)
     last = max([last, *(int(line) for line in process.stdout.read().split())])
     process.wait()
-    chosen, skipped = latest(tmp_path)
-    assert chosen is not None and chosen.step >= last and not skipped
+    loaded = load_with([tmp_path] * ranks)
+    assert loaded[0][0] >= last and not loaded[0][2]
+    state = state_at(loaded[0][0])
+    assert all(torch.equal(tensor, state[key]) for key, tensor in whole_state(loaded).items())
 
 
-def test_the_manifest_lists_every_file_with_size_and_hash(tmp_path: Path) -> None:
+def test_the_manifest_lists_every_file_and_every_tensor(tmp_path: Path) -> None:
     tokenizer = tmp_path / "words.json"
     tokenizer.write_text("{}")
-    path = save(tmp_path / "c", 1, {MODEL: {"w": torch.zeros(1)}}, FACTS, tokenizer).path
+    path = saved(tmp_path / "c", 1, ranks=2, tokenizer=tokenizer).path
     manifest = json.loads((path / "manifest.json").read_text())
-    assert set(manifest["files"]) == {MODEL, "tokenizer.json"}
-    assert all({"bytes", "sha256"} == set(entry) for entry in manifest["files"].values())
+    assert set(manifest["files"]) == {PART, "part-00001.safetensors", "tokenizer.json"}
+    assert manifest["tensors"]["exp_avg.a.weight"] == {"dtype": "F32", "shape": [12, 6]}
+    verify(path)
+
+
+def test_a_checkpoint_of_version_0_1_loads(tmp_path: Path) -> None:
+    state, path = state_at(3), tmp_path / "step-00000003"
+    path.mkdir()
+    save_file({key: one for key, one in state.items() if "exp" not in key}, path / "model.safetensors")
+    save_file({key: one for key, one in state.items() if "exp" in key}, path / "optimizer.safetensors")
+    files = {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in path.iterdir()}
+    facts = {
+        "config": {"model": {}, "optimizer": {}},
+        "data": {},
+        "consumed_samples": 24,
+        "optimizer_steps": 3,
+    }
+    (path / "manifest.json").write_text(
+        json.dumps({"format": 1, "step": 3, **facts, "files": files}, indent=2)
+    )
+    assert verify(path).step == 3
+    loaded = load_with([tmp_path] * 2)
+    assert loaded[0][0] == 3 and loaded[0][1].optimizer_steps == 3
+    assert all(torch.equal(tensor, state[key]) for key, tensor in whole_state(loaded).items())
+    flip_a_bit(path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="sha256 differs"):
+        load_with([tmp_path])
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = state_at(1)
+    broken["a.weight"][2, 1] = float("nan")
+    monkeypatch.setattr("tests.support.checkpoints.state_at", lambda step, rows=12: broken)
+    saved(tmp_path, 1)
+    with pytest.raises(CheckpointError, match=r"part-00000.*: a\.weight holds numbers that are not finite"):
+        load_with([tmp_path])
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_other_numbers_of_ranks_and_nodes_load_the_same_state(tmp_path: Path, nodes: int) -> None:
+    folders = [tmp_path / str(rank * nodes // 4) for rank in range(4)]
+    for step in (1, 2):
+        assert not [error for error in save_with(folders, step) if isinstance(error, BaseException)]
+    if nodes == 1:
+        for ranks in (1, 2, 3):
+            loaded = load_with([tmp_path / "0"] * ranks)
+            assert [step for step, *_ in loaded] == [2] * ranks
+            assert all(torch.equal(tensor, state_at(2)[key]) for key, tensor in whole_state(loaded).items())
+    loaded = load_with(folders)
+    assert all(torch.equal(tensor, state_at(2)[key]) for key, tensor in whole_state(loaded).items())
+    assert {(path / "latest").read_text() for path in folders} == {"step-00000002\n"}
+    if nodes > 1:
+        shutil.rmtree(folders[-1] / "step-00000002")
+        loaded = load_with(folders)
+        assert [step for step, *_ in loaded] == [1] * 4
+        assert "of its 4 files are on no node" in loaded[0][2][0]
+
+
+def test_a_rank_that_cannot_write_fails_the_save_on_all_and_the_older_one_stays(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "a", tmp_path / "b"]
+    save_with(folders, 1)
+    (tmp_path / "b").rename(tmp_path / "c")
+    (tmp_path / "b").write_text("a file stands where the folder was")
+    results = save_with(folders, 2)
+    assert all(isinstance(error, TrainingFailed) for error in results)
+    assert {str(error) for error in results} == {
+        f"{tmp_path}/b/step-00000002: cannot be saved: Not a directory"
+    }
+    assert [path.name for path in found(tmp_path / "a")] == ["step-00000001"]
+    assert (tmp_path / "a" / "latest").read_text() == "step-00000001\n"

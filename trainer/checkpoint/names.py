@@ -1,0 +1,98 @@
+"""The table of a checkpoint's tensors, and a short form of which boxes of them a file holds.
+
+All blocks of a model are divided in the same way. So tensors of one kind stand next to each other in the table, and
+the entry of a file has one line for each kind instead of one for each tensor: 1 MB for 1,536 files, not 200 MB.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from trainer.checkpoint.part import MOMENTS, Box, whole_box
+
+Shape = tuple[int, ...]
+# [box as start, stop, start, stop, ...; ranges of places in the table as first, last + 1, ...]
+Held = list[list[list[int]]]
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+def tensor_table(shapes: Mapping[str, Shape], with_moments: bool) -> dict[str, Shape]:
+    """Return the shape of each logical tensor of a model, in the order of the table."""
+    found = dict(shapes)
+    for moment in MOMENTS if with_moments else ():
+        found |= {f"{moment}.{name}": shape for name, shape in shapes.items()}
+    return {key: found[key] for key in sorted(found, key=_place)}
+
+
+def _place(key: str) -> tuple[str, int, int]:
+    moment = next((place for place, moment in enumerate(MOMENTS) if key.startswith(f"{moment}.")), -1)
+    name = key.split(".", 1)[1] if moment >= 0 else key
+    layer = _LAYER.search(name)
+    return _LAYER.sub(".*.", name, count=1), moment, int(layer[1]) if layer else -1
+
+
+def held_boxes(boxes: Iterable[tuple[str, Box]], table: Sequence[str]) -> Held:
+    """Return the short form of these boxes of the table's tensors."""
+    place = {key: at for at, key in enumerate(table)}
+    places: dict[Box, list[int]] = {}
+    for key, box in boxes:
+        places.setdefault(box, []).append(place[key])
+    return [[[end for pair in box for end in pair], _ranges(sorted(found))] for box, found in places.items()]
+
+
+def _ranges(places: Sequence[int]) -> list[int]:
+    found: list[int] = []
+    for place in places:
+        if found and found[-1] == place:
+            found[-1] += 1
+        else:
+            found += [place, place + 1]
+    return found
+
+
+def boxes_held(held: Held, table: Sequence[str]) -> Iterator[tuple[str, Box]]:
+    """Yield each box of the short form with the tensor that it is of."""
+    for flat, ranges in held:
+        box = tuple(zip(flat[::2], flat[1::2], strict=True))
+        for first, last in zip(ranges[::2], ranges[1::2], strict=True):
+            yield from ((key, box) for key in table[first:last])
+
+
+def meet(box: Box, flat: Sequence[int]) -> bool:
+    """Return whether a box and one of the short form could share numbers."""
+    if 2 * len(box) != len(flat):
+        return False
+    return all(a < flat[2 * dim + 1] and flat[2 * dim] < b for dim, (a, b) in enumerate(box))
+
+
+def is_sound_held(held: Any, shapes: Sequence[Shape]) -> bool:
+    """Return whether a short form from a file names boxes inside of the table's tensors."""
+    if not isinstance(held, list):
+        return False
+    for group in held:
+        lists = isinstance(group, list) and len(group) == 2 and all(isinstance(part, list) for part in group)
+        if not lists or not all(type(number) is int for part in group for number in part):
+            return False
+        flat, ranges = group
+        pairs = list(zip(ranges[::2], ranges[1::2], strict=False))
+        if len(ranges) % 2 or not all(0 <= first < last <= len(shapes) for first, last in pairs):
+            return False
+        of_group = {shape for first, last in pairs for shape in shapes[first:last]}
+        if len(flat) % 2 or not all(_is_inside(flat, shape) for shape in of_group):
+            return False
+    return True
+
+
+def _is_inside(flat: Sequence[int], shape: Shape) -> bool:
+    if len(flat) != 2 * len(shape):
+        return False
+    return all(0 <= flat[2 * dim] < flat[2 * dim + 1] <= size for dim, size in enumerate(shape))
+
+
+def name_in_file(key: str, box: Box, shape: Shape) -> str:
+    """Return the name of a box in its file: the tensor's own where it is whole, else with its ranges."""
+    if box == whole_box(shape):
+        return key
+    return f"{key}@" + ",".join(f"{start}:{stop}" for start, stop in box)

@@ -1,0 +1,161 @@
+"""One save: every rank writes its own file, rank 0 collects their hashes, and each node publishes the same manifest.
+
+The ranks agree through the board, so that no collective waits for a disk. The order on each node is: files and their
+fsync, manifest, one rename. `latest` names a checkpoint only after all nodes have renamed it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.board import Board
+from trainer.checkpoint.disk import disk_failures
+from trainer.checkpoint.folders import Folder
+from trainer.checkpoint.manifest import FORMAT, MANIFEST, PARTS, encode_manifest
+from trainer.checkpoint.names import Shape
+from trainer.checkpoint.part import Part
+from trainer.checkpoint.store import (
+    TOKENIZER,
+    UNFINISHED,
+    check_size,
+    folder_of,
+    open_checkpoint,
+    prune,
+    publish,
+    write_latest,
+)
+from trainer.checkpoint.write import write_parts
+from trainer.config.parts import KeepConfig
+from trainer.errors import TrainerError, TrainingFailed
+from trainer.files import sha256, sync
+
+
+@dataclass(frozen=True)
+class SaveOrder:
+    """What is saved of a step, the same on every rank."""
+
+    step: int
+    token: str
+    """Tells this save from every other one."""
+    table: Mapping[str, Shape]
+    facts: Mapping[str, Any]
+    tokenizer: Path | None
+    keep: KeepConfig
+
+
+def save_parts(order: SaveOrder, parts: Sequence[Part], folder: Folder, board: Board, nice: int = 0) -> int:
+    """Save a step together with the other ranks; return the bytes of all files, once all nodes have them.
+
+    TrainingFailed on every rank where one of them could not write.
+    """
+    began = time.monotonic()
+    rank, key = board.rank, f"save-{order.token}"
+    target = folder_of(folder.path, order.step)
+    aside = folder.path / f"{UNFINISHED}{target.name}-{order.token}"
+    try:
+        board.post(f"{key}/part/{rank}", _attempt(lambda: _write(order, parts, aside, target, rank, nice)))
+        if rank == 0:
+            board.post(f"{key}/manifest", _manifest(order, board, key, began))
+        if folder.is_leader:
+            (manifest,) = board.take([f"{key}/manifest"])
+            done = _attempt(lambda: _publish(manifest, order, aside, target))
+            board.post(f"{key}/published/{rank}", done)
+        if rank == 0:
+            board.post(f"{key}/done", _confirmed(board, key, folder))
+        (done,) = board.take([f"{key}/done"])
+        if "error" in done:
+            raise TrainingFailed(done["error"], done["hint"])
+        if folder.is_leader:
+            with disk_failures(target):
+                write_latest(folder.path, target.name)
+            prune(folder.path, order.keep, target.name)
+        return int(done["bytes"])
+    finally:
+        if folder.is_leader:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _confirmed(board: Board, key: str, folder: Folder) -> dict[str, Any]:
+    """Return the size of all files once every node has published them, or the first failure."""
+    keys = [f"{key}/published/{leader}" for leader in folder.all_leaders]
+    published = board.take(keys)
+    board.stale = [*keys, f"{key}/manifest", f"{key}/done"]
+    return next((dict(entry) for entry in published if "error" in entry), dict(published[0]))
+
+
+def _attempt(work: Any) -> dict[str, Any]:
+    """Return what `work` returns, or what the other ranks must learn of its failure."""
+    try:
+        result: dict[str, Any] = work()
+    except TrainerError as error:
+        return {"error": error.message, "hint": error.hint}
+    return result
+
+
+def _write(
+    order: SaveOrder, parts: Sequence[Part], aside: Path, target: Path, rank: int, nice: int
+) -> dict[str, Any]:
+    """Write this rank's file; return its entry of the manifest, or nothing where the rank owns no part."""
+    need = sum(part.tensor.numel() * part.tensor.element_size() for part in parts)
+    with disk_failures(target, need):
+        aside.mkdir(parents=True, exist_ok=True)
+        if rank == 0 and order.tokenizer is not None:
+            # Leaders of other folders copy it when they publish.
+            order.tokenizer.stat()
+        if not parts:
+            return {}
+        name = f"part-{rank:05d}{PARTS}"
+        return {name: write_parts(aside / name, parts, order.table, nice).as_json()}
+
+
+def _manifest(order: SaveOrder, board: Board, key: str, began: float) -> dict[str, Any]:
+    """Return the manifest of all ranks' files, or the first failure."""
+    keys = [f"{key}/part/{rank}" for rank in range(board.world)]
+    entries = board.take(keys)
+    board.remove([*keys, *board.stale])
+    files: dict[str, Any] = {}
+    for entry in entries:
+        if "error" in entry:
+            return dict(entry)
+        files |= entry
+    if order.tokenizer is not None:
+        found = _attempt(lambda: _describe(order.tokenizer))
+        if "error" in found:
+            return found
+        files[TOKENIZER] = found
+    tensors = {key: {"dtype": "F32", "shape": list(shape)} for key, shape in order.table.items()}
+    head = {"format": FORMAT, "step": order.step}
+    return {
+        **head,
+        **order.facts,
+        "save_seconds": time.monotonic() - began,
+        "tensors": tensors,
+        "files": files,
+    }
+
+
+def _describe(file: Path | None) -> dict[str, Any]:
+    assert file is not None
+    with disk_failures(file):
+        return {"bytes": file.stat().st_size, "sha256": sha256(file)}
+
+
+def _publish(manifest: Mapping[str, Any], order: SaveOrder, aside: Path, target: Path) -> dict[str, Any]:
+    """Complete this node's folder and rename it; return the failure where another rank had one."""
+    if "error" in manifest:
+        return dict(manifest)
+    with disk_failures(target):
+        if order.tokenizer is not None:
+            shutil.copyfile(order.tokenizer, aside / TOKENIZER)
+        (aside / MANIFEST).write_bytes(encode_manifest(manifest))
+        written = open_checkpoint(aside)
+        for name in (path.name for path in aside.iterdir() if path.name != MANIFEST):
+            check_size(written, name)
+            sync(aside / name)
+        publish(aside, target)
+    return {"bytes": written.bytes}

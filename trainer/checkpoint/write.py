@@ -1,0 +1,176 @@
+"""One rank's file of a checkpoint: a safetensors file whose header also holds the hashes of its data.
+
+The data are hashed in pieces of a fixed size, so that a reader of a slice verifies the pieces that it reads and no
+others. The manifest holds the hash of the header, and with it of everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint.names import Held, Shape, held_boxes, name_in_file
+from trainer.checkpoint.part import Part
+
+PIECE = 1 << 20
+"""Bytes of the data that have one hash."""
+BLOCK = 8 << 20
+"""Bytes that are copied, hashed and written at a time."""
+AHEAD = 2
+"""Blocks that wait for their hash while the next ones are written."""
+HASHES = "sha256"
+PIECE_BYTES = "sha256_piece_bytes"
+TYPES = {torch.float32: ("F32", 4)}
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """What the manifest records of a file."""
+
+    bytes: int
+    sha256: str
+    """Of the header, which holds the hashes of the data."""
+    held: Held
+
+    def as_json(self) -> dict[str, Any]:
+        return {"bytes": self.bytes, "sha256": self.sha256, "holds": self.held}
+
+
+def write_parts(file: Path, parts: Sequence[Part], table: Mapping[str, Shape], nice: int = 0) -> WrittenFile:
+    """Write a rank's parts to a file of their own and have the disk hold it; OSError where the disk refuses.
+
+    `nice`: how much lower than the training's the priority of hashing is.
+    """
+    entries, size = _entries(parts)
+    blank = _header(entries, "0" * 64 * -(-size // PIECE))
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        _write_all(handle, memoryview(blank))
+        hashes = _write_data(handle, parts, nice)
+        header = _header(entries, hashes)
+        os.pwrite(handle, header, 0)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    held = held_boxes(((part.key, part.box) for part in parts), list(table))
+    return WrittenFile(len(header) + size, hashlib.sha256(header).hexdigest(), held)
+
+
+def _entries(parts: Sequence[Part]) -> tuple[dict[str, Any], int]:
+    """Return what a header says of each tensor, and the bytes of all data."""
+    entries: dict[str, Any] = {}
+    end = 0
+    for part in parts:
+        name, width = TYPES[part.tensor.dtype]
+        begin, end = end, end + part.tensor.numel() * width
+        key = name_in_file(part.key, part.box, part.shape)
+        entries[key] = {"dtype": name, "shape": list(part.tensor.shape), "data_offsets": [begin, end]}
+    return entries, end
+
+
+def _header(entries: Mapping[str, Any], hashes: str) -> bytes:
+    """Return the start of a file: the length of its header, and the header, padded to a multiple of 8."""
+    metadata = {"format": "pt", PIECE_BYTES: str(PIECE), HASHES: hashes}
+    text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_data(handle: int, parts: Sequence[Part], nice: int) -> str:
+    """Write all data and return the hashes of their pieces; hashing has a thread of its own."""
+    hashes = PieceHashes()
+    waiting: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(1, initializer=lower_priority, initargs=(nice,)) as pool:
+        for block in _blocks(parts):
+            waiting.append(pool.submit(hashes.add, block))
+            _write_all(handle, block)
+            while len(waiting) > AHEAD:
+                waiting.popleft().result()
+        while waiting:
+            waiting.popleft().result()
+    return hashes.finish()
+
+
+def _blocks(parts: Sequence[Part]) -> Iterator[memoryview]:
+    """Yield the bytes of all parts in order; small ones are joined, large ones come in blocks."""
+    joined, size = list[Tensor](), 0
+    for part in parts:
+        for rows in _by_rows(part.tensor.detach()):
+            if rows.numel() * rows.element_size() >= PIECE:
+                if joined:
+                    yield _bytes(torch.cat(joined))
+                    joined, size = [], 0
+                yield _bytes(rows)
+                continue
+            joined.append(rows.reshape(-1).cpu())
+            size += rows.numel() * rows.element_size()
+            if size >= PIECE:
+                yield _bytes(torch.cat(joined))
+                joined, size = [], 0
+    if joined:
+        yield _bytes(torch.cat(joined))
+
+
+def _by_rows(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield a tensor in neighbouring pieces of at most BLOCK bytes, or of one row."""
+    size = tensor.numel() * tensor.element_size()
+    if size <= BLOCK:
+        yield tensor
+    elif len(tensor) == 1:
+        yield from _by_rows(tensor[0])
+    else:
+        yield from tensor.split(max(1, len(tensor) * BLOCK // size))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    plain = tensor.cpu().contiguous().view(-1).view(torch.uint8)
+    return plain.numpy().data
+
+
+def _write_all(handle: int, content: memoryview) -> None:
+    while content:
+        content = content[os.write(handle, content) :]
+
+
+def lower_priority(nice: int) -> None:
+    """Let the training's threads run before this one; on Linux a thread has a priority of its own."""
+    if nice:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+
+
+class PieceHashes:
+    """Hashes of neighbouring pieces of a stream of bytes."""
+
+    def __init__(self) -> None:
+        self._hashes: list[str] = []
+        self._open, self._size = hashlib.sha256(), 0
+
+    def add(self, content: memoryview) -> None:
+        while content:
+            piece = content[: PIECE - self._size]
+            self._open.update(piece)
+            self._size += len(piece)
+            content = content[len(piece) :]
+            if self._size == PIECE:
+                self._close()
+
+    def _close(self) -> None:
+        self._hashes.append(self._open.hexdigest())
+        self._open, self._size = hashlib.sha256(), 0
+
+    def finish(self) -> str:
+        """Return all hashes, one after the other."""
+        if self._size:
+            self._close()
+        return "".join(self._hashes)
