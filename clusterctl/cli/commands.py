@@ -234,7 +234,7 @@ def _nothing() -> None:
 def _function(target: str) -> Callable[..., Any]:
     module, name = target.split(":")
     found: Callable[..., Any] = getattr(importlib.import_module(f"clusterctl.cli.{module}"), name)
-    return found
+    return options.flat(found)
 
 
 def _forwarder(key: str) -> Callable[..., None]:

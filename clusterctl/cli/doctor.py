@@ -41,9 +41,8 @@ Port = Annotated[
 
 
 def doctor(
-    cluster: options.ClusterFile = None,
-    nodes: options.Nodes = None,
-    exclude: options.Exclude = None,
+    selection: options.NodeOptions,
+    *,
     master_port: Port = 0,
     fix_hints: Annotated[
         bool, typer.Option("--fix-hints", help="Show only problems, with commands that fix them.")
@@ -58,9 +57,8 @@ def doctor(
     from clusterctl.checks import doctor as checks_doctor
     from clusterctl.checks.doctor import folded
 
-    chosen = (
-        options.cluster_of(cluster, nodes, exclude) if cluster or nodes or options.has_inventory() else None
-    )
+    named = selection.cluster or selection.nodes
+    chosen = selection.chosen() if named or options.has_inventory() else None
     # Loading torch takes seconds, and so does an unreachable node: do both at the same time.
     with ThreadPoolExecutor(1) as background:
         here, nodes_findings = background.submit(checks_doctor.here), []

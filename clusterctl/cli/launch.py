@@ -6,14 +6,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clusterctl.cli import options, screen, ssh_option
 from clusterctl.cli.interrupt import InterruptGuard
-from clusterctl.cli.node_choice import Choice
+from clusterctl.cli.job_request import JobRequest
 from clusterctl.errors import Found, RunFailed, UsageError
 from clusterctl.text import plural
 
@@ -24,40 +23,6 @@ if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transport.fanout import Connections
 
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="JOB | -- COMMAND...", help="A job file (YAML), or a command after `--`."),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file: --set train.steps=100."),
-]
-Devices = Annotated[
-    str | None,
-    typer.Option(
-        "--devices",
-        metavar="RANGE",
-        help='Devices to use on each node: 2 (a number), "[0,4)" (4 is excluded), 0,3.',
-    ),
-]
-Include = Annotated[
-    str | None,
-    typer.Option(
-        "--include",
-        "-i",
-        metavar="FILTER",
-        help="Use only these devices, in DeepSpeed's notation: w0@w1:0,2.",
-    ),
-]
-Code = Annotated[
-    Path | None,
-    typer.Option(
-        "--code",
-        metavar="DIR",
-        help="For a command: the folder to push and to start in. Default: the current folder.",
-    ),
-]
-NoCode = Annotated[bool, typer.Option("--no-code", help="For a command: do not push a folder.")]
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Return once the run has started; follow it with `attach`.")
 ]
@@ -85,23 +50,11 @@ Share = Annotated[
     bool,
     typer.Option("--share-devices", help="Allow devices that another run of yours is using."),
 ]
-Env = Annotated[
-    list[str] | None,
-    typer.Option("--env", metavar="NAME=VALUE", help="For a command: set an environment variable."),
-]
 
 
 def plan(
-    words: Words = None,
-    cluster: options.ClusterFile = None,
-    nodes: options.Nodes = None,
-    exclude: options.Exclude = None,
-    include: Include = None,
-    overrides: Overrides = None,
-    devices: Devices = None,
-    code: Code = None,
-    no_code: NoCode = False,
-    env: Env = None,
+    request: JobRequest,
+    *,
     what_if: Annotated[
         str | None,
         typer.Option(
@@ -123,14 +76,11 @@ def plan(
     Contacts no node. Ends with 1 when a training does not fit its devices."""
     from clusterctl.jobs import what_if as what_ifs
 
-    if what_if and (nodes or exclude or include):
-        raise UsageError("--what-if plans for imaginary nodes", "leave out --nodes, --exclude and --include")
     imagined = what_ifs.read(what_if) if what_if else None
-    if imagined and words and len(words) == 1:
-        overrides = [*what_ifs.without_folders(Path(words[0])), *(overrides or ())]
-    choice = Choice(cluster, nodes, exclude, include, imagined)
-    job = job_of(words, overrides, devices, code, no_code, env, choice)
-    summary = show_plan(choice.of(job)[0], job, as_json, rehearse=rehearse)
+    request = request.with_what_if(imagined) if imagined else request
+    choice = request.choice(imagined)
+    job = request.job(choice)
+    summary = show_plan(choice.of(job)[0], job, as_json=as_json, rehearse=rehearse)
     if summary.get("fits") is False:
         raise Found(
             "the training does not fit its devices",
@@ -139,7 +89,7 @@ def plan(
 
 
 def show_plan(
-    cluster: Cluster, job: Job, as_json: bool = False, argv: bool = False, rehearse: bool = False
+    cluster: Cluster, job: Job, *, as_json: bool = False, argv: bool = False, rehearse: bool = False
 ) -> dict[str, Any]:
     """Print the plan and return the trainer's summary (empty for a command)."""
     from clusterctl.cli import plan_view, views
@@ -171,16 +121,8 @@ def show_plan(
 
 
 def launch(
-    words: Words = None,
-    cluster: options.ClusterFile = None,
-    nodes: options.Nodes = None,
-    exclude: options.Exclude = None,
-    include: Include = None,
-    overrides: Overrides = None,
-    devices: Devices = None,
-    code: Code = None,
-    no_code: NoCode = False,
-    env: Env = None,
+    request: JobRequest,
+    *,
     restarts: Restarts = None,
     hang_after: HangAfter = None,
     share: Share = False,
@@ -194,13 +136,13 @@ def launch(
     `--`. Ctrl-C stops the run; a second Ctrl-C kills it."""
     from dataclasses import replace
 
-    choice = Choice(cluster, nodes, exclude, include)
-    job = with_restarts(job_of(words, overrides, devices, code, no_code, env, choice), restarts)
+    choice = request.choice()
+    job = with_restarts(request.job(choice), restarts)
     job = replace(job, share_devices=True) if share else job
     job = replace(job, hang_after=_seconds(hang_after)) if hang_after else job
     chosen, spares = choice.of(job)
     if dry_run:
-        show_plan(chosen, job, as_json, argv=True)
+        show_plan(chosen, job, as_json=as_json, argv=True)
         return
     from clusterctl.checks import doctor
     from clusterctl.cli.background import deliver_signals, start_in_background
@@ -233,7 +175,7 @@ def launch(
         if detach:
             with stopping_on_interrupt(run, connections):
                 deliver_signals()
-            leave(run, as_json)
+            leave(run, as_json=as_json)
             return
         follow_to_the_end(
             run, connections, stop_on_interrupt=True, trains=trains, as_json=as_json, first=first
@@ -296,7 +238,7 @@ def phases() -> Callable[[str, str], None]:
     return lambda phase, text: screen.log(f"{phase:<10} {text}  [{time.monotonic() - began:.1f} s]")
 
 
-def leave(run: RunDir, as_json: bool) -> None:
+def leave(run: RunDir, *, as_json: bool) -> None:
     """Leave a started run to its controller, and show how to follow it."""
     screen.log(f"the run continues without this terminal; follow it with: clusterctl attach {run.run_id}")
     if as_json:
@@ -307,6 +249,7 @@ def leave(run: RunDir, as_json: bool) -> None:
 
 def resume(
     run: options.RunName,
+    *,
     detach: Detach = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -318,7 +261,7 @@ def resume(
     record = found.read_record()
     job, cluster = record.job, record.cluster
     if dry_run:
-        show_plan(cluster, job, as_json, argv=True)
+        show_plan(cluster, job, as_json=as_json, argv=True)
         return
     with options.connected(cluster) as connections:
         with stopping_on_interrupt(found, connections):
@@ -328,7 +271,7 @@ def resume(
                 controller.Control(found, connections).resume(phases())
             put_in_charge(found)
         if detach:
-            leave(found, as_json)
+            leave(found, as_json=as_json)
         else:
             follow_to_the_end(
                 found, connections, stop_on_interrupt=True, trains=job.train is not None, as_json=as_json
@@ -345,6 +288,7 @@ def lacks_controller(run: RunDir, connections: Connections) -> bool:
 
 def attach(
     run: options.RunName = "last",
+    *,
     take_over: Annotated[
         bool,
         typer.Option("--take-over", help="Start a new controller, even if the old one is still running."),
@@ -365,7 +309,7 @@ def attach(
     state = read_state(found) if found.controller() is None and found.phase().is_final else None
     if state is not None:
         # The end is recorded here: no node is contacted.
-        conclude(found, state, as_json)
+        conclude(found, state, as_json=as_json)
         return
     with options.connected_to(found) as connections:
         if found.controller() is None and not found.phase().is_final:
@@ -419,10 +363,10 @@ def follow_to_the_end(
 
     state = read_state(run)
     assert state is not None
-    conclude(run, state, as_json)
+    conclude(run, state, as_json=as_json)
 
 
-def conclude(run: RunDir, state: Any, as_json: bool) -> None:
+def conclude(run: RunDir, state: Any, *, as_json: bool) -> None:
     """Report how the run ended; raise RunFailed unless it finished."""
     from clusterctl.cli import views
     from clusterctl.runs import cause as runs_cause
@@ -461,54 +405,3 @@ def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) ->
             for _ in watch:
                 pass
     screen.log(f"stopped    {plural(sum(left.values()), 'process', 'es')} left; {run.root}")
-
-
-def job_of(
-    words: list[str] | None,
-    overrides: list[str] | None,
-    devices: str | None,
-    code: Path | None,
-    no_code: bool,
-    env: list[str] | None,
-    choice: Choice,
-) -> Job:
-    """Return the job of a command line: a job file, or a command."""
-    from dataclasses import replace
-
-    from clusterctl.inventory.cluster import named_devices
-    from clusterctl.jobs import job as jobs
-
-    words = words or []
-    if not words:
-        raise UsageError(
-            "no job file and no command given",
-            "clusterctl launch job.yaml, or clusterctl launch -n node[1-2] -- python train.py",
-        )
-    if len(words) == 1 and words[0].endswith((".yaml", ".yml", ".json")):
-        job = jobs.load(Path(words[0]), overrides or (), choice.faults)
-        return job if devices is None else replace(job, devices=named_devices(devices))
-    if overrides:
-        raise UsageError(
-            "--set needs a job file", "pass settings of a command as its own arguments, after `--`"
-        )
-    pairs = dict(_pair(text) for text in env or ())
-    return jobs.from_command(words, None if no_code else _code_folder(code), devices, pairs)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise UsageError(f"--env {text}: expected NAME=VALUE", "for example --env NCCL_DEBUG=INFO")
-    return name, value
-
-
-def _code_folder(code: Path | None) -> Path:
-    folder = (code or Path.cwd()).resolve()
-    if not folder.is_dir():
-        raise UsageError(f"--code {folder}: no such folder", "give the folder that the command starts in")
-    if code is None and folder in (Path.home().resolve(), Path(folder.anchor)):
-        raise UsageError(
-            f"this would push all of {folder} to the nodes",
-            "give the folder with --code DIR, or use --no-code to push nothing",
-        )
-    return folder

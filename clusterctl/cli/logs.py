@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,32 +24,71 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections
 
 
-Rank = Annotated[
-    str | None,
-    typer.Option(
-        "--rank",
-        "-r",
-        metavar="RANKS",
-        help="Show only these ranks: 0,8-15. Default: rank 0, and the errors of every rank.",
-    ),
-]
-Node = Annotated[
-    str | None, typer.Option("--node", metavar="SET", help="Show only the ranks on these nodes.")
-]
-Grep = Annotated[
-    str | None, typer.Option("--grep", "-g", metavar="REGEX", help="Show only lines that match.")
-]
-Exclude = Annotated[str | None, typer.Option("--exclude", metavar="REGEX", help="Hide lines that match.")]
-Since = Annotated[
-    str | None,
-    typer.Option(
-        "--since",
-        metavar="TIME",
-        help="Show only lines since this time: 10m (ago), 14:30, '2026-01-31 14:30'.",
-    ),
-]
-Errors = Annotated[bool, typer.Option("--errors", help="Show only lines that look like errors.")]
-NoPrefix = Annotated[bool, typer.Option("--no-prefix", help="Do not write node:rank before each line.")]
+@dataclass(frozen=True)
+class LogOptions:
+    """The options of `logs tail` and `logs show` that choose lines and their form."""
+
+    run: options.RunName = "last"
+    rank: Annotated[
+        str | None,
+        typer.Option(
+            "--rank",
+            "-r",
+            metavar="RANKS",
+            help="Show only these ranks: 0,8-15. Default: rank 0, and the errors of every rank.",
+        ),
+    ] = None
+    node: Annotated[
+        str | None, typer.Option("--node", metavar="SET", help="Show only the ranks on these nodes.")
+    ] = None
+    grep: Annotated[
+        str | None, typer.Option("--grep", "-g", metavar="REGEX", help="Show only lines that match.")
+    ] = None
+    exclude: Annotated[
+        str | None, typer.Option("--exclude", metavar="REGEX", help="Hide lines that match.")
+    ] = None
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Show only lines since this time: 10m (ago), 14:30, '2026-01-31 14:30'.",
+        ),
+    ] = None
+    errors: Annotated[bool, typer.Option("--errors", help="Show only lines that look like errors.")] = False
+    no_prefix: Annotated[
+        bool, typer.Option("--no-prefix", help="Do not write node:rank before each line.")
+    ] = False
+    as_json: options.Json = False
+
+    def printer(self) -> LogPrinter:
+        """Return the printer of the lines."""
+        from clusterctl.cli.log_printer import LogPrinter
+
+        return LogPrinter(prefix=not self.no_prefix, as_json=self.as_json)
+
+    def begin(self) -> float | None:
+        """Return the time of --since, or None."""
+        from clusterctl.logs.store import moment
+
+        return None if self.since is None else moment(self.since)
+
+    def filter(self, run: RunDir) -> LogFilter:
+        """Return which lines of a run are wanted."""
+        from clusterctl.logs.store import LogFilter, parse_ranks
+
+        record = run.read_record()
+        nodes = frozenset(record.cluster.select(self.node).names) if self.node else None
+        ranks = parse_ranks(self.rank) if self.rank else None
+        # A later attempt may have fewer ranks than the first one.
+        if ranks and min(ranks) >= record.world_size and record.attempt == 1:
+            raise UsageError(
+                f"--rank {self.rank}: {run.run_id} has no such rank", f"use 0 to {record.world_size - 1}"
+            )
+        grep, exclude = _pattern("--grep", self.grep), _pattern("--exclude", self.exclude)
+        return LogFilter(ranks, nodes, grep, self.errors, exclude)
+
+
 Attempt = Annotated[
     int | None,
     typer.Option("--attempt", min=1, metavar="N", help="Show this start of the run. Default: the last one."),
@@ -57,13 +96,8 @@ Attempt = Annotated[
 
 
 def tail(
-    run: options.RunName = "last",
-    rank: Rank = None,
-    node: Node = None,
-    grep: Grep = None,
-    exclude: Exclude = None,
-    since: Since = None,
-    errors: Errors = False,
+    chosen: LogOptions,
+    *,
     lines: Annotated[
         int,
         typer.Option(
@@ -73,19 +107,19 @@ def tail(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep following until the run ends.")
     ] = False,
-    no_prefix: NoPrefix = False,
-    as_json: options.Json = False,
 ) -> None:
     """Show the last lines of the logs of a run; -f keeps following."""
-    from clusterctl.cli.log_printer import LogPrinter
-
-    found, wanted = options.run_named(run), _filter(run, rank, node, grep, exclude, errors)
-    when = _when(since)
-    printer = LogPrinter(prefix=not no_prefix, as_json=as_json)
+    found = options.run_named(chosen.run)
+    wanted, when, printer = chosen.filter(found), chosen.begin(), chosen.printer()
     if follow and not found.phase().is_final:
         with options.connected_to(found) as connections, _watched(found, connections) as watch:
             _show_on(
-                found, watch, _tail(found, wanted, lines, when, printer, True), wanted, printer, connections
+                found,
+                watch,
+                _tail(found, wanted, lines, when, printer, goes_on=True),
+                wanted,
+                printer,
+                connections,
             )
     else:
         bring_home(found)
@@ -93,13 +127,8 @@ def tail(
 
 
 def show(
-    run: options.RunName = "last",
-    rank: Rank = None,
-    node: Node = None,
-    grep: Grep = None,
-    exclude: Exclude = None,
-    since: Since = None,
-    errors: Errors = False,
+    chosen: LogOptions,
+    *,
     fold: Annotated[
         bool,
         typer.Option(
@@ -110,19 +139,16 @@ def show(
         bool, typer.Option("--fuzzy", help="With --fold: treat lines that differ only in numbers as equal.")
     ] = False,
     attempt: Attempt = None,
-    no_prefix: NoPrefix = False,
-    as_json: options.Json = False,
 ) -> None:
     """Show the logs of a run from the beginning, rank by rank."""
-    from clusterctl.cli.log_printer import LogPrinter
     from clusterctl.logs.store import kept_chunks
 
     if fuzzy and not fold:
         raise UsageError("--fuzzy needs --fold", "add --fold, or leave out --fuzzy")
-    found, wanted = options.run_named(run), _filter(run, rank, node, grep, exclude, errors)
-    number, when = _attempt(found, attempt), _when(since)
+    found = options.run_named(chosen.run)
+    wanted, when, printer = chosen.filter(found), chosen.begin(), chosen.printer()
+    number = _attempt(found, attempt)
     bring_home(found)
-    printer = LogPrinter(prefix=not no_prefix, as_json=as_json)
     if fold:
         from clusterctl.logs.fold import fold_lines
 
@@ -194,6 +220,7 @@ def _tail(
     lines: int,
     since: float | None,
     printer: LogPrinter,
+    *,
     goes_on: bool = False,
 ) -> dict[Path, int]:
     """Print the last lines of the local files; return how far each file was read.
@@ -252,29 +279,6 @@ def _attempt(run: RunDir, attempt: int | None) -> int:
             f"--attempt {attempt}: {run.run_id} has {plural(last, 'attempt')}", f"use 1 to {last}"
         )
     return attempt or last
-
-
-def _when(since: str | None) -> float | None:
-    from clusterctl.logs.store import moment
-
-    return None if since is None else moment(since)
-
-
-def _filter(
-    run: str, rank: str | None, node: str | None, grep: str | None, exclude: str | None, errors: bool
-) -> LogFilter:
-    from clusterctl.logs.store import LogFilter, parse_ranks
-
-    found = options.run_named(run)
-    nodes = frozenset(found.read_record().cluster.select(node).names) if node else None
-    ranks = parse_ranks(rank) if rank else None
-    if ranks:
-        record = found.read_record()
-        world = record.world_size
-        # A later attempt may have fewer than one before it.
-        if min(ranks) >= world and record.attempt == 1:
-            raise UsageError(f"--rank {rank}: {found.run_id} has no such rank", f"use 0 to {world - 1}")
-    return LogFilter(ranks, nodes, _pattern("--grep", grep), errors, _pattern("--exclude", exclude))
 
 
 def _pattern(option: str, text: str | None) -> re.Pattern[str] | None:

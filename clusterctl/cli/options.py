@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -67,6 +68,56 @@ Persist = Annotated[
         help="Keep connections open in the background for this long after their last use: 10m, 1h. Default: off.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """The options that choose nodes."""
+
+    cluster: ClusterFile = None
+    nodes: Nodes = None
+    exclude: Exclude = None
+
+    def chosen(self) -> Cluster:
+        """Return the chosen nodes of the inventory."""
+        return cluster_of(self.cluster, self.nodes, self.exclude)
+
+
+def flat(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as typer needs it: a dataclass parameter becomes one parameter for each of its fields."""
+    import inspect
+
+    groups: dict[str, Any] = {}
+    flattened: list[inspect.Parameter] = []
+    types = get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind = types[name]
+        if not is_dataclass(kind):
+            flattened.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[name] = kind
+        inner = get_type_hints(kind, include_extras=True)
+        flattened += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=inner[field.name],
+            )
+            for field in fields(kind)
+        ]
+    if not groups:
+        return function
+
+    def call(**values: Any) -> Any:
+        for name, kind in groups.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        return function(**values)
+
+    call.__doc__ = function.__doc__
+    call.__signature__ = inspect.Signature(flattened)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in flattened}
+    return call
 
 
 def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None = None) -> Cluster:

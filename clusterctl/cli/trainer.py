@@ -75,13 +75,9 @@ def scatter(
         list[str], typer.Argument(metavar="SHARD...", help="Prefixes of the shards, or their files.")
     ],
     to: Annotated[str, typer.Option("--to", metavar="NODE_PATH", help="The folder on each node.")],
-    cluster: options.ClusterFile = None,
-    nodes: options.Nodes = None,
-    exclude: options.Exclude = None,
-    replace: Annotated[
-        bool,
-        typer.Option("--replace", help=options.REPLACE),
-    ] = False,
+    selection: options.NodeOptions,
+    *,
+    replace: Annotated[bool, typer.Option("--replace", help=options.REPLACE)] = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
@@ -90,7 +86,7 @@ def scatter(
     from clusterctl.cli.push import show_pushed
     from clusterctl.transfer import scatter as transfer_scatter
 
-    chosen = options.cluster_of(cluster, nodes, exclude)
+    chosen = selection.chosen()
     folder, portions = transfer_scatter.portions(chosen, shards)
     if dry_run:
         rows = [{"node": portion.node.name, "to": to, "shards": list(portion.shards)} for portion in portions]

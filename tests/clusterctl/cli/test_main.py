@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 import subprocess
 import sys
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pytest
+import typer
 
 from clusterctl.cli import commands
 from clusterctl.cli.commands import SECTIONS, TABLE
 from clusterctl.cli.examples import examples
+from clusterctl.cli.options import flat
 
 
 def test_every_command_of_the_table_can_be_built() -> None:
@@ -76,3 +80,24 @@ def test_every_option_has_a_help_text_that_begins_a_sentence() -> None:
         for param in command.params:
             text = getattr(param, "help", None)
             assert text and (text[0].isupper() or text[0] == "0"), f"{key} {param.name}: {text}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    nodes: Annotated[str | None, typer.Option("--nodes", help="Use these.")] = None
+    count: Annotated[int, typer.Option(help="How many.")] = 3
+
+
+def test_a_dataclass_of_options_is_one_parameter_of_the_function_and_many_of_the_command() -> None:
+    seen: list[object] = []
+
+    def function(name: str, selection: Selection, *, dry_run: bool = False) -> None:
+        """Do it."""
+        seen.extend((name, selection, dry_run))
+
+    command = flat(function)
+    assert list(inspect.signature(command).parameters) == ["name", "nodes", "count", "dry_run"]
+    assert command.__doc__ == "Do it."
+    command(name="a", nodes="b", count=4, dry_run=True)
+    assert seen == ["a", Selection("b", 4), True]
+    assert flat(test_every_command_of_the_table_can_be_built) is test_every_command_of_the_table_can_be_built

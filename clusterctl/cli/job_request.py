@@ -1,0 +1,120 @@
+"""What a command line asks to run: a job file or a command, the nodes, and what is changed for this run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterctl.cli.node_choice import Choice
+from clusterctl.cli.options import NodeOptions
+from clusterctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.job import Job
+    from clusterctl.jobs.what_if import WhatIf
+
+
+@dataclass(frozen=True)
+class JobRequest(NodeOptions):
+    """The options of `plan` and `launch` that say what runs where."""
+
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="JOB | -- COMMAND...", help="A job file (YAML), or a command after `--`."),
+    ] = None
+    include: Annotated[
+        str | None,
+        typer.Option(
+            "--include",
+            "-i",
+            metavar="FILTER",
+            help="Use only these devices, in DeepSpeed's notation: w0@w1:0,2.",
+        ),
+    ] = None
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override a key of the job file: --set train.steps=100."
+        ),
+    ] = None
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--devices",
+            metavar="RANGE",
+            help='Devices to use on each node: 2 (a number), "[0,4)" (4 is excluded), 0,3.',
+        ),
+    ] = None
+    code: Annotated[
+        Path | None,
+        typer.Option(
+            "--code",
+            metavar="DIR",
+            help="For a command: the folder to push and to start in. Default: the current folder.",
+        ),
+    ] = None
+    no_code: Annotated[bool, typer.Option("--no-code", help="For a command: do not push a folder.")] = False
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME=VALUE", help="For a command: set an environment variable."),
+    ] = None
+
+    def with_what_if(self, imagined: WhatIf) -> JobRequest:
+        """Return the request for a plan on imaginary nodes, where the folders of the job need not exist."""
+        from clusterctl.jobs import what_if
+
+        if self.nodes or self.exclude or self.include:
+            raise UsageError(
+                "--what-if plans for imaginary nodes", "leave out --nodes, --exclude and --include"
+            )
+        if not self.words or len(self.words) != 1:
+            return self
+        return replace(
+            self, overrides=[*what_if.without_folders(Path(self.words[0])), *(self.overrides or ())]
+        )
+
+    def choice(self, imagined: WhatIf | None = None) -> Choice:
+        """Return how the nodes of the job are chosen."""
+        return Choice(self.cluster, self.nodes, self.exclude, self.include, imagined)
+
+    def job(self, choice: Choice) -> Job:
+        """Return the job: a job file, or a command."""
+        from clusterctl.inventory.cluster import named_devices
+        from clusterctl.jobs import job as jobs
+
+        words = self.words or []
+        if not words:
+            raise UsageError(
+                "no job file and no command given",
+                "clusterctl launch job.yaml, or clusterctl launch -n node[1-2] -- python train.py",
+            )
+        if len(words) == 1 and words[0].endswith((".yaml", ".yml", ".json")):
+            job = jobs.load(Path(words[0]), self.overrides or (), choice.faults)
+            return job if self.devices is None else replace(job, devices=named_devices(self.devices))
+        if self.overrides:
+            raise UsageError(
+                "--set needs a job file", "pass settings of a command as its own arguments, after `--`"
+            )
+        pairs = dict(_pair(text) for text in self.env or ())
+        return jobs.from_command(words, None if self.no_code else self._code_folder(), self.devices, pairs)
+
+    def _code_folder(self) -> Path:
+        folder = (self.code or Path.cwd()).resolve()
+        if not folder.is_dir():
+            raise UsageError(f"--code {folder}: no such folder", "give the folder that the command starts in")
+        if self.code is None and folder in (Path.home().resolve(), Path(folder.anchor)):
+            raise UsageError(
+                f"this would push all of {folder} to the nodes",
+                "give the folder with --code DIR, or use --no-code to push nothing",
+            )
+        return folder
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"--env {text}: expected NAME=VALUE", "for example --env NCCL_DEBUG=INFO")
+    return name, value
