@@ -25,7 +25,12 @@ LOST = 255
 
 
 def main() -> None:
-    """The program `clusterctl`."""
+    """Run the program `clusterctl`."""
+    if sys.argv[1:] == ["--version"] and sys.stdout:
+        from clusterctl import __version__
+
+        sys.stdout.write(f"clusterctl {__version__}\n")
+        return
     code = _by_keeper(sys.argv[1:]) if sys.argv[1:2] and sys.argv[1] in VERBS else None
     if code is None:
         before = signal.getsignal(signal.SIGINT)
