@@ -38,6 +38,8 @@ class ModelConfig:
     """A gated feed-forward part, silu(gate) x up, in the place of GELU; `activation` is not used then."""
     dropout: float = setting(0.0, least=0.0, below=1.0)
     """Chance to drop an activation, in training only."""
+    attention_dropout: float = setting(0.0, least=0.0, below=1.0)
+    """Chance to drop an attention probability, in training only. Above 0 no kernel is used: all scores are kept."""
     activation: str = setting("gelu_tanh", choices=("gelu_tanh", "gelu"))
     """gelu_tanh is what GPT-2 was trained with; gelu is the exact form."""
     eps: float = setting(1e-5, above=0.0)

@@ -26,7 +26,7 @@ from trainer.model.layers import (
     initialize,
     residual_deviation,
 )
-from trainer.model.masks import UNCOUNTED, loss_over_counted
+from trainer.model.masks import UNCOUNTED, future, loss_over_counted
 from trainer.model.recompute import NOTHING, Recompute
 from trainer.parallel.tensor import ALONE, SEQUENCE, Parallel
 
@@ -113,6 +113,6 @@ class GLM(nn.Module):
 
 def unseen(separators: Tensor, length: int) -> Tensor:
     """(batch, 1, length, length), True where a row's token must not see a column's: later, and not of the source."""
-    later = torch.ones(length, length, dtype=torch.bool, device=separators.device).triu(1)
+    later = future(length, separators.device)
     behind = torch.arange(length, device=separators.device) >= separators.unsqueeze(-1)  # (batch, length)
     return later & behind[:, None, None, :]

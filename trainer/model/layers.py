@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import native
 from trainer.config.model_sizes import ModelConfig
+from trainer.model.masks import future
 from trainer.model.recompute import NOTHING, Recompute
 from trainer.parallel.tensor import ALONE, Parallel, column_linear, cross_entropy
 
@@ -152,6 +153,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.groups = config.heads // parallel.size, config.groups // parallel.size
         self.size, self.dropout = config.head_size, config.dropout
+        self.attention_dropout, self.parallel = config.attention_dropout, parallel
         keys = config.groups * config.head_size
         self.qkv = ColumnLinear(config.hidden, (config.hidden, keys, keys), parallel)
         self.out = RowLinear(config.hidden, config.hidden, parallel)
@@ -165,13 +167,40 @@ class Attention(nn.Module):
             q, k = turned(q, *sight.turns), turned(k, *sight.turns)
         if self.groups != self.heads:
             k, v = (part.repeat_interleave(self.heads // self.groups, 1) for part in (k, v))
-        mixed = self.recompute.scores(self._mix, q, k, v, sight.hidden)  # (batch, heads, sequence, head size)
+        # (batch, heads, sequence, head size)
+        draws = bool(self.attention_dropout and self.training)
+        mixed = self.recompute.scores(self._mix, q, k, v, sight.hidden, draws=draws)
         return F.dropout(self.out(mixed.transpose(1, 2).flatten(2)), self.dropout, self.training)
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
+        if self.attention_dropout and self.training:
+            return self._mix_with_dropout(q, k, v, hidden)
         if hidden is None:
             return self.ops.attention(q, k, v, causal=True)
         return F.scaled_dot_product_attention(q, k, v, ~hidden)
+
+    def _mix_with_dropout(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
+        if hidden is None:
+            hidden = future(q.shape[-2], q.device)
+        scores = (q * self.size**-0.5) @ k.transpose(-2, -1)  # (batch, heads, sequence, sequence)
+        probabilities = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1)
+        return self._dropped(probabilities) @ v
+
+    def _dropped(self, probabilities: Tensor) -> Tensor:
+        """Drop probabilities of this rank's heads, with other random numbers than those of other ranks' heads.
+
+        Tensor parallel ranks without sequence parallel draw the same numbers, so that they drop the same activations
+        between the matrices. Each draws for the heads of all ranks, in order, and uses those for its own.
+        """
+        if self.parallel.size == 1 or self.parallel.sequence:
+            return F.dropout(probabilities, self.attention_dropout)
+        dropped = [F.dropout(probabilities, self.attention_dropout) for _ in range(self.parallel.rank + 1)][
+            -1
+        ]
+        for _ in range(self.parallel.rank + 1, self.parallel.size):
+            # Leaves the generator in the same state on every rank.
+            F.dropout(probabilities.detach(), self.attention_dropout)
+        return dropped
 
 
 class FeedForward(nn.Module):

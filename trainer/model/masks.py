@@ -28,6 +28,11 @@ class Ends:
     """Nothing sees what lies before one."""
 
 
+def future(length: int, device: torch.device) -> Tensor:
+    """Return (length, length), True where a column's token comes after a row's."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+
+
 def counted(inputs: Tensor, targets: Tensor, eod: int) -> Tensor:
     """The targets, without those whose input is an end of document."""
     return targets.masked_fill(inputs == eod, UNCOUNTED)
@@ -62,6 +67,5 @@ def documents(inputs: Tensor, eod: int) -> Tensor:
 def hidden(inputs: Tensor, eod: int) -> Tensor:
     """(batch, 1, sequence, sequence), True where a row's token must not see a column's: later, or elsewhere."""
     number = documents(inputs, eod).unsqueeze(-2)
-    length = inputs.shape[-1]
-    later = torch.ones(length, length, dtype=torch.bool, device=inputs.device).triu(1)
+    later = future(inputs.shape[-1], inputs.device)
     return (number.transpose(-1, -2) != number).unsqueeze(-3) | later

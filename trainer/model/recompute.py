@@ -35,11 +35,14 @@ class Recompute:
             x = self._again(blocks[start : start + self.every], x, *shared)
         return x
 
-    def scores(self, run: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
-        """Attention's core, whose inside grows with the square of the sequence."""
+    def scores(self, run: Callable[..., Tensor], *arguments: Tensor | None, draws: bool = False) -> Tensor:
+        """Run attention's core, whose inside grows with the square of the sequence.
+
+        `draws`: it draws random numbers, the same ones when it is computed again.
+        """
         if self.mode != "selective" or not torch.is_grad_enabled():
             return run(*arguments)
-        result: Tensor = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
+        result: Tensor = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=draws)
         return result
 
     def _again(self, blocks: Sequence[nn.Module], x: Tensor, *shared: object) -> Tensor:

@@ -96,17 +96,32 @@ def attention(one: Pass, selective: bool = False) -> int:
     keys = one.width * one.tokens * model.groups * model.head_size // one.tensor
     if selective:
         return _handed(one, qkv, keys)
+    if model.attention_dropout:
+        return one.wide_share + _handed_to_products(one, qkv, keys) + dropped_scores(one) + _masks(one)
     if one.core is AttentionCore.KERNEL or model.kind == "glm":
         sums = WIDE * one.samples * model.heads // one.tensor * model.sequence
-        masks = one.samples * model.sequence**2 if model.kind == "glm" else 0
-        return _handed(one, qkv, keys) + sums + masks
+        return _handed(one, qkv, keys) + sums + (_masks(one) if model.kind == "glm" else 0)
     if one.core is AttentionCore.BLOCKS and model.sequence > BLOCK:
         return one.wide_share + _handed(one, qkv, keys, queries=False) + block_scores(one)
-    # A product of many samples' views copies them.
-    copied = model.groups != model.heads or one.samples > 1
-    handed = 2 * one.wide_share if copied else _handed(one, qkv, keys, queries=False)
     # Scaled queries, keys and values, mask.
-    return one.wide_share + handed + scores(one) + model.sequence**2
+    return one.wide_share + _handed_to_products(one, qkv, keys) + scores(one) + _masks(one)
+
+
+def _handed_to_products(one: Pass, qkv: int, keys: int) -> int:
+    """Return the bytes of keys and values: a product of many samples' views copies them."""
+    copied = one.model.groups != one.model.heads or one.samples > 1
+    return 2 * one.wide_share if copied else _handed(one, qkv, keys, queries=False)
+
+
+def _masks(one: Pass) -> int:
+    """Return the bytes of the mask of unseen keys: one for all samples, or in GLM one for each."""
+    return one.model.sequence**2 * (one.samples if one.model.kind == "glm" else 1)
+
+
+def dropped_scores(one: Pass) -> int:
+    """Return the bytes of attention's probabilities before and after their dropout, and of its mask."""
+    mask = 1 if one.kind == "cuda" else one.width
+    return scores(one) * (2 * one.width + mask) // one.width
 
 
 def _handed(one: Pass, qkv: int, keys: int, queries: bool = True) -> int:

@@ -17,7 +17,7 @@ from trainer.model.gpt import GPT
 from trainer.model.recompute import NOTHING, Recompute
 
 Make = Callable[..., dict[str, Any]]
-SHAPE = ModelConfig(layers=3, hidden=32, heads=4, sequence=48, vocab=69, dropout=0.2)
+SHAPE = ModelConfig(layers=3, hidden=32, heads=4, sequence=48, vocab=69, dropout=0.2, attention_dropout=0.1)
 MODES = [Recompute("full"), Recompute("full", every=2), Recompute("selective")]
 
 
@@ -93,6 +93,7 @@ def test_a_job_that_recomputes_has_the_losses_of_one_that_keeps_on_every_layout(
                 "sequence": 33,
                 "vocab": 69,
                 "dropout": 0.1,
+                "attention_dropout": 0.2,
             },
             data={"prefix": str(prefix), "split": "80,20,0", **({"eod": 3} if kind == "glm" else {})},
             parallel={"tensor": 2},

@@ -26,6 +26,8 @@ from trainer.plan.hardware import CPU_LEVELS
 from trainer.plan.memory import attention_core, parameters_of, stages
 from trainer.plan.resolve import try_config
 
+# The counts are those of the compiled kernels.
+pytestmark = pytest.mark.usefixtures("compiled")
 Make = Callable[..., dict[str, Any]]
 SHAPES = [
     {},
@@ -34,6 +36,8 @@ SHAPES = [
     {"query_groups": 2, "rotary": True},
     {"swiglu": True},
     {"dropout": 0.1},
+    {"attention_dropout": 0.1},
+    {"attention_dropout": 0.1, "query_groups": 2, "rotary": True},
 ]
 
 
