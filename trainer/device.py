@@ -1,7 +1,6 @@
-"""cpu | cuda | npu as one value with the few calls that differ.
+"""A device of kind cpu, cuda or npu, with the calls that differ between the kinds.
 
-The cuda and npu paths are written to the vendors' documents; npu's runs in tests on a stand-in, no hardware has seen
-either so far.
+The cuda and npu code follows the vendors' documents. It has not run on hardware yet; tests run npu on a stand-in.
 """
 
 from __future__ import annotations
@@ -13,13 +12,10 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer import env
 from trainer.errors import InputError
-
-if TYPE_CHECKING:
-    pass
 
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 
@@ -37,34 +33,34 @@ class Device:
 
     @property
     def collectives(self) -> str:
-        """The process group's backend."""
+        """Return the backend of the process group."""
         return COLLECTIVES[self.kind]
 
     def synchronize(self) -> None:
-        """Wait for what was queued, so that a clock read after it tells the truth."""
+        """Wait until the device has finished all queued work."""
         if self.kind != "cpu":
             _runtime(self.kind).synchronize()
 
     def stopwatch(self) -> Stopwatch:
-        """A clock of what this rank computes, started now."""
+        """Return a running stopwatch for this rank's own computation."""
         return Stopwatch(None if self.kind == "cpu" else _runtime(self.kind))
 
     def described(self) -> str:
-        """The device's own name; empty of a CPU."""
+        """Return the name that the device reports; empty for a CPU."""
         return "" if self.kind == "cpu" else str(_runtime(self.kind).get_device_name(self.index))
 
     def memory_peak(self) -> int:
-        """Bytes held at most so far: a device's by tensors, a CPU's by the whole process."""
+        """Return the peak memory in bytes: of tensors on a device, of the whole process on a CPU."""
         if self.kind != "cpu":
             return int(_runtime(self.kind).max_memory_allocated())
         return _resident("VmHWM")
 
     def memory_before(self) -> int:
-        """What of `memory_peak` was there before any tensor: a CPU's libraries."""
+        """Return the bytes of `memory_peak` that are in use before training: on a CPU, those of libraries."""
         return _resident("VmRSS") if self.kind == "cpu" else 0
 
     def profiler(self) -> Any:
-        """The module with `profile` and `schedule`: torch's own or torch_npu's, which are called alike."""
+        """Return the module with `profile` and `schedule`: torch's or torch_npu's, which have the same interface."""
         return importlib.import_module("torch_npu.profiler" if self.kind == "npu" else "torch.profiler")
 
     def autocast(self, precision: str) -> Any:
@@ -76,7 +72,7 @@ class Device:
 
 
 class Stopwatch:
-    """Seconds from its making, or from `go_on`, to `stop`; where work is queued, the device's and not the queuer's."""
+    """Adds up the time between start or `resume` and `stop`; on a device with a queue, the device's own time."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -93,11 +89,11 @@ class Stopwatch:
     def stop(self) -> None:
         self._spans.append((self._began, self._mark()))
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._began = self._mark()
 
     def seconds(self) -> float:
-        """Asked after the step's own synchronization: it waits for the device else."""
+        """Return the sum. Call it after the device is synchronized; otherwise it waits for the device."""
         if self._runtime is None:
             return float(sum(ended - began for began, ended in self._spans))
         if self._spans:
@@ -106,7 +102,7 @@ class Stopwatch:
 
 
 def _resident(key: str) -> int:
-    """Bytes of this process by the kernel's own count; 0 where it does not say."""
+    """Return a memory figure of this process from the kernel, in bytes; 0 if it is not available."""
     try:
         with open("/proc/self/status", "rb") as file:
             lines = file.read().split(b"\n")
@@ -116,7 +112,7 @@ def _resident(key: str) -> int:
 
 
 def npu_fault() -> str:
-    """Why Ascend devices cannot be used here, or nothing; asked before torch is imported, in under 1 ms."""
+    """Return why Ascend devices cannot be used here, or ""; takes under 1 ms and does not import torch."""
     if importlib.util.find_spec("torch_npu") is None:
         return "torch_npu is not installed"
     if not glob.glob("/dev/davinci[0-9]*"):
@@ -130,9 +126,9 @@ def npu_fault() -> str:
 
 
 def prepare_import() -> str:
-    """Call once before torch is imported; returns npu_fault().
+    """Prepare the import of torch, before it; return npu_fault().
 
-    An installed torch_npu breaks `import torch` where CANN is missing, since torch loads it by itself.
+    torch loads an installed torch_npu automatically, and that breaks `import torch` where CANN is missing.
     """
     fault = npu_fault()
     if fault:
@@ -141,19 +137,19 @@ def prepare_import() -> str:
 
 
 def open_device(
-    asked: str, local_rank: int, local_world_size: int, threads: int | None, deterministic: bool
+    requested: str, local_rank: int, local_world_size: int, threads: int | None, deterministic: bool
 ) -> Device:
-    """Choose and set up this rank's device; `asked` is cpu, cuda, npu, or empty for the best that is here."""
+    """Set up this rank's device and return it; `requested` is cpu, cuda, npu, or "" for the best available."""
     fault = prepare_import()
     import torch
 
-    kind = asked or ("npu" if not fault else "cuda" if torch.cuda.is_available() else "cpu")
+    kind = requested or ("npu" if not fault else "cuda" if torch.cuda.is_available() else "cpu")
     if kind == "npu" and fault:
         raise InputError(
-            f"an npu was asked for, but {fault}", "use device kind cpu, or install what is missing"
+            f"the device kind is npu, but {fault}", "use device kind cpu, or install what is missing"
         )
     if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError("cuda was asked for, but torch sees no CUDA device", "use device kind cpu")
+        raise InputError("the device kind is cuda, but torch sees no CUDA device", "use device kind cpu")
     device = Device(kind, 0 if kind == "cpu" else _visible(kind, local_rank))
     if kind == "cpu":
         torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // local_world_size))
@@ -165,20 +161,20 @@ def open_device(
 
 
 def _visible(kind: str, local_rank: int) -> int:
-    """Local rank n uses the n-th visible device; number 0 where a rank is shown only its own."""
+    """Return the device of a local rank: the n-th visible one; 0 where a rank sees its own device alone."""
     return local_rank % max(1, int(_runtime(kind).device_count()))
 
 
 def _make_deterministic(torch: Any) -> None:
     env.preset("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # use_deterministic_algorithms would do, but it loads torch's compiler: 1.5 s of each rank's start.
+    # use_deterministic_algorithms does the same, but loads torch's compiler: 1.5 s of each rank's start.
     torch.set_deterministic_debug_mode("warn")
-    # Costs a pass over every new tensor.
+    # Filling costs a pass over every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def _runtime(kind: str) -> Any:
-    """torch.cuda or torch.npu."""
+    """Return torch.cuda or torch.npu."""
     import torch
 
     if kind == "npu":
@@ -187,7 +183,7 @@ def _runtime(kind: str) -> Any:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep large freed buffers: worth 1.2 to 1.5 times on CPU. Call before torch is imported."""
+    """Have glibc keep large freed buffers, before torch is imported: 1.2 to 1.5 times as fast on a CPU."""
     if env.glibc_is_tuned():
         return
     # MMAP_MAX, TRIM_THRESHOLD, TOP_PAD.
@@ -195,12 +191,12 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Have glibc return large freed buffers at once, where memory is dearer than the time to fault them in again.
+    """Have glibc return large freed buffers to the kernel immediately: less memory, but more page faults.
 
-    Kept, the holes that gathered weights leave do not fit the next ones: of 42M parameters, 64 tokens a step, ZeRO 3
-    took 1.9 GB a rank where ZeRO 0 took 1.0; given back, 0.9, and 0.5 s of a processor more a step.
+    Kept buffers of gathered weights do not fit the next ones. With 42M parameters and 64 tokens per step, ZeRO 3 took
+    1.9 GB per rank where ZeRO 0 took 1.0 GB; with returned buffers 0.9 GB, and 0.5 s more processor time per step.
     """
-    # And MMAP_THRESHOLD.
+    # MMAP_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD.
     _tune_malloc({-4: 1 << 16, -3: 1 << 20, -1: 64 << 20, -2: 16 << 20})
     if libc := _glibc():
         libc.malloc_trim(0)
@@ -213,7 +209,7 @@ def _tune_malloc(options: Mapping[int, int]) -> None:
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """None where there is another C library."""
+    """Return glibc, or None with another C library."""
     try:
         libc = ctypes.CDLL("libc.so.6")
     except OSError:

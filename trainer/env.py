@@ -1,4 +1,4 @@
-"""The one reader of the environment. The launcher spells the same names in its contract."""
+"""Read the environment variables that the launcher sets; no other module of the trainer reads them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,14 @@ MALLOC_TUNING = {
 }
 
 FAULT = "CLUSTERCTL_FAULT"
-"""For drills and tests: `rank1:step3:exit7`, `rank1:step3:kill9` or `rank0:step5:raise` makes that rank
-end in that way when it begins that step; `rank1:step3:slow200` adds 200 ms to each of its steps from that one on."""
+"""For drills and tests. `rank1:step3:exit7`, `rank1:step3:kill9` or `rank0:step5:raise` ends that rank in that way
+when it begins the step; `rank1:step3:slow200` adds 200 ms to each of its steps from then on."""
 THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
 class Drill:
-    """A rank's arranged death, or its slowness: `how` is exit, kill, raise or slow; `number` the exit code, the signal
-    or milliseconds."""
+    """A fault to inject: `how` is exit, kill, raise or slow; `number` is the exit code, the signal or milliseconds."""
 
     rank: int
     step: int
@@ -55,7 +54,7 @@ class Drill:
 
 @dataclass(frozen=True)
 class Env:
-    """What a rank was told by the one who started it; the defaults are those of a process alone."""
+    """What the launcher passed to this rank; the defaults are those of a process without a launcher."""
 
     rank: int = 0
     local_rank: int = 0
@@ -67,16 +66,17 @@ class Env:
     run_dir: Path | None = None
     attempt: int = 1
     node: str = ""
-    # "" leaves the choice to device.py.
+    # "" for the best kind that is available.
     device_kind: str = ""
-    # What all runs of this node may share.
+    # A folder that all runs on this node share.
     cache_dir: Path | None = None
     drill: Drill | None = None
-    # None: not told, share the cores among the node's ranks.
+    # None divides the cores among the node's ranks.
     threads: int | None = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Env:
+        """Return the values of `environ`, by default of this process; InputError names a bad variable."""
         given = os.environ if environ is None else environ
         world_size = _integer(given, WORLD_SIZE, 1, least=1)
         env = cls(
@@ -124,7 +124,7 @@ def replace(name: str, value: str) -> None:
 
 
 def glibc_is_tuned() -> bool:
-    """Whether the starter already set the allocator's variables, which glibc reads before main()."""
+    """Return whether the launcher has set the allocator's variables, which glibc reads before main()."""
     return "MALLOC_TRIM_THRESHOLD_" in os.environ
 
 

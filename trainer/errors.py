@@ -1,12 +1,12 @@
-"""Every way that the trainer says no, with its exit code and a remedy.
+"""The errors of the trainer with their exit codes.
 
 TrainerError              1
 |- InputError             2   the command line, a config or a file is wrong; nothing was trained
-|  |- ConfigFaults        2   all the faults of one config at once
+|  |- ConfigFaults        2   all faults of one config
 |  |- DataError           2   a corpus, tokenizer or index that cannot be used
 |  '- CheckpointError     2   a checkpoint that is damaged, absent, or of another model or data
-|- DataFailed             1   a build of data began and cannot go on (a full disk); run again, it goes on
-'- TrainingFailed         1   training began and cannot go on (a loss that is not finite, a full disk)
+|- DataFailed             1   a data build started and cannot continue (a full disk); run it again to continue
+'- TrainingFailed         1   training started and cannot continue (a loss that is not finite, a full disk)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 
 class TrainerError(Exception):
-    """A failure in words, and `hint`, what the user can try next."""
+    """A failure with a message, and a `hint` that says what the user can try."""
 
     exit_code = 1
 
@@ -27,7 +27,7 @@ class TrainerError(Exception):
 
 
 class InputError(TrainerError):
-    """What was given is wrong; nothing was trained."""
+    """The command line, a config or a file is wrong; nothing was trained."""
 
     exit_code = 2
 
@@ -37,14 +37,14 @@ UNKNOWN_KEY = "unknown key"
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing wrong in a config: its `key` (train.optimizer.lr), what, and what to write instead."""
+    """One fault of a config: its `key` (train.optimizer.lr), what is wrong, and what to write instead."""
 
     key: str
     what: str
     remedy: str = ""
 
     def is_of(self, key: str) -> bool:
-        """Whether it leaves the value of `key` (optimizer.lr), or a part of it, unknown."""
+        """Return whether the fault leaves the value of `key` (optimizer.lr), or of a part of it, unknown."""
         inside = f"{self.key}.".startswith(f"train.{key}.")
         return inside and self.what != UNKNOWN_KEY
 
@@ -56,7 +56,7 @@ class Fault:
 
 
 class ConfigFaults(InputError):
-    """All the faults of one config."""
+    """All faults of one config."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
@@ -72,8 +72,8 @@ class CheckpointError(InputError):
 
 
 class DataFailed(TrainerError):
-    """A build of data began and cannot go on; what is built is kept, and the same command goes on."""
+    """A data build started and cannot continue; the same command continues from what is built."""
 
 
 class TrainingFailed(TrainerError):
-    """Training began and cannot go on."""
+    """Training started and cannot continue."""

@@ -1,9 +1,7 @@
-"""Whole-file replace, hashes and syncs: a reader never sees half of a file.
+"""Replace, sync and hash files, and read a text from each line of a JSON-lines file.
 
-Lines of JSON -> the text under one key of each, by compiled code where there is some.
-
-It answers for lines of which it is certain, and Python's own reader judges all others: what is refused, in which
-words, is the same with it and without.
+Compiled code reads the lines that it understands completely. Python's json reads all others, so that the same lines
+are refused with the same messages without compiled code.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from native.text import json_lines
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write aside, sync, rename over `path`."""
+    """Write a temporary file, sync it and rename it to `path`: a reader never sees half of the content."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         aside.write_bytes(content)
@@ -29,7 +27,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold what was written to a file, or to a folder's list of names."""
+    """Write a file's content, or a folder's entries, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -38,7 +36,7 @@ def sync(path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a file, read in pieces."""
+    """Return the hex digest of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while piece := stream.read(1 << 20):
@@ -47,14 +45,14 @@ def sha256(path: Path) -> str:
 
 
 def texts(data: bytes, key: str) -> Iterator[tuple[int, str | bytes]]:
-    """(number of the line, from 0; its text), or the line itself as bytes for Python to read; no blank ones."""
+    """Yield (line number from 0, text under `key`); for Python's json to read, the line as bytes. Skip blank lines."""
     if json_lines.why_not():
         yield from _lines(data)
         return
-    found = json_lines.read(data, key)
-    text = memoryview(found.text.data)
+    lines = json_lines.read(data, key)
+    text = memoryview(lines.text.data)
     rows = zip(
-        found.numbers.tolist(), found.plain.tolist(), found.starts.tolist(), found.ends.tolist(), strict=True
+        lines.numbers.tolist(), lines.plain.tolist(), lines.starts.tolist(), lines.ends.tolist(), strict=True
     )
     for number, plain, start, end in rows:
         yield number, str(text[start:end], "utf-8") if plain else data[start:end]

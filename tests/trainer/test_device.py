@@ -94,7 +94,7 @@ def test_rates_are_told_by_their_conventions_and_of_a_peak_that_says_where_it_is
         "palm": pytest.approx(121.5, rel=0.01),
     }
     assert of["of_peak"]["palm"] == pytest.approx(121.5 / 989, rel=0.01)
-    assert rates.words(100_000.0) == "TFLOP/s a device: palm 122 (12.3%), hardware 146 (14.8%)"
+    assert rates.text(100_000.0) == "TFLOP/s per device: palm 122 (12.3%), hardware 146 (14.8%)"
 
 
 def test_the_peak_is_the_jobs_own_figure_or_known_of_the_kind() -> None:

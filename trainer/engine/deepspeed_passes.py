@@ -163,7 +163,7 @@ class _Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.clock:
-            self.clock.go_on()
+            self.clock.resume()
         run = self.model if self.first else partial(self.model, x=x)
         result = model_loss(run, self.model, self.micros.popleft(), self.device, self.precision)
         factor = self.factors.popleft()

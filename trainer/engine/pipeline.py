@@ -62,7 +62,7 @@ class PipelineRunner:
         pending: dict[tuple[int, int], _PendingBackward] = {}
         for action in actions:
             received = exchange.take()
-            own.go_on()
+            own.resume()
             place = action.piece, action.micro
             if action.forward:
                 if received is not None:

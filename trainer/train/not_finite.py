@@ -1,4 +1,4 @@
-"""Where a step that is not finite goes wrong: a second pass over the same batch, with every layer watched."""
+"""Find the first bad layer of a non-finite step: run the step again with hooks on every layer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from trainer.config.layout import Layout
 from trainer.engine.torch_engine import StepResult
 from trainer.parallel.group import Group
 
-# (0 weights | 1 forward | 2 backward, depth in the order of that pass, layers seen before, words, rank)
+# (0 weights | 1 forward | 2 backward, depth in the order of that pass, tensors checked before, description, rank)
 Finding = tuple[int, int, int, str, int]
 _BLOCK = re.compile(r"\bblocks\.(\d+)\b")
 
 
 class NonFiniteHooks:
-    """Hooks on every layer of a model, for the time of a `with`; `first` is the first that is not finite."""
+    """Hooks on every layer of a model, as a context manager; `first` describes the first non-finite tensor."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.first: tuple[int, int, str] | None = None
-        self._seen = 0
+        self._checked = 0
         self._hooks: list[Any] = []
 
     def __enter__(self) -> NonFiniteHooks:
@@ -41,60 +41,60 @@ class NonFiniteHooks:
         for hook in self._hooks:
             hook.remove()
 
-    def _note(self, phase: int, words: str) -> None:
-        self._seen += 1
+    def _note(self, phase: int, text: str) -> None:
+        self._checked += 1
         if self.first is None:
-            self.first = (phase, self._seen, words)
+            self.first = (phase, self._checked, text)
 
     def _output(self, name: str) -> Callable[..., None]:
-        told = f"the output of {name}" if name else "the loss"
+        subject = f"the output of {name}" if name else "the loss"
 
         def hook(module: nn.Module, _: Any, output: Any) -> None:
             for tensor in output if isinstance(output, (tuple, list)) else (output,):
                 if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
                     continue
-                self._seen += 1
+                self._checked += 1
                 if not _finite(tensor.detach()):
-                    self._note(1, f"{told} is not finite")
+                    self._note(1, f"{subject} is not finite")
                 elif tensor.requires_grad and module.training:
-                    tensor.register_hook(self._gradient(f"the gradient of {told}"))
+                    tensor.register_hook(self._gradient(f"the gradient of {subject}"))
 
         return hook
 
-    def _gradient(self, told: str) -> Callable[[Tensor], None]:
+    def _gradient(self, subject: str) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
-            self._seen += 1
+            self._checked += 1
             if not _finite(gradient):
-                self._note(2, f"{told} is not finite")
+                self._note(2, f"{subject} is not finite")
 
         return hook
 
 
 def _finite(tensor: Tensor) -> bool:
-    # Of a weight that is divided, this rank's part.
+    # For a divided weight, this rank's part.
     own = getattr(tensor, "_local_tensor", tensor)
     return bool(torch.isfinite(own).all().item())
 
 
-def _depth(words: str) -> int:
-    """How far from the model's beginning a layer is; a stage of a pipeline may have some of several depths."""
-    block = _BLOCK.search(words)
+def _depth(text: str) -> int:
+    """Return a layer's distance from the beginning of the model, to compare findings of different stages."""
+    block = _BLOCK.search(text)
     if block:
         return int(block[1]) + 1
-    return 0 if "tokens" in words or "positions" in words else 1 << 20
+    return 0 if "tokens" in text or "positions" in text else 1 << 20
 
 
 class NonFiniteSearch:
-    """Repeats a step of all ranks and says where it first went wrong, and on which of them."""
+    """Repeats a step on all ranks and finds the first non-finite tensor and its rank."""
 
     def __init__(self, model: nn.Module, group: Group, layout: Layout) -> None:
         self.model, self.group, self.layout = model, group, layout
 
     def __call__(self, again: Callable[[], StepResult]) -> tuple[StepResult, str]:
-        """What the repeated step gave, and words for people; the same on every rank."""
-        with NonFiniteHooks(self.model) as watch:
+        """Return the repeated step's result and a description of the cause, the same on every rank."""
+        with NonFiniteHooks(self.model) as hooks:
             result = again()
-        findings = [finding for finding in self.group.gather(self._finding(watch)) if finding is not None]
+        findings = [finding for finding in self.group.gather(self._finding(hooks)) if finding is not None]
         if math.isfinite(result.loss) and math.isfinite(result.grad_norm):
             return result, "the same batch was finite when it was computed again: suspect the device's memory"
         if not findings:
@@ -102,18 +102,18 @@ class NonFiniteSearch:
         first = min(findings)
         return result, first[3] + self._where(first[4])
 
-    def _finding(self, watch: NonFiniteHooks) -> Finding | None:
-        if watch.first is None:
+    def _finding(self, hooks: NonFiniteHooks) -> Finding | None:
+        if hooks.first is None:
             return None
-        phase, seen, words = watch.first
-        depth = _depth(words)
-        return phase, depth if phase < 2 else -depth, seen, words, self.group.rank
+        phase, checked, text = hooks.first
+        depth = _depth(text)
+        return phase, depth if phase < 2 else -depth, checked, text, self.group.rank
 
     def _where(self, rank: int) -> str:
-        """` on rank 3 (pipeline 1, tensor 1)`: what tells it from others; nothing of a rank alone."""
+        """Return a text such as ` on rank 3 (pipeline 1, tensor 1)`; empty for a single rank."""
         if self.group.world == 1:
             return ""
         sizes = {"pipeline": self.layout.pipeline, "data": self.layout.data, "tensor": self.layout.tensor}
         places = zip(sizes.items(), self.layout.place(rank), strict=True)
-        told = ", ".join(f"{name} {place}" for (name, size), place in places if size > 1)
-        return f" on rank {rank} ({told})"
+        coordinates = ", ".join(f"{name} {place}" for (name, size), place in places if size > 1)
+        return f" on rank {rank} ({coordinates})"

@@ -39,7 +39,7 @@ from trainer.train.events import (
     StepDone,
 )
 from trainer.train.loop import pauses_after
-from trainer.train.rates import TOLD, Rates, memory_line
+from trainer.train.rates import SHOWN, Rates, memory_line
 
 
 class Metrics:
@@ -137,7 +137,7 @@ def step_line(event: StepDone, rates: Rates | None = None) -> str:
     if rates is not None:
         parts += [
             f"{event.samples / event.step_seconds:,.1f} samples/s",
-            rates.words(event.tokens_per_second),
+            rates.text(event.tokens_per_second),
         ]
     if event.loss_scale is not None:
         parts.append(f"loss scale {event.loss_scale:,.0f}")
@@ -237,7 +237,7 @@ def _of_rank_0(
         lines += f"tensorboard --logdir {run_dir / TENSORBOARD_DIR}\n"
     rates = Rates.of(config, start["world"], device.kind, device.described(), start["threads"])
     lines += f"rates are of {rates.peak:.3g} TFLOP/s a device ({rates.source}); " + "".join(
-        f"{name}: {CONVENTIONS[name]}; " for name in TOLD
+        f"{name}: {CONVENTIONS[name]}; " for name in SHOWN
     )
     sys.stdout.write(lines.removesuffix("; ") + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""torch's profiler by the job's schedule of steps: one trace a cycle, for TensorBoard or chrome://tracing."""
+"""torch's profiler with the job's schedule: one trace per cycle, for TensorBoard or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trainer.train.events import (
 
 
 class Profiler:
-    """Traces the steps that the schedule keeps; counted from 0 at this start. Made only where a job asks for it."""
+    """Traces the active steps of the schedule, which counts from 0 at each start of the process."""
 
     def __init__(self, config: ProfileConfig, device: Device, folder: Path, rank: int) -> None:
         self.config, self.device, self.folder, self.rank = config, device, folder, rank
         self.left = config.repeat * (config.wait + config.warmup + config.active)
-        # The last finished step, as the training counts.
+        # The last finished step of the training.
         self.last = 0
         self.profile: Any = None
 
@@ -42,10 +42,10 @@ class Profiler:
 
     def _started(self) -> Any:
         library = self.device.profiler()
-        # To a tenth.
+        # Compression makes a trace ten times smaller; torch_npu does not have it.
         packed = {} if self.device.kind == "npu" else {"use_gzip": True}
         write = library.tensorboard_trace_handler(str(self.folder), f"rank-{self.rank}", **packed)
-        # What it warns of, that a cycle's events are its own, is what is wanted.
+        # The warning is about intended behaviour: each trace has the events of its own cycle.
         warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
 
         def keep(profile: Any) -> None:
@@ -72,6 +72,6 @@ class Profiler:
         return profile
 
     def _stop(self) -> None:
-        """A cycle that the training's end cuts short is kept as far as it went."""
+        """Stop the profiler; the trace of an unfinished cycle is written too."""
         self.profile.stop()
         self.profile, self.left = None, 0

@@ -1,7 +1,4 @@
-"""How fast a training is, in the units that people compare: each rate with its convention, and of which peak.
-
-What the ranks' memory was at its highest, beside what the plan said.
-"""
+"""The rates of a training by several conventions, their share of the peak rate, and the ranks' peak memory."""
 
 from __future__ import annotations
 
@@ -32,26 +29,25 @@ SHEETS = {
     "A100": 312.0,
     "V100": 125.0,
 }
-# On the console; metrics have all.
-TOLD = ("palm", "hardware")
+# The conventions that the console shows; metrics have all of them.
+SHOWN = ("palm", "hardware")
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a token costs by each convention, and what a device could do."""
+    """The operations per token by each convention, and the peak rate of a device."""
 
     flops: Mapping[str, int]
     devices: int
     peak: float
-    """TFLOP/s of a device; 0 where nothing is known."""
+    """TFLOP/s of a device; 0 if unknown."""
     source: str
-    """Where the peak is from."""
+    """The source of the peak rate."""
 
     @classmethod
     def of(cls, config: TrainConfig, world: int, kind: str, name: str, threads: int) -> Rates:
-        """On `world` devices of a kind; `name` is the device's own, `threads` the cores of a CPU's rank."""
-        there = replace(config, hardware=replace(config.hardware, kind=kind))
-        hardware = hardware_of(there, world)
+        """Return the rates on `world` devices; `name` is the device's name, `threads` the cores of a rank on a CPU."""
+        hardware = hardware_of(replace(config, hardware=replace(config.hardware, kind=kind)), world)
         peak, source = hardware.tflops, hardware.sources["tflops"]
         reported = reported_chip(name)
         sheet = next((known for known in SHEETS if known in name), "")
@@ -65,11 +61,11 @@ class Rates:
         return cls(per_token(config.model, config.recompute.mode), world, peak, source)
 
     def tflops(self, tokens_per_second: float) -> dict[str, float]:
-        """TFLOP/s a device, by convention."""
+        """Return the TFLOP/s of a device by each convention."""
         return {name: each * tokens_per_second / self.devices / 1e12 for name, each in self.flops.items()}
 
     def of_step(self, step: StepDone) -> dict[str, Any]:
-        """What metrics say of a step's speed beside tokens a second."""
+        """Return the rates of a step for its metrics, in addition to tokens per second."""
         tflops = self.tflops(step.tokens_per_second)
         return {
             "samples_per_second": step.samples / step.step_seconds if step.step_seconds else 0.0,
@@ -77,14 +73,16 @@ class Rates:
             "of_peak": {name: rate / self.peak for name, rate in tflops.items()} if self.peak else {},
         }
 
-    def words(self, tokens_per_second: float) -> str:
-        """`TFLOP/s a device: palm 0.361 (82.1%), hardware 0.33 (75.0%)`."""
+    def text(self, tokens_per_second: float) -> str:
+        """Return a text such as `TFLOP/s per device: palm 0.361 (82.1%), hardware 0.33 (75.0%)`."""
         tflops = self.tflops(tokens_per_second)
-        shares = {name: f" ({tflops[name] / self.peak:.1%})" if self.peak else "" for name in TOLD}
-        return "TFLOP/s a device: " + ", ".join(f"{name} {tflops[name]:.3g}{shares[name]}" for name in TOLD)
+        shares = {name: f" ({tflops[name] / self.peak:.1%})" if self.peak else "" for name in SHOWN}
+        return "TFLOP/s per device: " + ", ".join(
+            f"{name} {tflops[name]:.3g}{shares[name]}" for name in SHOWN
+        )
 
     def as_json(self) -> dict[str, Any]:
-        """For the start of a training's metrics."""
+        """Return the values for the `start` event of the metrics."""
         return {
             "flops_per_token": dict(self.flops),
             "peak_tflops": self.peak,
@@ -94,26 +92,26 @@ class Rates:
 
 
 class MemoryReport:
-    """Bytes that every rank's device has held at most; on a CPU, what the process had before is not counted."""
+    """Reports the peak memory of every rank's device; on a CPU, without what the process held before training."""
 
     def __init__(self, device: Device, group: Group, planned: Sequence[int], before: int) -> None:
         self.device, self.group, self.planned, self.before = device, group, tuple(planned), before
 
     def __call__(self, step: int) -> MemoryTaken:
-        """For all ranks together."""
+        """Return the peaks of all ranks. A collective over all ranks."""
         highest = self.group.gather(max(0, self.device.memory_peak() - self.before))
         return MemoryTaken(step, tuple(highest), self.planned)
 
 
 def planned_bytes(config: TrainConfig, layout: Layout, kind: str) -> list[int]:
-    """What the plan counts for each rank on devices of a kind."""
-    there = replace(config, hardware=replace(config.hardware, kind=kind))
-    each = [stage.memory.total for stage in stages(there, layout)]
-    return [each[layout.place(rank)[0]] for rank in range(layout.world)]
+    """Return the bytes that the plan counts for each rank on devices of a kind."""
+    planned = replace(config, hardware=replace(config.hardware, kind=kind))
+    totals = [stage.memory.total for stage in stages(planned, layout)]
+    return [totals[layout.place(rank)[0]] for rank in range(layout.world)]
 
 
 def memory_line(taken: MemoryTaken) -> str:
-    """`memory at step 1: at most 1.20 GB, rank 3 (planned 1.15 GB)`."""
+    """Return a line such as `memory at step 1: at most 1.20 GB, rank 3 (planned 1.15 GB)`."""
     highest = max(range(len(taken.bytes)), key=lambda rank: taken.bytes[rank])
     where = f", rank {highest}" if len(taken.bytes) > 1 else ""
     planned = f" (planned {_size(taken.planned[highest])})" if taken.planned else ""

@@ -1,8 +1,8 @@
-"""One rank of a layout of any size, built and stepped here without memory or other ranks: tensors have shapes alone.
+"""Build one rank of a layout of any size and take a step on this machine, with tensors that have shapes but no memory.
 
-What breaks when ranks meet minutes after a start (a shape that does not divide, a group of the wrong ranks) breaks here
-in seconds. Of a pipeline it is a rank of the stage that needs most memory, with as many micro-batches as fill it.
-DeepSpeed reads values while it is set up, so its layouts are rehearsed on torch's engine.
+Errors that ranks would meet minutes after a start (a shape that is not divisible, a group of the wrong ranks) appear in
+seconds. With a pipeline, the rank belongs to the stage that needs most memory and has as many micro-batches as fill the
+pipeline. DeepSpeed reads values during its setup, so its layouts are rehearsed with the torch engine.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from trainer.train.assemble import build_model
 
 @dataclass
 class Counts:
-    """What a step did."""
+    """The memory, operations and messages of a step."""
 
     peak_bytes: int = 0
     operations: int = 0
     exchanges: dict[str, int] = field(default_factory=dict)
-    """Of each collective, how often."""
+    """The number of calls of each collective."""
     exchanged_bytes: int = 0
 
 
-class Watching(TorchDispatchMode):
-    """Counts what lives and what is said to other ranks."""
+class Counting(TorchDispatchMode):
+    """Counts the bytes of live tensors and the messages to other ranks."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts = Counts()
-        self.said: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
         self._live: dict[int, int] = {}
         self._now = 0
 
@@ -60,61 +60,61 @@ class Watching(TorchDispatchMode):
         self.counts.operations += 1
         if op.namespace == "c10d":
             name = op.name().removeprefix("c10d::").rstrip("_")
-            self.said[name] += 1
-            tensors = {id(one): one for one in tree_leaves(args[0]) if isinstance(one, Tensor)}
-            self.counts.exchanged_bytes += sum(one.numel() * one.element_size() for one in tensors.values())
-        for one in tree_leaves(out):
-            # A DTensor is as large as what it stands for.
-            if isinstance(one, FakeTensor):
-                self._see(one)
+            self.calls[name] += 1
+            tensors = {id(leaf): leaf for leaf in tree_leaves(args[0]) if isinstance(leaf, Tensor)}
+            self.counts.exchanged_bytes += sum(x.numel() * x.element_size() for x in tensors.values())
+        for leaf in tree_leaves(out):
+            # A DTensor would be counted with the size of the whole tensor.
+            if isinstance(leaf, FakeTensor):
+                self._count(leaf)
         return out
 
-    def _see(self, tensor: Tensor) -> None:
-        place = tensor.untyped_storage()
-        key = place._cdata
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
         if key in self._live:
             return
-        self._live[key] = place.nbytes()
-        self._now += place.nbytes()
+        self._live[key] = storage.nbytes()
+        self._now += storage.nbytes()
         self.counts.peak_bytes = max(self.counts.peak_bytes, self._now)
-        weakref.finalize(place, self._gone, key)
+        weakref.finalize(storage, self._freed, key)
 
-    def _gone(self, key: int) -> None:
+    def _freed(self, key: int) -> None:
         self._now -= self._live.pop(key, 0)
 
     @contextmanager
     def resizing(self) -> Iterator[None]:
-        """See storages that are emptied and filled again, as fully_shard does it: no operation tells of that."""
+        """Count storages that fully_shard empties and fills again: no torch operation shows that."""
         resize = torch.UntypedStorage.resize_
 
-        def seen(place: torch.UntypedStorage, size: int) -> Any:
-            result = resize(place, size)
-            if place._cdata in self._live:
-                self._now += size - self._live[place._cdata]
-                self._live[place._cdata] = size
+        def counted(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            if storage._cdata in self._live:
+                self._now += size - self._live[storage._cdata]
+                self._live[storage._cdata] = size
                 self.counts.peak_bytes = max(self.counts.peak_bytes, self._now)
             return result
 
-        with patch.object(torch.UntypedStorage, "resize_", seen):
+        with patch.object(torch.UntypedStorage, "resize_", counted):
             yield
 
 
 def rehearse(config: TrainConfig, world: int) -> dict[str, Any]:
-    """Build and step the rank that needs most; says what it took and what the plan counts for the same."""
+    """Build the rank that needs most memory and take a step; return its figures and the plan's."""
     began = time.monotonic()
     layout = config.layout(world)
-    # On a CPU's kernels, which can be built here; the plan is asked for the same.
-    one = replace(config, engine="torch", hardware=replace(config.hardware, kind="cpu"))
-    one = replace(one, global_batch=_samples(config, layout))
-    planned = max(stages(one, layout), key=lambda stage: stage.memory.total)
+    # With the kernels of a CPU, which this machine has; the plan's figures are for these too.
+    rehearsed = replace(config, engine="torch", hardware=replace(config.hardware, kind="cpu"))
+    rehearsed = replace(rehearsed, global_batch=_samples(config, layout))
+    planned = max(stages(rehearsed, layout), key=lambda stage: stage.memory.total)
     rank = layout.rank(planned.stage, 0, 0)
     _join(rank, world)
-    with FakeTensorMode(), Watching() as watching, watching.resizing():
-        built = _stepped(one, layout, rank)
+    with FakeTensorMode(), Counting() as counting, counting.resizing():
+        built = _step(rehearsed, layout, rank)
     dist.destroy_process_group()
-    watching.counts.exchanges = dict(watching.said)
+    counting.counts.exchanges = dict(counting.calls)
     return {
-        **asdict(watching.counts),
+        **asdict(counting.counts),
         "parameters": built,
         "planned_parameters": planned.parameters,
         "planned_bytes": planned.memory.total,
@@ -128,7 +128,7 @@ def rehearse(config: TrainConfig, world: int) -> dict[str, Any]:
 
 
 def _samples(config: TrainConfig, layout: Layout) -> int:
-    """A global batch with no more micro-batches than fill the pipeline, or show whether gradients are added up."""
+    """Return a global batch with as many micro-batches as fill the pipeline, or 2 so that gradients are added."""
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
     filling = layout.pipeline * (1 if config.parallel.interleave == 1 else 2)
     if layout.pipeline == 1 and layout.data == 1:
@@ -136,8 +136,8 @@ def _samples(config: TrainConfig, layout: Layout) -> int:
     return min(micros, filling) * config.micro_batch * layout.data
 
 
-def _stepped(config: TrainConfig, layout: Layout, rank: int) -> int:
-    """How many numbers the rank has that was built and took a step."""
+def _step(config: TrainConfig, layout: Layout, rank: int) -> int:
+    """Build the rank and take a step; return the number of parameters that it has."""
     device, parallel = Device("cpu"), config.parallel
     groups = Groups.of(Group(rank, layout.world, device), layout, parallel.sequence, parallel.interleave)
     model = build_model(config, native.choose("cpu"), groups)
@@ -150,7 +150,7 @@ def _stepped(config: TrainConfig, layout: Layout, rank: int) -> int:
     state.optimizer.ops = _NoUpdate()  # type: ignore[assignment]
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
     if micros > 1 or layout.data > 1:
-        # From the second step on there from the beginning.
+        # It exists from the beginning of the second step on.
         _ = state.gradients.flat  # type: ignore[attr-defined]
     state.clear()
     engine.runner.step([micro] * micros, [1.0] * micros, device.stopwatch(), state.last_backward)
@@ -161,7 +161,7 @@ def _stepped(config: TrainConfig, layout: Layout, rank: int) -> int:
 
 @contextmanager
 def _real_meshes(needed: bool) -> Iterator[None]:
-    """fully_shard reads the values of its mesh, a tensor: those are made with values."""
+    """Have meshes made with values, because fully_shard reads the values of its mesh."""
     if not needed:
         yield
         return
@@ -178,14 +178,14 @@ def _real_meshes(needed: bool) -> Iterator[None]:
 
 
 class _NoUpdate:
-    """The update in shapes alone: the kernel reads its tensors' addresses, and here there are none."""
+    """Replaces the update, whose kernel reads addresses of memory that fake tensors do not have."""
 
     def adamw(self, *_: object) -> None:
         pass
 
 
 class _Shapes:
-    """The loss in shapes alone: the true one looks for each target's score, and here there are no values."""
+    """Replaces the loss, which reads values of the targets that fake tensors do not have."""
 
     def __init__(self, table: Any) -> None:
         self.table = table
@@ -201,7 +201,7 @@ class _Shapes:
 
 
 class _AtOnce(torch.autograd.Function):
-    """As native.cpu.linear_cross_entropy: both gradients with the loss, some tokens at a time."""
+    """Allocates as native.cpu.linear_cross_entropy: both gradients with the loss, some tokens at a time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ class _AtOnce(torch.autograd.Function):
 
 
 class _Cut(torch.autograd.Function):
-    """As trainer.parallel.cross_entropy: probabilities in fp32 are kept."""
+    """Allocates as trainer.parallel.tensor.cross_entropy: it keeps probabilities in fp32."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor) -> Tensor:
@@ -238,14 +238,14 @@ class _Cut(torch.autograd.Function):
 
 
 def _join(rank: int, world: int) -> None:
-    """Other ranks that say nothing: every exchange is over at once."""
+    """Create a fake process group, in which every exchange ends immediately."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
 
 
 def _micro(config: TrainConfig) -> tuple[Tensor, ...]:
-    """A micro-batch as the model takes it apart."""
+    """Return a micro-batch of zeros with the shapes that the model expects."""
     batch, length = config.micro_batch, config.model.sequence
     if config.model.kind == "gpt":
         return (torch.zeros(batch, length + 1, dtype=torch.int64),)

@@ -1,7 +1,7 @@
-"""metrics.jsonl as TensorBoard's event files, under Megatron's tags: while a training goes on, or afterwards.
+"""Write metrics as TensorBoard's event files with Megatron's tags, during a training or afterwards.
 
-A file is written by hand, since TensorBoard's own writer loads for 1.7 s on a rank: records of a length, a body (an
-`Event` of its protocol buffer) and checksums.
+This module writes the format itself, because importing TensorBoard's writer takes 1.7 s on a rank. A file is a sequence
+of records: a length, a body (an `Event` protocol buffer), and a checksum of each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# Of each event of metrics.jsonl: its key and TensorBoard's tag.
+# The keys of each event in metrics.jsonl, and their TensorBoard tags.
 TAGS = {
     "step": {
         "loss": "lm loss",
@@ -28,12 +28,12 @@ TAGS = {
     },
     "eval": {"loss": "lm loss validation", "perplexity": "lm loss validation ppl"},
 }
-# Not against samples.
+# Tags that are not also drawn against samples.
 TIMED = {"iteration-time", "tokens-per-second"}
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """Tag -> value of one line of metrics."""
+    """Return the values of one line of metrics by their tags."""
     kind = str(line.get("event"))
     found = {tag: line.get(key) for key, tag in TAGS.get(kind, {}).items()}
     if kind == "step":
@@ -46,10 +46,10 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 class EventFile:
-    """One event file in `folder`; fed with lines of metrics in their order.
+    """One event file in `folder`, written from lines of metrics in their order.
 
-    A resume does not void later steps of an earlier file (SessionLog.START would): TensorBoard compares them with
-    samples too, and steps that are taken again give the same losses.
+    A resume does not delete later steps of an earlier file (SessionLog.START would): some curves count samples, and
+    repeated steps give the same losses.
     """
 
     def __init__(self, folder: Path, began: float | None = None) -> None:
@@ -57,21 +57,21 @@ class EventFile:
         began = time.time() if began is None else began
         name = f"events.out.tfevents.{int(began):010d}.{socket.gethostname()}.{os.getpid()}"
         self._handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        # Samples by the last steps.
+        # Samples consumed after the last step.
         self._consumed: dict[int, int] = {}
         self._samples = 0
         self._write(_event(began, 0, _bytes(3, b"brain.Event:2")))
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """One line of metrics."""
+        """Write the values of one line of metrics."""
         at, step = float(line.get("time") or 0.0), int(line.get("step") or 0)
-        found = scalars(line)
+        values = scalars(line)
         if line.get("event") == "step":
             self._samples = int(line.get("consumed") or 0)
-        if found:
-            self._write(_event(at, step, _summary(found)))
-        if found and self._samples and line.get("event") in TAGS:
-            against = {f"{tag} vs samples": value for tag, value in found.items() if tag not in TIMED}
+        if values:
+            self._write(_event(at, step, _summary(values)))
+        if values and self._samples and line.get("event") in TAGS:
+            against = {f"{tag} vs samples": value for tag, value in values.items() if tag not in TIMED}
             self._write(_event(at, self._samples, _summary(against)))
 
     def _write(self, body: bytes) -> None:
@@ -83,7 +83,7 @@ class EventFile:
 
 
 def convert(metrics: Path, folder: Path) -> int:
-    """Write a run's metrics as event files, one a start; gives the number of lines."""
+    """Write a run's metrics as event files, one per start; return the number of lines."""
     file, count = None, 0
     for line in _lines(metrics):
         if file is None or line.get("event") == "start":
@@ -98,24 +98,24 @@ def convert(metrics: Path, folder: Path) -> int:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines; the last may still be on its way."""
+    """Yield the complete lines; the last one may be unfinished."""
     for text in path.read_bytes().split(b"\n")[:-1]:
         try:
             line = json.loads(text)
         except ValueError:
-            # Cut by a node's end, and ended later.
+            # A node died within this line.
             continue
         if isinstance(line, dict):
             yield line
 
 
-def _event(at: float, step: int, what: bytes) -> bytes:
-    return b"\x09" + struct.pack("<d", at) + b"\x10" + _varint(step) + what
+def _event(at: float, step: int, content: bytes) -> bytes:
+    return b"\x09" + struct.pack("<d", at) + b"\x10" + _varint(step) + content
 
 
 def _summary(values: Mapping[str, float]) -> bytes:
-    each = [_bytes(1, tag.encode()) + b"\x15" + struct.pack("<f", value) for tag, value in values.items()]
-    return _bytes(5, b"".join(_bytes(1, one) for one in each))
+    entries = [_bytes(1, tag.encode()) + b"\x15" + struct.pack("<f", value) for tag, value in values.items()]
+    return _bytes(5, b"".join(_bytes(1, entry) for entry in entries))
 
 
 def _bytes(field: int, content: bytes) -> bytes:
@@ -132,7 +132,7 @@ def _varint(number: int) -> bytes:
 
 
 def _table() -> list[int]:
-    """CRC-32C (Castagnoli), by bytes."""
+    """Return the table of CRC-32C (Castagnoli), by bytes."""
     table = []
     for byte in range(256):
         for _ in range(8):
@@ -145,7 +145,7 @@ TABLE = _table()
 
 
 def _checksum(content: bytes) -> bytes:
-    """The format's masked CRC."""
+    """Return the masked CRC of the format."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc = crc >> 8 ^ TABLE[(crc ^ byte) & 255]
