@@ -50,7 +50,9 @@ def training(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Everything beside the plan's first lines."""
     if "time" not in summary:
         return
-    yield facts([*_layout_facts(summary), *_memory_facts(summary), *_time_facts(summary)])
+    yield facts(
+        [*_layout_facts(summary), *_memory_facts(summary), *_time_facts(summary), *_checkpoint_facts(summary)]
+    )
     if summary.get("rehearsed"):
         yield facts(_rehearsed(summary["rehearsed"]))
     if len(summary["stages"]) > 1:
@@ -132,6 +134,15 @@ def _time_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         each = f"{summary['flops_per_token'][name] / 1e9:,.4g} GFLOP a token, {summary['conventions'][name]}"
         yield "rate", f"{reached:.3g} TFLOP/s a device, {share:.0%} of peak: {each}"
     yield from (("device", text) for text in _device(hardware))
+
+
+def _checkpoint_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    cost = summary["checkpoints"]
+    stall = f", {duration(cost['stall_seconds'])} of them without training"
+    seconds = f"about {duration(cost['seconds'])} at {cost['disk_gbytes']:g} GB/s a node{stall}"
+    yield "checkpoints", f"{size(cost['bytes'])} each, at most {cost['kept']} on disk; {seconds}"
+    copies = f"; copies take {size(cost['staging_bytes'])} of its memory" if cost["staging_bytes"] else ""
+    yield "", f"a node writes up to {size(cost['node_bytes'])}{copies}"
 
 
 def _device(hardware: Mapping[str, Any]) -> Iterator[str]:

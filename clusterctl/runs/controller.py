@@ -235,7 +235,9 @@ class Control:
         try:
             with self.writing:
                 self._move(cluster.nodes, nodes, spares)
-                moved = self.carrier is not None and nodes[0].name != cluster.nodes[0].name
+                # A lost node takes its part of each checkpoint with it, and the copies here are whole.
+                lost = {node.name for node in cluster.nodes} - {node.name for node in nodes}
+                moved = bool(lost) or nodes[0].name != cluster.nodes[0].name
                 put = self.carrier.put if self.carrier and moved else lambda made: None
                 cluster = replace(cluster, nodes=tuple(nodes))
                 runs.start_next(self.run, cluster, self.connections, lambda *_: None, put)

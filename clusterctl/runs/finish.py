@@ -68,23 +68,29 @@ def collect(run: RunDir, connections: Connections) -> list[str]:
 
 
 def bring_checkpoint(run: RunDir, connections: Connections) -> list[str]:
-    """Copy the newest sound checkpoint from the first node; return its name, or an empty list."""
+    """Copy the newest sound checkpoint from the nodes; return its name, or an empty list.
+
+    Each node has the files of its own ranks and the same manifest: together they are the whole folder.
+    """
     from clusterctl.transfer.pull import pull_tree
 
     record = run.read_record()
-    first = record.cluster.nodes[0]
-    link = connections.of(first)
-    remote = NodeFiles(record.run_dirs[first.name]).checkpoints
     passed_over = superseded_steps(run.metric_lines())
-    names = [
-        entry["name"]
-        for entry in link.call("list", {"path": remote})["entries"]
-        if entry["kind"] == "d" and not entry["name"].startswith(".")
-    ]
-    names = [name for name in names if step_of(name) not in passed_over]
-    for name in names[-1:]:
-        pull_tree(link, f"{remote}/{name}", run.checkpoints / name)
-    return names[-1:]
+
+    def steps(node: Node, link: Connection) -> list[str]:
+        entries = link.call("list", {"path": NodeFiles(record.run_dirs[node.name]).checkpoints})["entries"]
+        names = [entry["name"] for entry in entries if entry["kind"] == "d"]
+        return [name for name in names if (step := step_of(name)) is not None and step not in passed_over]
+
+    outcomes = connections.on_each(record.cluster.nodes, steps)
+    raise_failures(outcomes)
+    held = {outcome.node.name: outcome.value or [] for outcome in outcomes}
+    newest = max((name for names in held.values() for name in names), default="")
+    for node in record.cluster.nodes:
+        if newest and newest in held[node.name]:
+            remote = NodeFiles(record.run_dirs[node.name]).checkpoints
+            pull_tree(connections.of(node), f"{remote}/{newest}", run.checkpoints / newest)
+    return [newest] if newest else []
 
 
 def bring_traces(run: RunDir, connections: Connections) -> list[str]:

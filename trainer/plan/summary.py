@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.layout import Layout, accumulation
 from trainer.config.train_config import TrainConfig
 from trainer.errors import Fault
+from trainer.plan.checkpoints import checkpoint_cost
 from trainer.plan.checks import lint, name_notes
 from trainer.plan.hardware import hardware_of
 from trainer.plan.memory import Stage, stages
@@ -102,6 +103,7 @@ def summary(
             "tokens_per_second": step.tokens_per_second,
             "in_all": drawn / step.tokens_per_second,
         },
+        "checkpoints": checkpoint_cost(config, layout, hardware).as_json(),
         "flops_per_token": flops,
         "tflops_per_device": rates,
         "conventions": CONVENTIONS,

@@ -1,0 +1,70 @@
+"""What checkpoints cost: bytes on disk, memory for the copies of background saves, seconds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainer.config.layout import Layout
+from trainer.config.train_config import TrainConfig
+from trainer.plan.hardware import Hardware
+from trainer.plan.memory import sizes_of
+
+# GB/s that a node's disk and hashing are taken to reach together, and a copy within a node's memory.
+DISK_GBYTES = 0.4
+COPY_GBYTES = 2.0
+# Bytes of a number: fp32, and the two moments.
+WEIGHT, STATE = 4, 12
+# Bytes of one rank above which a save goes to the background, as trainer.checkpoint.checkpointer has it.
+SMALL = 64 << 20
+
+
+@dataclass(frozen=True)
+class CheckpointCost:
+    """One checkpoint, and all that are kept."""
+
+    bytes: int
+    """Over all files."""
+    kept: int
+    """Checkpoints on disk at most, the one that is being written included."""
+    node_bytes: int
+    """Of one checkpoint, on the node that writes most."""
+    staging_bytes: int
+    """Memory of a node for copies, where saves go to the background; else 0."""
+    seconds: float
+    """From the copy to the last rename."""
+    stall_seconds: float
+    """Of these, without training."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "disk_gbytes": DISK_GBYTES}
+
+
+def checkpoint_cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> CheckpointCost:
+    """Return what a checkpoint of this training costs."""
+    width = STATE if config.save.state == "all" else WEIGHT
+    rank = width * max(_numbers_of_a_rank(config, layout, stage) for stage in range(layout.pipeline))
+    whole = width * config.model.parameters()
+    ranks = min(layout.world, hardware.devices_per_node or layout.world)
+    node = min(whole, rank * ranks)
+    background = {"always": True, "never": False}.get(config.save.background, rank > SMALL)
+    seconds = node / (DISK_GBYTES * 1e9)
+    stall = node / (COPY_GBYTES * 1e9) if background else seconds
+    return CheckpointCost(whole, _kept(config), node, node if background else 0, seconds, stall)
+
+
+def _numbers_of_a_rank(config: TrainConfig, layout: Layout, stage: int) -> int:
+    """Return how many parameters the rank of a stage saves that saves most."""
+    sizes = sizes_of(config, layout, stage)
+    share = -(-sizes.all // layout.data)
+    if config.zero >= 2 or (config.engine == "deepspeed" and config.zero):
+        return share
+    # Each parameter is saved whole by one of the ranks.
+    return max(share, sizes.table)
+
+
+def _kept(config: TrainConfig) -> int:
+    keep, steps = config.save.keep, config.steps
+    saves = steps // config.save.every + 1 if config.save.every else 1
+    forever = steps // keep.every if keep.every else 0
+    return min(saves, keep.last + 1 + keep.best + forever)
