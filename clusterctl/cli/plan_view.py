@@ -47,7 +47,7 @@ FIGURES = {
 
 
 def training(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Everything beside the plan's first lines."""
+    """Yield everything after the first lines of a plan."""
     if "time" not in summary:
         return
     yield facts(
@@ -61,13 +61,15 @@ def training(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
     chosen = summary.get("chosen")
     if chosen:
         yield Text(
-            f"\nauto tried {chosen['tried']} layouts, {chosen['illegal']} of them not legal; the best:"
+            f"\nauto tried {chosen['tried']} layouts, {chosen['illegal']} of them invalid; the best ones:"
         )
         yield _layouts(chosen["best"])
         losing = chosen["losing"][:LOSING]
         if losing:
-            yield Text("\nwhy others lose:")
-            yield table([*CUTS, "BECAUSE"], [[*_cuts(one), one["why"]] for one in losing], right=RIGHT)
+            yield Text("\nwhy other layouts are worse:")
+            yield table(
+                [*CUTS, "BECAUSE"], [[*_cuts(layout), layout["why"]] for layout in losing], right=RIGHT
+            )
 
 
 def verdict(summary: Mapping[str, Any]) -> str:
@@ -80,7 +82,7 @@ def verdict(summary: Mapping[str, Any]) -> str:
 
 
 def notes(summary: Mapping[str, Any]) -> list[str]:
-    """What is allowed, and surely not meant."""
+    """Return notes about settings that are valid but probably not intended."""
     return [escape_controls(str(note)) for note in summary.get("notes", ())]
 
 
@@ -90,15 +92,12 @@ def _layout_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ways += ["offload"] * bool(summary["offload"])
     yield "layout", ", ".join([*ways, f"recompute {summary['recompute']}"])
     micros, data = summary["accumulation"], layout["data"]
-    each = f"{_micros(micros)} of {summary['micro_batch']}" + f" on each of {data} data parallel ranks" * (
-        data > 1
+    each = (
+        f"{plural(micros, 'micro-batch', 'es')} of {summary['micro_batch']}"
+        + f" on each of {data} data parallel ranks" * (data > 1)
     )
     bubble = f"; the bubble is {summary['bubble']:.0%} of the work" if summary["bubble"] else ""
-    yield "batch", f"{plural(summary['micro_batch'] * data * micros, 'sample')} a step: {each}{bubble}"
-
-
-def _micros(number: int) -> str:
-    return f"{number} micro-batch" + ("es" if number > 1 else "")
+    yield "batch", f"{plural(summary['micro_batch'] * data * micros, 'sample')} per step: {each}{bubble}"
 
 
 def _memory_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -106,15 +105,15 @@ def _memory_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     stage = summary["stages"][summary["highest_stage"]]
     of = f" of {size(whole)} ({need['total'] / whole:.0%})" if whole else ""
     where = f" of stage {summary['highest_stage']}" if len(summary["stages"]) > 1 else ""
-    yield "memory", f"{size(need['total'])}{of} a device; highest in {MOMENTS[stage['moment']]}{where}"
+    yield "memory", f"{size(need['total'])}{of} per device; highest in {MOMENTS[stage['moment']]}{where}"
     yield "", ", ".join(f"{name} {size(need[name])}" for name in need if need[name] and name != "total")
     most = stage["most_activations"]
     if most > need["activations"]:
-        yield "", f"activations at most {size(most)}, at another moment"
+        yield "", f"activations take up to {size(most)} at another time of the step"
     if summary["memory_of_the_node_bytes"]:
         yield (
             "",
-            f"the optimizer takes {size(summary['memory_of_the_node_bytes'])} of the node's memory a device",
+            f"the optimizer takes {size(summary['memory_of_the_node_bytes'])} of host memory per device",
         )
 
 
@@ -122,17 +121,19 @@ def _time_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     hardware, time = summary["hardware"], summary["time"]
     whole = duration(time["in_all"])
     rate = count(time["tokens_per_second"])
-    yield "time", f"about {time['seconds']:.3g} s a step, {rate} tokens/s, {whole} in all"
+    yield "time", f"about {time['seconds']:.3g} s per step, {rate} tokens/s, {whole} in total"
     shares = sorted(((time[name] / time["seconds"], words) for name, words in PARTS.items()), reverse=True)
     yield "", ", ".join(f"{words} {share:.0%}" for share, words in shares if share >= 0.005)
-    told = summary["tflops_per_device"]
-    for name, reached in told.items():
-        if name == "hardware" and reached == told["model"]:
+    rates = summary["tflops_per_device"]
+    for name, reached in rates.items():
+        if name == "hardware" and reached == rates["model"]:
             # Nothing is recomputed.
             continue
         share = reached / hardware["tflops"]
-        each = f"{summary['flops_per_token'][name] / 1e9:,.4g} GFLOP a token, {summary['conventions'][name]}"
-        yield "rate", f"{reached:.3g} TFLOP/s a device, {share:.0%} of peak: {each}"
+        each = (
+            f"{summary['flops_per_token'][name] / 1e9:,.4g} GFLOP per token, {summary['conventions'][name]}"
+        )
+        yield "rate", f"{reached:.3g} TFLOP/s per device, {share:.0%} of peak: {each}"
     yield from (("device", text) for text in _device(hardware))
 
 
@@ -156,23 +157,24 @@ def _device(hardware: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rehearsed(done: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a rank did here, beside what the plan counts for it."""
+    """Yield what a rank did on this machine, compared with the plan."""
     agree = "as planned" if done["parameters"] == done["planned_parameters"] else "NOT as planned"
-    said = ", ".join(f"{times} {name}" for name, times in sorted(done["exchanges"].items())) or "no exchange"
+    exchanges = ", ".join(f"{times} {name}" for name, times in sorted(done["exchanges"].items()))
     layers = plural(done["layers"], "layer")
     yield (
         "rehearsal",
-        f"one rank of {done['ranks']}, {layers}, built and stepped here in {done['seconds']:.1f} s",
+        f"one rank of {done['ranks']}, {layers}, built and run for one step here in {done['seconds']:.1f} s",
     )
-    yield "", f"{count(done['parameters'])} numbers ({agree}), {done['operations']} operations, {said}"
-    yield "", f"at its highest {size(done['peak_bytes'])}; the plan counts {size(done['planned_bytes'])}"
+    yield "", f"{count(done['parameters'])} parameters ({agree})"
+    yield "", f"{done['operations']} operations, {exchanges or 'no exchange'}"
+    yield "", f"peak memory {size(done['peak_bytes'])}; planned {size(done['planned_bytes'])}"
 
 
 def _stages(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Who holds which layers; of pieces that are equally far apart the first alone."""
-    stages, apart = summary["stages"], _apart(summary["stages"])
+    """Yield a table of the stages; of pieces at equal distances only the first."""
+    stages, apart = summary["stages"], layers_between_pieces(summary["stages"])
     if apart:
-        yield Text(f"{len(stages[0]['layers'])} pieces a stage, {apart} layers apart; the first ones:")
+        yield Text(f"{len(stages[0]['layers'])} pieces per stage, {apart} layers apart; the first pieces:")
     rows = []
     for number, stage in enumerate(stages):
         first, end = stage["ranks"]
@@ -193,13 +195,13 @@ def _stages(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield table(names, rows, right=["STAGE", "PARAMS", "STATE", "ACTIVATIONS", "HIGHEST"])
 
 
-def _apart(stages: Sequence[Mapping[str, Any]]) -> int:
-    """Layers from each piece of a stage to its next, where that is the same everywhere; else 0."""
+def layers_between_pieces(stages: Sequence[Mapping[str, Any]]) -> int:
+    """Return the layers from each piece of a stage to its next one, or 0 if the distances differ."""
     steps = {
         end - start
         for stage in stages
-        for one, other in pairwise(stage["layers"])
-        for start, end in zip(one, other, strict=True)
+        for piece, following in pairwise(stage["layers"])
+        for start, end in zip(piece, following, strict=True)
     }
     return steps.pop() if len(steps) == 1 else 0
 
@@ -207,25 +209,25 @@ def _apart(stages: Sequence[Mapping[str, Any]]) -> int:
 def _layouts(best: list[Mapping[str, Any]]) -> RenderableType:
     rows = [
         [
-            *_cuts(one),
-            one["recompute"],
-            size(one["memory"]),
-            f"{one['seconds']:.3g} s",
-            count(one["tokens_per_second"]),
+            *_cuts(layout),
+            layout["recompute"],
+            size(layout["memory"]),
+            f"{layout['seconds']:.3g} s",
+            count(layout["tokens_per_second"]),
         ]
-        for one in best
+        for layout in best
     ]
     return table([*CUTS, "RECOMPUTE", "MEMORY", "STEP", "TOKENS/S"], rows, right=RIGHT)
 
 
-def _cuts(one: Mapping[str, Any]) -> list[object]:
-    """How the ranks divide the model, in columns."""
-    tensor = f"{one['tensor']}" + " sequence" * bool(one["sequence"])
-    pipeline = f"{one['pipeline']}" + (f" x {one['interleave']}" if one["interleave"] > 1 else "")
-    return [one["data"], tensor, pipeline, f"{one['zero']}" + " offload" * bool(one["offload"])]
+def _cuts(layout: Mapping[str, Any]) -> list[object]:
+    """Return how a layout divides the model, as columns."""
+    tensor = f"{layout['tensor']}" + " sequence" * bool(layout["sequence"])
+    pipeline = f"{layout['pipeline']}" + (f" x {layout['interleave']}" if layout["interleave"] > 1 else "")
+    return [layout["data"], tensor, pipeline, f"{layout['zero']}" + " offload" * bool(layout["offload"])]
 
 
-def _layout(one: Mapping[str, Any]) -> str:
+def _layout(layout: Mapping[str, Any]) -> str:
     kinds = ("data", "tensor", "pipeline", "interleave")
-    text = " x ".join(f"{kind} {one[kind]}" for kind in kinds if one[kind] > 1) or "one rank"
-    return text + (" + sequence" if one["sequence"] else "")
+    text = " x ".join(f"{kind} {layout[kind]}" for kind in kinds if layout[kind] > 1) or "one rank"
+    return text + (" + sequence" if layout["sequence"] else "")

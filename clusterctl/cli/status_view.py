@@ -27,79 +27,89 @@ ALL_RANKS = 16
 STYLE = {**views.PHASE_STYLE, "restarting": "yellow", "unknown": "yellow"}
 
 
-def whole(one: Overview, all_ranks: bool = False) -> Group:
-    """Everything."""
-    parts: list[RenderableType] = [head(one), views.table(*_nodes(one), right=["STEP", "AGE"])]
-    few = all_ranks or len(one.ranks) <= ALL_RANKS
-    ranks = [rank for rank in one.ranks if few or _is_odd(rank) or rank.rank in one.slow]
+def whole(overview: Overview, all_ranks: bool = False) -> Group:
+    """Return the whole overview; of a large run only unusual ranks, unless `all_ranks` is set."""
+    parts: list[RenderableType] = [head(overview), views.table(*_nodes(overview), right=["STEP", "AGE"])]
+    few = all_ranks or len(overview.ranks) <= ALL_RANKS
+    ranks = [rank for rank in overview.ranks if few or _is_odd(rank) or rank.rank in overview.slow]
     if ranks:
-        rows = [_rank(rank, one.slow.get(rank.rank)) for rank in sorted(ranks, key=lambda rank: rank.rank)]
+        rows = [
+            _rank(rank, overview.slow.get(rank.rank)) for rank in sorted(ranks, key=lambda rank: rank.rank)
+        ]
         parts.append(
             views.table(["RANK", "NODE", "DEVICE", "PID", "STEP", "STATE"], rows, right=["RANK", "STEP"])
         )
-    if one.damaged_events:
-        lines = plural(one.damaged_events, "line")
+    if overview.damaged_events:
+        lines = plural(overview.damaged_events, "line")
         parts.append(Text(f"{lines} of events.jsonl could not be read", style="yellow"))
-    if one.events:
-        parts.append(Text("\n".join(_event(event) for event in one.events), style="dim"))
+    if overview.events:
+        parts.append(Text("\n".join(_event(event) for event in overview.events), style="dim"))
     spaced = [piece for part in parts for piece in (part, Text(""))]
     return Group(*spaced[:-1])
 
 
-def head(one: Overview) -> Text:
-    """Phase, attempt, step, loss, speed, ages."""
-    text = Text.assemble((one.run, "bold"), "  ", (one.phase, STYLE.get(one.phase, "")))
-    text.append("".join(f"  {part}" for part in _facts(one)))
-    if one.controller is None and one.phase in ("running", "restarting", "unknown"):
-        text.append("\nnobody looks after it: ", style="yellow")
-        text.append(f"clusterctl attach {one.run} does, and brings its logs home")
-    if one.cause:
-        text.append(f"\nroot cause: {escape_controls(one.cause.title)}", style="red")
-        text.append("".join(f"\n  {escape_controls(line)}" for line in _about(one.cause)))
-    if one.verdict:
-        text.append(f"\n{escape_controls(one.verdict)}", style="yellow")
+def head(overview: Overview) -> Text:
+    """Return the first lines: phase, attempt, step, loss, speed, ages, root cause."""
+    text = Text.assemble((overview.run, "bold"), "  ", (overview.phase, STYLE.get(overview.phase, "")))
+    text.append("".join(f"  {part}" for part in _facts(overview)))
+    if overview.controller is None and overview.phase in ("running", "restarting", "unknown"):
+        text.append("\nthis run has no controller; ", style="yellow")
+        text.append(f"start one with: clusterctl attach {overview.run}")
+    if overview.cause:
+        text.append(f"\nroot cause: {escape_controls(overview.cause.title)}", style="red")
+        text.append("".join(f"\n  {escape_controls(line)}" for line in _about(overview.cause)))
+    if overview.verdict:
+        text.append(f"\n{escape_controls(overview.verdict)}", style="yellow")
     return text
 
 
 def _about(cause: Cause) -> Iterator[str]:
-    """What followed from a root cause, what to try, and where its log is."""
+    """Yield what followed from a root cause, what to try, and the path of its log."""
     for word, text in (("", cause.others), ("try: ", cause.hint), ("log: ", cause.log)):
         if text:
             yield f"{word}{text}"
 
 
-def line(one: Overview) -> str:
+def line(overview: Overview) -> str:
     """Return the overview as one line, for use without a terminal."""
-    return "  ".join([time.strftime("%H:%M:%S"), one.run, one.phase, *_facts(one)])
+    return "  ".join([time.strftime("%H:%M:%S"), overview.run, overview.phase, *_facts(overview)])
 
 
-def changes(one: Overview) -> tuple[Any, ...]:
+def changes(overview: Overview) -> tuple[Any, ...]:
     """Return the values whose change is worth a new line: everything except ages."""
-    nodes = tuple((node.node, node.phase, tuple(sorted(node.ranks.items()))) for node in one.nodes)
-    return one.phase, one.attempt, one.step, one.checkpoint_step, one.restarts, one.controller, nodes
+    nodes = tuple((node.node, node.phase, tuple(sorted(node.ranks.items()))) for node in overview.nodes)
+    return (
+        overview.phase,
+        overview.attempt,
+        overview.step,
+        overview.checkpoint_step,
+        overview.restarts,
+        overview.controller,
+        nodes,
+    )
 
 
-def _facts(one: Overview) -> Iterator[str]:
-    yield f"attempt {one.attempt}"
-    if one.restarts:
-        yield plural(one.restarts, "restart")
-    if one.step is not None:
-        yield f"step {one.step}" + (f"/{one.steps}" if one.steps else "")
-    if one.loss is not None:
-        yield f"loss {one.loss:.4f}"
-    if one.tokens_per_second:
-        yield f"{count(one.tokens_per_second)} tokens/s"
-    if one.step_age is not None and one.phase == "running":
-        yield f"last step {duration(one.step_age)} ago"
-    if one.checkpoint_age is not None:
-        yield f"checkpoint of step {one.checkpoint_step} {duration(one.checkpoint_age)} ago"
-    if one.left is not None:
-        yield f"{duration(one.left)} left"
+def _facts(overview: Overview) -> Iterator[str]:
+    yield f"attempt {overview.attempt}"
+    if overview.restarts:
+        yield plural(overview.restarts, "restart")
+    if overview.step is not None:
+        yield f"step {overview.step}" + (f"/{overview.steps}" if overview.steps else "")
+    if overview.loss is not None:
+        yield f"loss {overview.loss:.4f}"
+    if overview.tokens_per_second:
+        yield f"{count(overview.tokens_per_second)} tokens/s"
+    if overview.step_age is not None and overview.phase == "running":
+        yield f"last step {duration(overview.step_age)} ago"
+    if overview.checkpoint_age is not None:
+        yield f"checkpoint of step {overview.checkpoint_step} {duration(overview.checkpoint_age)} ago"
+    if overview.left is not None:
+        yield f"{duration(overview.left)} left"
 
 
-def _nodes(one: Overview) -> tuple[list[str], list[list[object]]]:
+def _nodes(overview: Overview) -> tuple[list[str], list[list[object]]]:
     rows = []
-    for node in one.nodes:
+    for node in overview.nodes:
         phase = Text(node.phase, style=STYLE.get(node.phase, ""))
         age = "" if node.step_age is None or node.phase != "running" else duration(node.step_age)
         rows.append(
@@ -119,9 +129,7 @@ def _is_odd(rank: RankState) -> bool:
 def _rank(rank: RankState, times: float | None = None) -> list[object]:
     state = state_of_rank(rank)
     ended = state if state == UNSEEN or rank.state is not RankPhase.EXITED else how_it_ended(rank)
-    ended += (
-        f", a step takes it {times:.1f} times as long as the others" if times and state == "running" else ""
-    )
+    ended += f", straggler: {times:.1f}x slower than the others" if times and state == "running" else ""
     step = rank.step
     places = [rank.rank, rank.node, "" if rank.device is None else rank.device, rank.pid or ""]
     return [*places, "" if step is None else step, ended]

@@ -101,7 +101,7 @@ def _plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Iterator[tuple[str, s
     if summary:
         yield "model", f"{count(summary['parameters'])} parameters"
         epochs = summary.get("epochs")
-        tokens = f"{count(summary['tokens_total'])} tokens ({count(summary['tokens_per_step'])} a step)"
+        tokens = f"{count(summary['tokens_total'])} tokens ({count(summary['tokens_per_step'])} per step)"
         steps = f"{plural(summary['steps'], 'step')}, {tokens}"
         yield "training", steps + (f", {epochs:.2g} epochs" if epochs else "")
         corpora = summary.get("corpora") or []
@@ -165,10 +165,10 @@ def start_text(metric: Mapping[str, Any]) -> str:
     parts += [f"from step {metric['step']}"] if metric.get("step") else []
     text = ", ".join(parts) or "begins"
     served: dict[str, list[str]] = {}
-    told = metric.get("native")
-    for one in told if isinstance(told, list) else ():
-        if isinstance(one, dict):
-            served.setdefault(str(one.get("backend")), []).append(str(one.get("op")))
+    native = metric.get("native")
+    for choice in native if isinstance(native, list) else ():
+        if isinstance(choice, dict):
+            served.setdefault(str(choice.get("backend")), []).append(str(choice.get("op")))
     ops = "; ".join(f"{', '.join(names)} by {backend}" for backend, names in served.items())
     return text + (f"\n{'ops':<10} {ops}" if ops else "")
 
@@ -297,8 +297,8 @@ def demo_facts(progress: TrainProgress, entropy: float) -> Text:
         text.append(
             f"{count(progress.last['tokens_per_second'])} tokens/s on {progress.start.get('world', '?')} ranks"
         )
-        for one in progress.start.get("native", []):
-            text.append(f"\n  op {one['op']}: {one['backend']} ({one['reason']})", style="dim")
+        for choice in progress.start.get("native", []):
+            text.append(f"\n  op {choice['op']}: {choice['backend']} ({choice['reason']})", style="dim")
     return text
 
 

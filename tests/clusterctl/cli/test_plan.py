@@ -41,8 +41,8 @@ def test_a_training_is_planned_on_nodes_that_are_not_there(run: Run, tmp_path: P
         "16 ranks on 2 nodes",
         "tokens/s",
         "auto tried",
-        "why others lose",
-        "TFLOP/s a device",
+        "why other layouts are worse",
+        "TFLOP/s per device",
         "assumed",
     ):
         assert said in out

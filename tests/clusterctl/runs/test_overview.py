@@ -113,7 +113,7 @@ def test_a_person_sees_it_all_and_who_looks_after_it() -> None:
     alone = text_of(
         make_overview(RECORD, state_of({}, phase="running"), read_progress([]), Events(()), 160.0)
     )
-    assert "nobody looks after it: clusterctl attach demo-1" in alone
+    assert "no controller; start one with: clusterctl attach demo-1" in alone
 
 
 def test_of_many_ranks_those_are_shown_that_are_not_as_the_others() -> None:
@@ -158,7 +158,7 @@ def test_a_new_line_is_said_when_anything_but_an_age_differs() -> None:
 def test_a_rank_that_holds_up_the_others_is_shown_also_of_many() -> None:
     ranks = tuple(rank(number, "a", step_seconds=0.4 if number == 31 else 0.1) for number in range(40))
     one = make_overview(RECORD, state_of({"a": "running"}, ranks), read_progress([]), Events(()), 1.0)
-    assert "running, a step takes it 4.0 times as long as the others" in text_of(one)
+    assert "running, straggler: 4.0x slower than the others" in text_of(one)
     assert one.as_json()["slow"] == {"31": 4.0}
 
 
