@@ -95,13 +95,14 @@ def trainer_rows(verb: str) -> Iterator[tuple[str, str]]:
 
     (choices,) = (a for a in _parser("")._actions if isinstance(a, argparse._SubParsersAction))
     for action in choices.choices[verb]._actions:
-        if isinstance(action, argparse._HelpAction):
+        if isinstance(action, argparse._HelpAction) or action.help is argparse.SUPPRESS:
             continue
         value = action.metavar or (action.dest.upper() if action.nargs != 0 else "")
         value = " ".join(value) if isinstance(value, tuple) else str(value)
         names = ", ".join(action.option_strings)
-        text = (action.help or "") + (" (required)" if action.required else "")
-        yield f"`{' '.join(filter(None, (names, value)))}`", text.replace("%%", "%").strip()
+        text = action.help or ("print one JSON document" if names == "--json" else "")
+        text = (text + " (required)" * action.required).replace("%%", "%").strip()
+        yield f"`{' '.join(filter(None, (names, value)))}`", text[:1].upper() + text[1:]
 
 
 def job_page() -> str:

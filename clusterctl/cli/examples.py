@@ -240,6 +240,38 @@ EXAMPLES = {
     "data tokenizer": """
         clusterctl data tokenizer train --input corpus.jsonl --vocab-size 32000 --output tokenizer.json
     """,
+    "data tokenizer train": """
+        clusterctl data tokenizer train --input corpus.jsonl --vocab-size 32000 --output tokenizer.json
+        clusterctl data tokenizer train --input wiki.txt --each paragraph --vocab-size 8000 --output tokenizer
+    """,
+    "data tokenizer glm": """
+        clusterctl data tokenizer glm --tokenizer tokenizer.json --output glm-tokenizer.json
+    """,
+    "data build": """
+        clusterctl data build --input corpus.jsonl --tokenizer tokenizer.json --output data/corpus --append-eod
+        clusterctl data build --input wiki.xml.bz2 --tokenizer tokenizer.json --output data/wiki --dedup --workers 8
+        clusterctl data build --on node[1-4] --input corpus.jsonl --tokenizer tokenizer.json --output data/corpus
+    """,
+    "data info": """
+        clusterctl data info data/corpus
+        clusterctl data info data/corpus --tokens 300e9 --samples 5
+    """,
+    "data verify": """
+        clusterctl data verify data/corpus
+        clusterctl data verify data/corpus --tokenizer tokenizer.json
+    """,
+    "data repair": """
+        clusterctl data repair data/corpus --dry-run
+        clusterctl data repair data/corpus --output data/repaired
+    """,
+    "data split": """
+        clusterctl data split data/corpus --parts 8 --output data/shard
+        clusterctl data split data/corpus --split 949,50,1 --output data/part
+    """,
+    "data merge": """
+        clusterctl data merge data/a data/b --output data/all
+        clusterctl data merge data/a data/b --dedup --output data/all
+    """,
     "data scatter": """
         clusterctl data scatter shards/*.bin --to /data/shards
         clusterctl data scatter shards/a shards/b --to /data/shards -n node[1-2] --dry-run
@@ -265,5 +297,5 @@ EXAMPLES = {
 
 
 def examples(key: str) -> list[str]:
-    """Return the example lines of a command; [] for commands whose help the trainer prints."""
+    """Return the example lines of a command."""
     return [line.strip() for line in EXAMPLES.get(key, "").strip().splitlines()]

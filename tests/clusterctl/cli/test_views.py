@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.console import RenderableType as Renderable
 
 from clusterctl import text as clusterctl_text
-from clusterctl.cli import views
+from clusterctl.cli import plan_view, views
 from clusterctl.jobs.run_folder import metric_of
 from clusterctl.logs.store import LogLine
 from clusterctl.runs.overview import TrainProgress, read_progress
@@ -178,3 +178,23 @@ def test_a_list_of_runs_in_80_columns_cuts_no_id_in_two() -> None:
     assert long["run"] in trained
     short = drawn(views.runs_table([{**plain, "run": "gpt-1121-174202-a439", "step": "7", "loss": "3.2100"}]))
     assert "LOSS" in short and "3.2100" in short and "11-21 17:42:03" in short
+
+
+def test_a_rehearsal_is_compared_with_the_plan() -> None:
+    done = {
+        "ranks": 8,
+        "layers": 2,
+        "seconds": 1.5,
+        "parameters": 1000,
+        "planned_parameters": 1000,
+        "operations": 12,
+        "exchanges": {"all_reduce": 3, "broadcast": 1},
+        "peak_bytes": 2e9,
+        "planned_bytes": 1.9e9,
+    }
+    assert list(plan_view._rehearsed(done)) == [
+        ("rehearsal", "one rank of 8, 2 layers, built and run for one step here in 1.5 s"),
+        ("", "1k parameters (as planned)"),
+        ("", "12 operations, 3 all_reduce, 1 broadcast"),
+        ("", "peak memory 2 GB; planned 1.9 GB"),
+    ]
