@@ -38,7 +38,7 @@ def open_private(path: Path, mode: str) -> IO[Any]:
     return open(path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
-def save_new(path: Path, text: str, force: bool = False, dry_run: bool = False) -> bool:
+def save_new(path: Path, text: str, *, force: bool = False, dry_run: bool = False) -> bool:
     """Write a result to a file; return False if the file has this text already.
 
     A file with another text is refused unless `force` is set. A dry run writes nothing, with the same result.

@@ -29,6 +29,7 @@ def demo(
     mode: Annotated[
         str, typer.Option(metavar="MODE", help="Mode of the sandbox: auto, namespaces, loopback or embedded.")
     ] = "auto",
+    *,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the sandbox cluster running at the end.")
     ] = False,
@@ -44,13 +45,13 @@ def demo(
     # Every command that the demo shows can then be run in this folder.
     os.chdir(directory)
     with ExitStack() as cleaning:
-        sandbox = _sandbox(directory, mode, keep, cleaning)
+        sandbox = _sandbox(directory, mode, keep=keep, cleaning=cleaning)
         cluster = _cluster(sandbox)
         _rank_table(cluster)
         summary = _data(directory)
         run, progress = _train(cluster, stages.write_job(directory / "job.yaml", steps))
         _result(run, progress, summary)
-    _next(directory, run, keep, time.monotonic() - began)
+    _next(directory, run, keep=keep, seconds=time.monotonic() - began)
 
 
 def _heading(number: int, text: str) -> None:
@@ -59,7 +60,7 @@ def _heading(number: int, text: str) -> None:
     screen.show(Text(f"\n[{number}/6] {text}", style="bold"))
 
 
-def _sandbox(directory: Path, mode: str, keep: bool, cleaning: ExitStack) -> Sandbox:
+def _sandbox(directory: Path, mode: str, *, keep: bool, cleaning: ExitStack) -> Sandbox:
     from clusterctl.sandbox import cluster as sandbox
 
     _heading(1, "Start a cluster on this machine: clusterctl sandbox up -n 2 --devices 2")
@@ -160,10 +161,10 @@ def _result(run: RunDir, progress: TrainProgress, summary: dict[str, Any]) -> No
         )
 
 
-def _next(directory: Path, run: RunDir, keep: bool, seconds: float) -> None:
+def _next(directory: Path, run: RunDir, *, keep: bool, seconds: float) -> None:
     from clusterctl.cli import views
     from clusterctl.cli.trainer import checkpoint_of
 
     checkpoint = checkpoint_of(str(run.root)).relative_to(directory)
     root = run.root.relative_to(directory)
-    screen.show(views.demo_end(directory, root, checkpoint, keep, seconds))
+    screen.show(views.demo_end(directory, root, checkpoint, keep=keep, seconds=seconds))

@@ -73,11 +73,13 @@ def doctor(
         screen.show_json([asdict(finding) for finding in findings])
     else:
         shown = folded([finding for finding in findings if not (fix_hints and finding.is_sound)])
-        screen.show(view(sorted(shown, key=lambda finding: list(LEVELS).index(finding.level)), fix_hints))
-    _conclude(findings, strict)
+        screen.show(
+            view(sorted(shown, key=lambda finding: list(LEVELS).index(finding.level)), fix_hints=fix_hints)
+        )
+    _conclude(findings, strict=strict)
 
 
-def _conclude(findings: Sequence[Finding], strict: bool) -> None:
+def _conclude(findings: Sequence[Finding], *, strict: bool) -> None:
     failing = ("bad", "warning") if strict else ("bad",)
     failed = [finding for finding in findings if finding.level in failing]
     if failed:
@@ -87,7 +89,7 @@ def _conclude(findings: Sequence[Finding], strict: bool) -> None:
         )
 
 
-def view(findings: Sequence[Finding], fix_hints: bool = False) -> RenderableType:
+def view(findings: Sequence[Finding], *, fix_hints: bool = False) -> RenderableType:
     """Return a table of the findings, each with its remedy; `fix_hints` adds the command that fixes it."""
     from rich.table import Table
     from rich.text import Text

@@ -26,7 +26,7 @@ EVERY = 10.0
 class Follower:
     """Shows updates as they arrive; as a context manager it removes the progress line at the end."""
 
-    def __init__(self, run: RunDir, trains: bool, quiet: bool = False, as_json: bool = False) -> None:
+    def __init__(self, run: RunDir, *, trains: bool, quiet: bool = False, as_json: bool = False) -> None:
         self.run, self.trains, self.quiet, self.as_json = run, trains, quiet, as_json
         self.progress = read_progress(run.metric_lines()) if trains else TrainProgress()
         self.filter = LogFilter()

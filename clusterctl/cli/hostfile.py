@@ -212,7 +212,7 @@ def _write(
     from clusterctl.cli import screen
     from clusterctl.files import save_new
 
-    written = output is not None and save_new(output, text, force, dry_run) and not dry_run
+    written = output is not None and save_new(output, text, force=force, dry_run=dry_run) and not dry_run
     if as_json:
         said: dict[str, Any] = {"format": as_json, "nodes": nodes, "text": text}
         screen.show_json({**said, "file": str(output) if output else None, "written": written})

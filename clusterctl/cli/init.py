@@ -71,7 +71,7 @@ def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bo
     inventory_cluster.parse(text, output)
     if dry_run:
         screen.write(text)
-    elif save_new(output, text, force):
+    elif save_new(output, text, force=force):
         screen.log(f"wrote {output}; see what was understood: clusterctl nodes -c {output}")
     else:
         screen.log(f"{output}: holds this already")

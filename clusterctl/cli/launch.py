@@ -348,7 +348,10 @@ def follow_to_the_end(
         from clusterctl.runs.controller import following
 
         deliver_signals()
-        with following(run, connections, first) as watch, Follower(run, trains, quiet, as_json) as follower:
+        with (
+            following(run, connections, first) as watch,
+            Follower(run, trains=trains, quiet=quiet, as_json=as_json) as follower,
+        ):
             for update in watch:
                 follower.show(update)
     except (KeyboardInterrupt, SystemExit) as interrupt:

@@ -26,7 +26,7 @@ class LogPrinter:
     rich takes 150 us per line; here a chunk of plain text takes one replacement and one write.
     """
 
-    def __init__(self, prefix: bool = True, as_json: bool = False) -> None:
+    def __init__(self, *, prefix: bool = True, as_json: bool = False) -> None:
         self.prefix, self.as_json = prefix, as_json
         self._prefixes: dict[tuple[str, int], str] = {}
         self.coloured = screen.out_console().is_terminal and not screen.out_console().no_color

@@ -165,6 +165,7 @@ def pull(
         Path | None,
         typer.Argument(metavar="[DST]", help="A new folder. Default: `pulled` in the folder of the run."),
     ] = None,
+    *,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:

@@ -110,7 +110,7 @@ def _record(chosen: Cluster, transport: SshChoice, new: list[Outcome[SeenKey]], 
     from clusterctl.errors import UsageError
 
     names = ", ".join(one.node.name for one in new)
-    if not screen.ask(f"record the new keys of {names}?", yes):
+    if not screen.ask(f"record the new keys of {names}?", yes=yes):
         if not screen.on_terminal():
             raise UsageError(
                 f"the keys of {names} were not recorded: nobody is here to ask",

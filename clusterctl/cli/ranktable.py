@@ -178,7 +178,9 @@ def convert(
         _write(table, output, force, dry_run, json)
         return
     text = hostfile_ranktable.as_text(file, to, lossy)
-    changed = output is not None and str(output) != "-" and save_new(output, text, force, dry_run)
+    changed = (
+        output is not None and str(output) != "-" and save_new(output, text, force=force, dry_run=dry_run)
+    )
     written = changed and not dry_run
     if json:
         screen.show_json(

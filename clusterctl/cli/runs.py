@@ -37,7 +37,7 @@ Keep = Annotated[int | None, typer.Option("--keep", min=0, metavar="N", help="Ke
 HereOnly = Annotated[bool, typer.Option("--here", help="Delete on this machine only; contact no node.")]
 
 
-def runs(context: typer.Context, as_json: options.Json = False) -> None:
+def runs(context: typer.Context, *, as_json: options.Json = False) -> None:
     """List the runs of this project, newest first."""
     if context.invoked_subcommand is not None:
         return
@@ -56,6 +56,7 @@ def runs(context: typer.Context, as_json: options.Json = False) -> None:
 def prune(
     older_than: OlderThan = None,
     keep: Keep = None,
+    *,
     here: HereOnly = False,
     dry_run: options.DryRun = False,
     yes: options.Yes = False,
@@ -68,7 +69,7 @@ def prune(
     choice = pruning.Choice(pruning.seconds_of(older_than) if older_than else None, keep)
     folder = options.runs_folder()
     old = choice.of([(run, pruning.started(run)) for run in all_runs(folder)], time.time())
-    if not dry_run and old and not screen.ask(f"delete {plural(len(old), 'run')} of {folder}?", yes):
+    if not dry_run and old and not screen.ask(f"delete {plural(len(old), 'run')} of {folder}?", yes=yes):
         raise UsageError(
             f"{plural(len(old), 'run')} would be deleted", "--yes deletes them, --dry-run lists them"
         )
@@ -118,6 +119,7 @@ def _row(run: RunDir) -> dict[str, Any]:
 
 def status(
     run: options.RunName = "last",
+    *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep updating until the run ends.")] = False,
     every: Annotated[
         float, typer.Option(min=0.2, metavar="SECONDS", help="Seconds between two updates.")
@@ -131,13 +133,13 @@ def status(
     found = options.run_named(run)
     with options.connected_to(found) as connections:
         if watch:
-            _watch(found, connections, every, ranks, as_json)
+            _watch(found, connections, every, ranks=ranks, as_json=as_json)
             return
         state, overview = _observe(found, connections)
     if as_json:
         screen.show_json(_status_json(found, state, overview))
     else:
-        screen.show(status_view.whole(overview, ranks))
+        screen.show(status_view.whole(overview, all_ranks=ranks))
 
 
 def _observe(run: RunDir, connections: Connections) -> tuple[RunState, Overview]:
@@ -154,12 +156,12 @@ def _status_json(run: RunDir, state: RunState, overview: Overview) -> dict[str, 
     return {"run": run.run_id, "folder": str(run.root), **state.as_json(), "overview": overview.as_json()}
 
 
-def _watch(run: RunDir, connections: Connections, every: float, ranks: bool, as_json: bool) -> None:
+def _watch(run: RunDir, connections: Connections, every: float, *, ranks: bool, as_json: bool) -> None:
     """Show the state of a run until it has ended and will not be restarted."""
     from clusterctl.cli import status_view
 
     on_screen = screen.out_console().is_terminal and not screen.out_console().is_dumb_terminal and not as_json
-    with _drawn(on_screen) as live:
+    with _drawn(on_screen=on_screen) as live:
         before: Any = None
         while True:
             state, overview = _observe(run, connections)
@@ -167,7 +169,7 @@ def _watch(run: RunDir, connections: Connections, every: float, ranks: bool, as_
                 connections.drop(run.read_record().cluster.node(name))
             changed, before = status_view.changes(overview) != before, status_view.changes(overview)
             if live is not None:
-                live.update(status_view.whole(overview, ranks), refresh=True)
+                live.update(status_view.whole(overview, all_ranks=ranks), refresh=True)
             elif as_json:
                 screen.show_json_line(_status_json(run, state, overview))
             elif changed:
@@ -178,7 +180,7 @@ def _watch(run: RunDir, connections: Connections, every: float, ranks: bool, as_
 
 
 @contextmanager
-def _drawn(on_screen: bool) -> Iterator[Live | None]:
+def _drawn(*, on_screen: bool) -> Iterator[Live | None]:
     if not on_screen:
         yield None
         return
@@ -194,6 +196,7 @@ def stop(
         float | None,
         typer.Option(metavar="SECONDS", help="Time for a last checkpoint. Default: `grace` of the job."),
     ] = None,
+    *,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:

@@ -38,6 +38,7 @@ def up(
         str | None,
         typer.Option("--python", metavar="FILE", help="Python of the nodes. Default: the current one."),
     ] = None,
+    *,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -63,7 +64,7 @@ def up(
         raise
 
 
-def status(directory: Directory = HERE, as_json: Json = False) -> None:
+def status(directory: Directory = HERE, *, as_json: Json = False) -> None:
     """Show the state of each node; exit with 1 unless all are up."""
     from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
@@ -77,7 +78,7 @@ def status(directory: Directory = HERE, as_json: Json = False) -> None:
     raise typer.Exit(0 if all(node.state == "up" for node in states) else 1)
 
 
-def down(directory: Directory = HERE, dry_run: DryRun = False, as_json: Json = False) -> None:
+def down(directory: Directory = HERE, *, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Stop all nodes with everything that runs on them, and delete the folder. Running it again is harmless."""
     from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
@@ -101,7 +102,7 @@ def down(directory: Directory = HERE, dry_run: DryRun = False, as_json: Json = F
         screen.log(f"no sandbox in {folder}: nothing to do")
 
 
-def kill(name: NodeName, directory: Directory = HERE, dry_run: DryRun = False) -> None:
+def kill(name: NodeName, directory: Directory = HERE, *, dry_run: DryRun = False) -> None:
     """Kill a node with all its processes. In mode namespaces this is like a power loss: no connection is closed."""
     from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
@@ -116,17 +117,17 @@ def kill(name: NodeName, directory: Directory = HERE, dry_run: DryRun = False) -
     screen.log(f"{name} is down: ended {processes}" if ended else f"{name} is down already")
 
 
-def cut(name: NodeName, directory: Directory = HERE, dry_run: DryRun = False) -> None:
+def cut(name: NodeName, directory: Directory = HERE, *, dry_run: DryRun = False) -> None:
     """Cut the network link of a node; its processes continue (mode namespaces)."""
-    _link(directory, name, "cut", dry_run)
+    _link(directory, name, "cut", dry_run=dry_run)
 
 
-def heal(name: NodeName, directory: Directory = HERE, dry_run: DryRun = False) -> None:
+def heal(name: NodeName, directory: Directory = HERE, *, dry_run: DryRun = False) -> None:
     """Restore a network link that was cut (mode namespaces)."""
-    _link(directory, name, "heal", dry_run)
+    _link(directory, name, "heal", dry_run=dry_run)
 
 
-def _link(directory: Path, name: str, verb: str, dry_run: bool) -> None:
+def _link(directory: Path, name: str, verb: str, *, dry_run: bool) -> None:
     from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
 

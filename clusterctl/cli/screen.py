@@ -111,7 +111,7 @@ def ask_secret(prompt: str) -> str | None:
         atexit.unregister(termios.tcsetattr)
 
 
-def ask(question: str, yes: bool = False) -> bool:
+def ask(question: str, *, yes: bool = False) -> bool:
     """Ask a yes-or-no question; return True for yes or if `yes` is set, and False without a terminal."""
     if yes:
         return True

@@ -27,7 +27,7 @@ ALL_RANKS = 16
 STYLE = {**views.PHASE_STYLE, "restarting": "yellow", "unknown": "yellow"}
 
 
-def whole(overview: Overview, all_ranks: bool = False) -> Group:
+def whole(overview: Overview, *, all_ranks: bool = False) -> Group:
     """Return the whole overview; of a large run only unusual ranks, unless `all_ranks` is set."""
     parts: list[RenderableType] = [head(overview), views.table(*_nodes(overview), right=["STEP", "AGE"])]
     few = all_ranks or len(overview.ranks) <= ALL_RANKS

@@ -34,6 +34,7 @@ def build(
     on: Annotated[
         str | None, typer.Option("--on", metavar="SET", help="Build on these nodes in parallel.")
     ] = None,
+    *,
     leave: Annotated[
         bool, typer.Option("--leave", help="With --on: leave the .bin/.idx pairs on the nodes.")
     ] = False,
@@ -45,10 +46,10 @@ def build(
             raise UsageError("--leave needs --on", "name the nodes, for example --on node[1-4]")
         forward("data build", "data-build", context.args)
     else:
-        _build_on(options.cluster_of(cluster, on), list(context.args), leave)
+        _build_on(options.cluster_of(cluster, on), list(context.args), leave=leave)
 
 
-def _build_on(chosen: Cluster, arguments: list[str], leave: bool) -> None:
+def _build_on(chosen: Cluster, arguments: list[str], *, leave: bool) -> None:
     """Build on several nodes; the result at --output equals a build on one machine."""
     from clusterctl.cli.progress_bar import bar
     from clusterctl.runs.build_data import spread, value_of
@@ -127,6 +128,7 @@ def generate(
         int, typer.Option(min=0, metavar="K", help="Choose among the K most likely tokens; 0: all.")
     ] = 40,
     seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same text.")] = 1234,
+    *,
     as_json: options.Json = False,
 ) -> None:
     """Generate text from a checkpoint."""

@@ -247,7 +247,7 @@ COLOURS = (
 )
 
 
-def log_line(line: LogLine, prefix: bool = True) -> Text:
+def log_line(line: LogLine, *, prefix: bool = True) -> Text:
     """Return a log line; the prefix has a colour that depends on the rank."""
     text = log_prefix(line.node, line.rank) if prefix else Text()
     return text.append_text(log_text(line))
@@ -313,7 +313,7 @@ def generated(prompt: str, text: str) -> Text:
     )
 
 
-def demo_end(folder: Path, run: Path, checkpoint: Path, keep: bool, seconds: float) -> Text:
+def demo_end(folder: Path, run: Path, checkpoint: Path, *, keep: bool, seconds: float) -> Text:
     """Return where the results of the demo are, and commands to try next."""
     lines = [
         f"\ndone in {duration(seconds)}; all files are in {folder}",

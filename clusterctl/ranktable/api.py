@@ -78,7 +78,7 @@ def save(table: RankTable, path: Path, force: bool = False, dry_run: bool = Fals
         raise UsageError(f"{path}: is a folder", "name a file")
     if not hccl_opens(path.name):
         raise UsageError(f"{path}: HCCL opens no rank table there: {why_not_opened(path.name)}", "table.json")
-    return save_new(path, table.render(), force, dry_run)
+    return save_new(path, table.render(), force=force, dry_run=dry_run)
 
 
 def file_name(table: RankTable) -> str:

@@ -177,7 +177,7 @@ def up(
         try:
             return Sandbox(layout, _build(layout, state))
         except BaseException:
-            _end(layout, made)
+            _end(layout, made_directory=made)
             raise
 
 
@@ -202,7 +202,7 @@ def down(directory: Path) -> int:
         raise UsageError(f"{layout.directory} is not a sandbox", "give the folder of `sandbox up` with --dir")
     with process.one_interrupt(), _locked(layout):
         state = load_state(layout)
-        return _end(layout, state.made_directory if state else True)
+        return _end(layout, made_directory=state.made_directory if state else True)
 
 
 def running(directory: Path) -> int:
@@ -464,7 +464,7 @@ def _foreign(layout: Layout) -> bool:
     return not all(path.name.startswith(ours) for path in layout.directory.iterdir())
 
 
-def _end(layout: Layout, made_directory: bool) -> int:
+def _end(layout: Layout, *, made_directory: bool) -> int:
     """Kill every process of a sandbox, then remove its files; can be repeated after an interrupt."""
     ended = process.end(lambda: _roots(layout))
     sshd.end_lease(layout)
