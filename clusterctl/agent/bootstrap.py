@@ -1,8 +1,8 @@
-"""The first lines that run on a node: find the agent there by its hash, or ask for it, verify it, start it.
+"""The first lines that run on a node: find the agent by its hash, or request its files; verify it and start it.
 
-Its text is sent to `python -c 'import sys;exec(sys.stdin.buffer.read(N))'`, so that nothing depends on the
-login shell. It must parse on any Python 3, to be able to say that a node's Python is too old: no newer
-syntax, annotations as texts.
+Its text is sent to `python -c 'import sys;exec(sys.stdin.buffer.read(N))'`, so that nothing depends on the login
+shell. It must parse on every Python 3, to report that a node's Python is too old: no newer syntax, annotations as
+texts.
 """
 
 import os
@@ -13,9 +13,9 @@ MARK = "CLUSTERCTL-AGENT"
 
 
 def say(word: str, text: str = "") -> None:
-    """One line to the launcher; it begins on a line of its own, whatever a login script printed before."""
+    """Send one line to the launcher; it begins on a new line, whatever a login script printed before."""
     if text:
-        # 8 ms that a start where all is well does without.
+        # Imported here, because it takes 8 ms and a good start does not need it.
         import json
 
         text = " " + json.dumps(text)
@@ -24,13 +24,15 @@ def say(word: str, text: str = "") -> None:
 
 
 def sums(files: "dict[str, str]") -> "dict[str, int]":
-    """What tells a whole file from a damaged one at each start: a check against accidents in this login's own
-    folder, without OpenSSL, which takes 4 MB and 5 ms."""
+    """Return a checksum of each file, which detects a damaged file at every start.
+
+    It protects against accidents in this login's own folder, and needs no OpenSSL, which takes 4 MB and 5 ms.
+    """
     return {name: zlib.crc32(text.encode()) for name, text in files.items()}
 
 
 def is_whole(folder: str, wanted: "dict[str, int]") -> bool:
-    """Whether all files of an agent are there and as they were installed."""
+    """Return True if all files of an agent exist and are as they were installed."""
     try:
         for name, wanted_sum in wanted.items():
             with open(os.path.join(folder, "clusterctl", name), "rb") as file:
@@ -42,8 +44,10 @@ def is_whole(folder: str, wanted: "dict[str, int]") -> bool:
 
 
 def install(folder: str, files: "dict[str, str]", wanted: "dict[str, int]") -> None:
-    """Write beside, then rename: two launchers may do this at once, and both find a whole agent
-    afterwards."""
+    """Write the files aside, then rename the folder.
+
+    If two launchers do this at the same time, both find a whole agent.
+    """
     if sums(files) != wanted:
         raise OSError("the agent arrived damaged")
     beside = "%s.%d" % (folder, os.getpid())
@@ -82,8 +86,8 @@ def why_unsafe(folder: str) -> str:
 def why_parents_unsafe(folder: str) -> str:
     """Return why another user could replace `folder` through a folder above it, or "".
 
-    As sshd's StrictModes: each belongs to root or this login, and others may not write into it, unless its sticky
-    bit is set. In a user namespace, root is whoever owns `/`.
+    As sshd's StrictModes: each belongs to root or this login, and others may not write into it, unless its sticky bit
+    is set. In a user namespace, root is whoever owns `/`.
     """
     owners = (0, os.geteuid(), os.stat("/").st_uid)
     folder = os.path.realpath(folder)
@@ -102,9 +106,9 @@ def why_parents_unsafe(folder: str) -> str:
 
 
 def start() -> None:
-    """Read what is wanted, make sure that it is here, and become the agent.
+    """Read what is wanted, make sure that it is installed, and become the agent.
 
-    It is one line: the agent's hash, the work folder in hexadecimal, and NAME:SUM for each of its files.
+    The line holds the agent's hash, the work folder in hexadecimal, and NAME:SUM for each of its files.
     """
     wanted_hash, place, *named = sys.stdin.buffer.readline().decode().split()
     workdir = os.path.expanduser(bytes.fromhex(place).decode("utf-8", "surrogateescape"))
@@ -122,11 +126,11 @@ def start() -> None:
             import json
 
             files = json.loads(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())).decode())
-            # The work folder is this login's own, and so is all that will be in it.
+            # The work folder and everything in it belong to this login alone.
             mask = os.umask(0o077)
             os.makedirs(root, exist_ok=True)
             install(folder, files, wanted)
-            # What users run here has theirs.
+            # The programs of users run with the mask of the login.
             os.umask(mask)
     except (OSError, ValueError) as problem:
         return say("error", "%s: %s" % (workdir, problem))

@@ -1,5 +1,7 @@
-"""One command on a node: argv as a list, never through a shell; output as it comes; ended for sure when
-nobody waits for it."""
+"""Run one command on a node: argv as a list and never through a shell; output is sent as it comes.
+
+A cancelled command is ended.
+"""
 
 from __future__ import annotations
 
@@ -16,41 +18,43 @@ from clusterctl.agent.processes import end_all
 from clusterctl.agent.reaper import MARKER as MARKER
 from clusterctl.agent.request import Refused, Request
 
-# Typing itself takes 10 ms.
+# Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List
 
-# Seconds between the request to end and the kill.
+# Seconds between SIGTERM and SIGKILL.
 POLITE = 2.0
-# Seconds for the last output when the command left something behind that holds its pipes.
+# Seconds for the last output, if the command left a process behind that holds its pipes open.
 AFTERMATH = 0.5
-# As shells say it.
+# The exit codes that shells use for it.
 NOT_FOUND, NOT_RUNNABLE = 127, 126
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def raw(text: str) -> bytes:
-    """The bytes that the launcher's side had, whatever the node's locale is."""
+    """Return the bytes of a text from the launcher, whatever the node's locale is."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def command(argv: List[str]) -> List[bytes]:
-    """An argv as the kernel takes it; `~/` is the login's home in the program's own name, and in no
-    argument."""
+    """Return argv as the kernel takes it.
+
+    `~/` at the start of the program's name (not of arguments) is the login's home.
+    """
     program = os.path.expanduser(argv[0]) if argv[0].startswith("~/") else argv[0]
     return [raw(one) for one in [program, *argv[1:]]]
 
 
 def environment(extra: Dict[str, Any]) -> Dict[bytes, bytes]:
-    """The login's environment without the traces of SSH, and what the request adds."""
+    """Return the login's environment without the variables of SSH, with `extra` added."""
     inherited = {name: value for name, value in os.environb.items() if not name.startswith(b"SSH_")}
     inherited.update({raw(str(name)): raw(str(value)) for name, value in extra.items()})
     return inherited
 
 
 def run(request: Request) -> Dict[str, Any]:
-    """Run `argv` to its end; its output goes back as it comes, then its exit code or signal."""
+    """Run `argv` to its end; send its output as it comes, and return its exit code or signal."""
     argv = request.need("argv", list)
     if not argv or not all(isinstance(one, str) and "\0" not in one for one in argv):
         raise Refused("usage", "run: argv must be a list of texts without null bytes")
@@ -77,7 +81,10 @@ def run(request: Request) -> Dict[str, Any]:
 def _started(
     request: Request, argv: List[bytes], env: Dict[bytes, bytes], cwd: str
 ) -> "subprocess.Popen[bytes]":
-    """In a session of its own; a script that names no interpreter is the shell's, as with execvp."""
+    """Start a program in a session of its own.
+
+    A script without an interpreter is run by the shell, as execvp does.
+    """
     program = argv[0]
     try:
         return subprocess.Popen(
@@ -100,9 +107,9 @@ def _started(
 
 
 class _Exit:
-    """`fd`, which can be read once a command ended: the kernel's own word, or a thread's where there is none.
+    """Has a descriptor `fd` that is readable once a command has ended: from the kernel, or from a thread without it.
 
-    The kernel's (Linux 5.3, Python 3.9) spares each command a thread and a pipe, 0.2 of 1.4 ms.
+    The kernel's (Linux 5.3, Python 3.9) saves each command a thread and a pipe, 0.2 of 1.4 ms.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -119,7 +126,7 @@ class _Exit:
         os.write(self._note, b".")
 
     def close(self) -> None:
-        """After the command ended."""
+        """Close the descriptor; call this after the command has ended."""
         os.close(self.fd)
         if self._note >= 0:
             self._waiting.join()
@@ -127,7 +134,7 @@ class _Exit:
 
 
 class _Child:
-    """A started command and the threads around it."""
+    """A started command and the threads that serve it."""
 
     def __init__(self, request: Request, process: subprocess.Popen[bytes], marker: Dict[str, str]) -> None:
         self.request = request
@@ -141,7 +148,7 @@ class _Child:
             self.end()
 
     def end(self) -> None:
-        """End the command and all that it started, also what left its process group."""
+        """End the command and everything that it started, even what left its process group."""
         with self._ending:
             end_all([self.process.pid], self.marker, POLITE)
 
@@ -156,7 +163,7 @@ class _Child:
         try:
             self._pump()
         except StreamEnded:
-            # Nobody reads any more.
+            # The launcher reads no more.
             self.end()
             raise
         finally:
@@ -165,7 +172,7 @@ class _Child:
                 timer.cancel()
             self._close()
         if self.timed_out:
-            # Its detached children are gone too before the launcher hears of it.
+            # Wait until its detached children are gone too.
             with self._ending:
                 pass
         code = self.process.returncode
@@ -187,14 +194,14 @@ class _Child:
                 stdin.write(frame.payload)
                 stdin.flush()
         except (BrokenPipeError, StreamEnded, ValueError):
-            # The command reads no more, or ended.
+            # The command reads no more, or has ended.
             pass
         finally:
             with contextlib.suppress(BrokenPipeError, ValueError):
                 stdin.close()
 
     def _pump(self) -> None:
-        """Send what comes on both streams until both end, or until shortly after the command itself ended."""
+        """Send what comes on both streams until both end, or until shortly after the command has ended."""
         assert self.process.stdout is not None and self.process.stderr is not None
         names = {self.process.stdout.fileno(): "stdout", self.process.stderr.fileno(): "stderr"}
         watched: List[int] = [*names, self._exited.fd]

@@ -1,4 +1,4 @@
-"""What a node says of itself before a run, all questions at once; nothing is changed."""
+"""Report the state of a node before a run, all in one answer; nothing is changed."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ MOST_SAID = 64 << 10
 MOST_READ = 4096
 # Seconds for one command; a hung driver never answers.
 TIMEOUT = 15.0
-# What an agent's command line has and nothing else.
+# Part of an agent's command line, and of nothing else.
 AGENT_WORDS = b"exec(sys.stdin.buffer.read("
 
 
 def examine(request: Request) -> Dict[str, Any]:
-    """The node's room, limits, addresses, ports and processes, and what some commands and files there say.
+    """Return the node's free space, limits, addresses, ports and processes, and the output of commands and files.
 
-    `commands` is name -> {argv: [[...], ...], timeout}: the first of its programs that is there is run, all
-    names at once. `files` is name -> paths: the first one that is there.
+    `commands` is name -> {argv: [[...], ...], timeout}: of each name, the first program that exists is run; all names
+    run in parallel. `files` is name -> paths: of each name, the first file that exists is read.
     """
     commands = request.params.get("commands") or {}
     runner = _Commands(request, commands)
@@ -59,7 +59,7 @@ def examine(request: Request) -> Dict[str, Any]:
 
 
 def _room(path: str) -> Optional[Dict[str, int]]:
-    """Free bytes and inodes for this user, and of how many; nothing where the path is not there."""
+    """Return free and total bytes and inodes for this user; None if the path does not exist."""
     try:
         disk, device = os.statvfs(path), os.stat(path).st_dev
     except OSError:
@@ -74,7 +74,7 @@ def _room(path: str) -> Optional[Dict[str, int]]:
 
 
 def _memory() -> Dict[str, int]:
-    """Bytes in all and available, the limit of this login's control group counted."""
+    """Return total and available bytes, with the limit of this login's control group applied."""
     rows = dict(line.split(":", 1) for line in text_of("/proc/meminfo").splitlines() if ":" in line)
     sizes = {name: int(text.split()[0]) * 1024 for name, text in rows.items() if text.split()}
     total, available = sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0)
@@ -85,7 +85,7 @@ def _memory() -> Dict[str, int]:
 
 
 def _group_number(name: str) -> Optional[int]:
-    """A figure of this process's own control group (version 2), the nearest one above it that has a figure."""
+    """Return a number of this process's control group (version 2), or of the nearest group above it that has one."""
     path = next(
         (one[3:].strip() for one in text_of("/proc/self/cgroup").splitlines() if one[:3] == "0::"), ""
     )
@@ -111,7 +111,7 @@ def _first_text(paths: Sequence[str]) -> Optional[str]:
 
 
 def runs_here(workdir: str) -> List[Dict[str, Any]]:
-    """Each attempt below this work folder that has living processes, and whether its supervisor lives."""
+    """Return each attempt below this work folder that has living processes, and whether its supervisor lives."""
     groups: Dict[Any, Dict[str, Any]] = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         said = _marks(entry) if entry.isdigit() else None
@@ -125,7 +125,10 @@ def runs_here(workdir: str) -> List[Dict[str, Any]]:
 
 
 def _marks(pid: str) -> Optional[Dict[str, str]]:
-    """Our own variables in a process's environment; nothing of another user's, or of one that is gone."""
+    """Return clusterctl's variables in a process's environment.
+
+    None for another user's process or one that is gone.
+    """
     try:
         data = read_limited(f"/proc/{pid}/environ", LARGEST_ENVIRON)
     except OSError:
@@ -151,7 +154,10 @@ def _supervised(one: Dict[str, Any]) -> bool:
 
 
 def stale_agents() -> List[int]:
-    """Agents of this user whose login is gone or that are stopped: a sound one ends with its link."""
+    """Return the agents of this user that are stopped or whose login is gone.
+
+    A sound one ends with its connection.
+    """
     found = []
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if not entry.isdigit() or int(entry) == os.getpid():
@@ -172,7 +178,7 @@ def stale_agents() -> List[int]:
 
 
 class _Commands:
-    """Some commands at once, each ended for sure after its time."""
+    """Some commands that run in parallel; each is ended after its time."""
 
     def __init__(self, request: Request, wanted: Dict[str, Any]) -> None:
         self.request = request
@@ -190,7 +196,7 @@ class _Commands:
             thread.start()
 
     def results(self) -> Dict[str, Any]:
-        """By name: how it ended and what it said; None where no such program is there."""
+        """Return by name how the command ended and what it printed; None if no such program exists."""
         for thread, deadline in self.threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
         return dict(self.found)

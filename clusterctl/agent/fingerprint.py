@@ -1,6 +1,6 @@
-"""Data that lies on a node already: what it is, told by so little reading that a terabyte takes seconds.
+"""Describe data that lies on a node already, with so little reading that a terabyte takes seconds.
 
-Files up to 64 MiB are hashed whole; of larger ones the size and 64 blocks spread over them.
+Files up to 64 MiB are hashed whole; of larger ones the size and 64 blocks spread over the file.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import struct
 from clusterctl.agent.processes import read_limited
 from clusterctl.agent.request import Refused
 
-# Typing itself takes 10 ms.
+# Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Tuple
 
     from clusterctl.agent.request import Request
 
-# Bytes of a file that is hashed whole: 0.1 s.
+# Bytes of the largest file that is hashed whole, in 0.1 s.
 WHOLE = 64 << 20
 BLOCKS, BLOCK = 64, 64 << 10
 MOST_FILES = 100_000
 # Bytes that are read of the manifest of a build.
 LARGEST_MANIFEST = 16 << 20
-# Of Megatron's .idx.
+# The header of Megatron's .idx.
 HEADER = struct.Struct("<9sQBQQ")
-# Bytes a token, by the type in the header.
+# Bytes of a token, by the type in the header.
 WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 
 
 def fingerprint_folder(request: Request) -> Dict[str, Any]:
-    """Every file below a folder as size and hash, and what can be seen to be wrong with any of them."""
+    """Return size and hash of every file below a folder, and the faults that can be seen in them."""
     path = request.path()
     if not os.path.isdir(path):
         return {"path": path, "missing": True, "files": {}, "faults": []}
@@ -57,7 +57,7 @@ def _files(root: str) -> Iterator[Tuple[str, str]]:
 
 
 def fingerprint_of(path: str, size: int) -> str:
-    """`sha256:` of a whole file, or `sample:` of blocks of a large one: two that differ in one bit may agree there."""
+    """Return `sha256:` of a whole file, or `sample:` of blocks of a large one, which may miss one changed bit."""
     digest = hashlib.sha256()
     with open(path, "rb") as stream:
         if size <= WHOLE:
@@ -71,6 +71,7 @@ def fingerprint_of(path: str, size: int) -> str:
 
 
 def faults_of(root: str, name: str, files: Dict[str, List[Any]]) -> Iterator[str]:
+    """Yield the faults of one file: of an index, or of the manifest of a build."""
     if name.endswith(".idx"):
         yield from _index_faults(root, name, files)
     if name.endswith(".manifest.json"):
@@ -78,7 +79,7 @@ def faults_of(root: str, name: str, files: Dict[str, List[Any]]) -> Iterator[str
 
 
 def _index_faults(root: str, name: str, files: Dict[str, List[Any]]) -> Iterator[str]:
-    """The last sequence of an index must end where its .bin ends."""
+    """Yield a fault if the last sequence of an index does not end where its .bin ends."""
     binary = name[:-4] + ".bin"
     if binary not in files:
         yield f"{name}: its .bin is missing"
@@ -114,6 +115,6 @@ def _manifest_faults(root: str, name: str, files: Dict[str, List[Any]]) -> Itera
             elif size != one["bytes"]:
                 yield f"{path}: has {size} bytes, its manifest says {one['bytes']}"
             elif digest.startswith("sha256:") and digest != "sha256:" + one["sha256"]:
-                yield f"{path}: is not the file that was built: its hash is another"
+                yield f"{path}: is not the file that was built: its hash differs"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         yield f"{name}: not a manifest of a build"

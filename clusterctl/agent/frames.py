@@ -1,8 +1,10 @@
-"""The language between launcher and agent: frames over one byte stream, many requests at once.
+"""The protocol between launcher and agent: frames over one byte stream, many requests at the same time.
 
-A frame is `C`, version 1, the header's length (4 bytes), the payload's length (4 bytes), the header as JSON,
-the payload. Lengths are capped before anything is read, so that a hostile or confused peer can neither hang
-nor swell its reader. Runs on nodes too: standard library only, Python 3.8 and newer.
+A frame is `C`, version 1, the header's length (4 bytes), the payload's length (4 bytes), the header as JSON, the
+payload. Lengths are checked before anything is read, so that a hostile or faulty peer can neither hang its reader nor
+fill its memory.
+
+Runs on nodes too: standard library only, Python 3.8 and newer.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import threading
 
 from clusterctl.agent import lean
 
-# Typing itself takes 10 ms.
+# Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Optional
@@ -25,28 +27,28 @@ MAX_HEADER = 64 << 10
 MAX_PAYLOAD = 16 << 20
 # One piece of a stream: big enough for 1 GB/s, small enough that no request waits for another.
 CHUNK = 128 << 10
-# Bytes of one stream under way before its reader has to say that it took them.
+# Bytes of one stream that may be sent before its reader confirms that it has read some.
 WINDOW = 1 << 20
-# Bytes that any piece counts in its window: a flood of empty ones holds memory too.
+# Bytes that even an empty piece counts in its window: a flood of them takes memory too.
 LEAST = 256
-# Seconds of silence after which a side says that it is alive.
+# Seconds of silence after which a side sends a beat.
 BEAT = 2.0
-# Seconds without a byte after which the launcher gives a node up.
+# Seconds without a byte after which the launcher gives up a node.
 SILENCE = 10.0
-# The same for the node: what the launcher gave up must not go on.
+# The same for the node: it must end what the launcher has given up.
 AGENT_SILENCE = 10.0
 
 
 class BadFrame(Exception):
-    """What came is no frame; the stream can't be used any more."""
+    """What was received is no frame; the stream cannot be used any more."""
 
 
 class StreamEnded(Exception):
-    """The peer closed the stream, or the link is gone."""
+    """The peer closed the stream, or the connection is lost."""
 
 
 class Frame:
-    """One message; id 0 speaks of the link itself, others of a request.
+    """One message; id 0 is about the connection itself, every other id belongs to a request.
 
     `kind` is open, data, eof, cancel, credit, end, fail or beat.
     """
@@ -70,7 +72,7 @@ class Frame:
 
 
 def encode(frame: Frame) -> bytes:
-    """The bytes of one frame."""
+    """Return the bytes of one frame."""
     header = lean.dumps([frame.id, frame.kind, frame.fields]).encode()
     if len(header) > MAX_HEADER or len(frame.payload) > MAX_PAYLOAD:
         raise BadFrame(f"a frame of {len(header)} + {len(frame.payload)} bytes is too large")
@@ -78,7 +80,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def read_frame(read: Callable[[int], bytes]) -> Optional[Frame]:
-    """The next frame, or None at the clean end; `read(n)` gives exactly n bytes, or fewer at the end."""
+    """Return the next frame, or None at the clean end; `read(n)` returns n bytes, or fewer at the end."""
     prefix = read(PREFIX.size)
     if not prefix:
         return None
@@ -106,7 +108,7 @@ def _parse(header: bytes, payload: bytes) -> Frame:
 
 
 def parse_payload(payload: bytes) -> Dict[str, Any]:
-    """A payload that must be one JSON object."""
+    """Return the JSON object of a payload; raise BadFrame for anything else."""
     try:
         value = lean.loads(payload)
     except (ValueError, RecursionError) as problem:
@@ -117,12 +119,12 @@ def parse_payload(payload: bytes) -> Dict[str, Any]:
 
 
 def to_payload(value: Dict[str, Any]) -> bytes:
-    """JSON in ASCII: a name that is no UTF-8 survives as lone surrogates."""
+    """Return a value as JSON in ASCII; a name that is not UTF-8 survives as lone surrogates."""
     return lean.dumps(value).encode()
 
 
 def credit_of(frame: Frame) -> int:
-    """How many bytes the peer says that it took."""
+    """Return how many bytes the peer reports as read."""
     count = frame.fields.get("bytes")
     if type(count) is not int or count < 0:
         raise BadFrame("a credit is no count of bytes")
@@ -130,12 +132,12 @@ def credit_of(frame: Frame) -> int:
 
 
 def _weight(frame: Frame) -> int:
-    """What an unread frame holds; its fields count on top of what the sender's window counted, or they would hide."""
+    """Return how much an unread frame counts: its fields too, or a peer could hide memory in them."""
     return max(len(frame.payload), LEAST) + len(repr(frame.fields))
 
 
 class Window:
-    """How many bytes of one stream may still be sent; the reader's credit opens it again."""
+    """How many bytes of one stream may still be sent; the reader's credit adds to it."""
 
     def __init__(self, size: int = WINDOW) -> None:
         self._left = size
@@ -143,7 +145,7 @@ class Window:
         self._change = threading.Condition()
 
     def take(self, count: int) -> None:
-        """Wait until something may be sent, then count it; one chunk may overdraw."""
+        """Wait until something may be sent, then count it; one chunk may exceed the window."""
         with self._change:
             while self._left <= 0 and not self._closed:
                 self._change.wait()
@@ -163,7 +165,7 @@ class Window:
 
 
 class Inbox:
-    """The chunks of one stream that came and were not read yet; the sender's window bounds it."""
+    """The chunks of one stream that were received and not read yet; the sender's window bounds them."""
 
     def __init__(self, credit: Callable[[int], None], size: int = WINDOW) -> None:
         self._credit = credit
@@ -176,7 +178,7 @@ class Inbox:
         self._change = threading.Condition()
 
     def put(self, frame: Frame) -> None:
-        """Called by the link's reader; never waits. A peer that ignores its window breaks the link."""
+        """Add a chunk without waiting; the link's reader calls this. A peer that ignores its window breaks the link."""
         with self._change:
             self._held += _weight(frame)
             if self._held > self._size + MAX_PAYLOAD:
@@ -185,15 +187,14 @@ class Inbox:
             self._change.notify_all()
 
     def close(self, problem: Optional[BaseException] = None) -> None:
-        """No more will come: the end of the stream, or what broke it."""
+        """Note that no more will come: the stream has ended, or an error broke it."""
         with self._change:
             self._end = self._end or problem
             self._finished = True
             self._change.notify_all()
 
     def get(self, limit: Optional[float] = None) -> Optional[Frame]:
-        """The next chunk, in order; None at the end; raises what broke the stream, TimeoutError after `limit`
-        seconds."""
+        """Return the next chunk, or None at the end; raise what broke the stream, or TimeoutError after `limit` s."""
         with self._change:
             if not self._change.wait_for(lambda: self._chunks or self._finished, limit):
                 raise TimeoutError
@@ -212,17 +213,17 @@ class Inbox:
 
 
 class ByteReader:
-    """Exactly n bytes at a time out of chunks of any size."""
+    """Reads exact numbers of bytes from chunks of any size."""
 
     def __init__(self, next_chunk: Callable[[], bytes]) -> None:
         # B"" at the end.
         self._next = next_chunk
         self._chunk = b""
-        # What of it was read.
+        # How much of it was read.
         self._at = 0
 
     def read(self, count: int) -> bytes:
-        """Exactly `count` bytes, fewer only at the end."""
+        """Return `count` bytes, fewer only at the end."""
         begin, end = self._at, self._at + count
         if end > len(self._chunk):
             return self._over_several(count)
@@ -242,7 +243,7 @@ class ByteReader:
         return b"".join(parts)
 
     def read_into(self, view: memoryview) -> None:
-        """Fill the view, each byte copied once; EOFError where the stream ends before."""
+        """Fill the view, copying each byte once; raise EOFError if the stream ends before."""
         while view:
             if self._at == len(self._chunk):
                 self._chunk, self._at = self._next(), 0
@@ -254,7 +255,7 @@ class ByteReader:
             view = view[count:]
 
     def read_line(self, limit: int) -> bytes:
-        """Up to and with the next newline; at most `limit` bytes."""
+        """Return the bytes up to and with the next line break, at most `limit` of them."""
         parts: "list[bytes]" = []
         while limit > 0:
             if self._at == len(self._chunk):

@@ -1,11 +1,9 @@
-"""How a trainer's ranks get on, seen from their node: heartbeat files that are touched at each step.
+"""Detect ranks that hang, from the age of their heartbeat files, and ranks that a signal has stopped.
 
-Runs on nodes too: standard library only, Python 3.8 and newer.
+A trainer touches its heartbeat file at each step. When one rank of a group stops, all of them take no more steps, so
+that only the kernel can tell which one it is.
 
-Ranks that a signal has stopped: they take no step and no word, and the others wait for them.
-
-By steps alone nobody can tell which rank of a group stands still, since all of them do; the kernel can. Runs on nodes
-too: standard library only, Python 3.8 and newer.
+Runs on nodes: standard library only, Python 3.8 and newer.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from clusterctl.agent.processes import text_of
 
-# Seconds: a shorter silence is no hang, whatever the steps took.
+# Seconds: a shorter silence is never a hang.
 LEAST = 30.0
-# Times the 99th percentile of a rank's steps.
+# A hang is so many times the 99th percentile of a rank's steps.
 TIMES = 3.0
 # Steps that must have been seen: the first ones compile, open connections and fill caches.
 KNOWN = 3
@@ -25,16 +23,16 @@ KNOWN = 3
 KEPT = 512
 # Seconds that a checkpoint or an evaluation may take: the trainer's own limit for a collective.
 PAUSE = 600.0
-# Seconds at least between two words on how long each rank takes.
-SPOKEN = 10.0
-# Steps of each rank that such a word needs.
+# Seconds at least between two reports of the ranks' pace.
+REPORTED = 10.0
+# Steps of each rank that such a report needs.
 SEEN = 3
-# Seconds between two looks after which this node itself stood still, and not its ranks.
+# Seconds between two looks that show that this node itself was suspended, and not its ranks.
 ASLEEP = 5.0
 
 
 class Pace:
-    """One rank's steps."""
+    """The steps of one rank."""
 
     def __init__(self, now: float) -> None:
         self.touched = 0
@@ -43,11 +41,11 @@ class Pace:
         self.first = 0
         self.since = now
         self.times: List[float] = []
-        # Since the last word: what the rank itself took, or else its steps.
+        # The times since the last report: the rank's own, or else those of its steps.
         self.own: List[float] = []
 
     def note(self, touched: int, text: str, now: float) -> None:
-        """What the heartbeat file says now; `touched` is its time in nanoseconds."""
+        """Take what the heartbeat file holds now; `touched` is its time in nanoseconds."""
         if touched == self.touched:
             return
         steps = number_of(text) - number_of(self.text)
@@ -63,8 +61,8 @@ class Pace:
         self.touched, self.text, self.since = touched, text, now
 
     def limit(self, given: Optional[float]) -> Optional[float]:
-        """Seconds after which silence is a hang; None while too little is known."""
-        # Steps, not looks: many may pass between two of these.
+        """Return the seconds after which silence is a hang; None while too little is known."""
+        # Count steps and not looks: many steps may pass between two looks.
         if number_of(self.text) - self.first < KNOWN:
             return None
         if "pause" in self.text:
@@ -76,13 +74,13 @@ class Pace:
 
 
 def number_of(text: str) -> int:
-    """The step that a heartbeat names."""
+    """Return the step that a heartbeat names."""
     word = text.split()[0] if text.split() else ""
     return int(word) if word.isdigit() else 0
 
 
 def own_seconds(text: str) -> Optional[float]:
-    """What the rank itself took for that step, without waiting for others; None where the heartbeat does not say."""
+    """Return the rank's own time for that step, without waiting for others; None if the heartbeat does not hold it."""
     words = text.split("\n", 1)[0].split()
     try:
         return float(words[1]) if len(words) > 1 else None
@@ -94,15 +92,18 @@ class Steps:
     """The heartbeats of an attempt's ranks on this node."""
 
     def __init__(self, folder: str, ranks: Iterable[int], hang_after: Optional[float], now: float) -> None:
-        """`hang_after` is in seconds; None leaves it to the ranks' own pace, 0 is never."""
+        """`hang_after` is in seconds; None derives it from the ranks' own pace, 0 disables it."""
         self.folder, self.hang_after = folder, hang_after
-        self.looked = self.spoke = now
+        self.looked = self.reported = now
         self.ranks: Dict[int, Pace] = {rank: Pace(now) for rank in ranks}
-        # What the attempt before left.
+        # The heartbeats that the previous attempt left.
         self.stale = {rank: self._read(rank) for rank in self.ranks}
 
     def look(self, now: float) -> Optional[Dict[str, object]]:
-        """The rank that hangs, if one does: its step, and for how long; the one furthest behind."""
+        """Return the rank that hangs, with its step and for how long, or None.
+
+        Of several, the one furthest behind.
+        """
         asleep = now - self.looked if now - self.looked > ASLEEP else 0.0
         self.looked = now
         hung: List[Dict[str, object]] = []
@@ -117,22 +118,22 @@ class Steps:
         return min(hung, key=lambda one: (one["step"], one["rank"])) if hung else None
 
     def pace(self, now: float) -> Optional[Dict[str, float]]:
-        """By rank: the median seconds of its steps since this was answered last; None while too little was seen."""
+        """Return by rank the median seconds of its steps since the last report; None while too few were seen."""
         beating = self.beating()
         if (
-            now - self.spoke < SPOKEN
+            now - self.reported < REPORTED
             or not beating
             or any(len(self.ranks[rank].own) < SEEN for rank in beating)
         ):
             return None
-        self.spoke = now
+        self.reported = now
         said = {str(rank): _median(self.ranks[rank].own) for rank in beating}
         for pace in self.ranks.values():
             pace.own = []
         return said
 
     def beating(self) -> List[int]:
-        """The ranks that are a trainer's: they write heartbeats, and answer SIGUSR1 with their stacks."""
+        """Return the ranks that write heartbeats: trainers, which answer SIGUSR1 with their stacks."""
         return [rank for rank, pace in self.ranks.items() if pace.touched]
 
     def _read(self, rank: int) -> "Optional[tuple[int, str]]":
@@ -148,20 +149,20 @@ def _median(values: List[float]) -> float:
     return round(sorted(values)[len(values) // 2], 6)
 
 
-# Seconds: longer than anybody stops a process to look at it by hand; debuggers stop it in another way.
+# Seconds: nobody stops a process for longer to examine it; debuggers stop it in another way.
 LONG = 10.0
 
 
 class Stopped:
-    """Since when each rank has been stopped."""
+    """Since when each rank has been stopped by a signal."""
 
     def __init__(self, hang_after: Optional[float]) -> None:
-        """`hang_after` is the job's: 0 is never, and less than LONG counts here too."""
+        """`hang_after` is the job's: 0 disables this, and fewer seconds than LONG apply here too."""
         self.limit = LONG if hang_after is None else min(LONG, hang_after)
         self.since: Dict[int, float] = {}
 
     def look(self, now: float, pids: Mapping[int, int]) -> Optional[Dict[str, Any]]:
-        """By rank the pid of each that lives; gives the rank that has been stopped for too long, if one has."""
+        """Return the rank that was stopped for too long, or None; `pids` has the pid of each living rank."""
         stopped = [rank for rank, pid in pids.items() if is_stopped(pid)] if self.limit else []
         self.since = {rank: self.since.get(rank, now) for rank in stopped}
         first = min(self.since, key=lambda rank: (self.since[rank], rank), default=None)
@@ -171,5 +172,5 @@ class Stopped:
 
 
 def is_stopped(pid: int) -> bool:
-    """By SIGSTOP or a terminal's signals; `t` would be a debugger's."""
+    """Return True if SIGSTOP or a terminal's signal stopped a process; a debugger's state would be `t`."""
     return text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] == ["T"]

@@ -1,9 +1,9 @@
-"""What this node's kernel said about processes that ended: killed for memory, segmentation faults, devices.
+"""Report what the kernel of a node recorded about processes that ended: out of memory, segmentation faults, devices.
 
-Kills for want of memory, by the counter that the kernel keeps of them for each control group.
+Not every login may read the kernel's log, and in a container it names other pids. The counter of kills that the kernel
+keeps for each control group is readable by everybody, and the ranks are in the supervisor's group.
 
-The kernel's log is not for every login's eyes, and in a container it names other pids; this counter is for everybody,
-and the ranks are in the supervisor's group. Runs on nodes too: standard library only, Python 3.8 and newer.
+Runs on nodes: standard library only, Python 3.8 and newer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from clusterctl.agent.bounded import outputs_of
 from clusterctl.agent.processes import text_of
 from clusterctl.agent.request import Request
 
-# Seconds around a process's end: a device may fall silent well before.
+# Seconds before and after a process's end: a device may stop responding well before.
 BEFORE, AFTER = 10.0, 2.0
-# Seconds around a kill for memory that names another pid: our own, in a container.
+# In a container, a kill for memory so many seconds from the end of a process counts for it.
 AT_ONCE = 2.0
-# Lines a process.
+# Messages for one process.
 MOST = 10
 # Seconds and bytes for all messages of the kernel; its buffer has a few MB at most.
 DMESG_LIMIT, LARGEST = 10.0, 64 << 20
@@ -38,10 +38,10 @@ PID = re.compile(r"\bpid[=: ](\d+)|process (\d+)\b|\[(\d+)\]: segfault|traps: \S
 
 
 def evidence(request: Request) -> Dict[str, Any]:
-    """By pid: the kernel's lines on it, and whether it was killed since memory ran out.
+    """Return by pid the kernel's messages about it, and whether it was killed because memory ran out.
 
-    In a container the kernel's pids are others than ours; there a kill for memory at the same time counts for
-    a process that ended by SIGKILL.
+    In a container the kernel's pids differ from ours. There a kill for memory at the same time counts for a process
+    that SIGKILL ended.
     """
     messages = kernel_messages()
     found = {}
@@ -52,6 +52,7 @@ def evidence(request: Request) -> Dict[str, Any]:
 
 
 def about(pid: int, ended: float, number: Optional[int], messages: List[Tuple[float, str]]) -> Dict[str, Any]:
+    """Return the evidence about one process that ended at `ended` (seconds since boot) by signal `number`."""
     lines, oom = [], False
     for when, text in messages:
         if not ended - BEFORE <= when <= ended + AFTER or not WORTH.search(text):
@@ -68,7 +69,7 @@ def about(pid: int, ended: float, number: Optional[int], messages: List[Tuple[fl
 
 
 def kernel_messages() -> List[Tuple[float, str]]:
-    """Seconds since boot and text of each; empty where this login may not read them."""
+    """Return seconds since boot and text of each message; empty if this login may not read them."""
     try:
         return _read_kmsg()
     except OSError:
@@ -86,7 +87,7 @@ def _read_kmsg() -> List[Tuple[float, str]]:
             except BlockingIOError:
                 return found
             except BrokenPipeError:
-                # Overwritten while it was read; the next is there.
+                # The message was overwritten while it was read; the next one is complete.
                 continue
             if not record:
                 return found
@@ -118,12 +119,12 @@ def _run_dmesg() -> List[Tuple[float, str]]:
 
 
 ROOT = "/sys/fs/cgroup"
-# Seconds before a rank's end in which a kill that was counted is its own.
+# A kill that was counted so many seconds before a rank's end is its own.
 RECENT = 2.0
 
 
 class Kills:
-    """The counter of this process's own group, looked at again and again."""
+    """Watches the counter of kills of this process's own control group."""
 
     def __init__(self, now: float, path: Optional[str] = None) -> None:
         self.path = counter_of(text_of("/proc/self/cgroup")) if path is None else path
@@ -132,28 +133,28 @@ class Kills:
         self.rose = now - 2 * RECENT
 
     def look(self, now: float) -> None:
-        """Note when the counter rose; a look costs 35 us."""
+        """Note whether the counter rose; a look costs 35 us."""
         found = read(self.path)
         if found.get("oom_kill", 0) > self.seen.get("oom_kill", 0):
             self.before, self.rose = self.seen, now
         self.seen = found
 
     def of(self, now: float) -> Dict[str, Any]:
-        """What is recorded of a process that SIGKILL just ended: nothing, unless the counter rose with it."""
+        """Return the evidence about a process that SIGKILL just ended; empty unless the counter rose with it."""
         self.look(now)
         if now - self.rose > RECENT:
             return {}
         count = self.seen.get("oom_kill", 0) - self.before.get("oom_kill", 0)
         limit = self.seen.get("oom", 0) > self.before.get("oom", 0)
         what = "Memory cgroup out of memory: " if limit else ""
-        return {"oom": True, "kernel": [f"{what}{count} killed for want of memory, by {self.path}"]}
+        return {"oom": True, "kernel": [f"{what}{count} killed because memory ran out, by {self.path}"]}
 
 
 def counter_of(groups: str, root: str = ROOT) -> str:
-    """The file that counts, out of /proc/self/cgroup; empty where there is none.
+    """Return the file with the counter, from the text of /proc/self/cgroup; an empty text if there is none.
 
     Version 2 has `memory.events`, version 1 `memory.oom_control`. In a container the group's own path may lie outside
-    of what is mounted there: then the mount's root is the container's group.
+    of what is mounted there: then the root of the mount is the container's group.
     """
     for line in groups.splitlines():
         _, names, path = [*line.split(":", 2), "", ""][:3]
@@ -171,7 +172,7 @@ def counter_of(groups: str, root: str = ROOT) -> str:
 
 
 def read(path: str) -> Dict[str, int]:
-    """The counters in such a file."""
+    """Return the counters in such a file."""
     rows = (line.split() for line in text_of(path).splitlines()) if path else ()
     found = {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
     hits = (
@@ -179,5 +180,5 @@ def read(path: str) -> Dict[str, int]:
         if "oom" not in found and path
         else ""
     )
-    # Version 1 counts there that the limit was hit.
+    # Version 1 counts in this file how often the limit was reached.
     return {**found, "oom": int(hits)} if hits.isdigit() else found

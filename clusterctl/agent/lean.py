@@ -1,16 +1,14 @@
-"""JSON by the C half of Python's json module: the whole module brings regular expressions and enum, 8 ms of CPU at
-every agent's start.
+"""JSON and NamedTuple without the modules that are slow to import.
 
-Runs on nodes too: standard library only, Python 3.8 and newer.
+JSON comes from the C half of Python's json module: the whole module imports regular expressions and enum, 8 ms at every
+start of an agent. NamedTuple is that of typing, whose import takes 10 ms.
 
-NamedTuple as typing has it, without typing, which takes 10 ms of CPU where an agent first needs it.
-
-Runs on nodes too: standard library only, Python 3.8 and newer.
+Runs on nodes: standard library only, Python 3.8 and newer.
 """
 
 from __future__ import annotations
 
-# Typing itself takes 10 ms.
+# Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
@@ -19,7 +17,7 @@ SPACE = " \t\n\r"
 
 
 class _Reading:
-    """What the scanner wants to know, as json's own decoder says it."""
+    """The options of the scanner, as json's own decoder sets them."""
 
     strict = True
     object_hook = object_pairs_hook = array_hook = None
@@ -62,7 +60,7 @@ def _chosen() -> "tuple[Callable[[str], Any], Callable[[object], str]]":
         if loads(dumps({"a": [1, "ä"]})) == {"a": [1, "ä"]}:
             return loads, dumps
     except (ImportError, AttributeError, TypeError):
-        # A Python that has it otherwise.
+        # This Python organises its json module in another way.
         pass
     return _by_json()
 
@@ -71,7 +69,7 @@ _loads, dumps = _chosen()
 
 
 def loads(data: "bytes | str") -> "Any":
-    """The value of a text in JSON; ValueError where it is none, RecursionError where it is too deep."""
+    """Return the value of a JSON text; raise ValueError for other texts, RecursionError if it is nested too deeply."""
     return _loads(data if isinstance(data, str) else data.decode("utf-8", "surrogatepass"))
 
 

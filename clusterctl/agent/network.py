@@ -1,4 +1,4 @@
-"""A node's addresses and ports: where an address is, who holds a port, whether another node reaches it."""
+"""Report a node's addresses and ports: where an address is, who holds a port, whether another node reaches it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 from clusterctl.agent.processes import text_of
 from clusterctl.agent.request import Refused, Request
 
-# Ioctls, as Linux numbers them.
+# Linux's numbers of the ioctls.
 GET_ADDRESS, GET_NETMASK, GET_FLAGS = 0x8915, 0x891B, 0x8913
 UP, RUNNING = 0x1, 0x40
-# An ended connection; whoever listens with SO_REUSEADDR, as torch does, may have its port.
+# The state of an ended connection: a program that sets SO_REUSEADDR, as torch does, can have its port.
 TIME_WAIT = "06"
 GREETING = b"clusterctl "
 
 
 def interfaces() -> Dict[str, Dict[str, Any]]:
-    """By name: whether it is up, and its addresses."""
+    """Return by name whether an interface is up, and its addresses."""
     found: Dict[str, Dict[str, Any]] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as door:
         for _, name in socket.if_nameindex():
@@ -50,8 +50,7 @@ def _ask(door: socket.socket, name: str, question: int) -> Optional[bytes]:
 
 
 def place_of(address: str) -> Dict[str, Any]:
-    """What an address is on this node: its numbers, whether they are this node's own, and on which
-    interface."""
+    """Return where an address is: its number, whether it is this node's own, and on which interface."""
     try:
         ip = str(socket.getaddrinfo(address, None, type=socket.SOCK_DGRAM)[0][4][0]) if address else ""
     except OSError as problem:
@@ -71,7 +70,7 @@ def _is_own(ip: str) -> bool:
 
 
 def _interface_of(ip: str) -> Optional[str]:
-    """The interface with this very address, else the one whose network holds it."""
+    """Return the interface with this address, or else the one whose network contains it."""
     import ipaddress
 
     wanted, near = ipaddress.ip_address(ip.partition("%")[0]), None
@@ -89,8 +88,7 @@ def _interface_of(ip: str) -> Optional[str]:
 
 
 def holders(ports: Iterable[int], address: str = "") -> List[Dict[str, Any]]:
-    """Which of some TCP ports are taken at an address of this node, and by whom as far as this user may
-    know."""
+    """Return which of some TCP ports are taken at an address of this node, and by whom if this user may know."""
     wanted = {int(one) for one in ports}
     if not wanted:
         return []
@@ -109,7 +107,7 @@ def holders(ports: Iterable[int], address: str = "") -> List[Dict[str, Any]]:
 
 
 def _address(text: str) -> str:
-    """An address as /proc/net/tcp has it: words of 32 bits in the machine's own order."""
+    """Return an address as text from the form of /proc/net/tcp: words of 32 bits in the machine's byte order."""
     raw = b"".join(struct.pack("=I", int(text[at : at + 8], 16)) for at in range(0, len(text), 8))
     if len(raw) == 16 and raw[:12] == b"\0" * 10 + b"\xff\xff":
         raw = raw[12:]
@@ -117,7 +115,7 @@ def _address(text: str) -> str:
 
 
 def _owners(inodes: Iterable[str]) -> Dict[str, Dict[str, Any]]:
-    """The process behind each socket; only this user's own, unless this is root."""
+    """Return the process that owns each socket; other users' processes are visible only to root."""
     wanted = {f"socket:[{one}]": one for one in inodes}
     found: Dict[str, Dict[str, Any]] = {}
     for entry in os.listdir("/proc"):
@@ -137,13 +135,13 @@ def _owners(inodes: Iterable[str]) -> Dict[str, Dict[str, Any]]:
     return found
 
 
-# ---- one node opens a port, the others come
+# ---- one node opens a port, the others connect to it
 
 
 def listen(request: Request) -> Dict[str, Any]:
-    """Hold a port open until the launcher has seen enough, and greet whoever comes; 0 is any free one.
+    """Hold a port open until the launcher cancels, and greet every caller; port 0 is any free one.
 
-    The first piece of the answer names the port. A port that can't be had is an answer too, not a fault.
+    The first piece of the answer names the port. A port that is not free is an answer too, not an error.
     """
     port = int(request.params.get("port") or 0)
     token = request.need("token", str)
@@ -173,15 +171,14 @@ def _greet(caller: socket.socket, token: str) -> int:
 
 
 def _door(port: int) -> socket.socket:
-    """At every address, as a run's master listens."""
+    """Return a socket that listens at every address, as a run's master does."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=1024)
 
 
 def knock(request: Request) -> Dict[str, Any]:
-    """Whether this node reaches another's port, and whether the one who answers there is the one that was
-    meant."""
+    """Return whether this node reaches another's port, and whether the expected program answers there."""
     address, port = request.need("address", str), request.need("port", int)
     token, limit = request.need("token", str), float(request.params.get("timeout", 3.0))
     if not 0 < port < 65536:
@@ -201,5 +198,5 @@ def knock(request: Request) -> Dict[str, Any]:
         words = f"no answer within {limit:.0f} s" if timed_out else problem.strerror or str(problem)
         return {"reached": False, "reason": words, "seconds": time.monotonic() - began}
     same = said == GREETING + token.encode() + b"\n"
-    reason = "" if same else "somebody else answers there"
+    reason = "" if same else "another program answers there"
     return {"reached": same, "reason": reason, "seconds": time.monotonic() - began, "by": mine}

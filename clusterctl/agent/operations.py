@@ -1,4 +1,4 @@
-"""What an agent can be asked: the table, and the small operations on files."""
+"""The table of all operations that an agent offers, and the small ones on files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.processes import marked
 from clusterctl.agent.request import Refused, Request
 
-# Typing itself takes 10 ms.
+# Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional
@@ -23,7 +23,7 @@ OWN_FOLDERS = ("runs", "store", "trees", "tmp")
 
 
 def put(request: Request) -> Dict[str, Any]:
-    """One file, whole or not at all: written aside, verified, renamed."""
+    """Write one file, whole or not at all: aside, verified, renamed."""
     import hashlib
 
     path = request.path()
@@ -54,7 +54,7 @@ def put(request: Request) -> Dict[str, Any]:
 
 
 def get(request: Request) -> Dict[str, Any]:
-    """One file from an offset to its end as it is now."""
+    """Send one file from an offset to its present end."""
     path = request.path()
     offset = int(request.params.get("offset", 0))
     limit = request.params.get("limit")
@@ -78,7 +78,7 @@ def get(request: Request) -> Dict[str, Any]:
 
 
 def fingerprint(request: Request) -> Dict[str, Any]:
-    """What stands at a path itself, links not followed: its kind (f, d, l, other, or nothing), mode and hash."""
+    """Return kind (f, d, l, other, or empty), mode and hash of what is at a path; links are not followed."""
     path = request.path()
     try:
         found = os.lstat(path)
@@ -95,7 +95,7 @@ def fingerprint(request: Request) -> Dict[str, Any]:
 
 
 def listing(request: Request) -> Dict[str, Any]:
-    """The entries of one folder, sorted; `missing` instead of a fault where there is none."""
+    """Return the entries of one folder, sorted; `missing` is true if it does not exist."""
     path = request.path()
     if not os.path.isdir(path):
         return {"path": path, "missing": not os.path.lexists(path), "entries": []}
@@ -111,13 +111,14 @@ def listing(request: Request) -> Dict[str, Any]:
 
 
 def mkdir(request: Request) -> Dict[str, Any]:
+    """Create a folder and those above it."""
     path = request.path()
     os.makedirs(path, mode=int(request.params.get("mode", 0o700)), exist_ok=True)
     return {"path": path}
 
 
 def remove(request: Request) -> Dict[str, Any]:
-    """A file or a tree below one of the agent's own folders; nothing else, whatever is asked."""
+    """Remove a file or a tree below one of the agent's own folders; refuse every other path."""
     path = request.path()
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     roots = [os.path.join(os.path.realpath(request.workdir), name) for name in OWN_FOLDERS]
@@ -137,18 +138,18 @@ def remove(request: Request) -> Dict[str, Any]:
 
 
 def _remove_empty(folder: str, roots: List[str]) -> None:
-    """A folder and those above it that hold nothing any more; the agent's own ones stay."""
+    """Remove a folder and those above it that are empty; the agent's own folders stay."""
     while any(folder.startswith(root + os.sep) for root in roots):
         try:
             os.rmdir(folder)
         except OSError:
-            # Not empty: another node's part of the run, where they share a file system.
+            # Not empty: on a shared file system, it may hold another node's part of the run.
             return
         folder = os.path.dirname(folder)
 
 
 def count(request: Request) -> Dict[str, Any]:
-    """How many living processes carry a marker."""
+    """Return the living processes that carry a marker."""
     marker = request.need("marker", dict)
     if not marker:
         raise Refused("usage", "count: an empty marker would match every process")
@@ -164,7 +165,7 @@ HERE: Dict[str, Operation] = {
     "remove": remove,
     "count": count,
 }
-# Loaded when first asked for: an idle agent stays small.
+# These modules are loaded when they are first needed: an idle agent stays small.
 ELSEWHERE = {
     "run": ("child", "run"),
     "follow": ("follow", "follow"),
@@ -183,7 +184,7 @@ ELSEWHERE = {
 
 
 def find(op: str) -> Optional[Operation]:
-    """What does one operation; None where no agent knows it."""
+    """Return the function of an operation; None if the agent does not know it."""
     if op not in ELSEWHERE:
         return HERE.get(op)
     module, name = ELSEWHERE[op]

@@ -1,34 +1,36 @@
-"""A byte stream between two nodes of one transfer: TLS with a certificate of that transfer alone, or plain with
-a proof that the other one knows its secret."""
+"""A byte stream between two nodes of one transfer.
+
+It uses TLS with a certificate of that transfer alone, or plain TCP after each side has proved that it knows a secret.
+"""
 
 from __future__ import annotations
 
-# The C half: the module around it brings enum, 10 ms at each node of a transfer.
+# The C half of the module: the other half imports enum, 10 ms at each node of a transfer.
 import _socket as socket
 import hashlib
 import hmac
 import os
 import struct
 
-# Typing itself takes 10 ms.
+# Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict
 
-# Seconds without a byte after which a node turns to another one.
+# Seconds without a byte after which a node asks another one.
 SILENCE = 10.0
-# Seconds after which a node gives up one that takes nothing.
+# Seconds after which a node gives up another one that reads nothing.
 STUCK = 30.0
 HANDSHAKE = 5.0
 NONCE = DIGEST = 32
 
 
 class PeerFailed(OSError):
-    """The other node did not keep to what was agreed."""
+    """The other node did not follow the protocol."""
 
 
 class Wire:
-    """Plain bytes over TCP, after the one who connects has proved that it knows the secret."""
+    """Plain bytes over TCP, after the connecting side has proved that it knows the secret."""
 
     def __init__(self, connection: socket.socket, terms: Dict[str, Any], accepts: bool) -> None:
         self._socket = connection
@@ -50,7 +52,7 @@ class Wire:
         self._socket.sendall(data)
 
     def send_file(self, header: bytes, handle: int, offset: int, size: int) -> None:
-        """A header and a part of a file; the file's bytes do not pass through this process."""
+        """Send a header and a part of a file; the file's bytes do not pass through this process."""
         self._socket.sendall(header, socket.MSG_MORE)
         while size:
             count = os.sendfile(self._socket.fileno(), handle, offset, size)
@@ -77,7 +79,7 @@ def _proof(secret: bytes, nonce: bytes) -> bytes:
 
 
 def _limit(connection: socket.socket, receive: float, send: float) -> None:
-    """Time limits kept by the kernel: a blocking socket with them spares a poll before every call."""
+    """Set the kernel's own time limits: a blocking socket with them saves a poll before every call."""
     connection.settimeout(None)
     for option, seconds in ((socket.SO_RCVTIMEO, receive), (socket.SO_SNDTIMEO, send)):
         connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), 0))

@@ -10,7 +10,7 @@ import os
 
 from clusterctl.agent.peer import PeerFailed, Wire
 
-# Typing itself takes 10 ms.
+# Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator
@@ -23,7 +23,7 @@ try:
 
     _wrapped = Context._wrap_bio  # type: ignore[attr-defined]
 except (ImportError, AttributeError):
-    # A Python that has it otherwise.
+    # This Python organises its ssl module in another way.
     import ssl  # type: ignore[no-redef]
     from ssl import SSLContext as Context
 
@@ -35,7 +35,7 @@ TLS_1_2 = 0x0303
 
 
 class TlsWire(Wire):
-    """TLS over buffers in memory: one system call moves many records, a fifth less work than a TLS socket's."""
+    """TLS over buffers in memory: one system call moves many records, a fifth less work than a TLS socket."""
 
     def _greet(self, terms: Dict[str, Any], accepts: bool) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -49,7 +49,7 @@ class TlsWire(Wire):
                 self._flush()
                 self._more()
             except ssl.SSLError:
-                # The alert, so that the other side knows why.
+                # Send the alert, so that the other side knows why.
                 self._flush()
                 raise
         self._flush()
@@ -94,7 +94,7 @@ class TlsWire(Wire):
 
 
 def prepared(terms: Dict[str, Any], folder: str) -> Dict[str, Any]:
-    """The terms with a maker of contexts out of their certificate."""
+    """Return the terms with a function that makes contexts from their certificate."""
     certificate = binascii.a2b_base64("".join(terms["certificate"].split("\n")[1:-2]))
     made: Dict[bool, Context] = {}
 
@@ -109,7 +109,7 @@ def prepared(terms: Dict[str, Any], folder: str) -> Dict[str, Any]:
 def _context(terms: Dict[str, Any], folder: str, accepts: bool) -> Context:
     made = Context(ssl.PROTOCOL_TLS_SERVER if accepts else ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = TLS_1_2
-    # The certificate itself is compared, which no name could add to.
+    # The certificate itself is compared: a name would add nothing.
     made.check_hostname = False
     made.verify_mode = ssl.CERT_REQUIRED
     made.load_verify_locations(cadata=terms["certificate"])
@@ -120,7 +120,7 @@ def _context(terms: Dict[str, Any], folder: str, accepts: bool) -> Context:
 
 @contextlib.contextmanager
 def _as_file(text: str, folder: str) -> Iterator[str]:
-    """A text under a path for a moment: OpenSSL takes a key from a file only. In memory where the kernel can."""
+    """Yield a path under which a text can be read: OpenSSL takes a key from a file only. In memory if possible."""
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("key")
         path = f"/proc/self/fd/{handle}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def take_pieces(request: Request, builder: Builder, wanted: Sequence[Range]) -> None:
-    """The bytes of some pieces out of the request's body, one after another."""
+    """Yield the bytes of some pieces from the request's body, one after another."""
     read = request.body.read
     for place, begin, end in builder.pieces.spans(wanted):
         one = builder.files[place]
@@ -33,19 +33,19 @@ def take_pieces(request: Request, builder: Builder, wanted: Sequence[Range]) -> 
 
 
 def read_answer(request: Request) -> Any:
-    """What the launcher says: its length on a line, then JSON."""
+    """Return an answer of the launcher: its length on a line, then JSON."""
     line = request.body.read_line(32)
     if not line.strip().isdigit() or int(line) > MAX_ANSWER:
         raise Refused("cut", "the transfer ended too early; the old tree is untouched")
     return lean.loads(request.body.read(int(line)))
 
 
-# Bytes of what the launcher says between the pieces.
+# Bytes of an answer of the launcher between the pieces.
 MAX_ANSWER = 64 << 20
 
 
 def _take_piece(request: Request, builder: Builder, number: int) -> bool:
-    """One piece of a large file, hashed and written as it comes; False where less of it came."""
+    """Read, hash and write one piece of a large file; return False if it was shorter."""
     try:
         builder.take_from(number, request.body.read_into)
     except EOFError:

@@ -1,7 +1,6 @@
-"""What a killed agent leaves to somebody else: a shell that ends its commands once nobody holds the other end of a
-pipe.
+"""End the commands of an agent that was killed: a shell does it, once nobody holds the other end of a pipe.
 
-Runs on nodes too: standard library only, Python 3.8 and newer.
+Runs on nodes: standard library only, Python 3.8 and newer.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import itertools
 import os
 import threading
 
-# Typing itself takes 10 ms.
+# Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
@@ -75,7 +74,7 @@ wait
 
 
 class Watcher:
-    """The shell, started with the first command; where a node has none, killed agents leave their commands."""
+    """The shell, started with the first command; without a shell, a killed agent leaves its commands running."""
 
     def __init__(self) -> None:
         self._token = os.urandom(16).hex() + "-"
@@ -85,12 +84,12 @@ class Watcher:
         self._tried = False
 
     def marker(self) -> "Tuple[Dict[str, str], str]":
-        """What the next command and its children have in their environment, and the short name of it."""
+        """Return the variables that mark the next command and its children, and the short name of the marker."""
         number = str(next(self._numbers))
         return {MARKER: self._token + number}, number
 
     def watch(self, group: int, marker: str) -> None:
-        """Watch over a command: its process group, and NAME=VALUE in its environment, or the short name of that."""
+        """Watch a command: its process group, and NAME=VALUE in its environment, or the short name of that."""
         with self._change:
             if not self._tried:
                 self._tried = True
@@ -98,7 +97,7 @@ class Watcher:
             self._say(f"+ {group}:{marker}\n")
 
     def release(self, group: int, marker: str) -> None:
-        """The command ended; what it left behind is its own."""
+        """Stop watching a command that has ended."""
         with self._change:
             self._say(f"- {group}:{marker}\n")
 
@@ -107,7 +106,7 @@ class Watcher:
         return [self._shell.pid] if self._shell is not None else []
 
     def _start(self) -> None:
-        # 1 MB that an agent without commands does without.
+        # Imported here, because it takes 1 MB that an agent without commands does not need.
         import subprocess
 
         try:
@@ -120,7 +119,7 @@ class Watcher:
                 bufsize=0,
             )
         except OSError:
-            # As the class says.
+            # There is no shell: see the class.
             return
 
     def _say(self, line: str) -> None:
@@ -128,5 +127,5 @@ class Watcher:
             try:
                 self._shell.stdin.write(line.encode())
             except OSError:
-                # Somebody ended it.
+                # The shell was ended from outside.
                 return

@@ -1,9 +1,12 @@
-"""Pieces of a push from node to node: each serves what it has verified, and asks the next one, then another,
-then the launcher, for what it lacks."""
+"""Pass the pieces of a push from node to node.
+
+Each node serves what it has verified. What it lacks it requests from the next node, then from another one, then from
+the launcher.
+"""
 
 from __future__ import annotations
 
-# The C half: the module around it brings enum, 10 ms at each node of a transfer.
+# The C half of the module: the other half imports enum, 10 ms at each node of a transfer.
 import _socket as socket
 import contextlib
 import os
@@ -18,36 +21,36 @@ from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.tree import BadTree, Range, ranges_of
 from clusterctl.agent.tree_build import Builder
 
-# Typing itself takes 10 ms.
+# Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
-# Before a piece its size + 1; 0 says only that the sender is alive.
+# Before a piece stands its size + 1; a 0 means only that the sender is alive.
 LENGTH = struct.Struct(">I")
 # Bytes of a request: ranges of pieces.
 MAX_ASK = 16 << 20
 BEAT = 2.0
-# Seconds: neighbours in one cluster answer at once, or a firewall is between them.
+# Seconds to connect: nodes of one cluster answer quickly, unless a firewall is between them.
 CONNECT = 3.0
 # Connections that may fail before the launcher is asked instead.
 TRIES = 2
 EVERYWHERE = ("0.0.0.0", "::", "::ffff:0.0.0.0")
-# At once; more are turned away, and go elsewhere.
+# Connections at the same time; more are refused, and go elsewhere.
 CHILDREN = 16
 # Pieces up to this size are gathered.
 SMALL = 64 << 10
 GATHERED = 256 << 10
-# Seconds between two words on progress.
+# Seconds between two reports of progress.
 REPORT = 0.5
 
 
 class Giver:
-    """Serves this node's pieces to the others of the transfer while it gets them itself."""
+    """Serves this node's pieces to the others of the transfer while it receives them itself."""
 
     def __init__(self, builder: Builder, terms: Dict[str, Any]) -> None:
-        """Listens on this node's address in the cluster, and nowhere else; OSError where that can't be."""
+        """Listen on this node's address in the cluster, and nowhere else; raise OSError if that is not possible."""
         builder.is_shared = True
         self._builder = builder
         self._terms = terms
@@ -90,7 +93,7 @@ class Giver:
             ranges = self._builder.pieces.checked(lean.loads(stream.read(size)))
             _Serving(self._builder, stream).send(ranges)
         except (OSError, ValueError, BadTree, RecursionError):
-            # The other node is gone, or is none of this transfer; or this transfer ended.
+            # The other node is gone, or does not belong to this transfer; or this transfer has ended.
             pass
         finally:
             with self._change:
@@ -106,14 +109,14 @@ class Giver:
 
 
 def _end(connection: socket.socket) -> None:
-    """Close a socket, and wake who waits in it."""
+    """Close a socket, and wake the thread that waits in it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
 
 
 class _Serving:
-    """One node's wishes, answered in order as the pieces arrive here."""
+    """Answers the requests of one node in order, as the pieces arrive here."""
 
     def __init__(self, builder: Builder, stream: Wire) -> None:
         self._builder = builder
@@ -129,7 +132,7 @@ class _Serving:
                     self._send_piece(number)
             self._flush()
             with contextlib.suppress(OSError):
-                # The other one closes once it has it all.
+                # The other side closes once it has everything.
                 self._stream.read(1)
         finally:
             self._close_file()
@@ -216,7 +219,7 @@ class Exchange:
             self._giver.close()
 
     def fetch(self, wanted: Sequence[Range]) -> None:
-        """Get the pieces: from the other nodes as long as one of them serves, else from the launcher."""
+        """Get the pieces: from other nodes as long as one of them serves, else from the launcher."""
         for parent in self._parents:
             left = self._left(wanted)
             if not left or self._failed >= TRIES:
@@ -266,7 +269,7 @@ class Exchange:
         self._report()
 
     def _report(self) -> None:
-        """Now and then a word to the launcher on how much came."""
+        """Report to the launcher now and then how much was received."""
         now = time.monotonic()
         if now - self._said > REPORT:
             self._said = now
@@ -274,7 +277,7 @@ class Exchange:
 
 
 def _connected(address: str, port: int) -> socket.socket:
-    """A connection to whichever of a name's addresses answers; the last one's fault where none does."""
+    """Return a connection to any of a name's addresses that answers; raise the last error if none does."""
     fault = OSError(f"{address} has no address")
     for family, kind, protocol, _, place in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM):
         connection = socket.socket(family, kind, protocol)
@@ -297,17 +300,17 @@ def _words(problem: BaseException) -> str:
 
 
 def prepared(terms: Dict[str, Any], folder: str) -> Dict[str, Any]:
-    """The terms with what opening a stream needs besides."""
+    """Return the terms with what opening a stream needs in addition."""
     if terms["mode"] != "tls":
         return terms
-    # OpenSSL's half that a plain transfer does without.
+    # Imported here, because a plain transfer needs no OpenSSL.
     from clusterctl.agent import peer_tls
 
     return peer_tls.prepared(terms, folder)
 
 
 def opened(connection: socket.socket, terms: Dict[str, Any], accepts: bool) -> Wire:
-    """The stream that the terms ask for, once both sides know that the other one belongs to the transfer."""
+    """Return a stream as the terms require, once both sides know that the other one belongs to the transfer."""
     kind: Type[Wire] = Wire
     if terms["mode"] == "tls":
         from clusterctl.agent.peer_tls import TlsWire as kind

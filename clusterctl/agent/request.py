@@ -1,4 +1,4 @@
-"""One thing that the launcher asked of this node's agent: what it gave, what goes back, when nobody wants it."""
+"""One request of the launcher to this node's agent: its parameters, its body, its reply, its cancellation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 from clusterctl.agent.frames import ByteReader, Frame, Inbox, StreamEnded, Window
 
-# Typing itself takes 10 ms.
+# Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Refused(Exception):
-    """A request that can't be done, in words for the user; `kind` is for programs."""
+    """A request that cannot be done, with a message for the user; `kind` is for programs."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class Refused(Exception):
 
 
 class Request:
-    """One thing asked by the launcher, with its own body, its own reply stream and its own end."""
+    """One request of the launcher, with its own body and its own reply stream."""
 
     def __init__(
         self,
@@ -53,26 +53,26 @@ class Request:
         return frame.payload if frame else b""
 
     def need(self, name: str, kind: type) -> Any:
-        """A parameter that must be there and of a kind."""
+        """Return a parameter that must be present and of a kind."""
         value = self.params.get(name)
         if not isinstance(value, kind) or (kind is str and not value):
             raise Refused("usage", f"{self.op}: {name!r} must be {kind.__name__}, not {value!r:.100}")
         return value
 
     def path(self, name: str = "path") -> str:
-        """A path on this node; `~` is the login's home."""
+        """Return a path on this node; `~` is the login's home."""
         path = os.path.expanduser(self.need(name, str))
         if "\0" in path:
             raise Refused("usage", f"{self.op}: a path can't hold a null byte")
         return os.path.abspath(os.path.join(os.path.expanduser("~"), path))
 
     def send(self, payload: bytes, **fields: Any) -> None:
-        """One chunk of the reply; waits while the launcher has too much unread."""
+        """Send one chunk of the reply; wait while the launcher has too much unread."""
         self.window.take(len(payload))
         self._send_frame(Frame(self.id, "data", fields, payload))
 
     def cancel(self) -> None:
-        """The launcher wants no more of it, or is gone."""
+        """End the request: the launcher does not want its result any more, or is gone."""
         self.cancelled.set()
         self.window.close()
         self.inbox.close(StreamEnded("the request was cancelled"))

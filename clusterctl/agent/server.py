@@ -1,9 +1,11 @@
-"""The agent's end of the link: reads frames, runs each request in its own thread, ends what it started when
-the link ends."""
+"""The agent's end of the link: it reads frames and runs each request in its own thread.
+
+When the link ends, it ends what it started.
+"""
 
 from __future__ import annotations
 
-# The C half: the module around it brings enum.
+# The C half of the module: the other half imports enum.
 import _signal as signal  # type: ignore[import-not-found]
 import os
 import sys
@@ -26,7 +28,7 @@ from clusterctl.agent.processes import boot_id
 from clusterctl.agent.reaper import Watcher
 from clusterctl.agent.request import Refused, Request
 
-# Typing itself takes 10 ms.
+# Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional
@@ -50,7 +52,7 @@ class Agent:
         self.watcher = Watcher()
 
     def send(self, frame: Frame) -> None:
-        """Write a frame whole; a launcher that is gone ends the agent."""
+        """Write a whole frame; if the launcher is gone, the agent ends."""
         data = memoryview(encode(frame))
         with self._sending:
             try:
@@ -62,16 +64,16 @@ class Agent:
             self._said = time.monotonic()
 
     def serve(self, read: Callable[[int], bytes]) -> None:
-        """Answer until the link ends, whoever ends it; then end all that is still under way.
+        """Answer until the link ends, whichever side ends it; then end all that still runs.
 
-        `read(n)` gives what is there, at most n bytes, and nothing at the end.
+        `read(n)` returns what is available, at most n bytes, and nothing at the end.
         """
         threading.Thread(target=self._listen, args=(read,), daemon=True).start()
         while not self._ending.wait(BEAT):
             if time.monotonic() - self._heard > AGENT_SILENCE:
                 break
             if time.monotonic() - self._said >= BEAT and self._sending.acquire(blocking=False):
-                # Nobody is in the middle of a long write.
+                # No thread is in the middle of a long write.
                 self._sending.release()
                 try:
                     self.send(Frame(0, "beat", {}))
@@ -98,7 +100,7 @@ class Agent:
                 data = read(count)
                 if not data:
                     break
-                # A long frame over a slow line is no silence.
+                # A long frame over a slow line counts as a sign of life.
                 self._heard = time.monotonic()
                 parts.append(data)
                 count -= len(data)
@@ -121,7 +123,7 @@ class Agent:
         with self._change:
             request = self._requests.get(frame.id)
         if request is None:
-            # A beat, or what was under way when the request ended.
+            # A beat, or a frame that was on its way when the request ended.
             return
         if frame.kind == "data":
             request.inbox.put(frame)
@@ -144,7 +146,7 @@ class Agent:
         )
         thread = threading.Thread(target=self._answer, args=(request,), daemon=True)
         with self._change:
-            # The first would be out of reach of any cancel.
+            # The first one could not be cancelled any more.
             if frame.id in self._requests:
                 raise BadFrame(f"two requests have the number {frame.id}")
             self._requests[frame.id] = request
@@ -166,7 +168,7 @@ class Agent:
         operation = self._find(request.op)
         if operation is None:
             return _fail(request, "usage", f"this agent does not know {request.op!r}")
-        # The agent's outermost door: the launcher must hear of it, and the others go on.
+        # The outermost handler of the agent: the launcher gets the error, and other requests continue.
         try:
             return Frame(request.id, "end", {}, to_payload(operation(request) or {}))
         except Refused as refusal:
@@ -184,7 +186,7 @@ class Agent:
 def _operation(op: str) -> Optional[Operation]:
     if op == "hello":
         return hello
-    # Which most of a short-lived agent's life does without.
+    # Imported here, because a short-lived agent mostly does not need it.
     from clusterctl.agent.operations import find
 
     return find(op)
@@ -195,7 +197,7 @@ def _fail(request: Request, kind: str, message: str, trace: str = "") -> Frame:
 
 
 def hello(request: Request) -> Dict[str, Any]:
-    """Who this node is."""
+    """Return the facts about this node."""
     workdir = request.workdir
     disk, system = os.statvfs(workdir), os.uname()
     return {
@@ -215,7 +217,7 @@ def hello(request: Request) -> Dict[str, Any]:
 
 def main(workdir: str) -> None:
     """Be the agent on this process's standard input and output until the launcher ends the link."""
-    # Typed without its read1.
+    # The type declares no read1.
     source: Any = sys.stdin.buffer
     output = os.dup(1)
     # A stray print must not land between frames.
@@ -226,5 +228,5 @@ def main(workdir: str) -> None:
         signal.signal(number, agent.stop)
     agent.serve(source.read1)
     sys.stderr.flush()
-    # The listening thread may still wait in a read that nothing will end.
+    # The listening thread may still wait in a read that never returns.
     os._exit(0)

@@ -1,7 +1,9 @@
-"""Where the threads of a rank stand, written to the end of its log before it is ended.
+"""Write the stacks of a rank's threads to the end of its log before it is ended.
 
-A trainer writes its own on a signal, which any other program would die of. Of every Python program py-spy tells it
-from outside, where that is installed on the node. Runs on nodes too: standard library only, Python 3.8 and newer.
+A trainer writes its own on a signal that would end any other program. py-spy shows those of every Python program, if
+it is installed on the node.
+
+Runs on nodes: standard library only, Python 3.8 and newer.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from clusterctl.agent.bounded import outputs_of
 from clusterctl.agent.processes import group_members, send, text_of
 
-# Seconds that a rank's threads take to write where they are.
+# Seconds that a rank's threads take to write their stacks.
 WRITING = 0.5
 # Seconds for all of a node's py-spy together.
 PATIENCE = 5.0
-# Processes of one rank that are looked at: the rank, and its loaders.
+# Processes of one rank whose stacks are written: the rank itself and its loaders.
 MOST = 8
 # Bytes kept of the stacks of one process.
 LARGEST = 4 << 20
@@ -28,7 +30,7 @@ TOOL = "py-spy"
 
 
 def save(ranks: Sequence[Tuple[Dict[str, Any], int, str]], beating: Sequence[int]) -> None:
-    """For each living rank (its spec, its pid, the path of its log): its stacks, at the end of that log."""
+    """Write the stacks of each living rank (its spec, its pid, the path of its log) to the end of its log."""
     groups = [group for spec, group, _ in ranks if spec["rank"] in beating]
     own = [pid for pid in group_members(groups) if catches(pid, signal.SIGUSR1)]
     send(own, signal.SIGUSR1)
@@ -43,7 +45,7 @@ def save(ranks: Sequence[Tuple[Dict[str, Any], int, str]], beating: Sequence[int
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal: a program with a heartbeat of its own may have none."""
+    """Return True if a process handles a signal: a program with a heartbeat of its own may not."""
     rows = [
         line.split() for line in text_of(f"/proc/{pid}/status").splitlines() if line.startswith("SigCgt:")
     ]
@@ -51,7 +53,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def tool_of(spec: Dict[str, Any]) -> Optional[str]:
-    """The py-spy beside the rank's own Python, or on its path; None where the node has none."""
+    """Return the py-spy next to the rank's own Python, or on its path; None if the node has none."""
     program = os.path.expanduser(str(spec["argv"][0]))
     beside = os.path.join(os.path.dirname(program), TOOL)
     if os.path.isabs(program) and os.access(beside, os.X_OK):
@@ -60,7 +62,7 @@ def tool_of(spec: Dict[str, Any]) -> Optional[str]:
 
 
 def _asked(tool: Optional[str], group: int) -> "List[Tuple[int, subprocess.Popen[bytes]]]":
-    """A py-spy under way for each Python process of a rank; it stops none of them, since one may stand still."""
+    """Return a running py-spy for each Python process of a rank; it stops none of them, since one may hang."""
     if tool is None:
         return []
     pythons = sorted(pid for pid in group_members([group]) if _is_python(pid))[:MOST]
@@ -82,7 +84,7 @@ def _asked(tool: Optional[str], group: int) -> "List[Tuple[int, subprocess.Popen
 
 
 def _is_python(pid: int) -> bool:
-    """By what it maps: a program that embeds Python counts, a shell that starts one does not."""
+    """Return True by what a process maps: a program that embeds Python counts, a shell that starts one does not."""
     try:
         name = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     except OSError:
@@ -100,7 +102,7 @@ def _output_of(process: "subprocess.Popen[bytes]", deadline: float) -> bytes:
 
 
 def _write(log: str, pid: int, said: bytes) -> None:
-    """In one piece, so that it stays whole beside what the rank itself writes."""
+    """Append the stacks in one piece, so that they stay together although the rank writes too."""
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(fd, f"clusterctl: where process {pid} stands, by py-spy:\n".encode() + said)

@@ -31,14 +31,14 @@ def test_a_kill_that_was_counted_with_a_ranks_end_is_its_own(counter: Path) -> N
     counter.write_text("max 9\noom 1\noom_kill 3\n")
     said = kills.of(101.0)
     assert said["oom"] is True
-    assert said["kernel"] == [f"Memory cgroup out of memory: 1 killed for want of memory, by {counter}"]
+    assert said["kernel"] == [f"Memory cgroup out of memory: 1 killed because memory ran out, by {counter}"]
     assert kills.of(101.0 + RECENT + 0.1) == {}, "who is killed later was killed by somebody"
 
 
 def test_a_kill_that_no_limit_of_the_group_led_to_is_the_nodes(counter: Path) -> None:
     kills = Kills(100.0, str(counter))
     counter.write_text("max 3\noom 0\noom_kill 3\n")
-    assert kills.of(100.5)["kernel"] == [f"1 killed for want of memory, by {counter}"]
+    assert kills.of(100.5)["kernel"] == [f"1 killed because memory ran out, by {counter}"]
 
 
 def test_a_look_between_does_not_lose_it(counter: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_node_tells_all_files_and_what_is_wrong_with_them(link: Connection, tm
     assert sorted(found["faults"]) == [
         "alone.idx: its .bin is missing",
         "cut.bin: has 12 bytes, but its index ends at 14",
-        "deep/good.bin: is not the file that was built: its hash is another",
+        "deep/good.bin: is not the file that was built: its hash differs",
         "deep/good.gone: is missing, and deep/good.manifest.json names it",
         "odd.manifest.json: not a manifest of a build",
         "short.idx: has 77 bytes; its header asks for 82: it was cut",

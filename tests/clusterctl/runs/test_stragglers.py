@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.hangs import SPOKEN, Steps, own_seconds
+from clusterctl.agent.hangs import REPORTED, Steps, own_seconds
 from clusterctl.jobs.run_folder import Events, RunDir
 from clusterctl.runs.controller import Control
 from clusterctl.runs.overview import make_overview, read_progress
@@ -54,14 +54,14 @@ def test_its_words_say_where_it_is_and_how_slow() -> None:
 
 def test_a_node_tells_what_its_ranks_took_themselves_and_forgets_it_then(tmp_path: Path) -> None:
     steps = Steps(str(tmp_path), [4, 5], None, 0.0)
-    assert steps.pace(SPOKEN) is None
+    assert steps.pace(REPORTED) is None
     for number in range(1, 5):
         (tmp_path / "rank-4").write_text(f"{number}     0.2000\n")
         (tmp_path / "rank-5").write_text(f"{number}     0.0500\n")
         steps.look(float(number))
-    assert steps.pace(SPOKEN - 1.0) is None, "too soon"
-    assert steps.pace(SPOKEN) == {"4": 0.2, "5": 0.05}
-    assert steps.pace(3 * SPOKEN) is None, "nothing new was seen"
+    assert steps.pace(REPORTED - 1.0) is None, "too soon"
+    assert steps.pace(REPORTED) == {"4": 0.2, "5": 0.05}
+    assert steps.pace(3 * REPORTED) is None, "nothing new was seen"
 
 
 def test_a_straggler_of_any_node_is_found_and_a_node_speaks_for_its_own_ranks_alone(tmp_path: Path) -> None:
