@@ -179,7 +179,7 @@ ELSEWHERE = {
     "examine": ("examine", "examine"),
     "listen": ("network", "listen"),
     "knock": ("network", "knock"),
-    "there": ("fingerprint", "fingerprint_folder"),
+    "fingerprint_folder": ("fingerprint", "fingerprint_folder"),
 }
 
 

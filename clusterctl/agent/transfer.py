@@ -1,4 +1,4 @@
-"""Trees in and out of a node, as the launcher asks: what a push brings, and what a pull fetches."""
+"""Receive the trees that a push brings to a node, and send those that a pull fetches."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from clusterctl.agent.processes import read_limited
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.tree import BadTree, Entry
 from clusterctl.agent.tree_build import Base, Builder, is_as_said
-from clusterctl.agent.tree_cache import Memory, Seen
+from clusterctl.agent.tree_cache import CacheEntry, Memory
 
-# Typing itself takes 10 ms.
+# Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Sequence
 
 
 class Record(NamedTuple):
-    """What a push put into a folder, and how its files were then."""
+    """What a push put into a folder, and the state of its files after that."""
 
     tree: str
     entries: List[Entry]
-    rows: Dict[str, Seen]
+    rows: Dict[str, CacheEntry]
 
 
 def receive(request: Request) -> Dict[str, Any]:
-    """Take a tree: its name; then, where it is not here, its manifest; then the pieces that are lacking.
+    """Take a tree: its name; its manifest, unless it is here already; then the pieces that are missing.
 
-    `dest` may be a path below the work folder's store (`exists` is enough there: the name is the content), or
-    any folder that does not exist, is empty, or came from an earlier push; anything else only with `replace`.
-    `look` only says what would travel; `recheck` reads files anew whose times say that they did not change.
-    With `single` the tree is one file, and `dest` that file, which is replaced.
+    `dest` may be a path below the work folder's store (there it is enough that it exists: its name is its content),
+    or any folder that does not exist, is empty, or came from an earlier push; any other only with `replace`. `look`
+    only reports what would be sent. `recheck` also reads files whose times say that they did not change. With
+    `single` the tree is one file, and `dest` is that file, which is replaced.
     """
     dest = request.path("dest")
     named, single = bool(request.params.get("content_named")), bool(request.params.get("single"))
@@ -71,7 +71,7 @@ def receive(request: Request) -> Dict[str, Any]:
         if builder.stage(request.cancelled.is_set):
             builder.look_again()
             if builder.is_same():
-                # The other transfer brought it.
+                # Another transfer brought it meanwhile.
                 return _same(dest)
         return _take(request, builder, place, old, _other_bases(request, dest) if named else [])
     finally:
@@ -79,7 +79,10 @@ def receive(request: Request) -> Dict[str, Any]:
 
 
 def _is_unchanged(request: Request, old: Record, place: str) -> bool:
-    """Whether the last push's tree stands as it was; the launcher may want its state noted for a glance."""
+    """Return when the state of an unchanged tree was taken, for the launcher's next comparison.
+
+    None if it changed.
+    """
     dest, at = request.path("dest"), time.time_ns()
     told = tree_state.state(dest) if request.params.get("note") else tree_state.NOTHING
     rows = _holds(_root(request), old, place)
@@ -92,7 +95,7 @@ def _is_unchanged(request: Request, old: Record, place: str) -> bool:
 
 
 def _left_over(builder: Builder, old: Record) -> bool:
-    """Whether something lies there that the push before brought and this one does not."""
+    """Return True if something is there that the previous push brought and this one does not."""
     wanted = {one.path for one in builder.entries}
     return any(
         os.path.lexists(os.path.join(builder.root, one.path)) for one in old.entries if one.path not in wanted
@@ -111,7 +114,7 @@ def _take(
         builder.copy_over()
         take_pieces(request, builder, wanted)
         return _put_in_place(request, builder, place, old)
-    # With its cryptography, 20 ms, only where it is wanted.
+    # Imported here, because its cryptography takes 20 ms and few transfers need it.
     from clusterctl.agent import relay
 
     with relay.Exchange(request, builder, read_answer(request)) as exchange:
@@ -119,7 +122,7 @@ def _take(
         exchange.fetch(wanted)
         result = {**_put_in_place(request, builder, place, old), **exchange.told}
         request.send(lean.dumps(result).encode(), built=True)
-        # Others may still fetch from here, until the launcher says done.
+        # Other nodes may still fetch from here, until the launcher reports the end.
         request.body.read_line(MAX_ANSWER)
     return result
 
@@ -135,7 +138,7 @@ def _put_in_place(request: Request, builder: Builder, place: str, old: Optional[
 
 
 def _root(request: Request) -> str:
-    """The folder that the entries' names are in."""
+    """Return the folder that the entries' names are in."""
     dest = request.path("dest")
     return os.path.dirname(dest) if request.params.get("single") else dest
 
@@ -145,7 +148,7 @@ def _same(dest: str) -> Dict[str, Any]:
 
 
 def _would(builder: Builder, bases: Sequence[Base]) -> Dict[str, Any]:
-    """What a push would bring, for a rehearsal; nothing is changed."""
+    """Return what a push would send; nothing is changed."""
     builder.adopt(prune=False)
     wanted = builder.look(bases)
     builder.room(wanted)
@@ -158,7 +161,7 @@ def _would(builder: Builder, bases: Sequence[Base]) -> Dict[str, Any]:
 
 
 def _builder(request: Request, dest: str) -> Builder:
-    """Ask for the manifest and the pieces' digests, and believe them only after a check."""
+    """Request the manifest and the digests of the pieces, and use them only after a check."""
     size, table_size = request.need("manifest_size", int), request.need("table_size", int)
     if not 0 < size <= tree.MAX_MANIFEST or not 0 <= table_size <= tree.MAX_MANIFEST:
         raise Refused("usage", f"a manifest of {size} + {table_size} bytes")
@@ -177,7 +180,7 @@ def _builder(request: Request, dest: str) -> Builder:
 
 
 def _other_bases(request: Request, dest: str) -> List[Base]:
-    """The newest other tree of the same kind in the store: mostly the same code, an edit ago."""
+    """Return the newest other tree of the same kind in the store: mostly the same code before an edit."""
     parent = os.path.dirname(dest)
     if not os.path.isdir(parent):
         return []
@@ -194,18 +197,20 @@ def _is_empty(path: str) -> bool:
     return os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path)
 
 
-# ---- what a push left
+# ---- the record of a push
 
 
 def _record_path(request: Request, dest: str) -> str:
-    """Where it is kept what a push put into `dest`: not beside it, since that folder is the user's."""
+    """Return where the record about `dest` is kept: not next to it, since that folder is the user's."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(dest))).hexdigest()[:32]
     return os.path.join(request.workdir, "trees", name + ".json")
 
 
-def _holds(dest: str, record: Record, place: str) -> Optional[Dict[str, Seen]]:
-    """The files as they are, if a folder is still what the last push made of it; only those that changed since are
-    read."""
+def _holds(dest: str, record: Record, place: str) -> Optional[Dict[str, CacheEntry]]:
+    """Return the files as they are if a folder is still what the last push made of it.
+
+    Only changed files are read.
+    """
     knows = Memory(record.rows)
     try:
         for one in record.entries:
@@ -227,7 +232,7 @@ def _holds(dest: str, record: Record, place: str) -> Optional[Dict[str, Seen]]:
 
 
 def read_record(path: str) -> Optional[Record]:
-    """Nothing where no push was, or where what it wrote can't be read."""
+    """Return the record of a push; None if there is none or it cannot be read."""
     try:
         value = lean.loads(read_limited(path, tree_cache.LARGEST))
         entries = [Entry(*row) for row in value["entries"]]
@@ -241,20 +246,23 @@ def _write_record(
     root: str,
     name: str,
     entries: Sequence[Entry],
-    rows: Dict[str, Seen],
+    rows: Dict[str, CacheEntry],
     written: Optional[Dict[str, os.stat_result]] = None,
     manifest: bytes = b"",
 ) -> None:
-    """`rows` as they were when they were read, `written` when they were written; the other files as they are now,
-    just put there. `manifest` is the entries' text where it is at hand."""
+    """Write the record of a push.
+
+    `rows` are files as they were when they were read, `written` when they were written; the other files have just
+    been put there. `manifest` is the entries' text if it is available.
+    """
     written, now = written or {}, time.time_ns()
     for one in entries:
         if one.kind == "f" and one.path not in rows:
             status = written.get(one.path) or os.lstat(f"{root}/{one.path}")
-            # Few are, just after a push.
+            # Just after a push, there are few.
             if tree_cache.is_settled(status.st_ctime_ns, now):
                 rows[one.path] = tree_cache.seen(status, one.content)
-    # In one go: several times faster than by parts.
+    # Written in one piece: several times faster than in parts.
     kept = lean.dumps(tree_cache.rows_to_json(tree_cache.settled(rows)))
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     aside = f"{path}.{os.getpid()}.aside"
@@ -264,11 +272,11 @@ def _write_record(
     os.replace(aside, path)
 
 
-# ---- the way back
+# ---- a pull
 
 
 def send_tree(request: Request) -> Dict[str, Any]:
-    """Give a folder or a file: its manifest, then, of the pieces that the launcher asks for, their bytes."""
+    """Send a folder or a file: its manifest, then the bytes of the pieces that the launcher requests."""
     path = request.path()
     if not os.path.lexists(path):
         raise Refused("not-found", f"no {path}")

@@ -1,5 +1,7 @@
-"""A folder made out of a manifest: what is there already is used, every piece is verified, the whole is
-switched in at once, and what a cut leaves is gone on with the next time."""
+"""Make a folder from a manifest: use what exists, verify every piece, and switch the whole folder in.
+
+After an interruption, the next transfer continues with what is there.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from clusterctl.agent import tree
 from clusterctl.agent.lean import NamedTuple
 from clusterctl.agent.request import Refused
 from clusterctl.agent.tree import Entry, Piece, Pieces, Range
-from clusterctl.agent.tree_cache import Memory, Seen
+from clusterctl.agent.tree_cache import CacheEntry, Memory
 
-# Typing itself takes 10 ms.
+# Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     Data = Union[bytes, memoryview]
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-# One file's blocks shared with another's until either is written.
+# Shares one file's blocks with another one's until either is written.
 FICLONE = 0x40049409
 # Seconds after which an old tree whose remover was killed is cleared away.
 STALE = 3600.0
@@ -36,15 +38,14 @@ STEP = 256 << 10
 
 
 class Base(NamedTuple):
-    """A folder that may hold some of the wanted files, and what is remembered of it."""
+    """A folder that may hold some of the wanted files, and what is remembered about it."""
 
     root: str
-    rows: Dict[str, Seen]
+    rows: Dict[str, CacheEntry]
 
 
 class Builder:
-    """Makes a tree beside its place, out of what is there already and what comes, and switches it in
-    whole."""
+    """Makes a tree next to its final path, from what exists and what is sent, and switches it in as a whole."""
 
     def __init__(
         self,
@@ -54,9 +55,10 @@ class Builder:
         single: bool = False,
         manifest: bytes = b"",
     ) -> None:
-        """Raises BadTree where the digests in `table` are not those of the entries.
+        """Raise BadTree if the digests in `table` are not those of the entries.
 
-        With `single` the tree is one file, and `dest` that file. `manifest` is the entries as they came.
+        With `single` the tree is one file, and `dest` is that file. `manifest` is the text of the entries as it was
+        sent.
         """
         self.dest = dest
         self.root = os.path.dirname(dest) if single else dest
@@ -68,7 +70,7 @@ class Builder:
         parent, name = os.path.split(dest)
         self.staging = os.path.join(parent, f".{name}.incoming")
         self.have: Dict[int, str] = {}
-        self.known: Dict[str, Seen] = {}
+        self.known: Dict[str, CacheEntry] = {}
         self.ready = bytearray(self.pieces.count)
         self.closed = False
         self.is_shared = False
@@ -80,11 +82,13 @@ class Builder:
         self._handle: Optional[Tuple[int, int]] = None
         self._change = threading.Condition()
 
-    # ---- what is there
+    # ---- what exists already
 
     def look(self, bases: Sequence[Base]) -> List[Range]:
-        """The pieces that neither what came before a cut nor the bases hold; the present tree is the first
-        base."""
+        """Return the pieces that neither an interrupted transfer nor the bases have.
+
+        The present tree is the first base.
+        """
         for base in bases:
             memory = Memory(base.rows)
             folders = {"": os.path.isdir(base.root)}
@@ -115,7 +119,7 @@ class Builder:
             if memory.read(one.path, path, status)[1] == one.content:
                 self.have[place] = path
         except OSError:
-            # Not there, or not to be read: it travels.
+            # Missing or not readable: it has to be sent.
             return
 
     def _is_ready(self, place: int) -> bool:
@@ -123,12 +127,12 @@ class Builder:
         return all(self.ready[begin:end])
 
     def look_again(self) -> None:
-        """Forget what the bases held, and look at the present tree as it is now."""
+        """Forget what the bases held, and scan the present tree as it is now."""
         self.have.clear()
         self.look([Base(self.root, {})])
 
     def is_same(self) -> bool:
-        """Whether the present tree is the wanted one already, apart from what it holds besides."""
+        """Return True if the present tree is the wanted one already, apart from further files in it."""
         return (
             self._in_place == len(self.files)
             and os.path.isdir(self.root)
@@ -138,8 +142,10 @@ class Builder:
     # ---- aside
 
     def stage(self, is_cancelled: Callable[[], bool] = lambda: False) -> bool:
-        """Take the folder aside for this transfer alone; whether another one to the same place was waited
-        for, perhaps that of another node on a shared file system."""
+        """Take the folder aside for this transfer alone; return True if it waited for another transfer.
+
+        That may be one of another node on a shared file system.
+        """
         os.makedirs(os.path.dirname(self.dest), mode=0o700, exist_ok=True)
         waited = False
         while not self._try_stage():
@@ -154,7 +160,7 @@ class Builder:
         try:
             handle = os.open(self.staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
-            # It was just switched in.
+            # It was switched in just now.
             return False
         except NotADirectoryError:
             raise Refused("exists", f"{self.staging} is in the way; it is no folder of a push") from None
@@ -163,7 +169,7 @@ class Builder:
         except OSError as problem:
             if problem.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 os.close(handle)
-                # Else the file system knows no locks: the last one to switch wins.
+                # This file system has no locks: the last transfer to switch wins.
                 return False
         mine, there = os.fstat(handle), _lstat(self.staging)
         if there is None or there.st_ino != mine.st_ino:
@@ -197,7 +203,7 @@ class Builder:
                 remove_tree(one)
 
     def _adopt_file(self, place: int, path: str, prune: bool) -> bool:
-        """The pieces of a file up to the first that is not as it should be; the rest is cut off."""
+        """Return the pieces of a file up to the first wrong one; the rest is cut off."""
         begin, end = self.pieces.of(place)
         good = 0
         with open(path, "rb", buffering=0) as file:
@@ -211,14 +217,14 @@ class Builder:
         if self._is_ready(place):
             self.have.pop(place, None)
         elif place in self.have:
-            # The whole file is at hand elsewhere.
+            # The whole file is available elsewhere.
             self.ready[begin:end] = bytes(end - begin)
         if prune and good and os.path.getsize(path) != good:
             os.truncate(path, good)
         return bool(self.ready[begin])
 
     def room(self, wanted: Sequence[Range]) -> None:
-        """Refuse before the first byte when the disk can't hold what would come."""
+        """Raise an error before the first byte if the disk cannot hold what would be sent."""
         folder = self.staging if os.path.isdir(self.staging) else _nearest(os.path.dirname(self.dest))
         disk = os.statvfs(folder)
         copied = sum(self.files[place].size for place in self.have)
@@ -235,7 +241,7 @@ class Builder:
             )
 
     def copy_over(self) -> None:
-        """Make the folders, and bring in what the bases hold."""
+        """Make the folders, and copy what the bases hold."""
         for one in self.entries:
             if one.kind == "d":
                 path = os.path.join(self.staging, one.path)
@@ -259,7 +265,7 @@ class Builder:
         self._mark(number, number + 1)
 
     def take_file(self, place: int, data: Data) -> None:
-        """Verify a file of one piece, and put it in its place: seven system calls, since there may be very many."""
+        """Verify a file of one piece, and write it: seven system calls, since there may be very many."""
         path, _, mode, _, content = self.files[place]
         if sha256(data).hexdigest() != content:
             raise _damaged(path)
@@ -268,7 +274,7 @@ class Builder:
             if os.write(handle, data) != len(data):
                 _write(handle, data, 0)
             status = os.fstat(handle)
-            # What the umask took away.
+            # Add the permissions that the umask removed.
             if status.st_mode & 0o7777 != mode:
                 os.fchmod(handle, mode)
                 status = os.fstat(handle)
@@ -282,7 +288,7 @@ class Builder:
             self.ready[number] = 1
 
     def take_from(self, number: int, fill: Callable[[memoryview], None]) -> None:
-        """The same of a piece that is read in steps; what is wrong in the end was written, but does not count."""
+        """Do the same for a piece that is read in steps; a wrong piece was written then, but does not count."""
         piece = self.pieces[number]
         if piece.size <= STEP:
             view = self._buffer[: piece.size]
@@ -304,7 +310,7 @@ class Builder:
             raise _damaged(self.files[piece.file].path)
 
     def _handle_of(self, file: int) -> int:
-        """The large file that is just being written."""
+        """Return the large file that is being written."""
         if self._handle is None or self._handle[0] != file:
             self._close_handle()
             path = os.path.join(self.staging, self.files[file].path)
@@ -325,8 +331,10 @@ class Builder:
             self._change.notify_all()
 
     def await_piece(self, number: int, timeout: float) -> bool:
-        """Whether a piece is there, after at most `timeout` seconds; ValueError once none will come any
-        more."""
+        """Return True if a piece is there after at most `timeout` seconds.
+
+        Raise ValueError if none will come any more.
+        """
         with self._change:
             if not self.ready[number] and not self.closed:
                 self._change.wait(timeout)
@@ -335,14 +343,14 @@ class Builder:
             return bool(self.ready[number])
 
     def open_file(self, file: int) -> int:
-        """A file of the tree for reading, wherever the tree stands by now."""
+        """Open a file of the tree for reading, wherever the tree is at the moment."""
         folder = self._lock if self._moved is None else self._moved
         return os.open(self.files[file].path, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
 
-    # ---- in place
+    # ---- switching in
 
     def finish(self) -> None:
-        """The last touches aside: links, and the modes of what was not made with its own."""
+        """Add the links and the remaining modes to the tree that is aside."""
         self._close_handle()
         if not all(self.ready):
             raise Refused("cut", "the transfer ended too early; the old tree is untouched")
@@ -359,8 +367,10 @@ class Builder:
                 os.chmod(os.path.join(self.staging, one.path), one.mode | 0o700)
 
     def keep_others(self, old: Sequence[str]) -> None:
-        """What the present tree holds besides, and `old`, an earlier transfer, did not bring, moves on into
-        the new one."""
+        """Move further files of the present tree into the new one.
+
+        These are the files that `old`, an earlier transfer, did not bring.
+        """
         if not os.path.isdir(self.dest):
             return
         known = set(old) | {one.path for one in self.entries}
@@ -373,11 +383,11 @@ class Builder:
             elif entry.is_symlink():
                 os.symlink(os.readlink(entry.path), target)
             elif entry.is_file():
-                # The same file: a program that writes it goes on writing it.
+                # It stays the same file: a program that writes it continues to do so.
                 os.link(entry.path, target)
 
     def switch(self) -> None:
-        """Put the new tree in the old one's place in one step where the kernel can, else in two renames."""
+        """Put the new tree in place of the old one, in one step if the kernel can, else in two renames."""
         if self._single:
             os.replace(os.path.join(self.staging, self.files[0].path), self.dest)
             self._moved = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
@@ -387,7 +397,7 @@ class Builder:
         if there is None:
             os.rename(self.staging, self.dest)
             return
-        # Under a name of its own first: the next transfer may take the folder aside at once.
+        # Renamed first: the next transfer may use the folder aside right away.
         aside = f"{self.staging}-{os.getpid()}-{time.monotonic_ns()}"
         os.rename(self.staging, aside)
         if stat.S_ISDIR(there.st_mode):
@@ -400,7 +410,7 @@ class Builder:
         remove_tree(aside)
 
     def close(self) -> None:
-        """End what reads the tree; what is aside stays there for the next time, unless it is empty."""
+        """Close what reads the tree; what is aside stays there for the next time, unless it is empty."""
         with self._change:
             self.closed = True
             self._change.notify_all()
@@ -450,14 +460,14 @@ def _lstat(path: str) -> Optional[os.stat_result]:
 
 
 def _nearest(path: str) -> str:
-    """The folder itself, or the nearest above it that is there."""
+    """Return the folder itself, or the nearest above it that exists."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     return path
 
 
 def is_as_said(root: str, one: Entry) -> bool:
-    """Whether a name below `root` has its entry's kind, and mode or target; its content is another question."""
+    """Return True if a name below `root` has its entry's kind, and mode or target; its content is not compared."""
     status = _lstat(os.path.join(root, one.path))
     if status is None:
         return False
@@ -469,7 +479,7 @@ def is_as_said(root: str, one: Entry) -> bool:
 
 
 def is_plain_folder(root: str, folder: str, known: Dict[str, bool]) -> bool:
-    """Whether a folder below `root` is one that no link on the way leads to; `known` keeps the answers."""
+    """Return True if no link leads to a folder below `root` on the way; `known` keeps the answers."""
     if folder not in known:
         above = is_plain_folder(root, folder.rpartition("/")[0], known)
         status = _lstat(os.path.join(root, folder)) if above else None
@@ -481,26 +491,28 @@ def _make_folder(path: str) -> None:
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
-        # An earlier push was cut, or another one is under way.
+        # An earlier push was interrupted, or another one is running.
         return
 
 
 def copy_file(source: str, target: str) -> None:
-    """Copied, not linked: a program that still writes into the old tree must not change the new one; where the
-    file system can share blocks until one is written, it does."""
+    """Copy a file without linking it: a program that still writes into the old tree must not change the new one.
+
+    If the file system can share blocks until one of them is written, it does.
+    """
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(handle, "wb", buffering=0) as new, open(source, "rb", buffering=0) as there:
         try:
             fcntl.ioctl(new.fileno(), FICLONE, there.fileno())
         except OSError:
-            # 2 ms of every push otherwise.
+            # Imported here, because it takes 2 ms of every push.
             import shutil
 
             shutil.copyfileobj(there, new, 1 << 20)
 
 
 def remove_tree(path: str) -> None:
-    """Remove a tree also where a folder in it forbids writing."""
+    """Remove a tree even if a folder in it is not writable."""
     if os.path.islink(path) or not os.path.isdir(path):
         os.unlink(path)
         return
@@ -512,8 +524,8 @@ def remove_tree(path: str) -> None:
 
 
 def _exchange(first: str, second: str) -> bool:
-    """Swap two names in one step (Linux 3.15 and newer, on most file systems); False where that can't be."""
-    # 2 ms of every agent's start otherwise.
+    """Swap two names in one step (Linux 3.15 and newer, on most file systems); return False if that fails."""
+    # Imported here, because it takes 2 ms of every agent's start.
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

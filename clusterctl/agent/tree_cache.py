@@ -1,5 +1,4 @@
-"""What a file's content was when it was last read: a file whose inode says that it did not change since is not
-read again.
+"""Remember the content of files: a file that did not change since, by its inode, is not read again.
 
 Both sides use it: a node for the trees that were pushed to it, the launcher for the folders that it pushes.
 """
@@ -14,7 +13,7 @@ from clusterctl.agent.lean import NamedTuple
 from clusterctl.agent.processes import read_limited
 from clusterctl.agent.tree import content_of
 
-# Typing itself takes 10 ms.
+# Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, List, Optional, Tuple
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
 VERSION = 1
 # Bytes that are read of one cache; a million files take 150 MB.
 LARGEST = 1 << 30
-# Ns: kernels stamp files every 1 to 10 ms; a change within one stamp leaves no trace.
+# Nanoseconds: kernels stamp files every 1 to 10 ms; a second change within one stamp leaves no trace.
 TICK = 50_000_000
-# Ns, where a file system keeps whole seconds.
+# Nanoseconds, on a file system that keeps whole seconds.
 COARSE_TICK = 2_000_000_000
 
 
-class Seen(NamedTuple):
+class CacheEntry(NamedTuple):
     """A file as it was when it was read."""
 
     size: int
@@ -48,26 +47,28 @@ class Seen(NamedTuple):
         )
 
 
-def seen(status: os.stat_result, content: str, digests: bytes = b"") -> Seen:
-    return Seen(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, content, digests.hex())
+def seen(status: os.stat_result, content: str, digests: bytes = b"") -> CacheEntry:
+    return CacheEntry(
+        status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, content, digests.hex()
+    )
 
 
 class Memory:
-    """Contents by path, and which of them were needed now."""
+    """Contents by path, and which of them were used now."""
 
-    def __init__(self, rows: Optional[Dict[str, Seen]] = None) -> None:
+    def __init__(self, rows: Optional[Dict[str, CacheEntry]] = None) -> None:
         self._rows = rows or {}
-        self.now: Dict[str, Seen] = {}
+        self.now: Dict[str, CacheEntry] = {}
         self.read_bytes = 0
 
     def read(self, path: str, full: str, status: os.stat_result) -> Tuple[int, str, bytes]:
-        """What `content_of` gives, read only where the file is not the one that is remembered."""
+        """Return what `content_of` returns; the file is read only if it is not the remembered one."""
         known = self._rows.get(path)
         if known is None or not known.fits(status):
             size, content, digests = content_of(full)
             self.read_bytes += size
             if size != status.st_size:
-                # It is being written: nothing to remember.
+                # The file is being written and cannot be remembered.
                 return size, content, digests
             known = seen(status, content, digests)
         self.now[path] = known
@@ -75,27 +76,27 @@ class Memory:
 
 
 def is_settled(changed: int, now: int) -> bool:
-    """Whether any later change must show in the times of a file; one just written may change within their grain."""
+    """Return True if any later change must show in the times of a file; for one just written, it may not."""
     return changed + (TICK if changed % 1_000_000_000 else COARSE_TICK) < now
 
 
-def settled(rows: Dict[str, Seen]) -> Dict[str, Seen]:
+def settled(rows: Dict[str, CacheEntry]) -> Dict[str, CacheEntry]:
     """Those that may be remembered."""
     now = time.time_ns()
     return {path: one for path, one in rows.items() if is_settled(one.ctime, now)}
 
 
-def rows_to_json(rows: Dict[str, Seen]) -> List[List[Any]]:
+def rows_to_json(rows: Dict[str, CacheEntry]) -> List[List[Any]]:
     return [[path, *one] for path, one in rows.items()]
 
 
-def rows_from_json(value: Iterable[List[Any]]) -> Dict[str, Seen]:
-    """Raises ValueError or TypeError where it is not what `rows_to_json` gave."""
-    return {str(path): Seen(*rest) for path, *rest in value}
+def rows_from_json(value: Iterable[List[Any]]) -> Dict[str, CacheEntry]:
+    """Return remembered rows; raise ValueError or TypeError for anything that `rows_to_json` did not make."""
+    return {str(path): CacheEntry(*rest) for path, *rest in value}
 
 
-def load(path: str) -> Dict[str, Seen]:
-    """Remembered rows of a file; nothing where there is none, or none that can be read."""
+def load(path: str) -> Dict[str, CacheEntry]:
+    """Return the remembered rows of a file; empty if there is none, or none that can be read."""
     try:
         value = lean.loads(read_limited(path, LARGEST))
         return rows_from_json(value["rows"]) if value["version"] == VERSION else {}
@@ -103,8 +104,8 @@ def load(path: str) -> Dict[str, Seen]:
         return {}
 
 
-def save(path: str, rows: Dict[str, Seen]) -> None:
-    """Keep the settled rows; written aside and renamed."""
+def save(path: str, rows: Dict[str, CacheEntry]) -> None:
+    """Keep the settled rows; the file is written aside and renamed."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     aside = f"{path}.{os.getpid()}.aside"
     with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""A node's devices as its driver's tool tells of them: there, healthy, free, linked."""
+"""Check a node's devices, from the output of its driver's tool: present, healthy, free, linked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.checks.ask import Said
+from clusterctl.checks.query import NodeAnswers
 from clusterctl.finding import Finding
 from clusterctl.text import device_text
 
@@ -19,39 +19,39 @@ LOST = re.compile(r"Unknown Error|GPU is lost|ERR!|\[GPU requires reset\]", re.I
 
 
 @dataclass(frozen=True)
-class Seen:
+class DeviceSample:
     """One device as its tool shows it."""
 
     health: str = "OK"
     busy: tuple[str, ...] = field(default=())
-    """The processes on it: `python (pid 4711)`."""
+    """The processes that use it: `python (pid 4711)`."""
 
 
-def findings(said: Said) -> Iterator[Finding]:
-    """Devices that are missing, ill, in use by somebody, or without a link; nothing of make-believe ones."""
-    node = said.node
+def findings(reply: NodeAnswers) -> Iterator[Finding]:
+    """Yield devices that are missing, unhealthy, in use, or without a link; simulated devices have no findings."""
+    node = reply.node
     if node.kind not in ("npu", "cuda") or not node.devices:
         return
     tool = "npu-smi" if node.kind == "npu" else "nvidia-smi"
     show = SHOW[tool]
-    done = said.command("smi")
+    done = reply.command("smi")
     if done is None or done["timed_out"] or done["exit_code"] != 0:
         yield Finding(
             "bad", node.name, f"{tool} {_trouble(done)}", "install or mend the driver there", "devices", show
         )
         return
-    seen = npus(done["out"]) if node.kind == "npu" else gpus(done["out"], said.command("busy"))
+    seen = npus(done["out"]) if node.kind == "npu" else gpus(done["out"], reply.command("busy"))
     if not seen:
         text = f"{tool} says nothing that is understood here: {done['out'].strip()[:80]!r}"
         yield Finding("warning", node.name, text, "look yourself", "devices", show)
         return
-    yield from _each(said, seen, tool)
+    yield from _each(reply, seen, tool)
     for device in node.devices:
-        yield from _link(said, device)
+        yield from _link(reply, device)
 
 
-def _each(said: Said, seen: Mapping[int, Seen], tool: str) -> Iterator[Finding]:
-    node, show = said.node, SHOW[tool]
+def _each(reply: NodeAnswers, seen: Mapping[int, DeviceSample], tool: str) -> Iterator[Finding]:
+    node, show = reply.node, SHOW[tool]
     missing = [device for device in node.devices if device not in seen]
     if missing:
         text = f"no device {device_text(missing)}: {tool} shows {device_text(sorted(seen))}"
@@ -72,23 +72,23 @@ def _each(said: Said, seen: Mapping[int, Seen], tool: str) -> Iterator[Finding]:
             text = f"device {device} is in use: {', '.join(one.busy[:4])}"
             remedy = "wait, end it, or choose other devices"
             yield Finding("bad", node.name, text, remedy, "devices-busy", show)
-        if one == Seen():
+        if one == DeviceSample():
             sound.append(device)
     if sound:
         yield Finding("ok", node.name, f"devices {device_text(sound)} are healthy and free", check="devices")
 
 
-def _link(said: Said, device: int) -> Iterator[Finding]:
-    done = said.command(f"link {device}")
+def _link(reply: NodeAnswers, device: int) -> Iterator[Finding]:
+    done = reply.command(f"link {device}")
     if done is None or done["exit_code"] != 0:
-        # Not asked, or an hccn_tool that can't; addresses are `ranktable verify`'s matter.
+        # It was not asked, or its hccn_tool cannot tell; `ranktable verify` checks addresses.
         return
     match = re.search(r"link status:\s*(\S+)", done["out"])
     if match and match[1].upper() != "UP":
         text = f"device {device}: its network link is {match[1]}"
         remedy = "check the cable and the switch's port"
         yield Finding(
-            "bad", said.node.name, text, remedy, "device-link", f"hccn_tool -i {device} -link_stat -g"
+            "bad", reply.node.name, text, remedy, "device-link", f"hccn_tool -i {device} -link_stat -g"
         )
 
 
@@ -104,8 +104,11 @@ def _trouble(done: Mapping[str, Any] | None) -> str:
 # ---- what the tools print
 
 
-def npus(text: str) -> dict[int, Seen]:
-    """Device id to what `npu-smi info` shows: two rows a chip (name and health; chip, id and bus), then processes."""
+def npus(text: str) -> dict[int, DeviceSample]:
+    """Return by device id what `npu-smi info` shows: two rows for each chip (name and health.
+
+    Chip, id and bus), then processes.
+    """
     chips: dict[tuple[int, int], int] = {}
     health: dict[int, str] = {}
     busy: dict[int, list[str]] = {}
@@ -131,11 +134,11 @@ def npus(text: str) -> dict[int, Seen]:
             device = int(first[1]) if len(first) > 1 and first[1].isdecimal() else card
             chips[card, int(first[0])] = device
             health[device], row = state, None
-    return {device: Seen(state, tuple(busy.get(device, ()))) for device, state in health.items()}
+    return {device: DeviceSample(state, tuple(busy.get(device, ()))) for device, state in health.items()}
 
 
-def gpus(text: str, busy: Mapping[str, Any] | None) -> dict[int, Seen]:
-    """Device id to what nvidia-smi's two queries show."""
+def gpus(text: str, busy: Mapping[str, Any] | None) -> dict[int, DeviceSample]:
+    """Return by device id what nvidia-smi's two queries show."""
     on: dict[str, list[str]] = {}
     for row in _rows(busy["out"] if busy and busy["exit_code"] == 0 else ""):
         if len(row) >= 3 and row[1].isdecimal():
@@ -143,7 +146,7 @@ def gpus(text: str, busy: Mapping[str, Any] | None) -> dict[int, Seen]:
     found = {}
     for row in _rows(text):
         if len(row) >= 6 and row[0].isdecimal():
-            found[int(row[0])] = Seen(_gpu_health(row), tuple(on.get(row[1], ())))
+            found[int(row[0])] = DeviceSample(_gpu_health(row), tuple(on.get(row[1], ())))
     return found
 
 
@@ -159,10 +162,10 @@ def _rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text))]
 
 
-def driver_versions(said: Said) -> dict[str, str]:
-    """The toolkit and the driver, as files and tools there name them."""
+def driver_versions(reply: NodeAnswers) -> dict[str, str]:
+    """Return the versions of the toolkit and the driver, from their files and tools."""
     found = {}
-    files: Mapping[str, str | None] = said.found["files"]
+    files: Mapping[str, str | None] = reply.found["files"]
     patterns = {
         "CANN": r"(?im)^\s*(?:toolkit_installed_version|toolkit_running_version|version)\s*=\s*\[?([^\]\s]+)",
         "driver": r"(?im)^\s*Version\s*=\s*(\S+)",
@@ -172,8 +175,8 @@ def driver_versions(said: Said) -> dict[str, str]:
         match = re.search(pattern, files.get(name) or "")
         if match:
             found[name] = next(group for group in match.groups() if group)
-    if said.node.kind == "cuda":
-        done = said.command("smi")
+    if reply.node.kind == "cuda":
+        done = reply.command("smi")
         rows = _rows(done["out"]) if done and done["exit_code"] == 0 else []
         drivers = sorted({row[2] for row in rows if len(row) >= 6 and row[2] not in UNSEEN})
         found.update({"driver": ", ".join(drivers)} if drivers else {})

@@ -1,6 +1,6 @@
-"""What can be asked before a run, each answer a Finding with its remedy; nothing is changed.
+"""Run every check before a run; each answer is a Finding with its remedy, and nothing is changed.
 
-The part of `doctor` that every launch goes through: what would end the run later is said before it starts.
+Every launch runs a part of these checks: what would end the run later is reported before it starts.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.checks import (
-    ask,
     devices,
     network,
+    query,
 )
 from clusterctl.checks import (
     node as checks_node,
@@ -39,7 +39,7 @@ NATIVE_LIMIT = 120.0
 
 
 def here() -> list[Finding]:
-    """The launching machine."""
+    """Check the launching machine."""
     return [*_libraries(), *_native(), *_ssh(), *_keepers()]
 
 
@@ -65,9 +65,9 @@ def _libraries() -> Iterable[Finding]:
 
 
 def _native() -> Iterable[Finding]:
-    """Which backend serves each fused op, and why; the native package itself answers."""
+    """Yield which backend serves each fused op, and why, as the native package reports it."""
     if importlib.util.find_spec("torch") is None:
-        # Said already.
+        # NodeAnswers already.
         return
     try:
         done = subprocess.run(
@@ -106,24 +106,24 @@ def _ssh() -> Iterable[Finding]:
 
 
 def _keepers() -> Iterable[Finding]:
-    """Keepers of this user that were started by other code than this, or that do not answer."""
+    """Yield this user's keepers that another version of the code started, or that do not answer."""
     from clusterctl.keeper.client import found
 
     try:
-        said = [one.status() for one in found()]
+        reply = [one.status() for one in found()]
     except ClusterctlError as problem:
         yield Finding("warning", "here", problem.message, problem.hint, "keepers")
         return
-    pids = [str(one["pid"]) for one in said if one]
-    if len(pids) > 1 or len(pids) < len(said):
-        text = f"{len(said)} keepers run ({', '.join(pids)} answer): code or settings changed meanwhile"
+    pids = [str(one["pid"]) for one in reply if one]
+    if len(pids) > 1 or len(pids) < len(reply):
+        text = f"{len(reply)} keepers run ({', '.join(pids)} answer): code or settings changed meanwhile"
         fix = "clusterctl keeper stop"
         yield Finding("warning", "here", text, "end them; the next command starts one", "keepers", fix)
 
 
 def nodes(cluster: Cluster, connections: Connections, port: int = 0) -> list[Finding]:
-    """Every node at once; a node that can't be reached is one finding, not the end."""
-    outcomes = connections.on_each(cluster.nodes, ask.ask)
+    """Check all nodes in parallel; a node that cannot be reached is one finding and does not end the check."""
+    outcomes = connections.on_each(cluster.nodes, query.query_node)
     findings: list[Finding] = []
     for outcome in outcomes:
         if outcome.error is not None:
@@ -136,9 +136,9 @@ def nodes(cluster: Cluster, connections: Connections, port: int = 0) -> list[Fin
 
 
 def _between(
-    cluster: Cluster, answers: Sequence[ask.Said], connections: Connections, port: int
+    cluster: Cluster, answers: Sequence[query.NodeAnswers], connections: Connections, port: int
 ) -> Iterable[Finding]:
-    """What needs more than one node; a master that is gone is said already."""
+    """Yield the checks that involve several nodes; a master that is gone has been reported already."""
     try:
         if answers and answers[0].node == cluster.nodes[0]:
             yield from network.master_port([one.node for one in answers], connections, port)
@@ -148,7 +148,7 @@ def _between(
 
 
 def unreachable(node: str, error: ClusterctlError) -> Finding:
-    """A node that could not be asked, in the words of what stood in the way."""
+    """Return the finding for a node that could not be reached, in the words of its error."""
     reason = str(getattr(error, "reason", error))
     return Finding("bad", node, reason, error.hint, "ssh", f"clusterctl exec {node} -- true")
 
@@ -159,7 +159,7 @@ WITHOUT = "--no-checks starts it all the same; clusterctl doctor asks more"
 def before_launch(
     cluster: Cluster, job: Job, connections: Connections, tell: Callable[[str, str], None]
 ) -> None:
-    """Raise what would end the run, say what may; a node that can't be reached raises its own error."""
+    """Raise an error for what would end the run, and report what may; an unreachable node raises its own error."""
     found = _quick_findings(_as_used(cluster, job), connections, job.master_port)
     odd = folded([one for one in found if not one.is_sound])
     for one in odd:
@@ -175,7 +175,7 @@ def before_launch(
 
 
 def _as_used(cluster: Cluster, job: Job) -> Cluster:
-    """The cluster with no other devices than the job's: whoever is on the rest is no matter."""
+    """Return the cluster with only the devices of the job: other users' work on the rest does not matter."""
     if job.devices is None:
         return cluster
     wanted = set(job.devices)
@@ -187,8 +187,8 @@ def _as_used(cluster: Cluster, job: Job) -> Cluster:
 
 
 def _quick_findings(cluster: Cluster, connections: Connections, port: int = 0) -> list[Finding]:
-    """Four round trips, whatever the number of nodes: greeting, questions, a port opened, everybody's knock."""
-    outcomes = connections.on_each(cluster.nodes, lambda node, link: ask.ask(node, link, quick=True))
+    """Return the findings of four round trips: greeting, query, a port opened, and every node's connection to it."""
+    outcomes = connections.on_each(cluster.nodes, lambda node, link: query.query_node(node, link, quick=True))
     raise_failures(outcomes)
     answers = [outcome.get() for outcome in outcomes]
     findings: list[Finding] = []
@@ -199,7 +199,7 @@ def _quick_findings(cluster: Cluster, connections: Connections, port: int = 0) -
 
 
 def folded(findings: Sequence[Finding]) -> list[Finding]:
-    """What is said of several nodes in the same words, said once with all of them; in the order it came."""
+    """Return findings with the same words once, with all their nodes, in the order in which they came."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for one in findings:
         groups.setdefault((one.level, one.what, one.remedy, one.check, one.fix), []).append(one)

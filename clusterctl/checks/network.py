@@ -1,6 +1,6 @@
-"""What takes two nodes to try: the master's port from every node, and device addresses from the next one's.
+"""Check what involves two nodes: the master's port from every node, and device addresses from the next node.
 
-What only several nodes' answers together show: versions that differ, an interface that is not everywhere.
+Compare the answers of all nodes too: versions that differ, an interface that is not everywhere.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.checks.ask import TIMEOUT, Said, beside
 from clusterctl.checks.node import MAX_SKEW, holder, versions
+from clusterctl.checks.query import TIMEOUT, NodeAnswers, tool_paths
 from clusterctl.errors import ClusterctlError
 from clusterctl.finding import Finding
 from clusterctl.inventory import nodeset
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from clusterctl.transport.link import Asked
 
 
-# Seconds for a connection between two nodes: a dropped first packet is sent again after 1.
+# Seconds for a connection between two nodes: a lost first packet is sent again after 1.
 PATIENCE = 3.0
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedPort:
     """The master's port as it was opened, or why it could not be."""
 
     port: int | None
@@ -40,9 +40,9 @@ class Opened:
 
 
 def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) -> list[Finding]:
-    """The first node's agent listens as a run's master would; every node comes, the first one too.
+    """Check that every node reaches a port on which the first node's agent listens as a run's master would.
 
-    0 is any free port, as a launch takes one. Nothing stays open.
+    Port 0 is any free one, as a launch takes it. Nothing stays open.
     """
     master, token = nodes[0], secrets.token_hex(16)
     asked = connections.of(master).open("listen", {"port": port, "token": token})
@@ -56,33 +56,33 @@ def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) 
         if asked.result is None:
             with contextlib.suppress(ClusterctlError):
                 asked.cancel()
-    said = {one.node.name: one.value for one in outcomes if one.error is None}
+    reply = {one.node.name: one.value for one in outcomes if one.error is None}
     failed = [
         Finding("bad", one.node.name, one.error.message, one.error.hint, "master-port")
         for one in outcomes
         if one.error is not None
     ]
-    return [*failed, *_reached(master, opened.port, said)]
+    return [*failed, *_reached(master, opened.port, reply)]
 
 
-def _opened(asked: Asked) -> Opened:
+def _opened(asked: Asked) -> OpenedPort:
     for frame in asked:
-        return Opened(int(frame.fields["port"]))
+        return OpenedPort(int(frame.fields["port"]))
     result = asked.result or {}
-    return Opened(None, str(result.get("reason") or "no answer"), result.get("holders") or ())
+    return OpenedPort(None, str(result.get("reason") or "no answer"), result.get("holders") or ())
 
 
-def _taken(master: Node, port: int, opened: Opened) -> Finding:
+def _taken(master: Node, port: int, opened: OpenedPort) -> Finding:
     by = f" by {holder(opened.holders[0])}" if opened.holders else ""
     text = f"the master port {port} can't be had there: {opened.reason}{by}"
     remedy = "end what holds it, or leave `master_port` out: a free one is taken then"
     return Finding("bad", master.name, text, remedy, "master-port", f"ss -tlnp 'sport = :{port}'")
 
 
-def _reached(master: Node, port: int, said: dict[str, Any]) -> Iterator[Finding]:
-    """One finding a reason, with all the nodes that it holds for."""
+def _reached(master: Node, port: int, reply: dict[str, Any]) -> Iterator[Finding]:
+    """Yield one finding for each reason, with all the nodes that it applies to."""
     groups: dict[str, list[str]] = {}
-    for name, one in said.items():
+    for name, one in reply.items():
         if not one["reached"]:
             groups.setdefault(str(one["reason"]), []).append(name)
     where = f"{master.name} at {master.address}, port {port}"
@@ -94,9 +94,9 @@ def _reached(master: Node, port: int, said: dict[str, Any]) -> Iterator[Finding]
         yield Finding(
             "bad", nodeset.fold(names), f"can't reach {where}: {reason}", remedy, "master-port", fix
         )
-    if said and not groups:
-        slowest = max(float(one["seconds"]) for one in said.values())
-        text = f"the master {master.name} is reached at {master.address} by {plural(len(said), 'node')}"
+    if reply and not groups:
+        slowest = max(float(one["seconds"]) for one in reply.values())
+        text = f"the master {master.name} is reached at {master.address} by {plural(len(reply), 'node')}"
         text += f", in {slowest * 1000:.1f} ms at most"
         yield Finding("ok", "all nodes", text, check="master-port")
 
@@ -104,10 +104,10 @@ def _reached(master: Node, port: int, said: dict[str, Any]) -> Iterator[Finding]
 # ---- device addresses
 
 
-def device_pings(answers: Sequence[Said], connections: Connections) -> list[Finding]:
-    """Each node's devices ping those of the same number on the next node, the last node's the first one's.
+def device_pings(answers: Sequence[NodeAnswers], connections: Connections) -> list[Finding]:
+    """Check that each node's devices reach those of the same number on the next node, in a ring.
 
-    Every device's way out and way in is tried once. Addresses come from the node's hccn.conf or the inventory.
+    Every device sends and receives once. Addresses come from the node's hccn.conf or the inventory.
     """
     known = {one.node.name: _addresses(one) for one in answers}
     nodes = [one.node for one in answers if known[one.node.name]]
@@ -133,24 +133,24 @@ def device_pings(answers: Sequence[Said], connections: Connections) -> list[Find
     return found
 
 
-def _addresses(said: Said) -> dict[int, str]:
-    node = said.node
+def _addresses(reply: NodeAnswers) -> dict[int, str]:
+    node = reply.node
     if node.kind != "npu":
         return {}
     told = dict(zip(node.devices, node.device_ips, strict=False))
-    conf = parse_conf(said.found["files"].get("hccn.conf") or "")
+    conf = parse_conf(reply.found["files"].get("hccn.conf") or "")
     return {device: (conf | told)[device] for device in node.devices if device in conf or device in told}
 
 
 def _pings(node: Node, link: Connection, peer: Node, addresses: dict[int, str]) -> Iterator[Finding]:
-    tools = [node.hccn_tool] if node.hccn_tool else beside(node, "hccn_tool", VENDOR_TOOL)
+    tools = [node.hccn_tool] if node.hccn_tool else tool_paths(node, "hccn_tool", VENDOR_TOOL)
     commands = {}
     for device, address in addresses.items():
         argv = [[tool, "-i", str(device), "-ping", "-g", "address", address] for tool in tools]
         commands[str(device)] = {"argv": argv, "timeout": TIMEOUT}
-    said = link.call("examine", {"commands": commands})["commands"]
+    reply = link.call("examine", {"commands": commands})["commands"]
     for device, address in addresses.items():
-        done = said.get(str(device))
+        done = reply.get(str(device))
         reason = "" if done is None else ping_failed(done)
         if reason:
             text = f"device {device} can't reach device {device} of {peer.name} ({address}): {reason}"
@@ -160,7 +160,7 @@ def _pings(node: Node, link: Connection, peer: Node, addresses: dict[int, str]) 
 
 
 def ping_failed(done: dict[str, Any]) -> str:
-    """Why a ping of hccn_tool's counts as failed; nothing where it came through, or the tool knows no ping."""
+    """Return why a ping by hccn_tool failed; empty if it succeeded, or if the tool cannot ping."""
     if done["timed_out"]:
         return "hccn_tool does not answer"
     text = done["out"] + done["err"]
@@ -174,8 +174,8 @@ def ping_failed(done: dict[str, Any]) -> str:
 EVERYWHERE = "all nodes"
 
 
-def findings(answers: Sequence[Said], quick: bool = False) -> Iterator[Finding]:
-    """Of all nodes; a single one is always like itself."""
+def findings(answers: Sequence[NodeAnswers], quick: bool = False) -> Iterator[Finding]:
+    """Yield what the answers of all nodes show together; with a single node, nothing differs."""
     if answers:
         yield from same_clock(answers, quick)
     if len(answers) > 1:
@@ -183,30 +183,30 @@ def findings(answers: Sequence[Said], quick: bool = False) -> Iterator[Finding]:
         yield from same_interface(answers, quick)
 
 
-def same_versions(answers: Sequence[Said], quick: bool = False) -> Iterator[Finding]:
-    """Python, libraries, toolkit and driver; a version that differs, or is not there at all."""
+def same_versions(answers: Sequence[NodeAnswers], quick: bool = False) -> Iterator[Finding]:
+    """Yield versions of Python, libraries, toolkit and driver that differ, or are missing on some nodes."""
     found = {one.node.name: versions(one) for one in answers}
     names = dict.fromkeys(name for one in found.values() for name in one)
     differ = False
     for name in names:
         groups: dict[str, list[str]] = {}
         for node, one in found.items():
-            # Its Python does not run: said already.
+            # Its Python does not run, which has been reported already.
             if one:
                 groups.setdefault(one.get(name, "none"), []).append(node)
         if len(groups) > 1:
             differ = True
-            said = "; ".join(f"{nodeset.fold(those)}: {version}" for version, those in groups.items())
-            text = f"{name} is not the same everywhere: {said}"
+            reply = "; ".join(f"{nodeset.fold(those)}: {version}" for version, those in groups.items())
+            text = f"{name} is not the same everywhere: {reply}"
             yield Finding("warning", EVERYWHERE, text, "install the same version on every node", "versions")
     if names and not differ and not quick:
         first = next(one for one in found.values() if one)
-        said = ", ".join(f"{name} {version}" for name, version in first.items())
-        yield Finding("ok", EVERYWHERE, f"the same everywhere: {said}", check="versions")
+        reply = ", ".join(f"{name} {version}" for name, version in first.items())
+        yield Finding("ok", EVERYWHERE, f"the same everywhere: {reply}", check="versions")
 
 
-def same_clock(answers: Sequence[Said], quick: bool = False) -> Iterator[Finding]:
-    """Nodes apart from each other, where none is far from this machine."""
+def same_clock(answers: Sequence[NodeAnswers], quick: bool = False) -> Iterator[Finding]:
+    """Yield nodes whose clocks differ from each other, although none differs much from this machine's."""
     early, late = min(answers, key=lambda one: one.offset), max(answers, key=lambda one: one.offset)
     error = (early.delay + late.delay) / 2
     near = all(abs(one.offset) <= MAX_SKEW + one.delay / 2 for one in (early, late))
@@ -219,8 +219,8 @@ def same_clock(answers: Sequence[Said], quick: bool = False) -> Iterator[Finding
         yield Finding("ok", EVERYWHERE, text, check="clock")
 
 
-def same_interface(answers: Sequence[Said], quick: bool = False) -> Iterator[Finding]:
-    """The interface that gloo, NCCL and HCCL are to use: told by the inventory, or the same name everywhere."""
+def same_interface(answers: Sequence[NodeAnswers], quick: bool = False) -> Iterator[Finding]:
+    """Yield findings about the interface for gloo, NCCL and HCCL: from the inventory, or with one name everywhere."""
     groups: dict[str, list[str]] = {}
     for one in answers:
         name = one.node.interface or one.found["place"]["interface"]
@@ -228,13 +228,13 @@ def same_interface(answers: Sequence[Said], quick: bool = False) -> Iterator[Fin
             groups.setdefault(str(name), []).append(one.node.name)
     told = all(one.node.interface for one in answers)
     if len(groups) > 1 and not told:
-        said = "; ".join(f"{nodeset.fold(those)}: {name}" for name, those in groups.items())
-        text = f"the interface with the nodes' addresses has several names: {said}"
+        reply = "; ".join(f"{nodeset.fold(those)}: {name}" for name, those in groups.items())
+        text = f"the interface with the nodes' addresses has several names: {reply}"
         remedy = "write each node's own as `interface` in the inventory"
         yield Finding("warning", EVERYWHERE, text, remedy, "interface")
     elif groups and not quick:
         alike = len(groups) == 1
-        said = "; ".join(
+        reply = "; ".join(
             name if alike else f"{nodeset.fold(those)}: {name}" for name, those in groups.items()
         )
-        yield Finding("ok", EVERYWHERE, f"meet on interface {said}", check="interface")
+        yield Finding("ok", EVERYWHERE, f"meet on interface {reply}", check="interface")

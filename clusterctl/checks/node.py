@@ -1,4 +1,4 @@
-"""What one node's answers amount to: its room, limits, clock, address, ports, libraries, and what is left there."""
+"""Check one node: its free space, limits, clock, address, ports, libraries, and what earlier runs left there."""
 
 from __future__ import annotations
 
@@ -6,58 +6,58 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.checks.ask import HCCL_PORTS, Said, hccl_base
+from clusterctl.checks.query import HCCL_PORTS, NodeAnswers, hccl_base
 from clusterctl.finding import Finding
 from clusterctl.text import plural, size
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
 
-# Seconds between clocks before logs can't be put in order.
+# Seconds of difference between clocks above which logs cannot be ordered.
 MAX_SKEW = 2.0
-# Bytes free on a node: code, logs, a small model's checkpoints.
+# Bytes that should be free on a node, for code, logs and a small model's checkpoints.
 MIN_DISK = 2 << 30
-# A run's folder takes some hundreds, a pushed code folder thousands.
+# Inodes that should be free: a run's folder takes some hundreds, pushed code thousands.
 MIN_INODES = 10_000
-# Bytes: NCCL takes some 10 MB a pair of devices, data loaders' workers their batches.
+# Bytes of shared memory: NCCL takes some 10 MB for a pair of devices, workers of data loaders their batches.
 MIN_SHM = 1 << 30
-# Bytes a rank, which an imported torch alone takes half of.
+# Bytes of memory for a rank; torch alone takes half of that.
 MIN_MEMORY = 1 << 30
-# Open files of a process: 32 loader workers of a rank pass 1,024.
+# Open files of a process: 32 loader workers of a rank need more than 1,024.
 MIN_FILES = 4096
-# Of a user: 16 ranks with 16 threads each pass 256 before any loader.
+# Processes of a user: 16 ranks with 16 threads each need more than 256 before any loader.
 MIN_PROCESSES = 4096
 UNLIMITED = -1
 TRAINER = ("torch", "numpy", "safetensors", "tokenizers")
 
 
-def findings(said: Said, quick: bool = False) -> Iterator[Finding]:
-    """All that one node's answers say by themselves."""
+def findings(reply: NodeAnswers, quick: bool = False) -> Iterator[Finding]:
+    """Yield all findings from one node's answers."""
     if not quick:
-        text = f"answers, its host key is known; {plural(said.hello['cpus'], 'core')}"
+        text = f"answers, its host key is known; {plural(reply.hello['cpus'], 'core')}"
         yield Finding(
-            "ok", said.node.name, f"{text}, Python {said.hello['python']} for the agent", check="ssh"
+            "ok", reply.node.name, f"{text}, Python {reply.hello['python']} for the agent", check="ssh"
         )
-    yield from clock(said)
-    yield from room(said)
-    yield from limits(said)
-    yield from address(said)
-    yield from ports(said)
-    yield from libraries(said, quick)
-    yield from left_over(said)
+    yield from clock(reply)
+    yield from room(reply)
+    yield from limits(reply)
+    yield from address(reply)
+    yield from ports(reply)
+    yield from libraries(reply, quick)
+    yield from left_over(reply)
 
 
-def clock(said: Said) -> Iterator[Finding]:
-    if abs(said.offset) > MAX_SKEW + said.delay / 2:
-        text = f"its clock is {said.offset:+.1f} s from this machine's"
+def clock(reply: NodeAnswers) -> Iterator[Finding]:
+    if abs(reply.offset) > MAX_SKEW + reply.delay / 2:
+        text = f"its clock is {reply.offset:+.1f} s from this machine's"
         remedy = "run an NTP client on all nodes: logs and checkpoints are told apart by time"
-        yield Finding("warning", said.node.name, text, remedy, "clock", "sudo chronyc makestep")
+        yield Finding("warning", reply.node.name, text, remedy, "clock", "sudo chronyc makestep")
 
 
-def room(said: Said) -> Iterator[Finding]:
-    """Disk, inodes, memory and shared memory."""
-    name, workdir = said.node.name, said.found["workdir"]
-    disks: Mapping[str, Mapping[str, int]] = said.found["disks"]
+def room(reply: NodeAnswers) -> Iterator[Finding]:
+    """Check disk, inodes, memory and shared memory."""
+    name, workdir = reply.node.name, reply.found["workdir"]
+    disks: Mapping[str, Mapping[str, int]] = reply.found["disks"]
     for path, one in disks.items():
         if path == "/dev/shm" or (path != workdir and one["device"] == disks.get(workdir, {}).get("device")):
             continue
@@ -70,47 +70,47 @@ def room(said: Said) -> Iterator[Finding]:
         if one["inodes"] > 0 and one["inodes_free"] < MIN_INODES:
             text = f"{one['inodes_free']} files can still be made in {path} (inodes), whatever space is free"
             yield Finding(level, name, text, move, "inodes", f"df -i {path}")
-    yield from _shared_memory(said, disks.get("/dev/shm"))
-    ranks = max(len(said.node.devices), 1)
-    if said.found["memory"]["available"] < MIN_MEMORY * ranks:
-        text = f"{size(said.found['memory']['available'])} of memory available for {plural(ranks, 'rank')}"
+    yield from _shared_memory(reply, disks.get("/dev/shm"))
+    ranks = max(len(reply.node.devices), 1)
+    if reply.found["memory"]["available"] < MIN_MEMORY * ranks:
+        text = f"{size(reply.found['memory']['available'])} of memory available for {plural(ranks, 'rank')}"
         remedy = "end what else runs there, or use fewer of its devices"
         yield Finding("warning", name, text, remedy, "memory", "ps aux --sort=-rss | head")
 
 
-def _shared_memory(said: Said, shm: Mapping[str, int] | None) -> Iterator[Finding]:
+def _shared_memory(reply: NodeAnswers, shm: Mapping[str, int] | None) -> Iterator[Finding]:
     fix = "sudo mount -o remount,size=16G /dev/shm"
     remedy = "make it larger; a container's is set by --shm-size or --ipc=host"
     if shm is None:
-        yield Finding("warning", said.node.name, "no /dev/shm: data loaders and NCCL need it", remedy, "shm")
+        yield Finding("warning", reply.node.name, "no /dev/shm: data loaders and NCCL need it", remedy, "shm")
     elif shm["free"] < MIN_SHM:
         text = f"/dev/shm has {size(shm['free'])} free of {size(shm['total'])}: a full one ends ranks by a bus error"
-        yield Finding("warning", said.node.name, text, remedy, "shm", fix)
+        yield Finding("warning", reply.node.name, text, remedy, "shm", fix)
 
 
-def limits(said: Said) -> Iterator[Finding]:
-    """What the system lets a login have; ranks inherit it."""
+def limits(reply: NodeAnswers) -> Iterator[Finding]:
+    """Check the limits of the login, which ranks inherit."""
     wanted = [
         ("NOFILE", MIN_FILES, "nofile", "open files", "-n"),
         ("NPROC", MIN_PROCESSES, "nproc", "processes and threads", "-u"),
     ]
-    # Which registers memory, all of it locked.
-    if said.found["rdma"]:
+    # RDMA registers memory, all of which is locked.
+    if reply.found["rdma"]:
         wanted.append(("MEMLOCK", UNLIMITED, "memlock", "bytes of locked memory, which RDMA needs", "-l"))
     for key, least, check, what, flag in wanted:
-        soft, hard = said.found["limits"][key]
+        soft, hard = reply.found["limits"][key]
         if soft == UNLIMITED or (least != UNLIMITED and soft >= least):
             continue
         want = "unlimited" if least == UNLIMITED else str(max(least, 65536))
         text = f"a login may have {soft} {what} (ulimit {flag}; hard limit {'none' if hard == -1 else hard})"
         remedy = f"raise it in /etc/security/limits.d and log in anew: * - {check} {want}"
         fix = f"echo '* - {check} {want}' | sudo tee /etc/security/limits.d/90-clusterctl.conf"
-        yield Finding("warning", said.node.name, text, remedy, check, fix)
+        yield Finding("warning", reply.node.name, text, remedy, check, fix)
 
 
-def address(said: Said) -> Iterator[Finding]:
-    """Whether the address that the ranks are told is the node's own, and on an interface that is up."""
-    node, place, there = said.node, said.found["place"], said.found["interfaces"]
+def address(reply: NodeAnswers) -> Iterator[Finding]:
+    """Check that the address that ranks use is the node's own, and on an interface that is up."""
+    node, place, there = reply.node, reply.found["place"], reply.found["interfaces"]
     if place["ip"] is None:
         text = f"does not know its own address {node.address}: {place['reason']}"
         remedy = "write a number as `address` in the inventory, or mend /etc/hosts there"
@@ -132,19 +132,19 @@ def address(said: Said) -> Iterator[Finding]:
         yield Finding("warning", node.name, text, remedy, "interface")
 
 
-def ports(said: Said) -> Iterator[Finding]:
-    """HCCL's ports: taken ones, and those that the system may give to any outgoing connection."""
-    node = said.node
+def ports(reply: NodeAnswers) -> Iterator[Finding]:
+    """Check HCCL's ports: those that are taken, and those that the system may give to any outgoing connection."""
+    node = reply.node
     if node.kind != "npu":
         return
     base = hccl_base(node)
     last = base + HCCL_PORTS - 1
-    for one in said.found["ports"]:
+    for one in reply.found["ports"]:
         text = f"port {one['port']}, which HCCL listens on, is taken by {holder(one)}"
         remedy = "end it, or set HCCL_IF_BASE_PORT in the inventory's `env`; else the run ends with EI0019"
         yield Finding("bad", node.name, text, remedy, "hccl-ports", f"ss -tanp 'sport = :{one['port']}'")
-    low, high = _range(said.found["ephemeral_ports"])
-    if low <= last and base <= high and not _reserved(said.found["reserved_ports"], base, last):
+    low, high = _range(reply.found["ephemeral_ports"])
+    if low <= last and base <= high and not _reserved(reply.found["reserved_ports"], base, last):
         text = f"the system may give HCCL's ports {base}-{last} to any connection ({low}-{high} are its own)"
         remedy = "reserve them"
         fix = f"sudo sysctl -w net.ipv4.ip_local_reserved_ports={base}-{last}"
@@ -152,7 +152,7 @@ def ports(said: Said) -> Iterator[Finding]:
 
 
 def holder(one: Mapping[str, Any]) -> str:
-    """Who holds a port, as far as the node could see."""
+    """Return who holds a port, as far as the node could see it."""
     return f"{one['name']} (pid {one['pid']})" if one.get("pid") else f"a process of user {one['user']}"
 
 
@@ -173,18 +173,18 @@ def _reserved(text: str, first: int, last: int) -> bool:
 # ---- libraries
 
 
-def versions(said: Said) -> dict[str, str]:
-    """What must be the same on every node, as far as it is there: Python, libraries, toolkit, driver."""
+def versions(reply: NodeAnswers) -> dict[str, str]:
+    """Return what must be the same on every node: Python, libraries, toolkit, driver."""
     from clusterctl.checks.devices import driver_versions
 
-    python = python_of(said)
+    python = python_of(reply)
     found = {"Python": python["python"], **python["packages"]} if python else {}
-    return {**found, **driver_versions(said)}
+    return {**found, **driver_versions(reply)}
 
 
-def python_of(said: Said) -> dict[str, Any] | None:
-    """What the ranks' Python says of itself; None where it does not run."""
-    done = said.command("python")
+def python_of(reply: NodeAnswers) -> dict[str, Any] | None:
+    """Return what the ranks' Python reports about itself; None if it does not run."""
+    done = reply.command("python")
     if done is None or done["exit_code"] != 0:
         return None
     try:
@@ -194,11 +194,11 @@ def python_of(said: Said) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and isinstance(value.get("packages"), dict) else None
 
 
-def libraries(said: Said, quick: bool) -> Iterator[Finding]:
-    """The Python of the ranks, and what it lacks for the embedded trainer."""
-    node, python = said.node, python_of(said)
+def libraries(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
+    """Check the ranks' Python, and what it lacks for the embedded trainer."""
+    node, python = reply.node, python_of(reply)
     if python is None:
-        text = f"{node.python} does not run: {_why(said.command('python'))}"
+        text = f"{node.python} does not run: {_why(reply.command('python'))}"
         remedy = "name the ranks' Python in the inventory: python: /path/to/python"
         yield Finding("bad", node.name, text, remedy, "python")
         return
@@ -218,7 +218,7 @@ def libraries(said: Said, quick: bool) -> Iterator[Finding]:
 
 
 def _torch_npu(node: Node, packages: Mapping[str, str]) -> Iterator[Finding]:
-    """torch_npu is built for one torch, and its first three numbers say which."""
+    """Check torch_npu, which is built for one torch: its first three numbers say which."""
     torch, plugin = packages.get("torch", ""), packages.get("torch_npu", "")
     if node.kind == "npu" and packages and not plugin:
         remedy = f"install the torch_npu that goes with its torch into {node.python}"
@@ -249,10 +249,10 @@ def _why(done: Mapping[str, Any] | None) -> str:
 # ---- what is left of earlier runs
 
 
-def left_over(said: Said) -> Iterator[Finding]:
-    """Processes that no supervisor owns any more, and agents whose login is gone."""
-    name = said.node.name
-    for one in said.found["runs"]:
+def left_over(reply: NodeAnswers) -> Iterator[Finding]:
+    """Yield processes without a supervisor, and agents whose login is gone."""
+    name = reply.node.name
+    for one in reply.found["runs"]:
         pids = ", ".join(map(str, one["pids"][:8])) + (" and more" if len(one["pids"]) > 8 else "")
         if one["supervised"]:
             text = f"{one['run']} runs there with {_processes(len(one['pids']))}"
@@ -263,8 +263,8 @@ def left_over(said: Said) -> Iterator[Finding]:
         yield Finding(
             "warning", name, text, remedy, "left-over", f"kill {' '.join(map(str, one['pids'][:50]))}"
         )
-    if said.found["stale_agents"]:
-        pids = " ".join(map(str, said.found["stale_agents"]))
+    if reply.found["stale_agents"]:
+        pids = " ".join(map(str, reply.found["stale_agents"]))
         text = f"agents that no launcher talks to any more: {pids}"
         yield Finding("warning", name, text, "end them", "stale-agents", f"kill -9 {pids}")
 

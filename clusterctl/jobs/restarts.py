@@ -1,4 +1,4 @@
-"""Whether a run that failed is started again, when, and on which nodes: values in, a decision out."""
+"""Decide whether a failed run is started again, when, and on which nodes: a function of values."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from clusterctl.inventory.cluster import Node
 
-# Seconds: what a doubling wait grows to at most.
+# Seconds: the longest wait before a restart.
 LONGEST = 300.0
-# Restarts in a row without a new step that end a run.
+# So many restarts in a row without a new step end a run.
 STALLED = 3
-# Seconds that a program without steps has to run to count as having got on.
+# A program without steps that has run for so many seconds counts as having made progress.
 LIVED = 300.0
-# Seconds of silence; a link's own silence is noticed after 10.
+# Seconds of silence; a link itself notices silence after 10.
 NODE_LOST_AFTER = 15.0
 MISTAKE = re.compile(
     r"^(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|NameError|clusterctl: cannot start)\b|"
@@ -25,21 +25,21 @@ MISTAKE = re.compile(
 
 @dataclass(frozen=True)
 class Restart:
-    """What a job says of restarts."""
+    """The restarts that a job asks for."""
 
     max: int = 3
-    """How many restarts; 0 = none."""
+    """How many restarts at most; 0 = none."""
     backoff: float = 10.0
-    """Seconds before a restart where the one before it brought no new step; each next one waits twice as long, up to
-    five minutes. The first restart after a new step is at once, unless a node has to come back for it."""
+    """Seconds before a restart if the previous one brought no new step; each further one waits twice as long, up to
+    five minutes. The first restart after a new step does not wait, unless a node has to come back for it."""
     spare_nodes: str | None = None
-    """Nodes that take the place of lost ones."""
+    """Nodes that replace lost ones."""
     min_nodes: int | None = None
-    """Fewer nodes serve down to so many; the same number where nothing is said."""
+    """The run continues on fewer nodes, down to so many; without it, it needs all of them."""
     node_lost_after: float = NODE_LOST_AFTER
     """Seconds after which a silent node counts as lost."""
     grow: str = "restart"
-    """When a run on fewer nodes takes in one that is there again: at the next restart, or at the next checkpoint."""
+    """When a run on fewer nodes uses a node that answers again: at the next restart, or at the next checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class History:
 
 @dataclass(frozen=True)
 class Failure:
-    """An attempt's end, as far as the decision needs it."""
+    """The end of an attempt, as far as the decision needs it."""
 
     what: str
-    """In words, for the history."""
+    """A description for the history."""
     step: int = 0
     seconds: float = 0.0
     """How long the attempt ran."""
@@ -67,9 +67,9 @@ class Failure:
     log: str = ""
     """The end of the failed rank's log."""
     stopped: bool = False
-    """Somebody asked for the run's end."""
+    """Somebody asked to stop the run."""
     awaited: bool = False
-    """A node that does not answer has to come back: no other may take its place."""
+    """A node that does not answer has to come back: no other one may replace it."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Decision:
 
 
 def decide(policy: Restart, history: History, failure: Failure) -> Decision:
-    """Start again, or end, with the reason in words."""
+    """Return whether to start again, with the reason in words."""
     got_on = failure.step > history.step or (not failure.trains and failure.seconds >= LIVED)
     now = replace(
         history,
@@ -109,7 +109,10 @@ def decide(policy: Restart, history: History, failure: Failure) -> Decision:
 
 
 def is_mistake(failure: Failure) -> bool:
-    """Whether the first attempt ended as a wrong program or configuration does: by itself, before any step."""
+    """Return True if the first attempt ended as a wrong program or configuration does.
+
+    Before any step, and not by a signal.
+    """
     if not failure.exit_code or failure.step:
         return False
     return failure.trains or failure.exit_code in (126, 127) or bool(MISTAKE.search(failure.log))
@@ -123,11 +126,11 @@ def membership(
     fits: Callable[[Sequence[Node]], bool],
     full: int = 0,
 ) -> tuple[list[Node], list[Node]]:
-    """The nodes of the next attempt, and the spares that are left.
+    """Return the nodes of the next attempt, and the spares that are left.
 
-    A spare stands where the lost node stood, so that the others keep their ranks; more of them join at the end, up to
-    the `full` number that the run began with. Without spares the nodes that are left serve, as many as `fits` allows,
-    down to `least`; where that can't be, the old ones have to come back.
+    A spare takes the place of the lost node, so that the other nodes keep their ranks; more spares join at the end,
+    up to the `full` number that the run began with. Without spares the remaining nodes continue, as many as `fits`
+    allows, down to `least`. If that is not possible, the old nodes have to come back.
     """
     free = [node for node in spares if node.name not in lost]
     chosen: list[Node] = []

@@ -1,1 +1,1 @@
-"""Bytes of ranks become files, whole lines and folded lines."""
+"""Keep the output of ranks in files, and show it as whole lines or folded lines."""

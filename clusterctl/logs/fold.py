@@ -1,4 +1,4 @@
-"""The same line of many ranks, said once: in the order of the first rank that said it."""
+"""Show a line that many ranks wrote only once, in the order of the first rank that wrote it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from clusterctl.logs.lines import LogChunk
 from clusterctl.logs.store import LogFilter
 
-# Different lines in memory; then what there is so far is given, and folding begins anew.
+# Different lines that are kept in memory; then they are yielded, and folding begins anew.
 MOST = 1_000_000
 NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 @dataclass
 class Folded:
-    """A line, the ranks that said it, and how often they said it in all."""
+    """A line, the ranks that wrote it, and how often they wrote it together."""
 
     text: str
     ranks: set[int] = field(default_factory=set)
@@ -29,8 +29,10 @@ class Folded:
 def fold_lines(
     chunks: Iterable[LogChunk], wanted: LogFilter, *, fuzzy: bool = False, most: int = MOST
 ) -> Iterator[Folded]:
-    """Each line once. What only some ranks said stands where they said it, between the lines that they share
-    with the others."""
+    """Yield each line once.
+
+    A line that only some ranks wrote stands where they wrote it, between the lines that they share with others.
+    """
     fold = _Fold(fuzzy)
     for chunk in chunks:
         fold.take(chunk, wanted)
@@ -41,8 +43,11 @@ def fold_lines(
 
 
 class _Fold:
-    """A chain of lines. What a rank says and nobody said before waits for the next line that is there already, and
-    is put before that: so lines that differ from rank to rank stand together, in the ranks' order."""
+    """A chain of lines in the order in which they are shown.
+
+    A new line waits for the next line of its rank that is in the chain already, and is inserted before that one: so
+    lines that differ from rank to rank stand together, in the order of the ranks.
+    """
 
     def __init__(self, fuzzy: bool) -> None:
         self.fuzzy = fuzzy
@@ -65,7 +70,7 @@ class _Fold:
                 self.waiting.append(one)
             elif one.text != line.text:
                 one.text = key
-            # A line said again would lead back.
+            # A line that this rank wrote before would lead back.
             if one.before and chunk.rank not in one.ranks:
                 self._insert(one)
             one.ranks.add(chunk.rank)
@@ -93,7 +98,7 @@ class _Fold:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """`0-7,9`, as `--rank` takes it."""
+    """Return ranks in the form `0-7,9`, as `--rank` takes them."""
     parts: list[list[int]] = []
     for rank in sorted(ranks):
         if parts and rank == parts[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Lines out of bytes: chunks in, whole lines out, with bounded memory whatever comes."""
+"""Split byte chunks into whole lines, with bounded memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# What is shown of a line; the file keeps all of it.
+# Bytes that are shown of a line; the file keeps all of it.
 LONGEST_LINE = 1 << 16
-# After what is shown of a longer one.
+# Ends what is shown of a longer line.
 CUT = b" [...]"
 ERROR_LINE = re.compile(
     r"(?i:(?:error|exception)\b|\b(?:traceback|fatal|critical|killed|segmentation fault)\b)|\bE[A-Z]?[0-9]{4,5}\b"
@@ -19,7 +19,7 @@ ERROR_CODE = re.compile(rb"E[A-Z]?[0-9]{4}")
 
 @dataclass(frozen=True)
 class LogLine:
-    """One whole line of one rank's stream, without its end."""
+    """One whole line of one rank's stream, without its line break."""
 
     node: str
     rank: int
@@ -28,15 +28,15 @@ class LogLine:
 
     @property
     def is_error(self) -> bool:
-        """Whether a person who looks for trouble wants this line."""
+        """True if the line probably reports an error."""
         return bool(ERROR_LINE.search(self.text))
 
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Whole lines of one rank's stream, each with its end; bytes, since most are only passed on.
+    """Whole lines of one rank's stream as bytes, each with its line break; most are only passed on.
 
-    A line a Python object costs 1 to 2 us before anything is done with it; 16 ranks write 1.6 million.
+    One Python object for each line costs 1 to 2 us, and 16 ranks write 1.6 million.
     """
 
     node: str
@@ -49,26 +49,26 @@ class LogChunk:
             yield LogLine(self.node, self.rank, self.stream, text)
 
     def may_hold_errors(self) -> bool:
-        """False only where no line of these is an error line."""
+        """Return False only if none of these lines is an error line."""
         small = self.data.lower()
         return any(word in small for word in ERROR_WORDS) or bool(ERROR_CODE.search(self.data))
 
     def may_hold_long_lines(self) -> bool:
-        """False only where every line is shown whole."""
+        """Return False only if every line is shown whole."""
         return len(self.data) > LONGEST_LINE and max(map(len, self.data.split(b"\n"))) > LONGEST_LINE
 
 
 class LineCutter:
-    """Cuts one stream at its last line end; of a line without end no more is kept than is shown of it."""
+    """Cuts one stream after its last line break; of a line without one, it keeps only what is shown."""
 
     def __init__(self, rest: bytes = b"") -> None:
-        """`rest` is the half line that the first chunk goes on with."""
+        """`rest` is the half line that the first chunk continues."""
         self.rest = b""
         self._full = False
         self._grow(rest)
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that this chunk completes, with their ends."""
+        """Return the lines that this chunk completes, with their line breaks."""
         end = data.rfind(b"\n") + 1
         block = b""
         if end:
@@ -80,12 +80,12 @@ class LineCutter:
         return block
 
     def end(self) -> bytes:
-        """What stood after the last line end, when nothing more will come; with an end of its own."""
+        """Return what follows the last line break, with a line break added; call this when nothing more will come."""
         last, self.rest, self._full = self.rest, b"", False
         return last + b"\n" if last else b""
 
     def _grow(self, data: bytes) -> None:
-        """The half line goes on; a progress bar's earlier states and what is not shown are forgotten."""
+        """Continue the half line; earlier states of a progress bar and what is not shown are dropped."""
         if self._full:
             place = data.find(b"\r")
             data = data[place:] if place >= 0 else b""
@@ -100,7 +100,7 @@ class LineCutter:
 
 
 def shown(block: bytes) -> list[str]:
-    """The lines of a block, each as a terminal would leave it: what follows the last carriage return."""
+    """Return the lines of a block as a terminal would show them: what follows the last carriage return."""
     if b"\r" in block or len(block) > LONGEST_LINE:
         block = b"\n".join(_visible(line) for line in block.split(b"\n"))
     return block.decode("utf-8", "replace").split("\n")[:-1]

@@ -1,9 +1,9 @@
-"""Everything that tells what happened in a run, laid out a folder a node as MindCluster's `ascend-fd parse` reads it.
+"""Collect everything that shows what happened in a run, a folder for each node as `ascend-fd parse` reads it.
 
 DST/attempt-1/node1/rank-0.txt                     what a rank wrote: stdout, then stderr
-                    process_log/debug/plog/...     CANN's logs of this run's processes alone
+                    process_log/debug/plog/...     CANN's logs of this run's processes only
                     environment_check/npu_info_before.txt, npu_info_after.txt
-                    dmesg, messages                where the login may read them; of the last attempt
+                    dmesg, messages                if the login may read them; of the last attempt
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.jobs.record import RunRecord
     from clusterctl.transport.fanout import Connection, Connections
 
-# Bytes of the system's log: its end.
+# Bytes at the end of the system's log.
 MOST_MESSAGES = 16_000_000
 # Seconds for dmesg and npu-smi.
 ASK_LIMIT = 20.0
@@ -37,7 +37,7 @@ RANK_LOG = re.compile(r"rank-(\d{1,9})\.(out|err)")
 
 @dataclass
 class Pulled:
-    """What came, and what could not."""
+    """The files that were collected, and notes about those that could not be."""
 
     target: Path
     files: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Pulled:
 
 
 def claim(target: Path, replace: bool) -> None:
-    """The folder to fill: nobody's before, or our own of an earlier pull."""
+    """Prepare the folder to fill: it must be empty, or from an earlier pull with `replace`."""
     if replace:
         shutil.rmtree(target, ignore_errors=True)
     elif target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -60,8 +60,10 @@ def claim(target: Path, replace: bool) -> None:
 
 
 def pull_run(run: RunDir, connections: Connections, target: Path, *, dry_run: bool = False) -> Pulled:
-    """Bring home what lies on the nodes of all attempts, and lay everything out; a node that does not answer is
-    a note, and what came from it before is laid out all the same."""
+    """Copy what is on the nodes from all attempts, and lay everything out.
+
+    A node that does not answer becomes a note; what was copied from it before is laid out all the same.
+    """
     record, pulled = run.read_record(), Pulled(target)
 
     def ask(node: Node, link: Connection) -> list[str]:
@@ -78,7 +80,7 @@ def pull_run(run: RunDir, connections: Connections, target: Path, *, dry_run: bo
 
 
 def _lay_out(run: RunDir, attempt: int, target: Path, dry_run: bool) -> list[str]:
-    """`rank-N.txt` of every rank whose logs are here."""
+    """Write `rank-N.txt` for every rank whose logs are here; return the names."""
     by_rank: dict[tuple[str, int], list[Path]] = {}
     for file in kept_files(run, attempt):
         by_rank.setdefault((file.node, file.rank), []).append(file.path)
@@ -108,7 +110,7 @@ def _ends_whole(path: Path, size: int) -> bool:
 
 
 class _NodePull:
-    """One node's part."""
+    """The part of one node."""
 
     def __init__(
         self,
@@ -131,12 +133,12 @@ class _NodePull:
                 self._bring_home(attempt)
             self._plogs(attempt)
             self._before(attempt)
-        self._said(last)
+        self._save_system_state(last)
         self._system_log(last)
         return self.files
 
     def _bring_home(self, attempt: int) -> None:
-        """The rest of what ranks wrote that nobody brought home, from the byte on where it ends here."""
+        """Copy the rest of what ranks wrote, from the byte on where the copy here ends."""
         remote = NodeFiles(self.run_dir, attempt)
         for entry in self._list(f"{remote.attempt_dir}/logs"):
             match = RANK_LOG.fullmatch(entry["name"])
@@ -148,11 +150,11 @@ class _NodePull:
                 for data in self._get(remote.log(int(match[1]), match[2]), offset):
                     LogKeeper.keep(home, offset, data)
                     offset += len(data)
-                # Nobody knows when these were written.
+                # The time when these were written is not known.
                 index_of(home).unlink(missing_ok=True)
 
     def _before(self, attempt: int) -> None:
-        """What npu-smi said when the attempt began, for a device that dropped out since."""
+        """Save the output of npu-smi from the start of the attempt, for devices that failed since."""
         remote = NodeFiles(self.run_dir, attempt)
         folder, _, name = remote.npu_info.rpartition("/")
         if any(entry["name"] == name and entry["size"] for entry in self._list(folder)):
@@ -160,7 +162,7 @@ class _NodePull:
 
     def _plogs(self, attempt: int) -> None:
         started, root = self._pids(attempt), self._plog_root(attempt)
-        # Nobody else writes there, whatever a wrapper's children are.
+        # Only this run writes there, including the children of wrapper scripts.
         ours = root.startswith(f"{self.run_dir}/")
         for kind in ("debug", "run", "security"):
             for folder in self._list(f"{root}/{kind}"):
@@ -169,22 +171,22 @@ class _NodePull:
                 place = f"{root}/{kind}/{folder['name']}"
                 for entry in self._list(place):
                     match = PLOG.fullmatch(entry["name"])
-                    # a pid comes again: a file that was last written before the process began is another's
+                    # Pids are used again: a file that was last written before the process began is another one's.
                     since = started.get(int(match[1]), float("inf")) if match and not ours else 0.0
                     if match and entry["mtime"] >= since - 1.0:
                         name = f"process_log/{kind}/{folder['name']}/{entry['name']}"
                         self._save(attempt, name, self._get(f"{place}/{entry['name']}"))
 
     def _pids(self, attempt: int) -> dict[int, float]:
-        """The attempt's processes on this node, and when each began."""
+        """Return the attempt's processes on this node, with the time each began."""
         answer = self.link.call("state", {"run_dir": self.run_dir, "attempt": attempt})
         return {int(one["pid"]): float(one["started"]) for one in answer["ranks"] if one.get("pid")}
 
     def _plog_root(self, attempt: int) -> str:
-        """Where CANN writes, by the environment that the ranks of the last attempt were given."""
+        """Return the folder of CANN's logs, from the environment of the last attempt's ranks."""
         env = self._environment()
         if env.get(contract.PLOG_PATH) == NodeFiles(self.run_dir, self.record.attempt).plogs:
-            # Each attempt's are its own.
+            # Each attempt has its own folder.
             return NodeFiles(self.run_dir, attempt).plogs
         if env.get(contract.PLOG_PATH):
             return env[contract.PLOG_PATH]
@@ -199,14 +201,15 @@ class _NodePull:
             # The plan is damaged, or an older version wrote it.
             return {}
 
-    def _said(self, attempt: int) -> None:
-        """What the kernel and the driver say, where there is such a program and the login may ask."""
+    def _save_system_state(self, attempt: int) -> None:
+        """Save what the kernel and the driver report, if there is such a program and the login may run it."""
         for argv, name in COMMANDS:
             done = self.link.run(list(argv), timeout=ASK_LIMIT)
             if done.ok and done.stdout:
                 self._save(attempt, name, iter([done.stdout]))
 
     def _system_log(self, attempt: int) -> None:
+        """Save the end of the system's log."""
         sizes = {entry["name"]: entry["size"] for entry in self._list("/var/log") if entry["kind"] == "f"}
         for name in SYSTEM_LOGS:
             if name in sizes:
@@ -214,7 +217,7 @@ class _NodePull:
                 try:
                     self._save(attempt, "messages", self._get(f"/var/log/{name}", start))
                 except ClusterctlError:
-                    # Not for this login.
+                    # This login may not read it.
                     continue
                 return
 

@@ -1,6 +1,6 @@
-"""Log bytes from many ranks: kept as they are in files, cut into whole lines for people.
+"""Keep the output of ranks in files as it is, and cut it into whole lines for people.
 
-When a log's bytes were written: a small index beside each file that came home, for `--since`.
+A small index next to each file records when its bytes were written, for `--since`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from clusterctl.logs.lines import (
     shown,
 )
 
-# Bytes of a kept file at once.
+# Bytes that are read of a file in one piece.
 READ = 1 << 18
-# Bytes from a file's end in which its last lines are looked for first.
+# Bytes at a file's end in which its last lines are searched first.
 FIRST_LOOK = 1 << 16
 
 
 class LogKeeper:
-    """The local copies of a run's files, each appended to at the byte where it ends: nothing missing, nothing twice."""
+    """The local copies of a run's files, each extended at the byte where it ends: nothing is missing or doubled."""
 
     def __init__(self, run: RunDir, attempt: int = 1) -> None:
         self.run, self.attempt = run, attempt
@@ -40,12 +40,12 @@ class LogKeeper:
 
     @staticmethod
     def cursor(path: Path) -> int:
-        """How many bytes have come home: where the next follow begins."""
+        """Return how many bytes were copied: where the next follow begins."""
         return path.stat().st_size if path.exists() else 0
 
     @staticmethod
     def keep(path: Path, offset: int, data: bytes) -> bytes:
-        """Append what is new of a chunk that begins at `offset`; gives the new part."""
+        """Append the new part of a chunk that begins at `offset`; return that part."""
         have = LogKeeper.cursor(path)
         if offset > have:
             raise ValueError(f"{path}: bytes {have} to {offset} never came")
@@ -58,7 +58,7 @@ class LogKeeper:
 
 
 def parse_ranks(text: str) -> frozenset[int]:
-    """`0,8-15` as ranks."""
+    """Return the ranks of a text such as `0,8-15`."""
     ranks: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
@@ -67,14 +67,14 @@ def parse_ranks(text: str) -> frozenset[int]:
             or int(match[2] or match[1]) < int(match[1])
             or int(match[2] or 0) - int(match[1]) > 1_000_000
         ):
-            raise UsageError(f"--rank {text}: {part!r} is no rank", "as in --rank 0,8-15")
+            raise UsageError(f"--rank {text}: {part!r} is not a rank", "for example --rank 0,8-15")
         ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(ranks)
 
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Which lines a person asked for; by default rank 0 whole, and every rank's error lines."""
+    """Which lines a person asked for; by default all of rank 0, and the error lines of every rank."""
 
     ranks: frozenset[int] | None = None
     nodes: frozenset[str] | None = None
@@ -82,7 +82,7 @@ class LogFilter:
     errors_only: bool = False
     exclude: re.Pattern[str] | None = None
     everybody: bool = False
-    """All ranks whole, where none were chosen."""
+    """All lines of all ranks, if no ranks were chosen."""
 
     def wants(self, line: LogLine) -> bool:
         if not self._may_want(line.node, line.rank):
@@ -96,12 +96,12 @@ class LogFilter:
         return not self._only_errors_of(line.rank) or line.is_error
 
     def wants_all(self, chunk: LogChunk) -> bool:
-        """Whether no line of a chunk has to be looked at: it is wanted whole."""
+        """Return True if a chunk is wanted whole, so that no line of it has to be examined."""
         looks = self.errors_only or self.grep is not None or self.exclude is not None
         return self._may_want(chunk.node, chunk.rank) and not looks and not self._only_errors_of(chunk.rank)
 
     def wants_none(self, chunk: LogChunk) -> bool:
-        """Whether no line of a chunk has to be looked at: none is wanted."""
+        """Return True if no line of a chunk is wanted, so that none has to be examined."""
         if not self._may_want(chunk.node, chunk.rank):
             return True
         errors = self.errors_only or self._only_errors_of(chunk.rank)
@@ -119,7 +119,7 @@ class LogFilter:
 
 @dataclass(frozen=True)
 class KeptFile:
-    """One rank's stream as far as it is here."""
+    """One rank's stream, as far as it was copied here."""
 
     node: str
     rank: int
@@ -127,8 +127,10 @@ class KeptFile:
     path: Path
 
     def chunks(self, start: int = 0, end: int | None = None) -> Iterator[LogChunk]:
-        """Its whole lines from the one on that holds the byte at `start`; the last one may lack its end, and is
-        left out where the file is known to go on (`end`)."""
+        """Yield the whole lines from the one on that contains the byte at `start`.
+
+        The last one may lack its line break; it is left out if the file is known to continue after `end`.
+        """
         cutter = LineCutter(half_line(self.path, start))
         left = self.path.stat().st_size if end is None else end
         left -= start
@@ -147,8 +149,10 @@ class KeptFile:
                 yield from (line for line in chunk.lines() if wanted.wants(line))
 
     def start_of_last(self, count: int, start: int = 0, end: int | None = None) -> int:
-        """Where the last lines begin, counted back by their ends; one without an end counts where nothing more
-        comes (no `end`)."""
+        """Return where the last `count` lines begin.
+
+        A line without a line break counts only if nothing more comes (no `end`).
+        """
         place = self.path.stat().st_size if end is None else end
         wanted = count + 1
         with self.path.open("rb") as file:
@@ -169,7 +173,7 @@ class KeptFile:
         return start
 
     def last(self, count: int, wanted: LogFilter, start: int = 0, end: int | None = None) -> list[LogLine]:
-        """The last lines that are wanted; more and more of the file is read until they are found."""
+        """Return the last lines that are wanted; more and more of the file is read until they are found."""
         size, window = self.path.stat().st_size if end is None else end, FIRST_LOOK
         while count > 0:
             begin = max(start, size - window)
@@ -181,7 +185,7 @@ class KeptFile:
 
 
 def kept_files(run: RunDir, attempt: int = 1) -> list[KeptFile]:
-    """The log files that are here, in rank order."""
+    """Return the log files that are here, in rank order."""
     found = []
     for path in run.logs(attempt).glob("*/rank-*.*"):
         match = re.fullmatch(r"rank-(\d+)\.(out|err)", path.name)
@@ -193,7 +197,7 @@ def kept_files(run: RunDir, attempt: int = 1) -> list[KeptFile]:
 def kept_chunks(
     run: RunDir, wanted: LogFilter, attempt: int = 1, since: float | None = None
 ) -> Iterator[LogChunk]:
-    """What is here of the wanted ranks, rank by rank, stream by stream."""
+    """Yield what is here of the wanted ranks, rank by rank, stream by stream."""
     for file in kept_files(run, attempt):
         start = 0 if since is None else offset_since(file.path, since)
         if start < file.path.stat().st_size:
@@ -201,8 +205,10 @@ def kept_chunks(
 
 
 def half_line(path: Path, end: int | None = None) -> bytes:
-    """What stands before a file's end (or a place in it) after the line end before; at most what is shown of a
-    line."""
+    """Return what follows the last line break before the end of a file, or before `end`.
+
+    At most as much as is shown of a line.
+    """
     if not path.exists():
         return b""
     end = path.stat().st_size if end is None else end
@@ -212,7 +218,7 @@ def half_line(path: Path, end: int | None = None) -> bytes:
 
 
 def last_lines(path: Path, count: int) -> Sequence[str]:
-    """The end of a log, for a report; reads no more than a line's bound each."""
+    """Return the end of a log for a report; reads at most 4 kB for each line."""
     if not path.exists():
         return []
     with path.open("rb") as file:
@@ -221,7 +227,7 @@ def last_lines(path: Path, count: int) -> Sequence[str]:
         return shown(cutter.feed(file.read(count * 4096)) + cutter.end())[-count:]
 
 
-# Seconds between two entries of one file: a week of a talkative rank makes 2 MB.
+# Seconds between two entries of one file: a week of output takes 2 MB.
 EVERY = 10.0
 # Bytes of one index that are read.
 LARGEST_INDEX = 64 << 20
@@ -231,20 +237,25 @@ DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%
 
 
 def index_of(log: Path) -> Path:
-    """`rank-0.out.times`: lines of a time (seconds here) and how many bytes had been written by then."""
+    """Return the index of a log, `rank-0.out.times`: lines of a time here and how many bytes had been written."""
     return log.with_name(log.name + ".times")
 
 
 class LogTimes:
-    """Writes the indexes. Ages are measured on the node and counted back from now, so that no node's clock
-    matters."""
+    """Writes the indexes.
+
+    The age of output is measured on the node and subtracted from the time here, so that no node's clock matters.
+    """
 
     def __init__(self) -> None:
         self._noted: dict[Path, float] = {}
         self._passed: dict[Path, str] = {}
 
     def note(self, log: Path, end: int, age: object) -> None:
-        """The bytes up to `end` were written `age` seconds ago; a chunk in the middle of a file has no age."""
+        """Record that the bytes up to `end` were written `age` seconds ago.
+
+        A chunk from the middle of a file has no age.
+        """
         if not isinstance(age, (int, float)) or isinstance(age, bool) or not 0 <= age < 1e9:
             return
         written = time.time() - age
@@ -254,13 +265,15 @@ class LogTimes:
             return
         self._noted[log] = written
         with open_private(index_of(log), "a") as file:
-            # The last before a silence too, whose end this is.
+            # Include the last entry before a silence, which ends here.
             file.write(self._passed.pop(log, "") + entry)
 
 
 def offset_since(log: Path, when: float) -> int:
-    """Where the bytes begin that were written at or after a time; earlier ones may be among them, up to one
-    entry's worth. Its end where all of it is older."""
+    """Return where the bytes begin that were written at or after a time; the end of the file if all are older.
+
+    Earlier bytes may be among them, up to those of one entry.
+    """
     there = log.stat()
     if there.st_mtime < when:
         return there.st_size
@@ -283,7 +296,7 @@ def _entries(log: Path) -> list[tuple[float, int]]:
 
 
 def moment(text: str, now: float | None = None) -> float:
-    """`10m` ago, `14:30` today, or `2026-01-31 14:30`, as seconds since the epoch."""
+    """Return `10m` (ago), `14:30` (today) or `2026-01-31 14:30` as seconds since the epoch."""
     now = time.time() if now is None else now
     if match := re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,3})?)\s*([smhd])\s*", text):
         return now - float(match[1]) * UNITS[match[2]]
@@ -296,4 +309,6 @@ def moment(text: str, now: float | None = None) -> float:
             return time.mktime(time.strptime(prefix + text.strip(), form))
         except (ValueError, OverflowError):
             continue
-    raise UsageError(f"--since {text}: no time", "as in --since 10m, 2h, 14:30 or '2026-01-31 14:30'")
+    raise UsageError(
+        f"--since {text}: not a time", "for example --since 10m, 2h, 14:30 or '2026-01-31 14:30'"
+    )

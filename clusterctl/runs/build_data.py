@@ -1,4 +1,4 @@
-"""A build of data spread over nodes: each gets its share of the inputs and builds it; the pairs come home, or stay."""
+"""Build training data on several nodes: each builds its share of the inputs; the results are copied here, or stay."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHARED = re.compile(
 
 @dataclass(frozen=True)
 class Share:
-    """One node's part: where its inputs lie here, and what is to be built of them."""
+    """One node's part: where its inputs are here, and what is built from them."""
 
     number: int
     count: int
@@ -50,7 +50,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Built:
-    """What one node made: where its pair is, and what its manifest says."""
+    """What one node built: where its files are, and what its manifest says."""
 
     node: str
     folder: str
@@ -71,9 +71,9 @@ def spread(
     tell: Tell,
     progress: Callable[[str], Progress],
 ) -> dict[str, Any]:
-    """Build on all nodes at once; what is at `output` afterwards is byte for byte what one machine would build.
+    """Build on all nodes in parallel; `output` is then byte for byte what one machine would build.
 
-    With `leave` the pairs stay where they are, and `OUTPUT.shards.json` says where that is.
+    With `leave` the results stay on the nodes, and `OUTPUT.shards.json` names their places.
     """
     _refuse(output, leave, words)
     with _alone(output.with_name(f".{output.name}.spread")) as work:
@@ -96,7 +96,7 @@ def spread(
 
 @contextmanager
 def _alone(work: Path) -> Iterator[Path]:
-    """A folder of this build's own beside the output, gone at the end; a second build of the output is refused."""
+    """Yield a folder next to the output for this build alone; a second build of the same output is refused."""
     work.mkdir(parents=True, exist_ok=True)
     lock = os.open(work, os.O_RDONLY)
     try:
@@ -112,7 +112,7 @@ def _alone(work: Path) -> Iterator[Path]:
 
 
 def value_of(words: Sequence[str], name: str) -> str | None:
-    """What follows an option among words, as `--name VALUE` or `--name=VALUE`."""
+    """Return the value of an option among words, as `--name VALUE` or `--name=VALUE`."""
     for place, word in enumerate(words):
         if word == name and place + 1 < len(words):
             return words[place + 1]
@@ -167,7 +167,7 @@ def _push_code(
 
 
 def _build(node: Node, link: Connection, share: Share, code: str, progress: Progress) -> Built:
-    """Bring a share to its node and build it there; what was built of the same before is taken as it is."""
+    """Push a share to its node and build it there; what was built of the same inputs before is used again."""
     from clusterctl.transfer import push
 
     manifest = push.make_manifest(share.folder, everything=True)
@@ -178,7 +178,7 @@ def _build(node: Node, link: Connection, share: Share, code: str, progress: Prog
     if before.get("key") == key and _is_there(link, folder, before["manifest"]):
         return Built(node.name, folder, before["manifest"], True)
     link.call("mkdir", {"path": folder})
-    told = Told(sum(one.size for one in manifest.files if one.path.startswith("in/")), progress)
+    told = BuildOutput(sum(one.size for one in manifest.files if one.path.startswith("in/")), progress)
     answer = _run(node, link, share, stored.path, posixpath.join(folder, PAIR), code, told)
     link.put(posixpath.join(folder, DONE), json.dumps({"key": key, "manifest": answer}).encode(), mode=0o644)
     return Built(node.name, folder, answer, False)
@@ -195,7 +195,7 @@ def _done(link: Connection, folder: str) -> dict[str, Any]:
 
 
 def _is_there(link: Connection, folder: str, manifest: dict[str, Any]) -> bool:
-    """Whether both files are what the manifest says, by their hashes."""
+    """Return True if both files have the hashes that the manifest says."""
     for ending, said in manifest["outputs"].items():
         found = link.call("fingerprint", {"path": posixpath.join(folder, f"{PAIR}.{ending}")})
         if found.get("sha256") != said["sha256"]:
@@ -203,8 +203,8 @@ def _is_there(link: Connection, folder: str, manifest: dict[str, Any]) -> bool:
     return True
 
 
-class Told:
-    """What a build on a node says as it runs: its progress is passed on, all else is kept."""
+class BuildOutput:
+    """The output of a build on a node while it runs: progress is passed on, the rest is kept."""
 
     def __init__(self, total: int, progress: Progress) -> None:
         self._total, self._progress = total, progress
@@ -224,7 +224,7 @@ class Told:
 
 
 def _run(
-    node: Node, link: Connection, share: Share, stored: str, prefix: str, code: str, told: Told
+    node: Node, link: Connection, share: Share, stored: str, prefix: str, code: str, told: BuildOutput
 ) -> dict[str, Any]:
     python = (
         node.python.replace("~", str(link.hello()["home"]), 1)
@@ -255,7 +255,7 @@ def _run(
 
 
 def _failed(node: Node, python: str, said: str, code: int) -> WorkFailed:
-    """What a node's build said, in the words of the build."""
+    """Return the error of a node's build, in the words of the build."""
     lines = said.strip().splitlines()
     told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines[-1:]
     hint = next((line.removeprefix("  try: ") for line in lines if line.startswith("  try: ")), "")
@@ -266,7 +266,7 @@ def _failed(node: Node, python: str, said: str, code: int) -> WorkFailed:
 
 
 def as_named_here(line: str) -> str:
-    """A place in a share, `.../in/000000-wiki-from-line-600.jsonl:2: why`, as `wiki.jsonl:601: why`."""
+    """Return a place in a share, `.../in/000000-wiki-from-line-600.jsonl:2: why`, as `wiki.jsonl:601: why`."""
 
     def named(found: re.Match[str]) -> str:
         return f"{found['name']}{found['ending'] or ''}:{int(found['first'] or 1) + int(found['line']) - 1}: "
@@ -285,7 +285,7 @@ def _tell_built(made: Sequence[Built], seconds: float, tell: Tell) -> None:
 
 
 def _left(made: Sequence[Built], output: Path) -> dict[str, Any]:
-    """The list of what lies where."""
+    """Write the list of what is where."""
     shares = [
         {
             "node": one.node,
@@ -320,7 +320,7 @@ def _brought(
     dedup: bool,
     tell: Tell,
 ) -> dict[str, Any]:
-    """Pull every pair, join them in order, and take them away from their nodes."""
+    """Pull every result, join them in order, and remove them from their nodes."""
     from clusterctl.transfer.pull import pull_tree
 
     by_node = {one.node: one for one in made}

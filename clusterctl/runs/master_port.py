@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connection
 
 
-# Seconds pass until a rank binds it: a port that the kernel hands out for outgoing connections may be taken by then.
-# Below that range there are some ten thousand others; from 30000 on Kubernetes has its own. Random, since two launches
-# may ask at the same time.
+# Seconds pass until a rank binds the port: one that the kernel gives to outgoing connections may be taken meanwhile.
+# Below that range there are about ten thousand others; from 30000 on, Kubernetes has its own. The choice is random,
+# since two launches may ask at the same time.
 ASK = """
 import random, socket
 def is_free(port):
@@ -39,7 +39,7 @@ print(found)
 
 
 def free_port(link: Connection, node: Node) -> int:
-    """A port that is free on the master itself."""
+    """Return a port that is free on the master itself."""
     done = link.run([node.python, "-c", ASK], timeout=20.0)
     if done.exit_code != 0 or not done.stdout.strip().isdigit():
         words = done.error_text.strip().splitlines()

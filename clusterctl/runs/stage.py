@@ -108,7 +108,9 @@ HINT = "bring the same data to every node: clusterctl push --nodes SET FOLDER PA
 def check_there(cluster: Cluster, folder: str, connections: Connections, tell: Tell) -> dict[str, str]:
     """Return the folder by node; raise an error that names each node and file that is missing, cut or different."""
     began = time.monotonic()
-    answers = on_all(connections, cluster.nodes, lambda node, link: link.call("there", {"path": folder}))
+    answers = on_all(
+        connections, cluster.nodes, lambda node, link: link.call("fingerprint_folder", {"path": folder})
+    )
     faults = faults_of(folder, answers)
     if faults:
         more = [f"... and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.runs.build_data import (
-    Told,
+    BuildOutput,
     _alone,
     as_named_here,
     value_of,
@@ -48,7 +48,7 @@ def test_progress_is_passed_on_and_all_else_kept_however_it_is_cut() -> None:
     said = b"goes on after 3 parts\nprogress 10 1\nprogress 250 7\nerror: no\n"
     for step in (1, 5, 1000):
         seen: list[tuple[int, int]] = []
-        told = Told(200, lambda done, total, seen=seen: seen.append((done, total)))  # type: ignore[misc]
+        told = BuildOutput(200, lambda done, total, seen=seen: seen.append((done, total)))  # type: ignore[misc]
         for at in range(0, len(said), step):
             told.take("stderr", said[at : at + step])
         told.take("stdout", b"{}")

@@ -52,7 +52,7 @@ def test_a_node_tells_all_files_and_what_is_wrong_with_them(link: Connection, tm
     outputs = {"bin": {"bytes": 14, "sha256": "0" * 64}, "gone": {"bytes": 1, "sha256": ""}}
     (folder / "deep" / "good.manifest.json").write_text(json.dumps({"outputs": outputs}))
     (folder / "odd.manifest.json").write_text("[]")
-    found = link.call("there", {"path": str(folder)})
+    found = link.call("fingerprint_folder", {"path": str(folder)})
     assert found["files"]["deep/good.bin"][0] == 14 and ".hidden" not in found["files"]
     assert sorted(found["faults"]) == [
         "alone.idx: its .bin is missing",
@@ -62,7 +62,7 @@ def test_a_node_tells_all_files_and_what_is_wrong_with_them(link: Connection, tm
         "odd.manifest.json: not a manifest of a build",
         "short.idx: has 77 bytes; its header asks for 82: it was cut",
     ]
-    assert link.call("there", {"path": str(tmp_path / "none")})["missing"]
+    assert link.call("fingerprint_folder", {"path": str(tmp_path / "none")})["missing"]
 
 
 def test_a_large_file_is_told_by_blocks_spread_over_it(
@@ -131,11 +131,11 @@ def test_a_run_begins_only_where_all_nodes_have_the_same(tmp_path: Path) -> None
     assert job.data_there == "~/wiki"
     told: list[str] = []
     good = {**answer(a=[3, "x"]), "path": "/home/u/wiki"}
-    with Connections(ScriptedTransport({("*", "there"): good})) as connections:
+    with Connections(ScriptedTransport({("*", "fingerprint_folder"): good})) as connections:
         paths = push_data(cluster(2), job, connections, lambda phase, what: told.append(what))
     assert paths == {"node1": "/home/u/wiki", "node2": "/home/u/wiki"}
     assert "1 file, 3 B, whole and alike on 2 nodes" in told[0]
-    table = {("*", "there"): good, ("node2", "there"): answer(a=[3, "y"])}
+    table = {("*", "fingerprint_folder"): good, ("node2", "fingerprint_folder"): answer(a=[3, "y"])}
     with Connections(ScriptedTransport(table)) as connections, pytest.raises(WorkFailed) as caught:
         check_there(cluster(3), "/d", connections, lambda phase, what: None)
     assert "nothing was started:\nnode2: /d/a: differs from the other nodes'" in caught.value.message
@@ -144,7 +144,7 @@ def test_a_run_begins_only_where_all_nodes_have_the_same(tmp_path: Path) -> None
 def test_a_job_names_its_data_once(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for text, says in (
-        ("data_there: wiki\n", "is no folder of a node"),
+        ("data_there: wiki\n", "is not an absolute path"),
         ("data_there: /wiki\ndata: ./data\n", "`data` is given too"),
     ):
         (tmp_path / "job.yaml").write_text("command: [a]\n" + text)

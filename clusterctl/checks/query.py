@@ -1,6 +1,6 @@
-"""What each node is asked before a run: everything that needs no other node, in two round trips.
+"""Query each node before a run, in two round trips, for everything that involves no other node.
 
-The first is a greeting, whose clock is set against ours by its round trip; the second carries all the rest.
+The first is a greeting, whose clock is compared with ours; the second carries everything else.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.transport.fanout import Connection
 
-# That HCCL takes on each node, from its base on.
+# How many ports HCCL uses on each node, from its base on.
 HCCL_PORTS = 16
 HCCL_BASE = 60000
 PACKAGES = ("torch", "torch_npu", "deepspeed", "numpy", "safetensors", "tokenizers")
 # Seconds for one command on a node; npu-smi of sixteen devices takes up to 6.
 TIMEOUT = 20.0
 
-# The names of installed packages are those of folders: importing importlib.metadata would take longer than all else.
+# Reads the names of installed packages from folders: importing importlib.metadata would take longer than all the rest.
 NODE_PYTHON = """
 import json, os, re, sys
 found = {}
@@ -40,34 +40,34 @@ NVIDIA_FIELDS = "index,uuid,driver_version,memory.total,memory.used,ecc.errors.u
 
 
 @dataclass(frozen=True)
-class Said:
+class NodeAnswers:
     """What one node answered."""
 
     node: Node
     hello: Mapping[str, Any] = field(hash=False)
     offset: float
-    """Seconds that its clock is ahead of ours."""
+    """Seconds by which its clock is ahead of ours."""
     delay: float
-    """Seconds of the round trip, all of which may be the offset's error."""
+    """Seconds of the round trip, which is the largest error of `offset`."""
     found: Mapping[str, Any] = field(hash=False)
 
     def command(self, name: str) -> Mapping[str, Any] | None:
-        """How a command ended; None where the node has no such program, or was not asked."""
+        """Return how a command ended; None if the node has no such program, or was not asked for it."""
         answer: Mapping[str, Any] | None = self.found["commands"].get(name)
         return answer
 
 
-def ask(node: Node, link: Connection, quick: bool = False) -> Said:
-    """Everything that a node can say alone; `quick` leaves out what only a person who looks wants to know."""
+def query_node(node: Node, link: Connection, quick: bool = False) -> NodeAnswers:
+    """Return everything that a node reports by itself; `quick` leaves out what is only for people to read."""
     before = time.time()
     hello = link.call("hello")
     delay = time.time() - before
-    found = link.call("examine", questions(node, quick))
-    return Said(node, hello, hello["wall"] - (before + delay / 2), delay, found)
+    found = link.call("examine", request_for(node, quick))
+    return NodeAnswers(node, hello, hello["wall"] - (before + delay / 2), delay, found)
 
 
-def questions(node: Node, quick: bool = False) -> dict[str, Any]:
-    """The parameters of the one request."""
+def request_for(node: Node, quick: bool = False) -> dict[str, Any]:
+    """Return the parameters of the second request."""
     asked: dict[str, Any] = {"address": node.address, "ports": [], "commands": {}, "files": {}}
     script = [node.python, "-c", NODE_PYTHON, _json_list(PACKAGES)]
     asked["commands"]["python"] = {"argv": [script], "timeout": TIMEOUT}
@@ -90,7 +90,7 @@ def _npu(node: Node, asked: dict[str, Any], quick: bool) -> None:
     ]
     asked["files"]["CANN"] = [f"{one}/version.cfg" for one in toolkits]
     asked["files"]["driver"] = ["/usr/local/Ascend/driver/version.info"]
-    smi = [[tool, "info"] for tool in beside(node, "npu-smi", VENDOR_SMI)]
+    smi = [[tool, "info"] for tool in tool_paths(node, "npu-smi", VENDOR_SMI)]
     asked["commands"]["smi"] = {"argv": smi, "timeout": TIMEOUT}
     if quick:
         return
@@ -109,8 +109,11 @@ def _cuda(asked: dict[str, Any]) -> None:
         asked["commands"][name] = {"argv": [argv], "timeout": TIMEOUT}
 
 
-def beside(node: Node, tool: str, vendor: str) -> list[str]:
-    """Where a driver's tool may be: beside the inventory's hccn_tool, on the path, where the vendor puts it."""
+def tool_paths(node: Node, tool: str, vendor: str) -> list[str]:
+    """Return where a driver's tool may be.
+
+    Next to the inventory's hccn_tool, on the path, where the vendor puts it.
+    """
     known = (
         [f"{node.hccn_tool.rpartition('/')[0]}/{tool}"] if node.hccn_tool and "/" in node.hccn_tool else []
     )
@@ -118,7 +121,7 @@ def beside(node: Node, tool: str, vendor: str) -> list[str]:
 
 
 def hccl_base(node: Node) -> int:
-    """The first of the ports that HCCL listens on there."""
+    """Return the first of the ports on which HCCL listens there."""
     text = node.env.get("HCCL_IF_BASE_PORT", "")
     return int(text) if text.isdecimal() and text.isascii() and 0 < int(text) <= 65520 else HCCL_BASE
 
