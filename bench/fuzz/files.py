@@ -240,7 +240,7 @@ def node_report(data: bytes) -> str:
 
 def node_files(data: bytes) -> str:
     """Each file of an attempt on a node in turn: the agent answers, and the launcher understands or refuses."""
-    said = "read"
+    output = "read"
     for name in ("supervisor.json", "node.json", "ranks/0.json", "pace.json", "supervisor.beat", "stop.json"):
         with _folder() as folder:
             files = AttemptFiles(str(folder), 1)
@@ -254,8 +254,8 @@ def node_files(data: bytes) -> str:
             try:
                 answer_from_json("a", answer)
             except ClusterctlError as error:
-                said = _in_words(error)
-    return said
+                output = _in_words(error)
+    return output
 
 
 def specification(data: bytes) -> str:

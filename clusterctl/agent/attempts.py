@@ -168,13 +168,13 @@ def alive(request: Request) -> Dict[str, Any]:
     """Return for each of some attempts whether a process of it, or its supervisor, lives; /proc is read once."""
     attempts = request.need("attempts", list)
     environments = environments_of_processes()
-    found = []
+    result = []
     for entry in attempts:
         marker = {"CLUSTERCTL_RUN_ID": str(entry["run_id"]), "CLUSTERCTL_NODE": str(entry["node"])}
         supervisor = read_json(AttemptFiles(str(entry["run_dir"]), int(entry["attempt"])).supervisor)
         lives = supervisor is not None and is_alive(supervisor)
-        found.append(lives or any(carries(marker, variables) for variables in environments.values()))
-    return {"alive": found}
+        result.append(lives or any(carries(marker, variables) for variables in environments.values()))
+    return {"alive": result}
 
 
 def read_node(run_dir: str, attempt: int) -> Tuple[Optional[Dict[str, Any]], Optional[Dict[str, Any]]]:
@@ -234,19 +234,19 @@ def _rank_order(name: str) -> int:
 
 def heartbeats(folder: str) -> Dict[str, Any]:
     """Return by rank what its trainer wrote last, and how many seconds ago."""
-    found = {}
+    result = {}
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         rank = name[len("rank-") :]
         if name.startswith("rank-") and rank.isdigit():
             try:
                 with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
-                    found[rank] = {
+                    result[rank] = {
                         "text": file.readline(200).strip(),
                         "age": time.time() - os.fstat(file.fileno()).st_mtime,
                     }
             except OSError:
                 continue
-    return found
+    return result
 
 
 def stop(request: Request) -> Dict[str, Any]:

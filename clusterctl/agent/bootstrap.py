@@ -112,7 +112,7 @@ def start() -> None:
     """
     wanted_hash, place, *named = sys.stdin.buffer.readline().decode().split()
     workdir = os.path.expanduser(bytes.fromhex(place).decode("utf-8", "surrogateescape"))
-    wanted = {name: int(one) for name, _, one in (each.rpartition(":") for each in named)}
+    wanted = {name: int(entry) for name, _, entry in (each.rpartition(":") for each in named)}
     if sys.version_info < (3, 8):
         return say("old", sys.version.split()[0])
     root = os.path.join(workdir, "agent")

@@ -43,7 +43,7 @@ def command(argv: List[str]) -> List[bytes]:
     `~/` at the start of the program's name (not of arguments) is the login's home.
     """
     program = os.path.expanduser(argv[0]) if argv[0].startswith("~/") else argv[0]
-    return [raw(one) for one in [program, *argv[1:]]]
+    return [raw(entry) for entry in [program, *argv[1:]]]
 
 
 def environment(extra: Dict[str, Any]) -> Dict[bytes, bytes]:
@@ -56,7 +56,7 @@ def environment(extra: Dict[str, Any]) -> Dict[bytes, bytes]:
 def run(request: Request) -> Dict[str, Any]:
     """Run `argv` to its end; send its output as it comes, and return its exit code or signal."""
     argv = request.need("argv", list)
-    if not argv or not all(isinstance(one, str) and "\0" not in one for one in argv):
+    if not argv or not all(isinstance(entry, str) and "\0" not in entry for entry in argv):
         raise Refused("usage", "run: argv must be a list of texts without null bytes")
     cwd = os.path.expanduser(request.params.get("cwd") or "~")
     if not os.path.isdir(cwd):
@@ -100,10 +100,10 @@ def _started(
         if problem.errno != errno.ENOEXEC or program == b"/bin/sh":
             raise
     folders = [b""] if b"/" in program else env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
-    found = next(
-        one for one in (os.path.join(folder, program) for folder in folders) if os.access(one, os.X_OK)
+    result = next(
+        entry for entry in (os.path.join(folder, program) for folder in folders) if os.access(entry, os.X_OK)
     )
-    return _started(request, [b"/bin/sh", found, *argv[1:]], env, cwd)
+    return _started(request, [b"/bin/sh", result, *argv[1:]], env, cwd)
 
 
 class _Exit:

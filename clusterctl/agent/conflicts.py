@@ -42,15 +42,15 @@ def living(run_dir: str) -> "Iterator[Tuple[str, Dict[str, Any]]]":
 
 def conflicts(run_dir: str, spec: Dict[str, Any]) -> List[str]:
     """Return in words what this start would take from a run that lives here."""
-    found = []
+    result = []
     for run, other in living(run_dir):
         both = sorted(_devices(spec) & _devices(other))
         if both and spec.get("kind") in EXCLUSIVE and not spec.get("share_devices"):
-            found.append(f"device {', '.join(map(str, both))} is in use by {run}")
+            result.append(f"device {', '.join(map(str, both))} is in use by {run}")
         port = spec.get("master_port")
         if port and port == other.get("master_port"):
-            found.append(f"port {port} is the master port of {run}")
-    return found
+            result.append(f"port {port} is the master port of {run}")
+    return result
 
 
 def _devices(spec: Dict[str, Any]) -> "Set[int]":

@@ -35,11 +35,11 @@ def adopted(own: Collection[int]) -> List[int]:
             fields = text_of(f"/proc/{entry}/stat").rpartition(")")[2].split()
             if len(fields) > 1 and fields[0] not in "ZX":
                 children.setdefault(int(fields[1]), []).append(int(entry))
-    found = [pid for pid in children.get(os.getpid(), []) if pid not in own]
-    for pid in found:
+    result = [pid for pid in children.get(os.getpid(), []) if pid not in own]
+    for pid in result:
         # The list grows while it is walked: this visits every generation.
-        found.extend(children.get(pid, []))
-    return found
+        result.extend(children.get(pid, []))
+    return result
 
 
 def reap_adopted(own: Collection[int]) -> int:

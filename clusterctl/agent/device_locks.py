@@ -85,10 +85,10 @@ def _is_shared(folder: str) -> bool:
 
 def _name(device_file: str) -> str:
     """Return the name of a device's lock file, by its device number: two names of one device are one lock."""
-    found = os.stat(device_file)
-    if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
-        return f"clusterctl-device-{os.major(found.st_rdev)}-{os.minor(found.st_rdev)}.lock"
-    return f"clusterctl-device-{found.st_dev}-{found.st_ino}.lock"
+    result = os.stat(device_file)
+    if stat.S_ISCHR(result.st_mode) or stat.S_ISBLK(result.st_mode):
+        return f"clusterctl-device-{os.major(result.st_rdev)}-{os.minor(result.st_rdev)}.lock"
+    return f"clusterctl-device-{result.st_dev}-{result.st_ino}.lock"
 
 
 def _open(path: str) -> int:

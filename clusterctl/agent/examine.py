@@ -37,7 +37,7 @@ def examine(request: Request) -> Dict[str, Any]:
     commands = request.params.get("commands") or {}
     runner = _Commands(request, commands)
     workdir = request.workdir
-    found = {
+    result = {
         "disks": {path: room for path in (workdir, "/tmp", "/dev/shm") if (room := _room(path))},
         "workdir": workdir,
         "memory": _memory(),
@@ -54,8 +54,8 @@ def examine(request: Request) -> Dict[str, Any]:
         "user": os.getuid(),
         "boot_id": boot_id(),
     }
-    found["commands"] = runner.results()
-    return found
+    result["commands"] = runner.results()
+    return result
 
 
 def _room(path: str) -> Optional[Dict[str, int]]:
@@ -87,7 +87,7 @@ def _memory() -> Dict[str, int]:
 def _group_number(name: str) -> Optional[int]:
     """Return a number of this process's control group (version 2), or of the nearest group above it that has one."""
     path = next(
-        (one[3:].strip() for one in text_of("/proc/self/cgroup").splitlines() if one[:3] == "0::"), ""
+        (entry[3:].strip() for entry in text_of("/proc/self/cgroup").splitlines() if entry[:3] == "0::"), ""
     )
     while path:
         text = text_of(f"/sys/fs/cgroup{path.rstrip('/')}/{name}").strip()
@@ -114,14 +114,14 @@ def runs_here(workdir: str) -> List[Dict[str, Any]]:
     """Return each attempt below this work folder that has living processes, and whether its supervisor lives."""
     groups: Dict[Any, Dict[str, Any]] = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        said = _marks(entry) if entry.isdigit() else None
-        if said is None or not _is_below(said.get("CLUSTERCTL_RUN_DIR", ""), workdir):
+        output = _marks(entry) if entry.isdigit() else None
+        if output is None or not _is_below(output.get("CLUSTERCTL_RUN_DIR", ""), workdir):
             continue
-        key = said["CLUSTERCTL_RUN_ID"], said.get("CLUSTERCTL_ATTEMPT", "")
-        one = groups.setdefault(key, {"run": key[0], "attempt": key[1], "pids": []})
-        one.update(node=said.get("CLUSTERCTL_NODE", ""), run_dir=said["CLUSTERCTL_RUN_DIR"])
-        one["pids"].append(int(entry))
-    return [{**one, "supervised": _supervised(one)} for _, one in sorted(groups.items())]
+        key = output["CLUSTERCTL_RUN_ID"], output.get("CLUSTERCTL_ATTEMPT", "")
+        item = groups.setdefault(key, {"run": key[0], "attempt": key[1], "pids": []})
+        item.update(node=output.get("CLUSTERCTL_NODE", ""), run_dir=output["CLUSTERCTL_RUN_DIR"])
+        item["pids"].append(int(entry))
+    return [{**item, "supervised": _supervised(item)} for _, item in sorted(groups.items())]
 
 
 def _marks(pid: str) -> Optional[Dict[str, str]]:
@@ -135,21 +135,23 @@ def _marks(pid: str) -> Optional[Dict[str, str]]:
         return None
     if b"CLUSTERCTL_RUN_ID=" not in data:
         return None
-    lines = [one.decode("utf-8", "replace") for one in data.split(b"\0") if one.startswith(b"CLUSTERCTL_")]
-    said = dict(one.split("=", 1) for one in lines if "=" in one)
-    return said if said.get("CLUSTERCTL_RUN_ID") else None
+    lines = [
+        entry.decode("utf-8", "replace") for entry in data.split(b"\0") if entry.startswith(b"CLUSTERCTL_")
+    ]
+    output = dict(entry.split("=", 1) for entry in lines if "=" in entry)
+    return output if output.get("CLUSTERCTL_RUN_ID") else None
 
 
 def _is_below(path: str, workdir: str) -> bool:
     return bool(path) and os.path.realpath(path).startswith(os.path.realpath(workdir) + os.sep)
 
 
-def _supervised(one: Dict[str, Any]) -> bool:
+def _supervised(entry: Dict[str, Any]) -> bool:
     from clusterctl.agent.records import AttemptFiles, read_json
 
-    if not str(one["attempt"]).isdigit():
+    if not str(entry["attempt"]).isdigit():
         return False
-    record = read_json(AttemptFiles(one["run_dir"], int(one["attempt"])).supervisor)
+    record = read_json(AttemptFiles(entry["run_dir"], int(entry["attempt"])).supervisor)
     return record is not None and is_alive(record)
 
 
@@ -158,7 +160,7 @@ def stale_agents() -> List[int]:
 
     A sound one ends with its connection.
     """
-    found = []
+    result = []
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
@@ -170,8 +172,8 @@ def stale_agents() -> List[int]:
             continue
         fields = text_of(f"/proc/{entry}/stat").rpartition(")")[2].split()
         if mine and AGENT_WORDS in words and len(fields) > 1 and (fields[0] == "T" or fields[1] == "1"):
-            found.append(int(entry))
-    return found
+            result.append(int(entry))
+    return result
 
 
 # ---- commands
@@ -184,14 +186,14 @@ class _Commands:
         self.request = request
         self.found: Dict[str, Any] = {}
         self.threads = []
-        for one in wanted.values():
-            if not isinstance(one, dict) or not all(
-                isinstance(argv, list) and argv for argv in one.get("argv", [0])
+        for entry in wanted.values():
+            if not isinstance(entry, dict) or not all(
+                isinstance(argv, list) and argv for argv in entry.get("argv", [0])
             ):
-                raise Refused("usage", f"examine: a command is {{argv: [[...]], timeout}}, not {one!r:.80}")
-        for name, one in wanted.items():
-            limit = float(one.get("timeout", TIMEOUT))
-            thread = threading.Thread(target=self._run, args=(name, one["argv"], limit), daemon=True)
+                raise Refused("usage", f"examine: a command is {{argv: [[...]], timeout}}, not {entry!r:.80}")
+        for name, entry in wanted.items():
+            limit = float(entry.get("timeout", TIMEOUT))
+            thread = threading.Thread(target=self._run, args=(name, entry["argv"], limit), daemon=True)
             self.threads.append((thread, time.monotonic() + limit + 3.0))
             thread.start()
 

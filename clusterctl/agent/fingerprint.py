@@ -49,7 +49,7 @@ def fingerprint_folder(request: Request) -> Dict[str, Any]:
 
 def _files(root: str) -> Iterator[Tuple[str, str]]:
     for folder, folders, names in os.walk(root, followlinks=True):
-        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        folders[:] = sorted(entry for entry in folders if not entry.startswith("."))
         for name in sorted(names):
             full = os.path.join(folder, name)
             if not name.startswith(".") and os.path.isfile(full):
@@ -107,14 +107,14 @@ def _index_faults(root: str, name: str, files: Dict[str, List[Any]]) -> Iterator
 def _manifest_faults(root: str, name: str, files: Dict[str, List[Any]]) -> Iterator[str]:
     try:
         outputs = json.loads(read_limited(os.path.join(root, name), LARGEST_MANIFEST))["outputs"]
-        said = {name[: -len("manifest.json")] + ending: one for ending, one in outputs.items()}
-        for path, one in said.items():
+        output = {name[: -len("manifest.json")] + ending: entry for ending, entry in outputs.items()}
+        for path, entry in output.items():
             size, digest = files.get(path, [None, ""])
             if size is None:
                 yield f"{path}: is missing, and {name} names it"
-            elif size != one["bytes"]:
-                yield f"{path}: has {size} bytes, its manifest says {one['bytes']}"
-            elif digest.startswith("sha256:") and digest != "sha256:" + one["sha256"]:
+            elif size != entry["bytes"]:
+                yield f"{path}: has {size} bytes, its manifest says {entry['bytes']}"
+            elif digest.startswith("sha256:") and digest != "sha256:" + entry["sha256"]:
                 yield f"{path}: is not the file that was built: its hash differs"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         yield f"{name}: not a manifest of a build"

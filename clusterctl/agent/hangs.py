@@ -109,13 +109,13 @@ class Steps:
         hung: List[Dict[str, object]] = []
         for rank, pace in self.ranks.items():
             pace.since += asleep
-            found = self._read(rank)
-            if found is not None and found != self.stale[rank]:
-                pace.note(found[0], found[1], now)
+            result = self._read(rank)
+            if result is not None and result != self.stale[rank]:
+                pace.note(result[0], result[1], now)
             limit = pace.limit(self.hang_after) if self.hang_after != 0 else None
             if limit is not None and now - pace.since > limit:
                 hung.append({"rank": rank, "step": number_of(pace.text), "hang": round(now - pace.since, 1)})
-        return min(hung, key=lambda one: (one["step"], one["rank"])) if hung else None
+        return min(hung, key=lambda entry: (entry["step"], entry["rank"])) if hung else None
 
     def pace(self, now: float) -> Optional[Dict[str, float]]:
         """Return by rank the median seconds of its steps since the last report; None while too few were seen."""
@@ -127,10 +127,10 @@ class Steps:
         ):
             return None
         self.reported = now
-        said = {str(rank): _median(self.ranks[rank].own) for rank in beating}
+        output = {str(rank): _median(self.ranks[rank].own) for rank in beating}
         for pace in self.ranks.values():
             pace.own = []
-        return said
+        return output
 
     def beating(self) -> List[int]:
         """Return the ranks that write heartbeats: trainers, which answer SIGUSR1 with their stacks."""

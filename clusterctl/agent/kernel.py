@@ -44,11 +44,13 @@ def evidence(request: Request) -> Dict[str, Any]:
     that SIGKILL ended.
     """
     messages = kernel_messages()
-    found = {}
-    for one in request.need("ended", list):
-        if isinstance(one, dict) and isinstance(one.get("pid"), int):
-            found[str(one["pid"])] = about(one["pid"], float(one["monotonic"]), one.get("signal"), messages)
-    return found
+    result = {}
+    for entry in request.need("ended", list):
+        if isinstance(entry, dict) and isinstance(entry.get("pid"), int):
+            result[str(entry["pid"])] = about(
+                entry["pid"], float(entry["monotonic"]), entry.get("signal"), messages
+            )
+    return result
 
 
 def about(pid: int, ended: float, number: Optional[int], messages: List[Tuple[float, str]]) -> Dict[str, Any]:
@@ -77,7 +79,7 @@ def kernel_messages() -> List[Tuple[float, str]]:
 
 
 def _read_kmsg() -> List[Tuple[float, str]]:
-    found: List[Tuple[float, str]] = []
+    result: List[Tuple[float, str]] = []
     fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     try:
         deadline = time.monotonic() + DMESG_LIMIT
@@ -85,17 +87,17 @@ def _read_kmsg() -> List[Tuple[float, str]]:
             try:
                 record = os.read(fd, 16384)
             except BlockingIOError:
-                return found
+                return result
             except BrokenPipeError:
                 # The message was overwritten while it was read; the next one is complete.
                 continue
             if not record:
-                return found
+                return result
             head, _, text = record.decode("utf-8", "replace").partition(";")
             fields = head.split(",")
             if len(fields) > 2 and fields[2].isdigit():
-                found.append((int(fields[2]) / 1e6, text.split("\n", 1)[0]))
-        return found
+                result.append((int(fields[2]) / 1e6, text.split("\n", 1)[0]))
+        return result
     finally:
         os.close(fd)
 
@@ -112,10 +114,10 @@ def _run_dmesg() -> List[Tuple[float, str]]:
         process.kill()
         process.wait()
         return []
-    found = [
+    result = [
         re.match(r"\[\s*(\d+\.\d+)\] (.*)", line) for line in out.decode("utf-8", "replace").splitlines()
     ]
-    return [(float(match[1]), match[2]) for match in found if match]
+    return [(float(match[1]), match[2]) for match in result if match]
 
 
 ROOT = "/sys/fs/cgroup"
@@ -134,10 +136,10 @@ class Kills:
 
     def look(self, now: float) -> None:
         """Note whether the counter rose; a look costs 35 us."""
-        found = read(self.path)
-        if found.get("oom_kill", 0) > self.seen.get("oom_kill", 0):
+        result = read(self.path)
+        if result.get("oom_kill", 0) > self.seen.get("oom_kill", 0):
             self.before, self.rose = self.seen, now
-        self.seen = found
+        self.seen = result
 
     def of(self, now: float) -> Dict[str, Any]:
         """Return the evidence about a process that SIGKILL just ended; empty unless the counter rose with it."""
@@ -146,8 +148,8 @@ class Kills:
             return {}
         count = self.seen.get("oom_kill", 0) - self.before.get("oom_kill", 0)
         limit = self.seen.get("oom", 0) > self.before.get("oom", 0)
-        what = "Memory cgroup out of memory: " if limit else ""
-        return {"oom": True, "kernel": [f"{what}{count} killed because memory ran out, by {self.path}"]}
+        subject = "Memory cgroup out of memory: " if limit else ""
+        return {"oom": True, "kernel": [f"{subject}{count} killed because memory ran out, by {self.path}"]}
 
 
 def counter_of(groups: str, root: str = ROOT) -> str:
@@ -174,11 +176,11 @@ def counter_of(groups: str, root: str = ROOT) -> str:
 def read(path: str) -> Dict[str, int]:
     """Return the counters in such a file."""
     rows = (line.split() for line in text_of(path).splitlines()) if path else ()
-    found = {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
+    result = {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
     hits = (
         text_of(os.path.join(os.path.dirname(path), "memory.failcnt")).strip()
-        if "oom" not in found and path
+        if "oom" not in result and path
         else ""
     )
     # Version 1 counts in this file how often the limit was reached.
-    return {**found, "oom": int(hits)} if hits.isdigit() else found
+    return {**result, "oom": int(hits)} if hits.isdigit() else result

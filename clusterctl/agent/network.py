@@ -22,22 +22,22 @@ GREETING = b"clusterctl "
 
 def interfaces() -> Dict[str, Dict[str, Any]]:
     """Return by name whether an interface is up, and its addresses."""
-    found: Dict[str, Dict[str, Any]] = {}
+    result: Dict[str, Dict[str, Any]] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as door:
         for _, name in socket.if_nameindex():
             flags = _ask(door, name, GET_FLAGS)
             up = flags is not None and struct.unpack("=H", flags[16:18])[0] & (UP | RUNNING) == UP | RUNNING
-            found[name] = {"up": up, "addresses": []}
+            result[name] = {"up": up, "addresses": []}
             address, mask = _ask(door, name, GET_ADDRESS), _ask(door, name, GET_NETMASK)
             if address and mask:
                 bits = bin(struct.unpack(">I", mask[20:24])[0]).count("1")
-                found[name]["addresses"].append(f"{socket.inet_ntoa(address[20:24])}/{bits}")
+                result[name]["addresses"].append(f"{socket.inet_ntoa(address[20:24])}/{bits}")
     for line in text_of("/proc/net/if_inet6").splitlines():
         fields = line.split()
-        if len(fields) == 6 and fields[5] in found:
+        if len(fields) == 6 and fields[5] in result:
             text = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))
-            found[fields[5]]["addresses"].append(f"{text}/{int(fields[2], 16)}")
-    return found
+            result[fields[5]]["addresses"].append(f"{text}/{int(fields[2], 16)}")
+    return result
 
 
 def _ask(door: socket.socket, name: str, question: int) -> Optional[bytes]:
@@ -76,10 +76,10 @@ def _interface_of(ip: str) -> Optional[str]:
     wanted, near = ipaddress.ip_address(ip.partition("%")[0]), None
     for name, about in interfaces().items():
         for text in about["addresses"]:
-            one = ipaddress.ip_interface(text)
-            if one.ip == wanted:
+            entry = ipaddress.ip_interface(text)
+            if entry.ip == wanted:
                 return name
-            if wanted in one.network:
+            if wanted in entry.network:
                 near = near or name
     return near
 
@@ -89,11 +89,11 @@ def _interface_of(ip: str) -> Optional[str]:
 
 def holders(ports: Iterable[int], address: str = "") -> List[Dict[str, Any]]:
     """Return which of some TCP ports are taken at an address of this node, and by whom if this user may know."""
-    wanted = {int(one) for one in ports}
+    wanted = {int(entry) for entry in ports}
     if not wanted:
         return []
     ours = {"0.0.0.0", "::", str(place_of(address)["ip"] or address)}
-    found: Dict[Tuple[int, str], Dict[str, Any]] = {}
+    result: Dict[Tuple[int, str], Dict[str, Any]] = {}
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in text_of(path).splitlines()[1:]:
             fields = line.split()
@@ -101,9 +101,9 @@ def holders(ports: Iterable[int], address: str = "") -> List[Dict[str, Any]]:
                 continue
             host, port = fields[1].split(":")
             if int(port, 16) in wanted and _address(host) in ours:
-                found[int(port, 16), fields[9]] = {"port": int(port, 16), "user": int(fields[7])}
-    owners = _owners({inode for _, inode in found}) if found else {}
-    return [{**one, **owners.get(inode, {})} for (_, inode), one in sorted(found.items())]
+                result[int(port, 16), fields[9]] = {"port": int(port, 16), "user": int(fields[7])}
+    owners = _owners({inode for _, inode in result}) if result else {}
+    return [{**entry, **owners.get(inode, {})} for (_, inode), entry in sorted(result.items())]
 
 
 def _address(text: str) -> str:
@@ -116,8 +116,8 @@ def _address(text: str) -> str:
 
 def _owners(inodes: Iterable[str]) -> Dict[str, Dict[str, Any]]:
     """Return the process that owns each socket; other users' processes are visible only to root."""
-    wanted = {f"socket:[{one}]": one for one in inodes}
-    found: Dict[str, Dict[str, Any]] = {}
+    wanted = {f"socket:[{item}]": item for item in inodes}
+    result: Dict[str, Dict[str, Any]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
@@ -131,8 +131,8 @@ def _owners(inodes: Iterable[str]) -> Dict[str, Dict[str, Any]]:
             except OSError:
                 continue
             if target in wanted:
-                found[wanted[target]] = {"pid": int(entry), "name": text_of(f"/proc/{entry}/comm").strip()}
-    return found
+                result[wanted[target]] = {"pid": int(entry), "name": text_of(f"/proc/{entry}/comm").strip()}
+    return result
 
 
 # ---- one node opens a port, the others connect to it
@@ -186,17 +186,17 @@ def knock(request: Request) -> Dict[str, Any]:
     began = time.monotonic()
     try:
         with socket.create_connection((address, port), timeout=limit) as line:
-            said = b""
-            while not said.endswith(b"\n") and len(said) < 200:
+            output = b""
+            while not output.endswith(b"\n") and len(output) < 200:
                 piece = line.recv(200)
                 if not piece:
                     break
-                said += piece
+                output += piece
             mine = str(line.getsockname()[0])
     except OSError as problem:
         timed_out = isinstance(problem, socket.timeout)
         words = f"no answer within {limit:.0f} s" if timed_out else problem.strerror or str(problem)
         return {"reached": False, "reason": words, "seconds": time.monotonic() - began}
-    same = said == GREETING + token.encode() + b"\n"
+    same = output == GREETING + token.encode() + b"\n"
     reason = "" if same else "another program answers there"
     return {"reached": same, "reason": reason, "seconds": time.monotonic() - began, "by": mine}

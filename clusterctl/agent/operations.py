@@ -59,9 +59,9 @@ def get(request: Request) -> Dict[str, Any]:
     offset = int(request.params.get("offset", 0))
     limit = request.params.get("limit")
     with open(path, "rb") as file:
-        found = os.fstat(file.fileno())
+        result = os.fstat(file.fileno())
         file.seek(offset)
-        left = max(found.st_size - offset, 0) if limit is None else int(limit)
+        left = max(result.st_size - offset, 0) if limit is None else int(limit)
         while left > 0:
             chunk = file.read(min(left, CHUNK))
             if not chunk:
@@ -70,9 +70,9 @@ def get(request: Request) -> Dict[str, Any]:
             left -= len(chunk)
         return {
             "path": path,
-            "size": found.st_size,
-            "mode": found.st_mode & 0o7777,
-            "mtime": found.st_mtime,
+            "size": result.st_size,
+            "mode": result.st_mode & 0o7777,
+            "mtime": result.st_mtime,
             "end": file.tell(),
         }
 
@@ -81,12 +81,12 @@ def fingerprint(request: Request) -> Dict[str, Any]:
     """Return kind (f, d, l, other, or empty), mode and hash of what is at a path; links are not followed."""
     path = request.path()
     try:
-        found = os.lstat(path)
+        results = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return {"path": path, "kind": ""}
     kinds = {stat.S_IFREG: "f", stat.S_IFDIR: "d", stat.S_IFLNK: "l"}
-    kind = kinds.get(stat.S_IFMT(found.st_mode), "other")
-    result = {"path": path, "kind": kind, "mode": found.st_mode & 0o7777, "size": found.st_size}
+    kind = kinds.get(stat.S_IFMT(results.st_mode), "other")
+    result = {"path": path, "kind": kind, "mode": results.st_mode & 0o7777, "size": results.st_size}
     if kind == "f" and os.access(path, os.R_OK):
         from clusterctl.agent import tree
 
@@ -103,9 +103,9 @@ def listing(request: Request) -> Dict[str, Any]:
     for entry in os.scandir(path):
         if len(entries) == MOST_ENTRIES:
             raise Refused("too-many", f"{path} has more than {MOST_ENTRIES} entries")
-        found = entry.stat(follow_symlinks=False)
+        result = entry.stat(follow_symlinks=False)
         kind = "l" if entry.is_symlink() else "d" if entry.is_dir() else "f"
-        entries.append({"name": entry.name, "kind": kind, "size": found.st_size, "mtime": found.st_mtime})
+        entries.append({"name": entry.name, "kind": kind, "size": result.st_size, "mtime": result.st_mtime})
     entries.sort(key=lambda described: str(described["name"]))
     return {"path": path, "missing": False, "entries": entries}
 

@@ -20,16 +20,16 @@ def take_pieces(request: Request, builder: Builder, wanted: Sequence[Range]) -> 
     """Yield the bytes of some pieces from the request's body, one after another."""
     read = request.body.read
     for place, begin, end in builder.pieces.spans(wanted):
-        one = builder.files[place]
-        if one.size <= PIECE:
-            data = read(one.size)
-            whole = len(data) == one.size
+        entry = builder.files[place]
+        if entry.size <= PIECE:
+            data = read(entry.size)
+            whole = len(data) == entry.size
             if whole:
                 builder.take_file(place, data)
         else:
             whole = all(_take_piece(request, builder, number) for number in range(begin, end))
         if not whole:
-            raise Refused("cut", f"the transfer ended inside {one.path}; the old tree is untouched")
+            raise Refused("cut", f"the transfer ended inside {entry.path}; the old tree is untouched")
 
 
 def read_answer(request: Request) -> Any:

@@ -87,16 +87,16 @@ LARGEST_ENVIRON = 8 << 20
 
 def environments_of_processes() -> "Dict[int, Set[bytes]]":
     """Return the environment of each process that this login may read, as a set of NAME=VALUE by pid."""
-    found = {}
+    result = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         try:
-            found[int(entry)] = set(read_limited(f"/proc/{entry}/environ", LARGEST_ENVIRON).split(b"\0"))
+            result[int(entry)] = set(read_limited(f"/proc/{entry}/environ", LARGEST_ENVIRON).split(b"\0"))
         except OSError:
             # The process is gone, or another user's.
             continue
-    return found
+    return result
 
 
 def carries(marker: Mapping[str, str], variables: Set[bytes]) -> bool:
@@ -108,7 +108,7 @@ def carries(marker: Mapping[str, str], variables: Set[bytes]) -> bool:
 def marked(marker: Mapping[str, str]) -> List[int]:
     """Return the pids of living processes that carry all of the marker's variables in their environment."""
     wanted = [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in marker.items()]
-    found = []
+    result = []
     for entry in os.listdir("/proc") if wanted and os.path.isdir("/proc") else ():
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
@@ -118,8 +118,8 @@ def marked(marker: Mapping[str, str]) -> List[int]:
             # The process is gone, or another user's.
             continue
         if all(variable in environ for variable in wanted) and set(wanted) <= set(environ.split(b"\0")):
-            found.append(int(entry))
-    return found
+            result.append(int(entry))
+    return result
 
 
 def send(pids: Iterable[int], number: int) -> None:
@@ -134,13 +134,13 @@ def send(pids: Iterable[int], number: int) -> None:
 def group_members(groups: Iterable[int]) -> Set[int]:
     """The living processes of some process groups."""
     wanted = set(groups)
-    found = set()
+    result = set()
     for entry in os.listdir("/proc") if wanted and os.path.isdir("/proc") else ():
         if entry.isdigit():
             fields = text_of(f"/proc/{entry}/stat").rpartition(")")[2].split()
             if len(fields) > 2 and fields[0] not in "ZX" and int(fields[2]) in wanted:
-                found.add(int(entry))
-    return found
+                result.add(int(entry))
+    return result
 
 
 def end_all(
@@ -158,7 +158,7 @@ def end_all(
     the kernel itself holds them.
     """
     groups = list(groups)
-    asked: Set[int] = set()
+    request: Set[int] = set()
     left: Set[int] = set()
     began = looked = time.monotonic()
     while True:
@@ -173,8 +173,8 @@ def end_all(
         if waited >= grace:
             send(left, signal.SIGKILL)
         else:
-            send(left - asked, signal.SIGTERM)
+            send(left - request, signal.SIGTERM)
             # At each look: one may be stopped in the middle of its last checkpoint.
             send(left, signal.SIGCONT)
-            asked |= left
+            request |= left
         time.sleep(0.02 if waited < 1 or waited >= grace else 0.2)

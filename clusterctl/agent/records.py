@@ -101,10 +101,10 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
 def fullness(folder: str) -> Dict[str, str]:
     """Return what is recorded of a rank that failed with a full disk, on which it could not write the reason itself."""
     try:
-        found = os.statvfs(folder)
+        result = os.statvfs(folder)
     except OSError:
         return {}
-    full = found.f_bavail * found.f_frsize < LEAST or (found.f_files and not found.f_favail)
+    full = result.f_bavail * result.f_frsize < LEAST or (result.f_files and not result.f_favail)
     return {"full": folder} if full else {}
 
 

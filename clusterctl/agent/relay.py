@@ -103,9 +103,9 @@ class Giver:
     def close(self) -> None:
         with self._change:
             self._closed = True
-            there = list(self._open)
-        for one in (self._listener, *there):
-            _end(one)
+            present = list(self._open)
+        for entry in (self._listener, *present):
+            _end(entry)
 
 
 def _end(connection: socket.socket) -> None:

@@ -150,7 +150,7 @@ class Agent:
             if frame.id in self._requests:
                 raise BadFrame(f"two requests have the number {frame.id}")
             self._requests[frame.id] = request
-            self._threads = [one for one in self._threads if one.is_alive()]
+            self._threads = [entry for entry in self._threads if entry.is_alive()]
             self._threads.append(thread)
             thread.start()
 

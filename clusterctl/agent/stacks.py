@@ -36,11 +36,11 @@ def save(ranks: Sequence[Tuple[Dict[str, Any], int, str]], beating: Sequence[int
     send(own, signal.SIGUSR1)
     if own:
         time.sleep(WRITING)
-    asked = [
+    request = [
         (log, pid, process) for spec, group, log in ranks for pid, process in _asked(tool_of(spec), group)
     ]
     deadline = time.monotonic() + PATIENCE
-    for log, pid, process in asked:
+    for log, pid, process in request:
         _write(log, pid, _output_of(process, deadline))
 
 
@@ -66,7 +66,7 @@ def _asked(tool: Optional[str], group: int) -> "List[Tuple[int, subprocess.Popen
     if tool is None:
         return []
     pythons = sorted(pid for pid in group_members([group]) if _is_python(pid))[:MOST]
-    found: "List[Tuple[int, subprocess.Popen[bytes]]]" = []
+    result: "List[Tuple[int, subprocess.Popen[bytes]]]" = []
     for pid in pythons:
         argv = [tool, "dump", "--nonblocking", "--pid", str(pid)]
         try:
@@ -78,9 +78,9 @@ def _asked(tool: Optional[str], group: int) -> "List[Tuple[int, subprocess.Popen
                 start_new_session=True,
             )
         except OSError:
-            return found
-        found.append((pid, process))
-    return found
+            return result
+        result.append((pid, process))
+    return result
 
 
 def _is_python(pid: int) -> bool:
@@ -101,10 +101,10 @@ def _output_of(process: "subprocess.Popen[bytes]", deadline: float) -> bytes:
     return out + b"py-spy did not end in time\n"
 
 
-def _write(log: str, pid: int, said: bytes) -> None:
+def _write(log: str, pid: int, output: bytes) -> None:
     """Append the stacks in one piece, so that they stay together although the rank writes too."""
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(fd, f"clusterctl: where process {pid} stands, by py-spy:\n".encode() + said)
+        os.write(fd, f"clusterctl: where process {pid} stands, by py-spy:\n".encode() + output)
     finally:
         os.close(fd)

@@ -342,7 +342,7 @@ class NpuInfo:
 
     def __init__(self, spec: Dict[str, Any], path: str) -> None:
         self._process: Optional["subprocess.Popen[bytes]"] = None
-        tool = next((found for name in TOOLS for found in [shutil.which(name)] if found), None)
+        tool = next((result for name in TOOLS for result in [shutil.which(name)] if result), None)
         if spec.get("kind") != "npu" or tool is None:
             return
         try:

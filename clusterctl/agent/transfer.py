@@ -84,21 +84,23 @@ def _is_unchanged(request: Request, old: Record, place: str) -> bool:
     None if it changed.
     """
     dest, at = request.path("dest"), time.time_ns()
-    told = tree_state.state(dest) if request.params.get("note") else tree_state.NOTHING
+    reported = tree_state.state(dest) if request.params.get("note") else tree_state.NOTHING
     rows = _holds(_root(request), old, place)
     if rows is None:
         return False
     tree_state.keep(
-        tree_state.path_of(request.workdir, request.need("dest", str)), old.tree, told, dest, rows, at
+        tree_state.path_of(request.workdir, request.need("dest", str)), old.tree, reported, dest, rows, at
     )
     return True
 
 
 def _left_over(builder: Builder, old: Record) -> bool:
     """Return True if something is there that the previous push brought and this one does not."""
-    wanted = {one.path for one in builder.entries}
+    wanted = {entry.path for entry in builder.entries}
     return any(
-        os.path.lexists(os.path.join(builder.root, one.path)) for one in old.entries if one.path not in wanted
+        os.path.lexists(os.path.join(builder.root, entry.path))
+        for entry in old.entries
+        if entry.path not in wanted
     )
 
 
@@ -130,7 +132,7 @@ def _take(
 def _put_in_place(request: Request, builder: Builder, place: str, old: Optional[Record]) -> Dict[str, Any]:
     builder.finish()
     if old is not None and not request.params.get("single"):
-        builder.keep_others([one.path for one in old.entries])
+        builder.keep_others([entry.path for entry in old.entries])
     builder.switch()
     name, entries, text = request.need("tree", str), builder.entries, builder.manifest
     _write_record(place, builder.root, name, entries, {}, builder.written, text)
@@ -172,7 +174,7 @@ def _builder(request: Request, dest: str) -> Builder:
     try:
         entries = tree.parse(manifest)
         single = bool(request.params.get("single"))
-        if single and [(one.path, one.kind) for one in entries] != [(os.path.basename(dest), "f")]:
+        if single and [(entry.path, entry.kind) for entry in entries] != [(os.path.basename(dest), "f")]:
             raise BadTree(f"it is not the one file {dest}")
         return Builder(dest, entries, table, single, manifest)
     except BadTree as problem:
@@ -184,13 +186,15 @@ def _other_bases(request: Request, dest: str) -> List[Base]:
     parent = os.path.dirname(dest)
     if not os.path.isdir(parent):
         return []
-    there = [one for one in os.scandir(parent) if one.is_dir(follow_symlinks=False) and one.name[0] != "."]
-    newest = sorted(there, key=lambda one: one.stat(follow_symlinks=False).st_ctime)[-1:]
-    found = []
-    for one in newest:
-        record = read_record(_record_path(request, one.path))
-        found.append(Base(one.path, record.rows if record else {}))
-    return found
+    present = [
+        entry for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."
+    ]
+    newest = sorted(present, key=lambda entry: entry.stat(follow_symlinks=False).st_ctime)[-1:]
+    result = []
+    for entry in newest:
+        record = read_record(_record_path(request, entry.path))
+        result.append(Base(entry.path, record.rows if record else {}))
+    return result
 
 
 def _is_empty(path: str) -> bool:
@@ -213,16 +217,16 @@ def _holds(dest: str, record: Record, place: str) -> Optional[Dict[str, CacheEnt
     """
     knows = Memory(record.rows)
     try:
-        for one in record.entries:
-            path = f"{dest}/{one.path}"
-            if one.kind != "f":
-                if not is_as_said(dest, one):
+        for entry in record.entries:
+            path = f"{dest}/{entry.path}"
+            if entry.kind != "f":
+                if not is_as_said(dest, entry):
                     return None
                 continue
             status = os.lstat(path)
-            if not stat.S_ISREG(status.st_mode) or stat.S_IMODE(status.st_mode) & 0o777 != one.mode:
+            if not stat.S_ISREG(status.st_mode) or stat.S_IMODE(status.st_mode) & 0o777 != entry.mode:
                 return None
-            if status.st_size != one.size or knows.read(one.path, path, status)[1] != one.content:
+            if status.st_size != entry.size or knows.read(entry.path, path, status)[1] != entry.content:
                 return None
     except OSError:
         return None
@@ -256,12 +260,12 @@ def _write_record(
     been put there. `manifest` is the entries' text if it is available.
     """
     written, now = written or {}, time.time_ns()
-    for one in entries:
-        if one.kind == "f" and one.path not in rows:
-            status = written.get(one.path) or os.lstat(f"{root}/{one.path}")
+    for entry in entries:
+        if entry.kind == "f" and entry.path not in rows:
+            status = written.get(entry.path) or os.lstat(f"{root}/{entry.path}")
             # Just after a push, there are few.
             if tree_cache.is_settled(status.st_ctime_ns, now):
-                rows[one.path] = tree_cache.seen(status, one.content)
+                rows[entry.path] = tree_cache.seen(status, entry.content)
     # Written in one piece: several times faster than in parts.
     kept = lean.dumps(tree_cache.rows_to_json(tree_cache.settled(rows)))
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -290,10 +294,10 @@ def send_tree(request: Request) -> Dict[str, Any]:
     for begin in range(0, len(whole), CHUNK):
         request.send(whole[begin : begin + CHUNK], **sizes)
     request.send(b"", ready=True)
-    pieces = tree.Pieces([one for one in scanned.entries if one.kind == "f"], scanned.table)
+    pieces = tree.Pieces([entry for entry in scanned.entries if entry.kind == "f"], scanned.table)
     wanted = pieces.checked(read_answer(request))
     try:
-        tree.send_pieces(lambda one: os.path.join(root, one.path), pieces, wanted, request.send)
+        tree.send_pieces(lambda entry: os.path.join(root, entry.path), pieces, wanted, request.send)
     except BadTree as problem:
         raise Refused("changed", f"{problem}; pull again") from None
     return {"path": path, "is_folder": os.path.isdir(path), "warnings": scanned.warnings}

@@ -55,7 +55,7 @@ class BadTree(Exception):
 
 def to_bytes(entries: Sequence[Entry]) -> bytes:
     """Return the manifest's canonical text; its sha256 is the tree's id."""
-    return lean.dumps([list(one) for one in entries]).encode()
+    return lean.dumps([list(entry) for entry in entries]).encode()
 
 
 def tree_id(manifest: bytes) -> str:
@@ -83,10 +83,10 @@ def check(entries: Sequence[Entry]) -> None:
     folders = {""}
     seen: Dict[str, str] = {}
     # 2 us each: a node checks thousands before it takes the first.
-    for one in entries:
-        path, kind, mode, size, content = one
+    for entry in entries:
+        path, kind, mode, size, content = entry
         if not _is_well_formed(path, kind, mode, size, content):
-            raise BadTree(f"{one!r:.200} is no entry of a tree")
+            raise BadTree(f"{entry!r:.200} is no entry of a tree")
         inside = f"/{path}/"
         if "//" in inside or "/./" in inside or "/../" in inside or "\0" in path:
             raise BadTree(f"{path!r} leads outside")
@@ -176,22 +176,22 @@ def scan(
     read: ReadContent = read_anew,
 ) -> Scanned:
     """Return the entries of a folder; `read` may know a file's content without reading it."""
-    found = Scanned([], [], b"")
+    result = Scanned([], [], b"")
     table = bytearray()
     for path, entry in walk(root, "", skip):
         status = entry.stat(follow_symlinks=False)
         mode = stat.S_IMODE(status.st_mode) & 0o777
         if entry.is_symlink():
-            found.entries.append(Entry(path, "l", 0o777, 0, os.readlink(entry.path)))
+            result.entries.append(Entry(path, "l", 0o777, 0, os.readlink(entry.path)))
         elif entry.is_dir():
-            found.entries.append(Entry(path, "d", mode, 0, ""))
+            result.entries.append(Entry(path, "d", mode, 0, ""))
         elif stat.S_ISREG(status.st_mode):
             size, content, digests = read(path, entry.path, status)
-            found.entries.append(Entry(path, "f", mode, size, content))
+            result.entries.append(Entry(path, "f", mode, size, content))
             table += digests
         else:
-            found.warnings.append(f"{path}: neither file, folder nor link; left out")
-    return found._replace(table=bytes(table))
+            result.warnings.append(f"{path}: neither file, folder nor link; left out")
+    return result._replace(table=bytes(table))
 
 
 def walk(
@@ -199,7 +199,7 @@ def walk(
 ) -> Iterator[Tuple[str, "os.DirEntry[str]"]]:
     """Yield every name below a folder, sorted, a folder before its content; links are not followed."""
     with os.scandir(os.path.join(root, below)) as listing:
-        names = sorted(listing, key=lambda one: one.name)
+        names = sorted(listing, key=lambda item: item.name)
     for entry in names:
         path = f"{below}/{entry.name}" if below else entry.name
         is_dir = entry.is_dir(follow_symlinks=False)
@@ -287,19 +287,19 @@ class Pieces:
         self._sums = [0]
         self._tables: Dict[int, bytes] = {}
         place = 0
-        for number, one in enumerate(files):
-            size = one.size
+        for number, entry in enumerate(files):
+            size = entry.size
             count = 1 if size <= PIECE else -(-size // piece_size(size))
             self.starts.append(self.starts[-1] + count)
             self._sums.append(self._sums[-1] + size)
             if count > 1:
                 digests = table[place : place + count * DIGEST]
                 place += count * DIGEST
-                if content_name(digests) != one.content:
-                    raise BadTree(f"{one.path!r} is not made of the pieces that came with it")
+                if content_name(digests) != entry.content:
+                    raise BadTree(f"{entry.path!r} is not made of the pieces that came with it")
                 self._tables[number] = digests
-            elif len(one.content) != 2 * DIGEST or one.content.strip("0123456789abcdef"):
-                raise BadTree(f"{one.path!r} has no hash")
+            elif len(entry.content) != 2 * DIGEST or entry.content.strip("0123456789abcdef"):
+                raise BadTree(f"{entry.path!r} has no hash")
         if place != len(table):
             raise BadTree("there are more pieces than files for them")
         self.count = self.starts[-1]
@@ -318,27 +318,27 @@ class Pieces:
 
     def __getitem__(self, number: int) -> Piece:
         file = bisect.bisect_right(self.starts, number) - 1
-        one = self.files[file]
-        step = piece_size(one.size)
+        entry = self.files[file]
+        step = piece_size(entry.size)
         index = number - self.starts[file]
         table = self._tables.get(file)
-        digest = table[index * DIGEST : (index + 1) * DIGEST] if table else bytes.fromhex(one.content)
-        return Piece(file, index * step, min(step, one.size - index * step), digest)
+        digest = table[index * DIGEST : (index + 1) * DIGEST] if table else bytes.fromhex(entry.content)
+        return Piece(file, index * step, min(step, entry.size - index * step), digest)
 
     def checked(self, ranges: Any) -> List[Range]:
         """Return ranges from the other side, after a check that they are in order and exist."""
-        found, last = [], 0
+        result, last = [], 0
         try:
             if not isinstance(ranges, list):
                 raise TypeError
             for begin, end in ranges:
                 if not (type(begin) is int and type(end) is int and last <= begin < end <= self.count):
                     raise ValueError
-                found.append((begin, end))
+                result.append((begin, end))
                 last = end
         except (TypeError, ValueError):
             raise BadTree("it asks for pieces that are not in the tree") from None
-        return found
+        return result
 
     def file_count(self, ranges: Sequence[Range]) -> int:
         """Return how many files some pieces belong to, in order."""
@@ -364,13 +364,13 @@ class Pieces:
 
 def ranges_of(numbers: Sequence[int]) -> List[Range]:
     """Return sorted numbers as half-open ranges."""
-    found: List[List[int]] = []
+    result: List[List[int]] = []
     for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1][1] += 1
+        if result and result[-1][1] == number:
+            result[-1][1] += 1
         else:
-            found.append([number, number + 1])
-    return [(begin, end) for begin, end in found]
+            result.append([number, number + 1])
+    return [(begin, end) for begin, end in result]
 
 
 def send_pieces(
@@ -379,13 +379,13 @@ def send_pieces(
     """Send the bytes of pieces one after another in whole chunks; each has exactly the length of its entry."""
     waiting = bytearray()
     for place, begin, end in pieces.spans(ranges):
-        one, left = pieces.files[place], pieces.size([(begin, end)])
-        with open(path_of(one), "rb", buffering=0) as file:
+        entry, left = pieces.files[place], pieces.size([(begin, end)])
+        with open(path_of(entry), "rb", buffering=0) as file:
             file.seek(pieces[begin].offset)
             while left:
                 chunk = file.read(min(left, CHUNK))
                 if not chunk:
-                    raise BadTree(f"{one.path} became shorter while it was sent")
+                    raise BadTree(f"{entry.path} became shorter while it was sent")
                 left -= len(chunk)
                 if not waiting and len(chunk) == CHUNK:
                     # Most of a large file: it is not copied again.

@@ -65,7 +65,7 @@ class Builder:
         self._single = single
         self.entries = entries
         self.manifest = manifest
-        self.files = [one for one in entries if one.kind == "f"]
+        self.files = [entry for entry in entries if entry.kind == "f"]
         self.pieces = Pieces(self.files, table)
         parent, name = os.path.split(dest)
         self.staging = os.path.join(parent, f".{name}.incoming")
@@ -92,12 +92,12 @@ class Builder:
         for base in bases:
             memory = Memory(base.rows)
             folders = {"": os.path.isdir(base.root)}
-            for place, one in enumerate(self.files if folders[""] else ()):
-                folder = one.path.rpartition("/")[0]
+            for place, entry in enumerate(self.files if folders[""] else ()):
+                folder = entry.path.rpartition("/")[0]
                 if not is_plain_folder(base.root, folder, folders):
                     continue
                 if place not in self.have and not self._is_ready(place):
-                    self._look_at(place, one, base, memory)
+                    self._look_at(place, entry, base, memory)
             if base.root == self.root:
                 self._in_place = len(self.have)
                 self.known = memory.now
@@ -110,13 +110,13 @@ class Builder:
                 lacking += [number for number in range(begin, end) if not self.ready[number]]
         return tree.ranges_of(lacking)
 
-    def _look_at(self, place: int, one: Entry, base: Base, memory: Memory) -> None:
-        path = f"{base.root}/{one.path}"
+    def _look_at(self, place: int, entry: Entry, base: Base, memory: Memory) -> None:
+        path = f"{base.root}/{entry.path}"
         try:
             status = os.lstat(path)
-            if not stat.S_ISREG(status.st_mode) or status.st_size != one.size:
+            if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
                 return
-            if memory.read(one.path, path, status)[1] == one.content:
+            if memory.read(entry.path, path, status)[1] == entry.content:
                 self.have[place] = path
         except OSError:
             # Missing or not readable: it has to be sent.
@@ -136,7 +136,7 @@ class Builder:
         return (
             self._in_place == len(self.files)
             and os.path.isdir(self.root)
-            and all(is_as_said(self.root, one) for one in self.entries)
+            and all(is_as_said(self.root, entry) for entry in self.entries)
         )
 
     # ---- aside
@@ -171,8 +171,8 @@ class Builder:
                 os.close(handle)
                 # This file system has no locks: the last transfer to switch wins.
                 return False
-        mine, there = os.fstat(handle), _lstat(self.staging)
-        if there is None or there.st_ino != mine.st_ino:
+        mine, present = os.fstat(handle), _lstat(self.staging)
+        if present is None or present.st_ino != mine.st_ino:
             os.close(handle)
             return False
         if mine.st_uid != os.geteuid() or mine.st_mode & 0o077:
@@ -187,8 +187,8 @@ class Builder:
             return
         if not os.listdir(self.staging):
             return
-        places = {one.path: place for place, one in enumerate(self.files)}
-        folders = {one.path for one in self.entries if one.kind == "d"}
+        places = {item.path: place for place, item in enumerate(self.files)}
+        folders = {item.path for item in self.entries if item.kind == "d"}
         useless = []
         for path, entry in tree.walk(self.staging, "", lambda path, is_dir: False):
             if entry.is_dir(follow_symlinks=False):
@@ -198,9 +198,9 @@ class Builder:
                 keep = keep and self._adopt_file(places[path], entry.path, prune)
             if not keep:
                 useless.append(entry.path)
-        for one in useless if prune else ():
-            if os.path.lexists(one):
-                remove_tree(one)
+        for item in useless if prune else ():
+            if os.path.lexists(item):
+                remove_tree(item)
 
     def _adopt_file(self, place: int, path: str, prune: bool) -> bool:
         """Return the pieces of a file up to the first wrong one; the rest is cut off."""
@@ -242,9 +242,9 @@ class Builder:
 
     def copy_over(self) -> None:
         """Make the folders, and copy what the bases hold."""
-        for one in self.entries:
-            if one.kind == "d":
-                path = os.path.join(self.staging, one.path)
+        for entry in self.entries:
+            if entry.kind == "d":
+                path = os.path.join(self.staging, entry.path)
                 if not os.path.isdir(path):
                     os.mkdir(path, 0o700)
         for place, source in self.have.items():
@@ -354,17 +354,17 @@ class Builder:
         self._close_handle()
         if not all(self.ready):
             raise Refused("cut", "the transfer ended too early; the old tree is untouched")
-        for one in self.entries:
-            if one.kind == "l":
-                os.symlink(one.content, os.path.join(self.staging, one.path))
-        for place, one in enumerate(self.files):
-            if place not in self.have and one.path not in self.written:
-                path = f"{self.staging}/{one.path}"
-                if stat.S_IMODE(os.lstat(path).st_mode) != one.mode:
-                    os.chmod(path, one.mode)
-        for one in reversed(self.entries):
-            if one.kind == "d":
-                os.chmod(os.path.join(self.staging, one.path), one.mode | 0o700)
+        for entry in self.entries:
+            if entry.kind == "l":
+                os.symlink(entry.content, os.path.join(self.staging, entry.path))
+        for place, entry in enumerate(self.files):
+            if place not in self.have and entry.path not in self.written:
+                path = f"{self.staging}/{entry.path}"
+                if stat.S_IMODE(os.lstat(path).st_mode) != entry.mode:
+                    os.chmod(path, entry.mode)
+        for entry in reversed(self.entries):
+            if entry.kind == "d":
+                os.chmod(os.path.join(self.staging, entry.path), entry.mode | 0o700)
 
     def keep_others(self, old: Sequence[str]) -> None:
         """Move further files of the present tree into the new one.
@@ -373,7 +373,7 @@ class Builder:
         """
         if not os.path.isdir(self.dest):
             return
-        known = set(old) | {one.path for one in self.entries}
+        known = set(old) | {item.path for item in self.entries}
         for path, entry in tree.walk(self.dest, "", lambda path, is_dir: path.endswith("__pycache__")):
             target = os.path.join(self.staging, path)
             if path in known or os.path.lexists(target) or not os.path.isdir(os.path.dirname(target)):
@@ -393,15 +393,15 @@ class Builder:
             self._moved = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
             return
         self._clear_stale()
-        there = _lstat(self.dest)
-        if there is None:
+        present = _lstat(self.dest)
+        if present is None:
             os.rename(self.staging, self.dest)
             return
         # Renamed first: the next transfer may use the folder aside right away.
         aside = f"{self.staging}-{os.getpid()}-{time.monotonic_ns()}"
         os.rename(self.staging, aside)
-        if stat.S_ISDIR(there.st_mode):
-            os.chmod(aside, stat.S_IMODE(there.st_mode) | 0o700)
+        if stat.S_ISDIR(present.st_mode):
+            os.chmod(aside, stat.S_IMODE(present.st_mode) | 0o700)
         if not _exchange(aside, self.dest):
             old = aside + ".old"
             os.rename(self.dest, old)
@@ -416,10 +416,10 @@ class Builder:
             self._change.notify_all()
         self._close_handle()
         if self._lock is not None:
-            there = _lstat(self.staging)
+            present = _lstat(self.staging)
             if (
-                there is not None
-                and there.st_ino == os.fstat(self._lock).st_ino
+                present is not None
+                and present.st_ino == os.fstat(self._lock).st_ino
                 and not os.listdir(self._lock)
             ):
                 os.rmdir(self.staging)
@@ -441,8 +441,8 @@ class Builder:
 
 
 def _damaged(path: str) -> Refused:
-    what = f"{path} changed while it was sent, or arrived damaged"
-    return Refused("damaged", f"{what}; the old tree is untouched")
+    subject = f"{path} changed while it was sent, or arrived damaged"
+    return Refused("damaged", f"{subject}; the old tree is untouched")
 
 
 def _write(handle: int, data: Data, offset: int) -> None:
@@ -466,15 +466,15 @@ def _nearest(path: str) -> str:
     return path
 
 
-def is_as_said(root: str, one: Entry) -> bool:
+def is_as_said(root: str, entry: Entry) -> bool:
     """Return True if a name below `root` has its entry's kind, and mode or target; its content is not compared."""
-    status = _lstat(os.path.join(root, one.path))
+    status = _lstat(os.path.join(root, entry.path))
     if status is None:
         return False
-    if one.kind == "l":
-        return stat.S_ISLNK(status.st_mode) and os.readlink(os.path.join(root, one.path)) == one.content
-    kind = stat.S_ISDIR(status.st_mode) if one.kind == "d" else stat.S_ISREG(status.st_mode)
-    mode = one.mode | 0o700 if one.kind == "d" else one.mode
+    if entry.kind == "l":
+        return stat.S_ISLNK(status.st_mode) and os.readlink(os.path.join(root, entry.path)) == entry.content
+    kind = stat.S_ISDIR(status.st_mode) if entry.kind == "d" else stat.S_ISREG(status.st_mode)
+    mode = entry.mode | 0o700 if entry.kind == "d" else entry.mode
     return kind and stat.S_IMODE(status.st_mode) & 0o777 == mode
 
 
@@ -501,14 +501,14 @@ def copy_file(source: str, target: str) -> None:
     If the file system can share blocks until one of them is written, it does.
     """
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with open(handle, "wb", buffering=0) as new, open(source, "rb", buffering=0) as there:
+    with open(handle, "wb", buffering=0) as new, open(source, "rb", buffering=0) as present:
         try:
-            fcntl.ioctl(new.fileno(), FICLONE, there.fileno())
+            fcntl.ioctl(new.fileno(), FICLONE, present.fileno())
         except OSError:
             # Imported here, because it takes 2 ms of every push.
             import shutil
 
-            shutil.copyfileobj(there, new, 1 << 20)
+            shutil.copyfileobj(present, new, 1 << 20)
 
 
 def remove_tree(path: str) -> None:

@@ -83,11 +83,11 @@ def is_settled(changed: int, now: int) -> bool:
 def settled(rows: Dict[str, CacheEntry]) -> Dict[str, CacheEntry]:
     """Those that may be remembered."""
     now = time.time_ns()
-    return {path: one for path, one in rows.items() if is_settled(one.ctime, now)}
+    return {path: entry for path, entry in rows.items() if is_settled(entry.ctime, now)}
 
 
 def rows_to_json(rows: Dict[str, CacheEntry]) -> List[List[Any]]:
-    return [[path, *one] for path, one in rows.items()]
+    return [[path, *entry] for path, entry in rows.items()]
 
 
 def rows_from_json(value: Iterable[List[Any]]) -> Dict[str, CacheEntry]:

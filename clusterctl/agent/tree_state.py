@@ -56,14 +56,14 @@ def state(path: str) -> str:
     return digest.hexdigest() if _is_understood(path, first) else NOTHING
 
 
-def _is_understood(path: str, said: bytes) -> bool:
+def _is_understood(path: str, output: bytes) -> bool:
     """Return True if the first line is as expected: another `find` may read the format differently."""
-    parts = said.split(b"\0", 3)
+    parts = output.split(b"\0", 3)
     if len(parts) < 4:
         # The folder does not exist, or `find` knows no -printf.
         return False
     try:
-        there = os.stat(path)
+        present = os.stat(path)
     except OSError:
         return False
     name, _, numbers, _ = parts
@@ -72,12 +72,12 @@ def _is_understood(path: str, said: bytes) -> bool:
     whole, _, fraction = changed.partition(b".")
     return (
         not name
-        and (size, inode) == (b"%d" % there.st_size, b"%d" % there.st_ino)
-        and whole + fraction[:9] == b"%d" % there.st_ctime_ns
+        and (size, inode) == (b"%d" % present.st_size, b"%d" % present.st_ino)
+        and whole + fraction[:9] == b"%d" % present.st_ctime_ns
     )
 
 
-def keep(place: str, tree: str, told: str, dest: str, rows: Dict[str, CacheEntry], at: int) -> None:
+def keep(place: str, tree: str, reported: str, dest: str, rows: Dict[str, CacheEntry], at: int) -> None:
     """Record that `dest` held this tree with a state at a time (ns).
 
     The state was taken before the files were read, and after the last change to any of them.
@@ -85,12 +85,12 @@ def keep(place: str, tree: str, told: str, dest: str, rows: Dict[str, CacheEntry
     # As a shell reads it from a line.
     is_a_word = dest == dest.strip() and "\n" not in dest
     if (
-        told == NOTHING
+        reported == NOTHING
         or not is_a_word
-        or not all(tree_cache.is_settled(one.ctime, at) for one in rows.values())
+        or not all(tree_cache.is_settled(entry.ctime, at) for entry in rows.values())
     ):
         return
     aside = f"{place}.{os.getpid()}.aside"
     with open(aside, "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(f"{tree} {told} {dest}\n")
+        file.write(f"{tree} {reported} {dest}\n")
     os.replace(aside, place)

@@ -59,20 +59,20 @@ def _each(reply: NodeAnswers, seen: Mapping[int, DeviceSample], tool: str) -> It
         yield Finding("bad", node.name, text, remedy, "devices", show)
     sound = []
     for device in node.devices:
-        one = seen.get(device)
-        if one is None:
+        entry = seen.get(device)
+        if entry is None:
             continue
-        if one.health != "OK":
-            level = "warning" if one.health == "Warning" else "bad"
+        if entry.health != "OK":
+            level = "warning" if entry.health == "Warning" else "bad"
             remedy = "leave it out with `devices`, or reset it; the node's log says more"
             yield Finding(
-                level, node.name, f"device {device}: health is {one.health}", remedy, "devices", show
+                level, node.name, f"device {device}: health is {entry.health}", remedy, "devices", show
             )
-        if one.busy:
-            text = f"device {device} is in use: {', '.join(one.busy[:4])}"
+        if entry.busy:
+            text = f"device {device} is in use: {', '.join(entry.busy[:4])}"
             remedy = "wait, end it, or choose other devices"
             yield Finding("bad", node.name, text, remedy, "devices-busy", show)
-        if one == DeviceSample():
+        if entry == DeviceSample():
             sound.append(device)
     if sound:
         yield Finding("ok", node.name, f"devices {device_text(sound)} are healthy and free", check="devices")
@@ -143,11 +143,11 @@ def gpus(text: str, busy: Mapping[str, Any] | None) -> dict[int, DeviceSample]:
     for row in _rows(busy["out"] if busy and busy["exit_code"] == 0 else ""):
         if len(row) >= 3 and row[1].isdecimal():
             on.setdefault(row[0], []).append(f"{row[2].rpartition('/')[2]} (pid {row[1]})")
-    found = {}
+    result = {}
     for row in _rows(text):
         if len(row) >= 6 and row[0].isdecimal():
-            found[int(row[0])] = DeviceSample(_gpu_health(row), tuple(on.get(row[1], ())))
-    return found
+            result[int(row[0])] = DeviceSample(_gpu_health(row), tuple(on.get(row[1], ())))
+    return result
 
 
 def _gpu_health(row: list[str]) -> str:
@@ -164,7 +164,7 @@ def _rows(text: str) -> list[list[str]]:
 
 def driver_versions(reply: NodeAnswers) -> dict[str, str]:
     """Return the versions of the toolkit and the driver, from their files and tools."""
-    found = {}
+    result = {}
     files: Mapping[str, str | None] = reply.found["files"]
     patterns = {
         "CANN": r"(?im)^\s*(?:toolkit_installed_version|toolkit_running_version|version)\s*=\s*\[?([^\]\s]+)",
@@ -174,10 +174,10 @@ def driver_versions(reply: NodeAnswers) -> dict[str, str]:
     for name, pattern in patterns.items():
         match = re.search(pattern, files.get(name) or "")
         if match:
-            found[name] = next(group for group in match.groups() if group)
+            result[name] = next(group for group in match.groups() if group)
     if reply.node.kind == "cuda":
         done = reply.command("smi")
         rows = _rows(done["out"]) if done and done["exit_code"] == 0 else []
         drivers = sorted({row[2] for row in rows if len(row) >= 6 and row[2] not in UNSEEN})
-        found.update({"driver": ", ".join(drivers)} if drivers else {})
-    return found
+        result.update({"driver": ", ".join(drivers)} if drivers else {})
+    return result

@@ -91,11 +91,11 @@ def _native() -> Iterable[Finding]:
         )
         return
     for op in chosen.get("ops", ()):
-        reasons = {one["backend"]: one["reason"] for one in op["backends"]}
-        missing = [one for one in op["backends"] if not one["available"]]
+        reasons = {entry["backend"]: entry["reason"] for entry in op["backends"]}
+        missing = [entry for entry in op["backends"] if not entry["available"]]
         yield Finding("ok", "here", f"op {op['op']}: {op['chosen']} ({reasons.get(op['chosen'], '')})")
-        for one in missing:
-            yield Finding("note", "here", f"op {op['op']}: no {one['backend']} backend: {one['reason']}")
+        for entry in missing:
+            yield Finding("note", "here", f"op {op['op']}: no {entry['backend']} backend: {entry['reason']}")
 
 
 def _ssh() -> Iterable[Finding]:
@@ -110,11 +110,11 @@ def _keepers() -> Iterable[Finding]:
     from clusterctl.keeper.client import found
 
     try:
-        reply = [one.status() for one in found()]
+        reply = [entry.status() for entry in found()]
     except ClusterctlError as problem:
         yield Finding("warning", "here", problem.message, problem.hint, "keepers")
         return
-    pids = [str(one["pid"]) for one in reply if one]
+    pids = [str(entry["pid"]) for entry in reply if entry]
     if len(pids) > 1 or len(pids) < len(reply):
         text = f"{len(reply)} keepers run ({', '.join(pids)} answer): code or settings changed meanwhile"
         fix = "clusterctl keeper stop"
@@ -141,7 +141,7 @@ def _between(
     """Yield the checks that involve several nodes; a master that is gone has been reported already."""
     try:
         if answers and answers[0].node == cluster.nodes[0]:
-            yield from network.master_port([one.node for one in answers], connections, port)
+            yield from network.master_port([entry.node for entry in answers], connections, port)
         yield from network.device_pings(answers, connections)
     except ClusterctlError as error:
         yield unreachable(getattr(error, "node", cluster.nodes[0].name), error)
@@ -160,15 +160,15 @@ def before_launch(
     cluster: Cluster, job: Job, connections: Connections, tell: Callable[[str, str], None]
 ) -> None:
     """Raise an error for what would end the run, and report what may; an unreachable node raises its own error."""
-    found = _quick_findings(_as_used(cluster, job), connections, job.master_port)
-    odd = folded([one for one in found if not one.is_sound])
-    for one in odd:
-        if one.level == "warning":
-            tell("check", f"{one.where}: {one.what}" + (f"; try: {one.remedy}" if one.remedy else ""))
-    bad = [one for one in odd if one.level == "bad"]
+    result = _quick_findings(_as_used(cluster, job), connections, job.master_port)
+    odd = folded([entry for entry in result if not entry.is_sound])
+    for entry in odd:
+        if entry.level == "warning":
+            tell("check", f"{entry.where}: {entry.what}" + (f"; try: {entry.remedy}" if entry.remedy else ""))
+    bad = [entry for entry in odd if entry.level == "bad"]
     if bad:
-        remedies = dict.fromkeys(one.remedy for one in bad if one.remedy)
-        lines = [f"{one.where}: {one.what}" for one in bad]
+        remedies = dict.fromkeys(entry.remedy for entry in bad if entry.remedy)
+        lines = [f"{entry.where}: {entry.what}" for entry in bad]
         raise Found("nothing was started:\n" + "\n".join(lines), "\n".join([*remedies, WITHOUT]))
     if not odd:
         tell("check", f"{plural(len(cluster.nodes), 'node')} fit for it")
@@ -180,8 +180,8 @@ def _as_used(cluster: Cluster, job: Job) -> Cluster:
         return cluster
     wanted = set(job.devices)
     nodes = [
-        replace(one, devices=tuple(device for device in one.devices if device in wanted))
-        for one in cluster.nodes
+        replace(entry, devices=tuple(device for device in entry.devices if device in wanted))
+        for entry in cluster.nodes
     ]
     return replace(cluster, nodes=tuple(nodes))
 
@@ -192,8 +192,8 @@ def _quick_findings(cluster: Cluster, connections: Connections, port: int = 0) -
     raise_failures(outcomes)
     answers = [outcome.get() for outcome in outcomes]
     findings: list[Finding] = []
-    for one in answers:
-        findings += [*checks_node.findings(one, quick=True), *devices.findings(one)]
+    for entry in answers:
+        findings += [*checks_node.findings(entry, quick=True), *devices.findings(entry)]
     findings += network.findings(answers, quick=True)
     return findings + network.master_port(cluster.nodes, connections, port)
 
@@ -201,12 +201,14 @@ def _quick_findings(cluster: Cluster, connections: Connections, port: int = 0) -
 def folded(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings with the same words once, with all their nodes, in the order in which they came."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
-    for one in findings:
-        groups.setdefault((one.level, one.what, one.remedy, one.check, one.fix), []).append(one)
+    for entry in findings:
+        groups.setdefault((entry.level, entry.what, entry.remedy, entry.check, entry.fix), []).append(entry)
     return [_one_of(those) for those in groups.values()]
 
 
 def _one_of(those: Sequence[Finding]) -> Finding:
     return (
-        those[0] if len(those) == 1 else replace(those[0], where=nodeset.fold([one.where for one in those]))
+        those[0]
+        if len(those) == 1
+        else replace(those[0], where=nodeset.fold([entry.where for entry in those]))
     )

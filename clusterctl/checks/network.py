@@ -45,30 +45,30 @@ def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) 
     Port 0 is any free one, as a launch takes it. Nothing stays open.
     """
     master, token = nodes[0], secrets.token_hex(16)
-    asked = connections.of(master).open("listen", {"port": port, "token": token})
+    request = connections.of(master).open("listen", {"port": port, "token": token})
     try:
-        opened = _opened(asked)
+        opened = _opened(request)
         if opened.port is None:
             return [_taken(master, port, opened)]
         place = {"address": master.address, "port": opened.port, "token": token, "timeout": PATIENCE}
         outcomes = connections.on_each(nodes, lambda node, link: link.call("knock", place))
     finally:
-        if asked.result is None:
+        if request.result is None:
             with contextlib.suppress(ClusterctlError):
-                asked.cancel()
-    reply = {one.node.name: one.value for one in outcomes if one.error is None}
+                request.cancel()
+    reply = {entry.node.name: entry.value for entry in outcomes if entry.error is None}
     failed = [
-        Finding("bad", one.node.name, one.error.message, one.error.hint, "master-port")
-        for one in outcomes
-        if one.error is not None
+        Finding("bad", entry.node.name, entry.error.message, entry.error.hint, "master-port")
+        for entry in outcomes
+        if entry.error is not None
     ]
     return [*failed, *_reached(master, opened.port, reply)]
 
 
-def _opened(asked: Asked) -> OpenedPort:
-    for frame in asked:
+def _opened(request: Asked) -> OpenedPort:
+    for frame in request:
         return OpenedPort(int(frame.fields["port"]))
-    result = asked.result or {}
+    result = request.result or {}
     return OpenedPort(None, str(result.get("reason") or "no answer"), result.get("holders") or ())
 
 
@@ -82,9 +82,9 @@ def _taken(master: Node, port: int, opened: OpenedPort) -> Finding:
 def _reached(master: Node, port: int, reply: dict[str, Any]) -> Iterator[Finding]:
     """Yield one finding for each reason, with all the nodes that it applies to."""
     groups: dict[str, list[str]] = {}
-    for name, one in reply.items():
-        if not one["reached"]:
-            groups.setdefault(str(one["reason"]), []).append(name)
+    for name, entry in reply.items():
+        if not entry["reached"]:
+            groups.setdefault(str(entry["reason"]), []).append(name)
     where = f"{master.name} at {master.address}, port {port}"
     for reason, names in groups.items():
         remedy = (
@@ -95,7 +95,7 @@ def _reached(master: Node, port: int, reply: dict[str, Any]) -> Iterator[Finding
             "bad", nodeset.fold(names), f"can't reach {where}: {reason}", remedy, "master-port", fix
         )
     if reply and not groups:
-        slowest = max(float(one["seconds"]) for one in reply.values())
+        slowest = max(float(entry["seconds"]) for entry in reply.values())
         text = f"the master {master.name} is reached at {master.address} by {plural(len(reply), 'node')}"
         text += f", in {slowest * 1000:.1f} ms at most"
         yield Finding("ok", "all nodes", text, check="master-port")
@@ -109,8 +109,8 @@ def device_pings(answers: Sequence[NodeAnswers], connections: Connections) -> li
 
     Every device sends and receives once. Addresses come from the node's hccn.conf or the inventory.
     """
-    known = {one.node.name: _addresses(one) for one in answers}
-    nodes = [one.node for one in answers if known[one.node.name]]
+    known = {entry.node.name: _addresses(entry) for entry in answers}
+    nodes = [entry.node for entry in answers if known[entry.node.name]]
     if len(nodes) < 2:
         return []
     targets = {}
@@ -125,21 +125,23 @@ def device_pings(answers: Sequence[NodeAnswers], connections: Connections) -> li
         return list(_pings(node, link, peer, addresses))
 
     outcomes = connections.on_each(nodes, ping)
-    found = [finding for one in outcomes if one.value for finding in one.value]
+    result = [finding for entry in outcomes if entry.value for finding in entry.value]
     tried = sum(len(addresses) for _, addresses in targets.values())
-    if not found and tried and all(one.ok for one in outcomes):
+    if not result and tried and all(entry.ok for entry in outcomes):
         text = f"devices ping those of the next node ({tried} addresses)"
         return [Finding("ok", "all nodes", text, check="device-ping")]
-    return found
+    return result
 
 
 def _addresses(reply: NodeAnswers) -> dict[int, str]:
     node = reply.node
     if node.kind != "npu":
         return {}
-    told = dict(zip(node.devices, node.device_ips, strict=False))
+    reported = dict(zip(node.devices, node.device_ips, strict=False))
     conf = parse_conf(reply.found["files"].get("hccn.conf") or "")
-    return {device: (conf | told)[device] for device in node.devices if device in conf or device in told}
+    return {
+        device: (conf | reported)[device] for device in node.devices if device in conf or device in reported
+    }
 
 
 def _pings(node: Node, link: Connection, peer: Node, addresses: dict[int, str]) -> Iterator[Finding]:
@@ -185,36 +187,36 @@ def findings(answers: Sequence[NodeAnswers], quick: bool = False) -> Iterator[Fi
 
 def same_versions(answers: Sequence[NodeAnswers], quick: bool = False) -> Iterator[Finding]:
     """Yield versions of Python, libraries, toolkit and driver that differ, or are missing on some nodes."""
-    found = {one.node.name: versions(one) for one in answers}
-    names = dict.fromkeys(name for one in found.values() for name in one)
+    result = {entry.node.name: versions(entry) for entry in answers}
+    names = dict.fromkeys(name for entry in result.values() for name in entry)
     differ = False
     for name in names:
         groups: dict[str, list[str]] = {}
-        for node, one in found.items():
+        for node, entry in result.items():
             # Its Python does not run, which has been reported already.
-            if one:
-                groups.setdefault(one.get(name, "none"), []).append(node)
+            if entry:
+                groups.setdefault(entry.get(name, "none"), []).append(node)
         if len(groups) > 1:
             differ = True
             reply = "; ".join(f"{nodeset.fold(those)}: {version}" for version, those in groups.items())
             text = f"{name} is not the same everywhere: {reply}"
             yield Finding("warning", EVERYWHERE, text, "install the same version on every node", "versions")
     if names and not differ and not quick:
-        first = next(one for one in found.values() if one)
+        first = next(entry for entry in result.values() if entry)
         reply = ", ".join(f"{name} {version}" for name, version in first.items())
         yield Finding("ok", EVERYWHERE, f"the same everywhere: {reply}", check="versions")
 
 
 def same_clock(answers: Sequence[NodeAnswers], quick: bool = False) -> Iterator[Finding]:
     """Yield nodes whose clocks differ from each other, although none differs much from this machine's."""
-    early, late = min(answers, key=lambda one: one.offset), max(answers, key=lambda one: one.offset)
+    early, late = min(answers, key=lambda entry: entry.offset), max(answers, key=lambda entry: entry.offset)
     error = (early.delay + late.delay) / 2
-    near = all(abs(one.offset) <= MAX_SKEW + one.delay / 2 for one in (early, late))
+    near = all(abs(entry.offset) <= MAX_SKEW + entry.delay / 2 for entry in (early, late))
     if near and late.offset - early.offset > MAX_SKEW + error:
         text = f"{early.node.name} and {late.node.name} are {late.offset - early.offset:.1f} s apart"
         yield Finding("warning", EVERYWHERE, text, "run an NTP client on all nodes", "clock")
     elif near and not quick:
-        furthest, slowest = max(abs(early.offset), abs(late.offset)), max(one.delay for one in answers)
+        furthest, slowest = max(abs(early.offset), abs(late.offset)), max(entry.delay for entry in answers)
         text = f"clocks within {furthest:.2f} s of this machine's (round trips of {slowest * 1000:.0f} ms at most)"
         yield Finding("ok", EVERYWHERE, text, check="clock")
 
@@ -222,12 +224,12 @@ def same_clock(answers: Sequence[NodeAnswers], quick: bool = False) -> Iterator[
 def same_interface(answers: Sequence[NodeAnswers], quick: bool = False) -> Iterator[Finding]:
     """Yield findings about the interface for gloo, NCCL and HCCL: from the inventory, or with one name everywhere."""
     groups: dict[str, list[str]] = {}
-    for one in answers:
-        name = one.node.interface or one.found["place"]["interface"]
+    for entry in answers:
+        name = entry.node.interface or entry.found["place"]["interface"]
         if name:
-            groups.setdefault(str(name), []).append(one.node.name)
-    told = all(one.node.interface for one in answers)
-    if len(groups) > 1 and not told:
+            groups.setdefault(str(name), []).append(entry.node.name)
+    reported = all(entry.node.interface for entry in answers)
+    if len(groups) > 1 and not reported:
         reply = "; ".join(f"{nodeset.fold(those)}: {name}" for name, those in groups.items())
         text = f"the interface with the nodes' addresses has several names: {reply}"
         remedy = "write each node's own as `interface` in the inventory"

@@ -58,17 +58,23 @@ def room(reply: NodeAnswers) -> Iterator[Finding]:
     """Check disk, inodes, memory and shared memory."""
     name, workdir = reply.node.name, reply.found["workdir"]
     disks: Mapping[str, Mapping[str, int]] = reply.found["disks"]
-    for path, one in disks.items():
-        if path == "/dev/shm" or (path != workdir and one["device"] == disks.get(workdir, {}).get("device")):
+    for path, entry in disks.items():
+        if path == "/dev/shm" or (
+            path != workdir and entry["device"] == disks.get(workdir, {}).get("device")
+        ):
             continue
         level = "bad" if path == workdir else "warning"
         least = MIN_DISK if path == workdir else MIN_DISK // 8
         move = "free some space, or name another `workdir` in the inventory"
         move = move if path == workdir else "free some space, or set TMPDIR in the node's `env`"
-        if one["free"] < least:
-            yield Finding(level, name, f"{size(one['free'])} free for {path}", move, "disk", f"df -h {path}")
-        if one["inodes"] > 0 and one["inodes_free"] < MIN_INODES:
-            text = f"{one['inodes_free']} files can still be made in {path} (inodes), whatever space is free"
+        if entry["free"] < least:
+            yield Finding(
+                level, name, f"{size(entry['free'])} free for {path}", move, "disk", f"df -h {path}"
+            )
+        if entry["inodes"] > 0 and entry["inodes_free"] < MIN_INODES:
+            text = (
+                f"{entry['inodes_free']} files can still be made in {path} (inodes), whatever space is free"
+            )
             yield Finding(level, name, text, move, "inodes", f"df -i {path}")
     yield from _shared_memory(reply, disks.get("/dev/shm"))
     ranks = max(len(reply.node.devices), 1)
@@ -97,12 +103,14 @@ def limits(reply: NodeAnswers) -> Iterator[Finding]:
     # RDMA registers memory, all of which is locked.
     if reply.found["rdma"]:
         wanted.append(("MEMLOCK", UNLIMITED, "memlock", "bytes of locked memory, which RDMA needs", "-l"))
-    for key, least, check, what, flag in wanted:
+    for key, least, check, subject, flag in wanted:
         soft, hard = reply.found["limits"][key]
         if soft == UNLIMITED or (least != UNLIMITED and soft >= least):
             continue
         want = "unlimited" if least == UNLIMITED else str(max(least, 65536))
-        text = f"a login may have {soft} {what} (ulimit {flag}; hard limit {'none' if hard == -1 else hard})"
+        text = (
+            f"a login may have {soft} {subject} (ulimit {flag}; hard limit {'none' if hard == -1 else hard})"
+        )
         remedy = f"raise it in /etc/security/limits.d and log in anew: * - {check} {want}"
         fix = f"echo '* - {check} {want}' | sudo tee /etc/security/limits.d/90-clusterctl.conf"
         yield Finding("warning", reply.node.name, text, remedy, check, fix)
@@ -110,7 +118,7 @@ def limits(reply: NodeAnswers) -> Iterator[Finding]:
 
 def address(reply: NodeAnswers) -> Iterator[Finding]:
     """Check that the address that ranks use is the node's own, and on an interface that is up."""
-    node, place, there = reply.node, reply.found["place"], reply.found["interfaces"]
+    node, place, present = reply.node, reply.found["place"], reply.found["interfaces"]
     if place["ip"] is None:
         text = f"does not know its own address {node.address}: {place['reason']}"
         remedy = "write a number as `address` in the inventory, or mend /etc/hosts there"
@@ -119,10 +127,10 @@ def address(reply: NodeAnswers) -> Iterator[Finding]:
         text = f"{node.address} is no address of its own: a master there can't be bound to it"
         remedy = "write the address of the interface that all nodes share as `address` in the inventory"
         yield Finding("warning", node.name, text, remedy, "address", "ip -brief address")
-    if node.interface and node.interface not in there:
-        text = f"has no interface {node.interface}: it has {', '.join(there)}"
+    if node.interface and node.interface not in present:
+        text = f"has no interface {node.interface}: it has {', '.join(present)}"
         yield Finding("bad", node.name, text, "correct `interface` in the inventory", "interface")
-    elif node.interface and not there[node.interface]["up"]:
+    elif node.interface and not present[node.interface]["up"]:
         text = f"its interface {node.interface} is down"
         fix = f"sudo ip link set {node.interface} up"
         yield Finding("bad", node.name, text, "bring it up, or name another as `interface`", "interface", fix)
@@ -139,10 +147,10 @@ def ports(reply: NodeAnswers) -> Iterator[Finding]:
         return
     base = hccl_base(node)
     last = base + HCCL_PORTS - 1
-    for one in reply.found["ports"]:
-        text = f"port {one['port']}, which HCCL listens on, is taken by {holder(one)}"
+    for entry in reply.found["ports"]:
+        text = f"port {entry['port']}, which HCCL listens on, is taken by {holder(entry)}"
         remedy = "end it, or set HCCL_IF_BASE_PORT in the inventory's `env`; else the run ends with EI0019"
-        yield Finding("bad", node.name, text, remedy, "hccl-ports", f"ss -tanp 'sport = :{one['port']}'")
+        yield Finding("bad", node.name, text, remedy, "hccl-ports", f"ss -tanp 'sport = :{entry['port']}'")
     low, high = _range(reply.found["ephemeral_ports"])
     if low <= last and base <= high and not _reserved(reply.found["reserved_ports"], base, last):
         text = f"the system may give HCCL's ports {base}-{last} to any connection ({low}-{high} are its own)"
@@ -151,9 +159,11 @@ def ports(reply: NodeAnswers) -> Iterator[Finding]:
         yield Finding("warning", node.name, text, remedy, "hccl-ports", fix)
 
 
-def holder(one: Mapping[str, Any]) -> str:
+def holder(entry: Mapping[str, Any]) -> str:
     """Return who holds a port, as far as the node could see it."""
-    return f"{one['name']} (pid {one['pid']})" if one.get("pid") else f"a process of user {one['user']}"
+    return (
+        f"{entry['name']} (pid {entry['pid']})" if entry.get("pid") else f"a process of user {entry['user']}"
+    )
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -178,8 +188,8 @@ def versions(reply: NodeAnswers) -> dict[str, str]:
     from clusterctl.checks.devices import driver_versions
 
     python = python_of(reply)
-    found = {"Python": python["python"], **python["packages"]} if python else {}
-    return {**found, **driver_versions(reply)}
+    result = {"Python": python["python"], **python["packages"]} if python else {}
+    return {**result, **driver_versions(reply)}
 
 
 def python_of(reply: NodeAnswers) -> dict[str, Any] | None:
@@ -252,16 +262,16 @@ def _why(done: Mapping[str, Any] | None) -> str:
 def left_over(reply: NodeAnswers) -> Iterator[Finding]:
     """Yield processes without a supervisor, and agents whose login is gone."""
     name = reply.node.name
-    for one in reply.found["runs"]:
-        pids = ", ".join(map(str, one["pids"][:8])) + (" and more" if len(one["pids"]) > 8 else "")
-        if one["supervised"]:
-            text = f"{one['run']} runs there with {_processes(len(one['pids']))}"
+    for entry in reply.found["runs"]:
+        pids = ", ".join(map(str, entry["pids"][:8])) + (" and more" if len(entry["pids"]) > 8 else "")
+        if entry["supervised"]:
+            text = f"{entry['run']} runs there with {_processes(len(entry['pids']))}"
             yield Finding("ok", name, text, check="runs")
             continue
-        text = f"{_processes(len(one['pids']))} left of {one['run']}, whose supervisor is gone: {pids}"
-        remedy = f"clusterctl stop {one['run']} where it was started, or kill them"
+        text = f"{_processes(len(entry['pids']))} left of {entry['run']}, whose supervisor is gone: {pids}"
+        remedy = f"clusterctl stop {entry['run']} where it was started, or kill them"
         yield Finding(
-            "warning", name, text, remedy, "left-over", f"kill {' '.join(map(str, one['pids'][:50]))}"
+            "warning", name, text, remedy, "left-over", f"kill {' '.join(map(str, entry['pids'][:50]))}"
         )
     if reply.found["stale_agents"]:
         pids = " ".join(map(str, reply.found["stale_agents"]))

@@ -62,25 +62,25 @@ def query_node(node: Node, link: Connection, quick: bool = False) -> NodeAnswers
     before = time.time()
     hello = link.call("hello")
     delay = time.time() - before
-    found = link.call("examine", request_for(node, quick))
-    return NodeAnswers(node, hello, hello["wall"] - (before + delay / 2), delay, found)
+    result = link.call("examine", request_for(node, quick))
+    return NodeAnswers(node, hello, hello["wall"] - (before + delay / 2), delay, result)
 
 
 def request_for(node: Node, quick: bool = False) -> dict[str, Any]:
     """Return the parameters of the second request."""
-    asked: dict[str, Any] = {"address": node.address, "ports": [], "commands": {}, "files": {}}
+    request: dict[str, Any] = {"address": node.address, "ports": [], "commands": {}, "files": {}}
     script = [node.python, "-c", NODE_PYTHON, _json_list(PACKAGES)]
-    asked["commands"]["python"] = {"argv": [script], "timeout": TIMEOUT}
+    request["commands"]["python"] = {"argv": [script], "timeout": TIMEOUT}
     if node.kind == "npu":
-        _npu(node, asked, quick)
+        _npu(node, request, quick)
     elif node.kind == "cuda":
-        _cuda(asked)
-    return asked
+        _cuda(request)
+    return request
 
 
-def _npu(node: Node, asked: dict[str, Any], quick: bool) -> None:
+def _npu(node: Node, request: dict[str, Any], quick: bool) -> None:
     base = hccl_base(node)
-    asked["ports"] = list(range(base, base + HCCL_PORTS))
+    request["ports"] = list(range(base, base + HCCL_PORTS))
     home = node.env.get("ASCEND_TOOLKIT_HOME") or node.env.get("ASCEND_HOME_PATH")
     toolkits = [home] if home else []
     toolkits += [
@@ -88,25 +88,25 @@ def _npu(node: Node, asked: dict[str, Any], quick: bool) -> None:
         "/usr/local/Ascend/cann/latest",
         "/usr/local/Ascend/cann",
     ]
-    asked["files"]["CANN"] = [f"{one}/version.cfg" for one in toolkits]
-    asked["files"]["driver"] = ["/usr/local/Ascend/driver/version.info"]
+    request["files"]["CANN"] = [f"{entry}/version.cfg" for entry in toolkits]
+    request["files"]["driver"] = ["/usr/local/Ascend/driver/version.info"]
     smi = [[tool, "info"] for tool in tool_paths(node, "npu-smi", VENDOR_SMI)]
-    asked["commands"]["smi"] = {"argv": smi, "timeout": TIMEOUT}
+    request["commands"]["smi"] = {"argv": smi, "timeout": TIMEOUT}
     if quick:
         return
     tools = [node.hccn_tool] if node.hccn_tool else ["hccn_tool", VENDOR_TOOL]
-    asked["files"]["hccn.conf"] = [node.hccn_conf or VENDOR_CONF]
+    request["files"]["hccn.conf"] = [node.hccn_conf or VENDOR_CONF]
     for device in node.devices:
         argv = [[tool, "-i", str(device), "-link", "-g"] for tool in tools]
-        asked["commands"][f"link {device}"] = {"argv": argv, "timeout": TIMEOUT}
+        request["commands"][f"link {device}"] = {"argv": argv, "timeout": TIMEOUT}
 
 
-def _cuda(asked: dict[str, Any]) -> None:
-    asked["files"]["CUDA"] = ["/usr/local/cuda/version.json", "/usr/local/cuda/version.txt"]
+def _cuda(request: dict[str, Any]) -> None:
+    request["files"]["CUDA"] = ["/usr/local/cuda/version.json", "/usr/local/cuda/version.txt"]
     ways = {"smi": f"--query-gpu={NVIDIA_FIELDS}", "busy": "--query-compute-apps=gpu_uuid,pid,process_name"}
     for name, question in ways.items():
         argv = ["nvidia-smi", question, "--format=csv,noheader,nounits"]
-        asked["commands"][name] = {"argv": [argv], "timeout": TIMEOUT}
+        request["commands"][name] = {"argv": [argv], "timeout": TIMEOUT}
 
 
 def tool_paths(node: Node, tool: str, vendor: str) -> list[str]:

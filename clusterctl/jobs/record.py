@@ -88,9 +88,9 @@ def to_json(record: RunRecord) -> dict[str, Any]:
     """Return what run.json holds."""
     # Node sets name nodes of the whole inventory, of which a run has a part.
     bare = replace(record, cluster=replace(record.cluster, groups={}))
-    found = encode(bare)
-    assert isinstance(found, dict)
-    return found
+    result = encode(bare)
+    assert isinstance(result, dict)
+    return result
 
 
 def from_json(value: Any) -> RunRecord:

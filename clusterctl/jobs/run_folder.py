@@ -414,12 +414,12 @@ def metric_of(value: Any) -> dict[str, Any] | None:
     """
     if not isinstance(value, dict):
         return None
-    found = {key: item for key, item in value.items() if key not in NUMBERS or _is_number(item)}
-    if "loss" in value and "loss" not in found:
-        found["diverged"] = True
+    result = {key: item for key, item in value.items() if key not in NUMBERS or _is_number(item)}
+    if "loss" in value and "loss" not in result:
+        result["diverged"] = True
     kind = value.get("event")
     needed = NEEDED.get(kind, ()) if isinstance(kind, str) else ()
-    return found if all(key in found for key in needed) else None
+    return result if all(key in result for key in needed) else None
 
 
 def _is_number(value: Any) -> bool:

@@ -64,24 +64,24 @@ class _Fold:
             if not wanted.wants(line):
                 continue
             key = NUMBER.sub("#", line.text) if self.fuzzy else line.text
-            one = self.known.get(key)
-            if one is None:
-                one = self.known[key] = Folded(line.text)
-                self.waiting.append(one)
-            elif one.text != line.text:
-                one.text = key
+            entry = self.known.get(key)
+            if entry is None:
+                entry = self.known[key] = Folded(line.text)
+                self.waiting.append(entry)
+            elif entry.text != line.text:
+                entry.text = key
             # A line that this rank wrote before would lead back.
-            if one.before and chunk.rank not in one.ranks:
-                self._insert(one)
-            one.ranks.add(chunk.rank)
-            one.nodes.add(chunk.node)
-            one.times += 1
+            if entry.before and chunk.rank not in entry.ranks:
+                self._insert(entry)
+            entry.ranks.add(chunk.rank)
+            entry.nodes.add(chunk.node)
+            entry.times += 1
 
     def _insert(self, after: Folded | None) -> None:
         place = after.before if after and after.before else self.tail
-        for one in self.waiting:
-            place.after, one.before = one, place
-            place = one
+        for entry in self.waiting:
+            place.after, entry.before = entry, place
+            place = entry
         place.after = after
         if after:
             after.before = place
@@ -91,10 +91,10 @@ class _Fold:
 
     def lines(self) -> Iterator[Folded]:
         self._insert(None)
-        one = self.head.after
-        while one is not None:
-            yield one
-            one = one.after
+        entry = self.head.after
+        while entry is not None:
+            yield entry
+            entry = entry.after
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

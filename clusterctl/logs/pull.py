@@ -180,7 +180,7 @@ class _NodePull:
     def _pids(self, attempt: int) -> dict[int, float]:
         """Return the attempt's processes on this node, with the time each began."""
         answer = self.link.call("state", {"run_dir": self.run_dir, "attempt": attempt})
-        return {int(one["pid"]): float(one["started"]) for one in answer["ranks"] if one.get("pid")}
+        return {int(entry["pid"]): float(entry["started"]) for entry in answer["ranks"] if entry.get("pid")}
 
     def _plog_root(self, attempt: int) -> str:
         """Return the folder of CANN's logs, from the environment of the last attempt's ranks."""

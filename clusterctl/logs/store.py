@@ -177,21 +177,21 @@ class KeptFile:
         size, window = self.path.stat().st_size if end is None else end, FIRST_LOOK
         while count > 0:
             begin = max(start, size - window)
-            found = deque(self.lines(wanted, begin, end), maxlen=count)
-            if len(found) == count or begin <= start:
-                return list(found)
+            result = deque(self.lines(wanted, begin, end), maxlen=count)
+            if len(result) == count or begin <= start:
+                return list(result)
             window *= 8
         return []
 
 
 def kept_files(run: RunDir, attempt: int = 1) -> list[KeptFile]:
     """Return the log files that are here, in rank order."""
-    found = []
+    result = []
     for path in run.logs(attempt).glob("*/rank-*.*"):
         match = re.fullmatch(r"rank-(\d+)\.(out|err)", path.name)
         if match:
-            found.append(KeptFile(path.parent.name, int(match[1]), match[2], path))
-    return sorted(found, key=lambda one: (one.rank, one.stream == "err"))
+            result.append(KeptFile(path.parent.name, int(match[1]), match[2], path))
+    return sorted(result, key=lambda entry: (entry.rank, entry.stream == "err"))
 
 
 def kept_chunks(
@@ -274,15 +274,15 @@ def offset_since(log: Path, when: float) -> int:
 
     Earlier bytes may be among them, up to those of one entry.
     """
-    there = log.stat()
-    if there.st_mtime < when:
-        return there.st_size
+    present = log.stat()
+    if present.st_mtime < when:
+        return present.st_size
     start = 0
     for written, end in _entries(log):
         if written >= when:
             break
         start = end
-    return min(start, there.st_size)
+    return min(start, present.st_size)
 
 
 def _entries(log: Path) -> list[tuple[float, int]]:
@@ -291,8 +291,8 @@ def _entries(log: Path) -> list[tuple[float, int]]:
             text = file.read(LARGEST_INDEX)
     except FileNotFoundError:
         return []
-    found = re.findall(r"^(\d{1,15}\.\d{1,9}) (\d{1,18})$", text, re.MULTILINE | re.ASCII)
-    return [(float(written), int(end)) for written, end in found]
+    result = re.findall(r"^(\d{1,15}\.\d{1,9}) (\d{1,18})$", text, re.MULTILINE | re.ASCII)
+    return [(float(written), int(end)) for written, end in result]
 
 
 def moment(text: str, now: float | None = None) -> float:

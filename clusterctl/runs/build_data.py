@@ -122,33 +122,33 @@ def value_of(words: Sequence[str], name: str) -> str | None:
 
 
 def _refuse(output: Path, leave: bool, words: Sequence[str]) -> None:
-    there = [name for name in (f"{output}.bin", f"{output}.idx") if Path(name).exists()]
-    if there and not leave and "--replace" not in words:
+    present = [name for name in (f"{output}.bin", f"{output}.idx") if Path(name).exists()]
+    if present and not leave and "--replace" not in words:
         raise UsageError(
-            f"{' and '.join(there)}: exists already", "--replace builds it anew; or another --output"
+            f"{' and '.join(present)}: exists already", "--replace builds it anew; or another --output"
         )
     if leave and "--dedup" in words:
-        what = "--dedup finds copies across nodes only when the pairs come home"
-        raise UsageError(what, "take --leave or --dedup away")
+        subject = "--dedup finds copies across nodes only when the pairs come home"
+        raise UsageError(subject, "take --leave or --dedup away")
 
 
 def _cut(
     words: Sequence[str], count: int, folder: Path, output: Path, leave: bool, tell: Tell
 ) -> list[Share]:
     answer = ask_trainer(["data-shares", *words, "--count", str(count), "--folder", str(folder)])
-    found, total = answer["shares"], sum(one["bytes"] for one in answer["shares"])
-    if not found:
+    result, total = answer["shares"], sum(entry["bytes"] for entry in answer["shares"])
+    if not result:
         raise UsageError("the inputs are empty", "check --input")
-    tell("share", f"{size(total)} of inputs in {plural(len(found), 'share')} for {plural(count, 'node')}")
+    tell("share", f"{size(total)} of inputs in {plural(len(result), 'share')} for {plural(count, 'node')}")
     return [
         Share(
             number,
-            len(found),
-            Path(one["folder"]),
+            len(result),
+            Path(entry["folder"]),
             tuple(answer["words"]),
-            f"{'data' if leave else 'tmp/data'}/{output.name}/{number:05d}-of-{len(found):05d}",
+            f"{'data' if leave else 'tmp/data'}/{output.name}/{number:05d}-of-{len(result):05d}",
         )
-        for number, one in enumerate(found)
+        for number, entry in enumerate(result)
     ]
 
 
@@ -178,27 +178,29 @@ def _build(node: Node, link: Connection, share: Share, code: str, progress: Prog
     if before.get("key") == key and _is_there(link, folder, before["manifest"]):
         return Built(node.name, folder, before["manifest"], True)
     link.call("mkdir", {"path": folder})
-    told = BuildOutput(sum(one.size for one in manifest.files if one.path.startswith("in/")), progress)
-    answer = _run(node, link, share, stored.path, posixpath.join(folder, PAIR), code, told)
+    reported = BuildOutput(
+        sum(entry.size for entry in manifest.files if entry.path.startswith("in/")), progress
+    )
+    answer = _run(node, link, share, stored.path, posixpath.join(folder, PAIR), code, reported)
     link.put(posixpath.join(folder, DONE), json.dumps({"key": key, "manifest": answer}).encode(), mode=0o644)
     return Built(node.name, folder, answer, False)
 
 
 def _done(link: Connection, folder: str) -> dict[str, Any]:
-    if not any(one["name"] == DONE for one in link.call("list", {"path": folder})["entries"]):
+    if not any(entry["name"] == DONE for entry in link.call("list", {"path": folder})["entries"]):
         return {}
     try:
-        found = json.loads(link.get(posixpath.join(folder, DONE)))
+        result = json.loads(link.get(posixpath.join(folder, DONE)))
     except ValueError:
         return {}
-    return found if isinstance(found, dict) and isinstance(found.get("manifest"), dict) else {}
+    return result if isinstance(result, dict) and isinstance(result.get("manifest"), dict) else {}
 
 
 def _is_there(link: Connection, folder: str, manifest: dict[str, Any]) -> bool:
     """Return True if both files have the hashes that the manifest says."""
-    for ending, said in manifest["outputs"].items():
-        found = link.call("fingerprint", {"path": posixpath.join(folder, f"{PAIR}.{ending}")})
-        if found.get("sha256") != said["sha256"]:
+    for ending, output in manifest["outputs"].items():
+        result = link.call("fingerprint", {"path": posixpath.join(folder, f"{PAIR}.{ending}")})
+        if result.get("sha256") != output["sha256"]:
             return False
     return True
 
@@ -213,18 +215,18 @@ class BuildOutput:
     def take(self, stream: str, data: bytes) -> None:
         self.streams[stream] += data
         *whole, rest = bytes(self.streams["stderr"]).split(b"\n")
-        said = [line.split() for line in whole if line.startswith(b"progress ")]
-        if said:
+        output = [line.split() for line in whole if line.startswith(b"progress ")]
+        if output:
             kept = [line for line in whole if not line.startswith(b"progress ")]
             self.streams["stderr"] = bytearray(b"\n".join([*kept, rest]))
-            self._progress(min(int(said[-1][1]), self._total), self._total)
+            self._progress(min(int(output[-1][1]), self._total), self._total)
 
     def text(self, stream: str) -> str:
         return self.streams[stream].decode("utf-8", "replace")
 
 
 def _run(
-    node: Node, link: Connection, share: Share, stored: str, prefix: str, code: str, told: BuildOutput
+    node: Node, link: Connection, share: Share, stored: str, prefix: str, code: str, reported: BuildOutput
 ) -> dict[str, Any]:
     python = (
         node.python.replace("~", str(link.hello()["home"]), 1)
@@ -244,32 +246,32 @@ def _run(
     if (share.folder / "model").is_dir():
         words += ["--language-model", f"{stored}/model/lid.bin"]
     argv = [python, "-m", "trainer", *words, "--replace", "--json", "--progress-lines"]
-    done = link.run(argv, env={"PYTHONPATH": code}, on_output=told.take)
+    done = link.run(argv, env={"PYTHONPATH": code}, on_output=reported.take)
     try:
-        answer = json.loads(told.text("stdout")) if done.ok else None
+        answer = json.loads(reported.text("stdout")) if done.ok else None
     except ValueError:
         answer = None
     if not isinstance(answer, dict) or "outputs" not in answer:
-        raise _failed(node, python, told.text("stderr"), done.code)
+        raise _failed(node, python, reported.text("stderr"), done.code)
     return answer
 
 
-def _failed(node: Node, python: str, said: str, code: int) -> WorkFailed:
+def _failed(node: Node, python: str, output: str, code: int) -> WorkFailed:
     """Return the error of a node's build, in the words of the build."""
-    lines = said.strip().splitlines()
-    told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines[-1:]
+    lines = output.strip().splitlines()
+    reported = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines[-1:]
     hint = next((line.removeprefix("  try: ") for line in lines if line.startswith("  try: ")), "")
-    if any("No module named" in line for line in told):
+    if any("No module named" in line for line in reported):
         hint = f"{python} there needs numpy and tokenizers: see `python` in the inventory"
-    words = "\n".join(f"{node.name}: {as_named_here(line)}" for line in told)
+    words = "\n".join(f"{node.name}: {as_named_here(line)}" for line in reported)
     return WorkFailed(words or f"{node.name}: the build ended with code {code}", hint)
 
 
 def as_named_here(line: str) -> str:
     """Return a place in a share, `.../in/000000-wiki-from-line-600.jsonl:2: why`, as `wiki.jsonl:601: why`."""
 
-    def named(found: re.Match[str]) -> str:
-        return f"{found['name']}{found['ending'] or ''}:{int(found['first'] or 1) + int(found['line']) - 1}: "
+    def named(result: re.Match[str]) -> str:
+        return f"{result['name']}{result['ending'] or ''}:{int(result['first'] or 1) + int(result['line']) - 1}: "
 
     return SHARED.sub(named, line)
 
@@ -278,30 +280,30 @@ def as_named_here(line: str) -> str:
 
 
 def _tell_built(made: Sequence[Built], seconds: float, tell: Tell) -> None:
-    tokens = sum(one.manifest["tokens"] for one in made)
-    kept = sum(one.unchanged for one in made)
-    what = f"{tokens:,} tokens on {plural(len(made), 'node')} in {seconds:.1f} s"
-    tell("build", what + (f", {kept} of them built before" if kept else ""))
+    tokens = sum(entry.manifest["tokens"] for entry in made)
+    kept = sum(entry.unchanged for entry in made)
+    subject = f"{tokens:,} tokens on {plural(len(made), 'node')} in {seconds:.1f} s"
+    tell("build", subject + (f", {kept} of them built before" if kept else ""))
 
 
 def _left(made: Sequence[Built], output: Path) -> dict[str, Any]:
     """Write the list of what is where."""
     shares = [
         {
-            "node": one.node,
-            "prefix": one.prefix,
-            "documents": one.manifest["documents"],
-            "tokens": one.manifest["tokens"],
-            "outputs": one.manifest["outputs"],
+            "node": entry.node,
+            "prefix": entry.prefix,
+            "documents": entry.manifest["documents"],
+            "tokens": entry.manifest["tokens"],
+            "outputs": entry.manifest["outputs"],
         }
-        for one in made
+        for entry in made
     ]
     first = made[0].manifest
     kept = {key: first[key] for key in ("token_type", "append_eod", "vocab", "eod", "eod_token")}
     listing = {
         "format": 1,
-        "documents": sum(one.manifest["documents"] for one in made),
-        "tokens": sum(one.manifest["tokens"] for one in made),
+        "documents": sum(entry.manifest["documents"] for entry in made),
+        "tokens": sum(entry.manifest["tokens"] for entry in made),
         **kept,
         "shards": shares,
     }
@@ -323,12 +325,12 @@ def _brought(
     """Pull every result, join them in order, and remove them from their nodes."""
     from clusterctl.transfer.pull import pull_tree
 
-    by_node = {one.node: one for one in made}
+    by_node = {entry.node: entry for entry in made}
     began = time.monotonic()
     pulled = on_all(
         connections, nodes, lambda node, link: pull_tree(link, by_node[node.name].folder, pairs / node.name)
     )
-    sent = sum(one.bytes_sent for one in pulled.values())
+    sent = sum(entry.bytes_sent for entry in pulled.values())
     tell("pull", f"{size(sent)} in {time.monotonic() - began:.1f} s")
     prefixes = [str(pairs / node.name / PAIR) for node in nodes]
     words = ["data-merge", *prefixes, "--output", str(output), "--replace", "--json"]

@@ -53,9 +53,9 @@ class Cause:
     attempt: int = 1
 
     def as_json(self) -> dict[str, Any]:
-        found = encode(self)
-        assert isinstance(found, dict)
-        return found
+        result = encode(self)
+        assert isinstance(result, dict)
+        return result
 
 
 def record_end(run: RunDir, state: RunState) -> Cause | None:
@@ -174,8 +174,8 @@ class _Ends:
         if self.failure is None:
             return None
         began = self.failure.end_time
-        causes = [one for one in self.bad if not self.kinds[_key(one)].follows]
-        near = [one for one in causes if one.end_time <= began + SAME_TIME]
+        causes = [entry for entry in self.bad if not self.kinds[_key(entry)].follows]
+        near = [entry for entry in causes if entry.end_time <= began + SAME_TIME]
         if self.kinds.get(_key(self.failure), Kind("", "")).follows and causes:
             return (near or causes)[0]
         return self.failure
@@ -185,12 +185,16 @@ class _Ends:
 
         A rank that exited after a stop does not count: the clocks show it if they were compared, else its node's phase.
         """
-        well = [one for one in self.all if one.exit_code == 0 and _key(one) not in self.kinds]
+        well = [entry for entry in self.all if entry.exit_code == 0 and _key(entry) not in self.kinds]
         before = first.end_time + SAME_TIME
         left = [
-            one
-            for one in well
-            if (one.end_time <= before if one.at is not None else self.nodes.get(one.node) is Phase.FINISHED)
+            entry
+            for entry in well
+            if (
+                entry.end_time <= before
+                if entry.at is not None
+                else self.nodes.get(entry.node) is Phase.FINISHED
+            )
         ]
         if not left:
             return None
@@ -202,16 +206,16 @@ class _Ends:
 
     def did_not_wait(self) -> str:
         """Return a hint that names the ranks which did not wait when the others waited in vain or lost each other."""
-        silent = [one for one in self.bad if self.kinds[_key(one)].short == "stopped"]
+        silent = [entry for entry in self.bad if self.kinds[_key(entry)].short == "stopped"]
         if not silent or len(silent) > FEW or 2 * len(silent) > len(self.all):
             return ""
-        names = ", ".join(f"rank {one.rank} on {one.node}" for one in silent)
+        names = ", ".join(f"rank {entry.rank} on {entry.node}" for entry in silent)
         return f"look at {names}: not waiting with the others, and still there when the run was stopped"
 
     def others(self, first: RankState | None) -> str:
         """Return in one line what happened to the other ranks as a consequence."""
-        others = [one for one in self.all if first is None or _key(one) != _key(first)]
-        ways = Counter(self.kinds[_key(one)].short for one in others if _key(one) in self.kinds)
+        others = [entry for entry in self.all if first is None or _key(entry) != _key(first)]
+        ways = Counter(self.kinds[_key(entry)].short for entry in others if _key(entry) in self.kinds)
         if not others or not ways:
             return f"the {plural(len(others), 'other rank')} ended well" if others and first else ""
         number = sum(ways.values())

@@ -108,7 +108,7 @@ def signal_name(number: int) -> str:
 
 def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
     """Return how a rank ended, from its exit status, the kernel's reports and the last lines of its log."""
-    ended, said = how_it_ended(rank), "\n".join(tail)
+    ended, output = how_it_ended(rank), "\n".join(tail)
     if rank.oom:
         limit = any("cgroup out of memory" in line for line in rank.kernel)
         whose = "its container's memory limit was reached" if limit else "the node was out of memory"
@@ -129,21 +129,21 @@ def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
             ended, "hung", "see who sends SIGSTOP on that node; kill -CONT lets a process go on", sure=True
         )
     # Its own message about the full disk could not be written.
-    if rank.full and rank.exit_code and NO_ROOM not in said:
+    if rank.full and rank.exit_code and NO_ROOM not in output:
         return Kind(f"{ended}: {NO_ROOM}, for {rank.full}", NO_ROOM, dict(HINTS)[NO_ROOM], sure=True)
     if rank.exit_code in (126, 127) and (unstarted := UNSTARTED.match(tail[-1] if tail else "")):
         return _unstarted(unstarted["what"], unstarted["why"].strip())
     raised = raised_in(tail)
-    code = code_in(said)
+    code = code_in(output)
     if code and _of_hccl(raised):
         meaning = MEANINGS[code]
         words = f"{ended}: {code}, {meaning.words}"
         return Kind(words, f"{code} {meaning.words}", meaning.hint, meaning.follows, not meaning.follows)
-    consequence = _consequence(raised or said)
+    consequence = _consequence(raised or output)
     if consequence and rank.signal in (None, 0, signal.SIGABRT):
         hint = "no rank is known to have failed before it: one that stands still, or a link (`clusterctl doctor`)"
         return Kind(f"{ended}: {consequence}", consequence, hint, follows=True)
-    hint = next((words for pattern, words in HINTS if re.search(pattern, raised or said)), "")
+    hint = next((words for pattern, words in HINTS if re.search(pattern, raised or output)), "")
     # Threads of torch may abort a program that is exiting because of an exception.
     if raised and rank.signal in (
         None,
@@ -156,12 +156,12 @@ def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
     return Kind(ended, ended.partition(";")[0], hint, sure=rank.signal in (signal.SIGSEGV, signal.SIGBUS))
 
 
-def _unstarted(what: str, why: str) -> Kind:
+def _unstarted(subject: str, why: str) -> Kind:
     """Return the kind for a program that the node could not start."""
     hint = "give its path on the node, or push it with its folder; what its first line (#!) names must be there too"
     if why == "Permission denied":
         hint = "chmod +x it, or start it by its interpreter: python FILE, sh FILE"
-    return Kind(f"could not start {what}: {why}", "could not start", hint, sure=True)
+    return Kind(f"could not start {subject}: {why}", "could not start", hint, sure=True)
 
 
 def lost_another(tail: Sequence[str]) -> str | None:
@@ -190,7 +190,7 @@ def raised_in(tail: Sequence[str]) -> str | None:
     Of chained exceptions it is the last that is no lost connection: handling one error may cause the other.
     """
     chain = _last_chain([PREFIX.sub("", line) for line in tail])
-    return next((one for one in reversed(chain) if not _consequence(one)), chain[-1] if chain else None)
+    return next((entry for entry in reversed(chain) if not _consequence(entry)), chain[-1] if chain else None)
 
 
 def _last_chain(lines: Sequence[str]) -> list[str]:

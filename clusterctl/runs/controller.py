@@ -154,14 +154,14 @@ class Control:
 
     # -- after the end of an attempt
 
-    def _decide(self, state: RunState, what: str = "") -> Decision:
+    def _decide(self, state: RunState, subject: str = "") -> Decision:
         if state.phase is Phase.FINISHED:
             return Decision(False, "")
         history = self._history()
         if self.growing.is_set() and state.phase is Phase.STOPPED and not self.run.stop_asked.exists():
             # This is no failure, so that it does not count as a restart.
             return Decision(True, "", history=history)
-        decision = decide(self.policy, history, self._failure(state, what))
+        decision = decide(self.policy, history, self._failure(state, subject))
         if decision.again and (reason := self._missing_variables()):
             # The next attempt would fail to start, again and again: this does not count as a restart.
             return Decision(False, f"not restarted: {reason}", history=history)
@@ -170,16 +170,16 @@ class Control:
             self.run.add_event("restart", why=why, text=why, wait=decision.wait, **asdict(decision.history))
         return decision
 
-    def _failure(self, state: RunState, what: str) -> Failure:
+    def _failure(self, state: RunState, subject: str) -> Failure:
         record, first = self.run.read_record(), state.failure
         gone = [name for name, phase in state.nodes.items() if phase is Phase.LOST]
-        cause = None if what else record_end(self.run, state)
+        cause = None if subject else record_end(self.run, state)
         log = ""
         if first:
             log = "\n".join(last_lines(self.run.log(first.node, first.rank, "err", record.attempt), 20))
         started = [event["time"] for event in self.run.event_lines() if event["event"] == "started"]
         return Failure(
-            what=what or (cause.title if cause else state.phase),
+            what=subject or (cause.title if cause else state.phase),
             step=int((state.step or {}).get("step", 0)),
             seconds=time.time() - started[-1] if started else 0.0,
             trains=self.job.train is not None,

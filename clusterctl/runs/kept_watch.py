@@ -78,11 +78,11 @@ class KeptWatch:
 
     def _find(self) -> None:
         """Add the files of an attempt that has begun."""
-        found = self.run.record.stat()
-        if self._record_seen == (found.st_mtime_ns, found.st_ino):
+        result = self.run.record.stat()
+        if self._record_seen == (result.st_mtime_ns, result.st_ino):
             return
         record = self.run.read_record()
-        self._record_seen = (found.st_mtime_ns, found.st_ino)
+        self._record_seen = (result.st_mtime_ns, result.st_ino)
         if record.attempt != self.attempt:
             self._add(record)
 

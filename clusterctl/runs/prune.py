@@ -213,8 +213,8 @@ def tree_size(run: RunDir) -> int:
     for folder, _, names in os.walk(run.root):
         for name in names:
             try:
-                found = os.lstat(os.path.join(folder, name))
+                result = os.lstat(os.path.join(folder, name))
             except OSError:
                 continue
-            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+            total += result.st_size if stat.S_ISREG(result.st_mode) else 0
     return total

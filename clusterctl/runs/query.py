@@ -161,7 +161,7 @@ def _failed_rank(
     They differ for a rank that hung: clusterctl ended its process later.
     """
     new = RankState(failure.rank, node=node, device=record.device_of(node, failure.rank))
-    rank = next((one for one in ranks if one.rank == failure.rank), new)
+    rank = next((entry for entry in ranks if entry.rank == failure.rank), new)
     return replace(
         rank,
         at=None if clock is None or failure.monotonic is None else failure.monotonic - clock,

@@ -95,8 +95,8 @@ def _push(
         )
     new = sum(not result.unchanged for result in stored.values())
     seconds = time.monotonic() - began
-    what = f"{plural(len(manifest.files), 'file')}, {size(manifest.size)}"
-    tell(f"push {kind}", f"{what} to {new} of {plural(len(stored), 'node')} in {seconds:.1f} s")
+    subject = f"{plural(len(manifest.files), 'file')}, {size(manifest.size)}"
+    tell(f"push {kind}", f"{subject} to {new} of {plural(len(stored), 'node')} in {seconds:.1f} s")
     return {name: result.path for name, result in stored.items()}
 
 
@@ -117,8 +117,8 @@ def check_there(cluster: Cluster, folder: str, connections: Connections, tell: T
         raise WorkFailed("\n".join(["nothing was started:", *faults[:SHOWN], *more]), HINT)
     first = next(iter(answers.values()))
     total = sum(entry[0] for entry in first["files"].values())
-    what = f"{plural(len(first['files']), 'file')}, {size(total)}, whole and alike on {plural(len(answers), 'node')}"
-    tell("data", f"{folder}: {what} ({time.monotonic() - began:.1f} s)")
+    subject = f"{plural(len(first['files']), 'file')}, {size(total)}, whole and alike on {plural(len(answers), 'node')}"
+    tell("data", f"{folder}: {subject} ({time.monotonic() - began:.1f} s)")
     return {name: str(answer["path"]) for name, answer in answers.items()}
 
 

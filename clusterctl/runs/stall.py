@@ -92,7 +92,11 @@ def slow(seconds: Mapping[int, float]) -> dict[int, float]:
     usual = statistics.median_low(seconds.values())
     if usual <= 0:
         return {}
-    return {rank: one / usual for rank, one in seconds.items() if one > MUCH * usual and one - usual > LEAST}
+    return {
+        rank: entry / usual
+        for rank, entry in seconds.items()
+        if entry > MUCH * usual and entry - usual > LEAST
+    }
 
 
 @dataclass(frozen=True)
@@ -129,12 +133,12 @@ class Stragglers:
         if len(self.fresh) < self.ranks:
             return []
         self.fresh.clear()
-        found = slow(self.last)
-        self.in_a_row = {rank: self.in_a_row.get(rank, 0) + 1 for rank in found}
-        fresh = [rank for rank in found if self.in_a_row[rank] >= IN_A_ROW and rank not in self.named]
+        result = slow(self.last)
+        self.in_a_row = {rank: self.in_a_row.get(rank, 0) + 1 for rank in result}
+        fresh = [rank for rank in result if self.in_a_row[rank] >= IN_A_ROW and rank not in self.named]
         self.named.update(fresh)
         return [
-            Straggler(rank, found[rank], self.last[rank], self.last[rank] / found[rank]) for rank in fresh
+            Straggler(rank, result[rank], self.last[rank], self.last[rank] / result[rank]) for rank in fresh
         ]
 
 

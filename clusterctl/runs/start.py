@@ -177,8 +177,8 @@ def start_all(
         if run.stop_asked.exists():
             raise WorkFailed(f"{run.run_id} was stopped while attempt {made.facts.attempt} started")
         run.add_event("started", nodes=made.cluster.names, ranks=made.world_size, attempt=made.facts.attempt)
-        what = f"{plural(made.world_size, 'rank')} on {plural(len(nodes), 'node')}, master {made.master}"
-        tell("start", what + (f", attempt {made.facts.attempt}" if made.facts.attempt > 1 else ""))
+        subject = f"{plural(made.world_size, 'rank')} on {plural(len(nodes), 'node')}, master {made.master}"
+        tell("start", subject + (f", attempt {made.facts.attempt}" if made.facts.attempt > 1 else ""))
     except BaseException as problem:
         run.add_event("start_failed", reason=str(problem))
         stop_nodes(connections, nodes, run, grace=0.0)

@@ -242,16 +242,16 @@ class Watch:
         try:
             self._follow_on(node)
         except OSError as error:
-            what = f"{self.run.root}: cannot write what {node.name} sends: {error.strerror or error}"
+            subject = f"{self.run.root}: cannot write what {node.name} sends: {error.strerror or error}"
             hint = f"the run itself continues; then: clusterctl attach {self.run.run_id}"
-            self._put(Update(node=node.name, problem=ClusterctlError(what, hint)))
+            self._put(Update(node=node.name, problem=ClusterctlError(subject, hint)))
         except BaseException as bug:
             # Raised in the thread that reads the watch.
             self._put(Update(node=node.name, problem=bug))
 
     def _follow_on(self, node: Node) -> None:
         """Follow a node over as many connections as it takes; each continues at the byte where the copy here ends."""
-        told = False
+        reported = False
         while not self.closed.is_set():
             try:
                 ended = self._follow_once(node, self.now)
@@ -264,8 +264,8 @@ class Watch:
                 # The silence began before it was noticed.
                 silent = max(0.0, self.connections.silent_for(node) - SILENCE)
                 self.connections.drop(node)
-                if node.name in self.reached or not told:
-                    told, heard = True, time.monotonic() - silent
+                if node.name in self.reached or not reported:
+                    reported, heard = True, time.monotonic() - silent
                     self.gone[node.name] = min(heard, self.gone.get(node.name, heard))
                     self.reached.discard(node.name)
                     self._put(Update(node=node.name, note=f"{error.message}; trying again"))
@@ -337,14 +337,14 @@ class Watch:
     def _files(self, node: Node) -> dict[str, tuple[Path, Source]]:
         """Return by file on the node its copy here, and what it holds."""
         remote = NodeFiles(self.record.run_dirs[node.name], self.record.attempt)
-        found = {}
+        result = {}
         for rank in self.record.ranks[node.name]:
             for stream in (Stream.OUT, Stream.ERR):
                 home = self.run.log(node.name, rank, stream.value, remote.attempt)
-                found[remote.log(rank, stream.value)] = (home, Source(node.name, rank, stream))
+                result[remote.log(rank, stream.value)] = (home, Source(node.name, rank, stream))
             if rank == 0:
-                found[remote.metrics] = (self.run.metrics, Source(node.name, -1, Stream.METRICS))
-        return found
+                result[remote.metrics] = (self.run.metrics, Source(node.name, -1, Stream.METRICS))
+        return result
 
     def _from_others(self, source: Source) -> int:
         """Return how many bytes of a file here came from other nodes: rank 0 may move, and its metrics with it."""
