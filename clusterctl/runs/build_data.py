@@ -175,7 +175,7 @@ def _build(node: Node, link: Connection, share: Share, code: str, progress: Prog
     folder = posixpath.join(str(link.hello()["workdir"]), share.place)
     key = hashlib.sha256(json.dumps([manifest.id, share.words]).encode()).hexdigest()
     before = _done(link, folder)
-    if before.get("key") == key and _is_there(link, folder, before["manifest"]):
+    if before.get("key") == key and _is_on_node(link, folder, before["manifest"]):
         return Built(node.name, folder, before["manifest"], True)
     link.call("mkdir", {"path": folder})
     reported = BuildOutput(
@@ -196,7 +196,7 @@ def _done(link: Connection, folder: str) -> dict[str, Any]:
     return result if isinstance(result, dict) and isinstance(result.get("manifest"), dict) else {}
 
 
-def _is_there(link: Connection, folder: str, manifest: dict[str, Any]) -> bool:
+def _is_on_node(link: Connection, folder: str, manifest: dict[str, Any]) -> bool:
     """Return True if both files have the hashes that the manifest says."""
     for ending, output in manifest["outputs"].items():
         result = link.call("fingerprint", {"path": posixpath.join(folder, f"{PAIR}.{ending}")})

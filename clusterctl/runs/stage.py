@@ -71,7 +71,7 @@ def push_data(cluster: Cluster, job: Job, connections: Connections, tell: Tell) 
     from clusterctl.transfer import push
 
     if job.data_there:
-        return check_there(cluster, job.data_there, connections, tell)
+        return compare_data(cluster, job.data_there, connections, tell)
     if job.data is None:
         return {}
     return _push(cluster, connections, job.data, push.make_manifest(job.data, everything=True), "data", tell)
@@ -105,7 +105,7 @@ SHOWN = 20
 HINT = "bring the same data to every node: clusterctl push --nodes SET FOLDER PATH; clusterctl data verify checks more"
 
 
-def check_there(cluster: Cluster, folder: str, connections: Connections, tell: Tell) -> dict[str, str]:
+def compare_data(cluster: Cluster, folder: str, connections: Connections, tell: Tell) -> dict[str, str]:
     """Return the folder by node; raise an error that names each node and file that is missing, cut or different."""
     began = time.monotonic()
     answers = on_all(

@@ -14,7 +14,7 @@ from clusterctl.agent import fingerprint as asked
 from clusterctl.errors import InputFaults, WorkFailed
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
-from clusterctl.runs.stage import check_there, faults_of, push_data
+from clusterctl.runs.stage import compare_data, faults_of, push_data
 from clusterctl.transport.fanout import Connection, Connections
 from clusterctl.transport.scripted import ScriptedTransport
 from tests.support.nodes import connect
@@ -137,7 +137,7 @@ def test_a_run_begins_only_where_all_nodes_have_the_same(tmp_path: Path) -> None
     assert "1 file, 3 B, whole and alike on 2 nodes" in told[0]
     table = {("*", "fingerprint_folder"): good, ("node2", "fingerprint_folder"): answer(a=[3, "y"])}
     with Connections(ScriptedTransport(table)) as connections, pytest.raises(WorkFailed) as caught:
-        check_there(cluster(3), "/d", connections, lambda phase, what: None)
+        compare_data(cluster(3), "/d", connections, lambda phase, what: None)
     assert "nothing was started:\nnode2: /d/a: differs from the other nodes'" in caught.value.message
 
 
