@@ -70,6 +70,7 @@ def model_loss(
     run: Callable[..., Tensor], model: Model, micro: Micro, device: Device, precision: str
 ) -> Tensor:
     """Return the mean loss of one micro-batch; `run` is the model itself, or an engine's wrapper of it."""
+    model.check_ids(micro)
     moved = [part.to(device.name, non_blocking=True) for part in micro]
     with device.autocast(precision):
         return run(*model.arguments(moved))

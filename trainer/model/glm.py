@@ -28,6 +28,7 @@ from trainer.model.layers import (
 )
 from trainer.model.masks import UNCOUNTED, future, loss_over_counted
 from trainer.model.recompute import NOTHING, Recompute
+from trainer.model.token_ids import check_token_ids
 from trainer.parallel.tensor import ALONE, SEQUENCE, Parallel
 
 
@@ -88,6 +89,12 @@ class GLM(nn.Module):
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions(positions[:, 0]) + self.block_positions(positions[:, 1])
         return F.dropout(x, self.config.dropout, self.training)
+
+    def check_ids(self, micro: Sequence[Tensor]) -> None:
+        """Raise DataError if a token or a counted target of a micro-batch is outside the vocabulary."""
+        tokens, targets, loss_mask, *_ = micro
+        check_token_ids(tokens, self.config.vocab)
+        check_token_ids(targets[loss_mask != 0], self.config.vocab)
 
     def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What `forward` takes for the loss of a micro-batch: only what is behind the source is predicted."""

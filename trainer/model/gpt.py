@@ -25,6 +25,7 @@ from trainer.model.layers import (
 )
 from trainer.model.masks import Ends
 from trainer.model.recompute import NOTHING, Recompute
+from trainer.model.token_ids import check_token_ids
 from trainer.parallel.tensor import ALONE, Parallel
 
 
@@ -92,6 +93,10 @@ class GPT(nn.Module):
         apart = self.ends is not None and self.ends.attention
         hidden = masks.hidden(tokens, self.ends.eod) if apart and self.ends else None
         return Sight(hidden, turns(at, self.config.head_size) if self.config.rotary else None)
+
+    def check_ids(self, micro: Sequence[Tensor]) -> None:
+        """Raise DataError if a token of a micro-batch is outside the vocabulary."""
+        check_token_ids(micro[0], self.config.vocab)
 
     def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What `forward` takes for the loss of a micro-batch: each token is predicted from those before it."""
