@@ -1,4 +1,4 @@
-"""Config + Env -> every part of a training, put together and run."""
+"""Build every part of a training from its config and environment, and run it."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from trainer.samples.dataset import (
 from trainer.train.events import Ended
 from trainer.train.loop import Training, train
 from trainer.train.not_finite import NonFiniteSearch
-from trainer.train.observers import Startup, observers, start_facts, tell
+from trainer.train.observers import Startup, emit, observers, start_facts
 from trainer.train.rates import MemoryReport, planned_bytes
 
 
 class StopOnSigterm:
-    """Notes SIGTERM; the loop asks after each step."""
+    """Records SIGTERM; the loop checks it after each step."""
 
     def __init__(self) -> None:
-        self._asked = False
-        signal.signal(signal.SIGTERM, self._note)
+        self._requested = False
+        signal.signal(signal.SIGTERM, self._record)
 
-    def _note(self, *_: object) -> None:
-        self._asked = True
+    def _record(self, *_: object) -> None:
+        self._requested = True
 
     def __call__(self) -> bool:
-        return self._asked
+        return self._requested
 
 
 def run_training(
@@ -62,7 +62,7 @@ def run_training(
     stop: Callable[[], bool],
     startup: Startup | None = None,
 ) -> tuple[Ended, Group]:
-    """Train as this rank of a run; files go below `run_dir`. The caller leaves the group."""
+    """Train as this rank of a run, with files below `run_dir`; return how it ended, and the group, to be left."""
     startup = startup or Startup()
     startup.done("libraries")
     device = open_device(
@@ -83,7 +83,7 @@ def run_training(
     startup.done("group")
     model = build_model(config, ops, groups)
     if config.engine != "deepspeed" and (config.zero < 2 or groups.data.world == 1):
-        # What divides it moves it, part by part; so does DeepSpeed.
+        # ZeRO 2 and 3, and DeepSpeed, move the model themselves, part by part.
         model.to(device.name)
     engine = _engine(model, config, groups, device, ops)
     startup.done("model")
@@ -92,19 +92,19 @@ def run_training(
     checkpointer.notes += data.notes
     if config.data.reset_attention:
         checkpointer.notes.append(
-            "note: attention is torch's own, with a mask, for train.data.reset_attention"
+            "note: train.data.reset_attention uses torch's attention with a mask, not the fused op"
         )
     if config.offload and device.kind == "cpu":
-        checkpointer.notes.append("note: train.offload moves nothing here: a CPU's memory is the node's")
+        checkpointer.notes.append("note: train.offload has no effect on a CPU")
     if config.model.kind == "glm" and not config.data.tokenizer:
         checkpointer.notes.append(
-            "note: without train.data.tokenizer a document is one sentence, which [sMASK] takes whole"
+            "note: without train.data.tokenizer each document counts as one sentence for [sMASK]"
         )
     startup.done("checkpoint")
     start = start_facts(config, environment, group, device, ops)
     start |= {"step": step, "resumed_from": checkpointer.resumed_from or None, "notes": checkpointer.notes}
     start["startup"] = startup.parts
-    watching = observers(config, environment, run_dir, device, start)
+    watchers = observers(config, environment, run_dir, device, start)
     share = _share(config, groups.data)
     run = Training(
         config,
@@ -112,8 +112,8 @@ def run_training(
         train=Batches(orders["train"], share),
         valid=Batches(orders["valid"], share) if "valid" in orders else None,
         checkpoints=checkpointer,
-        tell=partial(tell, watching),
-        stop_asked=stop,
+        emit=partial(emit, watchers),
+        stop_requested=stop,
         measure=MemoryReport(device, group, planned_bytes(config, layout, device.kind), before),
         search=NonFiniteSearch(model, group, layout) if config.nan.name_layer else None,
         dropout_place=groups.dropout_place,
@@ -122,40 +122,40 @@ def run_training(
 
 
 def _open_data(config: TrainConfig, cache: Path) -> Data:
-    """The corpora; what cannot be read is refused before other ranks are awaited."""
+    """Open the corpora and return them; refuse unreadable ones before other ranks are awaited."""
     data = Data(config.data, config.model.sequence, IndexCache(cache))
     known = _text_ids(config)
-    beside = SPECIAL_TOKENS if config.model.kind == "glm" else 0
+    special = SPECIAL_TOKENS if config.model.kind == "glm" else 0
     for prefix, largest in data.largest_ids().items():
         if largest >= known:
-            own = f", and GLM's own begin at {known}" if beside else ""
+            own = f", and GLM's special tokens begin at {known}" if special else ""
             what = f"{prefix}.bin: has token id {largest}, but train.model.vocab is {config.model.vocab}{own}"
-            raise DataError(what, f"use vocab: {largest + 1 + beside}, or the tokenizer that made the data")
+            raise DataError(what, f"use vocab: {largest + 1 + special}, or the tokenizer that made the data")
     return data
 
 
 def _text_ids(config: TrainConfig) -> int:
-    """Ids of texts run over [0, this): the model's, without those that GLM lays on top."""
+    """Return the number of ids that a text may have: those of the model, without GLM's special tokens."""
     vocab = config.model.vocab
     if config.model.kind == "glm":
         from trainer.samples.glm_batches import glm_tokens
 
         tokens = glm_tokens(config)
         if tokens.vocab > vocab:
-            what = f"train.model.vocab is {vocab}, but the tokenizer's ids and GLM's own are {tokens.vocab}"
+            what = f"train.model.vocab is {vocab}, but the tokenizer and GLM's special tokens need {tokens.vocab}"
             raise InputError(what, f"use vocab: {tokens.vocab}")
         return tokens.sop
     if config.data.tokenizer:
-        there = Tokenizer.load(Path(config.data.tokenizer)).vocab
-        if there > vocab:
+        ids = Tokenizer.load(Path(config.data.tokenizer)).vocab
+        if ids > vocab:
             raise InputError(
-                f"train.model.vocab is {vocab}, but the tokenizer has {there} ids", f"use vocab: {there}"
+                f"train.model.vocab is {vocab}, but the tokenizer has {ids} ids", f"use vocab: {ids}"
             )
     return vocab
 
 
 def _ends(data: DataConfig) -> Ends | None:
-    """What the job wants of the ends of documents within a sample."""
+    """Return how ends of documents within a sample are treated; None for no special treatment."""
     if not data.needs_eod:
         return None
     eod = Tokenizer.load(Path(data.tokenizer)).eod if data.eod is None else data.eod
@@ -163,7 +163,7 @@ def _ends(data: DataConfig) -> Ends | None:
 
 
 def _make_orders(config: TrainConfig, data: Data) -> Mapping[str, Readable]:
-    """Which samples come when: made, or waited for on this node, before other ranks are awaited."""
+    """Return the order of samples, made or awaited on this node, before other ranks are awaited."""
     assert config.global_batch is not None
     if config.model.kind == "glm":
         from trainer.samples.glm_batches import glm_batches
@@ -176,7 +176,7 @@ def _make_orders(config: TrainConfig, data: Data) -> Mapping[str, Readable]:
 
 
 def _share(config: TrainConfig, data: Group) -> Share:
-    """This rank's share of every global batch; `data`: its data parallel ranks."""
+    """Return this rank's share of every global batch; `data` is its data parallel group."""
     assert config.global_batch is not None
     return Share(config.micro_batch, config.global_batch, data.rank, data.world)
 
@@ -189,7 +189,7 @@ def _choose_ops(config: TrainConfig, device: Device) -> native.Choice:
 
 
 def build_model(config: TrainConfig, ops: native.Choice, groups: Groups) -> Model:
-    """This rank's part of the model; the weights are the same in every layout."""
+    """Return this rank's part of the model; the initial weights are the same in every layout."""
     wanted = config.recompute
     recompute = Recompute(wanted.mode, wanted.every, wanted.split, groups.tensor)
     pieces = config.stages[groups.pipeline.stage] if groups.pipeline.stages > 1 else ()
@@ -199,7 +199,7 @@ def build_model(config: TrainConfig, ops: native.Choice, groups: Groups) -> Mode
 
 
 def _whole_shapes(config: TrainConfig, ops: native.Choice, groups: Groups) -> dict[str, tuple[int, ...]]:
-    """Of the whole model's parameters, without making it."""
+    """Return the shapes of the whole model's parameters, without allocating them."""
     with torch.device("meta"):
         return shapes_of(build_model(config, ops, Groups(groups.everyone, groups.everyone, ALONE)))
 

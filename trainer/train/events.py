@@ -1,4 +1,4 @@
-"""What the loop tells: values, for whoever observes."""
+"""The events that the loop emits to its observers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from trainer.checkpoint.saved import Saved, SaveSkipped
 
 @dataclass(frozen=True)
 class StepBegan:
+    """A step begins; steps count from 1."""
+
     step: int
 
 
 @dataclass(frozen=True)
 class StepDone:
-    """`tokens` counts from the beginning of the training; the rate is of this step.
+    """A step is finished; `tokens` counts from the beginning of the training, the rate is that of this step.
 
-    `own_seconds` is this rank's part of `step_seconds`: without what it waited for others.
+    `own_seconds` is the part of `step_seconds` in which this rank did not wait for others.
     """
 
     step: int
@@ -30,20 +32,22 @@ class StepDone:
     step_seconds: float
     skipped: bool
     cause: str = ""
-    """Where the first of several steps that were not finite went wrong."""
+    """For the first of several non-finite steps: the first layer that was not finite."""
     own_seconds: float = 0.0
     samples: int = 0
-    """Of this step, over all ranks."""
+    """Samples of this step, over all ranks."""
     consumed: int = 0
     """Samples since the beginning of the training."""
     loss_scale: float | None = None
-    """What fp16 multiplied the loss by."""
+    """The factor that fp16 multiplied the loss by; None in other precisions."""
     calibrating: bool = False
-    """Skipped because that was too much: it is halved until it fits."""
+    """True where the step was skipped because the loss scale was too high; it is lowered until it fits."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
+    """An evaluation is finished; `loss` is the mean over all ranks."""
+
     step: int
     loss: float
     seconds: float
@@ -51,7 +55,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Ended:
-    """`stopped`: asked to end before the last step; `loss` and `eval_loss` are the last ones known."""
+    """The training ended; `stopped` if before its last step. `loss` and `eval_loss` are the last values."""
 
     step: int
     stopped: bool
@@ -62,7 +66,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class MemoryTaken:
-    """Bytes that each rank held at most since its start, and what the plan says of each."""
+    """The peak memory of each rank since its start in bytes, and the plan's figure for each."""
 
     step: int
     bytes: tuple[int, ...]
@@ -71,7 +75,7 @@ class MemoryTaken:
 
 @dataclass(frozen=True)
 class Failed:
-    """The training ends at this step, and why."""
+    """The training failed at this step; `message` says why."""
 
     step: int
     message: str

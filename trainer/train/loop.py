@@ -1,4 +1,4 @@
-"""The loop: steps, evaluations, checkpoints in their order. It knows no device, logging or parallelism."""
+"""The training loop: steps, evaluations and checkpoints in order, without devices, logging and parallelism."""
 
 from __future__ import annotations
 
@@ -44,25 +44,26 @@ class Checkpoints(Protocol):
 
 @dataclass
 class Training:
-    """What the loop runs on."""
+    """The parts of a training that the loop uses."""
 
     config: TrainConfig
     engine: Engine
     train: Batches
     valid: Batches | None
     checkpoints: Checkpoints
-    tell: Callable[[Event], None]
-    stop_asked: Callable[[], bool]
+    emit: Callable[[Event], None]
+    """Passes an event to all observers."""
+    stop_requested: Callable[[], bool]
     search: Callable[[Callable[[], StepResult]], tuple[StepResult, str]] | None = None
-    """Repeats a step and says where it is not finite."""
+    """Repeats a step and describes where it is not finite."""
     measure: Callable[[int], MemoryTaken] | None = None
-    """What memory the ranks took, asked after the first step and at the end."""
+    """Returns the memory of all ranks; called after the first step and at the end."""
     dropout_place: int = 0
-    """What tells this rank's dropout from others'; those that hold the same numbers must drop the same."""
+    """Makes this rank's dropout differ from others; ranks that hold the same numbers have the same place."""
 
 
 def train(run: Training, step: int = 0) -> Ended:
-    """Train from `step` finished steps to the config's last, or until asked to stop; a stop saves first."""
+    """Train from `step` finished steps to the config's last, or until a stop is requested; save at the end."""
     config, began = run.config, time.monotonic()
     eval_loss = _evaluate(run, 0) if step == 0 else None
     loss, saved_at, stopping, first = None, step, False, step + 1
@@ -70,36 +71,36 @@ def train(run: Training, step: int = 0) -> Ended:
     lost: list[StepDone] = []
     while step < config.steps and not stopping:
         started = time.monotonic()
-        run.tell(StepBegan(step + 1))
+        run.emit(StepBegan(step + 1))
         done = _step(run, step, started, search=not lost)
         step, loss = step + 1, done.loss
-        run.tell(done)
-        _tell_all(run, run.checkpoints.done())
+        run.emit(done)
+        _emit_all(run, run.checkpoints.done())
         if run.measure and step == first:
-            run.tell(run.measure(step))
+            run.emit(run.measure(step))
         lost = [*lost, done] if _is_lost(done) else []
         if len(lost) >= config.nan.stop_after:
-            _tell_all(run, run.checkpoints.finish())
+            _emit_all(run, run.checkpoints.finish())
             raise _failed(run, lost)
-        stopping = run.engine.any(run.stop_asked())
+        stopping = run.engine.any(run.stop_requested())
         if not stopping and (step == config.steps or _due(step, config.eval.every)):
             eval_loss = _evaluate(run, step)
         if step == config.steps or stopping or _due(step, config.save.every):
             last = step == config.steps or stopping
-            _tell_all(run, run.checkpoints.save(Progress(step, loss, eval_loss), last))
+            _emit_all(run, run.checkpoints.save(Progress(step, loss, eval_loss), last))
             saved_at = step
     if saved_at != step:
-        _tell_all(run, run.checkpoints.save(Progress(step, loss, eval_loss), last=True))
-    _tell_all(run, run.checkpoints.finish())
+        _emit_all(run, run.checkpoints.save(Progress(step, loss, eval_loss), last=True))
+    _emit_all(run, run.checkpoints.finish())
     if run.measure:
-        run.tell(run.measure(step))
+        run.emit(run.measure(step))
     ended = Ended(step, step < config.steps, loss, eval_loss, time.monotonic() - began)
-    run.tell(ended)
+    run.emit(ended)
     return ended
 
 
 def pauses_after(config: TrainConfig, step: int) -> bool:
-    """Whether an evaluation or a checkpoint follows a step."""
+    """Return whether an evaluation or a checkpoint follows a step."""
     return step == config.steps or _due(step, config.eval.every) or _due(step, config.save.every)
 
 
@@ -112,21 +113,22 @@ def _is_lost(done: StepDone) -> bool:
 
 
 def _failed(run: Training, lost: Sequence[StepDone]) -> TrainingFailed:
-    """What ends a training that no longer learns, told first."""
-    told = f"no finite loss or gradient in {len(lost)} steps up to step {lost[-1].step}"
-    cause = f": at step {lost[0].step} {lost[0].cause}" if lost[0].cause else ""
-    run.tell(Failed(lost[-1].step, told + cause))
-    return TrainingFailed(told + cause, "lower train.optimizer.lr, or raise warmup_steps")
+    """Emit the failure of a training whose steps are no longer finite; return its error."""
+    message = f"no finite loss or gradient in {len(lost)} steps up to step {lost[-1].step}"
+    if lost[0].cause:
+        message += f": at step {lost[0].step} {lost[0].cause}"
+    run.emit(Failed(lost[-1].step, message))
+    return TrainingFailed(message, "lower train.optimizer.lr, or raise warmup_steps")
 
 
 def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
-    """One step; with `search`, one that is not finite is computed again to see where."""
+    """Take one step; with `search`, repeat one that is not finite to find the cause."""
     config = run.config
     consumed = config.batches.consumed(finished)
     samples = config.batches.after(consumed)
     batch = _tensors(run.train.at(consumed, samples))
     rate = learning_rate(config.optimizer, finished + 1, config.steps, config.batches, config.model.sequence)
-    # A slow disk makes a slow rank too.
+    # Reading counts as the rank's own time: a slow disk makes a slow rank.
     read = time.monotonic() - began
     again = partial(run.engine.step, batch, rate, dropout_seed(config.seed, finished + 1, run.dropout_place))
     result, cause = again(), ""
@@ -158,7 +160,7 @@ def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
 
 
 def dropout_seed(seed: int, step: int, place: int) -> int:
-    """A seed of its own for every step and place, so that a resume needs no saved generator."""
+    """Return a different seed for every step and place, so that a resume needs no saved generator."""
     return (seed * 1_000_003 + step) * 65_537 + place
 
 
@@ -167,13 +169,13 @@ def _evaluate(run: Training, step: int) -> float | None:
         return None
     began = time.monotonic()
     loss = run.engine.evaluate(_tensors(batch) for batch in run.valid.first(run.config.eval.batches))
-    run.tell(Evaluated(step, loss, time.monotonic() - began))
+    run.emit(Evaluated(step, loss, time.monotonic() - began))
     return loss
 
 
-def _tell_all(run: Training, events: Sequence[Event]) -> None:
+def _emit_all(run: Training, events: Sequence[Event]) -> None:
     for event in events:
-        run.tell(event)
+        run.emit(event)
 
 
 def _tensors(batch: Sequence[Micro]) -> Batch:

@@ -1,9 +1,4 @@
-"""Who watches a training: metrics.jsonl (the truth), the console, the heartbeat, a drill's end.
-
-Who watches a training on each rank, and what its start is told to be.
-
-What a rank's start takes, part by part: a restart costs this much again, on every rank.
-"""
+"""The observers of a training: metrics.jsonl, the console, the heartbeat, injected faults; and the facts of a start."""
 
 from __future__ import annotations
 
@@ -43,7 +38,7 @@ from trainer.train.rates import SHOWN, Rates, memory_line
 
 
 class Metrics:
-    """metrics.jsonl: one object a line, whole lines only, each given to the system at once."""
+    """The one writer of metrics.jsonl: a JSON object per line, each line in one unbuffered write."""
 
     def __init__(
         self,
@@ -52,7 +47,7 @@ class Metrics:
         rates: Rates | None = None,
         views: Sequence[Callable[[Mapping[str, Any]], None]] = (),
     ) -> None:
-        """`views` are given every line too."""
+        """`views` receive every line too."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._rates, self._views = rates, tuple(views)
@@ -82,7 +77,7 @@ class Metrics:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity; they become null."""
+    """Return the value for JSON: NaN and infinity become null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -91,7 +86,7 @@ def perplexity(loss: float) -> float:
 
 
 class Console:
-    """One line an event, on rank 0's log."""
+    """Writes a line per event to rank 0's log."""
 
     def __init__(self, every: int, stream: TextIO, rates: Rates | None = None) -> None:
         self._every, self._stream, self._rates = every, stream, rates
@@ -148,10 +143,10 @@ def step_line(event: StepDone, rates: Rates | None = None) -> str:
 
 
 class Heartbeat:
-    """A file a rank that holds its last finished step and the seconds that this rank itself took for it; the
-    supervisor reads its age too.
+    """A file per rank with its last finished step and the seconds of this rank's own work in it.
 
-    A second line, `pause`, says that an evaluation or a checkpoint follows, which may take longer than any step.
+    The supervisor also reads the file's age. A second line, `pause`, announces an evaluation or a checkpoint, which
+    may take longer than a step.
     """
 
     def __init__(self, path: Path, step: int, pauses: Callable[[int], bool] = lambda step: False) -> None:
@@ -164,14 +159,14 @@ class Heartbeat:
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepDone):
             if event.own_seconds:
-                # Always as wide.
+                # The width is constant.
                 self._own = f" {min(event.own_seconds, 99999.0):10.4f}"
             self._beat(event.step, self._pauses(event.step))
         elif isinstance(event, StepBegan) and self._paused:
             self._beat(event.step - 1)
 
     def _beat(self, step: int, pause: bool = False) -> None:
-        # One short write at the start: steps only grow within an attempt, so a reader sees a whole number.
+        # One short write from the beginning. Steps only grow within an attempt, so a reader always sees a whole number.
         written = os.pwrite(self._handle, f"{step}{self._own}\n{'pause' * pause}".encode(), 0)
         if self._paused and not pause:
             os.ftruncate(self._handle, written)
@@ -179,7 +174,7 @@ class Heartbeat:
 
 
 class DrillObserver:
-    """Ends this rank as a drill arranged, when it begins the drill's step; or makes it slow from then on."""
+    """Injects a fault: ends this rank when it begins the drill's step, or makes it slow from that step on."""
 
     def __init__(self, drill: Drill) -> None:
         self._drill = drill
@@ -202,7 +197,8 @@ class DrillObserver:
         raise RuntimeError(f"drill: arranged at step {event.step}")
 
 
-def tell(observers: Sequence[Observer], event: Event) -> None:
+def emit(observers: Sequence[Observer], event: Event) -> None:
+    """Pass an event to each observer, in order."""
     for observer in observers:
         observer(event)
 
@@ -210,20 +206,20 @@ def tell(observers: Sequence[Observer], event: Event) -> None:
 def observers(
     config: TrainConfig, environment: Env, run_dir: Path, device: Device, start: Mapping[str, Any]
 ) -> list[Observer]:
-    """Who watches on this rank; the profiler is last, so that a trace has the others' time apart."""
+    """Return the observers of this rank; the profiler is last, so that traces show the others' time separately."""
     rank = environment.rank
-    watching: list[Observer] = []
+    found: list[Observer] = []
     if environment.drill is not None and environment.drill.rank == rank:
-        watching.append(DrillObserver(environment.drill))
+        found.append(DrillObserver(environment.drill))
     pauses = partial(pauses_after, config)
-    watching.append(Heartbeat(run_dir / HEARTBEAT_DIR / f"rank-{rank}", start["step"], pauses))
+    found.append(Heartbeat(run_dir / HEARTBEAT_DIR / f"rank-{rank}", start["step"], pauses))
     if rank == 0:
-        watching += _of_rank_0(config, run_dir, device, start)
+        found += _of_rank_0(config, run_dir, device, start)
     if config.profile.repeat and rank in config.profile.ranks:
         from trainer.train.profiler import Profiler
 
-        watching.append(Profiler(config.profile, device, run_dir / PROFILE_DIR, rank))
-    return watching
+        found.append(Profiler(config.profile, device, run_dir / PROFILE_DIR, rank))
+    return found
 
 
 def _of_rank_0(
@@ -236,7 +232,7 @@ def _of_rank_0(
         views.append(EventFile(run_dir / TENSORBOARD_DIR).add)
         lines += f"tensorboard --logdir {run_dir / TENSORBOARD_DIR}\n"
     rates = Rates.of(config, start["world"], device.kind, device.described(), start["threads"])
-    lines += f"rates are of {rates.peak:.3g} TFLOP/s a device ({rates.source}); " + "".join(
+    lines += f"peak rate: {rates.peak:.3g} TFLOP/s per device ({rates.source}); " + "".join(
         f"{name}: {CONVENTIONS[name]}; " for name in SHOWN
     )
     sys.stdout.write(lines.removesuffix("; ") + "\n")
@@ -252,7 +248,7 @@ def start_facts(
     device: Device,
     ops: native.Choice,
 ) -> dict[str, Any]:
-    """What a start is on and of; who resumes adds from where."""
+    """Return what runs and on what, for the `start` event; the caller adds the step it starts from."""
     return {
         "steps": config.steps,
         "run": environment.run_id,
@@ -263,7 +259,9 @@ def start_facts(
         "engine": config.engine,
         "zero": config.zero,
         "precision": config.precision,
-        "native": [{"op": one.op, "backend": one.backend, "reason": one.reason} for one in ops.report()],
+        "native": [
+            {"op": chosen.op, "backend": chosen.backend, "reason": chosen.reason} for chosen in ops.report()
+        ],
         "device": device.kind,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -272,7 +270,7 @@ def start_facts(
 
 
 def start_lines(start: Mapping[str, Any]) -> str:
-    """What rank 0's log begins with: what runs, on what, and which backend serves each op."""
+    """Return the first lines of rank 0's log: what runs, on what, and the backend of each op."""
     layout = " x ".join(f"{kind} {ranks}" for kind, ranks in start["layout"].items() if ranks > 1)
     ranks = f"{start['world']} ranks" + (f" ({layout})" if start["layout"]["tensor"] > 1 else "")
     lines = [
@@ -280,8 +278,8 @@ def start_lines(start: Mapping[str, Any]) -> str:
         f"{start['device']} | {start['precision']} | {start['engine']} engine, zero {start['zero']} | "
         f"torch {start['torch']}",
     ]
-    lines += [f"native {one['op']}: {one['backend']} ({one['reason']})" for one in start["native"]]
-    lines.append(in_words(start["startup"]))
+    lines += [f"native {op['op']}: {op['backend']} ({op['reason']})" for op in start["native"]]
+    lines.append(startup_line(start["startup"]))
     lines += start["notes"]
     if start["resumed_from"]:
         lines.append(f"resumed from {start['resumed_from']} at step {start['step']}")
@@ -289,22 +287,22 @@ def start_lines(start: Mapping[str, Any]) -> str:
 
 
 class Startup:
-    """Seconds of each part of a start, one after the other, from the process's first moment."""
+    """The seconds of each part of a rank's start, from the beginning of the process."""
 
     def __init__(self, age: float | None = None) -> None:
-        """`age` is how long the process has run; by default the kernel is asked."""
+        """`age` is the process's age in seconds; by default the kernel's figure."""
         self.parts: dict[str, float] = {}
         self._last = time.monotonic() - (process_age() if age is None else age)
 
     def done(self, part: str) -> None:
-        """What was done since the last call, or since the process began, was this part."""
+        """Record the time since the last call, or since the beginning of the process, under `part`."""
         now = time.monotonic()
         self.parts[part] = round(now - self._last, 3)
         self._last = now
 
 
 def process_age() -> float:
-    """Seconds since this process began, to a hundredth; 0 where the system does not say."""
+    """Return the seconds since this process began, to a hundredth; 0 if the system does not report it."""
     try:
         with open("/proc/self/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
@@ -313,7 +311,7 @@ def process_age() -> float:
         return 0.0
 
 
-def in_words(parts: Mapping[str, float]) -> str:
-    """`started in 3.1 s: python 0.1, libraries 2.0, ...`, without the parts that took no time."""
-    told = [f"{name} {seconds:.1f}" for name, seconds in parts.items() if seconds >= 0.05]
-    return f"started in {sum(parts.values()):.1f} s" + (f": {', '.join(told)}" if told else "")
+def startup_line(parts: Mapping[str, float]) -> str:
+    """Return a line such as `started in 3.1 s: python 0.1, libraries 2.0`, without parts under 0.05 s."""
+    named = [f"{name} {seconds:.1f}" for name, seconds in parts.items() if seconds >= 0.05]
+    return f"started in {sum(parts.values()):.1f} s" + (f": {', '.join(named)}" if named else "")

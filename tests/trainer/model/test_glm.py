@@ -147,7 +147,7 @@ def test_ids_of_the_data_that_are_glms_own_are_refused(
 ) -> None:
     with pytest.raises(DataError) as caught:
         train_here(tmp_path, **raw(model={**SHAPE, "vocab": 60}))
-    assert "GLM's own begin at 51" in caught.value.message
+    assert "GLM's special tokens begin at 51" in caught.value.message
 
 
 def test_a_tokenizer_with_glms_tokens_is_used_as_it_is(

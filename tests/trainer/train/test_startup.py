@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.train.observers import Startup, in_words
+from trainer.train.observers import Startup, startup_line
 
 
 def test_the_parts_of_a_start_add_up_to_the_life_of_the_process() -> None:
@@ -33,9 +33,9 @@ def test_a_process_knows_how_old_it_is() -> None:
 
 
 def test_parts_that_took_no_time_are_not_told() -> None:
-    said = in_words({"python": 0.11, "data": 0.004, "resume": 1.0})
+    said = startup_line({"python": 0.11, "data": 0.004, "resume": 1.0})
     assert said == "started in 1.1 s: python 0.1, resume 1.0"
-    assert in_words({}) == "started in 0.0 s"
+    assert startup_line({}) == "started in 0.0 s"
 
 
 def test_a_rank_that_fails_says_all_that_it_had_to_say(
