@@ -137,7 +137,7 @@ def test_only_the_first_signal_interrupts_and_the_clean_up_is_left_alone() -> No
 def test_a_process_that_no_signal_ends_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(process, "GONE_WITHIN", 0.05)
     monkeypatch.setattr(process, "_send", lambda pid, number: None)
-    started = start(tmp_path, "/bin/sleep", "5")
+    started = start(tmp_path, "/bin/sleep", "300")
     with pytest.raises(ClusterctlError, match=str(started.pid)):
         process.end(lambda: {started.pid})
     monkeypatch.undo()
