@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.transport.fanout import Completed, Connections, Outcome
 
-# As shells say it of a program that SIGPIPE ended.
+# The exit code that shells give for a program ended by SIGPIPE.
 OUTPUT_GONE = 141
-# Seconds before a person is told that something is under way.
+# Seconds before the number of finished nodes is shown.
 PATIENCE = 2.0
 
 
 @dataclass(frozen=True)
 class Form:
-    """In which of its forms the output is wanted; by default lines as they come."""
+    """The form of the output; the default is lines as they arrive."""
 
     fold: bool = False
     diff: bool = False
@@ -53,13 +53,13 @@ class Form:
         }
         wanted = [name for name, is_wanted in named.items() if is_wanted]
         if len(wanted) > 1:
-            raise UsageError(f"{' and '.join(wanted)} are forms of the same output", "choose one of them")
+            raise UsageError(f"{' and '.join(wanted)} cannot be combined", "choose one of them")
         if self.against is not None and self.against not in cluster.names:
-            raise UsageError(f"--against {self.against!r} is none of the chosen nodes", "name one of them")
+            raise UsageError(f"--against {self.against!r} is not one of the chosen nodes", "name one of them")
 
 
 class Sink(Protocol):
-    """Where the output of nodes goes as it comes."""
+    """Receives the output of the nodes as it arrives."""
 
     def feed(self, node: str, stream: str, data: bytes) -> None: ...
 
@@ -168,7 +168,7 @@ class _Execution:
             self.sink = self.answers = Answers(chosen.names)
 
     def run(self, stdin: bool, fanout: int | None) -> list[Outcome[Completed]]:
-        """Everywhere, then show what is shown at the end."""
+        """Run the command on every node, then show what is shown at the end."""
         from clusterctl.exec.command import Everywhere
         from clusterctl.transport.shell import Once
 
@@ -206,7 +206,7 @@ class _Execution:
             count()
             self.sink.ended(outcome)
             if outcome.error is not None and not (self.form.json or self.form.json_lines):
-                # At once, not after the slowest node.
+                # Immediately, not after the slowest node.
                 report_error(outcome.error)
 
         return on_each(self.chosen.nodes, work, fanout=fanout or self.connections.fanout, on_outcome=report)
@@ -227,7 +227,7 @@ class _Execution:
 
 
 def _foresee(command: Command, chosen: Cluster, as_json: bool) -> None:
-    """Each node's own argv; nodes with the same one together."""
+    """Show the command of each node; nodes with the same command together."""
     from clusterctl.inventory import nodeset
     from clusterctl.text import escape_controls
 
@@ -248,7 +248,7 @@ def _input(nodes: Sequence[str]) -> FileInput | PipeInput:
     try:
         return broadcast(sys.stdin.fileno(), nodes)
     except (AttributeError, ValueError):
-        raise UsageError("--stdin: there is no standard input", "give one: `< FILE`, or a pipe") from None
+        raise UsageError("--stdin: there is no standard input", "use `< FILE` or a pipe") from None
 
 
 def _write(stream: str, data: bytes) -> None:
@@ -259,12 +259,12 @@ def _write(stream: str, data: bytes) -> None:
 
 @contextmanager
 def _output_may_go() -> Iterator[None]:
-    """Whoever reads the output may leave, as `head` does: the command is ended then, and nothing is said of it."""
+    """End the command quietly when the reader of the output leaves, as `head` does."""
     try:
         yield
     except BrokenPipeError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        # What is still in its buffer must not fail a second time.
+        # Flushing the rest of the buffer must not fail again.
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
         raise typer.Exit(OUTPUT_GONE) from None
@@ -272,21 +272,21 @@ def _output_may_go() -> Iterator[None]:
 
 @contextmanager
 def _patience(total: int, form: Form) -> Iterator[Callable[[], None]]:
-    """A word to a person who waits: how many nodes are done, where nothing else shows it; and what Ctrl-C does."""
+    """Show how many nodes are done while nothing else is shown, and what Ctrl-C does."""
     waiting = _Waiting(total)
     if form not in (Form(), Form(json_lines=True)) and sys.stderr.isatty():
         waiting.start()
     try:
         yield waiting.count
     except KeyboardInterrupt:
-        screen.log("ending it on the nodes; Ctrl-C again leaves that to them")
+        screen.log("stopping the command on the nodes; press Ctrl-C again to leave without waiting")
         raise
     finally:
         waiting.stop()
 
 
 class _Waiting:
-    """`12 of 64 nodes are done`, from the time on that a person gets impatient."""
+    """Shows `12 of 64 nodes are done` after a short time."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -331,13 +331,13 @@ def _show_differences(groups: list[Group], against: str | None) -> None:
     from clusterctl.exec import answers
 
     if len(groups) == 1:
-        screen.log(f"{groups[0].header()}: all the same")
+        screen.log(f"{groups[0].header()}: the output is the same")
     for line in answers.differences(groups, against):
         _write("stdout", line.encode())
 
 
 def _show_endings(outcomes: list[Outcome[Completed]]) -> None:
-    """One line for all nodes whose command ended badly in the same way."""
+    """Show one line for all nodes whose command failed in the same way."""
     from clusterctl.exec import output
     from clusterctl.inventory import nodeset
 

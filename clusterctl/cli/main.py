@@ -1,4 +1,4 @@
-"""Run one command line: build the command it names, and turn an error into words and an exit code."""
+"""Run one command line: build its command, and turn errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from clusterctl.cli.screen import report_error
 from clusterctl.errors import EXIT_BUG, ClusterctlError
 
 OF_THIS_MACHINE = {
-    errno.ENOSPC: "free some space on this machine; df -h . ~ /tmp shows where there is none",
-    errno.EDQUOT: "free some space on this machine; `quota` shows how much you may have",
-    errno.EROFS: "work in a folder that can be written",
-    errno.EACCES: "check the owner and mode of what is named there",
-    errno.EPERM: "check the owner and mode of what is named there",
-    errno.EMFILE: "ulimit -n raises how many files may be open, --fanout takes fewer nodes at once",
+    errno.ENOSPC: "free some space on this machine; `df -h . ~ /tmp` shows which disk is full",
+    errno.EDQUOT: "free some space on this machine; `quota` shows your limit",
+    errno.EROFS: "use a folder that you can write to",
+    errno.EACCES: "check the owner and permissions of this file",
+    errno.EPERM: "check the owner and permissions of this file",
+    errno.EMFILE: "allow more open files with `ulimit -n`, or contact fewer nodes at a time with --fanout",
     errno.ENOMEM: "free some memory on this machine",
 }
 
 
 def main() -> None:
-    """The program `clusterctl`."""
+    """Run the program `clusterctl`."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(argv: list[str]) -> int:
-    """Run one command line and give its exit code; a failure of the user's makes no traceback."""
+    """Run one command line; return its exit code. Errors of the user show no traceback."""
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
     try:
@@ -42,17 +42,17 @@ def run(argv: list[str]) -> int:
         report_error(error)
         return error.exit_code
     except OSError as problem:
-        said = _of_this_machine(problem)
-        if said is None:
-            return _confess(problem, argv)
-        report_error(said)
-        return said.exit_code
+        fault = _machine_error(problem)
+        if fault is None:
+            return _report_bug(problem, argv)
+        report_error(fault)
+        return fault.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    # The outermost handler: what comes this far is a bug of ours.
+    # The outermost handler: any other exception is a bug.
     except Exception as bug:
-        return _confess(bug, argv)
+        return _report_bug(bug, argv)
 
 
 @lru_cache(maxsize=1)
@@ -64,7 +64,7 @@ def command() -> Any:
 
 
 def warm_up() -> None:
-    """Load what an `exec` will need, for a process that runs many."""
+    """Load what `exec` needs, for a process that runs many commands."""
     import yaml  # noqa: F401
     from rich import console, text  # noqa: F401
 
@@ -81,17 +81,17 @@ def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _of_this_machine(problem: OSError) -> ClusterctlError | None:
-    """What is no bug of ours: a full disk, a folder that was removed under our feet."""
-    # As only a question for the current folder has it.
+def _machine_error(problem: OSError) -> ClusterctlError | None:
+    """Return the error for a fault of this machine, such as a full disk; None for a bug."""
+    # Only a request for the current folder fails without a file name.
     if problem.errno == errno.ENOENT and problem.filename is None:
-        return ClusterctlError("the folder that this was started in is gone", "cd to one that is there")
+        return ClusterctlError("the current folder is gone", "change to a folder that exists")
     hint = OF_THIS_MACHINE.get(problem.errno or 0)
     where = problem.filename or "on this machine"
     return ClusterctlError(f"{where}: {problem.strerror}", hint) if hint else None
 
 
-def _confess(bug: Exception, argv: list[str]) -> int:
+def _report_bug(bug: Exception, argv: list[str]) -> int:
     import tempfile
 
     from clusterctl import __version__
@@ -99,6 +99,6 @@ def _confess(bug: Exception, argv: list[str]) -> int:
     with tempfile.NamedTemporaryFile("w", prefix="clusterctl-bug-", suffix=".txt", delete=False) as file:
         file.write(f"clusterctl {__version__}, Python {sys.version}\ncommand: {argv}\n\n")
         traceback.print_exception(bug, file=file)
-    print(f"error: a bug of ours: {type(bug).__name__}: {bug}", file=sys.stderr)
-    print(f"  try: send us {file.name}, which holds the traceback", file=sys.stderr)
+    print(f"error: a bug in clusterctl: {type(bug).__name__}: {bug}", file=sys.stderr)
+    print(f"  try: report it with {file.name}, which contains the traceback", file=sys.stderr)
     return EXIT_BUG

@@ -69,7 +69,7 @@ def push(
 
     chosen = options.cluster_of(cluster, nodes, exclude)
     if not source.exists():
-        raise UsageError(f"{source}: no such file or folder", "name what is to be pushed")
+        raise UsageError(f"{source}: no such file or folder", "give the file or folder to push")
     reading: Future[tuple[Source, str]] = promised()
 
     def look(node: Node) -> Would:
@@ -113,14 +113,14 @@ def push(
 
 
 def _load_tables() -> None:
-    """30 ms, while the nodes work rather than when they are done."""
+    """Load the tables (30 ms) while the nodes work."""
     from clusterctl.cli import views  # noqa: F401
 
     screen.out_console()
 
 
 def _source(source: Path, node_path: str | None, include_vcs: bool, checksum: bool) -> tuple[Source, str]:
-    """What is pushed, and where it goes."""
+    """Return what is pushed, and its path on the nodes."""
     from clusterctl.transfer import push as pushing
 
     dest = node_path or f"~/{source.resolve().name}"
@@ -178,16 +178,16 @@ def pull(
         )
     if fold:
         files, saved = pulling.fold([places[one.node.name] for one in outcomes if one.ok])
-        screen.log(f"{text.plural(files, 'file')} folded, {text.size(saved)} spared")
+        screen.log(f"{text.plural(files, 'file')} stored once, {text.size(saved)} saved")
     show_pushed(outcomes, as_json)
 
 
 def _refuse_dest(dest: Path) -> None:
-    """A place here where no folder can be made is told once, before any node is asked."""
-    there = next(one for one in (dest.absolute(), *dest.absolute().parents) if one.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        why = "not to be written by you" if there.is_dir() else "no folder"
-        raise UsageError(f"{dest}: {there} is {why}", "name a folder here, or one that can be made")
+    """Refuse a destination that cannot be made, before any node is contacted."""
+    existing = next(path for path in (dest.absolute(), *dest.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        reason = "not writable" if existing.is_dir() else "not a folder"
+        raise UsageError(f"{dest}: {existing} is {reason}", "give a local folder that exists or can be made")
 
 
 def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[Would]], as_json: bool) -> None:
@@ -225,7 +225,7 @@ def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[Would]], as
 
 
 def show_pushed(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
-    """What each node got; the error of those that failed."""
+    """Show what each node received; raise the errors of the others."""
     from dataclasses import asdict
 
     from clusterctl import text
@@ -235,7 +235,7 @@ def show_pushed(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
     done = [(one.node.name, one.value) for one in outcomes if one.value is not None]
     for name, value in done:
         for note in value.notes:
-            screen.log(f"{name}: turned away from {note}", style="yellow")
+            screen.log(f"{name}: could not copy from {note}", style="yellow")
     if as_json:
         screen.show_json([{"node": name, **asdict(value)} for name, value in done])
     else:

@@ -133,4 +133,4 @@ def test_a_pull_to_where_no_folder_can_be_is_told_once_before_any_node_is_asked(
 ) -> None:
     (tmp_path / "file").write_text("")
     code, _, err = run("pull", "/etc/hostname", "file/below")
-    assert code == 2 and err.count("is no folder") == 1 and "node" not in err
+    assert code == 2 and err.count("is not a folder") == 1 and "node" not in err

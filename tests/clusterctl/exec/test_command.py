@@ -138,7 +138,7 @@ def test_differences_and_folds_tell_the_ends_too(run: Run) -> None:
     code, out, _ = run("node[1-4]", "-b", "--shell", "--", script)
     assert "node[1-2,4] (3)\n" in out and "node3 (1): exit 4\n" in out and out.count("same") == 2
     code, out, err = run("node[1-4]", "--diff", "--", "echo", "same")
-    assert (code, out) == (0, "") and "all the same" in err
+    assert (code, out) == (0, "") and "the output is the same" in err
 
 
 def test_json_lines_come_with_every_end(run: Run) -> None:
