@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -115,3 +116,20 @@ def test_a_dataclass_of_options_is_one_parameter_of_the_function_and_many_of_the
     command(name="a", nodes="b", count=4, dry_run=True)
     assert seen == ["a", Selection("b", 4), True]
     assert flat(test_every_command_of_the_table_can_be_built) is test_every_command_of_the_table_can_be_built
+
+
+UNCLEAR = re.compile(
+    r"\b(told|heard|beside|whatever|at once|goes on|by itself|make-believe|none of it|as it stands|stand by)\b",
+    re.I,
+)
+
+
+def test_the_help_uses_no_unclear_words() -> None:
+    for key in TABLE:
+        command: Any = commands.built(key)
+        texts = [
+            TABLE[key].help,
+            command.help,
+            *(param.help for param in command.params if hasattr(param, "help")),
+        ]
+        assert not [text for text in texts if text and UNCLEAR.search(text)], key
