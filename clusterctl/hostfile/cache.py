@@ -1,4 +1,4 @@
-"""Inventories that were read before and did not change, for a process that runs many commands."""
+"""Cache inventories whose files did not change, for a process that runs many commands."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.hostfile import detect
 from clusterctl.inventory.cluster import Cluster
 
-# Seconds: a file that changed later than that may change again within its clock's tick.
+# Seconds. A file that changed more recently may change again within one tick of its time stamp.
 SETTLED = 2.0
 MOST = 8
 
 
 class Which(NamedTuple):
-    """One inventory: where it was read from, its name there, and what its slots are."""
+    """One inventory: folder, file name, and the kind of its slots."""
 
     folder: str
     file: str
@@ -30,15 +30,15 @@ Stamp = tuple[int, int, int, int]
 
 
 class Inventories:
-    """Clusters by what they were read from; only a keeper remembers any."""
+    """Clusters by their files; only a keeper stores any."""
 
     def __init__(self) -> None:
         self._known: dict[Which, tuple[Stamp, Cluster]] = {}
         self.on_read: Callable[[Which], None] = lambda which: None
-        """Hears of each that was not known."""
+        """Called for each inventory that was not stored."""
 
     def load(self, file: Path, kind: str) -> Cluster:
-        """As `hostfile_any.load`."""
+        """Return the inventory as `detect.load` does."""
         which = Which(os.getcwd(), str(file), kind)
         known = self._known.get(which)
         if known is not None and known[0] == _stamp(file) and _keys_are_there(known[1]):
@@ -48,7 +48,7 @@ class Inventories:
         return cluster
 
     def remember(self, which: Which) -> None:
-        """Read one for those that come later; what can't be read is theirs to tell. Goes to its folder and back."""
+        """Read an inventory in its folder for later commands, which report its faults themselves."""
         before = os.getcwd()
         try:
             os.chdir(which.folder)
@@ -67,17 +67,17 @@ class Inventories:
 
 @lru_cache(maxsize=1)
 def inventories() -> Inventories:
-    """This process's own."""
+    """The cache of this process."""
     return Inventories()
 
 
 def _keys_are_there(cluster: Cluster) -> bool:
-    """An inventory is refused where an identity file is missing."""
+    """Return whether every identity file of the cluster exists."""
     return all(os.path.isfile(os.path.expanduser(key)) for key in {node.key for node in cluster.nodes} if key)
 
 
 def _stamp(file: Path) -> Stamp | None:
-    """What changes with a file; None where it is none that can be read twice."""
+    """Return a fingerprint (mtime, size, inode, device) of a regular file, else None."""
     try:
         about = file.stat()
     except OSError:

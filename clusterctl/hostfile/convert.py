@@ -1,4 +1,4 @@
-"""Nodes written as another launcher wants them; what its format can't hold is said before anything is lost."""
+"""Write nodes in the format of another launcher; refuse what the format cannot hold before anything is lost."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from clusterctl.inventory.cluster import MAX_DEVICES, Cluster, Node
 
 TARGETS = (*formats.FORMATS, "slurm", "torchrun", "cluster")
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
-# Torchrun's own default.
+# The default port of torchrun.
 MASTER_PORT = 29500
 
 
 @dataclass(frozen=True)
 class Loss(Fault):
-    """One thing that a format can't hold."""
+    """One value that a format cannot hold."""
 
     droppable: bool = True
-    """False where the node without it would be another one, or none."""
+    """False if the node would be another one, or none, without it."""
     reach: bool = False
-    """True where it is only how to log in, which ~/.ssh/config can say: the same nodes, the same ranks."""
+    """True if it concerns the login only, which ~/.ssh/config can hold: nodes and ranks stay the same."""
 
 
 @dataclass(frozen=True)
 class TorchrunNode:
-    """What to type on one node."""
+    """The command to type on one node."""
 
     node: str
     node_rank: int
@@ -40,11 +40,11 @@ class TorchrunNode:
 
 
 def narrowed(source: Source, include: str | None, exclude: str | None) -> Source:
-    """The source with the slots that DeepSpeed's filters leave; a slot is a device's number."""
+    """Return the source with the slots that DeepSpeed's filters leave; a slot is a device number."""
     if not include and not exclude:
         return source
-    there = {key: _devices(entry) for key, entry in zip(source.keys, source.entries, strict=True)}
-    left = chosen(there, include, exclude)
+    devices = {key: _devices(entry) for key, entry in zip(source.keys, source.entries, strict=True)}
+    left = chosen(devices, include, exclude)
     kept = [(key, entry) for key, entry in zip(source.keys, source.entries, strict=True) if key in left]
     entries = tuple(_with_devices(entry, left[key]) for key, entry in kept)
     cluster = source.cluster and _left_of(source.cluster, left)
@@ -52,7 +52,7 @@ def narrowed(source: Source, include: str | None, exclude: str | None) -> Source
 
 
 def narrowed_cluster(cluster: Cluster, include: str) -> Cluster:
-    """The devices of an inventory that DeepSpeed's `--include` names."""
+    """Return the devices of an inventory in DeepSpeed's `--include`."""
     return _left_of(cluster, chosen({node.name: node.devices for node in cluster.nodes}, include, None))
 
 
@@ -66,7 +66,7 @@ def _devices(entry: Entry) -> tuple[int, ...]:
 
 
 def slots_left(source: Source) -> list[str]:
-    """`w1: 0,2`: the slots of each node, as a filter left them."""
+    """Return the slots of each node after a filter, as `w1: 0,2`."""
     return [f"{entry.address}: {','.join(map(str, _devices(entry)))}" for entry in source.entries]
 
 
@@ -78,13 +78,13 @@ def _with_devices(entry: Entry, devices: tuple[int, ...]) -> Entry:
 
 
 def _node_with(node: Node, devices: tuple[int, ...]) -> Node:
-    told = dict(zip(node.devices, node.device_ips, strict=False))
-    ips = tuple(told[one] for one in devices) if node.device_ips else ()
+    known = dict(zip(node.devices, node.device_ips, strict=False))
+    ips = tuple(known[device] for device in devices) if node.device_ips else ()
     return replace(node, devices=devices, device_ips=ips)
 
 
 def of_cluster(cluster: Cluster, slots: int | None = None) -> Source:
-    """An inventory's nodes, with the first `slots` devices of each where a number is given."""
+    """Return the nodes of an inventory, each with its first `slots` devices if a number is given."""
     if slots is not None:
         cluster = replace(cluster, nodes=tuple(_first(node, slots) for node in cluster.nodes))
     entries = tuple(detect.entries_of(cluster))
@@ -92,14 +92,14 @@ def of_cluster(cluster: Cluster, slots: int | None = None) -> Source:
 
 
 def _first(node: Node, slots: int) -> Node:
-    # More ranks than devices: which of them share one is the launcher's to say.
+    # With more ranks than devices, the launcher decides which ranks share one.
     if slots > len(node.devices):
         return replace(node, devices=tuple(range(slots)), device_ips=())
     return _node_with(node, node.devices[:slots])
 
 
 def with_slots(source: Source, slots: int | None) -> Source:
-    """The source with a count where its file says none."""
+    """Return the source with a number of slots for nodes without one."""
     if slots is None or source.cluster is not None:
         return source
     entries = tuple(
@@ -109,14 +109,14 @@ def with_slots(source: Source, slots: int | None) -> Source:
 
 
 def losses(source: Source, target: str) -> list[Loss]:
-    """Everything that would make the other launcher start something else than the source says."""
+    """Yield what would make the other launcher start other ranks than the source has."""
     if target not in TARGETS:
         near = did_you_mean(target, TARGETS)
         raise UsageError(f"unknown format {target!r}", near or f"one of {', '.join(TARGETS)}")
     keys = source.keys
     found = [loss for number, key in enumerate(keys) for loss in _entry_losses(source, number, key, target)]
     if source.scattered:
-        what = "its ranks don't run node by node, and no other format has places for ranks"
+        what = "its ranks do not follow the nodes, and no other format can place ranks"
         found.append(Loss(source.path, what, "keep the rank table"))
     return found
 
@@ -155,25 +155,25 @@ def _lost(source: Source, number: int, target: str) -> Iterator[tuple[str, str, 
         yield f"the address {entry.address}", "it splits at the colons; give the node a name", False
     unsaid = target in ("deepspeed", "torchrun") or (target == "mpich" and source.dialect == "openmpi")
     if entry.slots is None and unsaid:
-        yield "a node without a count of slots", "--slots N gives one", False
+        yield "a node without a number of slots", "--slots N sets one", False
 
 
 def left_out(source: Source, target: str) -> list[str]:
-    """What else the source says and the format has no place for: it changes no rank, so it is only told."""
+    """Yield the other values that the format cannot hold; they change no rank, so they are only reported."""
     if source.cluster is None or target == "cluster":
         return []
     names = ["node names"] if any(node.name != node.address for node in source.cluster.nodes) else []
     usual = Node("", "", "")
-    told = ("key", "python", "workdir", "device_ips", "interface", "env")
+    keys = ("key", "python", "workdir", "device_ips", "interface", "env")
     return names + [
         name.replace("_", " ")
-        for name in told
+        for name in keys
         if any(getattr(node, name) != getattr(usual, name) for node in source.cluster.nodes)
     ]
 
 
 def _chooses(source: Source, number: int, target: str) -> bool:
-    """torchrun's commands can choose devices where their kind is known."""
+    """Return whether a torchrun command can choose these devices, which needs their kind."""
     return (
         target == "torchrun" and source.cluster is not None and source.cluster.nodes[number].kind in VISIBLE
     )
@@ -188,7 +188,7 @@ def render(
     reached: bool = False,
     port: int = MASTER_PORT,
 ) -> str:
-    """The nodes in another format, as a text; refused where something would be lost, unless `lossy`.
+    """Return the nodes in another format; raise InputFaults if something would be lost, unless `lossy`.
 
     `reached` lets go what is only about logging in: the inventory that says it stays.
     """
@@ -210,13 +210,13 @@ def _refuse(losses: Sequence[Loss], lossy: bool) -> None:
     if any(not loss.droppable for loss in losses):
         raise InputFaults(losses)
     if losses and not lossy:
-        raise InputFaults(losses, "--lossy writes it without what it can't hold")
+        raise InputFaults(losses, "--lossy leaves it out")
 
 
 def torchrun(
     source: Source, *, lossy: bool = False, port: int = MASTER_PORT, script: str = "train.py"
 ) -> list[TorchrunNode]:
-    """What to type on each node, the first one being the master."""
+    """Return the torchrun command of each node; the first node is the master."""
     _refuse(losses(source, "torchrun"), lossy)
     rows = []
     for number, entry in enumerate(source.entries):

@@ -1,4 +1,4 @@
-"""Any file that names nodes, read as what it is: cluster.yaml, a hostfile, a Slurm list, a rank table.
+"""Read any file that lists nodes: cluster.yaml, a hostfile, a Slurm list or a rank table.
 
 All of them become a Cluster, so that each serves as an inventory; a Slurm allocation does so without a file.
 """
@@ -21,7 +21,7 @@ from clusterctl.inventory.cluster import MAX_DEVICES, Cluster, Node
 if TYPE_CHECKING:
     from clusterctl.ranktable.api import Device, RankTable
 
-# Bytes that tell what a file is.
+# Bytes that show the kind of a file.
 HEAD = 64 << 10
 
 _YAML_KEY = re.compile(r"^(nodes|defaults|name|groups|known_hosts)\s*:(\s|$)", re.MULTILINE)
@@ -30,27 +30,27 @@ _TABLE_KEY = re.compile(r'"(server_list|group_list|rank_list|server_count|rank_c
 
 @dataclass(frozen=True)
 class Source:
-    """What a file names."""
+    """The nodes in a file."""
 
     path: str
     dialect: str
-    """cluster, ranktable, slurm, deepspeed, openmpi, mpich, or names where only names stand."""
+    """cluster, ranktable, slurm, deepspeed, openmpi, mpich, or names for names alone."""
     entries: tuple[Entry, ...] = ()
     faults: tuple[Fault, ...] = ()
     cluster: Cluster | None = None
-    """Where the file says more than lines can: cluster.yaml and rank tables."""
+    """The cluster of a cluster.yaml or a rank table, which have more than names and slots."""
     scattered: bool = False
-    """The ranks of a table that don't run node by node."""
+    """Whether the ranks of a table do not follow the nodes."""
 
     @property
     def keys(self) -> list[str]:
-        """How a person names each entry: the node's name where there is one, its address otherwise."""
+        """The name of each entry: the name of the node if it has one, else its address."""
         return self.cluster.names if self.cluster else [entry.address for entry in self.entries]
 
 
 def read(path: Path) -> Source:
-    """Read any of the files; its faults are in the result, and no such file is the command line's fault."""
-    dialect = _nature(path)
+    """Read any of the files; the result has its faults. Raise UsageError if there is no such file."""
+    dialect = kind_of_file(path)
     if dialect == "cluster":
         return _from_cluster(path)
     if dialect == "ranktable":
@@ -66,8 +66,8 @@ def read(path: Path) -> Source:
 
 
 def load(path: Path, kind: str = "cpu") -> Cluster:
-    """Read any of the files as an inventory; `kind` is what the slots of a hostfile are."""
-    if _nature(path) == "cluster":
+    """Read any of the files as an inventory; `kind` is the kind of device that the slots of a hostfile mean."""
+    if kind_of_file(path) == "cluster":
         return inventory_cluster.load(path)
     source = read(path)
     if source.faults:
@@ -76,14 +76,14 @@ def load(path: Path, kind: str = "cpu") -> Cluster:
 
 
 def cluster_of(source: Source, kind: str = "cpu") -> Cluster:
-    """The cluster that a file without faults names."""
+    """Return the cluster in a file without faults."""
     if source.cluster is not None:
         return source.cluster
     return from_entries(source.entries, source.path, kind)
 
 
 def from_slurm(variables: Mapping[str, str], kind: str = "cpu") -> Cluster:
-    """The nodes of the Slurm allocation that this process runs in."""
+    """Return the nodes of the Slurm allocation of this process."""
     entries, faults = slurm.from_variables(variables)
     if faults:
         raise InputFaults(faults)
@@ -91,7 +91,7 @@ def from_slurm(variables: Mapping[str, str], kind: str = "cpu") -> Cluster:
 
 
 def from_entries(entries: Iterable[Entry], source: str, kind: str = "cpu") -> Cluster:
-    """Nodes named by their addresses, as many devices each as it has slots; one where nothing is said."""
+    """Return nodes named by their addresses, with one device for each slot; one device without a count."""
     nodes: list[Node] = []
     faults: list[Fault] = []
     for entry in entries:
@@ -99,7 +99,7 @@ def from_entries(entries: Iterable[Entry], source: str, kind: str = "cpu") -> Cl
         where = f"{source}:{entry.line}" if entry.line else source
         if len(devices) > MAX_DEVICES:
             what = f"{entry.address}: {len(devices)} slots, and a node has at most {MAX_DEVICES} devices"
-            faults.append(Fault(where, what, "fewer slots; threads are not ranks"))
+            faults.append(Fault(where, what, "give fewer slots; a slot is a rank, not a thread"))
         nodes.append(_node(entry.address, entry.address, devices, kind, entry.user))
     if faults:
         raise InputFaults(faults)
@@ -110,16 +110,19 @@ def _node(name: str, address: str, devices: tuple[int, ...], kind: str, user: st
     return Node(name, address, address, user=user, devices=devices, kind=kind, server_id=address)
 
 
-def _nature(path: Path) -> str:
-    """cluster, ranktable or hostfile, told by the name's ending and the first bytes."""
+def kind_of_file(path: Path) -> str:
+    """Return cluster, ranktable or hostfile, from the suffix and the first bytes of a file."""
     if path.suffix in (".yaml", ".yml"):
         return "cluster"
     try:
         with path.open("rb") as file:
             head = file.read(HEAD).decode("utf-8", "replace").removeprefix("\ufeff")
     except OSError:
-        # whoever reads the whole of it words why it can't be read
+        # The reader of the whole file reports why it cannot be read.
         return "hostfile" if path.exists() else "cluster"
+    if path.suffix == ".json" and head.lstrip()[:1] != "{":
+        # The reader of rank tables reports what is wrong with it.
+        return "ranktable"
     if head.lstrip()[:1] == "{":
         return "ranktable" if _TABLE_KEY.search(head) else "cluster"
     return "cluster" if _YAML_KEY.search(head) else "hostfile"
@@ -134,7 +137,7 @@ def _from_cluster(path: Path) -> Source:
 
 
 def entries_of(cluster: Cluster) -> Iterator[Entry]:
-    """The lines that a hostfile of these nodes would have."""
+    """Yield the lines of a hostfile of these nodes."""
     for node in cluster.nodes:
         devices = node.devices or (0,)
         first = devices == tuple(range(len(devices)))
@@ -142,7 +145,7 @@ def entries_of(cluster: Cluster) -> Iterator[Entry]:
 
 
 def _from_table(path: Path) -> Source:
-    # 9 ms, which a cluster.yaml need not wait for.
+    # This import takes 9 ms and is not needed for a cluster.yaml.
     from clusterctl.ranktable import api
 
     try:
@@ -158,7 +161,7 @@ def _from_table(path: Path) -> Source:
 
 
 def _with_servers(table: RankTable, source: str) -> RankTable:
-    """A 2.0 table whose ranks say which node each is on (`server_id` or `host_ip`), with these as its servers.
+    """Return a 2.0 table whose ranks have a `server_id` or `host_ip`, with these as its servers.
 
     Most 2.0 tables say it nowhere: the addresses of their levels are the devices', which no SSH answers.
     """
@@ -172,20 +175,20 @@ def _with_servers(table: RankTable, source: str) -> RankTable:
         name, host = (device.extras.get(key) for key in ("server_id", "host_ip"))
         known = name or host
         if not isinstance(known, str):
-            what = "this rank says neither `host_ip` nor `server_id`, so it names no node"
+            what = "this rank has neither `host_ip` nor `server_id`, so its node is unknown"
             faults.append(Fault(at, what, "give the nodes in a cluster.yaml or a hostfile"))
             continue
-        there = servers.setdefault(known, [])
-        if any(one.device_id == device.device_id for one in there):
-            what = f"the device {device.device_id} of {known[:80]!r} is another rank too"
-            faults.append(Fault(at, what, "each device of a node once"))
+        present = servers.setdefault(known, [])
+        if any(other.device_id == device.device_id for other in present):
+            what = f"the device {device.device_id} of {known[:80]!r} has another rank too"
+            faults.append(Fault(at, what, "a device has one rank"))
         elif device.device_id >= MAX_DEVICES:
             what = f"its device_id is {device.device_id}, and a node has at most {MAX_DEVICES} devices"
             faults.append(Fault(at, what, "the physical id, as npu-smi shows it"))
-        there.append(replace(device, levels=(), device_ip=""))
+        present.append(replace(device, levels=(), device_ip=""))
         hosts.setdefault(known, {"host_ip": host} if isinstance(host, str) else {})
     if len(faults) == table.ranks and not servers:
-        what = "a table of version 2.0 whose ranks say neither `host_ip` nor `server_id` names no nodes"
+        what = "a table of version 2.0 whose ranks have neither `host_ip` nor `server_id` names no nodes"
         faults = [Fault(source, what, "give the nodes in a cluster.yaml or a hostfile")]
     if faults:
         raise InputFaults(faults)
@@ -194,7 +197,7 @@ def _with_servers(table: RankTable, source: str) -> RankTable:
 
 
 def from_table(table: RankTable, source: str) -> Cluster:
-    """A table's servers as nodes, in the order of their ranks, with what it says of their devices."""
+    """Return the servers of a table as nodes in the order of their ranks, with their devices."""
     from clusterctl.ranktable import api
 
     nodes: list[Node] = []
@@ -203,7 +206,7 @@ def from_table(table: RankTable, source: str) -> Cluster:
         name = server.server_id
         address = str(server.extras.get("host_ip") or name)
         if nodeset.name_fault(name) or not inventory_cluster.HOST.match(address):
-            what = f"the server_id {name[:80]!r} names no node that SSH could reach"
+            what = f"the server_id {name[:80]!r} is not a name or address that SSH can reach"
             first = f"rank {server.devices[0].rank_id}"
             at = f"/server_list/{number}/server_id" if table.names_servers else first
             faults.append(Fault(f"{source} {at}", what, "an address or a name"))

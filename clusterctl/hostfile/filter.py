@@ -1,8 +1,8 @@
-"""DeepSpeed's `--include` and `--exclude`, with the results that its documentation promises.
+"""Apply DeepSpeed's `--include` and `--exclude`, with the results that its documentation describes.
 
 `NODE[:SLOT[,SLOT...]][@NODE...]`: a node alone is the whole of it. Releases of DeepSpeed have dropped whole
 nodes from an include, let `-i w0:5` pass on a node of four slots, and kept a node that `-e w1@w1:0` excludes
-whole; here the words mean what they say, and every fault is told at once.
+whole; here the filters do what they say, and all faults are reported together.
 """
 
 from __future__ import annotations
@@ -18,49 +18,54 @@ _SLOT = re.compile(r"[0-9]{1,4}\Z")
 Slots = dict[str, tuple[int, ...]]
 
 
-def chosen(there: Mapping[str, Sequence[int]], include: str | None, exclude: str | None) -> Slots:
-    """The slots of each node that a filter leaves, nodes in the hostfile's order, slots in their own."""
+def chosen(slots_of: Mapping[str, Sequence[int]], include: str | None, exclude: str | None) -> Slots:
+    """Return the slots of each node that a filter leaves, in the order of the hostfile."""
     if include and exclude:
-        raise UsageError("--include and --exclude can't be given together", "one of them says the same")
-    named = _read(include or exclude or "", "--include" if include else "--exclude", there)
+        raise UsageError(
+            "--include and --exclude can't be given together",
+            "use --include alone; it already excludes the rest",
+        )
+    named = _read(include or exclude or "", "--include" if include else "--exclude", slots_of)
     if include:
-        kept = {node: named.get(node, set()) for node in there}
+        kept = {node: named.get(node, set()) for node in slots_of}
     else:
-        kept = {node: set(slots) - named.get(node, set()) for node, slots in there.items()}
-    left = {node: tuple(slot for slot in there[node] if slot in kept[node]) for node in there if kept[node]}
+        kept = {node: set(slots) - named.get(node, set()) for node, slots in slots_of.items()}
+    left = {
+        node: tuple(slot for slot in slots_of[node] if slot in kept[node]) for node in slots_of if kept[node]
+    }
     if not left:
-        raise UsageError("the filter leaves no slot", f"there are: {_shown(there)}")
+        raise UsageError("the filter leaves no slot", f"known: {_shown(slots_of)}")
     return left
 
 
-def _read(text: str, option: str, there: Mapping[str, Sequence[int]]) -> dict[str, set[int]]:
-    """What a filter names: a node's slots, all of them where it stands alone once."""
+def _read(text: str, option: str, slots_of: Mapping[str, Sequence[int]]) -> dict[str, set[int]]:
+    """Return the slots of each node that a filter lists; a node without slots means all of them."""
     named: dict[str, set[int]] = {}
     faults: list[Fault] = []
     for part in text.split("@") if text else ():
         node, colon, listed = part.partition(":")
-        if node not in there:
-            near = did_you_mean(node, list(there)) or f"there are: {_shown(there)}"
+        if node not in slots_of:
+            near = did_you_mean(node, list(slots_of)) or f"known: {_shown(slots_of)}"
             faults.append(Fault(option, f"no node {node[:80]!r}" if node else "an empty node", near))
             continue
         here = named.setdefault(node, set())
         if not colon:
-            here.update(there[node])
+            here.update(slots_of[node])
         for slot in listed.split(",") if colon else ():
-            faults += _slot_faults(slot, node, option, there[node])
+            faults += _slot_faults(slot, node, option, slots_of[node])
             here.update({int(slot)} if _SLOT.match(slot) else ())
     if faults:
         raise InputFaults(faults)
     return named
 
 
-def _slot_faults(slot: str, node: str, option: str, there: Sequence[int]) -> Iterator[Fault]:
+def _slot_faults(slot: str, node: str, option: str, slots: Sequence[int]) -> Iterator[Fault]:
     if not _SLOT.match(slot):
-        yield Fault(option, f"{node}:{slot[:80]} names no slot", _GRAMMAR)
-    elif int(slot) not in there:
-        yield Fault(option, f"{node} has no slot {slot}", f"it has {','.join(map(str, there[:64]))}")
+        yield Fault(option, f"{node}:{slot[:80]} is not a slot", _GRAMMAR)
+    elif int(slot) not in slots:
+        yield Fault(option, f"{node} has no slot {slot}", f"it has {','.join(map(str, slots[:64]))}")
 
 
-def _shown(there: Mapping[str, Sequence[int]]) -> str:
-    names = list(there)
+def _shown(slots_of: Mapping[str, Sequence[int]]) -> str:
+    names = list(slots_of)
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

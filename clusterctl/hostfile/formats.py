@@ -1,4 +1,4 @@
-"""Hostfiles of a line a node: a Cluster as DeepSpeed, OpenMPI and MPICH want it, and their texts read strictly.
+"""Write the hostfiles of DeepSpeed, OpenMPI and MPICH (one line for each node), and read them strictly.
 
 DeepSpeed takes `w[0-3] slots=8` for one node of that name, passes `slots=0` and ignores what follows; a
 name that begins with `-` becomes an option of ssh. All of these are faults here, each with its line.
@@ -28,30 +28,30 @@ _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*\Z")
 
 @dataclass(frozen=True)
 class Entry:
-    """One node: where it is, and how many ranks it takes."""
+    """One line of a hostfile: a node and its number of ranks."""
 
     address: str
     slots: int | None
-    """None where the file does not say."""
+    """None if the file has no count."""
     user: str | None = None
     line: int = 0
     max_slots: int | None = None
-    """OpenMPI's limit for more ranks than slots."""
+    """OpenMPI: the limit for more ranks than slots."""
     devices: tuple[int, ...] | None = None
-    """Which devices the slots are; None means the first ones."""
+    """The devices of the slots; None means the first ones."""
     form: str = ""
-    """How the line was written: slots (`a slots=8`), colon (`a:8`), or nothing for a bare name."""
+    """The form of the line: slots (`a slots=8`), colon (`a:8`), or empty for a bare name."""
 
 
 def render(cluster: Cluster, format: str, slots: Mapping[str, int] | None = None) -> str:
-    """A cluster's hostfile; `slots` by node name, a node's devices (at least one) where nothing is said."""
+    """Return the hostfile of a cluster; `slots` by node name, by default the number of its devices, at least one."""
     counts = [(slots or {}).get(node.name, len(node.devices) or 1) for node in cluster.nodes]
     entries = [Entry(node.address, count) for node, count in zip(cluster.nodes, counts, strict=True)]
     return render_entries([entry for entry in entries if entry.slots], format)
 
 
 def render_entries(entries: Sequence[Entry], format: str) -> str:
-    """The hostfile of a few nodes; what the format has no word for is left out (see hostfile_convert)."""
+    """Return the hostfile of these nodes; what the format cannot express is left out (see `convert`)."""
     if format not in FORMATS:
         near = did_you_mean(format, FORMATS)
         raise UsageError(f"unknown hostfile format {format!r}", near or f"one of {', '.join(FORMATS)}")
@@ -65,7 +65,7 @@ def render_entries(entries: Sequence[Entry], format: str) -> str:
         for number, entry in enumerate(entries, 1)
         if format == "mpich" and ":" in entry.address
     ]
-    # `::1:8` would be read as an address.
+    # `::1:8` would be an address.
     if faults:
         raise InputFaults(faults)
     parse(text, "the hostfile")
@@ -85,22 +85,12 @@ def _line(entry: Entry, format: str) -> str:
 
 
 def deepspeed(cluster: Cluster, slots: Mapping[str, int] | None = None) -> str:
-    """`10.0.0.1 slots=8`, a line a node."""
+    """Return a DeepSpeed hostfile: `10.0.0.1 slots=8`, one line for each node."""
     return render(cluster, "deepspeed", slots)
 
 
-def openmpi(cluster: Cluster, slots: Mapping[str, int] | None = None) -> str:
-    """`10.0.0.1 slots=8`, a line a node."""
-    return render(cluster, "openmpi", slots)
-
-
-def mpich(cluster: Cluster, slots: Mapping[str, int] | None = None) -> str:
-    """`10.0.0.1:8`, a line a node."""
-    return render(cluster, "mpich", slots)
-
-
 def load(path: Path) -> list[Entry]:
-    """Read a hostfile of any of the formats; all its faults at once."""
+    """Read a hostfile in any of the formats; raise InputFaults with all of its faults."""
     entries, faults = inspect(path)
     if faults:
         raise InputFaults(faults)
@@ -108,7 +98,7 @@ def load(path: Path) -> list[Entry]:
 
 
 def parse(text: str, source: str = "hostfile") -> list[Entry]:
-    """The entries of a hostfile's text; all its faults at once."""
+    """Return the entries in the text of a hostfile; raise InputFaults with all of its faults."""
     entries, faults = inspect_text(text, source)
     if faults:
         raise InputFaults(faults)
@@ -116,13 +106,13 @@ def parse(text: str, source: str = "hostfile") -> list[Entry]:
 
 
 def inspect(path: Path) -> tuple[list[Entry], list[Fault]]:
-    """What a hostfile names and what is wrong with it; no such file is the command line's fault."""
+    """Return the entries and the faults of a hostfile; raise UsageError if there is no such file."""
     text, faults = read_text(path)
     return inspect_text(text, str(path)) if not faults else ([], faults)
 
 
 def read_text(path: Path) -> tuple[str, list[Fault]]:
-    """A file's text, or why it has none; a file that is not there is the command line's fault."""
+    """Return the text of a file, or its faults; raise UsageError if there is no such file."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MB", "is this the right file?")
@@ -134,7 +124,7 @@ def read_text(path: Path) -> tuple[str, list[Fault]]:
 
 
 def lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines that say something, with their numbers: no comments, no blank ones."""
+    """Return the lines with their numbers, without comments and blank lines."""
     for number, raw in enumerate(text.split("\n"), 1):
         line = raw.removesuffix("\r").split("#", 1)[0].strip()
         if line:
@@ -142,7 +132,7 @@ def lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def inspect_text(text: str, source: str) -> tuple[list[Entry], list[Fault]]:
-    """What a hostfile's text names, and everything that is wrong with it."""
+    """Return the entries and the faults in the text of a hostfile."""
     entries: list[Entry] = []
     faults: list[Fault] = []
     for number, line in lines(text):
@@ -153,30 +143,30 @@ def inspect_text(text: str, source: str) -> tuple[list[Entry], list[Fault]]:
     faults += twice(entries, source)
     faults += _mixture(entries, source)
     if not entries and not faults:
-        faults.append(Fault(source, "names no nodes", "a line a node, as in `10.0.0.1 slots=8`"))
+        faults.append(Fault(source, "lists no nodes", "one line for each node, as in `10.0.0.1 slots=8`"))
     return entries, sorted(faults, key=lambda fault: _number(fault.where))
 
 
 def twice(entries: Iterable[Entry], source: str) -> Iterator[Fault]:
-    """A fault for every node that stands in a file again."""
+    """Yield a fault for every node that is repeated."""
     first: dict[str, int] = {}
     for entry in entries:
         place_of = same_place(entry.address)
         if place_of in first:
             place = f"on line {first[place_of]} too" if first[place_of] != entry.line else "here twice"
-            what = f"{entry.address} stands {place}"
-            yield Fault(f"{source}:{entry.line}", what, "one line a node, with all its slots")
+            what = f"{entry.address} is {place}"
+            yield Fault(f"{source}:{entry.line}", what, "write one line for each node, with all its slots")
         first.setdefault(place_of, entry.line)
 
 
 def _mixture(entries: Sequence[Entry], source: str) -> Iterator[Fault]:
-    """`a slots=8` beside `b:8`: no launcher takes both."""
+    """Yield a fault for `a slots=8` next to `b:8`: no launcher reads both."""
     forms = [entry for entry in entries if entry.form]
     for entry in forms[1:]:
         if entry.form != forms[0].form:
             words = {"slots": "slots=", "colon": "MPICH's `name:slots`"}
-            what = f"{words[entry.form]}, and line {forms[0].line} has {words[forms[0].form]}: no launcher takes both"
-            yield Fault(f"{source}:{entry.line}", what, "write all lines in one way")
+            what = f"{words[entry.form]}, and line {forms[0].line} has {words[forms[0].form]}: no launcher reads both"
+            yield Fault(f"{source}:{entry.line}", what, "write all lines in one form")
             return
 
 
@@ -186,7 +176,7 @@ def _number(where: str) -> int:
 
 
 def dialect(entries: Sequence[Entry]) -> str:
-    """Whose file it is: DeepSpeed's where its strict form holds, else OpenMPI's or MPICH's; `names` for bare names."""
+    """Return the dialect: deepspeed if its strict form fits, else openmpi or mpich; `names` for bare names."""
     if any(entry.form == "colon" for entry in entries):
         return "mpich"
     if any(entry.user or entry.max_slots for entry in entries):
@@ -198,7 +188,7 @@ def dialect(entries: Sequence[Entry]) -> str:
 def _entry(line: str, number: int) -> Entry:
     name, *words = line.split()
     found: dict[str, int] = {}
-    # One colon only: more of them are an IPv6 address.
+    # One colon only: an IPv6 address has more.
     mpich_form = re.fullmatch(r"([^:]+):([^:]*)", name)
     if mpich_form:
         name, found["slots"] = mpich_form[1], _slots(mpich_form[2], "slots")
@@ -213,12 +203,12 @@ def _entry(line: str, number: int) -> Entry:
         key, equals, value = word.partition("=")
         key = key.replace("-", "_")
         if key == "user" and user is None and (mpich_form or not found) and _USER.match(value):
-            # MPICH's, which may stand without a count.
+            # MPICH's, which may have no count.
             user, form = value, "colon"
         elif not equals or key not in ("slots", "max_slots") or (form and not mpich_form):
             raise UsageError(f"unexpected {word[:80]!r}", _word_hint(key, equals))
         elif key in found:
-            raise UsageError(f"{key.replace('_', ' ')} are given twice", "`10.0.0.1 slots=8` or `10.0.0.1:8`")
+            raise UsageError(f"{key.replace('_', ' ')} are repeated", "`10.0.0.1 slots=8` or `10.0.0.1:8`")
         else:
             found[key] = _slots(value, key)
     slots, most = found.get("slots"), found.get("max_slots")
@@ -231,13 +221,13 @@ def _entry(line: str, number: int) -> Entry:
 
 
 def _no_host(name: str) -> UsageError:
-    what = "a name can't begin with '-'" if name[:1] == "-" else "no name of a node"
+    what = "a name can't begin with '-'" if name[:1] == "-" else "not a valid node name"
     if name.startswith("[") and ":" in name:
-        what = "an IPv6 address stands without brackets"
+        what = "write an IPv6 address without brackets"
         return UsageError(f"{name[:80]!r}: {what}", "as in `fd00::1 slots=8`")
     if "[" in name:
-        what = "a hostfile has no node sets; it is one name to DeepSpeed"
-        return UsageError(f"{name[:80]!r}: {what}", "a line a node")
+        what = "a hostfile has no node sets; DeepSpeed reads one name"
+        return UsageError(f"{name[:80]!r}: {what}", "one line for each node")
     return UsageError(f"{name[:80]!r}: {what}", "a name or an address, as in `10.0.0.1 slots=8`")
 
 
@@ -249,7 +239,7 @@ def _word_hint(key: str, equals: str) -> str:
 
 def _slots(text: str, key: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text):
-        raise UsageError(f"{key}={text[:80]!r} is no number", f"a whole number, as in {key}=8")
+        raise UsageError(f"{key}={text[:80]!r} is not a number", f"a whole number, as in {key}=8")
     count = int(text)
     if not 0 < count <= MAX_SLOTS:
         raise UsageError(f"{key}={count}", f"1 to {MAX_SLOTS}; leave the line out for a node without ranks")

@@ -1,4 +1,4 @@
-"""The Cluster that `clusterctl init` writes down: from a node set, or from any file that names nodes.
+"""Build the Cluster that `clusterctl init` writes: from a node set, or from any file that lists nodes.
 
 A Cluster as the text of a cluster.yaml: short, to be read back, or with the comments that a person begins with.
 """
@@ -22,48 +22,52 @@ from clusterctl.inventory.addresses import address_fault
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.text import escape_controls
 
-# Of a node of which nothing is said: most boards with NPUs have so many.
+# Devices of a node without a count: most NPU nodes have 8.
 USUAL_DEVICES = 8
 USUAL_KIND = "npu"
 
 
 def from_hosts(hosts: str | None, devices: str | None, kind: str | None, name: str) -> Cluster:
-    """The nodes of a set, all alike; two to be overwritten where none is named."""
+    """Return the nodes of a node set, all with the same devices; two example nodes if no set is given."""
     names = nodeset.expand(hosts) if hosts is not None else ["10.0.0.1", "10.0.0.2"]
     ids, faults = _asked(devices, kind)
     faults += _host_faults(names)
     if faults:
         raise InputFaults(faults)
     nodes = [
-        Node(one, one, one, devices=_usual(ids), kind=kind or USUAL_KIND, server_id=one) for one in names
+        Node(name, name, name, devices=_usual(ids), kind=kind or USUAL_KIND, server_id=name) for name in names
     ]
     return _named(Cluster(name, tuple(nodes)))
 
 
 def from_file(source: Source, devices: str | None, kind: str | None, name: str) -> Cluster:
-    """The nodes of a file; `devices` where it does not say how many, `kind` where it does not say which."""
+    """Return the nodes in a file; `devices` and `kind` apply to nodes for which the file has none."""
     ids, faults = _asked(devices, kind)
     faults += [*source.faults, *_too_many(source.path, len(source.entries))]
     if source.cluster is not None and kind:
-        faults.append(Fault("--kind", f"{source.path} says the kind itself", "leave it out"))
+        faults.append(Fault("--kind", f"{source.path} has the kind of the devices", "leave it out"))
     if devices and not faults and not unsaid(source):
         faults.append(
-            Fault("--devices", f"{source.path} says them for every node", "leave it out, or edit the result")
+            Fault(
+                "--devices",
+                f"{source.path} has the devices of every node",
+                "leave it out, or edit the result",
+            )
         )
     if faults:
         raise InputFaults(faults)
     if source.cluster is not None:
         return _named(replace(source.cluster, name=name))
     entries = [
-        one if one.slots is not None else replace(one, slots=len(_usual(ids)), devices=_usual(ids))
-        for one in source.entries
+        entry if entry.slots is not None else replace(entry, slots=len(_usual(ids)), devices=_usual(ids))
+        for entry in source.entries
     ]
     cluster = detect.from_entries(entries, source.path, kind or USUAL_KIND)
     return _named(replace(cluster, name=name))
 
 
 def unsaid(source: Source) -> list[str]:
-    """The nodes of whose devices the file says nothing."""
+    """Return the nodes for which the file has no devices."""
     return [entry.address for entry in source.entries if entry.slots is None]
 
 
@@ -72,7 +76,7 @@ def _usual(ids: tuple[int, ...] | None) -> tuple[int, ...]:
 
 
 def _asked(devices: str | None, kind: str | None) -> tuple[tuple[int, ...] | None, list[Fault]]:
-    """The devices that an option names, and what is wrong with it and with the kind."""
+    """Return the devices in an option, and the faults of the option and of the kind."""
     faults = []
     if kind is not None and kind not in inventory_cluster.KINDS:
         faults.append(Fault("--kind", f"unknown kind {kind!r}", "cpu, cuda (NVIDIA GPUs) or npu (Ascend)"))
@@ -86,31 +90,33 @@ def _asked(devices: str | None, kind: str | None) -> tuple[tuple[int, ...] | Non
 
 def _host_faults(names: Sequence[str]) -> Iterator[Fault]:
     if not names:
-        yield Fault("--hosts", "names no node", "as in node[1-4]")
+        yield Fault("--hosts", "lists no nodes", "as in node[1-4]")
     yield from _too_many("--hosts", len(names))
     for name in names[: inventory_cluster.MAX_NODES]:
         if not inventory_cluster.HOST.match(name):
             remedy = "letters, digits, '.', '-', '_' and ':' only"
-            yield Fault("--hosts", f"{name[:80]!r} is no name or address that SSH could reach", remedy)
+            yield Fault("--hosts", f"{name[:80]!r} is not a name or address that SSH can reach", remedy)
         elif fault := address_fault(name):
             yield Fault("--hosts", fault, "as in 10.0.0.1 or fd00::1, or a name")
 
 
 def _too_many(where: str, count: int) -> Iterator[Fault]:
     if count > inventory_cluster.MAX_NODES:
-        what = f"{count:,} nodes, and an inventory has at most {inventory_cluster.MAX_NODES:,}"
-        yield Fault(where, what, "take some of them")
+        what = f"{count:,} nodes; an inventory has at most {inventory_cluster.MAX_NODES:,}"
+        yield Fault(where, what, "choose some of them")
 
 
 def _named(cluster: Cluster) -> Cluster:
-    """Nodes that were named by their addresses get names: node1, node2, as they stand."""
+    """Return the cluster with nodes that are named by their addresses renamed to node1, node2 and so on."""
     if cluster.groups:
         return cluster
     taken = set(cluster.names)
     free = (name for number in range(1, len(taken) * 2 + 1) if (name := f"node{number}") not in taken)
     return replace(
         cluster,
-        nodes=tuple(replace(one, name=next(free)) if _is_address(one.name) else one for one in cluster.nodes),
+        nodes=tuple(
+            replace(node, name=next(free)) if _is_address(node.name) else node for node in cluster.nodes
+        ),
     )
 
 
@@ -128,14 +134,14 @@ _COMMENTED = """\
 name: {name}
 
 defaults:                         # for every node that does not say otherwise
-  # user: alice                   # SSH's own choice where nothing is said
+  # user: alice                   # default: as SSH chooses
   # key: ~/.ssh/id_ed25519
   # port: 22
-  # python: ~/venv/bin/python     # the Python that ranks run with on the node
-  # workdir: ~/.clusterctl        # code, data and runs, on the node
+  # python: ~/venv/bin/python     # the Python of the ranks on the node
+  # workdir: ~/.clusterctl        # folder on the node for code, data and runs
   {devices:<32}# a count, a half-open range "[0,8)", or a list [0, 1]
   {kind:<32}# cpu, cuda or npu
-  # interface: eth0               # the one that all nodes share; handed to gloo, NCCL and HCCL
+  # interface: eth0               # network between the nodes; set for gloo, NCCL and HCCL
 
 nodes:
 {nodes}
@@ -148,13 +154,13 @@ _GROUPS = """\
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """A cluster.yaml that reads back as the same nodes."""
+    """Return a cluster.yaml that has exactly these nodes."""
     lines = [f"name: {_yaml(cluster.name)}", "nodes:", *_node_lines(cluster, {})]
     return "\n".join(lines + _shared_lines(cluster)) + "\n"
 
 
 def commented(cluster: Cluster, origin: str = "") -> str:
-    """A cluster.yaml of the same nodes to go on from: what most of them share stands above, once."""
+    """Return a commented cluster.yaml of these nodes; what most of them share is in `defaults`."""
     devices = Counter(node.devices for node in cluster.nodes).most_common(1)[0][0]
     kind = Counter(node.kind for node in cluster.nodes).most_common(1)[0][0]
     defaults: dict[str, Any] = {"devices": _device_value(devices), "kind": kind}
@@ -184,7 +190,7 @@ def _shared_lines(cluster: Cluster) -> list[str]:
 
 
 def _said(node: Node, defaults: dict[str, Any]) -> dict[str, Any]:
-    """What a node's line must say; the rest follows from its name and the defaults."""
+    """Return the keys that a node needs; the rest follows from its name and the defaults."""
     usual = Node(node.name, node.name, node.host, server_id=node.address)
     said = {
         item.name: getattr(node, item.name)
@@ -197,7 +203,7 @@ def _said(node: Node, defaults: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device_value(devices: tuple[int, ...]) -> int | list[int]:
-    """A count where the devices are the first ones."""
+    """Return a count if the devices are the first ones, else their list."""
     return len(devices) if devices == tuple(range(len(devices))) else list(devices)
 
 
@@ -205,7 +211,7 @@ def _flow(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_flow(one) for one in value) + "]"
+        return "[" + ", ".join(_flow(item) for item in value) + "]"
     return _yaml(value) if isinstance(value, str) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Slurm's way to name nodes and ranks: `node[01-16],big`, and `8(x4),4` for how many ranks each takes.
+"""Read and write Slurm's node lists, such as `node[01-16],big`, and task counts, such as `8(x4),4`.
 
 A node list keeps its order, since SLURM_TASKS_PER_NODE counts along it; a file is one list, several of them a
 line each, or what `env | grep SLURM_` prints.
@@ -6,6 +6,8 @@ line each, or what `env | grep SLURM_` prints.
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,22 +22,22 @@ from clusterctl.hostfile.formats import (
 )
 from clusterctl.inventory.addresses import address_fault
 
-# The second is what Slurm called it before.
+# The second is the old name.
 NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 TASKS = ("SLURM_TASKS_PER_NODE",)
 VARIABLES = (*NODES, *TASKS)
 MAX_BRACKETS = 8
-# The largest Slurm clusters have some 10,000.
+# The largest Slurm clusters have about 10,000 nodes.
 MAX_NODES = 100_000
 
 _ASSIGNED = re.compile(r"(?:export\s+)?(SLURM_[A-Z0-9_]+)=(.*)\Z")
 _PART = re.compile(r"([0-9]{1,5})(?:\(x([0-9]{1,6})\))?\Z")
-# A colon or an @ has no place in a Slurm list.
+# A Slurm list contains no colon and no @.
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
 
 def looks_like(text: str) -> bool:
-    """Whether a text is Slurm's: its variables, or lists with brackets or commas and nothing else on a line."""
+    """Return whether a text has Slurm's variables, or only node lists with brackets or commas."""
     said = [line for _, line in lines(text)]
     if any(_ASSIGNED.match(line) for line in said):
         return True
@@ -44,7 +46,7 @@ def looks_like(text: str) -> bool:
 
 
 def inspect_text(text: str, source: str) -> tuple[list[Entry], list[Fault]]:
-    """What a Slurm text names, and everything that is wrong with it."""
+    """Return the nodes in a Slurm text, and all of its faults."""
     found: dict[str, tuple[int, str]] = {}
     lists: list[tuple[int, str]] = []
     faults: list[Fault] = []
@@ -56,7 +58,7 @@ def inspect_text(text: str, source: str) -> tuple[list[Entry], list[Fault]]:
             found[assigned[1]] = (number, _unquoted(assigned[2]))
     named = [found[name] for name in NODES if name in found][:1]
     if named and lists:
-        what = f"{lists[0][1][:80]!r} beside {NODES[0]}"
+        what = f"{lists[0][1][:80]!r} in addition to {NODES[0]}"
         faults.append(Fault(f"{source}:{lists[0][0]}", what, "variables or lists, not both"))
     entries = list(_named(named or lists, source, faults))
     faults += twice(entries, source)
@@ -67,7 +69,7 @@ def inspect_text(text: str, source: str) -> tuple[list[Entry], list[Fault]]:
 
 
 def from_variables(variables: Mapping[str, str]) -> tuple[list[Entry], list[Fault]]:
-    """The nodes of the Slurm allocation that these variables tell of."""
+    """Return the nodes of the Slurm allocation in these variables."""
     names = [name for name in VARIABLES if variables.get(name)]
     entries, faults = inspect_text("".join(f"{name}={variables[name]}\n" for name in names), "")
     lines_of = {f":{number}": f"${name}" for number, name in enumerate(names, 1)}
@@ -84,11 +86,11 @@ def _named(lists: Iterable[tuple[int, str]], source: str, faults: list[Fault]) -
 
 
 def _counted(entries: list[Entry], tasks: tuple[int, str], source: str, faults: list[Fault]) -> list[Entry]:
-    """The same nodes with how many ranks each takes."""
+    """Return the same nodes with their numbers of ranks."""
     try:
         counts = read_tasks(tasks[1])
         if len(counts) != len(entries) and not faults:
-            what = f"{TASKS[0]} counts {len(counts)} nodes, and {len(entries)} are named"
+            what = f"{TASKS[0]} has counts for {len(counts)} nodes, but the list has {len(entries)}"
             raise UsageError(what, f"as in 8(x{len(entries)})")
     except UsageError as error:
         faults.append(Fault(f"{source}:{tasks[0]}", error.message, error.hint))
@@ -98,17 +100,17 @@ def _counted(entries: list[Entry], tasks: tuple[int, str], source: str, faults: 
 
 
 def expand(text: str) -> list[str]:
-    """The names of a Slurm node list in its own order, doubles and all: `n[3,1-2]` is n3 n1 n2."""
+    """Return the names in a Slurm node list in their order, with repetitions: `n[3,1-2]` is n3 n1 n2."""
     names: list[str] = []
     for part in _top_parts(text):
         if not part.count("[") == part.count("]") <= MAX_BRACKETS or re.search(r"[!&^@*?/\s]", part):
-            raise UsageError(f"{part[:80]!r} is no Slurm node list", "as in node[01-16,20],big")
+            raise UsageError(f"{part[:80]!r} is not a Slurm node list", "as in node[01-16,20],big")
         names += _product(part)
         if len(names) > MAX_NODES:
             raise UsageError(f"{text[:80]!r}: more than {MAX_NODES:,} nodes", "a shorter range")
     for name in names:
         if not _HOST.match(name):
-            what = "a name can't begin with '-'" if name[:1] == "-" else "no name of a node"
+            what = "a name can't begin with '-'" if name[:1] == "-" else "not a valid node name"
             raise UsageError(f"{name[:80]!r}: {what}", "as in node[01-16,20],big")
         if fault := address_fault(name):
             raise UsageError(fault, "as in 10.0.0.[1-4]")
@@ -116,52 +118,66 @@ def expand(text: str) -> list[str]:
 
 
 def _product(part: str) -> list[str]:
-    """One part with its brackets opened, the last bracket counting fastest."""
+    """Return the names in one part, in Slurm's order.
+
+    The last bracket counts fastest; of those before it, the first counts fastest.
+    """
+    texts, lists = [], []
     head, bracket, rest = part.partition("[")
-    if not bracket:
+    while bracket:
+        inside, _, rest = rest.partition("]")
+        texts.append(head)
+        lists.append([number for piece in inside.split(",") for number in _numbers(piece)])
+        head, bracket, rest = rest.partition("[")
+    if not lists:
         return [part]
-    inside, _, after = rest.partition("]")
-    tails = _product(after)
-    names: list[str] = []
-    for piece in inside.split(","):
-        numbers = _numbers(piece)
-        if len(numbers) * len(tails) + len(names) > MAX_NODES:
-            raise UsageError(f"{part[:80]!r}: more than {MAX_NODES:,} nodes", "a shorter range")
-        names += [head + number + tail for number in numbers for tail in tails]
+    if head:
+        raise UsageError(
+            f"{part[:80]!r}: Slurm takes no text after the last bracket", "as in rack[1-2]node[1-4]"
+        )
+    if math.prod(map(len, lists)) > MAX_NODES:
+        raise UsageError(f"{part[:80]!r}: more than {MAX_NODES:,} nodes", "a shorter range")
+    *others, last = lists
+    names = []
+    for numbers in itertools.product(*reversed(others)):
+        prefix = "".join(text + number for text, number in zip(texts, reversed(numbers), strict=False))
+        names += [prefix + texts[-1] + number for number in last]
     return names
 
 
 def _numbers(piece: str) -> Sequence[str]:
     match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", piece)
     if not match or (match[2] and int(match[2]) < int(match[1])):
-        raise UsageError(f"{piece[:80]!r} is no range of node numbers", "as in node[01-16,20]")
+        raise UsageError(f"{piece[:80]!r} is not a range of node numbers", "as in node[01-16,20]")
     first, last = int(match[1]), int(match[2] or match[1])
     if last - first >= MAX_NODES:
         raise UsageError(f"[{piece}]: more than {MAX_NODES:,} nodes", "a shorter range")
-    # Slurm pads to the width of the range's first number.
+    # Slurm pads to the width of the first number in the range.
     width = len(match[1])
     return [str(number).zfill(width) for number in range(first, last + 1)]
 
 
 def _top_parts(text: str) -> Iterator[str]:
-    """The parts between commas that stand outside of brackets."""
+    """Yield the parts between commas that are outside of brackets."""
     start, inside = 0, False
     for place, char in enumerate(text + ","):
         inside = char == "[" or (inside and char != "]" and place < len(text))
         if char == "," and not inside:
             if not text[start:place].strip():
-                raise UsageError(f"{text[:80]!r}: nothing on one side of a comma", "as in node[1-4],big")
+                raise UsageError(
+                    f"{text[:80]!r}: a comma without a name on both sides", "as in node[1-4],big"
+                )
             yield text[start:place].strip()
             start = place + 1
 
 
 def read_tasks(text: str) -> list[int]:
-    """`8(x4),4` as [8, 8, 8, 8, 4]."""
+    """Return `8(x4),4` as [8, 8, 8, 8, 4]."""
     counts: list[int] = []
     for part in text.split(","):
         match = _PART.match(part.strip())
         if not match or not 0 < int(match[1]) <= MAX_SLOTS or (match[2] is not None and int(match[2]) == 0):
-            raise UsageError(f"{part[:80]!r} is no count of tasks", f"1 to {MAX_SLOTS}, as in 8(x4),4")
+            raise UsageError(f"{part[:80]!r} is not a number of tasks", f"1 to {MAX_SLOTS}, as in 8(x4),4")
         times = int(match[2] or 1)
         if len(counts) + times > MAX_NODES:
             raise UsageError(f"{text[:80]!r}: more than {MAX_NODES:,} nodes", "8(x4) is four nodes of 8")
@@ -170,20 +186,20 @@ def read_tasks(text: str) -> list[int]:
 
 
 def render_tasks(counts: Sequence[int]) -> str:
-    """[8, 8, 8, 8, 4] as `8(x4),4`."""
+    """Return [8, 8, 8, 8, 4] as `8(x4),4`."""
     runs = [(count, len(list(run))) for count, run in groupby(counts)]
     return ",".join(f"{count}(x{times})" if times > 1 else f"{count}" for count, times in runs)
 
 
 def fold(names: Sequence[str]) -> str:
-    """Names as a Slurm list that keeps their order: only neighbours in the list that count upward are joined."""
+    """Return names as a Slurm list in their order; only neighbours that count upward are joined."""
     runs: list[list[str]] = []
     for name in names:
         if runs and _next(runs[-1][-1]) == name:
             runs[-1].append(name)
         else:
             runs.append([name])
-    # A prefix and what stands in its brackets.
+    # A prefix and the ranges in its brackets.
     parts: list[tuple[str, list[str]]] = []
     for run in runs:
         head, digits = _split(run[0])
@@ -205,13 +221,13 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _next(name: str) -> str:
-    """node09 -> node10; a number that would grow wider than it is padded has no next one."""
+    """Return the name that follows (node09 -> node10), or "" if the name has no number."""
     head, digits = _split(name)
     return head + str(int(digits) + 1).zfill(len(digits)) if digits else ""
 
 
 def render(entries: Sequence[Entry]) -> str:
-    """The two variables, to be sourced by a shell or read back; without counts only the first."""
+    """Return the two variables as shell assignments; without counts only the first."""
     names = [entry.address for entry in entries]
     text = f"SLURM_JOB_NODELIST='{fold(names)}'\n"
     counts = [entry.slots for entry in entries if entry.slots is not None]

@@ -1,1 +1,1 @@
-"""Which nodes there are: cluster.yaml becomes a Cluster; node sets select from it."""
+"""The inventory of nodes: cluster.yaml is read into a Cluster, and node sets select from it."""

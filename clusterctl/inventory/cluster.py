@@ -1,4 +1,4 @@
-"""cluster.yaml (or a hostfile in its stead) read into a Cluster: which nodes, how to reach them, what they hold."""
+"""Read cluster.yaml into a Cluster: the nodes, how to reach them, and their devices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from clusterctl.inventory.addresses import address_fault, same_place
 
 KINDS = ("cpu", "cuda", "npu")
 MAX_DEVICES = 64
-# Read in a second; the largest clusters known have half of it.
+# Read in one second; the largest known clusters have half as many.
 MAX_NODES = 50_000
-# Names in all groups together.
+# Limit of the names in all groups together.
 MAX_GROUPED = 1_000_000
-# A name, IPv4, IPv6 with a zone; never an option or shell text.
+# A name, an IPv4 address, or an IPv6 address with a zone; never an option or shell text.
 HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:%-]*\Z")
 USER = re.compile(r"[A-Za-z_][A-Za-z0-9._@\\-]*\Z")
 # One hop: `host`, `user@host:22`, `[::1]:22`, or a name of ~/.ssh/config.
@@ -95,7 +95,7 @@ class Cluster:
         )
 
     def select(self, expression: str | None, exclude: str | None = None) -> Cluster:
-        """The nodes that a node set names, in the inventory's order; an empty or unknown choice is an error."""
+        """Return the nodes of a node set in the order of the inventory; raise UsageError for none or unknown ones."""
         from clusterctl.inventory import nodeset
 
         chosen = nodeset.select(expression or "*", self.names, self.groups)
@@ -103,18 +103,18 @@ class Cluster:
         wanted = set(chosen) - dropped
         if not wanted:
             raise UsageError(
-                f"no node is left of {expression or 'all'!r} without {exclude!r}", "see `clusterctl nodes`"
+                f"{expression or 'all'!r} without {exclude!r} matches no node", "see `clusterctl nodes`"
             )
         return replace(self, nodes=tuple(node for node in self.nodes if node.name in wanted))
 
 
 def load(path: Path) -> Cluster:
-    """Read and check an inventory; all its faults at once."""
+    """Read and check an inventory; raise InputFaults with all of its faults."""
     return _read(load_document(path), path)
 
 
 def parse(text: str, path: Path) -> Cluster:
-    """The same of a text that stands, or is to stand, at `path`."""
+    """Check the text of an inventory at `path`; raise InputFaults with all of its faults."""
     return _read(parse_document(text, str(path)), path)
 
 
@@ -132,7 +132,9 @@ def _read(document: Document, path: Path) -> Cluster:
     cluster = replace(cluster, nodes=tuple(_with_paths(node, path) for node in cluster.nodes))
     faults = top.faults + _cross_faults(document, cluster)
     if faults:
-        raise InputFaults(faults, f"mend {path} and try again; `clusterctl init` writes a commented example")
+        raise InputFaults(
+            faults, f"correct {path} and try again; `clusterctl init` writes a commented example"
+        )
     return cluster
 
 
@@ -142,7 +144,7 @@ def _nodes(document: Document, top: Section, defaults: Section) -> Iterable[Node
     top.taken.append("nodes")
     given = top.value.get("nodes")
     if not given:
-        top.fault("nodes", "no nodes are named", "nodes: {node1: {host: 10.0.0.1}}")
+        top.fault("nodes", "lists no nodes", "nodes: {node1: {host: 10.0.0.1}}")
         return
     if not isinstance(given, (dict, list)):
         top.fault("nodes", "must be a mapping or a list", "nodes: {node1: {host: 10.0.0.1}}")
@@ -162,7 +164,7 @@ def _nodes(document: Document, top: Section, defaults: Section) -> Iterable[Node
             top.faults.append(document.fault(key, error.message, error.hint))
             continue
         if not names:
-            top.faults.append(document.fault(key, f"{pattern[:80]!r} names no node", "as in node[1-4]"))
+            top.faults.append(document.fault(key, f"{pattern[:80]!r} lists no nodes", "as in node[1-4]"))
         count += len(names)
         if count > MAX_NODES:
             top.faults.append(document.fault(key, f"more than {MAX_NODES:,} nodes", "a shorter range"))
@@ -174,7 +176,7 @@ def _nodes(document: Document, top: Section, defaults: Section) -> Iterable[Node
 
 
 def _fields(section: Section, name: str | None) -> dict[str, Any]:
-    """What one mapping says of its nodes: only the keys that are there, so that defaults show through."""
+    """Return the values in one mapping; missing keys are left out, so that defaults apply."""
     found: dict[str, Any] = {}
     for key in (
         "host",
@@ -197,7 +199,7 @@ def _fields(section: Section, name: str | None) -> dict[str, Any]:
     if port is not None:
         found["port"] = port
         if not 0 < port < 65536:
-            section.fault("port", f"{port} is no port", "1 to 65535")
+            section.fault("port", f"{port} is not a port", "1 to 65535")
     kind = section.take("kind", str)
     if kind is not None:
         found["kind"] = kind
@@ -215,7 +217,7 @@ def _fields(section: Section, name: str | None) -> dict[str, Any]:
 
 
 def _fill(text: str, name: str | None) -> str:
-    """`10.0.0.{n}` with the number at the end of the node's name, `{node}` with the name."""
+    """Replace `{n}` by the number at the end of the node's name, and `{node}` by the name."""
     if name is None or "{" not in text:
         return text
     digits = re.search(r"(\d+)\D*\Z", name)
@@ -231,13 +233,13 @@ def _node(name: str, found: dict[str, Any]) -> Node:
     filled.update(host=_fill(host, name), address=_fill(address, name))
     filled.setdefault("server_id", filled["address"])
     if filled.get("kind", "cpu") == "cpu":
-        # One rank on a machine of which nothing else is said.
+        # A node without any devices in the inventory gets one rank.
         filled.setdefault("devices", (0,))
     return Node(name=name, **filled)
 
 
 def _devices(section: Section) -> tuple[int, ...]:
-    """`8`, `"[0,8)"` or `[0, 1, 5]`."""
+    """Return the devices in `8`, `"[0,8)"` or `[0, 1, 5]`."""
     value = section.value["devices"]
     try:
         return parse_devices(value)
@@ -247,7 +249,7 @@ def _devices(section: Section) -> tuple[int, ...]:
 
 
 def parse_devices(value: object) -> tuple[int, ...]:
-    """Device ids out of a count, a half-open range or a list; `[0,8]` as text is refused, since tools differ on it."""
+    """Return device ids from a count, a half-open range or a list; the ambiguous text `[0,8]` is refused."""
     if isinstance(value, int) and not isinstance(value, bool):
         if not 0 <= value <= MAX_DEVICES:
             raise UsageError(f"{value} devices", f"0 to {MAX_DEVICES}")
@@ -258,10 +260,13 @@ def parse_devices(value: object) -> tuple[int, ...]:
         ids = value
     else:
         raise UsageError(
-            f"{value!r} names no devices", 'a count (8), a half-open range ("[0,8)") or a list ([0, 1])'
+            f"{value!r} is not a choice of devices",
+            'a count (8), a half-open range ("[0,8)") or a list ([0, 1])',
         )
     bad = [
-        one for one in ids if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < MAX_DEVICES
+        each
+        for each in ids
+        if not isinstance(each, int) or isinstance(each, bool) or not 0 <= each < MAX_DEVICES
     ]
     if bad or len(set(ids)) != len(ids):
         raise UsageError(
@@ -272,7 +277,7 @@ def parse_devices(value: object) -> tuple[int, ...]:
 
 
 def named_devices(text: str) -> tuple[int, ...]:
-    """Devices as a command line names them, where a number alone counts them."""
+    """Return the devices in a command-line option, where a number alone is a count."""
     return parse_devices(int(text) if re.fullmatch(r"[0-9]{1,3}", text) else text)
 
 
@@ -281,18 +286,18 @@ def _device_text(text: str) -> Sequence[int]:
     if half_open:
         first, end = int(half_open[1]), int(half_open[2])
         if first >= end:
-            raise UsageError(f"{text} is empty", f"[{first},{first + 1}) is the one device {first}")
+            raise UsageError(f"{text} is empty", f"[{first},{first + 1}) is device {first} alone")
         return range(first, end)
     closed = re.fullmatch(r"\[\s*([0-9]{1,3})\s*,\s*([0-9]{1,3})\s*\]", text)
     if closed:
         low, last = closed[1], closed[2]
-        with_last = f'"[{low},{int(last) + 1})" takes {last} in'
-        hint = f'"[{low},{last})" leaves {last} out, {with_last}, a list without quotes names two devices'
+        with_last = f'"[{low},{int(last) + 1})" includes {last}'
+        hint = f'"[{low},{last})" excludes {last}, {with_last}, and a list without quotes is two devices'
         raise UsageError(f"{text} is read differently by different tools", hint)
     if re.fullmatch(r"[0-9]{1,3}(,[0-9]{1,3})*", text):
         return [int(part) for part in text.split(",")]
     raise UsageError(
-        f"{text!r} names no devices", 'a count (8), a half-open range ("[0,8)") or a list ([0, 1])'
+        f"{text!r} is not a choice of devices", 'a count (8), a half-open range ("[0,8)") or a list ([0, 1])'
     )
 
 
@@ -301,12 +306,12 @@ def _device_ips(section: Section) -> tuple[str, ...]:
     if not isinstance(value, list):
         section.fault("device_ips", "must be a list of addresses")
         return ()
-    for one in value:
+    for address in value:
         try:
-            ipaddress.ip_address(str(one))
+            ipaddress.ip_address(str(address))
         except ValueError:
-            section.fault("device_ips", f"{one!r} is no address", "as in 192.168.10.21")
-    return tuple(str(one) for one in value)
+            section.fault("device_ips", f"{address!r} is not an address", "as in 192.168.10.21")
+    return tuple(str(address) for address in value)
 
 
 def _groups(document: Document, top: Section) -> dict[str, tuple[str, ...]]:
@@ -321,7 +326,7 @@ def _groups(document: Document, top: Section) -> dict[str, tuple[str, ...]]:
             groups[name] = tuple(nodeset.expand(text, groups))
             left -= len(groups[name])
             if left < 0:
-                raise UsageError(f"the groups hold more than {MAX_GROUPED:,} names", "shorter ranges")
+                raise UsageError(f"the groups have more than {MAX_GROUPED:,} names", "shorter ranges")
         except UsageError as error:
             section.fault(name, error.message, error.hint)
             if left < 0:
@@ -330,7 +335,7 @@ def _groups(document: Document, top: Section) -> dict[str, tuple[str, ...]]:
 
 
 def _beside(path: Path, name: str | None) -> str | None:
-    """A path in a file is relative to that file; `~` is the user's home."""
+    """Return a path of the inventory: relative to its file, with `~` as the user's home."""
     if name is None:
         return None
     expanded = Path(name).expanduser()
@@ -342,18 +347,18 @@ def _with_paths(node: Node, path: Path) -> Node:
 
 
 def _cross_faults(document: Document, cluster: Cluster) -> list[Fault]:
-    """What only shows when all nodes are seen together."""
+    """Return the faults that only show when all nodes are compared."""
     faults: list[Fault] = []
     seen_name: dict[str, str] = {}
     seen_at: dict[tuple[str, int], str] = {}
     for node in cluster.nodes:
         here: tuple[str | int, ...] = ("nodes", node.name)
         if node.name in seen_name:
-            faults.append(document.fault(here, f"the node {node.name} is named twice", "keep one of them"))
+            faults.append(document.fault(here, f"the node {node.name} is listed twice", "keep one of them"))
         at = (same_place(node.host), node.port)
         if at in seen_at and node.name not in seen_name:
             what = f"{node.name} and {seen_at[at]} are both at {node.host}:{node.port}"
-            faults.append(document.fault(here, what, "one machine is one node"))
+            faults.append(document.fault(here, what, "a machine is one node"))
         seen_name[node.name] = node.name
         seen_at.setdefault(at, node.name)
         faults += _node_faults(document, here, node)
@@ -361,7 +366,7 @@ def _cross_faults(document: Document, cluster: Cluster) -> list[Fault]:
     for group, names in cluster.groups.items():
         unknown = [name for name in names if name not in known]
         if unknown:
-            what = f"the group names {', '.join(unknown[:5])}, not in the inventory"
+            what = f"the group has {', '.join(unknown[:5])}, which the inventory does not have"
             faults.append(document.fault(("groups", group), what, did_you_mean(unknown[0], sorted(known))))
     return faults
 

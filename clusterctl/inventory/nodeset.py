@@ -50,19 +50,19 @@ _Vector = tuple[_Indexes, ...]
 
 
 def name_fault(name: str) -> str:
-    """Why a text can't name a node, or nothing when it can."""
+    """Return why a text is not a valid node name; "" if it is one."""
     if not name:
         return "an empty name"
     if name[0] in "-@":
         return f"{name!r}: a name can't begin with {name[0]!r}"
     if not _NAME.match(name):
         bad = next(char for char in name if not re.match(r"[A-Za-z0-9_.:%+@-]", char))
-        return f"{name[:80]!r}: a name can't hold {bad!r}"
+        return f"{name[:80]!r}: a name can't contain {bad!r}"
     return ""
 
 
 def expand(expression: str, groups: Groups | None = None, known: Sequence[str] = ()) -> list[str]:
-    """The names that an expression means, each once, in `nodeset -e`'s order."""
+    """Return the names in an expression, each once, in the order of `nodeset -e`."""
     reader = _Reader(groups or {}, known)
     names = reader.one_range(expression)
     return names if names is not None else list(_ordered(reader.names(expression)))
@@ -71,7 +71,7 @@ def expand(expression: str, groups: Groups | None = None, known: Sequence[str] =
 def expand_all(
     expressions: Iterable[str], groups: Groups | None = None, known: Sequence[str] = ()
 ) -> list[str]:
-    """The names that any of the expressions means, each once."""
+    """Return the names in any of the expressions, each once."""
     expressions = list(expressions)
     if len(expressions) == 1:
         return expand(expressions[0], groups, known)
@@ -80,16 +80,16 @@ def expand_all(
 
 
 def select(expression: str, known: Sequence[str], groups: Groups | None = None) -> list[str]:
-    """The known names that an expression means, in the order of `known`; unknown names are an error."""
+    """Return the known names in an expression, in the order of `known`; raise UsageError for unknown names."""
     reader = _Reader(groups or {}, known, strict=True)
     wanted = reader.names(expression)
     if not wanted:
-        raise UsageError(f"the node set {_short(expression)} selects no node", f"known: {_short_fold(known)}")
+        raise UsageError(f"the node set {_short(expression)} matches no node", f"known: {_short_fold(known)}")
     return [name for name in dict.fromkeys(known) if name in wanted]
 
 
 def fold(names: Iterable[str]) -> str:
-    """Names as one short expression, as `nodeset -f` writes it."""
+    """Return names as one short expression, as `nodeset -f` does."""
     wanted = set(names)
     for name in wanted:
         fault = name_fault(name)
@@ -100,7 +100,7 @@ def fold(names: Iterable[str]) -> str:
 
 @dataclass
 class _Reader:
-    """Reads one expression; `spent` counts names across its groups, so that nesting can't pass the limit."""
+    """Reads one expression; `spent` counts names across its groups, so that nested groups keep to the limit."""
 
     groups: Groups
     known: Sequence[str]
@@ -108,10 +108,10 @@ class _Reader:
     spent: int = 0
     path: list[str] = field(default_factory=list)
     read: dict[str, set[str]] = field(default_factory=dict)
-    """Groups that were read already: sixteen levels of `@a,@a` are sixteen groups, not 65,536."""
+    """Groups that were read: sixteen levels of `@a,@a` are sixteen groups, not 65,536."""
 
     def one_range(self, expression: str) -> list[str] | None:
-        """The names of a single operand whose order is that of its ranges; None for any other expression.
+        """Return the names of a single operand in the order of its ranges; None for any other expression.
 
         Six times as fast for a million names, in a third of the memory: no set, no folding.
         """
@@ -120,7 +120,7 @@ class _Reader:
             return None
         ((_, text, column),) = operands
         if re.search(r"[0-9]\[|\][0-9]", text):
-            # These digits are part of the number, so its order is not the range's.
+            # These digits are part of the number, so the order of the range is not the order of the names.
             return None
         parts = self.parts(text, expression, column)
         axes = [[part] if isinstance(part, str) else _axis(part) for part in parts]
@@ -128,7 +128,7 @@ class _Reader:
 
     def names(self, expression: str) -> set[str]:
         found: set[str] = set()
-        # All operands are counted before the first is made: a refusal comes at once.
+        # All operands are counted before the first one is expanded, so that a refusal is fast.
         counted = [
             (operator, text, at, self.parts(text, expression, at))
             for operator, text, at in _operands(expression)
@@ -146,7 +146,7 @@ class _Reader:
         return found
 
     def parts(self, text: str, expression: str, column: int) -> _Parts:
-        """An operand's literals and ranges, counted and held to what names may be; none for one group."""
+        """Return the literals and ranges of an operand after checking their number and characters; [] for a group."""
         if text.startswith("@") and "[" not in text:
             return []
         parts = _parts(text.removeprefix("@"), expression, column)
@@ -177,16 +177,18 @@ class _Reader:
         if name not in self.groups:
             near = did_you_mean(name, list(self.groups))
             remedy = near or (
-                f"known: {', '.join(sorted(self.groups))}" if self.groups else "the inventory names no groups"
+                f"known: {', '.join(sorted(self.groups))}" if self.groups else "the inventory has no groups"
             )
             raise _fault(expression, column, f"no group {name[:80]!r}", remedy)
         if name in self.path or len(self.path) >= MAX_GROUP_DEPTH:
-            chain = " -> ".join(f"@{one}" for one in [*self.path, name])
-            raise _fault(expression, column, f"a group can't hold itself: {chain}", "name its nodes")
+            chain = " -> ".join(f"@{group}" for group in [*self.path, name])
+            raise _fault(expression, column, f"a group can't contain itself: {chain}", "list its nodes")
         value = self.groups[name]
         self.path.append(name)
         found = (
-            self.names(value) if isinstance(value, str) else set().union(*(self.names(one) for one in value))
+            self.names(value)
+            if isinstance(value, str)
+            else set().union(*(self.names(part) for part in value))
         )
         self.path.pop()
         self.read[name] = found
@@ -201,7 +203,7 @@ class _Reader:
                 "a shorter range",
             )
         compiled = [re.compile(fnmatch.translate(pattern)) for pattern in patterns]
-        found = {name for name in self.known if any(one.match(name) for one in compiled)}
+        found = {name for name in self.known if any(pattern.match(name) for pattern in compiled)}
         if not found:
             known = (
                 f"known: {_short_fold(self.known)}"
@@ -228,7 +230,7 @@ class _Reader:
 
 
 def _operands(expression: str) -> Iterator[tuple[str, str, int]]:
-    """(operator, operand, column from 1), left to right; operators inside brackets belong to the ranges."""
+    """Yield (operator, operand, column from 1) from left to right; operators in brackets belong to the ranges."""
     if not expression.strip():
         return
     operator, start, inside = ",", 0, False
@@ -252,7 +254,7 @@ def _operands(expression: str) -> Iterator[tuple[str, str, int]]:
                 raise _fault(
                     expression,
                     place + 1,
-                    f"nothing on one side of {(operator if end else char)!r}",
+                    f"{(operator if end else char)!r} needs a name on both sides",
                     "node1,node2",
                 )
             yield operator, operand, start + 1
@@ -260,32 +262,41 @@ def _operands(expression: str) -> Iterator[tuple[str, str, int]]:
 
 
 def _parts(text: str, expression: str, column: int) -> _Parts:
-    """An operand as literals and number ranges in turn."""
+    """Return an operand as alternating literals and number ranges."""
     parts: _Parts = []
     for place, piece in enumerate(re.split(r"\[([^\]]*)\]", text)):
         if place % 2 == 0:
             if piece:
                 if parts and not isinstance(parts[-1], str) and piece[0] == "[":
-                    raise _fault(expression, column, "two brackets side by side", "put a letter between them")
+                    raise _fault(
+                        expression,
+                        column,
+                        "two brackets without text between them",
+                        "put a letter between them",
+                    )
                 parts.append(piece)
             continue
         if parts and not isinstance(parts[-1], str):
-            raise _fault(expression, column, "two brackets side by side", "put a letter between them")
-        parts.append([_range(one.strip(), expression, column) for one in piece.split(",")])
+            raise _fault(
+                expression, column, "two brackets without text between them", "put a letter between them"
+            )
+        parts.append([_range(part.strip(), expression, column) for part in piece.split(",")])
     return parts
 
 
 def _range(text: str, expression: str, column: int) -> tuple[range, int]:
     match = _RANGE.match(text)
     if not match or not text.isascii():
-        what = f"{text[:80]!r} is no range" if text else "an empty range"
+        what = f"{text[:80]!r} is not a range" if text else "an empty range"
         raise _fault(expression, column, what, "numbers, as in 1-4, 08-11 or 0-8/2")
     first, last = match[1], match[2] or match[1]
     step = int(match[3] or "1")
-    # An end of zeros alone pads nothing: nodeset takes [0-00] for 0.
+    # An end of zeros alone pads nothing: nodeset reads [0-00] as 0.
     padded = (len(first) > 1 and first[0] == "0") or (last[0] == "0" and int(last) > 0)
     if padded and len(first) != len(last):
-        raise _fault(expression, column, f"{text!r} pads its ends to different widths", "as in 08-11 or 8-11")
+        raise _fault(
+            expression, column, f"{text!r} pads both ends to different widths", "as in 08-11 or 8-11"
+        )
     if int(first) > int(last) or step == 0:
         raise _fault(
             expression, column, f"{text!r} counts from {first} to {last} by {step}", "upward, by 1 or more"
@@ -309,27 +320,27 @@ def _numbers(choices: _Choices) -> Iterator[str]:
 
 
 def _axis(choices: _Choices) -> _Indexes:
-    """One bracket's numbers in order, each once."""
+    """Return the numbers in one bracket in order, each once."""
     return tuple(_numbers(choices)) if len(choices) == 1 else _in_order(_numbers(choices))
 
 
 def _in_order(numbers: Iterable[str]) -> _Indexes:
-    """Short numbers first and then as text: 9 before 09 before 10, numeric order where nothing is padded."""
+    """Return a sort key: short numbers first, then as text (9, 09, 10); numeric order without padding."""
     return tuple(sorted(sorted(set(numbers)), key=len))
 
 
 def _folded(names: Iterable[str]) -> list[tuple[str, list[_Vector]]]:
-    """Names by pattern (`r%sn%s`), each pattern's numbers as boxes."""
+    """Return names by pattern (`r%sn%s`), with the numbers of each pattern as boxes."""
     by_letters: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for name in names:
         pieces = _NUMBER.split(name)
         by_letters.setdefault(tuple(pieces[::2]), []).append(tuple(pieces[1::2]))
-    patterns = {"%s".join(one.replace("%", "%%") for one in letters): letters for letters in by_letters}
+    patterns = {"%s".join(text.replace("%", "%%") for text in letters): letters for letters in by_letters}
     return [(pattern, _boxes(by_letters[letters])) for pattern, letters in sorted(patterns.items())]
 
 
 def _boxes(points: list[tuple[str, ...]]) -> list[_Vector]:
-    """The fewest boxes that merging along one axis at a time finds, the last axis first."""
+    """Return the boxes after merging along one axis at a time, the last axis first."""
     dimensions = len(points[0])
     if dimensions == 1:
         return [(_in_order(point[0] for point in points),)]
@@ -344,7 +355,7 @@ def _boxes(points: list[tuple[str, ...]]) -> list[_Vector]:
 
 
 def _box_order(box: _Vector) -> tuple[int, list[tuple[int, str, str]]]:
-    """Larger boxes first, then larger axes, then as text (n11 before n5): nodeset's own order."""
+    """Return a sort key in the order of nodeset: larger boxes first, then larger axes, then as text (n11 before n5)."""
     return -math.prod(map(len, box)), [(-len(axis), axis[0], axis[-1]) for axis in box]
 
 
@@ -368,11 +379,11 @@ def _texts(pattern: str, boxes: list[_Vector]) -> Iterator[str]:
 
 
 def _axis_text(numbers: _Indexes) -> str:
-    """`[1-3,01-02]`; 99 and 100 stay apart in a padded run, since `[09-100]` can't be read back."""
+    """Return numbers as `[1-3,01-02]`; 99 and 100 stay apart in a padded run, since `[09-100]` is invalid."""
     if len(numbers) == 1:
         return numbers[0]
     runs: list[list[str]] = []
-    # That the run's numbers are padded to.
+    # The width to which the numbers of the run are padded.
     width = 0
     for number in numbers:
         own = len(number) if len(number) > 1 and number[0] == "0" else 0
@@ -380,7 +391,7 @@ def _axis_text(numbers: _Indexes) -> str:
         if runs and fits and int(number) == int(runs[-1][-1]) + 1:
             runs[-1].append(number)
             continue
-        # After a lone number that fits, its width stays in force: nodeset has it so (09,90-99,100).
+        # As in nodeset, the width stays in force after a single number that fits (09,90-99,100).
         if not (runs and fits and len(runs[-1]) == 1):
             width = own
         runs.append([number])

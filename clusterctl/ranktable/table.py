@@ -229,6 +229,8 @@ def hccl_opens(path: str) -> bool:
 
 def why_not_opened(path: str) -> str:
     """Return the reason why HCCL does not open a table at this path."""
+    if path.endswith("/.json") or path == ".json":
+        return "the file has no name before .json"
     if not path.endswith(".json"):
         return f"the name {path.rpartition('/')[2]!r} does not end in .json"
     return f"{path!r} has more than one .json; HCCL takes the first for the end of the name"

@@ -92,9 +92,9 @@ def test_what_a_format_holds_comes_back_whole(
         ("root@a slots=8\n", "slurm", "the user root"),
         ("a slots=8 max_slots=9\n", "mpich", "max_slots=9"),
         ("a slots=8 max_slots=9\n", "cluster", "max_slots=9"),
-        ("a\n", "deepspeed", "a node without a count of slots"),
-        ("a\n", "torchrun", "a node without a count of slots"),
-        ("a slots=2\nb\n", "mpich", "a node without a count of slots"),
+        ("a\n", "deepspeed", "a node without a number of slots"),
+        ("a\n", "torchrun", "a node without a number of slots"),
+        ("a slots=2\nb\n", "mpich", "a node without a number of slots"),
         ("fe80::1 slots=8\n", "mpich", "the address fe80::1"),
         ("nodes: {a: {host: 10.0.0.1, port: 2222}}\n", "openmpi", "the port 2222"),
         ("nodes: {a: {gateway: me@gate}}\n", "deepspeed", "the gateway me@gate"),
@@ -160,7 +160,7 @@ def test_ranks_that_do_not_run_node_by_node_have_no_hostfile(folder: Path) -> No
     one, two = (table["server_list"][place]["device"][0] for place in (0, 1))
     one["rank_id"], two["rank_id"] = two["rank_id"], one["rank_id"]
     (folder / "t.json").write_text(json.dumps(table))
-    assert "ranks don't run node by node" in refused("convert", "t.json", "--to", "deepspeed")
+    assert "ranks do not follow the nodes" in refused("convert", "t.json", "--to", "deepspeed")
 
 
 def test_torchrun_is_told_what_to_type_on_each_node(folder: Path) -> None:

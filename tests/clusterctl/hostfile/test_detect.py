@@ -149,12 +149,12 @@ def test_a_2_0_table_whose_ranks_say_their_nodes_is_an_inventory(folder: Path) -
     ("places", "where", "word"),
     [
         ([{}, {}], "bad.json", "names no nodes"),
-        ([{"host_ip": "10.0.0.1"}, {}], "bad.json rank 1", "names no node"),
-        ([{"host_ip": 7}, {"host_ip": "10.0.0.1"}], "bad.json rank 0", "names no node"),
-        ([{"server_id": "n1"}, {}, {"server_id": "n1"}], "bad.json rank 1", "names no node"),
-        ([{"server_id": "n1"}] * 3, "bad.json rank 2", "is another rank too"),
+        ([{"host_ip": "10.0.0.1"}, {}], "bad.json rank 1", "its node is unknown"),
+        ([{"host_ip": 7}, {"host_ip": "10.0.0.1"}], "bad.json rank 0", "its node is unknown"),
+        ([{"server_id": "n1"}, {}, {"server_id": "n1"}], "bad.json rank 1", "its node is unknown"),
+        ([{"server_id": "n1"}] * 3, "bad.json rank 2", "has another rank too"),
         ([{"server_id": "n1", "device_id": 64}], "bad.json rank 0", "at most 64"),
-        ([{"server_id": "-oX"}], "bad.json rank 0", "names no node that SSH could reach"),
+        ([{"server_id": "-oX"}], "bad.json rank 0", "is not a name or address that SSH can reach"),
     ],
 )
 def test_a_2_0_table_that_does_not_say_its_nodes_is_refused_by_rank(
@@ -164,3 +164,16 @@ def test_a_2_0_table_that_does_not_say_its_nodes_is_refused_by_rank(
     error = typed("nodes", "-c", "bad.json").exception
     assert isinstance(error, InputFaults)
     assert error.faults[0].where == where and word in error.faults[0].what
+
+
+def test_one_rule_decides_the_kind_of_a_file(tmp_path: Path) -> None:
+    contents = {
+        "a.yaml": ("nodes: [a]", "cluster"),
+        "hosts": ("a slots=8\n", "hostfile"),
+        "table": ('{"version": "1.0", "server_list": []}', "ranktable"),
+        "damaged.json": ("[", "ranktable"),
+        "inventory": ("nodes:\n  a: {}\n", "cluster"),
+    }
+    for name, (text, kind) in contents.items():
+        (tmp_path / name).write_text(text)
+        assert detect.kind_of_file(tmp_path / name) == kind, name

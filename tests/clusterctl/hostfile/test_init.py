@@ -122,11 +122,11 @@ def test_what_would_make_no_inventory_is_refused(folder: Path) -> None:
     (folder / "hosts").write_text("a slots=8\n")
     (folder / "lab.yaml").write_text("nodes: [a]\n")
     assert "together" in refused("--hosts", "a", "--hostfile", "hosts").message
-    assert "'a+b' is no name" in refused("--hosts", "a+b,c").message
-    assert "no IPv4 address" in refused("--hosts", "10.0.0.[254-256]").message
+    assert "'a+b' is not a name" in refused("--hosts", "a+b,c").message
+    assert "not an IPv4 address" in refused("--hosts", "10.0.0.[254-256]").message
     assert "at most 50,000" in refused("--hosts", "node[1-50001]").message
     (folder / "many").write_text("".join(f"n{number}\n" for number in range(50_001)))
     assert "many: 50,001 nodes" in refused("--hostfile", "many").message
-    assert "says them for every node" in refused("--hostfile", "hosts", "--devices", "4").message
-    assert "says the kind itself" in refused("--hostfile", "lab.yaml", "--kind", "npu").message
+    assert "has the devices of every node" in refused("--hostfile", "hosts", "--devices", "4").message
+    assert "has the kind of the devices" in refused("--hostfile", "lab.yaml", "--kind", "npu").message
     assert "none: no such file" in refused("--hostfile", "none").message

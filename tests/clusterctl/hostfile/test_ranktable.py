@@ -115,10 +115,10 @@ def test_a_table_becomes_a_hostfile_and_a_hostfile_a_plan_to_be_filled_in() -> N
     assert hosts.splitlines()[0] == "10.155.111.140 slots=8"
     Path("hosts").write_text(hosts)
     plan = typed("convert", "hosts", "--to", "plan", "--lossy").stdout
-    assert 'server_id: "10.155.111.143"' in plan and "to be filled in" in plan
+    assert 'server_id: "10.155.111.143"' in plan and "Fill in device_ips" in plan
     assert "deepspeed" in refused("convert", "hccl_4s_32p.json", "--to", "deepsped").hint
     error = refused("convert", "hosts", "--to", "1.0")
-    assert "names no addresses" in error.message and "build --hostfile hosts" in error.hint
+    assert "has no addresses" in error.message and "build --hostfile hosts" in error.hint
 
 
 # -- merging and comparing

@@ -93,11 +93,9 @@ def test_all_faults_of_an_allocation_come_at_once_by_the_variables_names() -> No
     faults = from_variables(variables)[1]
     assert [fault.where for fault in faults] == ["$SLURM_JOB_NODELIST", "$SLURM_TASKS_PER_NODE"]
     faults = from_variables({"SLURM_JOB_NODELIST": "n[1-2],n2"})[1]
-    assert [(fault.where, fault.what) for fault in faults] == [
-        ("$SLURM_JOB_NODELIST", "n2 stands here twice")
-    ]
+    assert [(fault.where, fault.what) for fault in faults] == [("$SLURM_JOB_NODELIST", "n2 is here twice")]
     (fault,) = from_variables({"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "8(x2)"})[1]
-    assert "counts 2 nodes, and 3 are named" in fault.what
+    assert "has counts for 2 nodes, but the list has 3" in fault.what
 
 
 def test_lists_a_line_each_are_slurms_and_a_set_with_slots_is_not() -> None:
@@ -107,3 +105,16 @@ def test_lists_a_line_each_are_slurms_and_a_set_with_slots_is_not() -> None:
     assert not faults and entries[2] == Entry("big", None, line=2)
     (fault,) = inspect_text("SLURM_JOB_NODELIST=a\nb\n", "f")[1]
     assert fault.where == "f:2" and "not both" in fault.remedy
+
+
+def test_brackets_count_in_slurms_own_order() -> None:
+    assert expand("a[1-2]b[3-4]") == ["a1b3", "a1b4", "a2b3", "a2b4"]
+    # Of the brackets before the last, the first counts fastest.
+    assert expand("a[1-2]b[3-4]c[5-6]") == [
+        "a1b3c5", "a1b3c6", "a2b3c5", "a2b3c6", "a1b4c5", "a1b4c6", "a2b4c5", "a2b4c6",
+    ]  # fmt: skip
+
+
+def test_text_after_the_last_bracket_is_refused_as_in_slurm() -> None:
+    with pytest.raises(UsageError, match="no text after the last bracket"):
+        expand("node[1-2]-ib")

@@ -64,26 +64,26 @@ def test_a_set_expands_and_folds(expression: str, names: str, folded: str) -> No
         ("node[1-4", 5, "never closed"),
         ("node1-4]", 8, "closing bracket"),
         ("node[[1]]", 6, "inside a bracket"),
-        ("node[1-2][3-4]", 1, "side by side"),
+        ("node[1-2][3-4]", 1, "without text between"),
         ("node[]", 1, "empty range"),
-        ("node1,node[a]", 7, "no range"),
+        ("node1,node[a]", 7, "not a range"),
         ("node[4-1]", 1, "from 4 to 1"),
         ("node[1-4/0]", 1, "by 0"),
-        ("node[5/2]", 1, "no range"),
-        ("node[-2]", 1, "no range"),
+        ("node[5/2]", 1, "not a range"),
+        ("node[-2]", 1, "not a range"),
         ("@rack[1-9]", 1, "no group 'rack1'"),
         ("n[1-20000]*", 1, "20,000 wildcards"),
         ("node[01-3]", 1, "different widths"),
-        ("node[٣]", 1, "no range"),
-        ("node1,,node2", 7, "nothing on one side of ','"),
-        ("!node1", 1, "nothing on one side of '!'"),
-        ("node1&", 7, "nothing on one side of '&'"),
-        ("node1 node2", 1, "can't hold ' '"),
+        ("node[٣]", 1, "not a range"),
+        ("node1,,node2", 7, "',' needs a name on both sides"),
+        ("!node1", 1, "'!' needs a name on both sides"),
+        ("node1&", 7, "'&' needs a name on both sides"),
+        ("node1 node2", 1, "can't contain ' '"),
         ("-oProxyCommand=x", 1, "can't begin with '-'"),
-        ("node1;reboot", 1, "can't hold ';'"),
-        ("$(id)", 1, "can't hold '$'"),
-        ("node\x1b1", 1, "can't hold '\\x1b'"),
-        ("node\n1", 1, "can't hold '\\n'"),
+        ("node1;reboot", 1, "can't contain ';'"),
+        ("$(id)", 1, "can't contain '$'"),
+        ("node\x1b1", 1, "can't contain '\\x1b'"),
+        ("node\n1", 1, "can't contain '\\n'"),
         ("@nobody", 1, "no group"),
         ("node*", 1, "matches no node"),
     ],
@@ -162,7 +162,7 @@ def test_an_unknown_node_names_the_near_miss() -> None:
 
 def test_an_empty_selection_is_an_error() -> None:
     for expression in ("", "node1!node1"):
-        with pytest.raises(UsageError, match="selects no node"):
+        with pytest.raises(UsageError, match="matches no node"):
             select(expression, NODES)
 
 

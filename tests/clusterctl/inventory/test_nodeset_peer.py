@@ -158,11 +158,11 @@ REFUSED_HERE = (
     "matches no node",
     # An option, a path, a blank or other shell text as a name.
     "a name can't",
-    "is no range",  # [-2] is a negative number there
+    "is not a range",  # [-2] is a negative number there
     # Brackets that do not pair are letters of a name there, in some places.
     "an empty range",
     "a bracket inside a bracket",
-    "two brackets side by side",
+    "two brackets without text between them",
     # A limit of ours, as the next.
     "wildcards against",
     "more than 1,000,000 names",
