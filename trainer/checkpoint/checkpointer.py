@@ -80,7 +80,7 @@ class Checkpointer:
         token = group.share(uuid.uuid4().hex[:12])
         self.board = Board(group, f"checkpoints-{token}")
         self.table = tensor_table(engine.shapes, config.save.state == "all")
-        self._token, self._count = token, 0
+        self._token, self._count, self._resumes = token, 0, 0
         self._staging = Staging(group.device.name)
         self._writing: BackgroundSave | None = None
         self._in_background: bool | None = None
@@ -172,7 +172,10 @@ class Checkpointer:
         if self.config.resume == "never":
             return 0
         named = None if self.config.resume == "auto" else Path(self.config.resume)
-        loader = Loader(self.folder, self.board, self.group)
+        # Entries of an earlier resume must not answer this one.
+        self._resumes += 1
+        board = Board(self.group, f"resume-{self._token}-{self._resumes}")
+        loader = Loader(self.folder, board, self.group)
         checkpoint = loader.load(named, self.engine, self._refuse_another)
         self.notes += loader.notes
         if checkpoint is None:

@@ -25,12 +25,11 @@ from trainer.engine.deepspeed_shards import Moments, Shares
 from trainer.engine.optimizer import MOMENTS, LossScale, adamw, owners
 from trainer.engine.parts import Place
 from trainer.engine.passes import Batch, Model, loss_weights, tokens_of
-from trainer.engine.rank_state import Arriving, clip_factor, norm_of, saves_copy, shapes_of
-from trainer.engine.torch_engine import StepResult, TrainState
+from trainer.engine.rank_state import clip_factor, norm_of, saves_copy, shapes_of
+from trainer.engine.torch_engine import StepResult
 from trainer.errors import InputError
-from trainer.model.layers import cuts_of, own_of, whole_of
+from trainer.model.layers import cuts_of
 from trainer.parallel.group import Groups
-from trainer.parallel.pipeline import of_all_stages
 
 
 class DeepSpeedEngine:
@@ -149,28 +148,6 @@ class DeepSpeedEngine:
     def any(self, flag: bool) -> bool:
         return self.groups.everyone.any(flag)
 
-    def state(self) -> TrainState:
-        weights: dict[str, Tensor] = {}
-        moments: dict[str, Tensor] = {}
-        averages = {moment: self.moments.of(moment) for moment in MOMENTS}
-        for name, parameter in self.parameters.items():
-            weight = (
-                self.shares.collect(name, self.shares.rows) if self.config.zero == 3 else parameter.detach()
-            )
-            self._keep(weights, name, weight)
-            for moment in MOMENTS:
-                self._keep(moments, f"{moment}.{name}", self.shares.collect(name, averages[moment]))
-        if self.pipeline.stages > 1 and self.data.rank == self.parallel.rank == 0:
-            whole = self.pipeline, self.shapes, self.config.stages, self.device
-            weights, moments = of_all_stages(weights, *whole), of_all_stages(moments, *whole, MOMENTS)
-        return TrainState(weights, moments, self.moments.taken)
-
-    def _keep(self, state: dict[str, Tensor], key: str, own: Tensor | None) -> None:
-        """Add a complete tensor to `state` on rank 0; tensor parallel parts are joined on the device, one by one."""
-        if own is not None and self.data.rank == 0:
-            together = own.to(self.device.name) if self.parallel.size > 1 else own
-            state.update(whole_of({key: together}, self.cuts, self.parallel))
-
     @property
     def optimizer_steps(self) -> int:
         return self.moments.taken
@@ -201,34 +178,6 @@ class DeepSpeedEngine:
             for name, parameter in self.parameters.items():
                 _, own = self.shares.own(name, self.shares.rows)
                 parameter.ds_tensor.data.view(-1)[: own.numel()].copy_(own)  # type: ignore[attr-defined]
-
-    def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
-        for name, whole in model:
-            # False where another stage has the parameter.
-            if name in self.parameters:
-                self._load_weight(name, whole)
-        if self.config.zero:
-            self.zero.refresh_fp32_params()
-        if optimizer_steps:
-            self.moments.begin(optimizer_steps)
-        averages = {moment: self.moments.of(moment) for moment in MOMENTS}
-        for key, whole in optimizer:
-            moment, name = key.split(".", 1)
-            if name in self.parameters:
-                self.shares.put(name, self._own(name, whole, self.shares.shapes[name]), averages[moment])
-
-    @torch.no_grad()
-    def _load_weight(self, name: str, whole: Tensor) -> None:
-        """Load one weight; ZeRO 3 gathers it for the change."""
-        parameter = self.parameters[name]
-        with self.deepspeed.zero.GatheredParameters(
-            [parameter], modifier_rank=0, enabled=self.config.zero == 3
-        ):
-            parameter.copy_(self._own(name, whole, parameter.shape))
-
-    def _own(self, name: str, whole: Tensor, shape: torch.Size) -> Tensor:
-        like = torch.empty(shape, device="meta")
-        return own_of(name, whole, like, self.cuts, self.parallel)
 
 
 # Gradients (with ZeRO 3 also weights) are exchanged in pieces of at most this many numbers. DeepSpeed's default of 5e8

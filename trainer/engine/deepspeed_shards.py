@@ -63,36 +63,6 @@ class Shares:
         flat = rows[share.row].detach().view(-1)
         return share.start, flat[share.at : share.at + share.end - share.start]
 
-    def collect(self, name: str, rows: Sequence[Tensor]) -> Tensor | None:
-        """Return a parameter assembled from all ranks' rows, in host memory on rank 0; None on other ranks."""
-        data, device = self.data, self.data.device.name
-        whole = torch.empty(self.shapes[name].numel()) if data.rank == 0 else None
-        for owner, share in enumerate(self.of[name]):
-            if share.start == share.end or data.rank not in (0, owner):
-                continue
-            if data.rank == owner:
-                part = (
-                    rows[share.row]
-                    .detach()
-                    .view(-1)[share.at : share.at + share.end - share.start]
-                    .to(device)
-                )
-            else:
-                part = torch.empty(share.end - share.start, device=device)
-            data.bring_to_zero(part, owner)
-            if whole is not None:
-                whole[share.start : share.end] = part
-        return None if whole is None else whole.view(self.shapes[name])
-
-    @torch.no_grad()
-    def put(self, name: str, whole: Tensor, rows: Sequence[Tensor]) -> None:
-        """Copy this rank's share of a complete parameter into its row."""
-        share = self.of[name][min(self.data.rank, len(self.of[name]) - 1)]
-        part = whole.flatten()[share.start : share.end]
-        rows[share.row].view(-1)[share.at : share.at + share.end - share.start] = part.to(
-            rows[share.row].device
-        )
-
 
 def _share(
     row: int, numbers: int, begun: int, rank: int, parameter: Any, of_row: Tensor, stage: int

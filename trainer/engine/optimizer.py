@@ -145,42 +145,6 @@ class ShardedAdamW:
             for parameter, part in zip(parameters, parts, strict=True):
                 parameter.copy_(part.view_as(parameter))
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the fp32 weights: complete on rank 0, possibly stale in part on other ranks."""
-        weights = {}
-        for name, parameter in self.parameters.items():
-            if parameter.dtype == torch.float32:
-                weights[name] = parameter.detach()
-            else:
-                weights[name] = self._brought(name, self.masters.get(name))
-        return weights
-
-    def state(self) -> tuple[dict[str, Tensor], int]:
-        """Return `exp_avg.<name>` and `exp_avg_sq.<name>`, complete on rank 0 alone, and the number of updates."""
-        keys = [(f"{moment}.{name}", name) for name in self.parameters for moment in MOMENTS]
-        return {key: self._brought(name, self.moments.get(key)) for key, name in keys}, self.taken
-
-    def _brought(self, name: str, own: Tensor | None) -> Tensor:
-        """Return the owner's fp32 tensor of a parameter on rank 0; `own` is this rank's, where it is the owner."""
-        like = self.parameters[name]
-        if self.owner is None and own is not None:
-            return own
-        tensor = torch.zeros_like(like, dtype=torch.float32, requires_grad=False)
-        if own is not None:
-            tensor = own.to(like.device)
-        if self.owner is not None:
-            self.group.bring_to_zero(tensor, self.owner[name])
-        return tensor.cpu() if self.host else tensor
-
-    @torch.no_grad()
-    def take(self, key: str, part: Tensor) -> None:
-        """Load a weight or a moment (`exp_avg.<name>`) of this rank's part of the model, where this rank holds it."""
-        if key in self.parameters:
-            self.parameters[key].copy_(part)
-        own = self.masters.get(key, self.moments.get(key))
-        if own is not None:
-            own.copy_(part)
-
 
 ONE = BatchSizes(1)
 

@@ -17,7 +17,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.engine.optimizer import ShardedAdamW, owners
 from trainer.engine.parts import Place, optimizer_parts
 from trainer.engine.passes import Model
-from trainer.model.layers import Cut, LayerNorm, cuts_of, own_of, parameter_of
+from trainer.model.layers import Cut, LayerNorm, cuts_of, own_of
 from trainer.parallel.group import Group
 from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline
 from trainer.parallel.tensor import Parallel
@@ -53,12 +53,6 @@ class RankState(Protocol):
 
     def update(self, rate: float) -> None:
         """Take one optimizer step; afterwards every rank has the new weights."""
-
-    def state(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], int]:
-        """Return weights, moments and steps taken: this tensor parallel part, complete on data parallel rank 0."""
-
-    def load(self, model: Arriving, optimizer: Arriving, taken: int) -> None:
-        """Load a complete state; this rank keeps its parts."""
 
     def parts(self) -> list[Part]:
         """Return the parts of all weights and moments that this rank holds. No collective."""
@@ -106,10 +100,6 @@ class ReplicatedState:
         self.optimizer.step(rate, self.gradients.gradients(), self.factor)
         self.gradients.clear()
 
-    def state(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], int]:
-        moments, taken = self.optimizer.state()
-        return self.optimizer.weights(), moments, taken
-
     def parts(self) -> list[Part]:
         data, parallel, pipeline = self.optimizer.group, self.parallel, self.gradients.pipeline
         # With ZeRO 0 every rank could save all; each saves the parameters that it would own.
@@ -124,15 +114,6 @@ class ReplicatedState:
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
         fill(self.parts())
         self.optimizer.taken = optimizer_steps
-
-    def load(self, model: Arriving, optimizer: Arriving, taken: int) -> None:
-        for arriving in (model, optimizer):
-            for key, whole in arriving:
-                like = self.parameters.get(parameter_of(key, self.cuts))
-                # None where another stage has the parameter.
-                if like is not None:
-                    self.optimizer.take(key, own_of(key, whole, like, self.cuts, self.parallel))
-        self.optimizer.taken = taken
 
 
 def saves_copy(name: str, cut: Cut, parallel: Parallel, pipeline: Pipeline) -> bool:

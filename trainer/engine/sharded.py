@@ -8,7 +8,7 @@ they are about 0.02 % of a model, and their type differs from that of the matric
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,13 +26,12 @@ from trainer.engine.parts import Place, optimizer_parts
 from trainer.engine.passes import Model
 from trainer.engine.rank_state import (
     COMPUTED_IN,
-    Arriving,
     GradientBuffer,
     clip_factor,
     moves_optimizer,
     saves_copy,
 )
-from trainer.model.layers import LayerNorm, cuts_of, own_of, parameter_of
+from trainer.model.layers import LayerNorm, cuts_of
 from trainer.parallel.group import Group
 from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline
 
@@ -132,32 +131,6 @@ class ShardedState:
         for module in self.modules:
             module.reshard()
 
-    def state(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], int]:
-        weights = {name: self._gathered(name, self._held(name)) for name in self.names}
-        moments = {
-            f"{moment}.{name}": self._gathered(name, self.optimizer.moments.get(f"{moment}.{name}"))
-            for name in self.names
-            for moment in ("exp_avg", "exp_avg_sq")
-        }
-        return weights, moments, self.optimizer.taken
-
-    def _held(self, name: str) -> Tensor:
-        return (self.whole if name in self.whole else self.rows)[name].detach()
-
-    def _gathered(self, name: str, own: Tensor | None) -> Tensor:
-        """Return all ranks' rows as one tensor, on rank 0 in host memory; `own` is None on a rank without rows."""
-        if name in self.whole:
-            assert own is not None
-            return own
-        shape = self.shards[name].shape
-        # Rows per rank, with padding.
-        each = -(-shape[0] // self.data.world)
-        padded = self.rows[name].new_zeros((each, *shape[1:]))
-        if own is not None:
-            padded[: len(own)] = own
-        together = self.data.gather_flat(padded.flatten()).view(-1, *shape[1:])[: shape[0]]
-        return together.cpu() if self.data.rank == 0 else padded
-
     def parts(self) -> list[Part]:
         found = list[Part]()
         for name in self.names:
@@ -177,26 +150,6 @@ class ShardedState:
         self._reshard()
         fill(self.parts())
         self.optimizer.taken = optimizer_steps
-
-    @torch.no_grad()
-    def load(self, model: Arriving, optimizer: Arriving, taken: int) -> None:
-        self._reshard()
-        for arriving in (model, optimizer):
-            for key, whole in arriving:
-                # False where another stage has the parameter.
-                if parameter_of(key, self.cuts) in self.cuts:
-                    self.optimizer.take(key, self._own_of(key, whole))
-        self.optimizer.taken = taken
-
-    def _own_of(self, key: str, whole: Tensor) -> Tensor:
-        """Return this rank's shard of a complete tensor; it may be empty."""
-        name = parameter_of(key, self.cuts)
-        like = self.whole[name] if name in self.whole else self.shards[name]
-        part = own_of(key, whole, like, self.cuts, self.parallel)
-        if name in self.whole:
-            return part
-        first = -(-len(part) // self.data.world) * self.data.rank
-        return part[first : first + len(self.rows[name])]
 
 
 def _norms_of(model: nn.Module) -> set[nn.Parameter]:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from trainer.checkpoint.part import Part
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
-from trainer.engine.optimizer import MOMENTS, LossScale
+from trainer.engine.optimizer import LossScale
 from trainer.engine.passes import (
     Batch,
     MicroBatchRunner,
@@ -23,14 +22,12 @@ from trainer.engine.passes import (
 )
 from trainer.engine.pipeline import PipelineRunner
 from trainer.engine.rank_state import (
-    Arriving,
     RankState,
     ReplicatedState,
     shapes_of,
 )
-from trainer.model.layers import cuts_of, whole_of
+from trainer.model.layers import cuts_of
 from trainer.parallel.group import Groups
-from trainer.parallel.pipeline import of_all_stages
 
 
 @dataclass(frozen=True)
@@ -52,15 +49,6 @@ class StepResult:
     """True where the step was skipped and the loss scale can be lowered: this is no failure."""
 
 
-@dataclass(frozen=True)
-class TrainState:
-    """Everything that training changes: complete tensors under logical names, without padding."""
-
-    model: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
-    optimizer_steps: int
-
-
 class Engine(Protocol):
     """Trains a model. Every method is a collective over all ranks, unless it says otherwise."""
 
@@ -78,9 +66,6 @@ class Engine(Protocol):
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any rank."""
 
-    def state(self) -> TrainState:
-        """Return the state: complete on rank 0, possibly stale in part on other ranks."""
-
     @property
     def optimizer_steps(self) -> int:
         """Return how many updates the optimizer has made."""
@@ -90,9 +75,6 @@ class Engine(Protocol):
 
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
         """Have `fill` write all parts, then continue after so many updates. No collective."""
-
-    def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
-        """Load a complete state tensor by tensor, so that a device needs memory for its own part alone."""
 
 
 class TorchEngine:
@@ -142,17 +124,6 @@ class TorchEngine:
     def any(self, flag: bool) -> bool:
         return self.groups.everyone.any(flag)
 
-    def state(self) -> TrainState:
-        weights, moments, taken = self.rank_state.state()
-        # Other ranks do not have the moments.
-        if self.groups.data.rank == 0:
-            weights = whole_of(weights, self.cuts, self.parallel, self.device.name)
-            moments = whole_of(moments, self.cuts, self.parallel, self.device.name)
-            if self.groups.pipeline.stages > 1 and self.parallel.rank == 0:
-                whole = self.groups.pipeline, self.shapes, self.config.stages, self.device
-                weights, moments = of_all_stages(weights, *whole), of_all_stages(moments, *whole, MOMENTS)
-        return TrainState(weights, moments, taken)
-
     @property
     def optimizer_steps(self) -> int:
         return self.rank_state.optimizer.taken
@@ -162,9 +133,6 @@ class TorchEngine:
 
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
         self.rank_state.load_parts(fill, optimizer_steps)
-
-    def load(self, model: Arriving, optimizer: Arriving, optimizer_steps: int) -> None:
-        self.rank_state.load(model, optimizer, optimizer_steps)
 
 
 def _rank_state(model: Model, config: TrainConfig, groups: Groups) -> RankState:

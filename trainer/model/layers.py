@@ -298,19 +298,6 @@ class Cut:
         sections = whole.split(self.sections or whole.shape[self.dim], self.dim)
         return torch.cat([part.chunk(parallel.size, self.dim)[parallel.rank] for part in sections], self.dim)
 
-    def join(self, own: Tensor, parallel: Parallel) -> Tensor:
-        """The whole, of all ranks' parts; for all of them together."""
-        if self.dim is not None and parallel.size > 1:
-            own = self._together(own, parallel)
-        return own if self.rows is None else own[: self.rows]
-
-    def _together(self, own: Tensor, parallel: Parallel) -> Tensor:
-        assert self.dim is not None
-        parts = parallel.gather(own, self.dim).chunk(parallel.size, self.dim)
-        sizes = [section // parallel.size for section in self.sections] or [own.shape[self.dim]]
-        split = [part.split(sizes, self.dim) for part in parts]
-        return torch.cat([part[i] for i in range(len(sizes)) for part in split], self.dim)
-
 
 WHOLE = Cut()
 INTO_RESIDUAL = ("attention.out.weight", "feed_forward.down.weight")
@@ -347,25 +334,6 @@ def generator_of(seed: int, name: str) -> torch.Generator:
     """Random numbers of a name's own."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
-
-
-def whole_of(
-    tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut], parallel: Parallel, device: str = ""
-) -> dict[str, Tensor]:
-    """Parameters, or moments (`exp_avg.<name>`), whole on rank 0; for all tensor parallel ranks together.
-
-    What is put together lies in the node's memory: a device need not have room for the whole model. `device`: where
-    ranks can exchange what lies elsewhere.
-    """
-    found = {}
-    for key, tensor in tensors.items():
-        if parallel.size > 1 and device:
-            tensor = tensor.to(device)
-        whole = cuts[parameter_of(key, cuts)].join(tensor, parallel)
-        if parallel.size > 1:
-            whole = whole.cpu() if parallel.rank == 0 else tensor
-        found[key] = whole
-    return found
 
 
 def own_of(key: str, whole: Tensor, like: Tensor, cuts: Mapping[str, Cut], parallel: Parallel) -> Tensor:

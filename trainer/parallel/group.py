@@ -101,23 +101,6 @@ class Group:
         dist.all_gather_object(box, value, group=self.handle)
         return box
 
-    def gather_flat(self, part: Tensor) -> Tensor:
-        """The ranks' equally long parts, one after the other."""
-        if self.world == 1:
-            return part
-        whole = part.new_empty(self.world * part.numel())
-        dist.all_gather(list(whole.chunk(self.world)), part.contiguous(), group=self.handle)
-        return whole
-
-    def bring_to_zero(self, tensor: Tensor, owner: int) -> None:
-        """Overwrite rank 0's tensor by the owner's."""
-        if owner == 0:
-            return
-        if self.rank == owner:
-            dist.send(tensor, self.members[0], group=self.handle)
-        elif self.rank == 0:
-            dist.recv(tensor, self.members[owner], group=self.handle)
-
     def barrier(self) -> None:
         if self.world > 1:
             dist.barrier(group=self.handle)

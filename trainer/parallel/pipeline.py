@@ -9,7 +9,6 @@ GLM's rows have not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.config.layout import Piece
 from trainer.device import Device
 
 # The first stage embeds by it, the last one has its own copy for the output.
@@ -81,51 +79,8 @@ class Pipeline:
         """Whether this stage's copy of a parameter is the one that a norm counts."""
         return name != TIED or self.is_first
 
-    def bring(
-        self,
-        tensors: Mapping[str, Tensor],
-        shapes: Mapping[str, Sequence[int]],
-        held: Mapping[str, int],
-        device: Device,
-    ) -> dict[str, Tensor]:
-        """The tensors of all stages on the first, in the node's memory; `held`: of each, the stage that gives it."""
-        found = {}
-        for key, holder in held.items():
-            if self.stage == holder == 0:
-                found[key] = tensors[key].cpu()
-            elif self.stage == holder:
-                dist.send(tensors[key].to(device.name).contiguous(), self.ranks[0], group=self.group)
-            elif self.stage == 0:
-                there = torch.empty(shapes[key], device=device.name)
-                dist.recv(there, self.ranks[holder], group=self.group)
-                found[key] = there.cpu()
-        return found
-
 
 UNDIVIDED = Pipeline()
-
-
-def of_all_stages(
-    tensors: Mapping[str, Tensor],
-    pipeline: Pipeline,
-    shapes: Mapping[str, Sequence[int]],
-    stages: Sequence[Sequence[Piece]],
-    device: Device,
-    moments: Sequence[str] = (),
-) -> dict[str, Tensor]:
-    """Of the whole model, weights or moments, on the first stage; `shapes` are those of its parameters."""
-    keys = {f"{moment}.{name}" if moment else name: name for name in shapes for moment in moments or ("",)}
-    held = {key: holder_of(name, stages) for key, name in keys.items()}
-    return pipeline.bring(tensors, {key: shapes[name] for key, name in keys.items()}, held, device)
-
-
-def holder_of(name: str, stages: Sequence[Sequence[Piece]]) -> int:
-    """The stage that a parameter's value is taken from; `stages`: what each of them holds."""
-    part, _, rest = name.partition(".")
-    if part != "blocks":
-        return len(stages) - 1 if part == "norm" else 0
-    layer = int(rest.partition(".")[0])
-    return next(stage for stage, own in enumerate(stages) if any(layer in piece.layers for piece in own))
 
 
 class Action(NamedTuple):

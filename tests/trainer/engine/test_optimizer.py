@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
 
+from trainer.checkpoint.part import Part, whole_box
 from trainer.config.parts import OptimizerConfig
 from trainer.device import Device
 from trainer.engine.optimizer import (
@@ -12,6 +15,7 @@ from trainer.engine.optimizer import (
     decay_of,
     owners,
 )
+from trainer.engine.parts import optimizer_parts
 from trainer.parallel.group import Group
 
 
@@ -41,6 +45,10 @@ def test_owners_share_the_parameters_evenly_and_alike_on_every_rank() -> None:
     assert owner == {"p0": 0, "p1": 1, "p2": 1, "p3": 0, "p4": 0}
 
 
+def put(key: str, tensor: torch.Tensor, owned: bool) -> Iterator[Part]:
+    yield Part(key, tuple(tensor.shape), whole_box(tensor.shape), tensor, owned)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_state_in_the_nodes_memory_gives_the_same_weights(dtype: torch.dtype) -> None:
     config = OptimizerConfig(lr=0.1, weight_decay=0.3)
@@ -50,12 +58,16 @@ def test_state_in_the_nodes_memory_gives_the_same_weights(dtype: torch.dtype) ->
         own = ShardedAdamW(named, config, Group(0, 1, Device("cpu")), zero=0, host=host)
         if dtype != torch.float32:
             own.lower(["w"], dtype)
-        own.take("w", torch.linspace(-1, 2, 6).view(3, 2))
-        own.take("exp_avg.b", torch.full((3,), 0.5))
+        started = {"w": torch.linspace(-1, 2, 6).view(3, 2), "exp_avg.b": torch.full((3,), 0.5)}
+        for name in named:
+            for part in optimizer_parts(own, name, put, owned=True):
+                part.tensor.copy_(started.get(part.key, part.tensor))
         for step in range(3):
             own.step(0.1, {name: torch.full_like(one, 0.1 * (step + 1)) for name, one in named.items()}, 0.5)
         assert own.masters.keys() == ({"w", "b"} if host else {"w"} - {"w" if dtype == torch.float32 else ""})
         assert all(one.data_ptr() != named[name].data_ptr() for name, one in own.masters.items())
-        assert named["w"].dtype == dtype and own.weights()["w"].dtype == torch.float32
-        weights.append([*named.values(), *own.weights().values(), *own.state()[0].values()])
+        parts = [part for name in named for part in optimizer_parts(own, name, put, owned=True)]
+        assert named["w"].dtype == dtype
+        assert all(part.tensor.dtype == torch.float32 for part in parts if part.owned)
+        weights.append([*named.values(), *(part.tensor for part in parts if part.owned)])
     assert all(torch.equal(one, two) for one, two in zip(*weights, strict=True))

@@ -9,8 +9,6 @@ import torch.nn.functional as F
 import native
 from trainer.config.model_sizes import ModelConfig
 from trainer.model.gpt import GPT
-from trainer.model.layers import cuts_of, own_of, whole_of
-from trainer.parallel.tensor import ALONE
 
 CONFIG = ModelConfig(layers=2, hidden=32, heads=2, sequence=16, vocab=60)
 
@@ -53,14 +51,6 @@ def test_padded_rows_get_no_gradient_so_they_stay_zero(model: GPT) -> None:
     assert table.grad is not None
     assert not table[CONFIG.vocab :].any() and not table.grad[CONFIG.vocab :].any()
     assert table.grad[: CONFIG.vocab].any()
-
-
-def test_a_whole_parameter_and_a_ranks_own_are_each_others_reverse(model: GPT) -> None:
-    cuts, name = cuts_of(model), "tokens.weight"
-    table = model.tokens.weight.detach()
-    whole = whole_of({name: table}, cuts, ALONE)[name]
-    assert whole.shape == (60, 32)
-    assert torch.equal(own_of(name, whole, table, cuts, ALONE), table)
 
 
 def test_what_writes_into_the_residual_starts_smaller() -> None:
