@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.names import is_sound_held
+from trainer.checkpoint.names import HeldCheck
 from trainer.errors import CheckpointError
 
 FORMAT = 2
@@ -100,11 +100,9 @@ def _wrong_tensors(manifest: Mapping[str, Any]) -> list[str]:
     sound = bool(tensors) and all(_is_sound_tensor(entry) for entry in tensors.values())
     if not sound or manifest.get("state") not in STATES:
         return ["tensors or state"]
-    shapes = [tuple(entry["shape"]) for entry in tensors.values()]
+    check = HeldCheck([tuple(entry["shape"]) for entry in tensors.values()])
     parts = [(name, entry) for name, entry in _files(manifest) if name.endswith(PARTS)]
-    return [
-        f"files[{name!r}].holds" for name, entry in parts if not is_sound_held(entry.get("holds"), shapes)
-    ]
+    return [f"files[{name!r}].holds" for name, entry in parts if not check.is_sound(entry.get("holds"))]
 
 
 def _is_sound_tensor(entry: Any) -> bool:

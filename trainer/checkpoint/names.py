@@ -67,22 +67,31 @@ def meet(box: Box, flat: Sequence[int]) -> bool:
     return all(a < flat[2 * dim + 1] and flat[2 * dim] < b for dim, (a, b) in enumerate(box))
 
 
-def is_sound_held(held: Any, shapes: Sequence[Shape]) -> bool:
-    """Return whether a short form from a file names boxes inside of the table's tensors."""
-    if not isinstance(held, list):
-        return False
-    for group in held:
+class HeldCheck:
+    """Checks short forms from a manifest; files of one training name the same ranges, which are looked up once."""
+
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        self._shapes = shapes
+        self._shapes_of: dict[tuple[int, ...], set[Shape]] = {}
+
+    def is_sound(self, held: Any) -> bool:
+        """Return whether a short form names boxes inside of the table's tensors."""
+        return isinstance(held, list) and all(self._is_sound_group(group) for group in held)
+
+    def _is_sound_group(self, group: Any) -> bool:
         lists = isinstance(group, list) and len(group) == 2 and all(isinstance(part, list) for part in group)
         if not lists or not all(type(number) is int for part in group for number in part):
             return False
         flat, ranges = group
-        pairs = list(zip(ranges[::2], ranges[1::2], strict=False))
-        if len(ranges) % 2 or not all(0 <= first < last <= len(shapes) for first, last in pairs):
+        if len(flat) % 2 or len(ranges) % 2:
             return False
-        of_group = {shape for first, last in pairs for shape in shapes[first:last]}
-        if len(flat) % 2 or not all(_is_inside(flat, shape) for shape in of_group):
-            return False
-    return True
+        key = tuple(ranges)
+        if key not in self._shapes_of:
+            pairs = list(zip(ranges[::2], ranges[1::2], strict=True))
+            if not all(0 <= first < last <= len(self._shapes) for first, last in pairs):
+                return False
+            self._shapes_of[key] = {shape for first, last in pairs for shape in self._shapes[first:last]}
+        return all(_is_inside(flat, shape) for shape in self._shapes_of[key])
 
 
 def _is_inside(flat: Sequence[int], shape: Shape) -> bool:
