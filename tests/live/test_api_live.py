@@ -168,3 +168,14 @@ def test_a_node_that_cannot_be_reached_is_an_outcome(tmp_path: Path, cluster: ap
         outcome.get()
     with pytest.raises(api.UsageError, match="not a list"):
         cluster.run("uname -n")
+
+
+@pytest.mark.live
+def test_checks_and_hostfiles_are_those_of_the_command_line(cluster: api.Cluster) -> None:
+    findings = cluster.check()
+    assert {finding.where for finding in findings} >= {"node1", "node2"}
+    assert not [finding for finding in findings if finding.level == "bad"]
+    lines = cluster.select("node2").hostfile("openmpi").splitlines()
+    assert len(lines) == 1 and lines[0].endswith("slots=2")
+    table = cluster.rank_table(devices=[1])
+    assert [device.device_id for _, device in table.by_rank()] == [1, 1]
