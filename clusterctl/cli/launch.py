@@ -314,9 +314,22 @@ def attach(
     with options.connected_to(found) as connections:
         if found.controller() is None and not found.phase().is_final:
             screen.log(f"{found.run_id} has no controller; starting a new one")
+            warn_about_missing_variables(found)
             put_in_charge(found)
         follow_to_the_end(
             found, connections, stop_on_interrupt=False, trains=trains, quiet=quiet, as_json=as_json
+        )
+
+
+def warn_about_missing_variables(run: RunDir) -> None:
+    """Warn if a controller that is started from this shell could not restart the run."""
+    from clusterctl.runs.start import missing_variables
+
+    job = run.read_record().job
+    missing = missing_variables(job) if job.restart is not None else []
+    if missing:
+        screen.log(
+            f"not set in this shell: {', '.join(missing)}; the run cannot be restarted from here", "yellow"
         )
 
 

@@ -98,6 +98,8 @@ def plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Group:
 def _plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if plan.job.command:
         yield "command", escape_controls(" ".join(plan.job.command))
+    if plan.job.forward:
+        yield "forward", f"{', '.join(plan.job.forward)} (values from this shell)"
     if summary:
         yield "model", f"{count(summary['parameters'])} parameters"
         epochs = summary.get("epochs")

@@ -74,6 +74,7 @@ class Plan:
             "master": self.master,
             "hostfile": self.hostfile,
             "rank_table": bool(self.facts.rank_table),
+            "forward": list(self.job.forward),
             "nodes": [
                 {
                     "node": plan.node.name,

@@ -81,7 +81,7 @@ def test_a_training_that_hangs_says_where_it_stands_and_goes_on(shell: Shell, da
     os.kill(pids[2], signal.SIGSTOP)
     followed = shell("attach", run.run_id, timeout=200)
     assert followed.returncode == 0, followed.stderr
-    assert "rank 2 on node2 (device 0) stands still: a signal (SIGSTOP)" in followed.stderr
+    assert "rank 2 on node2 (device 0) was stopped by a signal (SIGSTOP)" in followed.stderr
     assert run.read_record().attempt == 2
     said = run.log("node1", 0, "err", 1).read_text()
     assert "Current thread" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -14,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from clusterctl.agent.device_locks import DeviceLocks
 from clusterctl.agent.processes import is_alive, state_letter
 from clusterctl.agent.records import AttemptFiles
+from clusterctl.cli.launch import warn_about_missing_variables
+from clusterctl.cli.views import plan_facts
 from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.plan import make_plan
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs.cause import read_cause
@@ -27,7 +32,8 @@ from clusterctl.runs.stop import stop_run
 from clusterctl.transport.fanout import Connections
 from tests.clusterctl.runs.test_controller import controlled, said, wait_for
 from tests.clusterctl.runs.test_run import connections as connections
-from tests.clusterctl.runs.test_run import launched, left_of, program
+from tests.clusterctl.runs.test_run import lab, launched, left_of, program
+from tests.support.records import record_of
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -182,6 +188,32 @@ def test_a_controller_without_a_forwarded_variable_says_so_and_spends_no_restart
     assert "restart" not in events
     assert state.phase is Phase.FAILED and "not restarted: MY_TOKEN is not set" in state.verdict
     assert run.read_record().attempt == 1
+
+
+def test_a_take_over_from_a_shell_without_a_forwarded_variable_is_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MY_TOKEN", raising=False)
+    run = RunDir(tmp_path / "r")
+    forwarded = {"forward": ("MY_TOKEN",), "restart": Restart()}
+    run.write_record(record_of({"a": [0]}, job=forwarded))
+    warn_about_missing_variables(run)
+    assert "not set in this shell: MY_TOKEN" in capsys.readouterr().err
+    monkeypatch.setenv("MY_TOKEN", "x")
+    warn_about_missing_variables(run)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_plan_names_the_forwarded_variables_and_not_their_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hunter2")
+    plan = make_plan(lab(tmp_path), program(SLEEP, forward=("MY_TOKEN",)))
+    assert plan.as_json()["forward"] == ["MY_TOKEN"]
+    console = Console(file=io.StringIO(), width=120)
+    console.print(plan_facts(plan, {}))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "MY_TOKEN (values from this shell)" in shown and "hunter2" not in shown
 
 
 def test_the_folder_of_a_run_belongs_to_its_owner_alone(tmp_path: Path, connections: Connections) -> None:
