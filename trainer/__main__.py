@@ -1,4 +1,4 @@
-"""`python -m trainer VERB`: results as JSON on stdout, a user's mistake in a line on stderr, exit code 2."""
+"""`python -m trainer VERB`: results as JSON on stdout; a wrong input as one line on stderr, with exit code 2."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
     startup = Startup()
     startup.done("python")
-    # A supervisor that sees no steps asks where every thread stands.
+    # A supervisor sends this signal to a hung rank to get the stacks of all threads.
     faulthandler.register(signal.SIGUSR1)
     environment = Env.read()
     config = read_config(_read_json(arguments.config), environment.world_size)
@@ -138,7 +138,7 @@ def _show(answer: object) -> None:
 
 
 def _parser(called: str) -> argparse.ArgumentParser:
-    """`called` is what the user typed to come here, where that was not this program."""
+    """Return the parser; `called` is the command that the user typed, if it was not this program."""
     parser = argparse.ArgumentParser(prog="python -m trainer", description="The embedded trainer.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
@@ -153,17 +153,19 @@ def _parser(called: str) -> argparse.ArgumentParser:
         _rehearse,
         "build and step one rank of a layout here: JSON on stdin, what it took on stdout",
     )
-    verb("schema", _schema, "a JSON schema of the train part of a job")
+    verb("schema", _schema, "print a JSON schema of the train part of a job")
     train = verb("train", _train, "train with the launcher's environment, or alone")
     train.add_argument("config", type=Path, metavar="CONFIG.json")
     train.add_argument(
-        "--run-dir", type=Path, help="where metrics and checkpoints go (default: beside the config)"
+        "--run-dir", type=Path, help="where metrics and checkpoints go (default: the folder of the config)"
     )
     add_verbs(verb)
-    board = verb("tensorboard", _tensorboard, "a run's metrics as TensorBoard's files, with Megatron's tags")
+    board = verb(
+        "tensorboard", _tensorboard, "write a run's metrics as TensorBoard's files, with Megatron's tags"
+    )
     board.add_argument("run", type=Path, metavar="RUN_DIR")
     board.add_argument("--output", type=Path, metavar="DIR", help="default: tensorboard/ in the run's folder")
-    _add_generate(verb("generate", _generate, "text from a checkpoint"))
+    _add_generate(verb("generate", _generate, "generate text from a checkpoint"))
     verb("checkpoint-verify", _checkpoint_verify, "compare a checkpoint with its manifest").add_argument(
         "folder", type=Path
     )
@@ -182,7 +184,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; the exit code. A bug's traceback goes to stderr, into the rank's log."""
+    """Run one verb and return the exit code; the traceback of a bug goes to stderr, the rank's log."""
     words = list(sys.argv[1:] if argv is None else argv)
     called = words[1] if words[:1] == ["--called"] and len(words) > 1 else ""
     arguments = _parser(called).parse_args(words[2:] if called else words)
@@ -198,15 +200,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run() -> NoReturn:
-    """Be the process. Where torch is loaded, it ends without the interpreter's own end.
+    """Run the program and end the process; where torch is loaded, without the interpreter's shutdown.
 
-    That takes half a second of a core, which every rank of a failed run would pay before the next attempt, and a
-    gloo rank now and then aborts in it, which hides how it ended. So nothing may be left to `atexit`.
+    The shutdown takes half a second of a core on every rank of a failed run before the next attempt, and a gloo rank
+    sometimes aborts in it, which hides the exit code. So nothing may depend on `atexit`.
     """
     try:
         code = main()
     except Exception:
-        # The outermost door: a bug's traceback, as Python itself would write it.
+        # The outermost handler: print the traceback as Python would.
         sys.excepthook(*sys.exc_info())
         code = 1
     if "torch" not in sys.modules:

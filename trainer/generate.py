@@ -1,11 +1,8 @@
-"""Text from a checkpoint's folder alone: a GPT goes on with a prompt, a GLM fills in its blanks.
+"""Generate text from a checkpoint: a GPT continues a prompt, a GLM fills in the blanks of one.
 
-A GLM fills in the blanks of a prompt: `[MASK]` some words, `[sMASK]` sentences, `[gMASK]` the rest of a text.
-
-The prompt is a source as training makes them (glm_blocks), in which the masks stand. Behind it each blank is written
-in turn, from a start-of-piece token until the end of the piece; it sees the whole source and the blanks before it.
-
-How the next token is drawn from what a model thinks of each.
+A GLM's blanks are `[MASK]` for some words, `[sMASK]` for sentences, `[gMASK]` for the rest of a text. The prompt with
+its masks is a source, as in training. Behind it the blanks are written in turn, each from a start-of-piece token to an
+end-of-piece token; each sees the whole source and the blanks before it.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ from trainer.samples.glm_windows import GlmTokens
 
 
 def load_model(found: Checkpoint) -> Model:
-    """The model of a checkpoint, on CPU, ready to read text."""
+    """Return the model of a checkpoint, on the CPU and in evaluation mode."""
     faults: list[Fault] = []
     config = read_section(ModelConfig, found.manifest["config"]["model"], "model", faults)
     faults += model_faults(config)
@@ -69,7 +66,7 @@ def _check_shapes(found: Checkpoint, config: ModelConfig) -> None:
 
 
 def generate(folder: Path, tokenizer: Path | None, prompt: str, sampling: Sampling) -> dict[str, object]:
-    """What a prompt becomes, with how it came about."""
+    """Return the text that a prompt becomes, and the facts of its generation, as a JSON document."""
     sampling.check()
     found = verify(folder)
     if tokenizer is None and TOKENIZER not in found.manifest["files"]:
@@ -84,7 +81,7 @@ def generate(folder: Path, tokenizer: Path | None, prompt: str, sampling: Sampli
 
 
 def _continued(model: GPT, words: Tokenizer, prompt: str, sampling: Sampling) -> dict[str, object]:
-    """A prompt and what follows; stops at the end of a document. An empty prompt begins a new document."""
+    """Continue a prompt until the end of the document; an empty prompt begins a new document."""
     start = words.encode(prompt) or [words.eod]
     if max(start) >= model.config.vocab:
         raise InputError(
@@ -101,7 +98,7 @@ def _continued(model: GPT, words: Tokenizer, prompt: str, sampling: Sampling) ->
 
 @torch.no_grad()
 def draw(model: GPT, ids: list[int], sampling: Sampling) -> Iterator[int]:
-    """The next token, and the next, each read from the last `sequence` tokens."""
+    """Yield token after token, each predicted from the last `sequence` tokens."""
     generator = sampling.generator()
     ids = list(ids)
     for _ in range(sampling.max_tokens):
@@ -111,25 +108,25 @@ def draw(model: GPT, ids: list[int], sampling: Sampling) -> Iterator[int]:
 
 
 MASKS = {GLM_TOKENS["mask"]: "mask", GLM_TOKENS["smask"]: "sentence", GLM_TOKENS["gmask"]: "gap"}
-"""As they are written in a prompt, and which of GlmTokens each is."""
+"""The masks of a prompt, and the field of GlmTokens for each."""
 REST = GLM_TOKENS["gmask"]
 _ALMOST = re.compile(r"\[[a-z]{0,2}ma?sk\]", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Blank:
-    """What was written in the place of a mask."""
+    """The tokens that replace a mask."""
 
     mask: str
     ids: list[int]
     ended: str
-    """By `end of piece` or `end of document`, or because of `max tokens` or the model's last `position`."""
+    """Why it ends: `end of piece`, `end of document`, `max tokens`, or `position`, the model's last one."""
 
 
 def fill(
     model: GLM, words: Tokenizer, data: Mapping[str, Any], prompt: str, sampling: Sampling
 ) -> dict[str, object]:
-    """The prompt with its blanks filled in; one without a blank is gone on with. `data`: the training's."""
+    """Fill in the blanks of a prompt, or continue one without a blank; `data` is the data config of the training."""
     tokens = _own_tokens(model, words, data)
     texts, masks = _parts(prompt)
     pieces = [words.encode(text) for text in texts]
@@ -140,7 +137,7 @@ def fill(
     whole = list(pieces[0])
     for blank, piece in zip(blanks, pieces[1:], strict=True):
         whole += [*blank.ids, *piece]
-    told = [
+    written = [
         {
             "mask": blank.mask,
             "text": words.decode(blank.ids),
@@ -150,11 +147,11 @@ def fill(
         for blank in blanks
     ]
     total = sum(len(blank.ids) for blank in blanks)
-    return {"text": words.decode(whole), "tokens": total, "blanks": told}
+    return {"text": words.decode(whole), "tokens": total, "blanks": written}
 
 
 def _own_tokens(model: GLM, words: Tokenizer, data: Mapping[str, Any]) -> GlmTokens:
-    """GLM's ids as the training had them."""
+    """Return the ids of GLM's special tokens in the training."""
     eos = words.eod if data.get("eod") is None else int(data["eod"])
     if data.get("tokenizer"):
         return tokens_of(words, eos)
@@ -162,14 +159,14 @@ def _own_tokens(model: GLM, words: Tokenizer, data: Mapping[str, Any]) -> GlmTok
 
 
 def _parts(prompt: str) -> tuple[list[str], list[str]]:
-    """The texts around the masks, and the masks; what has none is a beginning.
+    """Return the texts around the masks, and the masks; a prompt without one gets [gMASK] at its end.
 
-    A blank's first token brings the space before it, as within any text of this kind of tokenizer.
+    Spaces before a mask are dropped: this kind of tokenizer puts the space into the next token.
     """
     unknown = [word for word in _ALMOST.findall(prompt) if word not in MASKS]
     if unknown:
         raise InputError(
-            f"the prompt has {', '.join(unknown)}, which is no mask", f"the masks are {', '.join(MASKS)}"
+            f"the prompt has {', '.join(unknown)}, which is not a mask", f"the masks are {', '.join(MASKS)}"
         )
     found = re.split(f"({'|'.join(map(re.escape, MASKS))})", prompt)
     texts, masks = found[::2], found[1::2]
@@ -182,9 +179,9 @@ def _parts(prompt: str) -> tuple[list[str], list[str]]:
 def _check(model: GLM, words: Tokenizer, tokens: GlmTokens, pieces: list[list[int]], blanks: int) -> None:
     config, text = model.config, words.vocab if words.glm_ids() is None else 0
     if text > tokens.sop or tokens.vocab > config.vocab:
-        what = f"the tokenizer has {words.vocab} ids, and the model {config.vocab} with GLM's own"
+        what = f"the tokenizer has {words.vocab} ids, and the model {config.vocab} with GLM's special tokens"
         raise InputError(what, "use the tokenizer that made the training data")
-    # The beginning, and the end of the document.
+    # Two more for the beginning and the end of the document.
     length = sum(map(len, pieces)) + blanks + 2
     if length > config.sequence:
         what = f"the prompt makes {length} tokens, and the model was trained on {config.sequence} at most"
@@ -192,7 +189,7 @@ def _check(model: GLM, words: Tokenizer, tokens: GlmTokens, pieces: list[list[in
 
 
 def _source(pieces: list[list[int]], masks: list[str], tokens: GlmTokens) -> tuple[list[int], list[int]]:
-    """The ids of a source, and the places of its masks; behind a last text the document ends."""
+    """Return the ids of a source and the indices of its masks; a text after the last mask ends the document."""
     source, places = [tokens.enc, *pieces[0]], []
     for mask, piece in zip(masks, pieces[1:], strict=True):
         places.append(len(source))
@@ -210,7 +207,7 @@ def _written(
     never: list[int],
     sampling: Sampling,
 ) -> list[Blank]:
-    """One blank after the other, as they stand in the prompt; each has at least one token, of no id in `never`."""
+    """Write the blanks in their order in the prompt; each gets at least one token, and none of the ids in `never`."""
     generator, separator = sampling.generator(), torch.tensor([len(source)])
     ids, first, second = list(source), list(range(len(source))), [0] * len(source)
     last = model.config.position_rows - 1
@@ -235,7 +232,7 @@ def _written(
 
 
 def _no_text(words: Tokenizer, tokens: GlmTokens, vocab: int) -> list[int]:
-    """Ids that a blank never holds: those that the tokenizer does not know, and GLM's own but what ends a piece."""
+    """Return the ids that a blank never contains: unknown to the tokenizer, or special and not the end of a piece."""
     own = {
         tokens.sop,
         tokens.enc,
@@ -251,10 +248,10 @@ def _no_text(words: Tokenizer, tokens: GlmTokens, vocab: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature 0 or top_k 1 takes the likeliest; top_k 0 draws from all."""
+    """How the next token is drawn: temperature 0 or top_k 1 takes the most likely; top_k 0 draws from all."""
 
     max_tokens: int = 64
-    """In a text that goes on, and in each blank that is filled in."""
+    """The most tokens of a continuation, and of each blank."""
     temperature: float = 0.8
     top_k: int = 40
     seed: int = 1234
@@ -274,7 +271,7 @@ class Sampling:
         return torch.Generator().manual_seed(self.seed)
 
     def pick(self, logits: Tensor, generator: torch.Generator) -> int:
-        """An id, from the logits of all of them."""
+        """Return an id, drawn by the logits of all ids."""
         if self.temperature == 0 or self.top_k == 1:
             return int(logits.argmax().item())
         logits = logits / self.temperature

@@ -167,7 +167,7 @@ def test_a_blank_ends_where_the_model_has_no_more_positions(material: Path) -> N
         assert made["blanks"][0]["ended"] == ended and made["tokens"] == min(8, most)
     with pytest.raises(InputError, match="the prompt makes 9 tokens, and the model was trained on 8 at most"):
         filled(material, "one two three four five six [MASK]", [" seven"], 8)
-    with pytest.raises(InputError, match=r"the prompt has \[mask\], \[GMSK\], which is no mask"):
+    with pytest.raises(InputError, match=r"the prompt has \[mask\], \[GMSK\], which is not a mask"):
         filled(material, "one [mask] [GMSK] [MASK] [ok]", [" two"])
 
 
