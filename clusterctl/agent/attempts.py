@@ -9,10 +9,7 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
-from typing import Any, Dict, Optional, Tuple
 
 from clusterctl.agent.conflicts import conflicts, one_start_at_a_time
 from clusterctl.agent.processes import (
@@ -36,6 +33,11 @@ from clusterctl.agent.records import (
 )
 from clusterctl.agent.request import Refused, Request
 
+# Importing typing takes 10 ms.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional, Tuple
+
 # Seconds that ranks have for a last checkpoint.
 GRACE = 30.0
 # Seconds at most between a supervisor's last record and its exit; some 20 ms on an idle machine.
@@ -46,10 +48,6 @@ STARTING = 60.0
 UNRESPONSIVE = 15.0
 # Bytes of a supervisor's first line, and of its log in an error.
 LONGEST_LINE = 1 << 16
-LAUNCH = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from clusterctl.agent.supervisor import main; main(sys.argv[2:])"
-)
 
 
 def start(request: Request) -> Dict[str, Any]:
@@ -92,38 +90,19 @@ def check_spec(spec: Dict[str, Any]) -> None:
 
 
 def _spawn_supervisor(files: AttemptFiles, run_dir: str, attempt: int) -> Dict[str, Any]:
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    """Start the supervisor and return its identity once it has started the ranks.
+
+    It is a fork of the agent: a new interpreter with the same modules would cost the node 30 ms of CPU.
+    """
     reading, writing = os.pipe()
-    log = os.open(files.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    argv = [
-        sys.executable,
-        "-I",
-        "-S",
-        "-X",
-        "utf8",
-        "-c",
-        LAUNCH,
-        package,
-        run_dir,
-        str(attempt),
-        str(writing),
-    ]
-    try:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(writing,),
-            start_new_session=True,
-            cwd="/",
-        )
-    finally:
-        os.close(writing)
-        os.close(log)
+    pid = os.fork()
+    if pid == 0:
+        # Never returns: what the caller would do next is the agent's.
+        _become_supervisor(files, run_dir, attempt, writing)
+    os.close(writing)
     line = _first_line(reading)
     # This is the first of two forks, which exits right away.
-    process.wait()
+    os.waitpid(pid, 0)
     try:
         answer = json.loads(line)
     except ValueError:
@@ -133,6 +112,45 @@ def _spawn_supervisor(files: AttemptFiles, run_dir: str, attempt: int) -> Dict[s
     if "in_use" in answer:
         raise Refused("in_use", str(answer["in_use"]))
     return dict(answer)
+
+
+def _become_supervisor(files: AttemptFiles, run_dir: str, attempt: int, ready: int) -> None:
+    """Detach this fork of the agent from its session and its files, supervise the attempt, and exit."""
+    code = 1
+    # The outermost handler of this process: errors go to its log.
+    try:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        for number in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        log = os.open(files.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for stream, file in ((0, nothing), (1, log), (2, log)):
+            os.dup2(file, stream)
+        _release_files(ready, nothing)
+        os.chdir("/")
+        # By name, as operations are found: the supervisor's module uses this one.
+        supervisor = __import__("clusterctl.agent.supervisor", fromlist=["main"])
+        supervisor.main(run_dir, attempt, ready)
+        code = 0
+    except BaseException:
+        import traceback
+
+        os.write(2, traceback.format_exc().encode(errors="replace"))
+    finally:
+        os._exit(code)
+
+
+def _release_files(kept: int, nothing: int) -> None:
+    """Let go of every file but the standard streams and `kept`: others wait for the end of the agent's.
+
+    Their numbers stay in use, for `nothing`: an object of the agent that is collected later closes its own number,
+    which must not be a file of the supervisor.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in (kept, nothing):
+            os.dup2(nothing, int(name), inheritable=False)
 
 
 def _first_line(descriptor: int) -> bytes:

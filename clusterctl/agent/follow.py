@@ -8,13 +8,17 @@ import os
 import threading
 import time
 from io import FileIO
-from typing import Any, Dict, Optional
 
 from clusterctl.agent.attempts import read_node
 from clusterctl.agent.frames import CHUNK, StreamEnded
 from clusterctl.agent.processes import state_letter
 from clusterctl.agent.records import FINAL, AttemptFiles, read_beat, read_json
 from clusterctl.agent.request import Refused, Request
+
+# Importing typing takes 10 ms.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional
 
 # Seconds between two looks at files that did not grow.
 LOOK = 0.05

@@ -7,10 +7,14 @@ import select
 import socket
 import struct
 import time
-from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from clusterctl.agent.processes import text_of
 from clusterctl.agent.request import Refused, Request
+
+# Importing typing takes 10 ms.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 # Linux's numbers of the ioctls.
 GET_ADDRESS, GET_NETMASK, GET_FLAGS = 0x8915, 0x891B, 0x8913

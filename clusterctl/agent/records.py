@@ -10,9 +10,13 @@ import errno
 import json
 import os
 import time
-from typing import Any, Callable, Dict, Optional
 
 from clusterctl.agent.processes import read_limited
+
+# Importing typing takes 10 ms.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Optional
 
 # How an attempt can end on a node.
 FINAL = ("finished", "failed", "stopped")

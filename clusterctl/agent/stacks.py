@@ -13,10 +13,14 @@ import shutil
 import signal
 import subprocess
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from clusterctl.agent.bounded import outputs_of
 from clusterctl.agent.processes import group_members, send, text_of
+
+# Importing typing takes 10 ms.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 # Seconds that a rank's threads take to write their stacks.
 WRITING = 0.5

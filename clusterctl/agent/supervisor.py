@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import time
-from typing import Any, Dict, List, Optional
 
 from clusterctl.agent import stacks
 from clusterctl.agent.attempts import GRACE
@@ -34,6 +33,11 @@ from clusterctl.agent.records import (
     write_beat,
     write_json,
 )
+
+# Importing typing takes 10 ms.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
 
 # At most so many seconds of grace after a failure: ranks that wait for a dead one cannot save a checkpoint.
 FAILED_GRACE = 5.0
@@ -304,13 +308,8 @@ def _drain(fd: int) -> None:
         os.read(fd, 4096)
 
 
-def main(arguments: List[str]) -> None:
-    """Detach, start the ranks, report to the agent, and stay until they have ended: RUN_DIR ATTEMPT READY_FD."""
-    run_dir, attempt, ready = arguments[0], int(arguments[1]), int(arguments[2])
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    os.set_inheritable(ready, False)
+def main(run_dir: str, attempt: int, ready: int) -> None:
+    """Start the ranks, report that to the agent through `ready`, and supervise them until they have ended."""
     become_subreaper()
     supervisor = Supervisor(run_dir, attempt)
     # Before the pid is known, since a stop may come right after that.

@@ -107,10 +107,10 @@ def _ssh() -> Iterable[Finding]:
 
 def _keepers() -> Iterable[Finding]:
     """Yield this user's keepers that another version of the code started, or that do not answer."""
-    from clusterctl.keeper.client import found
+    from clusterctl.keeper.client import running_keepers
 
     try:
-        reply = [entry.status() for entry in found()]
+        reply = [entry.status() for entry in running_keepers()]
     except ClusterctlError as problem:
         yield Finding("warning", "here", problem.message, problem.hint, "keepers")
         return

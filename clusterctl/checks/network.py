@@ -23,7 +23,7 @@ from clusterctl.text import plural
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.transport.fanout import Connection, Connections
-    from clusterctl.transport.link import Asked
+    from clusterctl.transport.link import PendingRequest
 
 
 # Seconds for a connection between two nodes: a lost first packet is sent again after 1.
@@ -65,7 +65,7 @@ def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) 
     return [*failed, *_reached(master, opened.port, reply)]
 
 
-def _opened(request: Asked) -> OpenedPort:
+def _opened(request: PendingRequest) -> OpenedPort:
     for frame in request:
         return OpenedPort(int(frame.fields["port"]))
     result = request.result or {}

@@ -94,7 +94,7 @@ def _run(work: Callable[[Starter], None], ours: socket.socket, theirs: socket.so
     """Do the work in the new process, which Ctrl-C at the terminal does not reach; return its exit code."""
     ours.close()
     os.setsid()
-    _close_files(theirs.fileno())
+    _release_files(theirs.fileno())
     starter = Starter(theirs)
     # The outermost handler of this process: the terminal's process shows the error.
     try:
@@ -105,10 +105,16 @@ def _run(work: Callable[[Starter], None], ours: socket.socket, theirs: socket.so
     return 0
 
 
-def _close_files(kept: int) -> None:
-    """Close every file but the standard streams and `kept`: a caller may wait for the end of one of them."""
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+def _release_files(kept: int) -> None:
+    """Let go of every file but the standard streams and `kept`: a caller may wait for the end of one of them.
+
+    Their numbers stay in use, for /dev/null: an object that is collected later closes its own number, which must not be
+    a file that was opened since.
+    """
+    with open(os.devnull, "rb") as nothing:
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and int(name) not in (kept, nothing.fileno()):
+                os.dup2(nothing.fileno(), int(name), inheritable=False)
 
 
 @contextlib.contextmanager

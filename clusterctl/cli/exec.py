@@ -170,14 +170,14 @@ class _Execution:
     def run(self, stdin: bool, fanout: int | None) -> list[Outcome[Completed]]:
         """Run the command on every node, then show what is shown at the end."""
         from clusterctl.exec.command import Everywhere
-        from clusterctl.transport.shell import Once
+        from clusterctl.transport.shell import ShellSession
 
         names = self.chosen.names
         body = _input(names) if stdin else None
         if body is not None and body.together:
             fanout = len(names)
         with (
-            Once(self.connections.transport) as once,
+            ShellSession(self.connections.transport) as once,
             _patience(len(names), self.form) as count,
             _output_may_go(),
         ):

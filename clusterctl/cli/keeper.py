@@ -10,9 +10,9 @@ from clusterctl.cli import options, screen
 def status(as_json: options.Json = False) -> None:
     """List your connection keepers and the connections that they hold. There is more than one only after clusterctl or
     its settings have changed."""
-    from clusterctl.keeper.client import found
+    from clusterctl.keeper.client import running_keepers
 
-    keepers = [about for one in found() if (about := one.status())]
+    keepers = [about for one in running_keepers() if (about := one.status())]
     if as_json:
         screen.show_json(keepers)
         return
@@ -30,7 +30,7 @@ def status(as_json: options.Json = False) -> None:
 
 def stop() -> None:
     """Stop your connection keepers and close their connections. Commands that use them are stopped too."""
-    from clusterctl.keeper.client import found
+    from clusterctl.keeper.client import running_keepers
 
-    stopped = [one.stop() for one in found()]
+    stopped = [one.stop() for one in running_keepers()]
     screen.log(f"{sum(stopped)} stopped" if stopped else "no keeper is running")

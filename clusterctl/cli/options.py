@@ -176,9 +176,9 @@ def connected(
     ssh_option.warn_without_ssh(cluster)
     kept_for = duration(persist or settings.persist)
     if kept_for:
-        from clusterctl.keeper.client import KeptTransport
+        from clusterctl.keeper.client import KeeperTransport
 
-        transport: Transport = KeptTransport(cluster, ways, kept_for, screen.ask_secret)
+        transport: Transport = KeeperTransport(cluster, ways, kept_for, screen.ask_secret)
     else:
         most = len(cluster.nodes) if at_once is None else at_once
         open_files.require(cluster.nodes, most, children=ways["ssh"] == "openssh")

@@ -64,7 +64,7 @@ def push(
     from clusterctl.cli.progress_bar import bar, begun, promised
     from clusterctl.transfer import push as pushing
     from clusterctl.transfer.relay import relay_for
-    from clusterctl.transfer.unchanged import Glance
+    from clusterctl.transfer.unchanged import UnchangedCheck
     from clusterctl.transport.fanout import on_each
 
     chosen = options.cluster_of(cluster, nodes, exclude)
@@ -91,7 +91,7 @@ def push(
         relay_for(relay, chosen.nodes) as others,
         bar("push") as drawn,
     ):
-        glance, glances = Glance(connections, reading.result), not (connections.kept or checksum)
+        glance, glances = UnchangedCheck(connections, reading.result), not (connections.kept or checksum)
         # The nodes are connected to while the folder is read.
         each: Future[list[Outcome[Any]]] = begun(
             lambda: on_each(chosen.nodes, look if dry_run else send, fanout=fanout or connections.fanout)

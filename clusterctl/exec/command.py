@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.transport.connection import Completed
     from clusterctl.transport.fanout import Connections
-    from clusterctl.transport.shell import Once
+    from clusterctl.transport.shell import ShellSession
 
 
 VALUE = re.compile(r"\{\{(node|n|address)\}\}|\{(node|n|address)\}")
@@ -72,7 +72,7 @@ class Everywhere:
         command: Command,
         nodes: Sequence[Node],
         connections: Connections,
-        once: Once | None,
+        once: ShellSession | None,
         stdin: FileInput | PipeInput | None = None,
     ) -> None:
         """`once` is None where agents are there already."""

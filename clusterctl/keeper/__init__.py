@@ -1,1 +1,1 @@
-"""Connections that outlive a command."""
+"""Keep connections to nodes open between commands."""

@@ -1,7 +1,7 @@
-"""Where a keeper's sockets are, whose they are, and what they are named by.
+"""Find the sockets of this user's keeper, and check who owns them.
 
-The fast door imports this before anything else, so it takes of the standard library what costs nothing: `socket`
-and `struct` around their C halves would bring enum, selectors and more, which is 8 ms of a command's 40.
+Every command imports this first, so it imports little: `socket` and `struct` instead of their C halves would load
+enum, selectors and more, 8 ms of a command's 40.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ INSIDE = ("net", "mnt", "user")
 
 
 class WrongPlace(Exception):
-    """A folder or a peer that is not this user's alone: nothing is sent to it."""
+    """A folder or a peer that another user may control: nothing is sent to it."""
 
 
 def folder() -> str | None:
-    """The folder of this user's keepers; None where the user has no place of their own."""
+    """Return the folder of this user's keepers; None where the user has no private folder."""
     said = environment()
     if said.get("XDG_RUNTIME_DIR", "").startswith("/"):
         return os.path.join(said["XDG_RUNTIME_DIR"], "clusterctl")
@@ -37,7 +37,7 @@ def folder() -> str | None:
 
 
 def opened(path: str) -> int:
-    """The folder as a descriptor, which nobody can swap any more; FileNotFoundError, or WrongPlace with words."""
+    """Return a descriptor of the folder, which nobody can swap any more; raise FileNotFoundError or WrongPlace."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -55,10 +55,10 @@ def opened(path: str) -> int:
 
 
 def name() -> str:
-    """What a keeper is named by: all that makes its answers differ from those of a program started now.
+    """Return the name of the keeper that fits this command: a hash of all that could change its answers.
 
-    Its own code and interpreter, the home and settings folders that it reads, Python's own variables, and the
-    network, files and users that it is among. The time and size of each file stand for the code: 0.4 ms.
+    That is the program's code and interpreter, the home and settings folders, Python's own variables, and the
+    network, mount and user namespaces. Time and size of each file stand for the code: 0.4 ms.
     """
     said = environment()
     kept = [f"{key}={value}" for key, value in sorted(said.items()) if key.startswith("PYTHON")]
@@ -91,12 +91,12 @@ def _code(folder: str) -> list[str]:
 
 
 def address(handle: int, file: str) -> str:
-    """A socket's path in an opened folder: of a length that fits, whatever the folder's own is."""
+    """Return a socket's path through an opened folder; it is short enough whatever the folder's path is."""
     return f"/proc/self/fd/{handle}/{file}"
 
 
 def connected(handle: int, file: str) -> socket:
-    """A connection to a keeper of this very user; OSError where nobody listens."""
+    """Return a connection to a keeper of this user; raise OSError where none listens."""
     line = socket(AF_UNIX, SOCK_STREAM)
     try:
         line.connect(address(handle, file))
@@ -108,7 +108,7 @@ def connected(handle: int, file: str) -> socket:
 
 
 def check_peer(line: socket) -> int:
-    """The process id at the other end, which must be of this user."""
+    """Return the process id of the other end; raise WrongPlace where it belongs to another user."""
     said = line.getsockopt(SOL_SOCKET, SO_PEERCRED, 3 * WORD)
     pid, uid = (int.from_bytes(said[start : start + WORD], sys.byteorder) for start in (0, WORD))
     if uid != os.getuid():

@@ -1,4 +1,4 @@
-"""A command's side of the keeper: starts one where none is, and reaches the nodes over the links that it holds."""
+"""Use the keeper from a command: start it if there is none, and reach the nodes over its links."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from clusterctl.keeper import address as place
 from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import Stream, Transport
-from clusterctl.transport.link import Asked, RequestFailed
+from clusterctl.transport.link import PendingRequest, RequestFailed
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
@@ -52,13 +52,14 @@ FIRST_LINES = (
 ASK_WITHOUT = "the command with `--persist off` makes connections of its own"
 
 
-class KeptTransport:
+class KeeperTransport:
     """Nodes over the links of this user's keeper."""
 
     def __init__(
         self, cluster: Cluster, options: Mapping[str, Any], persist: float, ask: AskSecret | None = None
     ) -> None:
-        """Finds the keeper, or starts it; `options` and `ask` are those of `transport_to`, `persist` is in seconds."""
+        """Connect to the keeper, or start it. `options` and `ask` are those of `transport_to`; `persist` is in
+        seconds."""
         self._cluster = cluster
         self._options = dict(options)
         self._persist = persist
@@ -72,24 +73,24 @@ class KeptTransport:
         self._shared = json.dumps(shared).encode()
 
     def connect(self, node: Node) -> Connection:
-        """The node's link in the keeper, which makes one where it has none."""
+        """Return a connection over the keeper's link to the node; the keeper opens one if it has none."""
         line = self._open_line()
         values = {**vars(node), "key": _absolute(node.key)}
         said = json.dumps(values, sort_keys=True).encode()
         key = hashlib.sha256(self._shared + said).hexdigest()[:32]
         if key not in line.fresh:
-            asked = {
+            request = {
                 "key": key,
                 "node": values,
                 "known_hosts": self._known_hosts,
                 "source": self._source,
                 "options": self._options,
             }
-            line.ask(node.name, "reach", {}, to_payload(asked)).end()
-        return _KeptConnection(node.name, key, line)
+            line.ask(node.name, "reach", {}, to_payload(request)).end()
+        return _KeeperConnection(node.name, key, line)
 
     def start(self, node: Node, command: str) -> Stream:
-        """A program without an agent has a connection of its own, as everywhere."""
+        """Run a program without an agent: it always has its own connection."""
         with self._change:
             self._own = self._own or transport_to(self._cluster, ask=self._ask, **self._options)
         return self._own.start(node, command)
@@ -102,7 +103,7 @@ class KeptTransport:
 
 
 def _absolute(path: str | None) -> str | None:
-    """The keeper stands in another folder than the command."""
+    """Return a path that means the same in the keeper's working folder."""
     return path if path is None or path.startswith("~") else os.path.abspath(path)
 
 
@@ -115,7 +116,7 @@ def _stamp(path: str) -> list[int]:
 
 
 class Line:
-    """Frames to and from a keeper: a reading thread, and any number of threads that ask."""
+    """Frames to and from a keeper: a reading thread, and any number of threads that send requests."""
 
     def __init__(self, connected: socket, ask: AskSecret | None = None) -> None:
         self._ask = ask
@@ -123,7 +124,7 @@ class Line:
         """The keys of the links that need not be reached for first."""
         self._socket = connected
         self._numbers = itertools.count(1)
-        self._asked: dict[int, Asked] = {}
+        self._requests: dict[int, PendingRequest] = {}
         self._change = threading.Lock()
         self._sending = threading.Lock()
         self.is_closed = False
@@ -131,21 +132,21 @@ class Line:
         self._reader.start()
 
     def greet(self, persist: float) -> None:
-        """Say how long links are to be kept, and hear which are there."""
+        """Send how long links are to be kept, and learn which exist."""
         answer = self.ask("keeper", "hello", {"persist": persist}).end()
         self.fresh = set(answer["fresh"])
 
-    def ask(self, node: str, kind: str, fields: dict[str, Any], payload: bytes = b"{}") -> Asked:
-        """Send one request; its reply is read from what comes back."""
+    def ask(self, node: str, kind: str, fields: dict[str, Any], payload: bytes = b"{}") -> PendingRequest:
+        """Send one request; its reply is read from the returned object."""
         number = next(self._numbers)
-        # A link's half that Asked uses.
-        asked = Asked(_End(self, node), number, kind)  # type: ignore[arg-type]
+        # A link's half that PendingRequest uses.
+        request = PendingRequest(_LineEnd(self, node), number, kind)  # type: ignore[arg-type]
         with self._change:
             if self.is_closed:
                 raise _lost(node)
-            self._asked[number] = asked
+            self._requests[number] = request
         self.send(node, Frame(number, kind, fields, payload))
-        return asked
+        return request
 
     def send(self, node: str, frame: Frame) -> None:
         with self._sending:
@@ -156,10 +157,10 @@ class Line:
 
     def forget(self, number: int) -> None:
         with self._change:
-            self._asked.pop(number, None)
+            self._requests.pop(number, None)
 
     def ended(self, within: float) -> bool:
-        """Whether the keeper ended the line in time."""
+        """Return whether the keeper closes the line within so many seconds."""
         self._reader.join(within)
         return self.is_closed
 
@@ -173,33 +174,33 @@ class Line:
                 self._take(frame)
         with self._change:
             self.is_closed = True
-            asked, self._asked = list(self._asked.values()), {}
-        for one in asked:
+            request, self._requests = list(self._requests.values()), {}
+        for one in request:
             one.inbox.close(_lost("keeper"))
             one.window.close()
         self._socket.close()
 
     def _take(self, frame: Frame) -> None:
         with self._change:
-            asked = self._asked.get(frame.id)
+            request = self._requests.get(frame.id)
         if frame.kind == "ask":
             threading.Thread(target=self._answer, args=(frame,), daemon=True).start()
-        if asked is None:
+        if request is None:
             # The rest of what was cancelled.
             return
-        asked.take(frame, raised)
+        request.take(frame, error_from_json)
         if frame.kind in ("end", "fail"):
             self.forget(frame.id)
 
     def _answer(self, frame: Frame) -> None:
-        """The keeper has no terminal: what it must ask is asked here."""
+        """Ask the user for a passphrase that the keeper needs: it has no terminal."""
         secret = self._ask(str(parse_payload(frame.payload).get("prompt"))) if self._ask else None
         with contextlib.suppress(LinkLost):
             self.send("keeper", Frame(frame.id, "answer", {}, to_payload({"secret": secret})))
 
 
-class _End:
-    """What a request knows of the link that it goes over."""
+class _LineEnd:
+    """The part of a link that a request uses, over the line to the keeper."""
 
     def __init__(self, line: Line, node: str) -> None:
         self.node = node
@@ -216,38 +217,38 @@ class _End:
         self._line.forget(number)
 
 
-class _KeptConnection(Connection):
-    """One node over the keeper's link; closing it ends what was asked over it, and leaves the link."""
+class _KeeperConnection(Connection):
+    """One node over the keeper's link. Closing it cancels its requests and keeps the link."""
 
     def __init__(self, node: str, key: str, line: Line) -> None:
         super().__init__(node)
         self._key = key
         self._line = line
-        self._asked: list[Asked] = []
+        self._requests: list[PendingRequest] = []
 
-    def open(self, op: str, params: Mapping[str, Any]) -> Asked:
+    def open(self, op: str, params: Mapping[str, Any]) -> PendingRequest:
         payload = to_payload(dict(params))
         if len(payload) > MAX_PAYLOAD:
             raise RequestFailed(self.node, "usage", f"{op}: {len(payload)} bytes of parameters are too many")
-        asked = self._line.ask(self.node, "open", {"op": op, "key": self._key, "node": self.node}, payload)
-        self._asked = [one for one in self._asked if one.result is None] + [asked]
-        return asked
+        request = self._line.ask(self.node, "open", {"op": op, "key": self._key, "node": self.node}, payload)
+        self._requests = [one for one in self._requests if one.result is None] + [request]
+        return request
 
     def close(self) -> None:
         # Whoever closes it in the middle wants a new one.
         self._line.fresh.discard(self._key)
-        for asked in self._asked:
-            if asked.result is None:
+        for request in self._requests:
+            if request.result is None:
                 with contextlib.suppress(ClusterctlError):
-                    asked.cancel()
+                    request.cancel()
 
 
 def _lost(node: str) -> LinkLost:
     return LinkLost(node, "the keeper of its connection ended", f"the command again; {ASK_WITHOUT}")
 
 
-def raised(value: Mapping[str, Any]) -> ClusterctlError:
-    """An error as it was in the keeper."""
+def error_from_json(value: Mapping[str, Any]) -> ClusterctlError:
+    """Return an error as it was raised in the keeper."""
     message, hint = str(value["message"]), str(value["hint"])
     if value["class"] == "RequestFailed":
         return RequestFailed(value["node"], value["kind"], message, hint)
@@ -260,29 +261,30 @@ def raised(value: Mapping[str, Any]) -> ClusterctlError:
 # ---- the keepers that are there
 
 
-class Found:
-    """A running keeper, as `keeper status` and `keeper stop` speak to it."""
+class RunningKeeper:
+    """A running keeper, as `keeper status` and `keeper stop` use it."""
 
     def __init__(self, connected: socket) -> None:
         self.pid = place.check_peer(connected)
         self._line = Line(connected)
 
     def status(self) -> dict[str, Any]:
-        """When it began, how long it keeps links, which it has, how many commands use them; empty if it just ends."""
+        """Return its start time, how long it keeps links, which it has, and how many commands use them; {} if it is
+        ending."""
         try:
             return {"pid": self.pid, **self._line.ask("keeper", "status", {}).end()}
         except LinkLost:
             return {}
 
     def stop(self) -> bool:
-        """End it, and wait until its links are closed."""
+        """End it; return whether it closed its links in time."""
         with contextlib.suppress(LinkLost):
             self._line.ask("keeper", "stop", {}).end()
         return self._line.ended(OTHER_LIMIT)
 
 
-def found() -> list[Found]:
-    """The keepers of this user in this place."""
+def running_keepers() -> list[RunningKeeper]:
+    """Return the running keepers of this user."""
     path = place.folder()
     if path is None:
         return []
@@ -297,7 +299,7 @@ def found() -> list[Found]:
         if file.endswith(place.LINKS):
             # Its keeper was killed.
             with contextlib.suppress(OSError):
-                there.append(Found(place.connected(folder, file)))
+                there.append(RunningKeeper(place.connected(folder, file)))
     os.close(folder)
     return there
 
@@ -306,7 +308,7 @@ def found() -> list[Found]:
 
 
 def _greeted(idle: float, ask: AskSecret | None) -> Line:
-    """A line to this user's keeper, and the links that it has; one that just ends is given up for a new one."""
+    """Return a line to this user's keeper that knows its links; a keeper that is ending is replaced."""
     for _ in range(3):
         line = Line(_reached(idle), ask)
         try:
@@ -318,7 +320,7 @@ def _greeted(idle: float, ask: AskSecret | None) -> Line:
 
 
 def _reached(idle: float) -> socket:
-    """A connection to this user's keeper, which is started where there is none."""
+    """Return a connection to this user's keeper; start one if there is none."""
     path = place.folder()
     if path is None:
         raise UsageError(
@@ -361,7 +363,7 @@ class WrongKeeper(place.WrongPlace):
 
 
 def _start(folder: int, name: str, idle: float) -> bool:
-    """Start a keeper; True once it listens, False where another one holds its place."""
+    """Start a keeper; return True once it listens, False where another one has taken the place."""
     hear, tell = os.pipe()
     log = os.open(place.address(folder, name + place.LOG), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

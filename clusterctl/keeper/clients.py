@@ -1,8 +1,8 @@
-"""The commands that use a keeper's links, and the process that serves them.
+"""Serve the commands that use a keeper's links.
 
-Commands speak the language of frames.py over the socket, with a node's key in each `open`; what they send goes on
-to that node's link under another number, and what comes back goes on to them. Nothing is read on the way, and the
-windows of a stream reach from the command to the agent, so that at most 1 MB a stream waits here for a slow reader.
+Commands speak the language of frames.py over the socket, with a node's key in each `open`. Their frames are forwarded
+to that node's link under another number, and the replies back to them. The keeper does not read them, and the windows
+of a stream reach from the command to the agent, so that at most 1 MB per stream waits here for a slow reader.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from clusterctl.agent.frames import (
 from clusterctl.errors import ClusterctlError, LinkLost, NodeError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.keeper import address as place
-from clusterctl.keeper.links import Holder
+from clusterctl.keeper.links import LinkHolder
 from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.connection import LinkConnection
 from clusterctl.transport.fanout import Transport
-from clusterctl.transport.link import Asked, Link, RequestFailed
+from clusterctl.transport.link import Link, PendingRequest, RequestFailed
 from clusterctl.transport.open_files import raise_limit
 
 RECEIVE = 256 << 10
@@ -50,8 +50,9 @@ LOOK = 1.0
 
 
 def serve(listening: socket.socket, watched: int, idle: float) -> None:
-    """Hold links until nobody used them for `idle` seconds, or the process at the other end of `watched` is gone."""
-    holder = Holder(idle)
+    """Hold links until no command has used them for `idle` seconds, or the process at the other end of `watched`
+    ended."""
+    holder = LinkHolder(idle)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, holder.stop)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -67,22 +68,22 @@ def serve(listening: socket.socket, watched: int, idle: float) -> None:
     holder.close()
 
 
-def _welcome(line: socket.socket, holder: Holder) -> None:
+def _welcome(line: socket.socket, holder: LinkHolder) -> None:
     try:
         place.check_peer(line)
     except place.WrongPlace:
         line.close()
         return
-    guest = CommandGuest(line, holder)
-    holder.enter(guest)
-    threading.Thread(target=guest.serve, name="guest", daemon=True).start()
+    client = CommandClient(line, holder)
+    holder.enter(client)
+    threading.Thread(target=client.serve, name="client", daemon=True).start()
 
 
-class _Back(Inbox):
-    """The reply of a node, handed on to the command that asked as it comes."""
+class _ReplyForwarder(Inbox):
+    """Forwards the reply of a node to the command."""
 
-    def __init__(self, guest: CommandGuest, number: int) -> None:
-        self._guest = guest
+    def __init__(self, client: CommandClient, number: int) -> None:
+        self._client = client
         self._id = number
         self.under_way = 0
 
@@ -91,57 +92,57 @@ class _Back(Inbox):
         self.under_way += max(len(frame.payload), LEAST) + (fields if fields > LONG_FIELDS else 0)
         if self.under_way > WINDOW + MAX_PAYLOAD:
             raise BadFrame("the peer sends more than its window")
-        self._guest.send(Frame(self._id, frame.kind, frame.fields, frame.payload))
+        self._client.send(Frame(self._id, frame.kind, frame.fields, frame.payload))
         if frame.kind == "end":
-            self._guest.done(self._id)
+            self._client.done(self._id)
 
     def close(self, problem: BaseException | None = None) -> None:
         if problem is not None:
-            self._guest.fail(self._id, problem)
-            self._guest.done(self._id)
+            self._client.fail(self._id, problem)
+            self._client.done(self._id)
 
 
-class _Credit(Window):
-    """What a node says that it took, handed on likewise."""
+class _CreditForwarder(Window):
+    """Forwards a node's credit for the body to the command."""
 
-    def __init__(self, guest: CommandGuest, number: int) -> None:
-        self._guest = guest
+    def __init__(self, client: CommandClient, number: int) -> None:
+        self._client = client
         self._id = number
 
     def give(self, count: int) -> None:
-        self._guest.send(Frame(self._id, "credit", {"bytes": count}))
+        self._client.send(Frame(self._id, "credit", {"bytes": count}))
 
     def close(self) -> None:
         # The reply says it.
         pass
 
 
-class _Carried(Asked):
-    """A request that belongs to a command: nothing of it stays here."""
+class _ForwardedRequest(PendingRequest):
+    """A request that belongs to a command: the keeper only forwards it."""
 
-    def __init__(self, guest: CommandGuest, number: int, link: Link, there: int) -> None:
+    def __init__(self, client: CommandClient, number: int, link: Link, there: int) -> None:
         self.link, self.there = link, there
-        self.inbox: _Back = _Back(guest, number)
-        self.window = _Credit(guest, number)
+        self.inbox: _ReplyForwarder = _ReplyForwarder(client, number)
+        self.window = _CreditForwarder(client, number)
 
 
-class CommandGuest:
-    """One command's line to the keeper."""
+class CommandClient:
+    """The line to one command."""
 
-    def __init__(self, line: socket.socket, holder: Holder) -> None:
+    def __init__(self, line: socket.socket, holder: LinkHolder) -> None:
         self.held: set[str] = set()
         self.used: set[str] = set()
         self.is_command = False
         self._line = line
         self._holder = holder
         self._out = _Outgoing(line)
-        self._carried: dict[int, _Carried] = {}
+        self._carried: dict[int, _ForwardedRequest] = {}
         self._ways: dict[str, Transport] = {}
         self._change = threading.Lock()
         self._questions: dict[int, queue.SimpleQueue[str | None]] = {}
 
     def serve(self) -> None:
-        """Take what the command asks until it is gone, then cancel what it left."""
+        """Serve the command's requests until it is gone, then cancel what is left of them."""
         reader = ByteReader(lambda: self._line.recv(RECEIVE))
         try:
             while True:
@@ -168,13 +169,13 @@ class CommandGuest:
         self._out.put(encode(frame))
 
     def fail(self, number: int, problem: BaseException) -> None:
-        self.send(Frame(number, "fail", {}, to_payload(told(problem))))
+        self.send(Frame(number, "fail", {}, to_payload(error_to_json(problem))))
 
     def done(self, number: int) -> None:
         with self._change:
             self._carried.pop(number, None)
 
-    def _forget_all(self) -> list[_Carried]:
+    def _forget_all(self) -> list[_ForwardedRequest]:
         with self._change:
             carried, self._carried = list(self._carried.values()), {}
         return carried
@@ -206,10 +207,10 @@ class CommandGuest:
             self.fail(frame.id, LinkLost(str(frame.fields.get("node")), "the link was closed"))
             return
         self.used.add(key)
-        made: list[_Carried] = []
+        made: list[_ForwardedRequest] = []
 
-        def carried(there: int) -> _Carried:
-            one = _Carried(self, frame.id, link, there)
+        def carried(there: int) -> _ForwardedRequest:
+            one = _ForwardedRequest(self, frame.id, link, there)
             made.append(one)
             with self._change:
                 self._carried[frame.id] = one
@@ -260,7 +261,7 @@ class CommandGuest:
             kept.take(made.link)
 
     def _way(self, asked: dict[str, Any]) -> Transport:
-        """This command's own transport: it reads the known host keys anew."""
+        """Return this command's own transport: it reads the known host keys again."""
         key = repr((asked["known_hosts"], asked["source"], asked["options"]))
         with self._change:
             if key not in self._ways:
@@ -269,7 +270,7 @@ class CommandGuest:
             return self._ways[key]
 
     def _ask(self, prompt: str) -> str | None:
-        """A passphrase, from whoever sits at the command's terminal; it is kept no longer than the command runs."""
+        """Return a passphrase that the user types at the command's terminal; it is kept as long as the command runs."""
         with self._change:
             number = -1 - len(self._questions)
             answer = self._questions[number] = queue.SimpleQueue()
@@ -278,7 +279,7 @@ class CommandGuest:
 
 
 class _Outgoing:
-    """What goes to one command: at once where it takes it, else by a thread, so that no link waits for it."""
+    """Sends to one command: directly while the command reads, else from a thread, so that no link waits for it."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -333,13 +334,13 @@ class _Outgoing:
 
 
 def node_of(value: dict[str, Any]) -> Node:
-    """A node as `asdict` wrote it; JSON knows no tuples."""
+    """Return a node from what `asdict` wrote; JSON has no tuples."""
     fields: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in value.items()}
     return Node(**fields)
 
 
-def told(problem: BaseException) -> dict[str, Any]:
-    """An error as values, for the process that raises it."""
+def error_to_json(problem: BaseException) -> dict[str, Any]:
+    """Return an error as JSON values, for the process that raises it."""
     if isinstance(problem, RequestFailed):
         return {"class": "RequestFailed", "node": problem.node, "kind": problem.kind, "message": problem.reason,
                 "hint": problem.hint}  # fmt: skip

@@ -1,4 +1,4 @@
-"""The links that a keeper holds: one connection and one agent a node, for every command that asks."""
+"""Hold links for all commands of a user: one connection and one agent per node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from clusterctl.agent.frames import BEAT, Inbox
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.cluster import Node
-from clusterctl.transport.link import Asked, Link
+from clusterctl.transport.link import Link, PendingRequest
 
 # An agent says a word every BEAT seconds: a link that was silent for longer is asked first.
 PROOF = 3 * BEAT
@@ -22,8 +22,8 @@ NAP = 1.0
 
 
 @dataclass
-class Kept:
-    """One node's link, made by whoever needs it first."""
+class LinkEntry:
+    """The link of one node; the first command that needs it opens it."""
 
     node: Node
     key: str
@@ -34,13 +34,13 @@ class Kept:
     """How long the machine had slept when the link was last known to be good."""
 
     def is_fresh(self) -> bool:
-        """Whether the node was heard so lately that it needs no question first; not after the machine slept."""
+        """Return whether the node was heard recently enough to need no check; never after the machine slept."""
         if self.link is None or self.link.is_closed:
             return False
         return self.link.silent_for() < PROOF and _slept() - self.proved < NAP
 
     def is_there(self) -> bool:
-        """Whether the link is of use; one in doubt is asked."""
+        """Return whether the link works; one that may be broken is tested."""
         if self.is_fresh():
             return True
         if self.link is None or self.link.is_closed or not _answers(self.link):
@@ -60,10 +60,10 @@ class Kept:
 def _answers(link: Link) -> bool:
     answered = threading.Event()
 
-    class Echo(Asked):
+    class Echo(PendingRequest):
         def __init__(self, number: int) -> None:
             super().__init__(link, number, "hello")
-            self.inbox = _Told(answered)
+            self.inbox = _Arrival(answered)
 
     try:
         link.ask("hello", b"{}", Echo)
@@ -72,8 +72,8 @@ def _answers(link: Link) -> bool:
     return answered.wait(PROOF_LIMIT) and not link.is_closed
 
 
-class _Told(Inbox):
-    """Only whether anything came."""
+class _Arrival(Inbox):
+    """Only notices that a reply came."""
 
     def __init__(self, heard: threading.Event) -> None:
         super().__init__(lambda count: None)
@@ -83,8 +83,8 @@ class _Told(Inbox):
         self._heard.set()
 
 
-class Guest(Protocol):
-    """One command that uses links."""
+class Client(Protocol):
+    """A command that uses links."""
 
     held: set[str]
     """The links that must not be closed while it runs."""
@@ -95,15 +95,15 @@ class Guest(Protocol):
     def close(self) -> None: ...
 
 
-class Holder:
+class LinkHolder:
     """All links of one user, and the commands that use them now."""
 
     def __init__(self, idle: float) -> None:
         self.idle = idle
         self.began = time.time()
         self._used = time.monotonic()
-        self._kept: dict[str, Kept] = {}
-        self._guests: set[Guest] = set()
+        self._kept: dict[str, LinkEntry] = {}
+        self._clients: set[Client] = set()
         self._change = threading.Lock()
         self._over = False
 
@@ -111,53 +111,53 @@ class Holder:
         self._over = True
 
     def is_over(self) -> bool:
-        """Whether it was stopped, or nobody came for too long."""
+        """Return whether the keeper was stopped, or no command came for too long."""
         with self._change:
-            busy = any(guest.is_command for guest in self._guests)
+            busy = any(client.is_command for client in self._clients)
         return self._over or (not busy and time.monotonic() - self._used > self.idle)
 
-    def enter(self, guest: Guest) -> None:
+    def enter(self, client: Client) -> None:
         with self._change:
-            self._guests.add(guest)
+            self._clients.add(client)
 
-    def leave(self, guest: Guest) -> None:
+    def leave(self, client: Client) -> None:
         with self._change:
-            self._guests.discard(guest)
-            if guest.is_command:
+            self._clients.discard(client)
+            if client.is_command:
                 self._used = time.monotonic()
-            for key in guest.used:
+            for key in client.used:
                 self._kept[key].used = self._used
 
     def look(self) -> None:
-        """Close the links that nobody holds or used for long enough."""
+        """Close the links that no command holds and none has used for long enough."""
         now = time.monotonic()
         with self._change:
-            held = {key for guest in self._guests for key in guest.held}
+            held = {key for client in self._clients for key in client.held}
             idle = [one for one in self._kept.values() if one.key not in held and now - one.used > self.idle]
             for one in idle:
                 self._kept.pop(one.key)
         for one in idle:
             threading.Thread(target=one.drop, daemon=True).start()
 
-    def of(self, key: str, node: Node, guest: Guest) -> Kept:
-        """A node's place among the links, which stays while this command runs."""
+    def of(self, key: str, node: Node, client: Client) -> LinkEntry:
+        """Return the entry of a node, which stays while this command runs."""
         with self._change:
-            guest.held.add(key)
-            guest.used.add(key)
-            return self._kept.setdefault(key, Kept(node, key))
+            client.held.add(key)
+            client.used.add(key)
+            return self._kept.setdefault(key, LinkEntry(node, key))
 
-    def find(self, key: str) -> Kept | None:
+    def find(self, key: str) -> LinkEntry | None:
         return self._kept.get(key)
 
-    def fresh(self, guest: Guest) -> list[str]:
-        """The keys of the links that can be used at once, and that stay while this command runs."""
+    def fresh(self, client: Client) -> list[str]:
+        """Return the keys of the links that can be used without a check; they stay while this command runs."""
         with self._change:
             found = [key for key, kept in self._kept.items() if kept.is_fresh()]
-            guest.held.update(found)
+            client.held.update(found)
             return found
 
     def status(self) -> dict[str, Any]:
-        """What `keeper status` shows."""
+        """Return what `keeper status` shows."""
         now = time.monotonic()
         with self._change:
             links = [
@@ -165,7 +165,7 @@ class Holder:
                 for kept in self._kept.values()
                 if kept.link is not None and not kept.link.is_closed
             ]
-            commands = sum(guest.is_command for guest in self._guests)
+            commands = sum(client.is_command for client in self._clients)
         return {
             "began": self.began,
             "persist": self.idle,
@@ -175,17 +175,17 @@ class Holder:
         }
 
     def close(self) -> None:
-        """End all links, so that their agents end; at most some seconds for all together."""
+        """End all links and their agents; take a few seconds at most for all of them."""
         with self._change:
-            kept, guests = list(self._kept.values()), list(self._guests)
+            kept, clients = list(self._kept.values()), list(self._clients)
         closers = [threading.Thread(target=one.drop, daemon=True) for one in kept]
         for thread in closers:
             thread.start()
         deadline = time.monotonic() + 10.0
         for thread in closers:
             thread.join(max(0.0, deadline - time.monotonic()))
-        for guest in guests:
-            guest.close()
+        for client in clients:
+            client.close()
 
 
 def _memory() -> int:
@@ -194,5 +194,5 @@ def _memory() -> int:
 
 
 def _slept() -> float:
-    """How long this machine slept since it was started."""
+    """Return how many seconds this machine has slept since it was started."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()

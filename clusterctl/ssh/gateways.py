@@ -149,17 +149,17 @@ def _for(node: str, gateway: Gateway) -> NodeError:
 HANDSHAKES_AT_ONCE = 8
 
 
-class Doors:
+class LoginQueues:
     """How many handshakes are under way with each server: many nodes may stand behind one address."""
 
     def __init__(self) -> None:
-        self._doors: dict[tuple[str, int, Way | None], threading.BoundedSemaphore] = {}
+        self._queues: dict[tuple[str, int, Way | None], threading.BoundedSemaphore] = {}
         self._change = threading.Lock()
 
     def of(self, way: Way) -> threading.BoundedSemaphore:
         with self._change:
             place = (way.host, way.port, way.gateway)
-            return self._doors.setdefault(place, threading.BoundedSemaphore(HANDSHAKES_AT_ONCE))
+            return self._queues.setdefault(place, threading.BoundedSemaphore(HANDSHAKES_AT_ONCE))
 
 
 def dial(node: str, way: Way, limit: float) -> socket.socket:

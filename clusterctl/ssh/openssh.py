@@ -98,7 +98,7 @@ class OpenSshTransport:
         self._own_known_hosts = known_hosts
         self._accept_new = accept_new
         self._timeout = connect_timeout
-        self._doors: dict[tuple[str, int, str | None], Door] = {}
+        self._queues: dict[tuple[str, int, str | None], LoginQueue] = {}
         self._change = threading.Lock()
         raise_limit()
 
@@ -165,7 +165,7 @@ class OpenSshTransport:
 
     def _attempt(self, node: str, way: Way, more: list[str], command: str, new: dict[int, Path]) -> Child:
         ways = chain(way)
-        with self._door(way).passed(node, len(ways) > 1):
+        with self._queue(way).passed(node, len(ways) > 1):
             logs = Logs(len(ways))
             argv = [*self._argv(ways, logs.paths, new), *more, "-T", "--", way.asked, command]
             child = self._child(node, argv, logs, len(ways) > 1)
@@ -190,15 +190,15 @@ class OpenSshTransport:
         if isinstance(problem, HostKeyUnknown) and self._accept_new:
             return Unrecorded(hops.index(hop), problem)
         if isinstance(problem, NodeError) and hop is hops[0] and len(hops) > 1:
-            self._door(ways[-1]).failed(ways[0].name, problem)
+            self._queue(ways[-1]).failed(ways[0].name, problem)
         return problem
 
-    def _door(self, way: Way) -> Door:
+    def _queue(self, way: Way) -> LoginQueue:
         """Few handshakes at once with one server, whether it is many nodes' bastion or one node under many
         names."""
         first = way.first
         with self._change:
-            return self._doors.setdefault((first.host, first.port, first.user), Door())
+            return self._queues.setdefault((first.host, first.port, first.user), LoginQueue())
 
     def _limit(self, way: Way) -> float:
         """Seconds to connect: ours, or where nobody said anything to us the configuration's."""
@@ -209,7 +209,7 @@ class OpenSshTransport:
         gateways are logged in to."""
         with (
             tempfile.TemporaryDirectory(prefix="clusterctl-ssh-") as folder,
-            self._door(way).passed(node, way.gateway is not None),
+            self._queue(way).passed(node, way.gateway is not None),
         ):
             ways = chain(way)
             last, path = len(ways) - 1, Path(folder) / "key"
@@ -338,7 +338,7 @@ AT_ONCE = 8
 REMEMBERED = 10.0
 
 
-class Door:
+class LoginQueue:
     """One server that this machine connects to. The first node behind a gateway goes alone: a login that the
     gateway refuses is refused once, and one that does not answer costs one time-out, whatever the number of nodes."""
 

@@ -24,7 +24,7 @@ from clusterctl.ssh.config import (
     way_to,
 )
 from clusterctl.ssh.config_query import Configuration
-from clusterctl.ssh.gateways import Doors, Gateways, Login, dial
+from clusterctl.ssh.gateways import Gateways, Login, LoginQueues, dial
 from clusterctl.ssh.host_keys import HostKey, SeenKey, key_file
 from clusterctl.ssh.load_paramiko import load_paramiko
 from clusterctl.ssh.login import KnownHosts
@@ -65,7 +65,7 @@ class SshTransport:
         self._keys: Keys | None = None
         self._known: dict[tuple[str, ...], KnownHosts] = {}
         self._change = threading.Lock()
-        self._doors = Doors()
+        self._queues = LoginQueues()
         self._gateways = Gateways(self._log_in)
 
     def connect(self, node: Node) -> Connection:
@@ -143,7 +143,7 @@ class SshTransport:
 
     def _one_login(self, node: str, way: Way, judge: Callable[[HostKey], None]) -> Login:
         from_gateway = self._gateways.of(way).openings if way.gateway else contextlib.nullcontext()
-        with from_gateway, self._doors.of(way):
+        with from_gateway, self._queues.of(way):
             login = self._shake_hands(node, way, judge)
             from clusterctl.ssh.login import log_in
 

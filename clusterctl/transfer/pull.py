@@ -37,13 +37,13 @@ def pull_tree(
     """
     began = time.monotonic()
     dest = Path(os.path.abspath(dest))
-    asked = connection.open("tree", {"path": node_path})
-    replies = iter(asked)
+    request = connection.open("tree", {"path": node_path})
+    replies = iter(request)
     try:
         builder = _builder(dest, replies)
         builder.look([Base(str(dest), {})])
         if builder.is_same():
-            asked.cancel()
+            request.cancel()
             return PushResult(str(dest), 0, 0, time.monotonic() - began, True)
         builder.stage()
         try:
@@ -52,7 +52,7 @@ def pull_tree(
             builder.room(wanted)
             builder.copy_over()
             answer = json.dumps(wanted).encode()
-            asked.send(b"%d\n" % len(answer) + answer)
+            request.send(b"%d\n" % len(answer) + answer)
             total = builder.pieces.size(wanted)
             _take(builder, wanted, ByteReader(_Counted(replies, total, progress).next))
             builder.finish()
@@ -62,7 +62,7 @@ def pull_tree(
         finally:
             builder.close()
     except BaseException as problem:
-        asked.cancel()
+        request.cancel()
         raise worded(connection.node, problem) from None
     for _ in replies:
         pass

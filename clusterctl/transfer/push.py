@@ -20,7 +20,7 @@ from clusterctl.transfer.manifest import Manifest as Manifest
 from clusterctl.transfer.manifest import file_manifest as make_file_manifest
 from clusterctl.transfer.manifest import make_manifest as make_manifest
 from clusterctl.transport.fanout import Connection
-from clusterctl.transport.link import Asked, RequestFailed
+from clusterctl.transport.link import PendingRequest, RequestFailed
 
 if TYPE_CHECKING:
     from clusterctl.transfer.relay import Relay
@@ -94,7 +94,7 @@ def push_tree(
 
     Files that the node itself made in an earlier pushed tree stay; a folder that no push made is only
     replaced with `replace`. With a `relay` the node may get it from other nodes; with `note` an unchanged tree's
-    state is noted for the next Glance.
+    state is noted for the next UnchangedCheck.
     """
     params = {"dest": dest, "replace": replace, "recheck": recheck, "note": note}
     return _Sending(connection, source, params, progress, relay).result()
@@ -127,11 +127,11 @@ class Would:
 
 def look(connection: Connection, source: Source, dest: str, *, replace: bool = False) -> Would:
     """Ask a node what a push would bring, and change nothing there."""
-    asked = _open(connection, source, {"dest": dest, "replace": replace, "look": True})
-    for frame in asked:
+    request = _open(connection, source, {"dest": dest, "replace": replace, "look": True})
+    for frame in request:
         if frame.fields.get("manifest"):
-            _send_manifest(asked, source.manifest)
-    said = asked.result or {}
+            _send_manifest(request, source.manifest)
+    said = request.result or {}
     return Would(
         str(said.get("path")),
         bool(said.get("unchanged")),
@@ -140,16 +140,16 @@ def look(connection: Connection, source: Source, dest: str, *, replace: bool = F
     )
 
 
-def _open(connection: Connection, source: Source, params: dict[str, Any]) -> Asked:
+def _open(connection: Connection, source: Source, params: dict[str, Any]) -> PendingRequest:
     manifest = source.manifest
     params = {**params, "single": source.single}
     named = {"tree": manifest.id, "manifest_size": len(manifest.text), "table_size": len(manifest.table)}
     return connection.open("receive", {**params, **named})
 
 
-def _send_manifest(asked: Asked, manifest: Manifest) -> None:
-    asked.send(manifest.text)
-    asked.send(manifest.table)
+def _send_manifest(request: PendingRequest, manifest: Manifest) -> None:
+    request.send(manifest.text)
+    request.send(manifest.table)
 
 
 class _Sending:
@@ -169,21 +169,21 @@ class _Sending:
         self._relay = relay
         self._began = time.monotonic()
         self._sent = self._relayed = self._files = self._total = 0
-        self._asked = _open(connection, source, {**params, "relay": relay is not None})
+        self._requests = _open(connection, source, {**params, "relay": relay is not None})
 
     def result(self) -> PushResult:
         said: dict[str, Any] = {}
         try:
-            for frame in self._asked:
+            for frame in self._requests:
                 said = self._answer(frame)
                 if said:
                     break
         except BaseException as problem:
-            self._asked.cancel()
+            self._requests.cancel()
             if self._relay:
                 self._relay.leave(self._node)
             raise worded(self._node, problem) from None
-        said = said or self._asked.result or {}
+        said = said or self._requests.result or {}
         notes = tuple(str(one) for one in said.get("notes", ()))
         return PushResult(
             str(said.get("path")),
@@ -199,7 +199,7 @@ class _Sending:
         """Do what the node asks for; what it said last, once the tree is in its place."""
         fields = frame.fields
         if fields.get("manifest"):
-            _send_manifest(self._asked, self._source.manifest)
+            _send_manifest(self._requests, self._source.manifest)
         elif fields.get("want"):
             self._begin(_ranges(self._node, frame, self._source.manifest))
         elif fields.get("feed"):
@@ -214,7 +214,7 @@ class _Sending:
                 self._relay.tell(self._relayed, 0)
             self._report()
         elif fields.get("built") and self._relay:
-            self._relay.linger(self._asked)
+            self._relay.linger(self._requests)
             return dict(json.loads(frame.payload))
         return {}
 
@@ -235,13 +235,13 @@ class _Sending:
         self._report()
 
     def _send(self, data: bytes) -> None:
-        self._asked.send(data)
+        self._requests.send(data)
         self._sent += len(data)
         self._report()
 
     def _say(self, value: Any) -> None:
         text = json.dumps(value).encode()
-        self._asked.send(b"%d\n" % len(text) + text)
+        self._requests.send(b"%d\n" % len(text) + text)
 
     def _report(self) -> None:
         if self._progress:

@@ -14,7 +14,7 @@ from clusterctl.errors import ClusterctlError, UsageError
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.link import Asked
+    from clusterctl.transport.link import PendingRequest
 
 CHOICES = ("auto", "on", "plain", "off")
 LEAST_NODES = 3
@@ -38,7 +38,7 @@ class Relay:
         self._always = always
         self._terms: dict[str, str] = {}
         self._members: list[tuple[str, int]] = []
-        self._lingering: list[Asked] = []
+        self._lingering: list[PendingRequest] = []
         self._failures = 0
         self._worked = False
         self._change = threading.Lock()
@@ -81,10 +81,10 @@ class Relay:
             self._worked = self._worked or relayed > 0
             self._failures += failed > 0 and not relayed
 
-    def linger(self, asked: Asked) -> None:
+    def linger(self, request: PendingRequest) -> None:
         """A node has it all, and goes on serving until `release`."""
         with self._change:
-            self._lingering.append(asked)
+            self._lingering.append(request)
 
     def release(self) -> None:
         """Let the nodes stop serving; all that wanted something have it, and a link that breaks now is no loss."""

@@ -68,7 +68,7 @@ def at_home(path: str) -> str:
     return '"$HOME"/' + shlex.quote(below)
 
 
-class Glance:
+class UnchangedCheck:
     """Looks at the nodes of one push; use it where no agents are there already."""
 
     def __init__(self, connections: Connections, pushed: Callable[[], tuple[Source, str]]) -> None:

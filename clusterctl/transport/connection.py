@@ -1,4 +1,4 @@
-"""One node's connection: what can be asked of it, in the words that callers use."""
+"""Send requests to one node over its connection."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any
 
 from clusterctl.agent.frames import CHUNK, Frame
 from clusterctl.errors import ClusterctlError
-from clusterctl.transport.link import Asked, Link, RequestFailed
+from clusterctl.transport.link import Link, PendingRequest, RequestFailed
 
 Body = bytes | Iterable[bytes]
+# Bytes of output or of a file that are collected in memory; more is an error of the node.
+MOST_OUTPUT = 256 << 20
 
 
 @dataclass(frozen=True)
 class Completed:
-    """How a command on a node ended, and what it said."""
+    """The result of a command on a node."""
 
     exit_code: int | None
     """None when a signal ended it."""
@@ -32,14 +34,14 @@ class Completed:
 
     @property
     def code(self) -> int:
-        """The exit code as shells say it: 128+n for signal n, 124 for a time-out."""
+        """Return the exit code as a shell shows it: 128+n for signal n, 124 for a timeout."""
         if self.timed_out:
             return 124
         return self.exit_code if self.exit_code is not None else 128 + (self.signal or 0)
 
     @property
     def text(self) -> str:
-        """stdout as text; bytes that are no UTF-8 are kept as surrogates."""
+        """Return stdout as text; bytes that are not UTF-8 become surrogates."""
         return self.stdout.decode("utf-8", "surrogateescape")
 
     @property
@@ -48,34 +50,34 @@ class Completed:
 
 
 class Connection:
-    """One link to one node's agent; requests of several threads run side by side over it."""
+    """A link to the agent of one node. Several threads may send requests over it at the same time."""
 
     def __init__(self, node: str) -> None:
         self.node = node
         self._hello: dict[str, Any] | None = None
 
-    def open(self, op: str, params: Mapping[str, Any]) -> Asked:
-        """Ask for something in both directions at once; most callers want `request`, `call` or `run`."""
+    def open(self, op: str, params: Mapping[str, Any]) -> PendingRequest:
+        """Send a request whose body and reply are both streams. Most callers want `request`, `call` or `run`."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """End the link; what still runs for it on the node is ended there."""
+        """End the link; the node ends what still runs for it."""
         raise NotImplementedError
 
     def silent_for(self) -> float:
-        """Seconds since anything was heard from the node; 0 where that can't be told."""
+        """Return the seconds since the last byte came from the node; 0 where that is not known."""
         return 0.0
 
     def request(
         self, op: str, params: Mapping[str, Any] | None = None, body: Body | None = None
     ) -> Iterator[Frame]:
-        """The reply's chunks (`.fields`, `.payload`) as they come; leaving early cancels the request on the
-        node."""
-        asked = self.open(op, dict(params or {}))
+        """Yield the chunks of the reply (`.fields`, `.payload`) as they come. Leaving early cancels the request on
+        the node."""
+        request = self.open(op, dict(params or {}))
         finished = False
         try:
-            _send_body(asked, body)
-            yield from asked
+            _send_body(request, body)
+            yield from request
             finished = True
         except ClusterctlError:
             # The node itself ended it, or is gone.
@@ -83,15 +85,15 @@ class Connection:
             raise
         finally:
             if not finished:
-                asked.cancel()
+                request.cancel()
 
     def call(
         self, op: str, params: Mapping[str, Any] | None = None, body: Body | None = None
     ) -> dict[str, Any]:
-        """The result of an operation whose reply is nothing but that."""
-        asked = self.open(op, dict(params or {}))
-        _send_body(asked, body)
-        return asked.end()
+        """Return the result of an operation that sends no chunks."""
+        request = self.open(op, dict(params or {}))
+        _send_body(request, body)
+        return request.end()
 
     def run(
         self,
@@ -103,68 +105,82 @@ class Connection:
         timeout: float | None = None,
         on_output: Callable[[str, bytes], None] | None = None,
     ) -> Completed:
-        """Run a command, never through a shell; `on_output("stdout" or "stderr", bytes)` gets what would be
-        collected."""
+        """Run a command without a shell and return its result.
+
+        `on_output("stdout" or "stderr", bytes)` receives the output as it comes; without it, the output is collected,
+        at most MOST_OUTPUT bytes.
+        """
         params: dict[str, Any] = {"argv": list(argv), "env": dict(env or {}), "cwd": cwd, "timeout": timeout}
         params["stdin"] = stdin is not None
-        asked = self.open("run", params)
+        request = self.open("run", params)
         parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+        size = 0
         try:
-            _send_body(asked, stdin)
-            for frame in asked if timeout is None else asked.within(timeout):
+            _send_body(request, stdin)
+            for frame in request if timeout is None else request.within(timeout):
                 stream = "stderr" if frame.fields.get("stream") == "stderr" else "stdout"
                 if on_output is None:
+                    size += len(frame.payload)
+                    self._check_size(size, MOST_OUTPUT, "its output")
                     parts[stream].append(frame.payload)
                 else:
                     on_output(stream, frame.payload)
         except BaseException:
-            asked.cancel()
+            request.cancel()
             raise
-        result = asked.end() if asked.result is None else asked.result
+        result = request.end() if request.result is None else request.result
         out, err = b"".join(parts["stdout"]), b"".join(parts["stderr"])
         code, number = (_status(self.node, result.get(key)) for key in ("exit_code", "signal"))
         return Completed(code, number, out, err, bool(result.get("timed_out")))
 
     def hello(self) -> dict[str, Any]:
-        """Who the node is: hostname, python, boot_id, home, workdir, cpus, disk_free, wall, monotonic; asked
-        once."""
+        """Return the facts about the node: hostname, python, boot_id, home, workdir, cpus, disk_free, wall,
+        monotonic. The node is request once."""
         if self._hello is None:
             self._hello = self.call("hello")
         return self._hello
 
     def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
-        """Write one file on the node, whole or not at all."""
+        """Write one file on the node, completely or not at all."""
         self.call("put", {"path": path, "mode": mode, "sha256": hashlib.sha256(data).hexdigest()}, data)
 
     def get(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
-        """A file's bytes from an offset on, at most `limit` of them."""
-        return b"".join(
-            frame.payload for frame in self.request("get", {"path": path, "offset": offset, "limit": limit})
-        )
+        """Return the bytes of a file from an offset on, at most `limit` of them."""
+        parts: list[bytes] = []
+        size, most = 0, MOST_OUTPUT if limit is None else limit
+        for frame in self.request("get", {"path": path, "offset": offset, "limit": limit}):
+            size += len(frame.payload)
+            self._check_size(size, most, path)
+            parts.append(frame.payload)
+        return b"".join(parts)
+
+    def _check_size(self, size: int, most: int, source: str) -> None:
+        if size > most:
+            raise RequestFailed(self.node, "too-large", f"{source}: more than {most} bytes came")
 
 
 def _status(node: str, value: object) -> int | None:
-    """An exit code or a signal, if it is one."""
+    """Return an exit code or a signal number; raise RequestFailed where the value is neither."""
     if value is None or (isinstance(value, int) and 0 <= value < 256):
         return value
     raise RequestFailed(node, "bad-answer", f"it ended with {value!r:.80}, which is no exit code")
 
 
-def _send_body(asked: Asked, body: Body | None) -> None:
-    """Send a body while its reply is read: a large one from a thread, since either side may wait for the
-    other."""
+def _send_body(request: PendingRequest, body: Body | None) -> None:
+    """Send the body of a request. A large one is sent from a thread, since the node may wait for its reply to be
+    read."""
     if body is None:
         return
     if isinstance(body, bytes) and len(body) <= CHUNK:
-        asked.send(body)
-        asked.finish()
+        request.send(body)
+        request.finish()
         return
 
     def feed(pieces: Iterable[bytes]) -> None:
         try:
             for piece in pieces:
-                asked.send(piece)
-            asked.finish()
+                request.send(piece)
+            request.finish()
         except ClusterctlError:
             # The reader of the reply hears of it.
             pass
@@ -173,13 +189,13 @@ def _send_body(asked: Asked, body: Body | None) -> None:
 
 
 class LinkConnection(Connection):
-    """A connection to a real agent."""
+    """A connection over a link to a real agent."""
 
     def __init__(self, link: Link) -> None:
         super().__init__(link.node)
         self.link = link
 
-    def open(self, op: str, params: Mapping[str, Any]) -> Asked:
+    def open(self, op: str, params: Mapping[str, Any]) -> PendingRequest:
         return self.link.open(op, dict(params))
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
-"""The one narrow door to the nodes: a transport connects, a connection asks, a fan-out answers for every
-node.
+"""Reach nodes: a transport connects, a connection sends requests, a fan-out returns an outcome for every node.
 
-What came of a fan-out: all values, or one error that names every node that failed.
+`raise_failures` makes one error of all failed outcomes.
 """
 
 from __future__ import annotations
@@ -32,35 +31,35 @@ FANOUT = 32
 
 
 class Stream(Protocol):
-    """A program on a node, without an agent: its three streams, and how it ended."""
+    """A program on a node that runs without an agent: its three streams and its end."""
 
     def read(self, size: int, timeout: float) -> tuple[str, bytes]:
-        """What is there: ("stdout" or "stderr", bytes), or ("", b"") once both ended; TimeoutError when nothing
-        came in time, LinkLost when the connection broke or the node fell silent (SILENCE seconds)."""
+        """Return ("stdout" or "stderr", bytes), or ("", b"") once both have ended. Raise TimeoutError where nothing
+        came in time, LinkLost where the connection broke or the node was silent for SILENCE seconds."""
 
     def send(self, data: bytes) -> None:
-        """To its standard input; waits while the node takes no more; LinkLost where nobody reads it."""
+        """Write to its standard input; wait while the node accepts no more. Raise LinkLost where nothing reads it."""
 
     def finish(self) -> None:
-        """No more input will come."""
+        """Close its standard input."""
 
     def exited(self) -> bool:
-        """Whether its end is known; what it left behind may still hold its streams open. Never waits."""
+        """Return whether the program has ended; processes that it left may still hold its streams. Never waits."""
 
     def ended(self) -> tuple[int | None, int | None]:
-        """Exit code or signal, after both streams ended."""
+        """Return the exit code or the signal, after both streams have ended."""
 
     def close(self) -> None: ...
 
 
 class Transport(Protocol):
-    """A way to nodes."""
+    """A way to reach nodes."""
 
     def connect(self, node: Node) -> Connection:
-        """A connection of its own; raises a NodeError in words. The caller closes it."""
+        """Return a new connection to the node's agent; raise a NodeError. The caller closes it."""
 
     def start(self, node: Node, command: str) -> Stream:
-        """One command line for the node's login shell, on a connection of its own; no agent is started."""
+        """Run one command line in the node's login shell over a new connection, without an agent."""
 
 
 # ---- many nodes
@@ -68,7 +67,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """What came of one node: a value, or the error that stands in its place."""
+    """The result for one node: a value, or an error."""
 
     node: Node
     value: T | None = None
@@ -79,7 +78,7 @@ class Outcome(Generic[T]):
         return self.error is None
 
     def get(self) -> T:
-        """The value; raises the error where there is none."""
+        """Return the value; raise the error if there is one."""
         if self.error is not None:
             raise self.error
         return self.value  # type: ignore[return-value]
@@ -92,10 +91,11 @@ def on_each(
     fanout: int = FANOUT,
     on_outcome: Callable[[Outcome[T]], None] | None = None,
 ) -> list[Outcome[T]]:
-    """Do something on every node, at most `fanout` at once; every outcome, in the nodes' order.
+    """Call `work` for every node, for at most `fanout` at the same time; return an outcome for each, in the nodes'
+    order.
 
-    An error of one node is that node's outcome and stops no other; a bug is raised here. Ctrl-C leaves at
-    once: the threads are daemons, and closing their connections (`Connections`) ends what they wait for.
+    An error of one node is its outcome and stops no other node; a bug is raised here. Ctrl-C leaves immediately: the
+    threads are daemons, and closing their connections (`Connections`) ends what they wait for.
     """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, Outcome[T] | BaseException]] = queue.SimpleQueue()
@@ -135,11 +135,10 @@ def on_each(
 
 
 class Connections:
-    """One connection a node, opened when it is first needed, all closed at the end; use it as a context
-    manager."""
+    """One connection per node, opened at its first use and closed at the end of the `with` block."""
 
     def __init__(self, transport: Transport, fanout: int = FANOUT, kept: bool = False) -> None:
-        """`kept` says that agents are there already, or stay for the next command."""
+        """`kept`: agents are running already, or keep running for the next command."""
         self.transport = transport
         self.kept = kept
         self.fanout = fanout
@@ -157,7 +156,7 @@ class Connections:
         self.close()
 
     def of(self, node: Node) -> Connection:
-        """The node's connection; opens it, and after a failure tries anew."""
+        """Return the node's connection; open it if there is none, also after a failure."""
         with self._change:
             lock = self._locks.setdefault(node.name, threading.Lock())
         with lock:
@@ -168,7 +167,7 @@ class Connections:
             return there
 
     def adopt(self, node: Node, there: Connection) -> None:
-        """Take in a connection that was made elsewhere."""
+        """Take over a connection that was opened elsewhere."""
         with self._change:
             closed = self._closed
             if not closed:
@@ -178,13 +177,13 @@ class Connections:
             raise LinkLost(node.name, "interrupted")
 
     def silent_for(self, node: Node) -> float:
-        """Seconds since anything was heard over a node's connection; 0 where there is none."""
+        """Return the seconds since the last byte came from a node; 0 where it has no connection."""
         with self._change:
             there = self._open.get(node.name)
         return there.silent_for() if there is not None else 0.0
 
     def drop(self, node: Node) -> None:
-        """Close one node's connection; the next use opens a new one."""
+        """Close the connection of a node; the next use opens a new one."""
         with self._change:
             there = self._open.pop(node.name, None)
         if there is not None:
@@ -198,7 +197,8 @@ class Connections:
         fanout: int | None = None,
         on_outcome: Callable[[Outcome[T]], None] | None = None,
     ) -> list[Outcome[T]]:
-        """`on_each` with each node's connection; a node that can't be reached is its own outcome."""
+        """Call `work` with every node and its connection; a node that cannot be reached has that error as its
+        outcome."""
         return on_each(
             nodes,
             lambda node: work(node, self.of(node)),
@@ -225,7 +225,7 @@ class Connections:
 def on_all(
     connections: Connections, nodes: Sequence[Node], work: Callable[[Node, Connection], Any]
 ) -> dict[str, Any]:
-    """The same work on all nodes at once; every node that fails is named."""
+    """Call `work` for all nodes; return the values by node name, or raise one error that names every failed node."""
     outcomes = connections.on_each(nodes, work)
     raise_failures(outcomes)
     return {outcome.node.name: outcome.value for outcome in outcomes}
@@ -237,7 +237,7 @@ def within(
     work: Callable[[Node, Connection], Any],
     seconds: float | None = None,
 ) -> list[Outcome[Any]]:
-    """What came of each node in so many seconds; a node that is silent is a lost link then, and holds up nobody."""
+    """Return an outcome for each node within so many seconds. A node without an answer by then has a LinkLost."""
     if seconds is None:
         return connections.on_each(nodes, work)
     found: dict[str, Outcome[Any]] = {}
@@ -255,8 +255,10 @@ def within(
 
 
 def raise_failures(outcomes: Sequence[Outcome[Any]]) -> None:
-    """One error for all nodes that failed: unreachable ones first, and their exit code, since nothing else can be
-    believed before."""
+    """Raise one error for all failed outcomes.
+
+    Unreachable nodes come first and decide the exit code: without them the other results are incomplete.
+    """
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     unreachable = [error for error in errors if isinstance(error, NodeError)]
     if unreachable:

@@ -1,5 +1,4 @@
-"""The launcher's end of a link to one agent: starts it, keeps many requests apart, notices when it falls
-silent."""
+"""The launcher's end of a link to one agent: start the agent, multiplex requests, notice when the node is silent."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ LATE = 20.0
 
 
 class RequestFailed(WorkFailed):
-    """A node understood what was asked and could not do it; `kind` says why, for programs."""
+    """A node understood a request and could not fulfil it. `kind` is the reason for programs."""
 
     def __init__(self, node: str, kind: str, message: str, hint: str = "") -> None:
         super().__init__(f"{node}: {message}", hint)
@@ -51,7 +50,7 @@ class RequestFailed(WorkFailed):
 
 @lru_cache(maxsize=1)
 def agent_files() -> dict[str, str]:
-    """The agent's files as they are sent: the folder `clusterctl/agent`, and an empty package around it."""
+    """Return the agent's files as they are sent: the folder `clusterctl/agent`, and an empty package around it."""
     folder = Path(bootstrap.__file__).parent
     files = {f"agent/{path.name}": path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
     return {"__init__.py": "", **files}
@@ -59,13 +58,13 @@ def agent_files() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def agent_hash() -> str:
-    """What names an agent: a hash over its files' names and texts."""
+    """Return the name of this agent: a hash of its files' names and texts."""
     return hashlib.sha256(json.dumps(agent_files(), sort_keys=True).encode()).hexdigest()
 
 
 @lru_cache(maxsize=1)
 def _wanted() -> str:
-    """NAME:SUM for each of the agent's files, made once for all nodes."""
+    """Return NAME:CHECKSUM for each of the agent's files."""
     return " ".join(f"{name}:{one}" for name, one in bootstrap.sums(agent_files()).items())
 
 
@@ -75,9 +74,9 @@ def _first_lines() -> bytes:
 
 
 def agent_argv(python: str) -> list[str]:
-    """The one command that is started on a node; the program itself follows on its standard input.
+    """Return the command that starts an agent on a node; the program itself follows on its standard input.
 
-    -I -S: nothing of the node's own Python settings or packages; -X utf8: the same names in every locale.
+    -I -S: ignore the settings and packages of the node's Python. -X utf8: the same file names in every locale.
     """
     return [
         python,
@@ -91,14 +90,14 @@ def agent_argv(python: str) -> list[str]:
 
 
 def shell_command(argv: Sequence[str]) -> str:
-    """The one line that a login shell has to read; a leading `~/` stays the shell's to expand."""
+    """Return the line for a login shell that runs `argv`; the shell expands a leading `~/`."""
     program = argv[0]
     first = "~/" + shlex.quote(program[2:]) if program.startswith("~/") else shlex.quote(program)
     return " ".join([first, *[shlex.quote(one) for one in argv[1:]]])
 
 
 class Answer(dict[str, Any]):
-    """What an operation gave back; a key that is missing is the node's fault, not a bug here."""
+    """The result of an operation; a missing key is reported as an error of the node, not as a bug."""
 
     def __init__(self, node: str, op: str, value: Mapping[str, Any]) -> None:
         super().__init__(value)
@@ -110,15 +109,15 @@ class Answer(dict[str, Any]):
 
 
 def _words(text: str) -> str:
-    """A text in JSON as the agent gives its reasons; what is none is shown as it stands."""
+    """Return the text that the agent sent as JSON; text that is not JSON is returned as it is."""
     try:
         return str(json.loads(text or '""'))
     except (ValueError, RecursionError):
         return text[:500]
 
 
-class Asked:
-    """One request under way: send its body, read its reply, get its result; or cancel it."""
+class PendingRequest:
+    """A request that was sent: send its body, read its reply, get its result, or cancel it."""
 
     def __init__(self, link: Link, number: int, op: str) -> None:
         self.op = op
@@ -130,7 +129,7 @@ class Asked:
         self.inbox = Inbox(lambda count: link.send(Frame(number, "credit", {"bytes": count})))
 
     def send(self, data: bytes) -> None:
-        """A piece of the request's body; waits while the node has too much unread."""
+        """Send a piece of the body; wait while the node has too much of it unread."""
         view = memoryview(data)
         while view:
             piece = bytes(view[:CHUNK])
@@ -143,17 +142,17 @@ class Asked:
             view = view[CHUNK:]
 
     def finish(self) -> None:
-        """No more body will come."""
+        """End the body."""
         self._link.send(Frame(self._id, "eof", {}))
 
     def cancel(self) -> None:
-        """Nobody wants the reply any more; the agent ends what it started for it."""
+        """Cancel the request; the agent ends what it started for it."""
         self._link.forget(self._id)
         if not self._link.is_closed:
             self._link.send(Frame(self._id, "cancel", {}))
 
     def take(self, frame: Frame, failure: Callable[[dict[str, Any]], ClusterctlError]) -> None:
-        """What the node answers, from the link's reader; a BadFrame where it makes no sense."""
+        """Accept one frame of the reply from the reading thread; raise BadFrame where it is invalid."""
         if frame.kind == "credit":
             self.window.give(credit_of(frame))
         elif frame.kind == "data":
@@ -169,14 +168,13 @@ class Asked:
             self.window.close()
 
     def __iter__(self) -> Iterator[Frame]:
-        """The chunks of the reply as they come; raises what the node answered instead."""
+        """Yield the chunks of the reply as they come; raise the error that the node sent instead."""
         return self._frames(self.inbox.get)
 
     def within(self, seconds: float) -> Iterator[Frame]:
-        """The same; raises LinkLost where the node itself does not keep to a time-out of so many seconds.
+        """Yield the chunks; raise LinkLost where the node does not end a request with a timeout of `seconds` in time.
 
-        Only the time that is spent waiting for the node counts against its LATE seconds, since whoever reads the
-        output may be slow.
+        Only the time spent waiting for the node counts against its LATE seconds: the caller may be slow.
         """
         deadline, left = time.monotonic() + seconds, LATE
 
@@ -205,27 +203,30 @@ class Asked:
             yield frame
 
     def end(self) -> dict[str, Any]:
-        """Read the reply to its end and give its result."""
-        for _ in self:
-            pass
+        """Read the reply to its end and return the result."""
+        size = 0
+        for frame in self:
+            size += len(frame.payload)
+            if size > MAX_PAYLOAD:
+                raise LinkLost(self._link.node, f"the answer to {self.op!r} does not end")
         if self.result is None:
             raise LinkLost(self._link.node, f"the answer to {self.op!r} has no end")
         return self.result
 
 
-A = TypeVar("A", bound=Asked)
+A = TypeVar("A", bound=PendingRequest)
 
 
 class Link:
-    """Frames over one pipe: a reading thread, and any number of threads that ask."""
+    """Frames over one pipe: a reading thread, and any number of threads that send requests."""
 
     def __init__(self, node: str, pipe: Pipe, workdir: str) -> None:
-        """Starts the agent behind the pipe; the caller closes the link."""
+        """Start the agent behind the pipe. The caller closes the link."""
         self.node = node
         self._pipe = pipe
         self._bytes = ByteReader(self._receive)
         self._numbers = itertools.count(1)
-        self._asked: dict[int, Asked] = {}
+        self._requests: dict[int, PendingRequest] = {}
         self._change = threading.Lock()
         self._sending = threading.Lock()
         self._said = self._heard = time.monotonic()
@@ -241,30 +242,31 @@ class Link:
         self._limit, self._start_deadline = SILENCE, float("inf")
         threading.Thread(target=self._listen, name=f"link {node}", daemon=True).start()
 
-    def open(self, op: str, params: dict[str, Any]) -> Asked:
-        """Ask for something; the reply is read from what comes back."""
-        return self.ask(op, to_payload(params), lambda number: Asked(self, number, op))
+    def open(self, op: str, params: dict[str, Any]) -> PendingRequest:
+        """Send a request; its reply is read from the returned object."""
+        return self.ask(op, to_payload(params), lambda number: PendingRequest(self, number, op))
 
     def ask(self, op: str, payload: bytes, answered: Callable[[int], A]) -> A:
-        """The same with parameters already in JSON; what `answered` makes of the number gets the reply."""
+        """Send a request whose parameters are JSON already; `answered` makes the object that receives the reply from
+        its number."""
         number = next(self._numbers)
-        asked = answered(number)
+        request = answered(number)
         with self._change:
             if self._lost is not None or self.is_closed:
                 raise self._lost or LinkLost(self.node, "the link was closed")
-            self._asked[number] = asked
+            self._requests[number] = request
         if len(payload) > MAX_PAYLOAD:
             self.forget(number)
             raise RequestFailed(self.node, "usage", f"{op}: {len(payload)} bytes of parameters are too many")
         self.send(Frame(number, "open", {"op": op}, payload))
-        return asked
+        return request
 
     def silent_for(self) -> float:
-        """Seconds since anything was heard from the node."""
+        """Return the seconds since the last byte came from the node."""
         return time.monotonic() - self._heard
 
     def send(self, frame: Frame) -> None:
-        """Write one frame whole."""
+        """Write one complete frame."""
         with self._sending:
             try:
                 self._pipe.send(encode(frame))
@@ -274,10 +276,10 @@ class Link:
 
     def forget(self, number: int) -> None:
         with self._change:
-            self._asked.pop(number, None)
+            self._requests.pop(number, None)
 
     def close(self) -> None:
-        """End the link; the agent ends what it still runs for it."""
+        """End the link; the agent ends what still runs for it."""
         self._break(LinkLost(self.node, "the link was closed"), closed=True)
 
     # ---- starting
@@ -368,11 +370,11 @@ class Link:
 
     def _take(self, frame: Frame) -> None:
         with self._change:
-            asked = self._asked.get(frame.id)
-        if asked is None:
+            request = self._requests.get(frame.id)
+        if request is None:
             # A beat, or the rest of what was cancelled.
             return
-        asked.take(frame, self._failure)
+        request.take(frame, self._failure)
         if frame.kind in ("end", "fail"):
             self.forget(frame.id)
 
@@ -384,8 +386,8 @@ class Link:
         with self._change:
             self._lost = self._lost or problem
             self.is_closed = True
-            asked, self._asked = list(self._asked.values()), {}
-        for one in asked:
+            request, self._requests = list(self._requests.values()), {}
+        for one in request:
             one.inbox.close(self._lost)
             one.window.close()
         self._pipe.close()

@@ -1,4 +1,4 @@
-"""This machine as a node, without SSH: an agent, or a program without one, as a child process."""
+"""Use this machine as a node, without SSH: an agent or another program as a child process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOGIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class LocalTransport:
-    """Programs as children of this one, with the environment of a login."""
+    """Programs as child processes, with the environment of a login."""
 
     def __init__(self, home: Path | None = None) -> None:
         self._home = home
@@ -52,12 +52,12 @@ class LocalTransport:
 
 
 class ChildStream:
-    """A child process and its three streams; it leads a session of its own, as under sshd."""
+    """A child process and its three streams. It leads its own session, as under sshd."""
 
     def __init__(
         self, node: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, patience: float = END_LIMIT
     ) -> None:
-        """`patience` is how long it may take to end once its input is closed, before it is killed."""
+        """`patience` is how many seconds it may take to end after its input was closed, before it is killed."""
         self.node = node
         self._patience = patience
         try:
@@ -133,7 +133,7 @@ class ChildStream:
 
 
 def _ready(numbers: Sequence[int], timeout: float) -> list[int]:
-    """Those of some descriptors that have something to read; select() knows none above 1,023."""
+    """Return those descriptors that can be read; unlike select(), any number is valid."""
     waiting = select.poll()
     for number in numbers:
         waiting.register(number, select.POLLIN)

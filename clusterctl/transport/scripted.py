@@ -1,4 +1,4 @@
-"""Nodes that answer from a table, for tests and rehearsals of everything above the transport."""
+"""Nodes that answer from a table, for tests of everything above the transport."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.frames import Frame
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport.connection import Completed, Connection
-from clusterctl.transport.link import Asked, RequestFailed
+from clusterctl.transport.link import PendingRequest, RequestFailed
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -22,9 +22,9 @@ an error."""
 class ScriptedTransport:
     """Nodes that answer from a table.
 
-    A key is (node, what), or ("*", what) for every node; `what` is an operation's name, for `run` the
-    command line as a shell would be given it, for `start` the command itself. What was asked is kept in
-    `asked` as (node, what, params); what a started program was sent is in its params as `stdin`.
+    A key is (node, key), or ("*", key) for every node; the key is the name of an operation, for `run` the command
+    line as typed in a shell, for `start` the command itself. Requests are recorded in `asked` as (node, key, params);
+    input of a started program is recorded in its params as `stdin`.
     """
 
     def __init__(self, table: Mapping[tuple[str, str], Answer]) -> None:
@@ -46,7 +46,7 @@ class ScriptedTransport:
         return _ScriptedStream(answer, params)
 
     def answer(self, node: str, what: str, op: str) -> Answer:
-        """What the table says to one question; raises it where it is an error."""
+        """Return the table's entry for a request; raise it where it is an error."""
         for key in ((node, what), ("*", what), (node, op), ("*", op)):
             if key in self.table:
                 answer = self.table[key]
@@ -57,7 +57,7 @@ class ScriptedTransport:
 
 
 class _ScriptedStream:
-    """A program whose output and end were written beforehand."""
+    """A program with a given output and end."""
 
     def __init__(self, answer: Completed, params: dict[str, Any]) -> None:
         self._answer = answer
@@ -94,17 +94,17 @@ class _ScriptedConnection(Connection):
         super().__init__(node)
         self._script = script
 
-    def open(self, op: str, params: Mapping[str, Any]) -> Asked:
+    def open(self, op: str, params: Mapping[str, Any]) -> PendingRequest:
         what = shlex.join(params["argv"]) if op == "run" else op
         self._script.asked.append((self.node, what, dict(params)))
-        return _ScriptedAsked(op, self._script.answer(self.node, what, op))
+        return _ScriptedRequest(op, self._script.answer(self.node, what, op))
 
     def close(self) -> None:
         pass
 
 
-class _ScriptedAsked(Asked):
-    """A reply that was written beforehand."""
+class _ScriptedRequest(PendingRequest):
+    """A given reply."""
 
     def __init__(self, op: str, answer: Answer) -> None:
         self.op = op

@@ -1,14 +1,11 @@
-"""The light way to run one command on a node: through its /bin/sh alone, without an agent.
+"""Run one command on a node through its /bin/sh alone, without an agent.
 
-Starting Python on a node costs it 20 to 50 ms of CPU; a shell that reads a script costs 1 to 2. What a user
-sees is the same either way.
+Starting Python costs a node 20 to 50 ms of CPU; a shell that reads a script costs 1 to 2 ms. The result is the same.
 
-What a node's /bin/sh reads to run one command without an agent.
-
-The login shell gets one constant line; all that is a user's stands in the script, quoted for /bin/sh alone. The
-command takes the shell's place, so that its exit code or signal is the session's. Beside it a watcher reads what
-is left of the input: when that ends, or brings no sign of life for long, the watcher ends the command and all
-that carries its marker. dash, bash and busybox's ash read it alike; it costs one fork and no other program.
+The login shell gets one constant line; the user's command is in the script, quoted for /bin/sh. The command replaces
+the shell, so that its exit code or signal is that of the session. A watcher process next to it reads the rest of the
+input: when the input ends, or brings nothing for long, the watcher ends the command and every process with its
+marker. dash, bash and busybox's ash run the script alike; it costs one fork and no other program.
 """
 
 from __future__ import annotations
@@ -42,18 +39,18 @@ PIECE = 256 << 10
 ENDED_THERE = "what ran there for this command is ended by the node itself"
 
 
-class Once:
-    """Commands on nodes, each on a connection of its own; use it as a context manager, which ends what still runs."""
+class ShellSession:
+    """Commands on nodes, each over its own connection. Leaving the `with` block ends what still runs."""
 
     def __init__(self, transport: Transport, silence: float = AGENT_SILENCE) -> None:
-        """`silence` is after how many seconds without a sign of life a node ends what it runs for us."""
+        """`silence`: seconds without a heartbeat after which a node ends what it runs for us."""
         self._transport = transport
         self._silence = silence
-        self._under_way: set[_Running] = set()
+        self._under_way: set[_RunningCommand] = set()
         self._change = threading.Condition()
         self._closed = False
 
-    def __enter__(self) -> Once:
+    def __enter__(self) -> ShellSession:
         return self
 
     def __exit__(
@@ -71,8 +68,8 @@ class Once:
         timeout: float | None = None,
         on_output: OnOutput | None = None,
     ) -> Completed:
-        """As `Connection.run` does it, for what `once_script.carries`."""
-        running = _Running(node.name, self._transport.start(node, LINE), timeout, cwd)
+        """Run a command and return its result, as `Connection.run` does, for commands that `carries` accepts."""
+        running = _RunningCommand(node.name, self._transport.start(node, LINE), timeout, cwd)
         self._enter(running)
         parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         try:
@@ -86,7 +83,7 @@ class Once:
         out, err = b"".join(parts["stdout"]), b"".join(parts["stderr"])
         return Completed(done.exit_code, done.signal, out, err, done.timed_out)
 
-    def _enter(self, running: _Running) -> None:
+    def _enter(self, running: _RunningCommand) -> None:
         with self._change:
             closed = self._closed
             if not self._under_way and not closed:
@@ -97,7 +94,7 @@ class Once:
             raise LinkLost(running.node, "interrupted")
 
     def _beat(self) -> None:
-        """Signs of life, from a thread of its own: whoever reads a command's output may wait for a slow terminal."""
+        """Send heartbeats from a thread of its own: the reader of a command's output may be a slow terminal."""
         while True:
             time.sleep(FIRST_BEAT)
             with self._change:
@@ -108,7 +105,7 @@ class Once:
                 one.beat(self._silence / 3)
 
     def close(self) -> None:
-        """Let every node end what still runs there, and wait until it did; interrupted, it only hangs up."""
+        """End what still runs on every node and wait for that; an interrupt only closes the connections."""
         with self._change:
             self._closed = True
             there = list(self._under_way)
@@ -122,8 +119,8 @@ class Once:
                 one.close()
 
 
-class _Running:
-    """One command under way on a node."""
+class _RunningCommand:
+    """One command that runs on a node."""
 
     def __init__(self, node: str, stream: Stream, timeout: float | None, cwd: str | None) -> None:
         self.node = node
@@ -143,7 +140,7 @@ class _Running:
         self._ending = False
 
     def run(self, text: bytes, on_output: OnOutput) -> Completed:
-        """To its end; what it says goes to on_output as it comes."""
+        """Run the command to its end; its output goes to `on_output` as it comes."""
         # A login that ended at once may have said why.
         with contextlib.suppress(LinkLost):
             self._stream.send(text)
@@ -164,7 +161,7 @@ class _Running:
         return self._completed()
 
     def beat(self, pause: float) -> None:
-        """A sign of life, where one is due."""
+        """Send a heartbeat if one is due."""
         now = time.monotonic()
         if now >= self._next_beat and not self._ending:
             self._next_beat = now + pause
@@ -173,7 +170,7 @@ class _Running:
                 self._stream.send(b"\n")
 
     def end(self) -> None:
-        """Let the node end it; `run` comes back when it did."""
+        """Make the node end the command; `run` returns once it has ended."""
         self._ending = True
         self._stream.finish()
 
@@ -181,7 +178,7 @@ class _Running:
         self._stream.close()
 
     def _is_awaited(self) -> bool:
-        """Whether the node's answer is still worth waiting for; where a time-out is over, end the command."""
+        """Return whether to wait for the node any longer; end the command where its timeout is over."""
         now = time.monotonic()
         if self._gone_since is None and self._stream.exited():
             self._gone_since = now
@@ -198,7 +195,7 @@ class _Running:
         return True
 
     def _after_mark(self, name: str, data: bytes) -> bytes:
-        """The command's own part of the first output; what stands before is not its."""
+        """Return the part of the first output that is the command's, without what login scripts printed before it."""
         noise = self._noise[name]
         noise += data
         # No pattern: each would be compiled for one use, 0.3 ms.
@@ -276,7 +273,7 @@ e)&
 
 
 def carries(argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether /bin/sh gives a command exactly this argv and environment; else the agent has to."""
+    """Return whether /bin/sh can pass exactly this argv and environment to a command; else the agent has to run it."""
     names_fit = all(CARRIED.fullmatch(name) and not SHELLS_OWN.fullmatch(name) for name in env)
     return names_fit and bool(argv[0]) and not argv[0].startswith("-")
 
@@ -288,7 +285,7 @@ def script(
     cwd: str | None = None,
     silence: float = AGENT_SILENCE,
 ) -> bytes:
-    """What /bin/sh reads: the watcher, the mark, and the command in the shell's place."""
+    """Return the script for /bin/sh: the watcher, the mark, and the command in the shell's place."""
     limits = f"k={MARKER}={marker} P={POLITE:.0f} L={POLITE + KILLING:.0f} S={silence:.0f}"
     home, program = _at_home(argv[0])
     exports = "".join(f"export {name}={_quoted(value)}\n" for name, value in env.items())
@@ -312,7 +309,7 @@ def _quoted(text: str) -> str:
 
 
 def _at_home(program: str) -> tuple[str, str]:
-    """`~/` is the login's home in the program's own name, whatever HOME the command is given."""
+    """Return the lines and the word for a program name: `~/` is the login's home, whatever HOME the command gets."""
     if program.startswith("~/"):
         return "h=$HOME\n", '"$h"/' + _quoted(program[2:])
     return "", _quoted(program)

@@ -103,3 +103,16 @@ def test_a_caller_of_the_terminals_process_does_not_wait_for_the_controller(tmp_
     os.close(writing)
     assert os.read(reading, 1) == b""
     os.kill(pid, signal.SIGKILL)
+
+
+def test_an_object_that_is_collected_later_closes_no_file_of_the_work(tmp_path: Path) -> None:
+    stale = (tmp_path / "stale").open("wb", buffering=0)
+
+    def work(starter: Starter) -> None:
+        # As many as fit into every number that was in use before.
+        files = [os.open(tmp_path / "mine", os.O_WRONLY | os.O_CREAT) for _ in range(20)]
+        stale.close()
+        starter.started([os.write(file, b"x") for file in files], tmp_path / "log")
+
+    assert start_in_background(work) == [1] * 20
+    stale.close()

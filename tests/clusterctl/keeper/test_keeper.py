@@ -21,8 +21,8 @@ from clusterctl.cli import entry
 from clusterctl.cli.fork_server import _may_be_loaded
 from clusterctl.inventory.cluster import Node
 from clusterctl.keeper import address
-from clusterctl.keeper.client import raised
-from clusterctl.keeper.clients import _Outgoing, node_of, told
+from clusterctl.keeper.client import error_from_json
+from clusterctl.keeper.clients import _Outgoing, error_to_json, node_of
 from clusterctl.transport.link import RequestFailed
 from tests.support.keeping import Keeping, is_alive, until
 
@@ -317,7 +317,7 @@ def test_a_socket_that_nobody_listens_at_is_no_keeper(monkeypatch: pytest.Monkey
     ],
 )
 def test_an_error_is_the_same_on_the_other_side(error: errors.ClusterctlError) -> None:
-    there = raised(told(error))
+    there = error_from_json(error_to_json(error))
     assert (type(there), there.message, there.hint, there.exit_code, vars(there)) == (
         type(error), error.message, error.hint, error.exit_code, vars(error),
     )  # fmt: skip

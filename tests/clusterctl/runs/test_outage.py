@@ -12,7 +12,7 @@ from clusterctl.inventory.cluster import Node
 from clusterctl.runs.stall import Outage
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import Connections, Stream
-from clusterctl.transport.link import Asked
+from clusterctl.transport.link import PendingRequest
 
 SPARE = Node("n3", "h3", "10.0.0.3")
 
@@ -24,7 +24,7 @@ class Answering(Connection):
         assert op == "hello"
         return {}
 
-    def open(self, op: str, params: object) -> Asked:
+    def open(self, op: str, params: object) -> PendingRequest:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ def test_a_node_that_stands_by_and_answers_says_that_our_link_is_fine(
     outage = Outage(Connections(network), [SPARE])
     assert outage.is_ours()
     time.sleep(0.2)
-    # Asked again and again, and answered by nobody.
+    # PendingRequest again and again, and answered by nobody.
     assert outage.is_ours()
     network.up = True
     wait_for(lambda: not outage.is_ours())

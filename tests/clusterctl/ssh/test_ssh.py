@@ -30,7 +30,7 @@ from clusterctl.ssh.openssh import OpenSshTransport
 from clusterctl.ssh.transport import SshTransport
 from clusterctl.transport.fanout import Stream, on_each
 from clusterctl.transport.link import shell_command
-from clusterctl.transport.shell import Once as ShellSession
+from clusterctl.transport.shell import ShellSession
 from tests.support.nodes import wait_for
 
 SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")

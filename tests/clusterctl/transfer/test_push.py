@@ -28,7 +28,7 @@ from clusterctl.transfer.push import (
     push_tree,
 )
 from clusterctl.transport.fanout import Connection, ScriptedTransport
-from clusterctl.transport.link import Asked, RequestFailed
+from clusterctl.transport.link import PendingRequest, RequestFailed
 from tests.support.nodes import connect, local_node, wait_for
 
 EMPTY = tree.hash_file(os.devnull)[1]
@@ -181,7 +181,7 @@ def test_an_interrupted_or_damaged_push_leaves_the_old_tree(
     assert same(source, dest) and litter(tmp_path) == []
 
 
-def receive(link: Connection, text: bytes, table: bytes, dest: str) -> Asked:
+def receive(link: Connection, text: bytes, table: bytes, dest: str) -> PendingRequest:
     """A push up to its manifest, as a client would begin it."""
     params = {"dest": dest, "tree": tree.tree_id(text), "manifest_size": len(text), "table_size": len(table)}
     asked = link.open("receive", params)

@@ -18,7 +18,7 @@ from clusterctl.transfer.push import (
     make_manifest,
     push_tree,
 )
-from clusterctl.transfer.unchanged import Glance
+from clusterctl.transfer.unchanged import UnchangedCheck
 from clusterctl.transport.fanout import Connection, Connections, LocalTransport
 from clusterctl.transport.local import ChildStream
 from tests.support.nodes import local_node
@@ -57,7 +57,7 @@ class Nodes:
     def push(self, source: Source, dest: str) -> tuple[PushResult, bool]:
         """One push as the command makes it, and whether a glance was enough."""
         with Connections(self) as connections:
-            found = Glance(connections, lambda: (source, dest)).at(self.node)
+            found = UnchangedCheck(connections, lambda: (source, dest)).at(self.node)
             if found is not None:
                 return found, True
             return push_tree(connections.of(self.node), source, dest, note=True), False

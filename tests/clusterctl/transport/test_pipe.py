@@ -8,7 +8,7 @@ from clusterctl.errors import LinkLost, Unreachable
 from clusterctl.transport import pipe
 from clusterctl.transport.link import Link
 from clusterctl.transport.pipe import MAX_NOISE, StreamPipe, last_line
-from clusterctl.transport.shell import _Running
+from clusterctl.transport.shell import _RunningCommand
 
 
 class Flood:
@@ -78,7 +78,7 @@ def test_a_login_script_that_prints_slowly_is_given_up_after_the_start_limit(
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
 def test_a_flooding_login_script_is_one_line_of_an_exec_error(name: str) -> None:
-    running = _Running("node1", Flood(name), None, None)
+    running = _RunningCommand("node1", Flood(name), None, None)
     with pytest.raises(Unreachable) as refused:
         running.run(b"", lambda name, data: None)
     assert str(refused.value).count("\n") == 0

@@ -25,7 +25,7 @@ from clusterctl.transport.local import ChildStream
 from clusterctl.transport.shell import (
     LINE,
     MARK,
-    Once,
+    ShellSession,
     carries,
     script,
 )
@@ -78,7 +78,7 @@ def shell(name: str, tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", SHELLS)
 def test_every_shell_hands_on_arguments_and_environment_byte_by_byte(name: str, tmp_path: Path) -> None:
-    with Once(ShellTransport(shell(name, tmp_path), tmp_path)) as once:
+    with ShellSession(ShellTransport(shell(name, tmp_path), tmp_path)) as once:
         for value in ODD:
             done = once.run(
                 local_node(tmp_path), [sys.executable, "-c", ECHO, *ODD, value], env={"ODD": value}
@@ -92,7 +92,7 @@ def test_every_login_shell_takes_the_one_line(name: str, tmp_path: Path) -> None
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"no {name} here")
-    with Once(ShellTransport([found, "-c", LINE], tmp_path)) as once:
+    with ShellSession(ShellTransport([found, "-c", LINE], tmp_path)) as once:
         done = once.run(local_node(tmp_path), ["printf", "%s|", "it's", "a b", "$HOME"])
     assert done == Completed(0, stdout=b"it's|a b|$HOME|")
 
@@ -101,7 +101,7 @@ def test_every_login_shell_takes_the_one_line(name: str, tmp_path: Path) -> None
 def test_every_shell_tells_exit_codes_from_signals(name: str, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("no program")
-    with Once(ShellTransport(shell(name, tmp_path), tmp_path)) as once:
+    with ShellSession(ShellTransport(shell(name, tmp_path), tmp_path)) as once:
 
         def ends(*argv: str) -> tuple[int | None, int | None]:
             done = once.run(local_node(tmp_path), argv)
@@ -149,7 +149,7 @@ def test_a_launcher_that_falls_silent_is_not_waited_for_but_one_that_beats_is(tm
 
 
 def test_a_command_that_takes_too_long_is_ended_and_what_it_said_is_kept(tmp_path: Path) -> None:
-    with Once(LocalTransport(home=tmp_path)) as once:
+    with ShellSession(LocalTransport(home=tmp_path)) as once:
         done = once.run(
             local_node(tmp_path),
             ["sh", "-c", "trap 'echo bye; exit 3' TERM; echo hi; sleep 600 & wait"],
@@ -159,7 +159,7 @@ def test_a_command_that_takes_too_long_is_ended_and_what_it_said_is_kept(tmp_pat
 
 
 def test_what_a_command_leaves_behind_neither_holds_it_up_nor_is_ended(tmp_path: Path) -> None:
-    with Once(LocalTransport(home=tmp_path)) as once:
+    with ShellSession(LocalTransport(home=tmp_path)) as once:
         done = once.run(local_node(tmp_path), ["sh", "-c", "sleep 600 & echo $!; exit 5"])
         assert done.exit_code == 5
         left = int(done.stdout)
@@ -169,7 +169,7 @@ def test_what_a_command_leaves_behind_neither_holds_it_up_nor_is_ended(tmp_path:
 
 
 def test_closing_ends_what_runs_everywhere(tmp_path: Path) -> None:
-    once = Once(LocalTransport(home=tmp_path))
+    once = ShellSession(LocalTransport(home=tmp_path))
     said: list[bytes] = []
     ended: list[Completed] = []
 
@@ -189,14 +189,14 @@ def test_closing_ends_what_runs_everywhere(tmp_path: Path) -> None:
 
 def test_what_login_scripts_print_is_not_the_commands(tmp_path: Path) -> None:
     noisy = ["sh", "-c", "echo welcome; printf motd; echo trouble >&2; exec /bin/sh"]
-    with Once(ShellTransport(noisy, tmp_path)) as once:
+    with ShellSession(ShellTransport(noisy, tmp_path)) as once:
         done = once.run(local_node(tmp_path), ["sh", "-c", "echo out; echo err >&2"])
     assert done == Completed(0, stdout=b"out\n", stderr=b"err\n")
 
 
 def test_a_login_that_begins_nothing_is_named_with_its_words(tmp_path: Path) -> None:
     with (
-        Once(
+        ShellSession(
             ShellTransport(["sh", "-c", "echo 'This account is not available' >&2; exit 1"], tmp_path)
         ) as once,
         pytest.raises(Unreachable, match="This account is not available"),
@@ -206,7 +206,7 @@ def test_a_login_that_begins_nothing_is_named_with_its_words(tmp_path: Path) -> 
 
 def test_a_folder_to_run_in_is_gone_to_or_missed(tmp_path: Path) -> None:
     (tmp_path / "a 'b").mkdir()
-    with Once(LocalTransport(home=tmp_path)) as once:
+    with ShellSession(LocalTransport(home=tmp_path)) as once:
         for cwd in ("~/a 'b", "a 'b", str(tmp_path / "a 'b")):
             assert once.run(local_node(tmp_path), ["pwd"], cwd=cwd).text == f"{tmp_path}/a 'b\n"
         with pytest.raises(RequestFailed, match="no folder /no/such to run in"):
@@ -222,7 +222,7 @@ def test_what_a_shell_would_not_hand_on_is_left_to_the_agent() -> None:
 def test_nothing_of_a_users_is_on_the_command_line() -> None:
     answer = Completed(0, stdout=b"", stderr=b"")
     transport = ScriptedTransport({("*", LINE): answer})
-    with Once(transport) as once, pytest.raises(Unreachable):
+    with ShellSession(transport) as once, pytest.raises(Unreachable):
         once.run(Node(name="node1", host="x", address="x"), ["echo", "secret"], env={"KEY": "secret"})
     (_, line, sent), *_ = transport.asked
     assert "secret" not in line and b"secret" in sent["stdin"] and MARK.encode() in sent["stdin"]
@@ -235,6 +235,6 @@ def test_a_slow_terminal_is_no_silent_launcher(tmp_path: Path) -> None:
         said.append(data)
         time.sleep(4 if len(said) == 1 else 0)
 
-    with Once(LocalTransport(home=tmp_path), silence=2) as once:
+    with ShellSession(LocalTransport(home=tmp_path), silence=2) as once:
         done = once.run(local_node(tmp_path), ["sh", "-c", "echo a; sleep 4.5; echo b"], on_output=slow)
     assert done.ok and b"".join(said) == b"a\nb\n"
