@@ -1,4 +1,4 @@
-"""What every backend of an op is tried on, and how far it may be from the op's meaning.
+"""Define the test cases of every op, and how far a backend may be from the reference.
 
 Read by the tests, for values and gradients, and by the bench: shapes and allowed errors are here alone.
 The meaning of a case is the reference in fp64 on the same, already rounded, inputs. An error is the largest
@@ -40,20 +40,20 @@ class Case:
         return _TORCH_ERRORS.get((self.op, self.dtype), own) if backend == "reference" else own
 
     def inputs(self, seed: int = 0) -> tuple[Tensor, ...]:
-        """Fresh inputs, the same for a seed."""
+        """Return new inputs, the same ones for a seed."""
         return _MAKERS[self.op](self, torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True)
 class Result:
-    """What an op gave for a case: its value and the gradient of every input that has one."""
+    """The result of an op for a case: its value and the gradient of every input that has one."""
 
     value: Tensor
     gradients: tuple[Tensor, ...]
 
 
 def run(case: Case, op: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Result:
-    """Value and gradients of `op`; the inputs stay as they are, whatever the op does to what it is given."""
+    """Return value and gradients of `op`, which gets copies of the inputs."""
     leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
     # A backend may write into what it is given, so each gets a copy that is not a leaf.
     value = op(*(x.clone() if x.requires_grad else x for x in leaves), **case.arguments)
@@ -63,12 +63,12 @@ def run(case: Case, op: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Re
 
 
 def meaning(case: Case, reference: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Result:
-    """The reference in fp64."""
+    """Return the reference's result in fp64."""
     return run(case, reference, tuple(x.double() if x.is_floating_point() else x for x in inputs))
 
 
 def error(actual: Tensor, expected: Tensor) -> float:
-    """Largest difference over largest expected value; infinite where NaN and infinities are not the same."""
+    """Return the largest difference over the largest expected value; infinity if NaN and infinities differ."""
     actual, expected = actual.double(), expected.double()
     finite = expected.isfinite()
     if not torch.allclose(actual[~finite], expected[~finite], rtol=0, atol=0, equal_nan=True):
@@ -82,7 +82,7 @@ def error(actual: Tensor, expected: Tensor) -> float:
 
 
 def large_cases() -> Iterator[Case]:
-    """The sizes that a bench measures: a small GPT's, and one of 124 million parameters."""
+    """Yield the sizes that the benchmark measures: those of a small GPT and of one with 124 million parameters."""
     for op, name, shape in _LARGE:
         for dtype in (_FP32, _BF16):
             arguments = _LARGE_ARGUMENTS.get(op, _NONE)
@@ -90,7 +90,7 @@ def large_cases() -> Iterator[Case]:
 
 
 def cases(op: str | None = None) -> Iterator[Case]:
-    """All cases, or those of one op."""
+    """Yield all cases, or those of one op."""
     for one, name, shape, arguments in _SHAPES:
         if op in (None, one):
             for dtype in (_FP32, _BF16):

@@ -1,4 +1,4 @@
-"""Every op in plain torch: what it means. Every other backend is held to this by `native.cases`."""
+"""Define every op in plain torch. `native.cases` compares every other backend with it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FUSED_ON = ("cpu", "cuda")
 
 
 def why_not() -> str:
-    """Plain torch runs wherever torch does."""
+    """Return an empty string: this runs wherever torch does."""
     return ""
 
 
-def merit() -> str:
-    """What a report says of this backend."""
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
     return "plain torch, on any device"
 
 
@@ -93,16 +93,16 @@ def adamw(update: AdamWStep) -> None:
 
 
 def square_sum(tensors: Sequence[Tensor]) -> Tensor:
-    """Of all numbers of the tensors, in fp32."""
+    """Return the sum of the squares of all numbers, in fp32."""
     norms = [torch.linalg.vector_norm(x, dtype=torch.float32) for x in tensors]
     return torch.stack(norms).square().sum() if norms else torch.zeros(())
 
 
 def future(queries: int, keys: int, device: torch.device) -> Tensor:
-    """True where a key comes after a query; the last query stands at the last key."""
+    """Return True where a key comes after a query; the last query is at the last key."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1 + keys - queries)
 
 
 def _wide(x: Tensor) -> Tensor:
-    """At least fp32: fp64 stays, so that a case can be computed without rounding."""
+    """Return `x` in fp32, or unchanged if it is fp64, which the cases use to avoid rounding."""
     return x if x.dtype == torch.float64 else x.float()

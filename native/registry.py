@@ -1,9 +1,9 @@
-"""Which backends an op has, which of them can run here, and the choice of one for each op.
+"""List the backends of each op, find those that can run here, and choose one for each op.
 
-A backend of an op is a module with a function of the op's name and two words about itself:
-`why_not()`, empty when it can run on this node, and `merit()`, what it is better at.
-Nothing falls back in silence: `auto` says why it passed a backend over, and a backend asked for by name that
-cannot run is an error.
+A backend of an op is a module with a function of the op's name and two more functions: `why_not()` returns why it
+cannot run on this node, or an empty string; `describe()` returns what it does, in one line.
+No fallback is silent: `auto` reports why it skipped a backend, and a backend that is requested by name and cannot run
+is an error.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ BACKENDS = (
 
 
 class NativeError(Exception):
-    """A choice of backends that cannot be had; the message says which and what to do."""
+    """A choice of backends that is not possible; the message gives the op and the remedy."""
 
 
 class BadRequest(NativeError):
-    """A request that names an op or a backend that does not exist; all such faults at once."""
+    """A request that names ops or backends that do not exist; the message lists all of them."""
 
 
 class BackendUnavailable(NativeError):
@@ -141,12 +141,12 @@ class Choice:
         return total
 
     def report(self) -> list[Chosen]:
-        """What was chosen for each op and why, in the order of `OPS`."""
+        """Return what was chosen for each op and why, in the order of `OPS`."""
         return list(self._chosen)
 
 
 def choose(device_type: str, requested: str | Mapping[str, str] = AUTO) -> Choice:
-    """A backend for every op on `device_type` (`cpu`, `cuda`, `npu`).
+    """Return a backend for every op on `device_type` (`cpu`, `cuda`, `npu`).
 
     requested: `auto`; or a backend's name, taken for every op that this backend has, the reference for the
     rest (the report says so); or op -> name, `auto` for the ops left out.
@@ -155,13 +155,13 @@ def choose(device_type: str, requested: str | Mapping[str, str] = AUTO) -> Choic
     statuses = survey(device_type)
     chosen = [_choose_one(op, wanted[op], device_type, statuses) for op in OPS]
     if isinstance(requested, str) and requested != AUTO:
-        chosen = [_told_apart(one, requested) for one in chosen]
+        chosen = [_explain_missing(one, requested) for one in chosen]
     functions = {one.op: getattr(_module(one.backend, one.op), one.op) for one in chosen}
     return Choice(chosen, functions)
 
 
 def survey(device_type: str) -> list[Status]:
-    """Every backend of every op that could serve `device_type`, best first; works without torch."""
+    """Return every backend of every op for `device_type`, best first; works without torch."""
     torch_fault = _torch_fault()
     return [
         _status(backend, op, torch_fault)
@@ -176,7 +176,7 @@ def _status(backend: Backend, op: str, torch_fault: str) -> Status:
         return Status(op, backend.name, False, torch_fault)
     module = _module(backend.name, op)
     fault = module.why_not()
-    return Status(op, backend.name, not fault, fault or module.merit())
+    return Status(op, backend.name, not fault, fault or module.describe())
 
 
 def _torch_fault() -> str:
@@ -189,7 +189,7 @@ def _torch_fault() -> str:
 
 
 def _wanted(requested: str | Mapping[str, str]) -> dict[str, str]:
-    """Op -> backend name or `auto`, every name known."""
+    """Return the requested backend of each op (a name or `auto`); raise BadRequest for unknown names."""
     names = [AUTO, *(backend.name for backend in BACKENDS)]
     asked = {"": requested} if isinstance(requested, str) else dict(requested)
     faults = [_unknown("op", op, OPS) for op in asked if op and op not in OPS]
@@ -224,8 +224,8 @@ def _choose_one(op: str, wanted: str, device_type: str, statuses: Sequence[Statu
     return Chosen(op, taken.backend, "; ".join(filter(None, [taken.reason, passed])))
 
 
-def _told_apart(chosen: Chosen, requested: str) -> Chosen:
-    """Where the backend asked for has no such op: the reference, and the report says so."""
+def _explain_missing(chosen: Chosen, requested: str) -> Chosen:
+    """Return the choice with a reason for the report if the requested backend lacks this op."""
     if chosen.backend == requested:
         return chosen
     return Chosen(chosen.op, chosen.backend, f"{requested} has no {chosen.op}")

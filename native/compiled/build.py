@@ -1,4 +1,4 @@
-"""Compiles the library of this folder on demand; an install does the same through `pyproject.toml`."""
+"""Compile the library of this folder on demand; an install does the same through `pyproject.toml`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TIMEOUT_S = 300
 
 
 class BuildFailed(Exception):
-    """The library was not built; the message carries the compiler's own words."""
+    """The library was not built; the message contains the compiler's output."""
 
 
 def build(folder: Path = FOLDER, compiler: str = "") -> Path:
@@ -52,7 +52,7 @@ def build(folder: Path = FOLDER, compiler: str = "") -> Path:
 
 
 def find_compiler() -> list[str]:
-    """The first C++ compiler on the path."""
+    """Return the first C++ compiler on the path."""
     found = next(filter(None, map(shutil.which, COMPILERS)), None)
     if found is None:
         raise BuildFailed(f"no C++ compiler on the path (looked for {', '.join(COMPILERS)}); install g++")
@@ -60,7 +60,7 @@ def find_compiler() -> list[str]:
 
 
 def _compile(command: list[str], folder: Path, out: Path, flags: list[str], link: list[str]) -> str:
-    """The compiler's complaint, or nothing."""
+    """Run the compiler; return its error output, or an empty string."""
     argv = [*command, *flags, "-fPIC", "-shared", *CODE, "-o", str(out), *link]
     try:
         done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Finds the compiled library, sees that it is whole, this source's and for this processor, and loads it."""
+"""Find the compiled library, check that it is complete, up to date and for this processor, and load it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64",
 
 
 class LibraryMissing(Exception):
-    """No compiled library can be used here; the message says why and what to do."""
+    """There is no usable compiled library; the message gives reason and remedy."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Library:
     openmp: bool
 
     def describe(self) -> str:
-        """The instruction set and the threading, in words."""
+        """Return the instruction set and the threading, in words."""
         processor = LEVELS[self.level] if platform.machine() == "x86_64" else platform.machine()
         return f"C++, {processor}, {'OpenMP' if self.openmp else 'one thread'}"
 
 
 @functools.cache
 def load() -> Library:
-    """The library of this folder. LibraryMissing names every file that was refused, with the reason."""
+    """Return the library of this folder; LibraryMissing lists every refused file with its reason."""
     return load_from(FOLDER)
 
 
@@ -75,7 +75,7 @@ def attention_level() -> int:
 
 
 def why_not() -> str:
-    """Why there is no library, or nothing."""
+    """Return why there is no library, or an empty string."""
     try:
         load()
     except LibraryMissing as reason:
@@ -84,7 +84,7 @@ def why_not() -> str:
 
 
 def load_from(folder: Path) -> Library:
-    """As `load`, from another folder; the sources beside the library say what it must be made of."""
+    """Return the library of `folder`, which must be built from the sources in this folder."""
     paths = sorted((folder / "compiled").glob(f"{STEM}*.so"))
     if not paths:
         raise LibraryMissing(f"it was not compiled here (no {folder / 'compiled' / STEM}*.so); {BUILD_HINT}")
@@ -115,7 +115,7 @@ def _open(path: Path, folder: Path) -> Library:
 
 
 def elf_fault(data: bytes) -> str:
-    """What is wrong with the bytes of a shared library for this processor, or nothing."""
+    """Return why these bytes are no shared library for this processor, or an empty string."""
     if len(data) < 64 or data[:4] != b"\x7fELF":
         return "is not a shared library"
     machine = _MACHINES.get(struct.unpack_from("<H", data, 18)[0], "another processor")
@@ -127,7 +127,7 @@ def elf_fault(data: bytes) -> str:
 
 
 def _stale(data: bytes, source: Path) -> str:
-    """The library holds the text that it was compiled from; why it is not this text, or nothing."""
+    """Return why the library was not compiled from `source`, whose text it contains; or an empty string."""
     try:
         text = source.read_bytes()
     except OSError as error:

@@ -12,11 +12,11 @@ from native.compiled.library import load, why_not
 from native.reference import adamw as plain
 from native.update import AdamWStep
 
-__all__ = ["adamw", "merit", "why_not"]
+__all__ = ["adamw", "describe", "why_not"]
 
 
 class _Tensor(ctypes.Structure):
-    """As `struct Tensor` in adamw.cpp."""
+    """The layout of `struct Tensor` in adamw.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("gradient", "held", "average", "square", "lowered")),
@@ -27,7 +27,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Arguments(ctypes.Structure):
-    """As `struct Arguments` in adamw.cpp."""
+    """The layout of `struct Arguments` in adamw.cpp."""
 
     _fields_ = (
         ("tensors", ctypes.POINTER(_Tensor)),
@@ -41,8 +41,8 @@ class _Arguments(ctypes.Structure):
     )
 
 
-def merit() -> str:
-    """What a report says of this backend."""
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
     return f"one pass over gradients, masters, moments and weights ({load().describe()})"
 
 

@@ -26,7 +26,7 @@ _LEVEL = {torch.float32: 1, torch.bfloat16: 2}
 
 
 class _Span(ctypes.Structure):
-    """As `struct Span` in attention.cpp."""
+    """The layout of `struct Span` in attention.cpp."""
 
     _fields_ = (
         ("at", ctypes.c_void_p),
@@ -42,7 +42,7 @@ class _Span(ctypes.Structure):
 
 
 class _Arguments(ctypes.Structure):
-    """As `struct Arguments` in attention.cpp."""
+    """The layout of `struct Arguments` in attention.cpp."""
 
     _fields_ = (
         *((name, _Span) for name in ("q", "k", "v", "out", "out_gradient", "dq", "dk", "dv")),
@@ -56,12 +56,12 @@ class _Arguments(ctypes.Structure):
 
 
 def why_not() -> str:
-    """Nothing but torch is needed."""
+    """Return an empty string: only torch is needed."""
     return ""
 
 
-def merit() -> str:
-    """What a report says of this backend."""
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
     level = compiled.attention_level()
     if level == 2:
         return "a kernel that holds no scores (AVX-512 and its bf16 products)"
@@ -70,7 +70,7 @@ def merit() -> str:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
-    """As the reference, which serves queries that see no key at all, and what no kernel here does."""
+    """Compute attention; the reference computes queries that see no key, and types without a kernel."""
     if torch.is_autocast_enabled("cpu"):
         # Cast here, where autograd sees it: inside, autocast would give two types to one sum.
         q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
@@ -92,7 +92,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 class _Fused(torch.autograd.Function):
-    """Keeps the result and one number a query; the backward pass makes the scores again."""
+    """Keep the result and one number per query; the backward pass computes the scores again."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -111,7 +111,7 @@ class _Fused(torch.autograd.Function):
 
 @functools.cache
 def _register() -> torch.library.Library:
-    """Make the ops known to torch, so that profilers name them; the library must outlive their calls."""
+    """Register the ops with torch, so that profilers show their names; keep the result as long as they are called."""
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     library.define("attention(Tensor q, Tensor k, Tensor v, bool causal) -> (Tensor, Tensor)")
     library.define(
@@ -126,7 +126,7 @@ def _register() -> torch.library.Library:
 
 
 def _results(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Room for the result, laid out (batch, queries, heads, dim) as the next matrix wants it, and the logarithms."""
+    """Return empty tensors for the result, in memory (batch, queries, heads, dim), and for the logarithms."""
     batch, heads, queries, dim = q.shape
     out = q.new_empty(batch, queries, heads, dim).transpose(1, 2)
     return out, q.new_empty(batch, heads, queries, dtype=torch.float32)
@@ -135,7 +135,7 @@ def _results(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Ten
 def _gradients(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logs: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the gradients, (batch, rows, heads, dim) as the matrix before wants it."""
+    """Return empty tensors for the gradients, in memory (batch, rows, heads, dim)."""
     dq, dk, dv = (x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v))
     return dq, dk, dv
 
@@ -185,7 +185,7 @@ def _run(
 
 
 class _Causal(torch.autograd.Function):
-    """Keeps each block's probabilities: half of what the whole square would take."""
+    """Keep the probabilities of each block: half of the whole square."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ class _Causal(torch.autograd.Function):
 
 
 def _blocks(queries: int, keys: int) -> list[tuple[int, int, int]]:
-    """(first query, past the last, keys that the last one sees)."""
+    """Return per block: first query, end of the queries (exclusive), and how many keys the last query sees."""
     past = keys - queries
     return [
         (start, min(start + BLOCK, queries), past + min(start + BLOCK, queries))

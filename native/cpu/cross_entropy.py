@@ -15,13 +15,13 @@ from torch.autograd.function import once_differentiable
 
 from native.compiled.library import NAMESPACE, load, why_not
 
-__all__ = ["cross_entropy", "merit", "why_not"]
+__all__ = ["cross_entropy", "describe", "why_not"]
 
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class _Arguments(ctypes.Structure):
-    """As `struct Arguments` in cross_entropy.cpp."""
+    """The layout of `struct Arguments` in cross_entropy.cpp."""
 
     _fields_ = (
         ("targets", ctypes.c_void_p),
@@ -38,8 +38,8 @@ class _Arguments(ctypes.Structure):
     )
 
 
-def merit() -> str:
-    """What a report says of this backend."""
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
     return f"gradient in place of the logits ({load().describe()})"
 
 
@@ -98,7 +98,7 @@ def _call(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool) ->
 
 @functools.cache
 def _register() -> torch.library.Library:
-    """Make the op known to torch, so that profilers name it; the library must outlive its calls."""
+    """Register the op with torch, so that profilers show its name; keep the result as long as it is called."""
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     library.define(
         "cross_entropy_(Tensor(a!) logits, Tensor targets, int ignore_index, bool gradient) -> Tensor"

@@ -13,13 +13,13 @@ from torch.autograd.function import once_differentiable
 from native.compiled.library import NAMESPACE, load, why_not
 from native.reference import gelu as plain
 
-__all__ = ["gelu", "merit", "why_not"]
+__all__ = ["describe", "gelu", "why_not"]
 
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
-def merit() -> str:
-    """What a report says of this backend."""
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
     return f"by tanh, one pass each way ({load().describe()})"
 
 
@@ -49,7 +49,7 @@ class _ByTanh(torch.autograd.Function):
 
 @functools.cache
 def _register() -> torch.library.Library:
-    """Make the ops known to torch, so that profilers name them; the library must outlive their calls."""
+    """Register the ops with torch, so that profilers show their names; keep the result as long as they are called."""
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     library.define("gelu(Tensor x) -> Tensor")
     library.define("gelu_backward(Tensor x, Tensor upstream) -> Tensor")

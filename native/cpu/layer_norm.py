@@ -16,14 +16,14 @@ from torch.autograd.function import once_differentiable
 from native.compiled.library import NAMESPACE, load, why_not
 from native.reference import layer_norm as plain
 
-__all__ = ["layer_norm", "merit", "why_not"]
+__all__ = ["describe", "layer_norm", "why_not"]
 
 # Of the rows; each sums its part of the weight's gradients by itself.
 PIECES = 32
 
 
 class _Arguments(ctypes.Structure):
-    """As `struct Arguments` in layer_norm.cpp."""
+    """The layout of `struct Arguments` in layer_norm.cpp."""
 
     _fields_ = (
         *(
@@ -39,8 +39,8 @@ class _Arguments(ctypes.Structure):
     )
 
 
-def merit() -> str:
-    """What a report says of this backend."""
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
     return f"bf16 a row at a time, sums in fp32 ({load().describe()})"
 
 
@@ -76,7 +76,7 @@ class _Rows(torch.autograd.Function):
 
 @functools.cache
 def _register() -> torch.library.Library:
-    """Make the ops known to torch, so that profilers name them; the library must outlive their calls."""
+    """Register the ops with torch, so that profilers show their names; keep the result as long as they are called."""
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     library.define("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor)")
     library.define(

@@ -16,15 +16,15 @@ from native.compiled.library import load, why_not
 from native.cpu.cross_entropy import checked, losses_of, mean_of
 from native.reference import linear_cross_entropy as plain
 
-__all__ = ["linear_cross_entropy", "merit", "why_not"]
+__all__ = ["describe", "linear_cross_entropy", "why_not"]
 
 # Every further piece costs a pass over the matrix's gradient.
 PIECE = 256 << 20
 _TYPES = (torch.float32, torch.bfloat16)
 
 
-def merit() -> str:
-    """What a report says of this backend."""
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
     return f"no logits are kept, gradient in their place ({load().describe()})"
 
 

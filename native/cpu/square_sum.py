@@ -11,13 +11,13 @@ from torch import Tensor
 from native.compiled.library import load, why_not
 from native.reference import square_sum as plain
 
-__all__ = ["merit", "square_sum", "why_not"]
+__all__ = ["describe", "square_sum", "why_not"]
 
 _TYPES = (torch.float32, torch.bfloat16)
 
 
 class _Tensor(ctypes.Structure):
-    """As `struct Tensor` in square_sum.cpp."""
+    """The layout of `struct Tensor` in square_sum.cpp."""
 
     _fields_ = (
         ("at", ctypes.c_void_p),
@@ -27,8 +27,8 @@ class _Tensor(ctypes.Structure):
     )
 
 
-def merit() -> str:
-    """What a report says of this backend."""
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
     return f"each tensor read once ({load().describe()})"
 
 

@@ -10,12 +10,12 @@ from native.reference import future
 
 
 def why_not() -> str:
-    """Why there is no CUDA here, or nothing."""
+    """Return why there is no CUDA here, or an empty string."""
     return "" if torch.cuda.is_available() else "torch sees no CUDA device"
 
 
-def merit() -> str:
-    """What a report says of this backend."""
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
     return "torch's fused attention"
 
 

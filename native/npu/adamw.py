@@ -12,8 +12,8 @@ from native.npu.attention import why_not as why_not
 from native.update import AdamWStep
 
 
-def merit() -> str:
-    """What a report says of this backend."""
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
     return "CANN's fused update"
 
 

@@ -22,15 +22,15 @@ TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def why_not() -> str:
-    """Why there is no NPU here, or nothing."""
+    """Return why there is no NPU here, or an empty string."""
     if importlib.util.find_spec("torch_npu") is None:
         return "torch_npu is not installed"
     runtime = getattr(torch, "npu", None)
     return "" if runtime is not None and runtime.is_available() else "torch sees no NPU"
 
 
-def merit() -> str:
-    """What a report says of this backend."""
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
     return "CANN's fused attention"
 
 

@@ -43,13 +43,13 @@ class DataConfig:
     seed: int = setting(1234, least=0, below=2**32)
     """Seed of the order of the samples."""
     eod: int | None = setting(None, least=0)
-    """The token that ends a document, where no tokenizer is named that says it."""
+    """Token that ends a document, if no tokenizer is named that gives it."""
     mask_eod_loss: bool = setting(False)
-    """Leave what follows an end of document, another document's first token, out of the loss."""
+    """Leave the token after an end of document out of the loss: it begins another document."""
     reset_positions: bool = setting(False)
     """Count positions anew after each end of document."""
     reset_attention: bool = setting(False)
-    """Let nothing see what lies before the last end of document; attention is torch's own then, and slower."""
+    """Hide everything before the last end of document from attention, which then uses torch's slower kernel."""
     windows: Windows = field(default_factory=Windows)
     """GLM: how samples are cut from the documents."""
     infilling: Infilling = field(default_factory=Infilling)
@@ -57,11 +57,11 @@ class DataConfig:
 
     @property
     def needs_eod(self) -> bool:
-        """Whether the end of a document must be known."""
+        """Return whether the end of a document must be known."""
         return self.mask_eod_loss or self.reset_positions or self.reset_attention
 
     def sources(self, which: str) -> tuple[Source, ...]:
-        """The corpora that `which` (train, valid or test) is made of."""
+        """Return the corpora of `which` (train, valid or test)."""
         apart = {"train": self.train, "valid": self.valid}
         if self.parted:
             return apart.get(which, ())
@@ -69,11 +69,11 @@ class DataConfig:
 
     @property
     def parted(self) -> bool:
-        """Whether training and validation have corpora of their own, and none is split."""
+        """Return whether training and validation have separate corpora, so that none is split."""
         return bool(self.train or self.valid)
 
     def prefixes(self) -> dict[str, str]:
-        """Every corpus that is named, and the key that names it."""
+        """Return every corpus with the key that names it."""
         named = {"train.data.prefix": self.prefix} if self.prefix else {}
         for key in ("blend", "train", "valid"):
             for i, source in enumerate(getattr(self, key)):
@@ -82,7 +82,7 @@ class DataConfig:
 
 
 def listed_sources(raw: Any) -> Any:
-    """A `data:` part in which one prefix, or one {prefix: ...}, in the place of a list is a list of one."""
+    """Return the `data:` part with each single prefix or mapping turned into a list of one."""
     if not isinstance(raw, Mapping):
         return raw
 
@@ -100,7 +100,7 @@ def listed_sources(raw: Any) -> Any:
 
 
 def data_faults(data: DataConfig, raw: object, evaluates: bool) -> list[Fault]:
-    """What is wrong between the keys of a `data:` part; `raw` is the part as it was given."""
+    """Return the faults between the keys of a `data:` part; `raw` is the part as given."""
     if not isinstance(raw, Mapping):
         return []
     given = [key for key in ("prefix", "blend", "train") if raw.get(key)]
@@ -139,7 +139,7 @@ def _weight_faults(key: str, sources: tuple[Source, ...]) -> list[Fault]:
 
 
 def split_fractions(text: str) -> list[float]:
-    """`949,50,1` -> three fractions that add up to 1."""
+    """Return three fractions that add up to 1, from text like `949,50,1`."""
     try:
         parts = [float(part) for part in text.replace("/", ",").split(",") if part.strip()]
     except ValueError:

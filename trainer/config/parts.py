@@ -1,4 +1,4 @@
-"""The sections of a training's config: frozen, each field explained. What their keys owe each other: config_rules."""
+"""The sections of a training's config: frozen, each field explained. Rules between keys are in rules.py."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ParallelConfig:
     tensor: int = setting(1, least=1)
     """Ranks that share every matrix; neighbours, best within a node."""
     pipeline: int = setting(1, least=1)
-    """Stages, each some of the layers."""
+    """Stages; each has some of the layers."""
     interleave: int = setting(1, least=1)
-    """Pieces of the model a stage: more pieces, a smaller bubble, and more traffic between stages."""
+    """Pieces of the model per stage: more pieces make a smaller bubble and more traffic between stages."""
     sequence: bool = setting(False)
     """Divide what tensor parallel leaves whole (layer norms, dropout) along the sequence."""
     layers: tuple[int, ...] = setting((), least=0)
@@ -50,9 +50,9 @@ class LossScaleConfig:
     window: int = setting(1000, least=1)
     """Clean steps before the scale doubles."""
     hysteresis: int = setting(2, least=1)
-    """Overflows that are let pass before it halves."""
+    """Overflows before the scale halves."""
     least: float = setting(1.0, above=0.0)
-    """It never falls below."""
+    """Lowest scale."""
 
 
 @dataclass(frozen=True)
@@ -156,14 +156,14 @@ class ProfileConfig:
     active: int = setting(3, least=1)
     """Steps that are kept; with the defaults and repeat 2, steps 2 to 4 and 7 to 9 counted from 0."""
     ranks: tuple[int, ...] = setting((0,), least=0)
-    """Whose traces are kept."""
+    """Ranks whose traces are kept."""
     stacks: bool = setting(False)
     """Where in the source each operation was called: larger and slower traces."""
 
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    """What a device is, for the plan; 0 takes the value of its chip, and the plan says which."""
+    """The devices that the job is written for; 0 takes the value of the chip, and the plan prints which."""
 
     kind: str = setting("", choices=("", "cpu", "cuda", "npu"))
     """The launcher fills it from the inventory."""
@@ -172,7 +172,7 @@ class HardwareConfig:
     devices_per_node: int = setting(0, least=0)
     """The launcher fills it from the inventory."""
     memory: float = setting(0.0, least=0.0, read=gigabytes)
-    """Of a device: `32GB`, `80 GiB`, or a number of GB (10^9 bytes)."""
+    """Memory of a device: `32GB`, `80 GiB`, or a number of GB (10^9 bytes)."""
     tflops: float = setting(0.0, least=0.0)
     """Dense matrix rate of a device in the training's precision, 10^12 operations a second."""
     efficiency: float = setting(0.0, least=0.0, below=1.0)

@@ -39,8 +39,8 @@ def setting(
     return field(default=default, metadata=bounds)
 
 
-def near(word: str, known: Sequence[str]) -> str:
-    """`did you mean 'steps'?`, or the known words where none is near."""
+def closest_match(word: str, known: Sequence[str]) -> str:
+    """Return `did you mean 'steps'?`, or the list of known words if none is similar."""
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"did you mean {match[0]!r}?" if match else "known: " + ", ".join(known)
 
@@ -57,7 +57,9 @@ def read_section(kind: type[T], raw: object, key: str, faults: list[Fault], star
     hints = typing.get_type_hints(kind)
     known = [item.name for item in fields(kind)]  # type: ignore[arg-type]
     faults += [
-        Fault(f"{key}.{name}", UNKNOWN_KEY, near(str(name), known)) for name in raw if name not in known
+        Fault(f"{key}.{name}", UNKNOWN_KEY, closest_match(str(name), known))
+        for name in raw
+        if name not in known
     ]
     values = {}
     for item in fields(kind):  # type: ignore[arg-type]
@@ -145,7 +147,7 @@ def _within(bounds: Mapping[str, Any], value: object, key: str, faults: list[Fau
     choices = bounds.get("choices", ())
     if choices and value not in choices:
         listed = ", ".join(str(choice) for choice in choices)
-        remedy = near(value, [str(c) for c in choices]) if isinstance(value, str) else ""
+        remedy = closest_match(value, [str(c) for c in choices]) if isinstance(value, str) else ""
         # The known words are told already.
         remedy = remedy if remedy.startswith("did you mean") else ""
         faults.append(Fault(key, f"is {_shown(value)}; one of {listed} is needed", remedy))

@@ -44,8 +44,8 @@ def _short(properties: dict[str, Schema], key: str, *shorts: Schema) -> None:
 def _short_sources(data: dict[str, Schema]) -> None:
     """A list of corpora, of which one, or a prefix alone, may stand for the list or for an item."""
     for key in ("blend", "train", "valid"):
-        one = {"anyOf": [{"type": "string"}, data[key]["items"]]}
-        data[key] = {**_text(data[key]), "anyOf": [*one["anyOf"], {"type": "array", "items": one}]}
+        choice = {"anyOf": [{"type": "string"}, data[key]["items"]]}
+        data[key] = {**_text(data[key]), "anyOf": [*choice["anyOf"], {"type": "array", "items": choice}]}
 
 
 def _text(schema: Schema) -> Schema:
@@ -53,12 +53,12 @@ def _text(schema: Schema) -> Schema:
 
 
 def _object(kind: Any) -> Schema:
-    hints, told = typing.get_type_hints(kind), explanations(kind)
+    hints, texts = typing.get_type_hints(kind), explanations(kind)
     properties, required = {}, []
     for item in fields(kind):
         bounds = item.metadata
         schema = {"type": ["string", "number"]} if bounds.get("read") else _value(hints[item.name], bounds)
-        schema = {**schema, "description": told.get(item.name, "")}
+        schema = {**schema, "description": texts.get(item.name, "")}
         default = item.default
         if default is not MISSING and default is not None and not bounds.get("required"):
             schema["default"] = list(default) if isinstance(default, tuple) else default
@@ -72,8 +72,8 @@ def _object(kind: Any) -> Schema:
 def _value(kind: Any, bounds: typing.Mapping[str, Any]) -> Schema:
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        wanted = [one for one in inside if one is not type(None)]
-        found = [_value(one, bounds) for one in wanted]
+        wanted = [choice for choice in inside if choice is not type(None)]
+        found = [_value(choice, bounds) for choice in wanted]
         found += [{"type": "null"}] * (len(wanted) < len(inside))
         return found[0] if len(found) == 1 else {"anyOf": found}
     if origin is tuple:

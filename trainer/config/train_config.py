@@ -24,7 +24,7 @@ from trainer.config.parts import (
     RecomputeConfig,
     SaveConfig,
 )
-from trainer.config.reader import near, read_section, setting
+from trainer.config.reader import closest_match, read_section, setting
 from trainer.errors import Fault
 
 
@@ -153,7 +153,7 @@ def _read_model(raw: object, faults: list[Fault]) -> ModelConfig:
     names = list(SIZES)
     if isinstance(raw, str):
         if raw not in SIZES:
-            faults.append(Fault("train.model", f"there is no model {raw!r}", near(raw, names)))
+            faults.append(Fault("train.model", f"there is no model {raw!r}", closest_match(raw, names)))
         return SIZES.get(raw, ModelConfig())
     if not isinstance(raw, Mapping):
         what = "missing" if raw is None else f"is {raw!r}; a name or a mapping is needed"
@@ -161,7 +161,9 @@ def _read_model(raw: object, faults: list[Fault]) -> ModelConfig:
         return ModelConfig()
     name = raw.get("name", "gpt-tiny")
     if name not in SIZES:
-        faults.append(Fault("train.model.name", f"there is no model {name!r}", near(str(name), names)))
+        faults.append(
+            Fault("train.model.name", f"there is no model {name!r}", closest_match(str(name), names))
+        )
         name = "gpt-tiny"
     changes = {key: value for key, value in raw.items() if key != "name"}
     return read_section(ModelConfig, changes, "train.model", faults, start=sized(name))

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from trainer.config.model_sizes import ModelConfig
 
-# Bytes of a number in fp32.
+# Bytes of an fp32 number.
 WIDE = 4
 # Queries of a block, as native.cpu.attention has it.
 BLOCK = 128
 
 
 class AttentionCore(enum.Enum):
-    """What computes attention, which decides what it keeps for the backward pass."""
+    """How attention is computed, which decides what it keeps for the backward pass."""
 
     KERNEL = "kernel"
     """A kernel that makes the scores again in the backward pass and keeps none."""
@@ -28,7 +28,7 @@ class AttentionCore(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Pass:
+class MicroBatch:
     """One micro-batch on one rank."""
 
     model: ModelConfig
@@ -49,124 +49,128 @@ class Pass:
 
     @property
     def own_tokens(self) -> int:
-        """Tokens of the residual stream that this rank holds."""
+        """Return how many tokens of the residual stream this rank holds."""
         return self.tokens // self.tensor if self.sequence else self.tokens
 
     @property
     def residual(self) -> int:
-        """The residual stream once."""
+        """Return the bytes of one copy of the residual stream."""
         return (WIDE if self.cast else self.width) * self.own_tokens * self.model.hidden
 
     @property
     def wide_share(self) -> int:
-        """This rank's part of something as wide as the model, in the matrices' type."""
+        """Return the bytes of this rank's part of a (tokens, hidden) tensor in the type of the matrices."""
         return self.width * self.tokens * self.model.hidden // self.tensor
 
 
-def layer(one: Pass, selective: bool = False) -> int:
-    """One block; `selective` keeps nothing of attention's inside."""
-    model = one.model
-    norms = 2 * norm(one)
-    # Of what is gathered for a matrix, the own part alone is kept.
-    into_matrices = 2 * one.width * one.own_tokens * model.hidden
-    inner = one.width * one.tokens * model.inner // one.tensor
+def layer(micro: MicroBatch, selective: bool = False) -> int:
+    """Return the bytes of one block; with `selective`, without the inside of attention."""
+    model = micro.model
+    norms = 2 * norm(micro)
+    # Only the rank's own part of a gathered input is kept.
+    into_matrices = 2 * micro.width * micro.own_tokens * model.hidden
+    inner = micro.width * micro.tokens * model.inner // micro.tensor
     # Gate, up, silu(gate), product.
     feed_forward = 4 * inner if model.swiglu else 2 * inner
-    kept = norms + into_matrices + attention(one, selective) + one.wide_share + feed_forward
-    return kept + 2 * dropout(one)
+    kept = norms + into_matrices + attention(micro, selective) + micro.wide_share + feed_forward
+    return kept + 2 * dropout(micro)
 
 
-def norm(one: Pass) -> int:
-    """A layer norm's input, which but for a CPU's kernel is a copy in fp32; means and deviations."""
-    copied = one.kind != "cpu" or one.cast
-    return (WIDE * one.own_tokens * one.model.hidden if copied else one.residual) + 2 * WIDE * one.own_tokens
+def norm(micro: MicroBatch) -> int:
+    """Return the bytes of a layer norm: its input (a copy in fp32, except for a CPU's kernel), means, deviations."""
+    copied = micro.kind != "cpu" or micro.cast
+    return (
+        WIDE * micro.own_tokens * micro.model.hidden if copied else micro.residual
+    ) + 2 * WIDE * micro.own_tokens
 
 
-def dropout(one: Pass) -> int:
-    """The mask of one dropout: on a GPU a byte a number, elsewhere a factor."""
-    if not one.model.dropout:
+def dropout(micro: MicroBatch) -> int:
+    """Return the bytes of the mask of one dropout: one per number on a GPU, elsewhere a factor."""
+    if not micro.model.dropout:
         return 0
-    return one.own_tokens * one.model.hidden * (1 if one.kind == "cuda" else one.width)
+    return micro.own_tokens * micro.model.hidden * (1 if micro.kind == "cuda" else micro.width)
 
 
-def attention(one: Pass, selective: bool = False) -> int:
-    """From the projection of queries, keys and values up to the mixed values, without these."""
-    model = one.model
-    qkv = one.width * one.tokens * model.qkv_width // one.tensor
-    keys = one.width * one.tokens * model.groups * model.head_size // one.tensor
+def attention(micro: MicroBatch, selective: bool = False) -> int:
+    """Return the bytes that attention keeps, from the projection to its result, which is not counted."""
+    model = micro.model
+    qkv = micro.width * micro.tokens * model.qkv_width // micro.tensor
+    keys = micro.width * micro.tokens * model.groups * model.head_size // micro.tensor
     if selective:
-        return _handed(one, qkv, keys)
+        return _handed(micro, qkv, keys)
     if model.attention_dropout:
-        return one.wide_share + _handed_to_products(one, qkv, keys) + dropped_scores(one) + _masks(one)
-    if one.core is AttentionCore.KERNEL or model.kind == "glm":
-        sums = WIDE * one.samples * model.heads // one.tensor * model.sequence
-        return _handed(one, qkv, keys) + sums + (_masks(one) if model.kind == "glm" else 0)
-    if one.core is AttentionCore.BLOCKS and model.sequence > BLOCK:
-        return one.wide_share + _handed(one, qkv, keys, queries=False) + block_scores(one)
+        return (
+            micro.wide_share + _handed_to_products(micro, qkv, keys) + dropped_scores(micro) + _masks(micro)
+        )
+    if micro.core is AttentionCore.KERNEL or model.kind == "glm":
+        sums = WIDE * micro.samples * model.heads // micro.tensor * model.sequence
+        return _handed(micro, qkv, keys) + sums + (_masks(micro) if model.kind == "glm" else 0)
+    if micro.core is AttentionCore.BLOCKS and model.sequence > BLOCK:
+        return micro.wide_share + _handed(micro, qkv, keys, queries=False) + block_scores(micro)
     # Scaled queries, keys and values, mask.
-    return one.wide_share + _handed_to_products(one, qkv, keys) + scores(one) + _masks(one)
+    return micro.wide_share + _handed_to_products(micro, qkv, keys) + scores(micro) + _masks(micro)
 
 
-def _handed_to_products(one: Pass, qkv: int, keys: int) -> int:
+def _handed_to_products(micro: MicroBatch, qkv: int, keys: int) -> int:
     """Return the bytes of keys and values: a product of many samples' views copies them."""
-    copied = one.model.groups != one.model.heads or one.samples > 1
-    return 2 * one.wide_share if copied else _handed(one, qkv, keys, queries=False)
+    copied = micro.model.groups != micro.model.heads or micro.samples > 1
+    return 2 * micro.wide_share if copied else _handed(micro, qkv, keys, queries=False)
 
 
-def _masks(one: Pass) -> int:
+def _masks(micro: MicroBatch) -> int:
     """Return the bytes of the mask of unseen keys: one for all samples, or in GLM one for each."""
-    return one.model.sequence**2 * (one.samples if one.model.kind == "glm" else 1)
+    return micro.model.sequence**2 * (micro.samples if micro.model.kind == "glm" else 1)
 
 
-def dropped_scores(one: Pass) -> int:
+def dropped_scores(micro: MicroBatch) -> int:
     """Return the bytes of attention's probabilities before and after their dropout, and of its mask."""
-    mask = 1 if one.kind == "cuda" else one.width
-    return scores(one) * (2 * one.width + mask) // one.width
+    mask = 1 if micro.kind == "cuda" else micro.width
+    return scores(micro) * (2 * micro.width + mask) // micro.width
 
 
-def _handed(one: Pass, qkv: int, keys: int, queries: bool = True) -> int:
-    """What attention's core is handed: views of the projection, or copies where positions or groups make some."""
-    own = one.wide_share if queries else 0
-    if one.model.groups != one.model.heads:
-        return 2 * one.wide_share + (qkv if queries and not one.model.rotary else own)
-    return qkv + keys + own if one.model.rotary else qkv
+def _handed(micro: MicroBatch, qkv: int, keys: int, queries: bool = True) -> int:
+    """Return the bytes of the core's inputs: views of the projection, or copies with rotary positions or groups."""
+    own = micro.wide_share if queries else 0
+    if micro.model.groups != micro.model.heads:
+        return 2 * micro.wide_share + (qkv if queries and not micro.model.rotary else own)
+    return qkv + keys + own if micro.model.rotary else qkv
 
 
-def block_scores(one: Pass) -> int:
+def block_scores(micro: MicroBatch) -> int:
     """Return the bytes of the probabilities that products over blocks of queries keep."""
-    length = one.model.sequence
+    length = micro.model.sequence
     ends = [min(start + BLOCK, length) for start in range(0, length, BLOCK)]
     seen = sum((end - start) * end for start, end in zip([0, *ends], ends, strict=False))
-    return one.width * one.samples * (one.model.heads // one.tensor) * seen
+    return micro.width * micro.samples * (micro.model.heads // micro.tensor) * seen
 
 
-def scores(one: Pass) -> int:
+def scores(micro: MicroBatch) -> int:
     """Return the bytes of all of attention's probabilities."""
-    return one.width * one.samples * (one.model.heads // one.tensor) * one.model.sequence**2
+    return micro.width * micro.samples * (micro.model.heads // micro.tensor) * micro.model.sequence**2
 
 
-def embedding(one: Pass) -> int:
-    """The model's beginning: ids, and the mask of its dropout."""
-    return dropout(one) * (WIDE if one.kind != "cuda" else one.width) // one.width + 16 * one.tokens
+def embedding(micro: MicroBatch) -> int:
+    """Return the bytes that the embedding keeps: ids, and the mask of its dropout."""
+    return dropout(micro) * (WIDE if micro.kind != "cuda" else micro.width) // micro.width + 16 * micro.tokens
 
 
-def head(one: Pass) -> int:
-    """The last norm and what goes into the vocabulary's matrix."""
-    into_matrix = one.width * one.own_tokens * one.model.hidden
-    return norm(one) + into_matrix
+def head(micro: MicroBatch) -> int:
+    """Return the bytes of the last norm and of the input of the output matrix."""
+    into_matrix = micro.width * micro.own_tokens * micro.model.hidden
+    return norm(micro) + into_matrix
 
 
-def cast_layer(one: Pass) -> int:
-    """Copies of one block's matrices in the matrices' type, which autocast makes and the graph keeps."""
-    if not one.cast or one.width == WIDE:
+def cast_layer(micro: MicroBatch) -> int:
+    """Return the bytes of the copies of one block's weights that autocast makes and the graph keeps."""
+    if not micro.cast or micro.width == WIDE:
         return 0
-    model = one.model
+    model = micro.model
     matrices = model.hidden * (model.qkv_width + model.hidden + model.up_width + model.inner)
-    return one.width * matrices // one.tensor
+    return micro.width * matrices // micro.tensor
 
 
-def cast_table(one: Pass) -> int:
-    """The same of the vocabulary's matrix."""
-    if not one.cast or one.width == WIDE:
+def cast_table(micro: MicroBatch) -> int:
+    """Return the same of the output matrix."""
+    if not micro.cast or micro.width == WIDE:
         return 0
-    return one.width * one.model.padded(one.tensor) * one.model.hidden // one.tensor
+    return micro.width * micro.model.padded(micro.tensor) * micro.model.hidden // micro.tensor

@@ -20,7 +20,7 @@ from trainer.plan.time import Cost, cost
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
-# Times of two layouts that differ by less are the same.
+# Times that differ by less count as equal.
 TRUSTED = 0.03
 SHOWN = 5
 
@@ -32,17 +32,17 @@ class Candidate:
     config: TrainConfig
     layout: Layout
     memory: int
-    """Bytes of the device that needs most."""
+    """Bytes of the device that needs most memory."""
     cost: Cost
 
     @property
     def cuts(self) -> tuple[int, int]:
-        """How the model is cut."""
+        """Return how the model is cut: tensor, pipeline."""
         return self.layout.tensor, self.layout.pipeline
 
     @property
     def complexity(self) -> tuple[float, ...]:
-        """What a simpler layout has less of."""
+        """Return a key that is smaller for a simpler layout."""
         config, parallel = self.config, self.config.parallel
         recompute = ("none", "selective", "full").index(config.recompute.mode)
         cuts = self.layout.tensor * self.layout.pipeline
@@ -64,7 +64,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """What auto found: `best` first of `fitting`; the others with what they lose by."""
+    """The result: layouts that fit, best first, and the others with why they lose."""
 
     fitting: tuple[Candidate, ...]
     others: tuple[tuple[Candidate, str], ...]
@@ -75,8 +75,8 @@ class Choice:
         return {
             "tried": self.tried,
             "illegal": self.refused,
-            "best": [one.as_json() for one in _best_of_each(self.fitting)[:SHOWN]],
-            "losing": [{**one.as_json(), "why": why} for one, why in self.others],
+            "best": [candidate.as_json() for candidate in _best_of_each(self.fitting)[:SHOWN]],
+            "losing": [{**candidate.as_json(), "why": why} for candidate, why in self.others],
         }
 
 
@@ -87,7 +87,7 @@ def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[Trai
     """
     config = config if config.global_batch else replace(config, global_batch=config.micro_batch * world)
     given = config.hardware
-    # Ranks choose each for itself, and must agree whatever instructions their processors have.
+    # Each rank chooses for itself, and all must agree although their processors may differ.
     if (given.kind or "cpu") == "cpu" and not given.chip:
         config = replace(config, hardware=replace(given, chip="cpu"))
     hardware = hardware_of(config, world)
@@ -95,17 +95,20 @@ def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[Trai
     legal: list[Candidate] = []
     refused = 0
     for layout, variants in _all(config, world, fixed):
-        for one in variants:
-            if any(between_keys(one, layout)):
+        for candidate in variants:
+            if any(between_keys(candidate, layout)):
                 refused += 1
                 continue
-            legal.append(_candidate(one, layout, hardware))
+            legal.append(_candidate(candidate, layout, hardware))
             if legal[-1].memory <= room:
-                # What follows only saves memory.
+                # The variants that follow only save memory.
                 break
-    fitting = sorted((one for one in legal if one.memory <= room), key=lambda one: one.cost.seconds)
+    fitting = sorted(
+        (candidate for candidate in legal if candidate.memory <= room),
+        key=_seconds,
+    )
     fitting = _simplest_first(fitting)
-    best = fitting[0] if fitting else min(legal, key=lambda one: one.memory, default=None)
+    best = fitting[0] if fitting else min(legal, key=_memory, default=None)
     choice = Choice(tuple(fitting), tuple(_losing(fitting, legal, room)), len(legal) + refused, refused)
     chosen = replace(config, parallel=replace(config.parallel, auto=False)) if best is None else best.config
     return replace(chosen, hardware=given), choice
@@ -114,7 +117,7 @@ def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[Trai
 def _all(
     config: TrainConfig, world: int, fixed: frozenset[str]
 ) -> Iterator[tuple[Layout, list[TrainConfig]]]:
-    """Each layout with its variants, each of which saves more memory than the one before, and costs more."""
+    """Yield each layout with its variants; each variant saves more memory than the one before, and costs more time."""
     zeros = (config.zero,) if "zero" in fixed else (0, 1, 2, 3)
     modes = [config.recompute]
     if "recompute" not in fixed:
@@ -152,55 +155,70 @@ def _candidate(config: TrainConfig, layout: Layout, hardware: Hardware) -> Candi
     return Candidate(config, layout, need, cost(config, layout, hardware))
 
 
+def _seconds(candidate: Candidate) -> float:
+    return candidate.cost.seconds
+
+
+def _memory(candidate: Candidate) -> int:
+    return candidate.memory
+
+
 def _simplest_first(ordered: list[Candidate]) -> list[Candidate]:
-    """Of those as fast as the fastest, the simplest first; then of the rest in the same way."""
+    """Return the layouts sorted: among equally fast ones the simplest first."""
     result, left = [], list(ordered)
     while left:
         bound = left[0].cost.seconds * (1 + TRUSTED)
-        alike = [one for one in left if one.cost.seconds <= bound]
-        result += sorted(alike, key=lambda one: (one.complexity, one.cost.seconds))
+        alike = [candidate for candidate in left if candidate.cost.seconds <= bound]
+        result += sorted(alike, key=lambda candidate: (candidate.complexity, candidate.cost.seconds))
         left = left[len(alike) :]
     return result
 
 
 def _best_of_each(ordered: Sequence[Candidate]) -> list[Candidate]:
-    """The first of every way to cut the model."""
+    """Return the first layout of each way to cut the model."""
     found: dict[tuple[int, int], Candidate] = {}
-    for one in ordered:
-        found.setdefault(one.cuts, one)
+    for candidate in ordered:
+        found.setdefault(candidate.cuts, candidate)
     return list(found.values())
 
 
 def _losing(fitting: list[Candidate], legal: list[Candidate], room: float) -> Iterator[tuple[Candidate, str]]:
-    """What the chosen layout could have been with other ZeRO levels, and every cut that is not among the best."""
+    """Yield the chosen cut with other ZeRO levels, then each cut that is not among the best, with why it loses."""
     best = fitting[0] if fitting else None
     groups: dict[tuple[int, ...], list[Candidate]] = {}
-    shown: set[tuple[int, ...]] = {one.cuts for one in _best_of_each(fitting)[:SHOWN]}
+    shown: set[tuple[int, ...]] = {candidate.cuts for candidate in _best_of_each(fitting)[:SHOWN]}
     shown |= {(*best.cuts, best.config.zero)} if best else set()
-    for one in legal:
-        alike = best is not None and one.cuts == best.cuts
-        groups.setdefault((*one.cuts, one.config.zero) if alike else one.cuts, []).append(one)
-    told = [_why(group, best, room) for key, group in groups.items() if key not in shown]
-    near = [one for one in told if best and one[0].cuts == best.cuts]
-    far = [one for one in told if not (best and one[0].cuts == best.cuts)]
-    yield from near
-    yield from sorted(far, key=lambda one: (one[0].memory > room, one[0].cost.seconds))
+    for candidate in legal:
+        alike = best is not None and candidate.cuts == best.cuts
+        groups.setdefault((*candidate.cuts, candidate.config.zero) if alike else candidate.cuts, []).append(
+            candidate
+        )
+    losing = [_why(group, best, room) for key, group in groups.items() if key not in shown]
+    same_cut = [candidate for candidate in losing if best and candidate[0].cuts == best.cuts]
+    other_cuts = [candidate for candidate in losing if not (best and candidate[0].cuts == best.cuts)]
+    yield from same_cut
+    yield from sorted(
+        other_cuts, key=lambda candidate: (candidate[0].memory > room, candidate[0].cost.seconds)
+    )
 
 
 def _why(group: list[Candidate], best: Candidate | None, room: float) -> tuple[Candidate, str]:
-    """The best of a group, and what it loses by."""
-    there = sorted((one for one in group if one.memory <= room), key=lambda one: one.cost.seconds)
-    if best is None or not there:
-        least = min(group, key=lambda one: one.memory)
+    """Return the best layout of a group and why it loses."""
+    usable = sorted(
+        (candidate for candidate in group if candidate.memory <= room),
+        key=_seconds,
+    )
+    if best is None or not usable:
+        least = min(group, key=_memory)
         return least, f"needs {least.memory / 1e9:.1f} GB of {room / 1e9:.1f}, at the least"
-    one = _simplest_first(there)[0]
-    if one.cost.seconds <= best.cost.seconds * (1 + TRUSTED):
-        return one, "no faster, and less simple"
-    return one, _slower_by(best, one)
+    candidate = _simplest_first(usable)[0]
+    if candidate.cost.seconds <= best.cost.seconds * (1 + TRUSTED):
+        return candidate, "no faster, and less simple"
+    return candidate, _slower_by(best, candidate)
 
 
 def _slower_by(best: Candidate, other: Candidate) -> str:
-    """The part of a step in which it loses most."""
+    """Return in words the part of a step in which `other` loses most."""
     names = {
         "compute": "computation",
         "tensor": "tensor parallel",
@@ -210,11 +228,11 @@ def _slower_by(best: Candidate, other: Candidate) -> str:
         "update": "the optimizer",
     }
     more = {words: getattr(other.cost, name) - getattr(best.cost, name) for name, words in names.items()}
-    worst, seconds = max(more.items(), key=lambda one: one[1])
-    ratio, again = other.cost.seconds / best.cost.seconds, other.config.recompute.mode
+    worst, seconds = max(more.items(), key=lambda item: item[1])
+    ratio, mode = other.cost.seconds / best.cost.seconds, other.config.recompute.mode
     slower = f"{ratio:.2g} times as slow" if ratio >= 2 else f"{ratio - 1:.0%} slower"
-    if worst == names["compute"] and again not in ("none", best.config.recompute.mode):
-        worst = f"recompute {again}"
+    if worst == names["compute"] and mode not in ("none", best.config.recompute.mode):
+        worst = f"recompute {mode}"
     if worst == names["update"] and other.config.offload and not best.config.offload:
         worst = "the optimizer in the node's memory"
     return f"{slower}: {seconds:.2g} s more for {worst}"

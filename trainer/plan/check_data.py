@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_corpora(config: TrainConfig, base: Path) -> tuple[list[CorpusUse], list[Fault]]:
-    """How the training uses its corpora below `base`, and all that is wrong with them."""
+    """Return how the training uses its corpora (paths relative to `base`), and all faults."""
     indices, faults = {}, []
     for key, prefix in config.data.prefixes().items():
         index, wrong = look(base / prefix)
@@ -34,25 +34,25 @@ def check_corpora(config: TrainConfig, base: Path) -> tuple[list[CorpusUse], lis
 
 
 def _part_faults(config: TrainConfig, indices: dict[str, Index], which: str) -> Iterator[Fault]:
-    """What keeps the corpora from giving the samples of train or valid."""
+    """Yield the faults of the corpora for the samples of `which` (train or valid)."""
     data, keys = config.data, {prefix: key for key, prefix in config.data.prefixes().items()}
     split, part = (WHOLE, "train") if data.parted else (data.split, which)
     sources = [source for source in data.sources(which) if source.prefix in indices]
-    there = []
+    counts = []
     for source in sources:
         lengths = indices[source.prefix].lengths
         found = split_fault(source.prefix, lengths, split, part, config.model.sequence)
         if found:
             yield Fault(keys[source.prefix], *found)
-        there.append((_tokens(indices, source, split, part) - 1) // config.model.sequence)
+        counts.append((_tokens(indices, source, split, part) - 1) // config.model.sequence)
     read_once = len(sources) > 1 and sources[0].weight is None
     drawn = {
         "train": config.batches.consumed(config.steps),
         "valid": config.batches.whole * config.eval.batches,
     }
-    if read_once and all(n > 0 for n in there) and sum(there) < drawn[which]:
+    if read_once and all(n > 0 for n in counts) and sum(counts) < drawn[which]:
         key = f"train.data.{which if data.parted else 'blend'}"
-        yield Fault(key, *blend_fault(which, there, drawn[which]))
+        yield Fault(key, *blend_fault(which, counts, drawn[which]))
 
 
 def _uses(config: TrainConfig, indices: dict[str, Index]) -> list[CorpusUse]:
@@ -78,41 +78,41 @@ FEW = 0.5
 
 
 def check_tokenizer(config: TrainConfig, base: Path) -> tuple[list[Fault], list[str]]:
-    """What keeps a training from starting with the tokenizer that the job names, and what is surely not meant."""
+    """Return the faults of the tokenizer that the job names, and the notes about it."""
     if not config.data.tokenizer:
         return [], []
     file = base / config.data.tokenizer
     if not file.exists():
         return [Fault("train.data.tokenizer", f"{file} does not exist")], []
     try:
-        words = Tokenizer.load(file)
+        tokenizer = Tokenizer.load(file)
     except TrainerError as error:
         return [Fault("train.data.tokenizer", error.message, error.hint)], []
-    return list(_faults(config, words)), list(_notes(config, words))
+    return list(_faults(config, tokenizer)), list(_notes(config, tokenizer))
 
 
-def _ids(config: TrainConfig, words: Tokenizer) -> int:
-    """What a model must have for the tokenizer, GLM's own on top of it included."""
-    laid_on = config.model.kind != "glm" or words.glm_ids() is not None
-    return words.vocab if laid_on else words.vocab + SPECIAL_TOKENS
+def _ids(config: TrainConfig, tokenizer: Tokenizer) -> int:
+    """Return how many ids the model must have for the tokenizer, including GLM's own."""
+    laid_on = config.model.kind != "glm" or tokenizer.glm_ids() is not None
+    return tokenizer.vocab if laid_on else tokenizer.vocab + SPECIAL_TOKENS
 
 
-def _faults(config: TrainConfig, words: Tokenizer) -> Iterator[Fault]:
-    needed, there = _ids(config, words), config.model.vocab
-    if needed > there:
+def _faults(config: TrainConfig, tokenizer: Tokenizer) -> Iterator[Fault]:
+    needed, vocab = _ids(config, tokenizer), config.model.vocab
+    if needed > vocab:
         own = " with GLM's own" if config.model.kind == "glm" else ""
         yield Fault(
-            "train.model.vocab", f"is {there}, but the tokenizer has {needed} ids{own}", f"use {needed}"
+            "train.model.vocab", f"is {vocab}, but the tokenizer has {needed} ids{own}", f"use {needed}"
         )
 
 
-def _notes(config: TrainConfig, words: Tokenizer) -> Iterator[str]:
-    needed, there = _ids(config, words), config.model.vocab
-    if needed < FEW * there:
-        yield f"the tokenizer has {needed} ids and the model {there}: most of its table is never trained (model.vocab)"
-    if config.data.eod is not None and config.data.eod != words.eod:
-        token = words.token_of(config.data.eod)
+def _notes(config: TrainConfig, tokenizer: Tokenizer) -> Iterator[str]:
+    needed, vocab = _ids(config, tokenizer), config.model.vocab
+    if needed < FEW * vocab:
+        yield f"the tokenizer has {needed} ids and the model {vocab}: most of its table is never trained (model.vocab)"
+    if config.data.eod is not None and config.data.eod != tokenizer.eod:
+        token = tokenizer.token_of(config.data.eod)
         yield (
             f"data.eod is {config.data.eod}, which the tokenizer has as {token!r}; "
-            f"its own end of a document is {words.eod}"
+            f"its own end of a document is {tokenizer.eod}"
         )

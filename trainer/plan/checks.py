@@ -39,7 +39,7 @@ EPOCHS = 4.0
 def lint(
     config: TrainConfig, layout: Layout, hardware: Hardware, need: Memory, uses: Sequence[CorpusUse]
 ) -> list[str]:
-    """A line for each finding."""
+    """Return one line for each note."""
     return [
         *_of_resuming(config),
         *_of_ramp(config),
@@ -55,27 +55,27 @@ def lint(
 
 
 def name_notes(name: str, config: TrainConfig) -> Iterator[str]:
-    """A job whose name promises what it will not do."""
-    told = name_fault(name, config.model)
-    if told:
-        yield told
+    """Yield notes about a job whose name contradicts its config."""
+    found = name_fault(name, config.model)
+    if found:
+        yield found
     promised = re.search(r"(?<![a-z0-9])(fp16|bf16|fp32)(?![a-z0-9])", name.lower())
     if promised and promised[1] != config.precision:
         yield f"the job is called {name}, and trains in {config.precision} (precision)"
 
 
 def name_fault(name: str, model: ModelConfig) -> str:
-    """A job whose name says one size and whose model is another's; empty where it agrees, or says none."""
-    told = re.search(r"(?<![0-9.])([0-9]+(?:\.[0-9]+)?)([mMbB])(?![a-zA-Z0-9])", name)
-    if told is None:
+    """Return a note if the job's name gives another size than its model has, else an empty string."""
+    found = re.search(r"(?<![0-9.])([0-9]+(?:\.[0-9]+)?)([mMbB])(?![a-zA-Z0-9])", name)
+    if found is None:
         return ""
-    size = float(told[1]) * (1e6 if told[2] in "mM" else 1e9)
+    size = float(found[1]) * (1e6 if found[2] in "mM" else 1e9)
     numbers = model.parameters()
     if 0.8 * size <= numbers <= 1.25 * size:
         return ""
-    near = min(SIZES, key=lambda known: abs(SIZES[known].parameters() - size))
-    found = f"{numbers / 1e9:.3g}B" if numbers >= 1e9 else f"{numbers / 1e6:.3g}M"
-    return f"the job is called {name}, and its model has {found} parameters; {near} is of that size"
+    closest = min(SIZES, key=lambda known: abs(SIZES[known].parameters() - size))
+    written = f"{numbers / 1e9:.3g}B" if numbers >= 1e9 else f"{numbers / 1e6:.3g}M"
+    return f"the job is called {name}, and its model has {written} parameters; {closest} is of that size"
 
 
 def _of_resuming(config: TrainConfig) -> Iterator[str]:

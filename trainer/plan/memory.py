@@ -18,16 +18,16 @@ from trainer.config.layout import (
     stage_pieces,
 )
 from trainer.plan import activations as kept
-from trainer.plan.activations import WIDE, AttentionCore, Pass
+from trainer.plan.activations import WIDE, AttentionCore, MicroBatch
 from trainer.plan.hardware import chip_of
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 
-# Bytes that a CPU's libraries take when they begin to compute: code, packed matrices.
+# Bytes of a CPU's libraries once they compute: code, packed matrices.
 LIBRARIES = 90_000_000
-# And what fully_shard loads.
+# Bytes that fully_shard loads in addition.
 SHARDING = 76_000_000
 # Bytes of logits at a time, as native.cpu.linear_cross_entropy has it.
 PIECE = 256 << 20
@@ -37,17 +37,17 @@ UNTAKEN = 2
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes a device at the worst moment of a step."""
+    """Bytes per device at the highest moment of a step."""
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
-    """Kept for the backward pass, of all micro-batches that are under way."""
+    """Activations kept for the backward pass, of all micro-batches in flight."""
     logits: int
-    """The vocabulary's scores, and what the loss makes of them."""
+    """Logits, and what the loss makes of them."""
     buffers: int
-    """Copies of weights in the matrices' type, one layer's working set, and what is being exchanged."""
+    """Copies of weights in 16 bit, the working set of one layer, and messages."""
 
     @property
     def total(self) -> int:
@@ -59,30 +59,30 @@ class Memory:
 
 @dataclass(frozen=True)
 class Stage:
-    """What the ranks of one pipeline stage hold."""
+    """What each rank of one pipeline stage holds."""
 
     stage: int
     layers: tuple[tuple[int, int], ...]
     """Half-open ranges of the model's layers."""
     parameters: int
-    """Numbers that one rank of it trains (its tensor parallel part, padding included)."""
+    """Parameters of one rank: its tensor parallel part, with padding."""
     memory: Memory
-    """At its highest."""
+    """At the highest moment."""
     moment: str
-    """When that is."""
+    """Name of the highest moment."""
     activations: int
-    """The most of them at any moment: the highest one may be another, when none are left."""
+    """Most bytes of activations at any moment, which need not be the highest one."""
     node: int = 0
     """Bytes of the node's memory that one device's optimizer takes."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One of those that may be the highest of a step, by what is there beside what always is."""
+    """A moment that may be the highest of a step, with the bytes that exist only then."""
 
     name: str
     coming: int
-    """Of gradients that need no place of their own, those that are there."""
+    """Gradients without a permanent buffer that exist at this moment."""
     activations: int
     logits: int
     buffers: int
@@ -93,13 +93,13 @@ class Moment:
 
 
 def stages(config: TrainConfig, layout: Layout, ends: bool = False) -> list[Stage]:
-    """Every stage of a layout; with `ends` the first and the last, one of which needs most."""
-    some = sorted({0, layout.pipeline - 1}) if ends else range(layout.pipeline)
-    return [_stage(config, layout, at) for at in some]
+    """Return every stage of a layout; with `ends` only the first and the last, one of which needs most."""
+    numbers = sorted({0, layout.pipeline - 1}) if ends else range(layout.pipeline)
+    return [_stage(config, layout, at) for at in numbers]
 
 
 def layer_ranges(config: TrainConfig, layout: Layout, stage: int) -> tuple[tuple[int, int], ...]:
-    """The layers of a stage, a range a piece."""
+    """Return the layers of a stage, one half-open range per piece."""
     parallel = config.parallel
     return _ranges(config.model.layers, layout.pipeline, parallel.interleave, tuple(parallel.layers), stage)
 
@@ -115,12 +115,12 @@ def _ranges(
 
 
 def parameters_of(config: TrainConfig, layout: Layout, stage: int) -> int:
-    """Numbers that one rank of a stage trains; the last stage has its own copy of a tied token table."""
+    """Return the parameters of one rank of a stage; the last stage has its own copy of a tied token table."""
     return sizes_of(config, layout, stage).all
 
 
 def sizes_of(config: TrainConfig, layout: Layout, stage: int) -> Sizes:
-    """The same in its parts."""
+    """Return the parameters of one rank of a stage, by part."""
     model, tensor = config.model, layout.tensor
     matrices = model.hidden * (model.qkv_width + model.hidden + model.up_width + model.inner)
     cut = matrices + model.qkv_width + model.up_width
@@ -134,7 +134,7 @@ def sizes_of(config: TrainConfig, layout: Layout, stage: int) -> Sizes:
 
 
 def under_way(config: TrainConfig, layout: Layout, stage: int) -> float:
-    """Micro-batches whose activations a stage keeps at once, in units of all its layers (1F1B)."""
+    """Return how many micro-batches a stage keeps at the same time (1F1B), in units of all its layers."""
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
     stages_, pieces = layout.pipeline, config.parallel.interleave
     if stages_ == 1:
@@ -146,35 +146,39 @@ def under_way(config: TrainConfig, layout: Layout, stage: int) -> float:
 
 
 def _stage(config: TrainConfig, layout: Layout, stage: int) -> Stage:
-    sizes, one = sizes_of(config, layout, stage), pass_of(config, layout)
-    there = held(config, layout, sizes)
+    sizes, micro = sizes_of(config, layout, stage), micro_batch_of(config, layout)
+    state = held(config, layout, sizes)
     first, last = stage == 0, stage == layout.pipeline - 1
-    ends = (kept.embedding(one) if first else 0) + (kept.head(one) if last else 0)
-    through = int(_activations(config, one, sizes.layers) * under_way(config, layout, stage)) + ends
-    moments = _moments(config, one, sizes, there, last, through)
+    ends = (kept.embedding(micro) if first else 0) + (kept.head(micro) if last else 0)
+    through = int(_activations(config, micro, sizes.layers) * under_way(config, layout, stage)) + ends
+    moments = _moments(config, micro, sizes, state, last, through)
     highest = max(moments, key=lambda moment: moment.total)
     more = SHARDING if config.zero >= 2 and config.engine == "torch" and layout.data > 1 else 0
-    always = (LIBRARIES + more if one.kind == "cpu" else 0) + (_messages(one) if layout.pipeline > 1 else 0)
+    always = (LIBRARIES + more if micro.kind == "cpu" else 0) + (
+        _messages(micro) if layout.pipeline > 1 else 0
+    )
     memory = Memory(
-        there.weights,
-        there.gradients + highest.coming,
-        there.optimizer,
+        state.weights,
+        state.gradients + highest.coming,
+        state.optimizer,
         highest.activations,
         highest.logits,
         highest.buffers + always,
     )
     return Stage(
-        stage, layer_ranges(config, layout, stage), sizes.all, memory, highest.name, through, there.node
+        stage, layer_ranges(config, layout, stage), sizes.all, memory, highest.name, through, state.node
     )
 
 
-def pass_of(config: TrainConfig, layout: Layout) -> Pass:
-    """One micro-batch on one rank."""
+def micro_batch_of(config: TrainConfig, layout: Layout) -> MicroBatch:
+    """Return one micro-batch on one rank."""
     width = WIDE if config.precision == "fp32" else 2
     kind, parallel = config.hardware.kind or "cpu", config.parallel
     cast = kept_width(config) > width
     core = attention_core(chip_of(config), config.precision)
-    return Pass(config.model, config.micro_batch, width, kind, core, layout.tensor, parallel.sequence, cast)
+    return MicroBatch(
+        config.model, config.micro_batch, width, kind, core, layout.tensor, parallel.sequence, cast
+    )
 
 
 def attention_core(chip: Chip, precision: str) -> AttentionCore:
@@ -184,89 +188,97 @@ def attention_core(chip: Chip, precision: str) -> AttentionCore:
     return AttentionCore.BLOCKS if chip.kind == "cpu" else AttentionCore.PRODUCTS
 
 
-def _messages(one: Pass) -> int:
-    """Between stages: two results that the next has not taken, and what comes, forward and backward."""
-    return 2 * (UNTAKEN + 1) * one.residual
+def _messages(micro: MicroBatch) -> int:
+    """Return the bytes of messages between stages: two unread results and one arriving, in both directions."""
+    return 2 * (UNTAKEN + 1) * micro.residual
 
 
-def _activations(config: TrainConfig, one: Pass, layers: int) -> int:
-    """Of one micro-batch through so many layers, without copies of weights."""
+def _activations(config: TrainConfig, micro: MicroBatch, layers: int) -> int:
+    """Return the bytes of activations of one micro-batch through so many layers, without copies of weights."""
     recompute = config.recompute
     if recompute.mode == "full":
         inputs = -(-layers // recompute.every)
-        return inputs * one.residual // (one.tensor if recompute.split and not one.sequence else 1)
-    return layers * kept.layer(one, recompute.mode == "selective")
+        return inputs * micro.residual // (micro.tensor if recompute.split and not micro.sequence else 1)
+    return layers * kept.layer(micro, recompute.mode == "selective")
 
 
 def _moments(
-    config: TrainConfig, one: Pass, sizes: Sizes, there: Held, last: bool, through: int
+    config: TrainConfig, micro: MicroBatch, sizes: Sizes, state: Held, last: bool, through: int
 ) -> Iterator[Moment]:
-    """Each moment that may be the highest; `through`: all activations that are kept."""
-    casts, width = sizes.layers * kept.cast_layer(one), kept_width(config)
-    # Bytes of a number of a gradient on its way into the place for all.
-    added = width if there.gradients else 0
+    """Yield each moment that may be the highest; `through`: bytes of all kept activations."""
+    casts, width = sizes.layers * kept.cast_layer(micro), kept_width(config)
+    # Bytes per number of a gradient before it is added to the buffer.
+    added = width if state.gradients else 0
     table = width * sizes.table
-    # Makes the head's gradients with the loss.
-    fused = one.kind == "cpu" and one.tensor == 1
+    # This loss computes the gradients of the output matrix too.
+    fused = micro.kind == "cpu" and micro.tensor == 1
     if last:
-        everything = casts + kept.cast_table(one) + there.gathered
+        everything = casts + kept.cast_table(micro) + state.gathered
         if fused:
-            logits, gradients = _at_once(one, sizes)
+            logits, gradients = _at_once(micro, sizes)
             yield Moment("loss", 0, through, logits, everything + gradients)
         else:
-            scores = one.tokens * one.model.padded(one.tensor) // one.tensor
-            wide = 0 if one.width == WIDE and one.tensor > 1 else WIDE if one.tensor > 1 else 2 * WIDE
-            yield Moment("loss", 0, through, scores * (one.width + wide), everything)
-            gradient = sizes.table * (max(width, added) + (one.width if one.cast else 0))
+            scores = micro.tokens * micro.model.padded(micro.tensor) // micro.tensor
+            wide = 0 if micro.width == WIDE and micro.tensor > 1 else WIDE if micro.tensor > 1 else 2 * WIDE
+            yield Moment("loss", 0, through, scores * (micro.width + wide), everything)
+            gradient = sizes.table * (max(width, added) + (micro.width if micro.cast else 0))
             yield Moment(
-                "head", 0, through, scores * (one.width + wide // 2), everything + gradient + one.wide_share
+                "head",
+                0,
+                through,
+                scores * (micro.width + wide // 2),
+                everything + gradient + micro.wide_share,
             )
     if config.recompute.mode == "full":
-        # Made anew with each block.
+        # Made again with each block.
         casts = 0
-    working = casts + _again(config, one, sizes.layers) + _working(one) + there.gathered
-    # For the embedding's part, at the end.
-    waiting = table if last and there.gradients else 0
-    begun = there.coming * (sizes.layer + sizes.table * last) // sizes.all
+    working = casts + _again(config, micro, sizes.layers) + _working(micro) + state.gathered
+    # Waits for the embedding's part, which comes last.
+    waiting = table if last and state.gradients else 0
+    begun = state.coming * (sizes.layer + sizes.table * last) // sizes.all
     yield Moment("layer", begun, through, 0, working + waiting)
-    yield Moment("layer", there.coming, through // max(1, sizes.layers), 0, working + waiting)
-    yield Moment("embedding", there.coming, 0, 0, casts + waiting + table + there.gathered)
-    yield Moment("update", there.coming, 0, 0, there.update)
+    yield Moment("layer", state.coming, through // max(1, sizes.layers), 0, working + waiting)
+    yield Moment("embedding", state.coming, 0, 0, casts + waiting + table + state.gathered)
+    yield Moment("update", state.coming, 0, 0, state.update)
 
 
-def _at_once(one: Pass, sizes: Sizes) -> tuple[int, int]:
-    """A CPU's loss, with both gradients made some tokens at a time (native.cpu.linear_cross_entropy): logits, and the
-    gradients of the table and of what came in."""
-    rows = max(1, min(one.tokens, PIECE // (one.width * one.model.padded_vocab)))
-    several = one.width < WIDE and rows < one.tokens
-    gradients = sizes.table * (one.width + (WIDE + one.width if several else 0))
-    return rows * one.width * one.model.padded_vocab, gradients + one.width * one.tokens * one.model.hidden
+def _at_once(micro: MicroBatch, sizes: Sizes) -> tuple[int, int]:
+    """Return the bytes of a CPU's loss (native.cpu.linear_cross_entropy): logits of some tokens, and both gradients."""
+    rows = max(1, min(micro.tokens, PIECE // (micro.width * micro.model.padded_vocab)))
+    several = micro.width < WIDE and rows < micro.tokens
+    gradients = sizes.table * (micro.width + (WIDE + micro.width if several else 0))
+    return (
+        rows * micro.width * micro.model.padded_vocab,
+        gradients + micro.width * micro.tokens * micro.model.hidden,
+    )
 
 
-def _again(config: TrainConfig, one: Pass, layers: int) -> int:
-    """What recomputation makes anew at a time."""
+def _again(config: TrainConfig, micro: MicroBatch, layers: int) -> int:
+    """Return the bytes that recomputation makes again at one time."""
     if config.recompute.mode == "full":
-        return min(config.recompute.every, layers) * (kept.layer(one) + kept.cast_layer(one))
+        return min(config.recompute.every, layers) * (kept.layer(micro) + kept.cast_layer(micro))
     if config.recompute.mode == "selective":
-        return kept.attention(one) - kept.attention(one, selective=True)
+        return kept.attention(micro) - kept.attention(micro, selective=True)
     return 0
 
 
-def _working(one: Pass) -> int:
-    """Gradients of activations on their way through a layer: the widest place is the feed-forward part."""
-    inner = one.width * one.tokens * one.model.up_width // one.tensor
-    matrix = one.model.hidden * max(one.model.up_width, one.model.qkv_width) // one.tensor
-    gathered = one.width * one.tokens * one.model.hidden if one.sequence else 0
-    return 2 * inner + gathered + one.residual + matrix * (WIDE + one.width if one.cast else one.width)
+def _working(micro: MicroBatch) -> int:
+    """Return the bytes of gradients within a layer; the feed-forward part is the widest."""
+    inner = micro.width * micro.tokens * micro.model.up_width // micro.tensor
+    matrix = micro.model.hidden * max(micro.model.up_width, micro.model.qkv_width) // micro.tensor
+    gathered = micro.width * micro.tokens * micro.model.hidden if micro.sequence else 0
+    return (
+        2 * inner + gathered + micro.residual + matrix * (WIDE + micro.width if micro.cast else micro.width)
+    )
 
 
-# Bytes a number: AdamW's two, in fp32 in every precision.
+# Bytes per parameter of AdamW's two moments, fp32 in every precision.
 MOMENTS = 2 * WIDE
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of one rank's part of the model."""
+    """Parameters of one rank, by part."""
 
     all: int
     layers: int
@@ -274,82 +286,82 @@ class Sizes:
     table: int
     """The token table, the largest parameter; 0 where this stage has none."""
     ends: int
-    """All tables."""
+    """All embedding tables."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes."""
+    """Bytes of weights, gradients and optimizer state."""
 
     weights: int
     optimizer: int
-    """Moments, and masters of weights that are kept in less than fp32."""
+    """Moments, and fp32 copies of 16-bit weights."""
     gradients: int
-    """The place where they are added up, which is always there."""
+    """A permanent buffer in which they are added up."""
     coming: int = 0
-    """All of them, where they need no such place: there from the backward pass to the update."""
+    """Gradients without such a buffer: they exist from the backward pass to the update."""
     gathered: int = 0
-    """Weights of other ranks that a pass has at a time, beside its own."""
+    """Weights of other ranks that a pass holds at one time."""
     update: int = 0
-    """What the update takes for a while."""
+    """Temporary memory of the update."""
     node: int = 0
-    """Of the node's memory, where the optimizer is there."""
+    """The node's memory, with `offload`."""
 
 
 def held(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
-    """What stays, and what comes and goes with each step."""
+    """Return what a rank holds between and during steps."""
     if config.engine == "deepspeed":
-        there = _deepspeed(config, layout, sizes)
+        state = _deepspeed(config, layout, sizes)
     elif config.zero >= 2 and layout.data > 1:
-        there = _sharded(config, layout, sizes)
+        state = _sharded(config, layout, sizes)
     else:
-        there = _buffered(config, layout, sizes)
+        state = _buffered(config, layout, sizes)
     if moves_optimizer(config):
         has_masters = config.engine == "deepspeed" or (kept_width(config) < WIDE and config.zero < 2)
-        node = there.optimizer if has_masters else there.optimizer * (MOMENTS + WIDE) // MOMENTS
-        return replace(there, optimizer=0, update=0, node=node)
-    return there
+        node = state.optimizer if has_masters else state.optimizer * (MOMENTS + WIDE) // MOMENTS
+        return replace(state, optimizer=0, update=0, node=node)
+    return state
 
 
 def moves_optimizer(config: TrainConfig) -> bool:
-    """Whether its state leaves the device; a CPU's memory is the node's already."""
+    """Return whether the optimizer's state leaves the device; a CPU's memory is the node's already."""
     return config.offload and (config.hardware.kind or "cpu") != "cpu"
 
 
 def kept_width(config: TrainConfig) -> int:
-    """Bytes of a number of the weights that the passes see, and so of the residual stream."""
+    """Return the bytes per number of the weights in a pass, and so of the residual stream."""
     return WIDE if config.precision == "fp32" or config.engine == "deepspeed" else 2
 
 
 def micros_of(config: TrainConfig, layout: Layout) -> int:
-    """Micro-batches of a step."""
+    """Return the micro-batches per step."""
     return accumulation(config.global_batch or 1, config.micro_batch, layout.data)
 
 
 def _buffered(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
-    """trainer.engine.rank_state.Buffered."""
+    """Return the bytes of trainer.engine.rank_state.ReplicatedState."""
     width, divided = kept_width(config), config.zero >= 1 and layout.data > 1
-    # Whole parameters have an owner.
+    # ZeRO 1 divides by whole parameters.
     own = max(sizes.all // layout.data, sizes.table) if divided else sizes.all
     state = MOMENTS + (WIDE if width < WIDE else 0)
     sent = width * own if divided else 0
     if micros_of(config, layout) > 1 or layout.data > 1 or (config.parallel.sequence and layout.tensor > 1):
         return Held(width * sizes.all, state * own, WIDE * sizes.all, update=sent)
-    # Whose AdamW takes gradients in bf16.
+    # A CPU's AdamW takes gradients in bf16.
     fused = (config.hardware.kind or "cpu") == "cpu"
     widened = WIDE * own if width < WIDE and not fused else 0
     return Held(width * sizes.all, state * own, 0, coming=width * sizes.all, update=sent + widened)
 
 
 def _sharded(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
-    """trainer.engine.sharded.Sharded."""
+    """Return the bytes of trainer.engine.sharded.ShardedState."""
     width, own = kept_width(config), WIDE * sizes.all // layout.data
-    one = width * sizes.layer
-    # Of ZeRO 3 a layer in use, the next, and the piece in which that came; the tables stay.
-    gathered = width * sizes.all + one if config.zero == 2 else width * sizes.ends + 3 * one
-    # Gloo's own copies of what is gathered and divided.
+    layer_bytes = width * sizes.layer
+    # ZeRO 3: the layer in use, the next one and its message; the tables stay.
+    gathered = width * sizes.all + layer_bytes if config.zero == 2 else width * sizes.ends + 3 * layer_bytes
+    # Gloo copies what it gathers and scatters.
     if (config.hardware.kind or "cpu") == "cpu":
-        gathered += one + WIDE * sizes.layer
+        gathered += layer_bytes + WIDE * sizes.layer
     added = own if micros_of(config, layout) > 1 else 0
     return Held(own, MOMENTS * sizes.all // layout.data, added, coming=own - added, gathered=gathered)
 
@@ -358,7 +370,7 @@ def _deepspeed(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     whole, own = WIDE * sizes.all, WIDE * sizes.all // layout.data
     if not config.zero:
         return Held(whole, 2 * whole, whole)
-    # And the two moments.
+    # Masters and two moments.
     masters = 3 * own
     bucket = WIDE * min(DEEPSPEED_BUCKET, sizes.all)
     if config.zero == 1:
@@ -369,5 +381,5 @@ def _deepspeed(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     return Held(own, masters, own + bucket, gathered=gathered, update=own)
 
 
-# Numbers, as deepspeed_setup has it.
+# Numbers, as trainer.engine.deepspeed_engine sets it.
 DEEPSPEED_BUCKET = 1 << 25

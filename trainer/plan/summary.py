@@ -1,4 +1,4 @@
-"""What a config means before anything starts: the launcher asks this at plan time, so it loads no torch."""
+"""Summarize what a config would train and cost. The launcher calls it to plan, so it loads no torch."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def check(document: object) -> dict[str, Any]:
     found = plan_config(document.get("train"), world)
     config, faults = found.config, found.faults
     uses: list[CorpusUse] = []
-    told: list[str] = []
+    data_notes: list[str] = []
     if document.get("check_data") and config.data.prefixes():
         # With NumPy, which a plan without data does not need.
         from trainer.plan.check_data import check_corpora, check_tokenizer
 
         base = Path(str(document.get("base_dir") or "."))
         uses, data_faults = check_corpora(config, base)
-        word_faults, told = check_tokenizer(config, base)
+        word_faults, data_notes = check_tokenizer(config, base)
         faults += [*data_faults, *word_faults]
     whole = None if faults else summary(config, world, uses, found.choice)
     if whole is not None:
-        whole["notes"] = [*name_notes(str(document.get("name", "")), config), *whole["notes"], *told]
+        whole["notes"] = [*name_notes(str(document.get("name", "")), config), *whole["notes"], *data_notes]
     return {
         **_answer(faults),
         "config": config.as_json(),
@@ -63,7 +63,7 @@ def _answer(faults: list[Fault]) -> dict[str, Any]:
 def summary(
     config: TrainConfig, world: int, uses: Sequence[CorpusUse] = (), choice: Choice | None = None
 ) -> dict[str, Any]:
-    """Sizes of a checked config; `epochs` is None where the data is not at hand."""
+    """Return the figures of a checked config; `epochs` is None where the data is not known."""
     assert config.global_batch is not None
     layout = config.layout(world)
     a_step = config.global_batch * config.model.sequence

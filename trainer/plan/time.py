@@ -13,38 +13,38 @@ from typing import TYPE_CHECKING
 
 from trainer.config.layout import Layout, accumulation
 from trainer.config.model_sizes import ModelConfig
-from trainer.plan.activations import WIDE, Pass
+from trainer.plan.activations import WIDE, MicroBatch
 from trainer.plan.hardware import UPDATED_GBYTES, Hardware
-from trainer.plan.memory import layer_ranges, moves_optimizer, parameters_of, pass_of
+from trainer.plan.memory import layer_ranges, micro_batch_of, moves_optimizer, parameters_of
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 
 UPDATE = (
-    # Bytes that AdamW reads and writes a number: weight, gradient and two moments, three of them twice.
+    # Bytes that AdamW reads and writes per parameter: weight, gradient and two moments, three of them twice.
     28
 )
-# Of a block among tensor parallel ranks: two each way.
+# Exchanges of a block among tensor parallel ranks: two in each direction.
 EXCHANGES = 4
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one step by what takes them."""
+    """Seconds of one step, by cause."""
 
     compute: float
     tensor: float
     """Tensor parallel exchanges."""
     pipeline: float
-    """Between stages."""
+    """Messages between stages."""
     bubble: float
     """Waiting for the pipeline to fill and to empty."""
     data: float
-    """Gradients and weights among data parallel ranks, where no computation hides them."""
+    """Exchanges among data parallel ranks that no computation hides."""
     update: float
     tokens: int
-    """Tokens of a step."""
+    """Tokens per step."""
 
     @property
     def seconds(self) -> float:
@@ -56,19 +56,19 @@ class Cost:
 
 
 def cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> Cost:
-    """A step of a layout."""
-    one = pass_of(config, layout)
+    """Return what one step costs in a layout."""
+    micro = micro_batch_of(config, layout)
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
-    # What does not divide is in the middle.
+    # With an uneven division the middle stage may be the slowest.
     looked_at = sorted({0, layout.pipeline // 2, layout.pipeline - 1})
-    computes = {stage: _compute(config, layout, one, hardware, stage) for stage in looked_at}
+    computes = {stage: _compute(config, layout, micro, hardware, stage) for stage in looked_at}
     slowest = max(looked_at, key=lambda stage: computes[stage])
     layers = sum(end - start for start, end in layer_ranges(config, layout, slowest))
-    compute, tensor = computes[slowest], _tensor(config, layout, one, hardware, layers)
-    pipeline = _pipeline(config, layout, one, hardware)
+    compute, tensor = computes[slowest], _tensor(config, layout, micro, hardware, layers)
+    pipeline = _pipeline(config, layout, micro, hardware)
     part = (layout.pipeline - 1) / config.parallel.interleave
     numbers = max(parameters_of(config, layout, stage) for stage in {0, layout.pipeline - 1})
-    # A CPU's cores do the exchanging themselves.
+    # On a CPU the same cores compute and exchange.
     hidden = 0.0 if hardware.kind == "cpu" else compute * 2 / 3
     return Cost(
         micros * compute,
@@ -81,29 +81,29 @@ def cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> Cost:
     )
 
 
-def _compute(config: TrainConfig, layout: Layout, one: Pass, hardware: Hardware, stage: int) -> float:
-    """Forward and backward of one micro-batch through a stage."""
+def _compute(config: TrainConfig, layout: Layout, micro: MicroBatch, hardware: Hardware, stage: int) -> float:
+    """Return the seconds of one micro-batch forward and backward through a stage."""
     model = config.model
     layers = sum(end - start for start, end in layer_ranges(config, layout, stage))
-    work = layers * (3 * layer_forward(model) + again(model, config.recompute.mode))
+    work = layers * (3 * layer_forward(model) + recomputed(model, config.recompute.mode))
     if stage == layout.pipeline - 1:
         work += 3 * head_forward(model, layout.tensor)
-    return one.tokens * work / layout.tensor / (hardware.tflops * 1e12 * hardware.efficiency)
+    return micro.tokens * work / layout.tensor / (hardware.tflops * 1e12 * hardware.efficiency)
 
 
-def _tensor(config: TrainConfig, layout: Layout, one: Pass, hardware: Hardware, layers: int) -> float:
+def _tensor(config: TrainConfig, layout: Layout, micro: MicroBatch, hardware: Hardware, layers: int) -> float:
     if layout.tensor == 1:
         return 0.0
-    size = one.width * one.tokens * config.model.hidden
+    size = micro.width * micro.tokens * config.model.hidden
     times = layers * (EXCHANGES + (2 if config.recompute.mode == "full" else 0)) + 2
     return times * _summed(size, layout.tensor, _link(hardware, layout.tensor), hardware.latency)
 
 
-def _pipeline(config: TrainConfig, layout: Layout, one: Pass, hardware: Hardware) -> float:
-    """Activations to the next stage and gradients back, for each piece."""
+def _pipeline(config: TrainConfig, layout: Layout, micro: MicroBatch, hardware: Hardware) -> float:
+    """Return the seconds in which each piece sends activations to the next stage and gradients back."""
     if layout.pipeline == 1:
         return 0.0
-    size = WIDE * one.own_tokens * config.model.hidden
+    size = WIDE * micro.own_tokens * config.model.hidden
     each = size / (_link(hardware, layout.world) * 1e9) + hardware.latency
     return 2 * config.parallel.interleave * each
 
@@ -111,7 +111,7 @@ def _pipeline(config: TrainConfig, layout: Layout, one: Pass, hardware: Hardware
 def _data(
     config: TrainConfig, layout: Layout, hardware: Hardware, numbers: int, micros: int, hidden: float
 ) -> float:
-    """Gradients summed and weights sent around; `hidden`: seconds of the last backward pass that cover some of it."""
+    """Return the seconds to sum gradients and gather weights; `hidden`: seconds that overlap with computation."""
     if layout.data == 1:
         return 0.0
     size, link = WIDE * numbers, _link(hardware, layout.tensor * layout.data)
@@ -125,7 +125,7 @@ def _data(
 
 
 def _update(config: TrainConfig, layout: Layout, hardware: Hardware, numbers: int) -> float:
-    """AdamW at the speed of memory; with `offload` of the node's, where gradients go and weights come from."""
+    """Return the seconds of AdamW at the speed of memory; with `offload` on the node, with both transfers."""
     own = numbers / (layout.data if config.zero else 1)
     if not moves_optimizer(config):
         return UPDATE * own / (hardware.memory_gbytes * 1e9)
@@ -133,12 +133,12 @@ def _update(config: TrainConfig, layout: Layout, hardware: Hardware, numbers: in
 
 
 def _link(hardware: Hardware, reach: int) -> float:
-    """GB/s between ranks of which neighbours in a group of `reach` follow each other."""
+    """Return GB/s within a group of `reach` consecutive ranks."""
     return hardware.node_gbytes if reach <= hardware.devices_per_node else hardware.net_gbytes
 
 
 def _around(size: float, ranks: int, gbytes: float, latency: float) -> float:
-    """Seconds until every rank has all parts of `size` bytes, or its part of their sum."""
+    """Return the seconds of an all-gather or a reduce-scatter of `size` bytes."""
     return (ranks - 1) / ranks * size / (gbytes * 1e9) + latency
 
 
@@ -146,7 +146,7 @@ def _summed(size: float, ranks: int, gbytes: float, latency: float) -> float:
     return 2 * _around(size, ranks, gbytes, latency)
 
 
-# What each counts; a figure without its convention means nothing.
+# What each convention counts; a figure means nothing without its convention.
 CONVENTIONS = {
     "model": "as Megatron-LM counts: three passes, causal attention half, no recomputation",
     "hardware": "the same, and what recomputation does again",
@@ -155,31 +155,31 @@ CONVENTIONS = {
 
 
 def layer_forward(model: ModelConfig) -> int:
-    """Of one token through one block."""
+    """Return the operations of one token through one block."""
     matrices = model.hidden * (model.qkv_width + model.hidden + model.up_width + model.inner)
     return 2 * matrices + attention_forward(model)
 
 
 def attention_forward(model: ModelConfig) -> int:
-    """Scores and mixed values of one token; a causal model sees half of the sequence on the average."""
+    """Return the operations of attention for one token; a causal model sees half of the sequence on average."""
     return (4 if model.kind == "glm" else 2) * model.sequence * model.hidden
 
 
 def head_forward(model: ModelConfig, tensor: int = 1) -> int:
-    """The vocabulary's scores of one token, over all tensor parallel ranks."""
+    """Return the operations of the output matrix for one token, over all tensor parallel ranks."""
     return 2 * model.padded(tensor) * model.hidden
 
 
-def again(model: ModelConfig, mode: str) -> int:
-    """Of one token, what recomputation does again in one block."""
+def recomputed(model: ModelConfig, mode: str) -> int:
+    """Return the operations that recomputation repeats for one token in one block."""
     return {"none": 0, "full": layer_forward(model), "selective": attention_forward(model)}[mode]
 
 
 def per_token(model: ModelConfig, recompute: str = "none") -> dict[str, int]:
-    """Operations a token of training, by convention."""
+    """Return the operations of training per token, by convention."""
     passes = 3 * (model.layers * layer_forward(model) + head_forward(model))
     return {
         "model": passes,
-        "hardware": passes + model.layers * again(model, recompute),
+        "hardware": passes + model.layers * recomputed(model, recompute),
         "palm": 6 * model.parameters() + 12 * model.layers * model.hidden * model.sequence,
     }

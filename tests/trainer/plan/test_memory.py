@@ -103,7 +103,7 @@ def sequence_parallel_block(
     x = torch.randn(2, 64 if sequence else 256, 128, dtype=torch.bfloat16, requires_grad=True)
     found = kept_by(lambda: block(x * 1.0), list(block.parameters()))
     core = attention_core(NAMED[CPU_LEVELS[library.attention_level()]], "bf16")
-    return found, kept.layer(kept.Pass(model, 2, 2, "cpu", core, 4, sequence))
+    return found, kept.layer(kept.MicroBatch(model, 2, 2, "cpu", core, 4, sequence))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def check_a_block(
     with torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"):
         found = kept_by(lambda: block(x * 1.0, Sight(None, turning)), list(block.parameters()))
     cast = precision == "bf16, cast"
-    one = kept.Pass(model, samples, 4 if precision == "fp32" else 2, kind, core, cast=cast)
+    one = kept.MicroBatch(model, samples, 4 if precision == "fp32" else 2, kind, core, cast=cast)
     # Too little to be counted; in bf16 each use has its copy.
     angles = 0 if turning is None else 64 * sequence
     counted = kept.layer(one, mode == "selective") + kept.cast_layer(one)
