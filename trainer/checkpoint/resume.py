@@ -7,7 +7,6 @@ newest first. A rank reads the slices that it needs. Where a file turns out to b
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from trainer.checkpoint.disk import disk_failures
 from trainer.checkpoint.folders import Folder, exchange_files
 from trainer.checkpoint.manifest import MANIFEST
 from trainer.checkpoint.part import HasParts, Part
-from trainer.checkpoint.store import Checkpoint, check_size, found, in_use, open_checkpoint, verify
+from trainer.checkpoint.store import OLD, Checkpoint, check_size, found, in_use, open_checkpoint, verify
 from trainer.errors import CheckpointError
 from trainer.files import replace_file
 from trainer.parallel.group import Group
@@ -44,7 +43,8 @@ class Loader:
         )
         faults = list(answer["faults"])
         for at, entry in enumerate(answer["candidates"]):
-            path = named or self.folder.path / entry["name"]
+            own = str(self.folder.leaders[self.folder.rank])
+            path = named or self.folder.path / entry["names"].get(own, entry["name"])
             fault = self._try(f"try-{at}", path, entry, engine, fits)
             if not fault:
                 self.notes = [f"passed over a checkpoint: {fault}" for fault in faults + answer["weights"]]
@@ -147,9 +147,12 @@ def _order(
     faults = [entry["fault"] for own in reports for entry in own if "fault" in entry]
     found = [(rank, entry) for rank, own in enumerate(reports) for entry in own if "fault" not in entry]
     candidates, weights = [], []
-    found.sort(key=lambda item: (-item[1]["step"], item[1]["name"], item[1]["digest"]))
-    for _, group in itertools.groupby(found, key=lambda item: (item[1]["name"], item[1]["digest"])):
-        members = list(group)
+    found.sort(key=lambda item: (-item[1]["step"], OLD in item[1]["name"], item[1]["digest"]))
+    # A step that was being saved again when a run was killed may have its older name on some nodes.
+    groups: dict[tuple[int, str], list[tuple[int, dict[str, Any]]]] = {}
+    for rank, entry in found:
+        groups.setdefault((entry["step"], entry["digest"]), []).append((rank, entry))
+    for (step, _), members in groups.items():
         first = members[0][1]
         union = {name for _, entry in members for name in entry["have"]}
         if len(union) < first["count"]:
@@ -162,11 +165,14 @@ def _order(
                 f"{first['path']}: holds weights alone, and training needs the optimizer's moments"
             )
         else:
-            holders = [rank for rank, _ in members]
-            lacking = [leader for leader in leaders if leader not in holders]
+            names = {rank: entry["name"] for rank, entry in members}
+            lacking = [leader for leader in leaders if leader not in names]
             full = not lacking and all(len(entry["have"]) == first["count"] for _, entry in members)
-            entry = {"name": first["name"], "source": holders[0], "lacking": lacking, "everywhere": full}
-            candidates.append(entry)
+            alone = sum(number == step for number, _ in groups) == 1
+            name = first["name"].partition(OLD)[0] if alone else f"{first['name'].partition(OLD)[0]}{OLD}9"
+            found_at = {str(rank): own for rank, own in names.items()}
+            candidate = {"name": name, "names": found_at, "source": members[0][0]}
+            candidates.append({**candidate, "lacking": lacking, "everywhere": full})
     return {"candidates": candidates, "faults": faults, "weights": weights}
 
 

@@ -27,6 +27,7 @@ from trainer.checkpoint.store import (
     open_checkpoint,
     prune,
     publish,
+    remove_old,
     write_latest,
 )
 from trainer.checkpoint.write import write_parts
@@ -73,6 +74,7 @@ def save_parts(order: SaveOrder, parts: Sequence[Part], folder: Folder, board: B
         if folder.is_leader:
             with disk_failures(target):
                 write_latest(folder.path, target.name)
+            remove_old(target)
             prune(folder.path, order.keep, target.name)
         return int(done["bytes"])
     finally:

@@ -17,6 +17,7 @@ Version 0.1 wrote one whole file of weights and one of moments (format 1); these
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import re
 import shutil
@@ -43,9 +44,9 @@ LATEST = "latest"
 # Files of version 0.1.
 OLD_FILES = ("model.safetensors", "optimizer.safetensors")
 UNFINISHED = ".tmp-"
-# A step that is saved again: the older one, until the new one is in its place.
-_OLD = ".old"
-_NAME = re.compile(rf"step-(\d{{8,}})({re.escape(_OLD)})?")
+# A step that is saved again: the older ones, until the new one is complete on all nodes.
+OLD = ".old"
+_NAME = re.compile(rf"(step-(\d{{8,}}))({re.escape(OLD)}\d*)?")
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def found(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     named = [
-        (int(match[1]), not match[2], path)
+        (int(match[2]), not match[3], path)
         for path in folder.iterdir()
         if (match := _NAME.fullmatch(path.name))
     ]
@@ -205,16 +206,25 @@ def folder_of(folder: Path, step: int) -> Path:
 
 
 def publish(aside: Path, target: Path) -> None:
-    """Rename a finished folder to `target`. Where that exists, it stays readable until the new one is there."""
+    """Rename a finished folder to `target`. One of the same step stays readable under another name."""
     for path in (*aside.iterdir(), aside):
         sync(path)
-    before = target.with_name(target.name + _OLD)
     if target.exists():
-        shutil.rmtree(before, ignore_errors=True)
-        os.rename(target, before)
+        os.rename(target, old_name(target))
     os.rename(aside, target)
     sync(target.parent)
-    shutil.rmtree(before, ignore_errors=True)
+
+
+def old_name(target: Path) -> Path:
+    """Return a name that is free for an older checkpoint of the same step."""
+    names = (target.with_name(f"{target.name}{OLD}{number or ''}") for number in itertools.count())
+    return next(path for path in names if not path.exists())
+
+
+def remove_old(target: Path) -> None:
+    """Remove older checkpoints of a step that is now complete on all nodes."""
+    for path in target.parent.glob(f"{target.name}{OLD}*"):
+        _remove_unused(path)
 
 
 def write_latest(folder: Path, name: str) -> None:
@@ -247,7 +257,8 @@ def prune(folder: Path, keep: KeepConfig, complete: str) -> list[Path]:
 
     `complete`: the name of one that was just confirmed by all nodes.
     """
-    paths = [path for path in found(folder) if not path.name.endswith(_OLD)]
+    every = found(folder)
+    paths = [path for path in every if OLD not in path.name]
     kept = {complete, *(path.name for path in paths[: keep.last])}
     steps = {path: int(path.name.rpartition("-")[2]) for path in paths}
     kept |= {path.name for path, step in steps.items() if keep.every and step % keep.every == 0}
@@ -255,7 +266,7 @@ def prune(folder: Path, keep: KeepConfig, complete: str) -> list[Path]:
         losses = {path: _eval_loss(path) for path in paths}
         measured = [path for path in paths if losses[path] is not None]
         kept |= {path.name for path in sorted(measured, key=lambda path: losses[path] or 0.0)[: keep.best]}
-    old = [path for path in paths if path.name not in kept]
+    old = [path for path in every if path.name.partition(OLD)[0] not in kept]
     return [path for path in old if _remove_unused(path)]
 
 

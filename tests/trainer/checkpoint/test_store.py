@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import trainer.checkpoint.save
 from tests.support.checkpoints import load_with, save_with, saved, state_at, whole_state
 from trainer.checkpoint.manifest import decode_manifest, encode_manifest
 from trainer.checkpoint.store import found, in_use, prune, verify
@@ -295,6 +296,33 @@ def test_other_numbers_of_ranks_and_nodes_load_the_same_state(tmp_path: Path, no
         loaded = load_with(folders)
         assert [step for step, *_ in loaded] == [1] * 4
         assert "of its 4 files are on no node" in loaded[0][2][0]
+
+
+def test_a_step_saved_again_on_one_node_of_two_alone_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for step in (1, 2):
+        save_with(folders, step)
+    publish = trainer.checkpoint.save.publish
+
+    def publish_on_a(aside: Path, target: Path) -> None:
+        if "/b/" in str(target):
+            raise OSError(5, "Input/output error")
+        publish(aside, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.checkpoint.save, "publish", publish_on_a)
+        for _ in range(2):
+            assert all(isinstance(error, TrainingFailed) for error in save_with(folders, 2, eval_loss=1.0))
+    assert sorted(path.name for path in found(folders[0]))[1:] == [
+        f"step-00000002{old}" for old in ("", ".old", ".old1")
+    ]
+    loaded = load_with(folders)
+    assert [step for step, *_ in loaded] == [2, 2]
+    assert all(torch.equal(tensor, state_at(2)[key]) for key, tensor in whole_state(loaded).items())
+    assert not [error for error in save_with(folders, 2) if isinstance(error, BaseException)]
+    assert [path.name for path in found(folders[0])] == ["step-00000002", "step-00000001"]
 
 
 def test_a_rank_that_cannot_write_fails_the_save_on_all_and_the_older_one_stays(tmp_path: Path) -> None:
