@@ -81,7 +81,10 @@ def test_a_training_that_hangs_says_where_it_stands_and_goes_on(shell: Shell, da
     os.kill(pids[2], signal.SIGSTOP)
     followed = shell("attach", run.run_id, timeout=200)
     assert followed.returncode == 0, followed.stderr
-    assert "rank 2 on node2 (device 0) was stopped by a signal (SIGSTOP)" in followed.stderr
+    # In the events: on a busy machine `attach` may begin after the failure.
+    texts = [str(event.get("text")) for event in run.event_lines()]
+    cause = "rank 2 on node2 (device 0) was stopped by a signal (SIGSTOP)"
+    assert any(cause in text for text in texts), texts
     assert run.read_record().attempt == 2
     said = run.log("node1", 0, "err", 1).read_text()
     assert "Current thread" in said
