@@ -42,7 +42,7 @@ def test_the_demo_shows_the_whole_product_and_works_a_second_time(demo: Shell) -
     done = demo("demo", "--steps", "30", timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     for part in (
-        "2 nodes up",
+        "2 nodes are up",
         "node2",
         "192.168.20.2",
         "slots=2",
