@@ -56,7 +56,7 @@ def _schema(_: argparse.Namespace) -> int:
 def _train(arguments: argparse.Namespace) -> int:
     from trainer.device import keep_freed_memory, prepare_import
     from trainer.plan.resolve import read_config
-    from trainer.train.observers import Startup
+    from trainer.train.startup import Startup
 
     startup = Startup()
     startup.done("python")

@@ -99,7 +99,7 @@ def ours(spec: dict[str, Any], gate: Gate) -> None:
     keep_freed_memory()
     prepare_import()
     from trainer.train.assemble import run_training
-    from trainer.train.observers import Startup
+    from trainer.train.startup import Startup
 
     gate.loaded()
 

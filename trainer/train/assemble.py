@@ -37,8 +37,9 @@ from trainer.samples.dataset import (
 from trainer.train.events import Ended
 from trainer.train.loop import Training, train
 from trainer.train.not_finite import NonFiniteSearch
-from trainer.train.observers import Startup, emit, observers, start_facts
+from trainer.train.observers import emit, observers, started
 from trainer.train.rates import MemoryReport, planned_bytes
+from trainer.train.startup import Startup
 
 
 class StopOnSigterm:
@@ -101,10 +102,9 @@ def run_training(
             "note: without train.data.tokenizer each document counts as one sentence for [sMASK]"
         )
     startup.done("checkpoint")
-    start = start_facts(config, environment, group, device, ops)
-    start |= {"step": step, "resumed_from": checkpointer.resumed_from or None, "notes": checkpointer.notes}
-    start["startup"] = startup.parts
+    start = started(config, environment, group, device, ops, checkpointer, step, startup)
     watchers = observers(config, environment, run_dir, device, start)
+    emit(watchers, start)
     share = _share(config, groups.data)
     run = Training(
         config,

@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from trainer.checkpoint.saved import Saved, SaveSkipped
+
+
+@dataclass(frozen=True)
+class ChosenBackend:
+    """The backend of one fused op, and why it was chosen."""
+
+    op: str
+    backend: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """A training starts or resumes: from which step, what runs, and on what."""
+
+    step: int
+    """Finished steps."""
+    resumed_from: str | None
+    """The checkpoint's folder."""
+    steps: int
+    run: str
+    attempt: int
+    world: int
+    layout: Mapping[str, int]
+    parameters: int
+    engine: str
+    zero: int
+    precision: str
+    native: tuple[ChosenBackend, ...]
+    device: str
+    threads: int
+    torch: str
+    config: Mapping[str, Any]
+    """The `train:` part of the job, as JSON."""
+    notes: tuple[str, ...]
+    startup: Mapping[str, float]
+    """Seconds of each part of the start."""
 
 
 @dataclass(frozen=True)
@@ -81,5 +119,5 @@ class Failed:
     message: str
 
 
-Event = StepBegan | StepDone | Evaluated | Saved | SaveSkipped | MemoryTaken | Failed | Ended
+Event = Started | StepBegan | StepDone | Evaluated | Saved | SaveSkipped | MemoryTaken | Failed | Ended
 Observer = Callable[[Event], None]

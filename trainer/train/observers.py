@@ -17,6 +17,7 @@ from typing import Any, TextIO
 import torch
 
 import native
+from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.saved import Saved, SaveSkipped
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
@@ -24,17 +25,20 @@ from trainer.env import HEARTBEAT_DIR, METRICS_FILE, PROFILE_DIR, TENSORBOARD_DI
 from trainer.parallel.group import Group
 from trainer.plan.time import CONVENTIONS
 from trainer.train.events import (
+    ChosenBackend,
     Ended,
     Evaluated,
     Event,
     Failed,
     MemoryTaken,
     Observer,
+    Started,
     StepBegan,
     StepDone,
 )
 from trainer.train.loop import pauses_after
 from trainer.train.rates import SHOWN, Rates, memory_line
+from trainer.train.startup import Startup, startup_line
 
 
 class Metrics:
@@ -43,7 +47,6 @@ class Metrics:
     def __init__(
         self,
         path: Path,
-        start: Mapping[str, Any],
         rates: Rates | None = None,
         views: Sequence[Callable[[Mapping[str, Any]], None]] = (),
     ) -> None:
@@ -51,10 +54,13 @@ class Metrics:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._rates, self._views = rates, tuple(views)
-        self._write("start", start)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, StepDone):
+        if isinstance(event, Started):
+            self._write(
+                "start", {**asdict(event), **({"rates": self._rates.as_json()} if self._rates else {})}
+            )
+        elif isinstance(event, StepDone):
             self._write("step", {**asdict(event), **(self._rates.of_step(event) if self._rates else {})})
         elif isinstance(event, Evaluated):
             self._write("eval", {**asdict(event), "perplexity": perplexity(event.loss)})
@@ -204,7 +210,7 @@ def emit(observers: Sequence[Observer], event: Event) -> None:
 
 
 def observers(
-    config: TrainConfig, environment: Env, run_dir: Path, device: Device, start: Mapping[str, Any]
+    config: TrainConfig, environment: Env, run_dir: Path, device: Device, start: Started
 ) -> list[Observer]:
     """Return the observers of this rank; the profiler is last, so that traces show the others' time separately."""
     rank = environment.rank
@@ -212,7 +218,7 @@ def observers(
     if environment.drill is not None and environment.drill.rank == rank:
         found.append(DrillObserver(environment.drill))
     pauses = partial(pauses_after, config)
-    found.append(Heartbeat(run_dir / HEARTBEAT_DIR / f"rank-{rank}", start["step"], pauses))
+    found.append(Heartbeat(run_dir / HEARTBEAT_DIR / f"rank-{rank}", start.step, pauses))
     if rank == 0:
         found += _of_rank_0(config, run_dir, device, start)
     if config.profile.repeat and rank in config.profile.ranks:
@@ -222,96 +228,67 @@ def observers(
     return found
 
 
-def _of_rank_0(
-    config: TrainConfig, run_dir: Path, device: Device, start: Mapping[str, Any]
-) -> list[Observer]:
+def _of_rank_0(config: TrainConfig, run_dir: Path, device: Device, start: Started) -> list[Observer]:
     views, lines = [], start_lines(start)
     if config.tensorboard:
         from trainer.train.tensorboard import EventFile
 
         views.append(EventFile(run_dir / TENSORBOARD_DIR).add)
         lines += f"tensorboard --logdir {run_dir / TENSORBOARD_DIR}\n"
-    rates = Rates.of(config, start["world"], device.kind, device.described(), start["threads"])
+    rates = Rates.of(config, start.world, device.kind, device.described(), start.threads)
     lines += f"peak rate: {rates.peak:.3g} TFLOP/s per device ({rates.source}); " + "".join(
         f"{name}: {CONVENTIONS[name]}; " for name in SHOWN
     )
     sys.stdout.write(lines.removesuffix("; ") + "\n")
     sys.stdout.flush()
-    metrics = Metrics(run_dir / METRICS_FILE, {**start, "rates": rates.as_json()}, rates, views)
+    metrics = Metrics(run_dir / METRICS_FILE, rates, views)
     return [metrics, Console(config.log_every, sys.stdout, rates)]
 
 
-def start_facts(
+def started(
     config: TrainConfig,
     environment: Env,
     group: Group,
     device: Device,
     ops: native.Choice,
-) -> dict[str, Any]:
-    """Return what runs and on what, for the `start` event; the caller adds the step it starts from."""
-    return {
-        "steps": config.steps,
-        "run": environment.run_id,
-        "attempt": environment.attempt,
-        "world": group.world,
-        "layout": config.layout(group.world).as_json(),
-        "parameters": config.model.parameters(),
-        "engine": config.engine,
-        "zero": config.zero,
-        "precision": config.precision,
-        "native": [
-            {"op": chosen.op, "backend": chosen.backend, "reason": chosen.reason} for chosen in ops.report()
-        ],
-        "device": device.kind,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "config": config.as_json(),
-    }
+    checkpointer: Checkpointer,
+    step: int,
+    startup: Startup,
+) -> Started:
+    """Return the event of this start, after `step` finished steps."""
+    return Started(
+        step=step,
+        resumed_from=checkpointer.resumed_from or None,
+        steps=config.steps,
+        run=environment.run_id,
+        attempt=environment.attempt,
+        world=group.world,
+        layout=config.layout(group.world).as_json(),
+        parameters=config.model.parameters(),
+        engine=config.engine,
+        zero=config.zero,
+        precision=config.precision,
+        native=tuple(ChosenBackend(chosen.op, chosen.backend, chosen.reason) for chosen in ops.report()),
+        device=device.kind,
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        config=config.as_json(),
+        notes=tuple(checkpointer.notes),
+        startup=startup.parts,
+    )
 
 
-def start_lines(start: Mapping[str, Any]) -> str:
+def start_lines(start: Started) -> str:
     """Return the first lines of rank 0's log: what runs, on what, and the backend of each op."""
-    layout = " x ".join(f"{kind} {ranks}" for kind, ranks in start["layout"].items() if ranks > 1)
-    ranks = f"{start['world']} ranks" + (f" ({layout})" if start["layout"]["tensor"] > 1 else "")
+    layout = " x ".join(f"{kind} {ranks}" for kind, ranks in start.layout.items() if ranks > 1)
+    ranks = f"{start.world} ranks" + (f" ({layout})" if start.layout["tensor"] > 1 else "")
     lines = [
-        f"{start['parameters']:,} parameters | {ranks} x {start['threads']} threads | "
-        f"{start['device']} | {start['precision']} | {start['engine']} engine, zero {start['zero']} | "
-        f"torch {start['torch']}",
+        f"{start.parameters:,} parameters | {ranks} x {start.threads} threads | "
+        f"{start.device} | {start.precision} | {start.engine} engine, zero {start.zero} | torch {start.torch}",
     ]
-    lines += [f"native {op['op']}: {op['backend']} ({op['reason']})" for op in start["native"]]
-    lines.append(startup_line(start["startup"]))
-    lines += start["notes"]
-    if start["resumed_from"]:
-        lines.append(f"resumed from {start['resumed_from']} at step {start['step']}")
+    lines += [f"native {chosen.op}: {chosen.backend} ({chosen.reason})" for chosen in start.native]
+    lines.append(startup_line(start.startup))
+    lines += start.notes
+    if start.resumed_from:
+        lines.append(f"resumed from {start.resumed_from} at step {start.step}")
     return "\n".join(lines) + "\n"
-
-
-class Startup:
-    """The seconds of each part of a rank's start, from the beginning of the process."""
-
-    def __init__(self, age: float | None = None) -> None:
-        """`age` is the process's age in seconds; by default the kernel's figure."""
-        self.parts: dict[str, float] = {}
-        self._last = time.monotonic() - (process_age() if age is None else age)
-
-    def done(self, part: str) -> None:
-        """Record the time since the last call, or since the beginning of the process, under `part`."""
-        now = time.monotonic()
-        self.parts[part] = round(now - self._last, 3)
-        self._last = now
-
-
-def process_age() -> float:
-    """Return the seconds since this process began, to a hundredth; 0 if the system does not report it."""
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError, IndexError, AttributeError):
-        return 0.0
-
-
-def startup_line(parts: Mapping[str, float]) -> str:
-    """Return a line such as `started in 3.1 s: python 0.1, libraries 2.0`, without parts under 0.05 s."""
-    named = [f"{name} {seconds:.1f}" for name, seconds in parts.items() if seconds >= 0.05]
-    return f"started in {sum(parts.values()):.1f} s" + (f": {', '.join(named)}" if named else "")

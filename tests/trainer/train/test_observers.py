@@ -12,8 +12,10 @@ from trainer.checkpoint.saved import Saved
 from trainer.env import Drill, Env
 from trainer.errors import InputError
 from trainer.train.events import (
+    ChosenBackend,
     Ended,
     Evaluated,
+    Started,
     StepBegan,
     StepDone,
 )
@@ -24,6 +26,27 @@ from trainer.train.observers import (
     Metrics,
 )
 
+START = Started(
+    step=0,
+    resumed_from=None,
+    steps=10,
+    run="r",
+    attempt=1,
+    world=2,
+    layout={"data": 2, "tensor": 1, "pipeline": 1},
+    parameters=100,
+    engine="torch",
+    zero=0,
+    precision="fp32",
+    native=(ChosenBackend("gelu", "cpu", "one pass"),),
+    device="cpu",
+    threads=1,
+    torch="2",
+    config={},
+    notes=("note: x",),
+    startup={"python": 0.1},
+)
+
 
 def step(number: int, loss: float = 2.0) -> StepDone:
     return StepDone(number, 10, loss, 1e-3, 0.5, number * 100, 1000.0, 0.1, skipped=False)
@@ -31,8 +54,9 @@ def step(number: int, loss: float = 2.0) -> StepDone:
 
 def test_metrics_are_whole_lines_of_json_that_go_on_after_a_resume(tmp_path: Path) -> None:
     for _ in range(2):
-        watch = Metrics(tmp_path / "run" / "metrics.jsonl", {"world": 2})
+        watch = Metrics(tmp_path / "run" / "metrics.jsonl")
         for event in (
+            START,
             StepBegan(1),
             step(1, float("nan")),
             Evaluated(1, 1.0, 0.1),
@@ -42,13 +66,14 @@ def test_metrics_are_whole_lines_of_json_that_go_on_after_a_resume(tmp_path: Pat
         watch(Ended(1, False, 2.0, 1.0, 3.0))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == ["start", "step", "eval", "checkpoint", "end"] * 2
+    assert lines[0]["native"] == [{"op": "gelu", "backend": "cpu", "reason": "one pass"}]
     assert lines[1]["loss"] is None and lines[1]["lr"] == 1e-3
     assert lines[2]["perplexity"] == pytest.approx(2.71828, rel=1e-4)
     assert all(line["time"] > 1e9 for line in lines)
 
 
 def test_a_stop_is_told_apart_from_an_end(tmp_path: Path) -> None:
-    Metrics(tmp_path / "m", {})(Ended(4, True, 2.0, None, 3.0))
+    Metrics(tmp_path / "m")(Ended(4, True, 2.0, None, 3.0))
     assert json.loads((tmp_path / "m").read_text().splitlines()[-1])["event"] == "stopped"
 
 

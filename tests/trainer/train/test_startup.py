@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.train.observers import Startup, startup_line
+from trainer.train.startup import Startup, startup_line
 
 
 def test_the_parts_of_a_start_add_up_to_the_life_of_the_process() -> None:
@@ -24,9 +24,7 @@ def test_the_parts_of_a_start_add_up_to_the_life_of_the_process() -> None:
 
 
 def test_a_process_knows_how_old_it_is() -> None:
-    code = (
-        "import time; time.sleep(0.3); from trainer.train.observers import process_age; print(process_age())"
-    )
+    code = "import time; time.sleep(0.3); from trainer.train.startup import process_age; print(process_age())"
     began = time.monotonic()
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert 0.28 <= float(said) <= time.monotonic() - began + 0.02
@@ -53,3 +51,9 @@ def test_a_rank_that_fails_says_all_that_it_had_to_say(
     assert done.stderr.splitlines()[-1] == "RuntimeError: drill: arranged at step 3"
     start = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
     assert list(start["startup"]) == ["python", "libraries", "data", "group", "model", "checkpoint"]
+
+
+def test_the_startup_is_measured_before_torch_is_loaded() -> None:
+    """What prepares the import of torch runs after it."""
+    code = "import sys, trainer.__main__, trainer.train.startup; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
