@@ -127,11 +127,11 @@ class Reader:
         hccl = invalid(value, rule.name, allowed) if rule.hccl else ""
         self.add(rule.code, at, what, rule.remedy or allowed, hccl)
 
-    def downgrade(self, start: int, only: str = "") -> None:
+    def downgrade(self, start: int, only: str = "", code: str = "") -> None:
         """Mark findings from `start` on as not refused by HCCL, which does not read these values."""
         for index in range(start, len(self.findings)):
             finding = self.findings[index]
-            if finding.pointer.startswith(only):
+            if finding.pointer.startswith(only) and code in ("", finding.code):
                 wrong = replace(finding, hccl_message="", severity=Severity.WRONG)
                 self.findings[index] = wrong
 

@@ -54,7 +54,11 @@ def _plain(state: TableState, device: Mapping[str, Any], at: str) -> SeenDevice 
 def _device(state: TableState, device: Mapping[str, Any], at: str) -> SeenDevice:
     """Read a device field by field."""
     values = state.reader.read("device", device, at)
+    before = len(state.reader.findings)
     of_a3 = state.reader.read("1.2 device", device, at) if state.version == "1.2" else Values()
+    if "super_device_id" not in device and "super_pod_list" not in state.value:
+        # Without super pods HCCL does not need it.
+        state.reader.downgrade(before, only=at, code="missing-key")
     state.check_device_id(values, at)
     written, ips = state.addresses(device, "device_ip", at)
     backups = state.addresses(device, "backup_device_ip", at)[1] if state.version == "1.2" else ()

@@ -242,7 +242,7 @@ def test_sets_expand_and_fold_as_nodeset_prints_them(folder: Path) -> None:
     assert typed("nodes", "fold", "node1", "node[2-3]").stdout == "node[1-3]\n"
     assert typed("nodes", "fold", "-", stdin="node1 node2\nnode3\n").stdout == "node[1-3]\n"
     assert json.loads(typed("nodes", "expand", "node[1-2]", "--json").stdout) == ["node1", "node2"]
-    assert refused("nodes", "expand", "@old").hint == "the inventory names no groups"
+    assert refused("nodes", "expand", "@old").hint == "the inventory has no groups"
     (folder / "cluster.yaml").write_text(INVENTORY)
     assert typed("nodes", "expand", "@old").stdout == "node1 node2\n"
     assert typed("nodes", "expand", "*!@old").stdout == "node3\n"

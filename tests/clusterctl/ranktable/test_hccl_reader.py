@@ -22,6 +22,12 @@ def test_a_reader_of_its_own_agrees_on_random_tables_of_every_version() -> None:
         assert counts[f"{version} read"] > 50 and counts[f"{version} refused"] > 50
 
 
+def test_a_device_outside_of_super_pods_needs_no_super_device_id() -> None:
+    table = hccl.mutant(11, "1.2", 1199)
+    assert "super_pod_list" not in table
+    assert hccl.compare(table, "a3") == ""
+
+
 @pytest.mark.parametrize("version", hccl.VERSIONS)
 def test_tables_are_good_before_they_are_changed(version: str) -> None:
     for number in range(40):
