@@ -71,7 +71,7 @@ def start(request: Request) -> Dict[str, Any]:
 
 
 def check_spec(spec: Dict[str, Any]) -> None:
-    """Raise Refused if a specification cannot be started; all faults at once."""
+    """Raise Refused if a specification cannot be started; all faults in one message."""
     wanted = {"run_id": str, "attempt": int, "node": str, "ranks": list}
     faults = [
         f"{name} must be {kind.__name__}"

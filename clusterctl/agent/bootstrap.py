@@ -50,18 +50,16 @@ def install(folder: str, files: "dict[str, str]", wanted: "dict[str, int]") -> N
     """
     if sums(files) != wanted:
         raise OSError("the agent arrived damaged")
-    beside = "%s.%d" % (folder, os.getpid())
-    os.makedirs(os.path.join(beside, "clusterctl", "agent"))
+    aside = "%s.%d" % (folder, os.getpid())
+    os.makedirs(os.path.join(aside, "clusterctl", "agent"))
     for name, text in files.items():
-        handle = os.open(
-            os.path.join(beside, "clusterctl", name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600
-        )
+        handle = os.open(os.path.join(aside, "clusterctl", name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
     if os.path.isdir(folder) and not is_whole(folder, wanted):
-        os.rename(folder, beside + ".damaged")
+        os.rename(folder, aside + ".damaged")
     try:
-        os.rename(beside, folder)
+        os.rename(aside, folder)
     except OSError:
         if not is_whole(folder, wanted):
             raise

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Dict, Tuple
 
-# Bytes that are taken from a pipe at once.
+# Bytes that are read from a pipe in one piece.
 PIECE = 1 << 16
 
 

@@ -1,4 +1,4 @@
-"""Send files as they grow, many at once and each from an offset, until the attempt that writes them has ended."""
+"""Send files as they grow, many in parallel and each from an offset, until the attempt that writes them has ended."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class Exchange:
 
     @property
     def told(self) -> Dict[str, Any]:
-        """What the launcher is told at the end."""
+        """Return the report to the launcher at the end."""
         return {"relayed": self._relayed, "notes": self._notes}
 
     def __enter__(self) -> Exchange:

@@ -59,9 +59,9 @@ def catches(pid: int, number: int) -> bool:
 def tool_of(spec: Dict[str, Any]) -> Optional[str]:
     """Return the py-spy next to the rank's own Python, or on its path; None if the node has none."""
     program = os.path.expanduser(str(spec["argv"][0]))
-    beside = os.path.join(os.path.dirname(program), TOOL)
-    if os.path.isabs(program) and os.access(beside, os.X_OK):
-        return beside
+    candidate = os.path.join(os.path.dirname(program), TOOL)
+    if os.path.isabs(program) and os.access(candidate, os.X_OK):
+        return candidate
     return shutil.which(TOOL, path=(spec.get("env") or {}).get("PATH") or os.environ.get("PATH"))
 
 

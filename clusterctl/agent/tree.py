@@ -29,7 +29,7 @@ else:
 MAX_ENTRIES = 2_000_000
 # Bytes: two million names of 250 bytes each.
 MAX_MANIFEST = 1 << 29
-# Bytes: what is verified and passed on at once; a node's cache holds it.
+# Bytes that are verified and passed on in one piece; they fit into a processor's cache.
 PIECE = 1 << 20
 # A file of terabytes must not have millions of pieces.
 LARGE_PIECE, LARGE_FILE = 16 << 20, 1 << 34

@@ -30,7 +30,7 @@ LARGEST_JSON = 256 << 20
 # Bytes that are read of one line of events or metrics; a longer line counts as damaged.
 LONGEST_LINE = 1 << 20
 # Bytes at the end of the metrics in which the last step is looked for.
-METRICS_TAIL = 1 << 16
+METRICS_TAIL = 1 << 14
 
 
 def make_runs(folder: Path) -> Path:
@@ -285,12 +285,20 @@ class RunDir:
 
     def last_step(self) -> dict[str, Any] | None:
         """Return the last step among the metrics that were copied here; mostly, only the end of the file is read."""
-        for tail in (METRICS_TAIL, None):
-            for line in reversed(list(whole_lines(self.metrics, tail))):
-                metric = metric_of(_json_object(line))
-                if metric is not None and metric.get("event") == "step":
-                    return metric
-        return None
+        try:
+            with self.metrics.open("rb") as file:
+                start = max(0, os.fstat(file.fileno()).st_size - METRICS_TAIL)
+                file.seek(start)
+                lines = file.read(METRICS_TAIL).split(b"\n")
+        except OSError:
+            return None
+        # The last piece has no line break, and the first one may be half a line.
+        for line in reversed(lines[1 if start else 0 : -1]):
+            if (metric := _step_of(line)) is not None:
+                return metric
+        if not start:
+            return None
+        return next(filter(None, map(_step_of, reversed(list(whole_lines(self.metrics))))), None)
 
 
 @dataclass(frozen=True)
@@ -317,8 +325,8 @@ def _limited(path: Path) -> bytes:
     return data
 
 
-def whole_lines(path: Path, tail: int | None = None) -> Iterator[bytes]:
-    """Yield the lines of a file that end with a line break, of its last `tail` bytes only if given.
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file that end with a line break.
 
     A line longer than LONGEST_LINE is yielded cut, so that it counts as damaged.
     """
@@ -327,10 +335,6 @@ def whole_lines(path: Path, tail: int | None = None) -> Iterator[bytes]:
     except OSError:
         return
     with file:
-        start = max(0, os.fstat(file.fileno()).st_size - tail) if tail is not None else 0
-        file.seek(start)
-        if start:
-            file.readline(tail)
         while line := file.readline(LONGEST_LINE):
             if line.endswith(b"\n"):
                 yield line
@@ -343,6 +347,12 @@ def whole_lines(path: Path, tail: int | None = None) -> Iterator[bytes]:
 def _as_text(value: Any, indent: int | None = None) -> bytes:
     """Return a value as JSON with a line break; half a character of UTF-16 becomes an escape."""
     return f"{json.dumps(value, indent=indent, ensure_ascii=False)}\n".encode("utf-8", "backslashreplace")
+
+
+def _step_of(line: bytes) -> dict[str, Any] | None:
+    """Return a line of metrics if it is a step."""
+    metric = metric_of(_json_object(line)) if b'"step"' in line else None
+    return metric if metric is not None and metric.get("event") == "step" else None
 
 
 def _json_object(line: bytes) -> dict[str, Any] | None:

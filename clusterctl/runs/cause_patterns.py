@@ -126,7 +126,7 @@ def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
     # The last lines of a stopped process say nothing about the cause.
     if rank.hang and rank.stopped:
         return Kind(
-            ended, "hung", "see who sends SIGSTOP on that node; kill -CONT lets a process go on", sure=True
+            ended, "hung", "see who sends SIGSTOP on that node; kill -CONT continues a process", sure=True
         )
     # Its own message about the full disk could not be written.
     if rank.full and rank.exit_code and NO_ROOM not in output:
