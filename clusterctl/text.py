@@ -12,7 +12,7 @@ def count(number: float) -> str:
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
             return f"{number / size:.3g}{letter}"
-    return f"{number:g}"
+    return f"{number:.4g}"
 
 
 def size(number: float) -> str:

@@ -29,6 +29,7 @@ def drawn(*what: Renderable, width: int = 80) -> str:
     [
         (clusterctl_text.count(1_071_872), "1.07M"),
         (clusterctl_text.count(512), "512"),
+        (clusterctl_text.count(506.189), "506.2"),
         (clusterctl_text.size(347_000), "347 kB"),
         (clusterctl_text.size(2.5e9), "2.5 GB"),
         (clusterctl_text.size(12), "12 B"),
