@@ -1,4 +1,4 @@
-"""Lengths of a training in the unit that the user thinks in: `700 steps`, `2.5B tokens`, `1%`.
+"""Read the lengths of a training in the user's units: `700 steps`, `2.5B tokens`, `1%`.
 
 Samples of each step: as many in all of them, or fewer at first. Arithmetic alone.
 """
@@ -21,7 +21,7 @@ _EXAMPLE = 'write it as "700 steps", "3k samples", "2.5B tokens" or "1%"'
 
 
 def amount_text(raw: object) -> str:
-    """The text if it is an amount; a bare whole number is steps, one below 1 a part. ValueError says what is wrong."""
+    """Return the text of an amount; a bare whole number means steps, one below 1 a part. Raises ValueError."""
     if isinstance(raw, (int, float)) and not isinstance(raw, bool):
         raw = f"{raw:g} part" if 0 < raw < 1 else f"{raw} steps"
     if not isinstance(raw, str):
@@ -32,7 +32,7 @@ def amount_text(raw: object) -> str:
 
 
 def amount(text: str) -> tuple[float, str]:
-    """`2.5B tokens` -> (2.5e9, "tokens"); `1%` -> (0.01, "part")."""
+    """Return number and unit: (2.5e9, "tokens") for `2.5B tokens`, (0.01, "part") for `1%`."""
     found = _WRITTEN.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"is {text!r}; {_EXAMPLE}")
@@ -49,7 +49,7 @@ def amount(text: str) -> tuple[float, str]:
 
 
 def gigabytes(raw: object) -> float:
-    """A size of memory, of which a bare number is GB: `32GB`, `80 GiB`. ValueError says what is wrong."""
+    """Return a size of memory in GB, from `32GB`, `80 GiB` or a number of GB. Raises ValueError."""
     if isinstance(raw, (int, float)) and not isinstance(raw, bool) and math.isfinite(raw):
         return float(raw)
     found = _SIZE.fullmatch(raw.strip()) if isinstance(raw, str) else None
@@ -59,7 +59,7 @@ def gigabytes(raw: object) -> float:
 
 
 def in_samples(text: str, batches: BatchSizes, sequence: int, whole: float) -> float:
-    """An amount in samples; a part is one of `whole`."""
+    """Return an amount in samples; a part is a part of `whole`."""
     value, unit = amount(text)
     if unit == "steps":
         return batches.consumed(int(value)) + value % 1 * batches.of(int(value) + 1)
@@ -76,7 +76,7 @@ class BatchSizes:
 
     whole: int
     start: int = 0
-    """0 has no ramp."""
+    """0: no ramp."""
     increment: int = 0
     samples: int = 0
 
@@ -85,35 +85,35 @@ class BatchSizes:
         return max(0, self.whole - self.start) // self.increment if self.start and self.increment else 0
 
     def after(self, consumed: int) -> int:
-        """Samples of the step that begins when so many are consumed."""
+        """Return the samples of the step that begins when so many are consumed."""
         if not self.rises or consumed >= self.samples:
             return self.whole
         return self.start + consumed * self.rises // self.samples * self.increment
 
     def of(self, step: int) -> int:
-        """Samples of step 1, 2, ..."""
+        """Return the samples of step 1, 2, ..."""
         return self.after(self.consumed(step - 1))
 
     def consumed(self, steps: int) -> int:
-        """Samples of the first so many steps together."""
+        """Return the samples of the first so many steps together."""
         taken, consumed = next(
             ((taken, consumed) for taken, consumed in reversed(self._rungs) if taken <= steps), (0, 0)
         )
         return consumed + (steps - taken) * self.after(consumed)
 
     def in_steps(self, samples: float) -> float:
-        """In how many steps so many samples are consumed."""
+        """Return in how many steps so many samples are consumed."""
         taken, consumed = next(rung for rung in reversed(self._rungs) if rung[1] <= samples)
         return taken + (samples - consumed) / self.after(consumed)
 
     @property
     def ramp_steps(self) -> int:
-        """Steps that have fewer samples than the others."""
+        """Return how many steps have fewer samples than the others."""
         return self._rungs[-1][0]
 
     @cached_property
     def _rungs(self) -> list[tuple[int, int]]:
-        """Where each size begins: steps taken and samples consumed by then."""
+        """Return where each size begins: steps and samples before it."""
         rungs = [(0, 0)]
         while self.after(rungs[-1][1]) < self.whole:
             taken, consumed = rungs[-1]

@@ -22,17 +22,17 @@ class Layout:
 
     @classmethod
     def of(cls, world: int, tensor: int = 1, pipeline: int = 1) -> Layout:
-        """The layout whose data parallel size takes all ranks that tensor and pipeline leave."""
+        """Return the layout of `world` ranks; those that tensor and pipeline leave are data parallel."""
         if world % (tensor * pipeline):
             raise ValueError(f"{world} ranks do not divide by tensor {tensor} x pipeline {pipeline}")
         return cls(world // (tensor * pipeline), tensor, pipeline)
 
     def place(self, rank: int) -> tuple[int, int, int]:
-        """A rank's (pipeline, data, tensor) place."""
+        """Return the (pipeline, data, tensor) place of a rank."""
         return rank // (self.tensor * self.data), rank // self.tensor % self.data, rank % self.tensor
 
     def rank(self, pipeline: int, data: int, tensor: int) -> int:
-        """The rank at a place."""
+        """Return the rank at a place."""
         return tensor + self.tensor * (data + self.data * pipeline)
 
     def as_json(self) -> dict[str, int]:
@@ -40,9 +40,10 @@ class Layout:
 
 
 def piece_layers(layers: int, pieces: int, given: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Layers of each piece of a pipeline; what does not divide goes to the middle, since the ends have more to do.
+    """Return the layers of each piece of a pipeline.
 
-    (The first piece embeds, the last one has the vocabulary's matrix.)
+    Where they do not divide evenly, pieces in the middle get one more: the first piece also embeds, and the last one
+    has the output matrix.
     """
     if given:
         return given
@@ -63,7 +64,7 @@ class Piece:
 def pieces_of(
     layers: int, stage: int = 0, stages: int = 1, interleave: int = 1, given: tuple[int, ...] = ()
 ) -> tuple[Piece, ...]:
-    """What a stage holds of a model; by default all of it."""
+    """Return the pieces of a model that a stage holds; by default the whole model."""
     sizes = piece_layers(layers, stages * interleave, given)
     return tuple(
         Piece(range(sum(sizes[:at]), sum(sizes[: at + 1])), at == 0, at == len(sizes) - 1)
@@ -72,17 +73,17 @@ def pieces_of(
 
 
 def stage_pieces(stage: int, stages: int, interleave: int) -> tuple[int, ...]:
-    """The pieces that a stage holds: every so many, so that a micro-batch goes around."""
+    """Return the numbers of a stage's pieces, `stages` apart, so that a micro-batch visits the stages in turn."""
     return tuple(stage + stages * i for i in range(interleave))
 
 
 def accumulation(global_batch: int, micro_batch: int, data: int) -> int:
-    """Micro-batches that each rank adds up before a step; the division is exact in a checked config."""
+    """Return how many micro-batches each rank adds up per step; the division is exact in a checked config."""
     return global_batch // (micro_batch * data)
 
 
 def nearest_batches(global_batch: int, micro_batch: int, data: int) -> tuple[int, int]:
-    """The nearest global batches, below and above, that divide by micro batch x data parallel."""
+    """Return the nearest global batches, below and above, that are multiples of micro batch x data parallel."""
     unit = micro_batch * data
     below = max(unit, global_batch // unit * unit)
     return below, max(unit, -(-global_batch // unit) * unit)

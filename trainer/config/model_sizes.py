@@ -1,4 +1,4 @@
-"""The named sizes, and the arithmetic of a size: parameters, padded vocabulary, memory. No torch."""
+"""The named model sizes and their arithmetic: parameters and padded vocabulary. Loads no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ModelConfig:
     query_groups: int = setting(0, least=0)
     """Heads of keys and values, each shared by heads / query_groups queries; 0 means as many as heads."""
     sequence: int = setting(128, least=2)
-    """Tokens a sample."""
+    """Tokens per sample."""
     positions: int = setting(0, least=0)
     """Learned positions; 0 means one for each token of a sample. GLM has two tables, of one more each."""
     rotary: bool = setting(False)
@@ -35,7 +35,7 @@ class ModelConfig:
     ffn: int = setting(0, least=0)
     """Width inside the feed-forward part; 0 means 4 x hidden, with swiglu 8/3 x hidden rounded up to 64."""
     swiglu: bool = setting(False)
-    """A gated feed-forward part, silu(gate) x up, in the place of GELU; `activation` is not used then."""
+    """Use a gated feed-forward part, silu(gate) x up, instead of GELU; `activation` is then unused."""
     dropout: float = setting(0.0, least=0.0, below=1.0)
     """Chance to drop an activation, in training only."""
     attention_dropout: float = setting(0.0, least=0.0, below=1.0)
@@ -55,12 +55,12 @@ class ModelConfig:
 
     @property
     def up_width(self) -> int:
-        """What the first matrix of the feed-forward part gives: gate and up, or up alone."""
+        """Return the output width of the first feed-forward matrix: gate and up, or up alone."""
         return 2 * self.inner if self.swiglu else self.inner
 
     @property
     def groups(self) -> int:
-        """Heads of keys and values."""
+        """Return the heads of keys and values."""
         return self.query_groups or self.heads
 
     @property
@@ -69,12 +69,12 @@ class ModelConfig:
 
     @property
     def qkv_width(self) -> int:
-        """Queries, keys and values of one token."""
+        """Return the width of queries, keys and values together."""
         return self.hidden + 2 * self.groups * self.head_size
 
     @property
     def position_rows(self) -> int:
-        """Rows of each learned position table; GLM's row 0 is no position within a span."""
+        """Return the rows of each learned position table; GLM's row 0 means outside of a span."""
         if self.rotary and self.kind == "gpt":
             return 0
         return (self.positions or self.sequence) + (1 if self.kind == "glm" else 0)
@@ -88,19 +88,19 @@ class ModelConfig:
         return self.padded(1)
 
     def padded(self, tensor: int) -> int:
-        """Rows of the token table where so many tensor parallel ranks share it: each has a multiple of 128."""
+        """Return the rows of the token table shared by so many tensor parallel ranks, each with a multiple of 128."""
         unit = VOCAB_MULTIPLE * tensor
         return -(-self.vocab // unit) * unit
 
     def layer_parameters(self) -> int:
-        """Trained numbers of one block."""
+        """Return the parameters of one block."""
         h, inner = self.hidden, self.inner
         attention = h * self.qkv_width + self.qkv_width + h * h + h
         feed_forward = h * self.up_width + self.up_width + inner * h + h
         return attention + feed_forward + 4 * h
 
     def parameters(self) -> int:
-        """Trained numbers of the logical model; the padding of the vocabulary is not counted."""
+        """Return the parameters of the model, without the padding of the vocabulary."""
         tables = self.vocab + self.position_tables * self.position_rows
         return tables * self.hidden + self.layers * self.layer_parameters() + 2 * self.hidden
 
@@ -155,5 +155,5 @@ SIZES: dict[str, ModelConfig] = {
 
 
 def sized(name: str, **changes: object) -> ModelConfig:
-    """A named size with some of its fields changed."""
+    """Return a named size with some of its fields changed."""
     return replace(SIZES[name], **changes)  # type: ignore[arg-type]

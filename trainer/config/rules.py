@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def layout_of(config: TrainConfig, world: int) -> tuple[Layout, list[Fault]]:
-    """The layout of so many ranks; where they do not divide, one that does for going on, and the fault."""
+    """Return the layout of so many ranks and its faults; with faults, a layout with which checking can continue."""
     tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
     if world % (tensor * pipeline) == 0:
         return Layout.of(world, tensor, pipeline), []
@@ -29,7 +29,7 @@ def layout_of(config: TrainConfig, world: int) -> tuple[Layout, list[Fault]]:
 
 
 def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = ()) -> list[Fault]:
-    """All that single keys cannot say wrong, but together do.
+    """Return the faults that arise from several keys together.
 
     A rule about a key that has a fault already is not asked: it would judge a default that nobody wrote.
     """
@@ -60,7 +60,7 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
 
 
 def model_faults(model: ModelConfig) -> Iterator[Fault]:
-    """What is wrong with a model by itself."""
+    """Yield the faults of a model alone."""
     if model.hidden % model.heads:
         fitting = [heads for heads in range(1, model.hidden + 1) if model.hidden % heads == 0]
         best = min(fitting, key=lambda heads: abs(heads - model.heads))
@@ -145,7 +145,7 @@ def _recompute_faults(config: TrainConfig) -> Iterator[Fault]:
 
 
 def _chip_faults(config: TrainConfig) -> Iterator[Fault]:
-    """Yield what is wrong with the chip that the job names."""
+    """Yield the faults of the chip that the job names."""
     chip = NAMED.get(config.hardware.chip)
     if chip is None:
         return
@@ -170,8 +170,8 @@ def _profile_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     profile, world = config.profile, layout.world
     beyond = [rank for rank in profile.ranks if rank >= world]
     if profile.repeat and beyond:
-        told = ", ".join(map(str, beyond))
-        yield Fault("train.profile.ranks", f"there is no rank {told}", f"ranks count from 0 to {world - 1}")
+        listed = ", ".join(map(str, beyond))
+        yield Fault("train.profile.ranks", f"there is no rank {listed}", f"ranks count from 0 to {world - 1}")
     if profile.repeat and not profile.ranks:
         yield Fault("train.profile.ranks", "names no rank", "as in [0]; or leave profile out")
     cycle = profile.wait + profile.warmup + profile.active
@@ -246,7 +246,7 @@ def _schedule_faults(config: TrainConfig) -> Iterator[Fault]:
 
 
 def glm_faults(config: TrainConfig) -> Iterator[Fault]:
-    """What of a `data:` part does not go with the kind of model."""
+    """Yield the keys of a `data:` part that do not fit the kind of model."""
     data = config.data
     if config.model.kind != "glm":
         for key, kind in (("windows", Windows), ("infilling", Infilling)):

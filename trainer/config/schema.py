@@ -1,4 +1,4 @@
-"""A JSON schema of the `train:` part, out of the config's own fields, so that an editor completes and explains them."""
+"""Build the JSON schema of the `train:` part from the config's fields, so that editors complete and explain them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Schema = dict[str, Any]
 
 
 def train_schema() -> Schema:
-    """The whole part."""
+    """Return the schema of the whole part."""
     schema = _object(TrainConfig)
     properties = schema["properties"]
     names = {"enum": list(SIZES)}
@@ -36,13 +36,13 @@ def train_schema() -> Schema:
 
 
 def _short(properties: dict[str, Schema], key: str, *shorts: Schema) -> None:
-    """A section that a word or a number may say."""
+    """Allow short forms (a word or a number) for a section."""
     long = properties[key]
     properties[key] = {**_text(long), "anyOf": [*shorts, long]}
 
 
 def _short_sources(data: dict[str, Schema]) -> None:
-    """A list of corpora, of which one, or a prefix alone, may stand for the list or for an item."""
+    """Allow one corpus, or its prefix alone, in place of a list of corpora or of an item."""
     for key in ("blend", "train", "valid"):
         choice = {"anyOf": [{"type": "string"}, data[key]["items"]]}
         data[key] = {**_text(data[key]), "anyOf": [*choice["anyOf"], {"type": "array", "items": choice}]}
@@ -93,7 +93,7 @@ def _value(kind: Any, bounds: typing.Mapping[str, Any]) -> Schema:
 
 @cache
 def explanations(kind: Any) -> dict[str, str]:
-    """The docstring under each field of a dataclass."""
+    """Return the docstring below each field of a dataclass, by field."""
     (made,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(made, ast.ClassDef)
     found = {}

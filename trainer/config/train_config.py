@@ -1,4 +1,4 @@
-"""What to train: frozen, checked where it is built, every field explained. Loads no torch."""
+"""The `train:` part of a job as frozen, checked, explained values. Loads no torch."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class TrainConfig:
     steps: int = setting(1, least=1, required=True)
     """Optimizer steps in all, counted from the beginning of the training and not from a resume."""
     micro_batch: int = setting(8, least=1)
-    """Samples that a rank computes at once."""
+    """Samples that a rank computes at the same time."""
     global_batch: int | None = setting(None, least=1)
-    """Samples a step over all ranks = micro_batch x data parallel x accumulation (1 if left out)."""
+    """Samples per step over all ranks = micro_batch x data parallel x accumulation (1 if left out)."""
     batch_ramp: BatchRamp = field(default_factory=BatchRamp)
     """Small batches first."""
     precision: str = setting("fp32", choices=("fp32", "bf16", "fp16"))
@@ -52,7 +52,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW and its schedule."""
     engine: str = setting("torch", choices=("torch", "deepspeed"))
-    """Who moves gradients and state between ranks."""
+    """What exchanges gradients and state between ranks."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     """tensor, pipeline, interleave, sequence; or `auto`, which tries every legal layout."""
     zero: int = setting(0, choices=(0, 1, 2, 3))
@@ -62,17 +62,17 @@ class TrainConfig:
     recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
     """none, full, selective, or a mapping: activations computed again instead of kept."""
     native: str | dict[str, str] = setting("auto")  # noqa: RUF009
-    """Backend of the fused ops: auto, a name, or a name an op."""
+    """Backend of the fused ops: auto, a name, or a mapping of ops to names."""
     eval: EvalConfig = field(default_factory=EvalConfig)
     """Validation."""
     save: SaveConfig = field(default_factory=SaveConfig)
     """Checkpoints."""
     nan: NanConfig = field(default_factory=NanConfig)
-    """What follows a loss that is not finite."""
+    """What happens after a loss that is not finite."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """torch's profiler by a schedule of steps."""
     tensorboard: bool = setting(False)
-    """Write TensorBoard's files too, on rank 0; `clusterctl tensorboard RUN` makes them of any run's metrics."""
+    """Write files for TensorBoard too, on rank 0; `clusterctl tensorboard RUN` writes them for any run."""
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     """The devices that the job is written for, by the name of their chip or by figures."""
     log_every: int = setting(1, least=1)
@@ -95,17 +95,17 @@ class TrainConfig:
 
     @cached_property
     def batches(self) -> BatchSizes:
-        """Samples of each step."""
+        """Return the samples of each step."""
         ramp = self.batch_ramp
         return BatchSizes(self.global_batch or 1, ramp.start, ramp.increment, ramp.samples)
 
     def layout(self, world: int) -> Layout:
-        """How so many ranks divide the work; ValueError where they do not divide."""
+        """Return how so many ranks divide the work; raise ValueError if they cannot."""
         return Layout.of(world, self.parallel.tensor, self.parallel.pipeline)
 
     @property
     def stages(self) -> list[tuple[Piece, ...]]:
-        """What each stage of the pipeline holds."""
+        """Return the pieces of each pipeline stage."""
         how, layers = self.parallel, self.model.layers
         return [
             pieces_of(layers, stage, how.pipeline, how.interleave, tuple(how.layers))
@@ -141,7 +141,7 @@ def _short_parallel(given: object) -> object:
     return {"auto": True} if given == "auto" else given
 
 
-# Sections that a word or a number says in short.
+# Sections that have a short form, a word or a number.
 SHORT: dict[str, Callable[[object], object]] = {
     "parallel": _short_parallel,
     "recompute": lambda given: {"mode": given},

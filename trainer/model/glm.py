@@ -1,4 +1,4 @@
-"""GLM, whole: blanks are filled in. Two rows of positions, and a source that is seen from everywhere.
+"""GLM, a model that fills in blanks: two rows of positions, and a source that every token attends to.
 
 A row is a source with masks in the places of its blanks, and behind it the blanks' contents, which the model learns
 to write (glm_blocks makes them). A token's first position is its place in the source, or its blank's; the second
@@ -33,7 +33,7 @@ from trainer.parallel.tensor import ALONE, SEQUENCE, Parallel
 
 
 class GLM(nn.Module):
-    """Rows in, logits or loss out."""
+    """The GLM model: returns logits, or the loss."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class GLM(nn.Module):
         recompute: Recompute = NOTHING,
         pieces: Sequence[Piece] = (),
     ) -> None:
-        """`pieces`: what this rank holds, where it is a stage of a pipeline; other layers are not there at all."""
+        """`pieces`: the layers that this rank holds, if it is a pipeline stage; other layers are not created."""
         super().__init__()
         self.config, self.parallel, self.recompute = config, parallel, recompute
         self.pieces = tuple(pieces) or pieces_of(config.layers)
@@ -70,10 +70,10 @@ class GLM(nn.Module):
         x: Tensor | None = None,
         piece: int = 0,
     ) -> Tensor:
-        """Logits (batch, length, vocab); with targets, the mean loss instead.
+        """Return logits (batch, length, vocab); with targets, the mean loss instead.
 
         tokens: (batch, length); positions: (batch, 2, length); separators: (batch,), the lengths of the sources.
-        In a pipeline: of the piece of this number here, what the next one needs; `x` is what the one before gave.
+        In a pipeline: run this piece; `x` is the result of the piece before, and the result is the next one's `x`.
         """
         own = self.pieces[piece]
         x = self._embedded(tokens, positions) if x is None else x  # (batch, length, hidden)
@@ -97,7 +97,7 @@ class GLM(nn.Module):
         check_token_ids(targets[loss_mask != 0], self.config.vocab)
 
     def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What `forward` takes for the loss of a micro-batch: only what is behind the source is predicted."""
+        """Return the arguments of `forward` for the loss; only tokens behind the source are predicted."""
         tokens, targets, loss_mask, positions, separators = micro
         targets = targets.masked_fill(loss_mask == 0, UNCOUNTED)
         # Rows are as long as their blanks make them.
@@ -109,7 +109,7 @@ class GLM(nn.Module):
 
     @property
     def counts_vary(self) -> bool:
-        """Whether micro-batches of the same size may differ in the number of targets that the loss counts."""
+        """Return whether micro-batches of the same size may differ in the number of targets that the loss counts."""
         return True
 
     def counted(self, micro: Sequence[Tensor]) -> int:
@@ -119,7 +119,7 @@ class GLM(nn.Module):
 
 
 def unseen(separators: Tensor, length: int) -> Tensor:
-    """(batch, 1, length, length), True where a row's token must not see a column's: later, and not of the source."""
+    """Return (batch, 1, length, length), True where a column's token is later than a row's and not in the source."""
     later = future(length, separators.device)
     behind = torch.arange(length, device=separators.device) >= separators.unsqueeze(-1)  # (batch, length)
     return later & behind[:, None, None, :]

@@ -1,4 +1,4 @@
-"""The GPT decoder, whole: learned positions, layer norm before each part, embedding tied to the output."""
+"""The GPT decoder: learned positions, layer norm before each part, embedding tied to the output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trainer.parallel.tensor import ALONE, Parallel
 
 
 class GPT(nn.Module):
-    """Tokens in, logits or loss out."""
+    """The GPT model: returns logits, or the loss."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class GPT(nn.Module):
         recompute: Recompute = NOTHING,
         pieces: Sequence[Piece] = (),
     ) -> None:
-        """`ends`: what an end of document does to the rest of its sample; nothing where it is None.
+        """`ends`: what an end of document does to the rest of its sample; None: nothing.
 
-        `pieces`: what this rank holds, where it is a stage of a pipeline; other layers are not there at all.
+        `pieces`: the layers that this rank holds, if it is a pipeline stage; other layers are not created.
         """
         super().__init__()
         self.config, self.ends, self.recompute = config, ends, recompute
@@ -63,9 +63,9 @@ class GPT(nn.Module):
     def forward(
         self, tokens: Tensor, targets: Tensor | None = None, x: Tensor | None = None, piece: int = 0
     ) -> Tensor:
-        """Logits of every position (batch, sequence, vocab); with targets, the mean loss instead.
+        """Return logits of every position (batch, sequence, vocab); with targets, the mean loss instead.
 
-        In a pipeline: of the piece of this number here, what the next one needs; `x` is what the one before gave.
+        In a pipeline: run this piece; `x` is the result of the piece before, and the result is the next one's `x`.
         """
         ends, own = self.ends, self.pieces[piece]
         at = torch.arange(tokens.shape[1], device=tokens.device)
@@ -99,13 +99,13 @@ class GPT(nn.Module):
         check_token_ids(micro[0], self.config.vocab)
 
     def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What `forward` takes for the loss of a micro-batch: each token is predicted from those before it."""
+        """Return the arguments of `forward` for the loss; each token is predicted from those before it."""
         (tokens,) = micro
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     @property
     def counts_vary(self) -> bool:
-        """Whether micro-batches of the same size may differ in the number of targets that the loss counts."""
+        """Return whether micro-batches of the same size may differ in the number of targets that the loss counts."""
         return self.ends is not None and self.ends.loss
 
     def counted(self, micro: Sequence[Tensor]) -> int:

@@ -1,4 +1,4 @@
-"""What both models are built of. What is fused comes from `native`; what crosses ranks from `parallel`.
+"""The layers of both models. Fused ops come from `native`, exchanges between ranks from `parallel`.
 
 A rank's part of a layer has some of its heads and some of its inner width; with one rank, all of them.
 
@@ -29,10 +29,10 @@ ROTARY_BASE = 10_000.0
 
 @dataclass(frozen=True)
 class Sight:
-    """What the blocks of one pass share: what sees what, and where each token stands."""
+    """What the blocks of one pass share: the attention mask and the rotary positions."""
 
     hidden: Tensor | None = None
-    """(batch, 1, sequence, sequence), True where a token is not seen; by default only later ones."""
+    """Mask (batch, 1, sequence, sequence), True where a token is hidden; None hides later tokens."""
     turns: tuple[Tensor, Tensor] | None = None
     """Cosines and sines of rotary positions, each (batch or 1, 1, sequence, head size / 2)."""
 
@@ -41,7 +41,7 @@ PLAIN = Sight()
 
 
 class LayerNorm(nn.Module):
-    """Layer norm through the chosen backend; its weights stay fp32 in every precision.
+    """Layer norm by the chosen backend; its weights stay fp32 in every precision.
 
     torch's bf16 backward sums their gradients in bf16 and was seen to be off by 4.0 in 118.
     """
@@ -59,7 +59,7 @@ class LayerNorm(nn.Module):
 
 
 class ColumnLinear(nn.Module):
-    """A matrix cut by its outputs: every rank has its part of each of the `sections` of the result."""
+    """A matrix divided by outputs (columns): each rank has its part of every section of the result."""
 
     def __init__(self, inputs: int, sections: tuple[int, ...], parallel: Parallel) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """A matrix cut by its inputs: the ranks' results are summed, and the bias is added once."""
+    """A matrix divided by inputs (rows): the ranks' results are summed, and the bias is added once."""
 
     def __init__(self, inputs: int, outputs: int, parallel: Parallel) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class RowLinear(nn.Module):
 
 
 class TokenTable(nn.Module):
-    """The embedding of tokens, and the output that is tied to it; cut by rows among the ranks.
+    """The token embedding and the output matrix tied to it, divided by rows among the ranks.
 
     Its padding (to a multiple of 128 rows a rank) starts at zero and never enters the loss, so it gets no
     gradient and stays zero: the padded model computes exactly what the logical one does.
@@ -107,7 +107,7 @@ class TokenTable(nn.Module):
         self.vocab, self.ops, self.parallel = config.vocab, ops, parallel
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, sequence) -> (batch, sequence or this rank's part of it, hidden)."""
+        """Return (batch, sequence or this rank's part of it, hidden)."""
         if self.parallel.size == 1:
             return F.embedding(tokens, self.weight)
         own = tokens - self.first
@@ -116,12 +116,12 @@ class TokenTable(nn.Module):
         return self.parallel.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0))
 
     def logits(self, x: Tensor) -> Tensor:
-        """Of every token of the vocabulary, whole on every rank; for reading, not for training."""
+        """Return the logits of the whole vocabulary on every rank; without gradient."""
         own = column_linear(x, self.weight, None, self.parallel)
         return self.parallel.gather(own, -1)[..., : self.vocab]
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy over the targets that are not -100."""
+        """Return the mean cross-entropy over the targets that are not -100."""
         if self.parallel.size == 1:
             return self.ops.linear_cross_entropy(x.flatten(0, 1), self.weight, targets.flatten(), self.vocab)
         own = column_linear(x, self.weight, None, self.parallel)[..., : self.real]
@@ -138,7 +138,7 @@ class PositionTable(nn.Module):
         self.parallel = parallel
 
     def forward(self, at: Tensor) -> Tensor:
-        """Of (sequence,) or (batch, sequence); with sequence parallel, of this rank's part of the sequence."""
+        """Return embeddings of positions `at`; with sequence parallel, of this rank's part of them."""
         if self.parallel.divides_sequence:
             at = at.chunk(self.parallel.size, -1)[self.parallel.rank]
         return F.embedding(at, self.weight)
@@ -248,14 +248,14 @@ class Block(nn.Module):
 
 
 def turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotary positions: pairs (i, i + half) of a head's numbers, turned by an angle that the position tells."""
+    """Return `x` with rotary positions: each pair (i, i + half) of a head is rotated by an angle of its position."""
     one, two = x.chunk(2, -1)
     cosines, sines = cosines.to(x.dtype), sines.to(x.dtype)
     return torch.cat([one * cosines - two * sines, two * cosines + one * sines], -1)
 
 
 def turns(at: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines for the positions `at`, (sequence,) or (batch, sequence)."""
+    """Return cosines and sines for the positions `at`, (sequence,) or (batch, sequence)."""
     pairs = torch.arange(0, head_size, 2, device=at.device, dtype=torch.float32)
     angles = at.float().unsqueeze(-1) * torch.exp(pairs * (-math.log(ROTARY_BASE) / head_size))
     angles = angles.view(-1, 1, *angles.shape[-2:])
@@ -263,7 +263,7 @@ def turns(at: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
 
 
 def residual_deviation(config: ModelConfig) -> float:
-    """GPT-2's initial deviation of what writes into the residual stream."""
+    """Return GPT-2's initial deviation of matrices that write into the residual stream."""
     return config.init_std / math.sqrt(2 * config.layers)
 
 
@@ -272,16 +272,16 @@ class Cut:
     """How one parameter is divided among the tensor parallel ranks."""
 
     dim: int | None = None
-    """Along which dimension; None: every rank has it whole."""
+    """The divided dimension; None: every rank has the whole parameter."""
     sections: tuple[int, ...] = ()
-    """Parts along `dim` that are divided each by itself (queries, keys, values); one if left out."""
+    """Sizes along `dim` of sections that are divided separately (queries, keys, values)."""
     rows: int | None = None
-    """Rows of the whole that mean something; on a rank there is padding behind them, of zeros."""
+    """Rows without padding; on a rank rows of zeros follow."""
     partial: bool = False
-    """Whether, with sequence parallel, a rank's gradient is only a part of a sum."""
+    """Whether, with sequence parallel, the gradients of the ranks must be summed."""
 
     def whole_shape(self, own: Sequence[int], size: int) -> tuple[int, ...]:
-        """The shape in a checkpoint, of what has the shape `own` on each of `size` ranks."""
+        """Return the shape of the whole parameter, from the shape `own` on each of `size` ranks."""
         shape = list(own)
         if self.dim is not None:
             shape[self.dim] *= size
@@ -290,7 +290,7 @@ class Cut:
         return tuple(shape)
 
     def take(self, whole: Tensor, rows: int, parallel: Parallel) -> Tensor:
-        """A rank's part of a whole; `rows`: of that part, where padding may be among them."""
+        """Return this rank's part of a whole; `rows`: rows of the part, padding included."""
         if self.rows is not None:
             whole = F.pad(whole, (0, 0, 0, rows * parallel.size - self.rows))
         if self.dim is None or parallel.size == 1:
@@ -304,7 +304,7 @@ INTO_RESIDUAL = ("attention.out.weight", "feed_forward.down.weight")
 
 
 def cuts_of(model: nn.Module) -> dict[str, Cut]:
-    """Of each parameter its cut, as the module that owns it says in `cuts`."""
+    """Return the cut of each parameter, from the `cuts` of the module that owns it."""
     found = {}
     for path, module in model.named_modules():
         own: Mapping[str, Cut] = getattr(module, "cuts", {})
@@ -315,7 +315,7 @@ def cuts_of(model: nn.Module) -> dict[str, Cut]:
 
 @torch.no_grad()
 def initialize(model: nn.Module, std: float, into_residual: float, seed: int, parallel: Parallel) -> None:
-    """Matrices from normal(0, std), those that write into the residual from normal(0, into_residual).
+    """Draw matrices from normal(0, std), those that write into the residual from normal(0, into_residual).
 
     Each is drawn whole by a generator of its own name and then cut: every layout begins with the same model.
     """
@@ -331,16 +331,16 @@ def initialize(model: nn.Module, std: float, into_residual: float, seed: int, pa
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
-    """Random numbers of a name's own."""
+    """Return a generator seeded by `seed` and `name`."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
 
 
 def own_of(key: str, whole: Tensor, like: Tensor, cuts: Mapping[str, Cut], parallel: Parallel) -> Tensor:
-    """The reverse of `whole_of` for one tensor, to be copied into `like`."""
+    """Return this rank's part of `whole`, shaped as `like`."""
     return cuts[parameter_of(key, cuts)].take(whole, like.shape[0], parallel)
 
 
 def parameter_of(key: str, cuts: Mapping[str, Cut]) -> str:
-    """The parameter that a tensor of a state belongs to: its own name, or what follows the moment's."""
+    """Return the name of the parameter that a tensor of a state belongs to."""
     return key if key in cuts else key.split(".", 1)[1]

@@ -1,4 +1,4 @@
-"""What of a sample counts and what sees what, by its end-of-document tokens: as Megatron-core makes them.
+"""Loss masks, positions and attention masks from end-of-document tokens, as Megatron-core makes them.
 
 All take the inputs of a batch, (batch, sequence).
 """
@@ -21,11 +21,11 @@ class Ends:
 
     eod: int
     loss: bool = False
-    """What follows one is not to be predicted: it is another document's first token."""
+    """Do not predict the token after one: it begins another document."""
     positions: bool = False
-    """Positions begin anew after one."""
+    """Restart positions after one."""
     attention: bool = False
-    """Nothing sees what lies before one."""
+    """Hide tokens before one from those after it."""
 
 
 def future(length: int, device: torch.device) -> Tensor:
@@ -34,7 +34,7 @@ def future(length: int, device: torch.device) -> Tensor:
 
 
 def counted(inputs: Tensor, targets: Tensor, eod: int) -> Tensor:
-    """The targets, without those whose input is an end of document."""
+    """Return the targets, without those whose input is an end of document."""
     return targets.masked_fill(inputs == eod, UNCOUNTED)
 
 
@@ -50,7 +50,7 @@ def loss_over_counted(loss: Callable[[Tensor], Tensor], targets: Tensor) -> Tens
 
 
 def positions(inputs: Tensor, eod: int) -> Tensor:
-    """Positions that begin at 0 anew after each end of document."""
+    """Return positions that restart at 0 after each end of document."""
     at = torch.arange(inputs.shape[-1], device=inputs.device).expand(inputs.shape)
     begin = torch.zeros_like(at)
     begin[..., 1:] = torch.where(inputs[..., :-1] == eod, at[..., 1:], 0)
@@ -58,14 +58,14 @@ def positions(inputs: Tensor, eod: int) -> Tensor:
 
 
 def documents(inputs: Tensor, eod: int) -> Tensor:
-    """The number of the document, within the sample, that each token belongs to."""
+    """Return the number of each token's document within the sample."""
     number = torch.zeros_like(inputs)
     number[..., 1:] = (inputs[..., :-1] == eod).cumsum(-1)
     return number
 
 
 def hidden(inputs: Tensor, eod: int) -> Tensor:
-    """(batch, 1, sequence, sequence), True where a row's token must not see a column's: later, or elsewhere."""
+    """Return (batch, 1, sequence, sequence), True where a column's token is later or in another document."""
     number = documents(inputs, eod).unsqueeze(-2)
     later = future(inputs.shape[-1], inputs.device)
     return (number.transpose(-1, -2) != number).unsqueeze(-3) | later

@@ -1,4 +1,4 @@
-"""Activations computed again in the backward pass instead of kept: the same numbers to the last bit."""
+"""Recompute activations in the backward pass instead of keeping them, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ HIDDEN = -1
 
 @dataclass(frozen=True)
 class Recompute:
-    """What is kept: with `full` the input of every so many blocks, with `selective` all but attention's scores."""
+    """What is kept: with `full` the input of every `every` blocks, with `selective` all except attention's scores."""
 
     mode: str = "none"
     every: int = 1
     split: bool = False
-    """Each tensor parallel rank keeps its part of an input; the backward pass puts them together."""
+    """Whether each tensor parallel rank keeps its part of an input, which the backward pass gathers."""
     parallel: Parallel = ALONE
 
     def through(self, blocks: Sequence[nn.Module], x: Tensor, *shared: object) -> Tensor:
-        """The blocks one after another; `shared` goes to each of them."""
+        """Run the blocks in order and return the result; `shared` is passed to each of them."""
         if self.mode != "full" or not torch.is_grad_enabled():
             return _through(blocks, x, *shared)
         for start in range(0, len(blocks), self.every):
@@ -46,11 +46,11 @@ class Recompute:
         return result
 
     def _again(self, blocks: Sequence[nn.Module], x: Tensor, *shared: object) -> Tensor:
-        # Which has divided it already.
+        # With sequence parallel the input is divided already.
         if not self.split or self.parallel.sequence:
             result: Tensor = checkpoint(_through, blocks, x, *shared, use_reentrant=False)
             return result
-        # Spares the first pass the exchange.
+        # So that the first pass needs no exchange.
         at_hand = [x.detach()]
 
         def run(part: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The ranks as one: the process group, and the few things they say to each other. Alone, each is a no-op."""
+"""Process groups of ranks and their collectives, which do nothing for a rank alone."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 # A rank waits this long for the others: longer than the slowest step or save, shorter than a night.
 PATIENCE = timedelta(minutes=10)
-# And so long for them to come at all: before, each node makes the order of its samples, at its own disk's speed. A rank
-# that died on the way is the launcher's to tell.
+# A rank waits this long for the others to start: before, each node builds its index of samples at its own speed. The
+# launcher reports ranks that died before.
 ARRIVAL = timedelta(hours=12)
 
 
 class Group:
-    """All ranks of a run, or some of them. Every method is for all of its ranks together."""
+    """All ranks of a run, or some of them. Every method is a collective."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Group:
 
     @classmethod
     def join(cls, environment: Env, device: Device, always: bool = False) -> Group:
-        """Meet the other ranks; with `always`, torch's process group exists for a rank alone too."""
+        """Join the other ranks and return their group; with `always`, a rank alone has a process group too."""
         rank, world, store = environment.rank, environment.world_size, None
         if world > 1:
-            store = _met(environment)
+            store = _open_store(environment)
             dist.init_process_group(
                 device.collectives, store=store, timeout=PATIENCE, rank=rank, world_size=world
             )
@@ -67,11 +67,11 @@ class Group:
         return cls(rank, world, device, store=store)
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true on any rank."""
+        """Return whether `flag` is true on any rank."""
         return self.total(float(flag)) > 0
 
     def total(self, value: float) -> float:
-        """The sum over the ranks."""
+        """Return the sum over the ranks."""
         if self.world == 1:
             return value
         tensor = torch.tensor(value, dtype=torch.float64 if self.device.kind == "cpu" else torch.float32)
@@ -80,13 +80,13 @@ class Group:
         return float(tensor.item())
 
     def broadcast(self, tensors: Iterable[Tensor], source: int = 0) -> None:
-        """Overwrite the tensors by those of the rank `source`."""
+        """Overwrite the tensors with those of the rank `source`."""
         if self.world > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, self.members[source], group=self.handle)
 
     def share(self, value: T) -> T:
-        """Rank 0's plain value (numbers, text, lists of them), on every rank."""
+        """Return rank 0's value (numbers, text, lists of them) on every rank."""
         if self.world == 1:
             return value
         box: list[Any] = [value]
@@ -94,7 +94,7 @@ class Group:
         return cast("T", box[0])
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's plain value, in the ranks' order, on all of them."""
+        """Return the values of all ranks, in their order, on every rank."""
         if self.world == 1:
             return [value]
         box: list[Any] = [None] * self.world
@@ -108,43 +108,43 @@ class Group:
 
 @dataclass(frozen=True)
 class Groups:
-    """The ranks that this one has something in common with."""
+    """The groups that this rank belongs to."""
 
     everyone: Group
     data: Group
-    """Those that hold the same part of the model and see other samples."""
+    """Ranks with the same part of the model and other samples."""
     tensor: Parallel
-    """Those that share every layer and see the same samples."""
+    """Ranks that share every layer and see the same samples."""
     pipeline: Pipeline = UNDIVIDED
-    """Those that together have the model and see the same samples."""
+    """Stages of the same pipeline, which see the same samples."""
 
     @classmethod
     def of(cls, everyone: Group, layout: Layout, sequence: bool = False, interleave: int = 1) -> Groups:
-        """By a layout; for all ranks together."""
+        """Return the groups of a layout. A collective of all ranks."""
         stage, data, tensor = layout.place(everyone.rank)
-        beside, line = ALONE, UNDIVIDED
+        tensor_group, pipeline = ALONE, UNDIVIDED
         if layout.tensor > 1:
-            own = _made([layout.rank(stage, data, at) for at in range(layout.tensor)], everyone)
-            beside = Parallel(own.rank, own.world, own.handle, sequence)
-        across = _made([layout.rank(stage, at, tensor) for at in range(layout.data)], everyone)
+            own = _new_group([layout.rank(stage, data, at) for at in range(layout.tensor)], everyone)
+            tensor_group = Parallel(own.rank, own.world, own.handle, sequence)
+        data_group = _new_group([layout.rank(stage, at, tensor) for at in range(layout.data)], everyone)
         if layout.pipeline > 1:
-            line = _line(
+            pipeline = _new_pipeline(
                 [layout.rank(at, data, tensor) for at in range(layout.pipeline)], everyone, interleave
             )
-        return cls(everyone, across, beside, line)
+        return cls(everyone, data_group, tensor_group, pipeline)
 
     @property
     def dropout_place(self) -> int:
-        """Tells this rank's dropout from others'; those that hold the same numbers must drop the same."""
+        """Return a number that seeds dropout; ranks with the same activations have the same number."""
         if self.tensor.divides_sequence:
             return self.everyone.rank
         return self.data.rank + self.data.world * self.pipeline.stage
 
 
-def _made(members: Sequence[int], everyone: Group) -> Group:
-    """The group of these ranks, which are this one's; each of them makes its groups in the same order.
+def _new_group(members: Sequence[int], everyone: Group) -> Group:
+    """Return the group of `members`, which include this rank; all of them create their groups in the same order.
 
-    Its members alone meet for it: where all ranks meet for every group, those of a thousand take minutes.
+    Only its members synchronize: with all ranks for every group, the groups of a thousand ranks take minutes.
     """
     if len(members) == everyone.world:
         return everyone
@@ -152,10 +152,10 @@ def _made(members: Sequence[int], everyone: Group) -> Group:
     return Group(members.index(everyone.rank), len(members), everyone.device, members, handle)
 
 
-def _line(members: Sequence[int], everyone: Group, interleave: int) -> Pipeline:
-    """Beside the stages' own group those in which the passes send: see Pipeline."""
-    line = _made(members, everyone)
-    # Two neighbours send both ways then.
+def _new_pipeline(members: Sequence[int], everyone: Group, interleave: int) -> Pipeline:
+    """Return the pipeline of `members`, with the groups for messages between stages."""
+    pipeline = _new_group(members, everyone)
+    # Then two neighbours send in both directions.
     two_ways = 2 if len(members) == 2 and interleave > 1 else 1
     backward, forward = (
         tuple(
@@ -164,16 +164,16 @@ def _line(members: Sequence[int], everyone: Group, interleave: int) -> Pipeline:
         )
         for _ in range(2)
     )
-    ends = line.handle
+    ends = pipeline.handle
     # The last group, since not all make it.
-    if len(members) > 2 and line.rank in (0, line.world - 1):
+    if len(members) > 2 and pipeline.rank in (0, pipeline.world - 1):
         both = [members[0], members[-1]]
         ends = dist.new_group(both, timeout=PATIENCE, use_local_synchronization=True)
-    return Pipeline(line.rank, tuple(members), interleave, line.handle, ends, (backward, forward))
+    return Pipeline(pipeline.rank, tuple(members), interleave, pipeline.handle, ends, (backward, forward))
 
 
-def _met(environment: Env) -> Any:
-    """Where the ranks find each other, once all of them are there: no timeout of a collective runs before."""
+def _open_store(environment: Env) -> Any:
+    """Return the store once all ranks have joined, so that no timeout of a collective runs before."""
     host, port, world = environment.master_addr, environment.master_port, environment.world_size
     make: Any = dist.TCPStore  # type: ignore[attr-defined]
     # rank 0 waits for all.
@@ -187,7 +187,7 @@ def _met(environment: Env) -> Any:
 
 
 def leave(group: Group, code: int) -> None:
-    """End this process after a good run, without the interpreter's own end.
+    """End this process after a good run, without the usual teardown of the interpreter.
 
     A gloo rank that is torn down in the usual way aborts now and then on a loaded machine
     (`terminate called without an active exception`): 7 of 30 runs; with a barrier and _exit 0 of 10.

@@ -1,6 +1,6 @@
-"""This rank's place in a pipeline, and what its stages say to each other outside of the passes.
+"""A rank's place in a pipeline, its exchanges outside of the passes, and the order of its passes.
 
-In which order a pipeline's stage computes: one forward, one backward (1F1B), plain or interleaved. Arithmetic alone.
+The order is one forward, one backward (1F1B), plain or interleaved.
 
 The orders are torch's own (tests compare them). Its schedules themselves are not used: they take 1.8 s of every rank's
 start to load, keep a receiving buffer for every micro-batch of a step, and want all micro-batches in one shape, which
@@ -18,23 +18,23 @@ from torch import Tensor
 
 from trainer.device import Device
 
-# The first stage embeds by it, the last one has its own copy for the output.
+# The first stage embeds with it; the last one has a copy for the output.
 TIED = "tokens.weight"
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The stages that together have a whole model; the default is a rank that has it alone."""
+    """The stages that together hold a model; the default is a rank that holds it alone."""
 
     stage: int = 0
     ranks: tuple[int, ...] = (0,)
-    """Of every stage, its rank as the run counts them."""
+    """The rank of every stage."""
     interleave: int = 1
-    """Pieces of the model a stage."""
+    """Pieces of the model per stage."""
     group: Any = None
     """torch's process group of these ranks."""
     ends: Any = None
-    """Of the first and the last alone; elsewhere None."""
+    """Group of the first and the last stage; None on other stages."""
     ways: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
     """Groups for what the passes send backward and forward, by the sender's stage in turn.
 
@@ -58,25 +58,25 @@ class Pipeline:
         return self.ways[forward][sender % len(self.ways[forward])]
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over the stages, in place."""
+        """Sum over the stages in place and return the result."""
         if self.stages > 1:
             dist.all_reduce(x, group=self.group)
         return x
 
     def total(self, value: float, device: Device) -> float:
-        """The sum over the stages of what each knows."""
+        """Return the sum of a number over the stages."""
         if self.stages == 1:
             return value
         kind = torch.float64 if device.kind == "cpu" else torch.float32
         return float(self.sum(torch.tensor(value, dtype=kind, device=device.name)).item())
 
     def sum_ends(self, x: Tensor) -> None:
-        """The sum over the first and the last stage, in place there."""
+        """Sum in place over the first and the last stage."""
         if self.stages > 1 and (self.is_first or self.is_last):
             dist.all_reduce(x, group=self.ends)
 
     def counts(self, name: str) -> bool:
-        """Whether this stage's copy of a parameter is the one that a norm counts."""
+        """Return whether a norm counts this stage's copy of a parameter."""
         return name != TIED or self.is_first
 
 
@@ -88,14 +88,14 @@ class Action(NamedTuple):
 
     forward: bool
     piece: int
-    """The number among the pieces that the stage holds."""
+    """Index among the stage's pieces."""
     micro: int
 
 
 def one_forward_one_backward(stage: int, stages: int, pieces: int, micros: int) -> list[Action]:
-    """A stage's actions of a step. With several pieces, groups of as many micro-batches as stages go around."""
+    """Return a stage's actions of a step (1F1B); several pieces are interleaved in groups of `stages`."""
     forwards = forward_only(stages, pieces, micros)
-    backwards = [Action(False, pieces - 1 - one.piece, one.micro) for one in forwards]
+    backwards = [Action(False, pieces - 1 - action.piece, action.micro) for action in forwards]
     ahead = stages - 1 - stage
     warm = min(len(forwards), ahead if pieces == 1 else 2 * ahead + (pieces - 1) * stages)
     actions = forwards[:warm]
@@ -105,7 +105,7 @@ def one_forward_one_backward(stage: int, stages: int, pieces: int, micros: int) 
 
 
 def forward_only(stages: int, pieces: int, micros: int) -> list[Action]:
-    """Every stage's order of an evaluation."""
+    """Return every stage's actions of an evaluation."""
     if pieces == 1:
         return [Action(True, 0, micro) for micro in range(micros)]
     return [
@@ -117,12 +117,12 @@ def forward_only(stages: int, pieces: int, micros: int) -> list[Action]:
 
 
 def source_of(action: Action, stage: int, stages: int, pieces: int) -> int | None:
-    """The stage whose result an action takes; None where it takes none."""
+    """Return the stage whose result an action needs, or None."""
     if action.forward:
         return None if stage == 0 and action.piece == 0 else (stage - 1) % stages
     return None if stage == stages - 1 and action.piece == pieces - 1 else (stage + 1) % stages
 
 
 def target_of(action: Action, stage: int, stages: int, pieces: int) -> int | None:
-    """The stage that an action's result goes to; None where it goes nowhere."""
+    """Return the stage that needs an action's result, or None."""
     return source_of(action._replace(forward=not action.forward), stage, stages, pieces)

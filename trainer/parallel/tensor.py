@@ -1,4 +1,4 @@
-"""Tensor and sequence parallel: what the ranks that share every layer say to each other within a pass.
+"""Tensor and sequence parallel: the exchanges within a pass between ranks that share every layer.
 
 A pair of matrices needs two exchanges: the first is cut by its outputs (columns), the second by its inputs (rows),
 so that only what enters the pair in the backward pass and what leaves it in the forward pass is summed. Sequence
@@ -23,14 +23,14 @@ SEQUENCE = 1
 
 @dataclass(frozen=True)
 class Parallel:
-    """This rank's place among those that share every layer; the default is a rank that has them to itself."""
+    """This rank's place in its tensor parallel group; the default is a rank alone."""
 
     rank: int = 0
     size: int = 1
     group: Any = None
     """torch's process group of these ranks."""
     sequence: bool = False
-    """Whether what lies between the matrices is divided along the sequence."""
+    """Whether activations between the matrices are divided along the sequence."""
 
     @property
     def divides_sequence(self) -> bool:
@@ -44,29 +44,29 @@ class Parallel:
         return x if self.size == 1 else _apply(_Copied, x, self)
 
     def leave(self, x: Tensor) -> Tensor:
-        """Out of a matrix cut by rows: the sum over the ranks, with sequence parallel this rank's part of it."""
+        """Return the sum over the ranks after a matrix divided by rows; with sequence parallel its own part."""
         if self.size == 1:
             return x
         return _apply(_Scattered if self.sequence else _Summed, x, self)
 
     def own(self, x: Tensor, dim: int = SEQUENCE) -> Tensor:
-        """This rank's part of what every rank has whole; the gradient is whole on every rank again."""
+        """Return this rank's part of `x`, which every rank has; the backward pass gathers the gradient."""
         return x if self.size == 1 else _apply(_Own, x, self, dim)
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, in place; no gradient."""
+        """Sum over the ranks in place and return the result; no gradient."""
         if self.size > 1:
             dist.all_reduce(x, group=self.group)
         return x
 
     def largest(self, x: Tensor) -> Tensor:
-        """The maximum over the ranks, in place; no gradient."""
+        """Take the maximum over the ranks in place and return it; no gradient."""
         if self.size > 1:
             dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.group)
         return x
 
     def gather(self, part: Tensor, dim: int = SEQUENCE) -> Tensor:
-        """The ranks' parts side by side along `dim`; no gradient."""
+        """Return the ranks' parts concatenated along `dim`; no gradient."""
         if self.size == 1:
             return part
         parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
@@ -74,7 +74,7 @@ class Parallel:
         return torch.cat(parts, dim)
 
     def scatter_sum(self, x: Tensor, dim: int = SEQUENCE) -> Tensor:
-        """This rank's part along `dim` of the sum over the ranks; no gradient."""
+        """Return this rank's part along `dim` of the sum over the ranks; no gradient."""
         if self.size == 1:
             return x
         parts = torch.cat([part.flatten() for part in x.chunk(self.size, dim)])
@@ -181,7 +181,7 @@ class _Own(torch.autograd.Function):
 def cross_entropy(
     logits: Tensor, targets: Tensor, first: int, parallel: Parallel, ignored: int = -100
 ) -> Tensor:
-    """Mean loss where each rank has some columns of the logits, from id `first` on; no rank ever has them all.
+    """Return the mean loss of logits divided by columns: this rank's begin at id `first`.
 
     logits: (tokens, own columns), destroyed; targets: (tokens,). Three numbers a token travel.
     """
