@@ -1,4 +1,4 @@
-"""Which of the two ways leads to a node: paramiko, or OpenSSH's own program."""
+"""Choose how each node is reached: with paramiko, or with OpenSSH's own program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHOICES = ("auto", "paramiko", "openssh")
 
 
 def checked(choice: str) -> str:
-    """A choice that can be had here."""
+    """Return the choice; raise UsageError where it is unknown or not installed."""
     if choice not in CHOICES:
         near = did_you_mean(choice[:40], CHOICES)
         raise UsageError(f"no way of SSH is called {choice[:40]!r}", near or f"one of {', '.join(CHOICES)}")
@@ -37,8 +37,8 @@ def checked(choice: str) -> str:
 
 
 class SshChoice:
-    """Nodes over SSH by the way that was chosen. `auto` is paramiko, which starts no process and so takes 0.4 of
-    the CPU time, but OpenSSH for each node whose configuration asks for what only that can do."""
+    """Nodes over SSH as chosen. `auto` uses paramiko, which starts no process and takes 0.4 of the CPU time, but
+    OpenSSH for each node whose configuration needs it."""
 
     def __init__(
         self,
@@ -68,15 +68,15 @@ class SshChoice:
         return self._way_to(node).start(node, command)
 
     def seen(self, node: Node) -> SeenKey:
-        """The host key that a node shows now, beside what is recorded."""
+        """Return the host key that a node shows now, and the recorded ones."""
         return self._way_to(node).seen(node)
 
     def record(self, node: Node, key: HostKey) -> Path:
-        """Record a host key for a node; the file that it went to."""
+        """Record a host key for a node; return the file it was written to."""
         return self._way_to(node).record(node, key)
 
     def chosen(self, node: Node) -> tuple[str, str]:
-        """`paramiko` or `openssh`, and why where the configuration decided."""
+        """Return `paramiko` or `openssh`, and the reason where the configuration decided."""
         if self._choice != "auto":
             return self._choice, ""
         ways = chain(way_to(node, self._config))
@@ -124,7 +124,7 @@ def choice_for(
     connect_timeout: float = 10.0,
     ask: Callable[[str], str | None] | None = None,
 ) -> SshChoice:
-    """The choice that records new keys where a cluster keeps them."""
+    """Return the choice that records new keys in the cluster's own file."""
     known = Path(cluster.known_hosts) if cluster.known_hosts else None
     return SshChoice(
         choice, known_hosts=known, accept_new=accept_new, connect_timeout=connect_timeout, ask=ask
@@ -132,7 +132,7 @@ def choice_for(
 
 
 class _ByHost:
-    """SSH for every node, but this machine itself for a node whose host is `local`."""
+    """SSH for every node; this machine itself for a node whose host is `local`."""
 
     def __init__(self, ssh: Callable[[], Transport]) -> None:
         self._make_ssh = ssh
@@ -162,8 +162,8 @@ def transport_to(
     ssh: str = "auto",
     ask: Callable[[str], str | None] | None = None,
 ) -> Transport:
-    """The way to a cluster's nodes, `ssh` says by which of the two transports; each is loaded when it is
-    wanted. `ask` gets a passphrase from whoever sits at the terminal."""
+    """Return the transport to a cluster's nodes. Each backend is loaded when it is needed. `ask` gets a passphrase
+    from the user."""
 
     def chosen() -> Transport:
         from clusterctl.ssh.choose import choice_for

@@ -1,6 +1,6 @@
-"""Gateways: one login each, whatever the number of nodes behind it; a failure is found once for all.
+"""Log in to each gateway once for all nodes behind it, and limit concurrent handshakes with one server.
 
-The bytes' way to an SSH server, and how many take it at a time; nothing here needs paramiko.
+Nothing here needs paramiko.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LINGER = 5.0
 
 @dataclass
 class Gateway:
-    """One server to go through, and who uses it."""
+    """One server to go through, and its users."""
 
     way: Way
     openings: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(AT_ONCE))
@@ -46,7 +46,7 @@ class Gateway:
 
 
 class Login:
-    """A session, and what has to be given back with it."""
+    """A session, and what has to be released with it."""
 
     def __init__(self, session: Session, user: str | None, then: Callable[[], None] | None = None) -> None:
         self.session = session
@@ -63,7 +63,7 @@ class Login:
 
 
 class Gateways:
-    """The gateways of one transport; `log_in` makes a login, through further gateways where there are."""
+    """The gateways of one transport; `log_in` logs in, through further gateways where there are any."""
 
     def __init__(self, log_in: Callable[[str, Way], Login]) -> None:
         self._log_in = log_in
@@ -76,7 +76,7 @@ class Gateways:
             return self._gateways.setdefault(way.gateway, Gateway(way.gateway))
 
     def channel_to(self, node: str, way: Way, limit: float) -> paramiko.Channel:
-        """A byte stream to a node as its gateway sees it; `give_back` when it is no longer used."""
+        """Return a byte stream to a node through its gateway; call `give_back` when it is no longer used."""
         import paramiko
 
         from clusterctl.ssh.session import ChannelRefused
@@ -105,7 +105,7 @@ class Gateways:
             raise
 
     def give_back(self, gateway: Gateway) -> None:
-        """One user less; the last one's leaving closes the login after a while."""
+        """Count one user less; when the last one has left, close the login after LINGER seconds."""
         with gateway.change:
             gateway.users -= 1
             unused = gateway.users == 0
@@ -139,7 +139,7 @@ class Gateways:
 
 
 def _for(node: str, gateway: Gateway) -> NodeError:
-    """The gateway's failure as the node's own; the same words for every node, so that they can be told once."""
+    """Return the gateway's failure as the node's own, in the same words for every node."""
     failed = gateway.failed
     assert failed is not None
     return type(failed)(node, f"its gateway {gateway.way.name}: {failed.reason}", failed.hint)
@@ -150,7 +150,7 @@ HANDSHAKES_AT_ONCE = 8
 
 
 class LoginQueues:
-    """How many handshakes are under way with each server: many nodes may stand behind one address."""
+    """Limit the concurrent handshakes with each server: many nodes may share one address."""
 
     def __init__(self) -> None:
         self._queues: dict[tuple[str, int, Way | None], threading.BoundedSemaphore] = {}
@@ -163,7 +163,7 @@ class LoginQueues:
 
 
 def dial(node: str, way: Way, limit: float) -> socket.socket:
-    """The bytes' way to the server itself: TCP, or the user's own ProxyCommand."""
+    """Return a byte stream to the server: TCP, or the user's own ProxyCommand."""
     try:
         return connected(way, limit)
     except (socket.gaierror, UnicodeError) as problem:

@@ -1,7 +1,4 @@
-"""Host keys as values: what was shown, what is recorded, and the words for a key that is not taken.
-
-What a file with a login's key holds, without unlocking it.
-"""
+"""Host keys as values, the errors for keys that are refused, and what a private key file contains."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class HostKey:
 
 
 def host_key(kind: str, text: str) -> HostKey:
-    """The key of a line in a known_hosts file."""
+    """Return the key of a line in a known_hosts file."""
     try:
         digest = hashlib.sha256(base64.b64decode(text)).digest()
     except binascii.Error:
@@ -46,7 +43,7 @@ def host_key(kind: str, text: str) -> HostKey:
 
 @dataclass(frozen=True)
 class SeenKey:
-    """A host key as it was shown, and those that are recorded for that host."""
+    """The host key that a node showed, and those recorded for it."""
 
     node: str
     name: str
@@ -55,7 +52,7 @@ class SeenKey:
 
     @property
     def state(self) -> str:
-        """known, new or changed."""
+        """Return known, new or changed."""
         if not self.recorded:
             return "new"
         return "known" if self.key in self.recorded else "changed"
@@ -65,7 +62,7 @@ class SeenKey:
         return self.key.fingerprint
 
     def refusal(self) -> HostKeyChanged:
-        """Why a changed key is not taken."""
+        """Return the error for a changed key."""
         return changed(self.node, self.name, self.recorded[0], self.key)
 
     def as_json(self) -> dict[str, str]:
@@ -79,7 +76,7 @@ class SeenKey:
 
 
 def changed(node: str, name: str, recorded: HostKey, shown: HostKey) -> HostKeyChanged:
-    """Refused: another key is recorded."""
+    """Return the error of a host key that differs from the recorded one."""
     what = f"its host key changed: recorded is {recorded}, shown was {shown}; somebody may stand in between"
     hint = (
         f"only if you know why it changed: `ssh-keygen -R '{name}' -f FILE`, "
@@ -95,13 +92,13 @@ def revoked(node: str, shown: HostKey | None) -> HostKeyChanged:
 
 
 def unknown(node: str, shown: HostKey | None) -> HostKeyUnknown:
-    """Refused: no key is recorded."""
+    """Return the error of a host without a recorded key."""
     hint = f"`clusterctl nodes trust {node}` shows and records it; --accept-new-host-keys records it unseen"
     return HostKeyUnknown(node, f"its host key is not known: {shown or 'it showed none'}", hint)
 
 
 def recorded(name: str, files: Sequence[Path]) -> tuple[HostKey, ...]:
-    """The keys that known_hosts files have for a host, by ssh-keygen's own reading: hashed names, patterns."""
+    """Return the recorded keys of a host as ssh-keygen finds them: hashed names and patterns too."""
     found: list[HostKey] = []
     for path in files:
         if not path.is_file():
@@ -125,7 +122,7 @@ def _lines_of(name: str, path: Path) -> list[str]:
 
 
 def surely_new(name: str, files: Sequence[Path]) -> bool:
-    """Whether no line of these files can mean a host; hashed names, patterns and marks may mean any."""
+    """Return whether no line of these files can name the host; hashed names, patterns and markers may."""
     for path in files:
         try:
             data = path.read_bytes().lower()
@@ -139,7 +136,7 @@ def surely_new(name: str, files: Sequence[Path]) -> bool:
 
 
 def append(path: Path, name: str, key: HostKey) -> None:
-    """Record a key at the end of a file; what stands there is not touched."""
+    """Append a key to a file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     there = path.read_bytes() if path.is_file() else b""
     line = f"{name} {key.kind} {key.base64}\n"

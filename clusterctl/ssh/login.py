@@ -1,6 +1,6 @@
-"""Who asks: key files, certificates, the ssh agent; each key is offered once.
+"""Log in with key files, certificates and the ssh agent; each key is offered once.
 
-The host keys that are recorded, held in memory, and the judgement of one that is shown.
+Read known_hosts files and decide whether to trust the host key that a server shows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ AskSecret = Callable[[str], "str | None"]
 
 
 class Keys:
-    """The user's keys, each read once for all nodes, and each passphrase asked once."""
+    """The user's keys: each file is read once for all nodes, each passphrase is asked for once."""
 
     def __init__(self, ask: AskSecret | None = None) -> None:
         self._ask = ask
@@ -54,8 +54,8 @@ class Keys:
         """The key file that was accepted last."""
 
     def open_ones(self, way: Way) -> Iterator[tuple[str, paramiko.PKey]]:
-        """The keys that can be used now, by name: those in files, the one that served last first, then the
-        agent's, who is not asked before."""
+        """Yield the usable keys by name: first those in files, the last accepted one before the others, then the ssh
+        agent's."""
         found = [(path, key) for path in way.identities for key in self._forms(path)]
         yield from sorted(found, key=lambda one: one[0] != self.served)
         locked = {_public_blob(path) for path in way.identities if self._of_file(path) == LOCKED}
@@ -64,7 +64,7 @@ class Keys:
                 yield f"the ssh agent's {key.get_name()} key", key
 
     def _forms(self, path: str) -> list[paramiko.PKey]:
-        """A key with its certificate, and after it without: the certificate may be out of date."""
+        """Return a key with its certificate, then without: the certificate may have expired."""
         key = self._of_file(path)
         if not isinstance(key, paramiko.PKey):
             return []
@@ -75,11 +75,11 @@ class Keys:
         return [key, bare]
 
     def locked_ones(self, way: Way) -> list[str]:
-        """The key files that nobody gave a passphrase for."""
+        """Return the key files without a known passphrase."""
         return [path for path in way.identities if self._of_file(path) == LOCKED]
 
     def unlocked(self, path: str) -> paramiko.PKey | None:
-        """A locked key, once its passphrase was typed; threads that need the same one wait for it."""
+        """Return a locked key once its passphrase was typed; threads that need the same key wait for it."""
         with self._asking:
             there = self._of_file(path)
             if isinstance(there, paramiko.PKey):
@@ -96,7 +96,7 @@ class Keys:
         return None
 
     def why_not(self, path: str) -> str:
-        """What keeps a key file from being used; nothing where it can be."""
+        """Return why a key file cannot be used; "" where it can."""
         found = self._of_file(path)
         return found if isinstance(found, str) else ""
 
@@ -121,7 +121,7 @@ GIVEN_UP = "it is locked by a passphrase, and the right one was not given"
 
 
 def _load(path: str, passphrase: str | None) -> paramiko.PKey | str:
-    """A key with the certificate that lies beside it, or why there is none."""
+    """Return a key with the certificate next to it, or why it cannot be used."""
     secret = passphrase.encode() if passphrase else None
     try:
         data = Path(path).read_bytes()
@@ -139,14 +139,14 @@ def _load(path: str, passphrase: str | None) -> paramiko.PKey | str:
 
 
 def _decoded(data: bytes, secret: bytes | None) -> Any:
-    """A private key in OpenSSH's form, the old PEM or PKCS8."""
+    """Return the private key of OpenSSH's format, old PEM or PKCS8."""
     if b"BEGIN OPENSSH PRIVATE KEY" in data:
         return serialization.load_ssh_private_key(data, secret)
     return serialization.load_pem_private_key(data, secret)
 
 
 def _of_private(private: Any) -> paramiko.PKey:
-    """paramiko's key: it reads PKCS8 of no kind, and OpenSSH's form of all."""
+    """Return paramiko's key: paramiko itself reads no PKCS8."""
     kinds: list[tuple[Any, Any]] = [
         (ed25519.Ed25519PrivateKey, paramiko.Ed25519Key),
         (ec.EllipticCurvePrivateKey, paramiko.ECDSAKey),
@@ -162,7 +162,7 @@ def _of_private(private: Any) -> paramiko.PKey:
 
 
 def _public_blob(path: str) -> bytes:
-    """The public half that lies beside a locked key."""
+    """Return the public half next to a locked key."""
     try:
         return paramiko.pkey.PublicBlob.from_file(f"{path}.pub").key_blob
     except (OSError, ValueError):
@@ -170,7 +170,7 @@ def _public_blob(path: str) -> bytes:
 
 
 def _one_at_a_time(key: Any, turn: threading.Lock) -> paramiko.PKey:
-    """An agent's key that many threads may sign with: its one socket takes one question at a time."""
+    """Return an ssh agent's key that many threads may sign with: its socket takes one request at a time."""
     sign = key.sign_ssh_data
 
     def in_turn(data: bytes, algorithm: str | None = None) -> Any:
@@ -182,7 +182,7 @@ def _one_at_a_time(key: Any, turn: threading.Lock) -> paramiko.PKey:
 
 
 class _Handler(AuthOnlyHandler):
-    """paramiko's, but the answer is awaited by listening for it."""
+    """paramiko's handler, but it listens while it waits for the answer."""
 
     limit = 20.0
 
@@ -198,7 +198,7 @@ class _Handler(AuthOnlyHandler):
 
 
 def log_in(session: Session, node: str, way: Way, keys: Keys, limit: float) -> None:
-    """Offer each key once, in one connection."""
+    """Offer each key once over one connection; raise LoginRefused where none is accepted."""
     handler = session.auth_handler = _Handler(session)
     handler.limit = limit
     user = way.user or getpass.getuser()
@@ -332,8 +332,7 @@ def _matches(patterns: str, name: str) -> bool:
 
 @dataclass
 class KnownHosts:
-    """The recorded host keys: first those of the cluster's own file, then the user's; new ones go into the
-    first file."""
+    """The recorded host keys: the cluster's own file first, then the user's. New keys are written to the first file."""
 
     files: Sequence[Path]
     _tables: list[_Table] = field(default_factory=list)
@@ -343,12 +342,12 @@ class KnownHosts:
         self._tables.extend(_Table(path) for path in self.files)
 
     def of(self, name: str) -> list[HostKey]:
-        """The keys recorded for a host, in the first file that names it."""
+        """Return the keys recorded for a host in the first file that names it."""
         with self._change:
             return next((found for table in self._tables if (found := table.of(name))), [])
 
     def record(self, name: str, key: HostKey) -> None:
-        """Append a key to the first file; what stands there is not touched."""
+        """Append a key to the first file."""
         with self._change:
             if key in self._tables[0].of(name):
                 return
@@ -356,7 +355,7 @@ class KnownHosts:
             self._tables[0].add(name, key)
 
     def judge(self, node: str, name: str, key: HostKey, accept_new: bool) -> None:
-        """Take a host's key, or say why not; called before anything but the handshake was sent."""
+        """Accept a host key or raise why not; called before anything but the handshake was sent."""
         if any(key.fingerprint in table.revoked for table in self._tables):
             raise host_keys.revoked(node, key)
         recorded = self.of(name)

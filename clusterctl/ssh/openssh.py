@@ -1,8 +1,8 @@
-"""SSH by OpenSSH's own program: the user's whole configuration counts, and what it may not decide is said on the
-command line.
+"""Reach nodes with OpenSSH's own program: the user's whole configuration applies, except for what the command line
+sets.
 
-How many handshakes are under way with one server, and what became of them: for the child processes of OpenSSH,
-which know nothing of each other.
+`LoginQueue` limits handshakes with one server and remembers failed gateways: the child processes know nothing of each
+other.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ FIXED = {
 
 
 class OpenSshTransport:
-    """Nodes over SSH, a child process each; one instance serves a whole command, from many threads."""
+    """Nodes over SSH, with one child process each; one instance serves a whole command, from many threads."""
 
     def __init__(
         self,
@@ -108,20 +108,20 @@ class OpenSshTransport:
         return LinkConnection(Link(node.name, StreamPipe(child), node.workdir))
 
     def start(self, node: Node, command: str) -> ChildStream:
-        """Log in and start one command line."""
+        """Log in and run one command line."""
         line, mark = ChildStream.wrapped(command)
         beat = ["-o", f"ServerAliveInterval={SILENCE / 2:.0f}", "-o", "ServerAliveCountMax=1"]
         return ChildStream(self._log_in(node, line, beat), mark)
 
     def seen(self, node: Node) -> SeenKey:
-        """The host key that a node shows now, without logging in, beside what is recorded."""
+        """Return the host key that a node shows now, and the recorded ones, without logging in."""
         way = way_to(node, self._config)
         recorded = host_keys.recorded(way.name, self._known_hosts(way))
         key = retried(lambda: self._scan(node.name, way, [one.kind for one in recorded]))
         return SeenKey(node.name, way.name, key, recorded)
 
     def record(self, node: Node, key: HostKey) -> Path:
-        """Record a host key for a node; the file that it went to."""
+        """Record a host key for a node; return the file it was written to."""
         way = way_to(node, self._config)
         path = self._known_hosts(way)[0]
         with self._change:
@@ -136,7 +136,7 @@ class OpenSshTransport:
     # ---- logging in
 
     def _log_in(self, node: Node, command: str, more: Sequence[str] = ()) -> Child:
-        """A child that is logged in; new keys are recorded with consent once the login came through."""
+        """Return a child that is logged in; with consent, record new keys after the login succeeded."""
         way = way_to(node, self._config)
         with tempfile.TemporaryDirectory(prefix="clusterctl-ssh-") as folder:
             new: dict[int, Path] = {}
@@ -158,7 +158,7 @@ class OpenSshTransport:
         return child
 
     def _keep(self, way: Way, path: Path) -> None:
-        """Record what ssh took into a file of its own."""
+        """Record the keys that ssh wrote into a file of their own."""
         for key in _keys_in(path):
             with self._change:
                 host_keys.append(self._known_hosts(way)[0], way.name, key)
@@ -194,14 +194,13 @@ class OpenSshTransport:
         return problem
 
     def _queue(self, way: Way) -> LoginQueue:
-        """Few handshakes at once with one server, whether it is many nodes' bastion or one node under many
-        names."""
+        """Return the queue of a server, whether it is the gateway of many nodes or one node with many names."""
         first = way.first
         with self._change:
             return self._queues.setdefault((first.host, first.port, first.user), LoginQueue())
 
     def _limit(self, way: Way) -> float:
-        """Seconds to connect: ours, or where nobody said anything to us the configuration's."""
+        """Return the connect timeout: the user's flag, else ssh_config's ConnectTimeout."""
         return way.connect_timeout or self._timeout if self._timeout == CONNECT_TIMEOUT else self._timeout
 
     def _scan(self, node: str, way: Way, kinds: Sequence[str]) -> HostKey:
@@ -318,11 +317,12 @@ def _log_level(version: tuple[int, int]) -> dict[str, str]:
 
 
 def _quoted(path: str) -> str:
+    """Return a path as ssh's configuration takes it."""
     return '"' + path.replace("%", "%%") + '"'
 
 
 def _keys_in(path: Path) -> list[HostKey]:
-    """The keys that ssh put into a new file."""
+    """Return the keys that ssh wrote into a new file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [host_keys.host_key(*line.split()[1:3]) for line in lines if len(line.split()) >= 3]
 
@@ -339,8 +339,8 @@ REMEMBERED = 10.0
 
 
 class LoginQueue:
-    """One server that this machine connects to. The first node behind a gateway goes alone: a login that the
-    gateway refuses is refused once, and one that does not answer costs one time-out, whatever the number of nodes."""
+    """One server that this machine logs in to. The first node behind a gateway goes alone: a refused login is refused
+    once, and a gateway that does not answer costs one timeout for all nodes."""
 
     def __init__(self) -> None:
         self._places = threading.Semaphore(AT_ONCE)
@@ -351,7 +351,7 @@ class LoginQueue:
 
     @contextmanager
     def passed(self, node: str, is_gateway: bool) -> Iterator[None]:
-        """A place for one handshake; raises at once what kept another node from getting through."""
+        """Wait for a place for one handshake; raise what stopped another node at this gateway."""
         alone = is_gateway and self._goes_first()
         try:
             if self._failed is not None and time.monotonic() - self._failed_at < REMEMBERED:
@@ -372,7 +372,7 @@ class LoginQueue:
         return False
 
     def failed(self, name: str, problem: NodeError) -> None:
-        """Nobody comes through: it is the gateway itself, not what lies behind."""
+        """Record that the gateway itself failed, not a node behind it."""
         self._failed = type(problem)(problem.node, f"its gateway {name}: {problem.reason}", problem.hint)
         self._failed_at = time.monotonic()
         self._open.clear()

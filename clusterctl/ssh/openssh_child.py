@@ -1,4 +1,4 @@
-"""OpenSSH's own program as a child: one login each, its streams and its log kept apart, ended for sure."""
+"""Run OpenSSH's program as a child process: one login each, with separate streams and logs, and a certain end."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ ENDING = 5.0
 
 
 class Logs:
-    """A log of each server on the way, through named pipes: what ssh says is never mixed with what a node says.
+    """The log of each server on the way, through named pipes, so that it is never mixed with the node's output.
 
-    ssh closes all but its three streams when it starts, so that a log needs a name; the folder is gone as soon as
-    ssh has opened them.
+    ssh closes all but its three streams when it starts, so a log needs a name. The folder is removed once ssh has
+    opened them.
     """
 
     def __init__(self, count: int) -> None:
@@ -49,7 +49,7 @@ class Logs:
         self.texts = [b""] * count
 
     def take(self, file: int) -> bool:
-        """Read what is there of one log; False at its end."""
+        """Read what one log holds now; return False at its end."""
         place = self.files.index(file)
         try:
             data = os.read(file, 65536)
@@ -72,8 +72,8 @@ class Logs:
 
 
 class Child:
-    """One ssh process. It leads a session of its own, so that Ctrl-C does not reach it before us; when we are
-    gone, its input ends, and with it what runs on the node."""
+    """One ssh process. It leads its own session, so that Ctrl-C does not reach it before us; when we are gone its
+    input ends, and with it what runs on the node."""
 
     def __init__(self, node: str, argv: Sequence[str], env: Mapping[str, str], logs: Logs) -> None:
         self.node = node
@@ -108,7 +108,7 @@ class Child:
             self._poll.register(file, READ_ONLY)
 
     def log_in(self, logged_in: Callable[[], bool], limit: float) -> bool:
-        """Wait until the log says that the login came through; False when ssh ended or time is up."""
+        """Wait until the log reports the login; return False when ssh ended or the time is over."""
         deadline = time.monotonic() + limit
         with contextlib.suppress(KeyError):
             self._poll.unregister(self._errors)
@@ -130,7 +130,7 @@ class Child:
     # ---- reading
 
     def read(self, size: int, timeout: float) -> tuple[str, bytes]:
-        """What is there: ("stdout" or "stderr", bytes), ("", b"") once both ended; TimeoutError when nothing
+        """Return ("stdout" or "stderr", bytes), or ("", b"") once both have ended. Raise TimeoutError when nothing
         came in time."""
         deadline = time.monotonic() + timeout
         with self._reading:
@@ -169,12 +169,13 @@ class Child:
         self._socket.sendall(data)
 
     def finish(self) -> None:
-        """No more input will come."""
+        """Close its input."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def has_ended(self, within: float = 0.0) -> bool:
-        """Whether ssh is over. Its status is not taken: its number stays its own until the group is ended."""
+        """Return whether ssh has ended. Its status is not taken, so that its pid stays its own until the group is
+        ended."""
         deadline = time.monotonic() + within
         while self._process.returncode is None and not has_ended(self._process.pid):
             if time.monotonic() >= deadline:
@@ -183,7 +184,7 @@ class Child:
         return True
 
     def status(self) -> int:
-        """ssh's exit status, after its streams ended."""
+        """Return ssh's exit status, after its streams have ended."""
         self.has_ended(ENDING)
         with self._closing:
             end_group(self._process, 0)
@@ -198,7 +199,7 @@ class Child:
         return output
 
     def close(self) -> None:
-        """End ssh, and with it what it holds on the node."""
+        """End ssh, and with it what it runs on the node."""
         with self._closing:
             if self._closed:
                 return
@@ -215,11 +216,11 @@ class Child:
 
 
 class ChildStream:
-    """A program on a node by way of a child.
+    """A program on a node that a child process runs.
 
-    ssh gives a program's exit code as its own, 255 for a signal and for its own failures alike, and none before
-    every process that holds the streams is gone. A shell around the program therefore writes the code at the end
-    of standard error, after a mark that nobody can guess.
+    ssh returns a program's exit code as its own, 255 for a signal and for its own failures alike, and only after
+    every process that holds the streams has ended. A shell around the program therefore writes the code at the end of
+    standard error, after a mark that nobody can guess.
     """
 
     MARK = "CLUSTERCTL-END"
@@ -233,7 +234,7 @@ class ChildStream:
 
     @classmethod
     def wrapped(cls, command: str) -> tuple[str, bytes]:
-        """A line that any login shell takes, and the mark that it writes."""
+        """Return a line that any login shell accepts, and the mark that it writes."""
         mark = f"{cls.MARK} {secrets.token_hex(16)}"
         # 2>/dev/null: a shell remarks on a program that a signal ended; the subshell keeps that from dash too
         run = 'exec 3>&2 2>/dev/null; (exec "${SHELL:-/bin/sh}" -c "$1" 2>&3 3>&-); s=$?'
@@ -254,7 +255,7 @@ class ChildStream:
         return "", b""
 
     def _without_mark(self, data: bytes) -> bytes:
-        """Standard error without the mark; what may be its beginning is held back."""
+        """Return standard error without the mark; hold back what may be its beginning."""
         data = self._held + data
         self._held = b""
         place = data.find(self._mark)

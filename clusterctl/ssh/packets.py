@@ -1,4 +1,4 @@
-"""paramiko's packets over few, large reads: a read that comes too early takes nothing away."""
+"""paramiko's packets over few, large reads. A read that comes too early loses nothing."""
 
 from __future__ import annotations
 
@@ -33,13 +33,12 @@ _DATA = struct.Struct(">BBII")
 
 
 class NoSshServer(SSHException):
-    """Something else answers there."""
+    """The server at the other end does not speak SSH."""
 
 
 class Packets(Packetizer):
-    """In the handshake what is written goes out when the answer is awaited, as one segment; the first answers
-    are acknowledged at once, since a server that waits for that before it sends on (Nagle) loses 40 ms a step.
-    """
+    """Packets that are sent together during the handshake. The first answers are acknowledged immediately: a server
+    that waits for that (Nagle) would lose 40 ms per step."""
 
     def __init__(self, sock: socket.socket | paramiko.Channel) -> None:
         super().__init__(sock)  # type: ignore[arg-type]
@@ -55,7 +54,8 @@ class Packets(Packetizer):
         self._quick = QUICKACK if isinstance(sock, socket.socket) else None
 
     def next_message(self, until: float) -> tuple[int, Any]:
-        """The next message (kind, content); TimeoutError when it is not there by then (monotonic)."""
+        """Return the next message (kind, content); raise TimeoutError when it is not there at the time `until`
+        (monotonic)."""
         self._start = self._at
         self._until = until
         try:
@@ -65,11 +65,11 @@ class Packets(Packetizer):
             raise
 
     def has_more(self) -> bool:
-        """Whether bytes are left over from the last read."""
+        """Return whether bytes of the last read are left."""
         return self._at < len(self._ahead)
 
     def let_go(self) -> None:
-        """The handshake is over: from now on everything goes out at once."""
+        """End the handshake: from now on everything is sent immediately."""
         held, self._held = self._held, None
         if held:
             super().write_all(b"".join(held))
@@ -87,7 +87,7 @@ class Packets(Packetizer):
         return self._ahead[self._at - n : self._at]
 
     def readline(self, until: float) -> str:
-        """A line before the packets begin."""
+        """Return a line that comes before the packets."""
         self._until = until
         self._start = self._at
         while (end := self._ahead.find(b"\n", self._at)) < 0:
@@ -100,12 +100,12 @@ class Packets(Packetizer):
         return line.rstrip(b"\r").decode(errors="replace")
 
     def can_send_data(self) -> bool:
-        """Whether `send_data` knows the cipher: AES-GCM, which every OpenSSH since 6.2 takes from us."""
+        """Return whether `send_data` supports the cipher: AES-GCM, which every OpenSSH since 6.2 accepts."""
         return bool(vars(self)["_Packetizer__aead_out"])
 
     def send_data(self, channel: int, data: memoryview, largest: int) -> None:
-        """A channel's data as packets of at most `largest` bytes and one write: paramiko's own way, a message
-        and a write for each, costs three times as much."""
+        """Send a channel's data as packets of at most `largest` bytes in one write: paramiko's way costs three times
+        as much."""
         with self._Packetizer__write_lock:  # type: ignore[attr-defined]
             private = vars(self)
             engine, nonce = private["_Packetizer__block_engine_out"], private["_Packetizer__iv_out"]
@@ -132,7 +132,7 @@ class Packets(Packetizer):
             self._trigger_rekey()  # type: ignore[attr-defined]
 
     def _read(self) -> None:
-        """One read, whatever it brings."""
+        """Read once."""
         if self._held:
             held, self._held = self._held, []
             super().write_all(b"".join(held))
@@ -157,8 +157,7 @@ class Packets(Packetizer):
         self._start = 0
 
     def _reads_twice(self) -> bool:
-        """Whether a packet that came in part can be read again from its beginning; else it must come whole
-        once it has begun."""
+        """Return whether a packet that came in part can be read again from its beginning."""
         private = vars(self)
         return bool(
             private["_Packetizer__aead_in"]

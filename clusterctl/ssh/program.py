@@ -25,7 +25,7 @@ STDERR = 1
 
 
 class Program(paramiko.Channel):
-    """A channel that keeps what comes as it came, and the signal that ended its program."""
+    """A channel that keeps its output in order, and the signal that ended its program."""
 
     def __init__(self, chanid: int) -> None:
         super().__init__(chanid)
@@ -34,7 +34,7 @@ class Program(paramiko.Channel):
 
     @property
     def is_over(self) -> bool:
-        """Whether no more output will come."""
+        """Return whether no more output will come."""
         return bool(self.eof_received or self.closed)
 
     def _log(self, level: int, msg: Any, *args: object) -> None:
@@ -56,7 +56,7 @@ class Program(paramiko.Channel):
 
 
 def start_program(session: Session, command: str, limit: float) -> Program:
-    """Give one command line to the login shell."""
+    """Run one command line in the login shell."""
     program: Program = session.open("session", make=Program, limit=limit)
     program._event_pending()  # type: ignore[attr-defined]
     ask = paramiko.Message()
@@ -72,7 +72,7 @@ def start_program(session: Session, command: str, limit: float) -> Program:
 
 
 class ProgramStream:
-    """The program's three streams (transport.Stream)."""
+    """The three streams of a program (fanout.Stream)."""
 
     def __init__(self, node: str, session: Session, program: Program, close: Callable[[], None]) -> None:
         self._node = node
@@ -92,7 +92,7 @@ class ProgramStream:
         return "", b""
 
     def _next(self, size: int) -> tuple[str, bytes]:
-        """As much of one stream as came in one go."""
+        """Return the next bytes of one stream, as many as came together."""
         came = self._program.came
         name, data = came.popleft()
         if came and came[0][0] == name and len(data) < size:
@@ -108,7 +108,7 @@ class ProgramStream:
         return name, data
 
     def _credit(self, count: int) -> None:
-        """Tell the node that there is room again."""
+        """Report to the node that there is room again."""
         more = self._program._check_add_window(count)  # type: ignore[attr-defined]
         if more > 0:
             message = paramiko.Message()

@@ -1,4 +1,4 @@
-"""Handshakes that a busy server drops are tried again, later and later and never in step with others."""
+"""Repeat handshakes that a busy server dropped, after growing random pauses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HANDSHAKE_LIMIT = 20.0
 
 
 class Dropped(Exception):
-    """The handshake ended before anybody was asked to log in; another try may do better."""
+    """The handshake ended before a login was tried; another try may succeed."""
 
     def __init__(self, node: str, problem: str) -> None:
         super().__init__(node, problem)
@@ -32,7 +32,7 @@ class Dropped(Exception):
 
 
 def retried(connect: Callable[[], T]) -> T:
-    """Try again where a handshake was dropped; nothing else is retried."""
+    """Call `connect` again while its handshakes are dropped; no other failure is repeated."""
     began = time.monotonic()
     attempt = 0
     while True:

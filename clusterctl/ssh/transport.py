@@ -1,8 +1,8 @@
-"""Nodes over SSH by paramiko: strict about who answers, explicit about who asks.
+"""Reach nodes over SSH with paramiko.
 
-A host key is checked in the key exchange, before any login is tried: an unknown one is refused or, with
-consent, recorded; a changed one is always refused. paramiko itself is loaded when the first connection
-stands: meanwhile the servers do their part of the handshake.
+A host key is checked in the key exchange, before any login: an unknown key is refused, or recorded with consent; a
+changed key is always refused. paramiko is loaded once the first connection is open: meanwhile the servers do their
+part of the handshake.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SshTransport:
         return LinkConnection(Link(node.name, StreamPipe(stream), node.workdir))
 
     def start(self, node: Node, command: str) -> ProgramStream:
-        """Log in and give one command line to the login shell; the caller closes the stream."""
+        """Log in and run one command line in the login shell. The caller closes the stream."""
         login = self.log_in(node)
         from paramiko import SSHException
 
@@ -91,11 +91,11 @@ class SshTransport:
         return ProgramStream(node.name, login.session, program, login.close)
 
     def log_in(self, node: Node) -> Login:
-        """A bare login on a node; the caller closes it."""
+        """Log in to a node without starting anything. The caller closes the login."""
         return self._log_in(node.name, way_to(node, self._ssh_config))
 
     def seen(self, node: Node) -> SeenKey:
-        """The host key that a node shows now, without logging in, beside what is recorded."""
+        """Return the host key that a node shows now, and the recorded ones, without logging in."""
         way = way_to(node, self._ssh_config)
         shown: list[HostKey] = []
         with contextlib.suppress(_Enough):
@@ -103,7 +103,7 @@ class SshTransport:
         return SeenKey(node.name, way.name, shown[0], tuple(self._known_hosts(way).of(way.name)))
 
     def record(self, node: Node, key: HostKey) -> Path:
-        """Record a host key for a node; the file that it went to."""
+        """Record a host key for a node; return the file it was written to."""
         way = way_to(node, self._ssh_config)
         known = self._known_hosts(way)
         known.record(way.name, key)
@@ -123,7 +123,7 @@ class SshTransport:
     # ---- connecting
 
     def _log_in(self, node: str, way: Way) -> Login:
-        """A login on a server, through its gateways; a dropped handshake is tried again."""
+        """Log in to a server through its gateways; repeat a handshake that was dropped."""
         known = self._known_hosts(way)
         if self._ask is not None:
             self._unlock(way)
@@ -134,7 +134,7 @@ class SshTransport:
         return retried(lambda: self._one_login(node, way, judge))
 
     def _unlock(self, way: Way) -> None:
-        """Have a passphrase typed before a server waits for it, where there is no other key than a locked one."""
+        """Ask for the passphrase before a server waits for it, where every key is locked."""
         if way.use_agent and inherited((AGENT,)):
             return
         if way.identities and all(key_file(one).locked for one in way.identities):
@@ -155,7 +155,7 @@ class SshTransport:
             return login
 
     def _shake_hands(self, node: str, way: Way, judge: Callable[[HostKey], None]) -> Login:
-        """A session whose keys are agreed on; nobody has logged in yet."""
+        """Return a session whose keys are agreed on, before any login."""
         stream = self._stream(node, way)
         then = self._after(way)
         try:
@@ -178,7 +178,7 @@ class SshTransport:
         return Login(session, way.user, then)
 
     def _limit(self, way: Way) -> float:
-        """Seconds for a connection, and for the server's first word on it."""
+        """Return the seconds for a connection, and for the server's first line."""
         return min(self._timeout, way.connect_timeout or self._timeout)
 
     def _stream(self, node: str, way: Way) -> socket.socket | paramiko.Channel:
@@ -186,7 +186,7 @@ class SshTransport:
         return self._gateways.channel_to(node, way, limit) if way.gateway else dial(node, way, limit)
 
     def _after(self, way: Way) -> Callable[[], None]:
-        """What is to be done when a session has ended."""
+        """Return what has to be done when the session has ended."""
         if way.gateway is None:
             return lambda: None
         gateway = self._gateways.of(way)
@@ -201,7 +201,7 @@ class SshTransport:
 
 
 class _Enough(Exception):
-    """The host key was seen; nothing more is wanted of the server."""
+    """The host key was shown; nothing more is needed from the server."""
 
 
 def _enough(shown: list[HostKey], key: HostKey) -> None:
@@ -210,7 +210,7 @@ def _enough(shown: list[HostKey], key: HostKey) -> None:
 
 
 def _worded(node: str, problem: BaseException) -> BaseException:
-    """What paramiko says, in our own errors."""
+    """Return one of our own errors for what paramiko raised."""
     import paramiko
 
     from clusterctl.ssh.packets import NoSshServer
@@ -230,5 +230,5 @@ def _worded(node: str, problem: BaseException) -> BaseException:
 
 
 def transport_of(cluster: Cluster) -> SshTransport:
-    """The transport that records new keys where a cluster keeps them."""
+    """Return the transport that records new keys in the cluster's own file."""
     return SshTransport(known_hosts=Path(cluster.known_hosts) if cluster.known_hosts else None)
