@@ -1,1 +1,1 @@
-"""One command on many nodes, and how its output is shown."""
+"""Run one command on many nodes and format its output."""

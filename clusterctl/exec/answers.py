@@ -1,4 +1,4 @@
-"""What many nodes answered to one command, kept until all did: in memory while it is small, else on disk."""
+"""Collect the output of one command on many nodes until all have ended: in memory while it is small, else on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STREAMS = ("stdout", "stderr")
 
 
 class Kept:
-    """One stream of one node."""
+    """One output stream of one node."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115  lives as long as this
@@ -39,7 +39,7 @@ class Kept:
         return self._hash.digest()
 
     def pieces(self) -> Iterator[bytes]:
-        """All of it, cut at line ends where there are any."""
+        """Yield the whole stream, cut at line ends where there are any."""
         self._file.seek(0)
         rest = b""
         while data := self._file.read(PIECE):
@@ -55,7 +55,7 @@ class Kept:
 
 
 class Answers:
-    """Takes what nodes say as it comes, from any thread: each node is one thread's."""
+    """Collects the output of nodes, from any thread; each node belongs to one thread."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self._of = {node: {stream: Kept() for stream in STREAMS} for node in nodes}
@@ -64,10 +64,10 @@ class Answers:
         self._of[node][stream].add(data)
 
     def end(self, node: str) -> None:
-        """Nothing: all is shown at the end."""
+        """Do nothing: everything is shown at the end."""
 
     def ended(self, outcome: Outcome[Completed]) -> None:
-        """Nothing, likewise."""
+        """Do nothing: everything is shown at the end."""
 
     def of(self, node: str) -> dict[str, Kept]:
         return self._of[node]
@@ -75,20 +75,20 @@ class Answers:
 
 @dataclass
 class Group:
-    """Nodes that said the same and ended alike."""
+    """Nodes with the same output and the same end."""
 
     completed: Completed
     said: dict[str, Kept]
     names: list[str] = field(default_factory=list)
 
     def header(self) -> str:
-        """`node[1-3] (3)`, and how it ended where it did not end well."""
+        """Return `node[1-3] (3)`, and how the command ended where it failed."""
         how = ending(self.completed)
         return f"{nodeset.fold(self.names)} ({len(self.names)})" + (f": {how}" if how else "")
 
 
 def folded(outcomes: Sequence[Outcome[Completed]], answers: Answers) -> list[Group]:
-    """Nodes with the same output and the same end together, in the order of their first."""
+    """Return the groups of nodes with the same output and end, ordered by their first node."""
     groups: dict[object, Group] = {}
     for outcome in outcomes:
         if outcome.value is not None:
@@ -100,7 +100,7 @@ def folded(outcomes: Sequence[Outcome[Completed]], answers: Answers) -> list[Gro
 
 
 def differences(groups: Sequence[Group], against: str | None) -> Iterator[str]:
-    """Lines that tell each group from the one of a named node, or else from the largest."""
+    """Yield the lines in which each group differs from a named node's, or else from the largest group."""
     base = next((one for one in groups if against in one.names), None)
     base = base or max(groups, key=lambda one: len(one.names))
     for other in groups:
@@ -135,7 +135,7 @@ def _lines(kept: Kept) -> list[str] | None:
 
 
 def as_json(outcome: Outcome[Completed], answers: Answers) -> dict[str, object]:
-    """One node's answer, for programs."""
+    """Return one node's result as JSON values."""
     row = ending_as_json(outcome)
     if outcome.value is not None:
         said = answers.of(outcome.node.name)

@@ -1,6 +1,6 @@
-"""One command for many nodes: its words with each node's own values, and the cheaper way that can carry it.
+"""Prepare one command for many nodes, with each node's own values, and run it the cheapest possible way.
 
-One standard input for many nodes, of any size: what is held of it stays small.
+Standard input of any size is sent to many nodes with little memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VALUE = re.compile(r"\{\{(node|n|address)\}\}|\{(node|n|address)\}")
 
 @dataclass(frozen=True)
 class Command:
-    """What is to be run, before a node's own values stand in it."""
+    """A command before a node's own values are filled in."""
 
     words: tuple[str, ...]
     shell: bool = False
@@ -53,19 +53,19 @@ class Command:
             raise InputFaults(faults)
 
     def on(self, node: Node, place: int) -> list[str]:
-        """The argv for one node; `place` counts the chosen nodes from 0."""
+        """Return the argv for one node; `place` counts the chosen nodes from 0."""
         values = {"node": node.name, "n": str(place), "address": node.address}
         words = [word if self.literal else _filled(word, values) for word in self.words]
         return ["/bin/sh", "-c", " ".join(words)] if self.shell else words
 
 
 def _filled(word: str, values: dict[str, str]) -> str:
-    """`{node}`, `{n}` and `{address}` as values, `{{node}}` as `{node}`; every other brace is the program's own."""
+    """Return a word with `{node}`, `{n}` and `{address}` filled in, `{{node}}` as `{node}`; other braces stay."""
     return VALUE.sub(lambda found: f"{{{found[1]}}}" if found[1] else values[found[2]], word)
 
 
 class Everywhere:
-    """Runs one command on any node, without an agent where that does."""
+    """Runs one command on any node, without an agent where possible."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Everywhere:
         once: ShellSession | None,
         stdin: FileInput | PipeInput | None = None,
     ) -> None:
-        """`once` is None where agents are there already."""
+        """`once` is None where agents are running already."""
         self._command = command
         self._places = {node.name: place for place, node in enumerate(nodes)}
         self._connections = connections
@@ -105,13 +105,13 @@ AHEAD = 8
 
 
 def broadcast(number: int, nodes: Sequence[str]) -> FileInput | PipeInput:
-    """What stands behind a file descriptor, for all of some nodes."""
+    """Return the input behind a file descriptor, for all given nodes."""
     is_file = stat.S_ISREG(os.fstat(number).st_mode)
     return FileInput(number) if is_file else PipeInput(number, nodes)
 
 
 class FileInput:
-    """A regular file: every node reads it at its own pace, whenever it begins."""
+    """A regular file: every node reads it at its own pace."""
 
     together = False
 
@@ -126,11 +126,11 @@ class FileInput:
             yield data
 
     def leave(self, node: str) -> None:
-        """Nothing: nobody waits for anybody."""
+        """Do nothing: no node waits for another."""
 
 
 class PipeInput:
-    """A pipe or a terminal, which can be read once only: all nodes take a piece before many more are read."""
+    """A pipe or a terminal, which can be read only once: all nodes take a piece before many more are read."""
 
     together = True
     """All nodes have to begin at once."""
@@ -144,7 +144,7 @@ class PipeInput:
         self._begun = False
 
     def view(self, node: str) -> Iterator[bytes]:
-        """The pieces for one node; `leave` ends it."""
+        """Yield the pieces for one node; `leave` ends it."""
         with self._change:
             if not self._begun:
                 self._begun = True
@@ -162,7 +162,7 @@ class PipeInput:
             yield data
 
     def leave(self, node: str) -> None:
-        """A node takes no more: the others must not wait for it."""
+        """Take a node out: the others must not wait for it."""
         with self._change:
             self._queues.pop(node, None)
             self._change.notify_all()
@@ -181,7 +181,7 @@ class PipeInput:
                 self._change.notify_all()
 
     def _wait_for_room(self) -> bool:
-        """Whether anybody wants more."""
+        """Return whether any node still wants input."""
         with self._change:
             while any(len(queue) >= AHEAD for queue in self._queues.values()):
                 self._change.wait()

@@ -1,4 +1,4 @@
-"""What commands on many nodes say, put in a form to read: prefixed as it comes, kept apart, and how it ended."""
+"""Format the output of a command on many nodes: prefixed lines, JSON lines, or files, and how each command ended."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Write = Callable[[str, bytes], None]
 
 
 class WholeLines:
-    """Chunks of many nodes in, whole lines out, from any thread; what is left without a line break comes at the end."""
+    """Joins chunks of many nodes into whole lines, from any thread. The rest without a line break comes at the end."""
 
     def __init__(self) -> None:
         self._rest: dict[tuple[str, str], bytes] = {}
 
     def feed(self, node: str, stream: str, data: bytes) -> None:
-        """Take a chunk of any size; each node is one thread's."""
+        """Take a chunk of any size; each node belongs to one thread."""
         rest = self._rest.pop((node, stream), b"") + data
         end = rest.rfind(b"\n") + 1
         if len(rest) - end > LONG_LINE:
@@ -38,25 +38,25 @@ class WholeLines:
             self.out(node, stream, rest[:end])
 
     def end(self, node: str) -> None:
-        """No more will come of this node."""
+        """End the output of a node."""
         for stream in ("stdout", "stderr"):
             rest = self._rest.pop((node, stream), b"")
             if rest:
                 self.out(node, stream, rest)
 
     def ended(self, outcome: Outcome[Completed]) -> None:
-        """How a node's command ended, or why it did not run."""
+        """Take how a node's command ended, or why it did not run."""
 
     def out(self, node: str, stream: str, data: bytes) -> None:
-        """One or more whole lines."""
+        """Write one or more whole lines."""
         raise NotImplementedError
 
 
 class Prefixer(WholeLines):
-    """Each line with its node's name before it; a whole chunk costs one replacement, not one a line."""
+    """Writes each line with its node's name before it; a whole chunk costs one replacement."""
 
     def __init__(self, width: int, write: Write) -> None:
-        """`write("stdout" or "stderr", bytes)` gets whole lines; `width` is the longest node name's."""
+        """`write("stdout" or "stderr", bytes)` receives whole lines; `width` is the length of the longest node name."""
         super().__init__()
         self._width = width
         self._write = write
@@ -70,7 +70,8 @@ class Prefixer(WholeLines):
 
 
 class JsonLines(WholeLines):
-    """Each line as an object with node, stream and text; each end as one with node and exit code, or error."""
+    """Writes each line as an object with node, stream and text, and each end as one with node and exit code, or
+    error."""
 
     def __init__(self, write: Write) -> None:
         super().__init__()
@@ -91,10 +92,10 @@ class JsonLines(WholeLines):
 
 
 class Folder:
-    """A folder with what each node said, byte by byte: NODE.out, and NODE.err where there was any."""
+    """Writes the output of each node unchanged into a folder: NODE.out, and NODE.err where there was any."""
 
     def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
-        """What the same nodes said before is removed: an old answer must not pass for a new one."""
+        """Remove the earlier output of these nodes: it must not be taken for new output."""
         self._folder = folder
         self._files: dict[tuple[str, str], BinaryIO] = {}
         try:
@@ -117,7 +118,7 @@ class Folder:
                 file.close()
 
     def ended(self, outcome: Outcome[Completed]) -> None:
-        """A command that said nothing has a file too; a node that could not be asked has none."""
+        """Write an empty file for a command without output; none for a node that was not reached."""
         if outcome.value is not None:
             self._path(outcome.node.name, "stdout").touch()
 
@@ -132,15 +133,14 @@ class Folder:
 
 
 def shown(data: bytes) -> bytes:
-    """`printable` as bytes; plain text, which is nearly all of it, at 1 GB/s."""
+    """Return `printable` as bytes; plain text, nearly all of it, at 1 GB/s."""
     if not data.translate(None, PLAIN):
         return data.removesuffix(b"\n")
     return printable(data).encode()
 
 
 def printable(data: bytes) -> str:
-    """Remote bytes as text without the last line break, with everything that a terminal would obey made
-    visible."""
+    """Return remote bytes as text without the last line break; whatever a terminal would obey is made visible."""
     text = data.decode("utf-8", "surrogateescape").removesuffix("\n").replace("\r\n", "\n")
     if UNSAFE.search(text.replace("\n", "")) is None:
         return text
@@ -148,7 +148,7 @@ def printable(data: bytes) -> str:
 
 
 def ending(completed: Completed) -> str:
-    """How a command ended where it did not end well: `exit 1`, `killed by signal 9`; else nothing."""
+    """Return how a command failed: `exit 1`, `killed by signal 9`; "" where it did not."""
     if completed.timed_out:
         return "ended by its time-out"
     if completed.signal is not None:
@@ -157,12 +157,12 @@ def ending(completed: Completed) -> str:
 
 
 def exit_code(outcomes: Sequence[Outcome[Completed]]) -> int:
-    """The largest of the nodes' codes, 128+n for a signal; 255 where a node could not be asked."""
+    """Return the largest exit code of the nodes, 128+n for a signal; 255 where a node was not reached."""
     return max((UNREACHABLE if one.value is None else one.value.code for one in outcomes), default=0)
 
 
 def ending_as_json(outcome: Outcome[Completed]) -> dict[str, object]:
-    """How one node's command ended, or why it did not run, for programs."""
+    """Return how one node's command ended, or why it did not run, as JSON values."""
     name, done = outcome.node.name, outcome.value
     if done is None:
         return {"node": name, "error": str(outcome.error), "kind": type(outcome.error).__name__}

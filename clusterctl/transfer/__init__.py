@@ -1,1 +1,1 @@
-"""Folders to nodes and back: only what is missing travels, and it is verified."""
+"""Copy folders to nodes and back: only missing data is sent, and all of it is verified."""

@@ -1,4 +1,4 @@
-"""Trees of nodes home: what is here already does not travel, each piece is verified, nothing lands outside."""
+"""Pull trees from nodes: data that is here already is not sent, each piece is verified, nothing is written outside."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusterctl.transport.fanout import Connection
 
 
 def pull_place(dest: Path, node: str, node_path: str) -> Path:
-    """Where a node's tree goes: DST/<node>/<its last name>; of a whole home or root, DST/<node> itself."""
+    """Return where a node's tree goes: DST/<node>/<its last name>; of a whole home or root, DST/<node> itself."""
     name = node_path.rstrip("/").rsplit("/", 1)[-1]
     return dest / node if name in ("", "~", ".", "..") else dest / node / name
 
@@ -81,7 +81,7 @@ def _take(builder: Builder, wanted: list[Range], source: ByteReader) -> None:
 
 
 def _builder(dest: Path, replies: Iterator[Frame]) -> Builder:
-    """The manifest that a node sends, checked."""
+    """Return the builder for the manifest that a node sends, checked."""
     text = bytearray()
     size = 0
     for frame in replies:
@@ -97,7 +97,7 @@ def _builder(dest: Path, replies: Iterator[Frame]) -> Builder:
 
 
 class _Counted:
-    """The chunks of a reply, counted."""
+    """Counts the chunks of a reply."""
 
     def __init__(self, replies: Iterator[Frame], total: int, progress: Progress | None) -> None:
         self._replies = replies

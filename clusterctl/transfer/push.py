@@ -1,4 +1,4 @@
-"""Trees to nodes: a manifest first, then only what is missing, verified, switched in whole."""
+"""Push trees to nodes: send a manifest, then only the missing data; verify it, and replace the folder as a whole."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PushResult:
 
 
 class Source:
-    """A folder here (or with `single` one file) and its manifest, read for many nodes."""
+    """A local folder (or with `single` one file) and its manifest, read for many nodes."""
 
     def __init__(self, root: Path, manifest: Manifest, single: bool = False) -> None:
         self.root = root
@@ -59,7 +59,7 @@ class Source:
         self._change = threading.Lock()
 
     def send(self, ranges: list[Range], send: Callable[[bytes], None]) -> None:
-        """Some pieces' bytes in order; what several nodes want alike is read from the disk once."""
+        """Send the bytes of some pieces in order; what several nodes need is read from the disk once."""
         pieces = self.manifest.pieces
         if pieces.size(ranges) > KEPT_BYTES:
             return tree.send_pieces(self._path_of, pieces, ranges, send)
@@ -108,8 +108,7 @@ def push_store(
     progress: Progress | None = None,
     relay: Relay | None = None,
 ) -> PushResult:
-    """Keep a tree on the node under its own hash, where it never changes; nothing travels when it is there
-    already."""
+    """Keep a tree on the node under its own hash, where it never changes; nothing is sent when it is there already."""
     workdir = str(connection.hello()["workdir"])
     dest = f"{workdir}/store/{kind}/{source.manifest.id}"
     return _Sending(connection, source, {"dest": dest, "content_named": True}, progress, relay).result()
@@ -117,7 +116,7 @@ def push_store(
 
 @dataclass(frozen=True)
 class Would:
-    """What a push would bring to one node."""
+    """What a push would send to one node."""
 
     path: str
     unchanged: bool
@@ -126,7 +125,7 @@ class Would:
 
 
 def look(connection: Connection, source: Source, dest: str, *, replace: bool = False) -> Would:
-    """Ask a node what a push would bring, and change nothing there."""
+    """Return what a push would send to a node; change nothing there."""
     request = _open(connection, source, {"dest": dest, "replace": replace, "look": True})
     for frame in request:
         if frame.fields.get("manifest"):
@@ -153,7 +152,7 @@ def _send_manifest(request: PendingRequest, manifest: Manifest) -> None:
 
 
 class _Sending:
-    """One push to one node: answers what the node asks until the tree is in place there."""
+    """One push to one node: answers its requests until the tree is in place."""
 
     def __init__(
         self,
@@ -196,7 +195,7 @@ class _Sending:
         )
 
     def _answer(self, frame: Frame) -> dict[str, Any]:
-        """Do what the node asks for; what it said last, once the tree is in its place."""
+        """Fulfil the node's requests; return its last message, once the tree is in place."""
         fields = frame.fields
         if fields.get("manifest"):
             _send_manifest(self._requests, self._source.manifest)
@@ -249,8 +248,7 @@ class _Sending:
 
 
 def _ranges(node: str, frame: Frame, manifest: Manifest) -> list[Range]:
-    """The pieces that a node asks for; a list that makes no sense is its fault, not a reason to send anything
-    else."""
+    """Return the pieces that a node requests; an invalid list is the node's error."""
     try:
         return manifest.pieces.checked(json.loads(frame.payload))
     except (ValueError, RecursionError, tree.BadTree):
@@ -258,7 +256,7 @@ def _ranges(node: str, frame: Frame, manifest: Manifest) -> list[Range]:
 
 
 def file_source(path: Path, dest: str, recheck: bool = False) -> tuple[Source, str]:
-    """One file to be pushed, and the path that it gets; a `dest` that ends with `/` is the folder for it."""
+    """Return one file to push, and its path on the node; a `dest` that ends with `/` is the folder for it."""
     target = dest + path.name if dest.endswith("/") else dest
     name = target.rpartition("/")[2]
     if name in ("", "~", ".", ".."):
@@ -267,7 +265,7 @@ def file_source(path: Path, dest: str, recheck: bool = False) -> tuple[Source, s
 
 
 def worded(node: str, problem: BaseException) -> BaseException:
-    """What the shared tree code says, as an error of this side."""
+    """Return an error of the shared tree code as one of the launcher's errors."""
     if isinstance(problem, tree.BadTree):
         return RequestFailed(node, "bad-tree", str(problem), "nothing was changed")
     if isinstance(problem, Refused):

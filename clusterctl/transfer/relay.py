@@ -1,4 +1,4 @@
-"""A push that goes from node to node: who serves whom, and the certificate that they know each other by."""
+"""Push from node to node: which node serves which, and the certificate by which they know each other."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Relay:
         self._change = threading.Lock()
 
     def terms(self, node: str, wanted: int, pieces: int = 1) -> dict[str, str]:
-        """What a node that lacks some bytes is to do: listen, and where; or ask the launcher for all."""
+        """Return what a node that lacks some bytes has to do: listen, and where; or request all of them from the
+        launcher."""
         if not self._always and wanted < LEAST_BYTES + LEAST_PIECE * pieces:
             return {"mode": "off"}
         with self._change:
@@ -52,7 +53,7 @@ class Relay:
         return {**self._terms, "address": self._addresses[node]}
 
     def join(self, node: str, port: int) -> list[dict[str, Any]]:
-        """Take a node in that listens (at port 0 it does not); the nodes that it may ask, the best one first."""
+        """Add a node that listens (at port 0 it does not); return the nodes that it may ask, the best one first."""
         with self._change:
             there = list(self._members)
             if port:
@@ -66,28 +67,28 @@ class Relay:
 
     @property
     def members(self) -> list[tuple[str, int]]:
-        """The nodes that listen, and their ports."""
+        """Return the nodes that listen, and their ports."""
         with self._change:
             return list(self._members)
 
     def leave(self, node: str) -> None:
-        """A node failed: nobody new is sent to it."""
+        """Take out a node that failed: no new node is sent to it."""
         with self._change:
             self._members = [one for one in self._members if one[0] != node]
 
     def tell(self, relayed: int, failed: int) -> None:
-        """How a node fared with the others."""
+        """Record how a transfer between a node and the others went."""
         with self._change:
             self._worked = self._worked or relayed > 0
             self._failures += failed > 0 and not relayed
 
     def linger(self, request: PendingRequest) -> None:
-        """A node has it all, and goes on serving until `release`."""
+        """Keep a node that has everything serving the others until `release`."""
         with self._change:
             self._lingering.append(request)
 
     def release(self) -> None:
-        """Let the nodes stop serving; all that wanted something have it, and a link that breaks now is no loss."""
+        """Let the nodes stop serving: all have what they need, and a link that breaks now loses nothing."""
         for one in self._lingering:
             with contextlib.suppress(ClusterctlError):
                 one.send(b"done\n")
@@ -98,7 +99,7 @@ class Relay:
 
 @contextmanager
 def relay_for(choice: str, nodes: Sequence[Node]) -> Iterator[Relay | None]:
-    """The relay that a choice asks for: `on` and `plain` always, `auto` where it can pay, `off` never."""
+    """Return the relay for a choice: `on` and `plain` always, `auto` where it helps, `off` never."""
     if choice not in CHOICES:
         raise UsageError(f"--relay {choice}: no such choice", ", ".join(CHOICES))
     if choice == "off" or len(nodes) < (LEAST_NODES if choice == "auto" else 2):

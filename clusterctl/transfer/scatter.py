@@ -1,4 +1,4 @@
-"""The shards of a corpus to different nodes: shard i to node i, and from the first again when there are more."""
+"""Push the shards of a corpus to different nodes: shard i to node i, and from the first again when there are more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MORE = ("manifest.json",)
 
 @dataclass(frozen=True)
 class Portion:
-    """What one node gets: names of files in one folder here."""
+    """The files of one folder that one node gets."""
 
     node: Node
     shards: tuple[str, ...]
@@ -28,7 +28,7 @@ class Portion:
 
 
 def portions(cluster: Cluster, prefixes: Sequence[str]) -> tuple[Path, list[Portion]]:
-    """Which shards go where; all that is wrong with them at once."""
+    """Return which shards go to which node; raise all faults together."""
     found = sorted({_prefix(one) for one in prefixes}, key=str)
     folder = found[0].parent
     faults = [
@@ -59,7 +59,7 @@ def portions(cluster: Cluster, prefixes: Sequence[str]) -> tuple[Path, list[Port
 
 
 def _prefix(name: str) -> Path:
-    """A shard as its prefix or any of its files: so that a shell's `shards/*` will do."""
+    """Return a shard's prefix from the prefix or any of its files, so that a shell's `shards/*` works."""
     for ending in (*ENDINGS, *MORE):
         if name.endswith(f".{ending}"):
             return Path(name[: -len(ending) - 1])
@@ -79,7 +79,7 @@ def scatter(
     progress: Callable[[str], Progress],
     replace: bool = False,
 ) -> list[Outcome[PushResult]]:
-    """Push each node its shards; what it has already does not travel."""
+    """Push each node its shards; what it has already is not sent."""
     from clusterctl.transfer import push
 
     by_node = {one.node.name: one for one in given}

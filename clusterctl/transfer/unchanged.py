@@ -1,8 +1,8 @@
-"""A glance at a node before an agent is started there: a push that would change nothing ends with it.
+"""Check whether a push would change a node, before an agent is started there.
 
-The agent notes the state of a tree that it found unchanged (agent/look.py). Where /bin/sh, `find` and `sha256sum`
-find that state again, the tree is what it was: for 2,000 files that takes a node a third of the agent's time. Whatever
-is not exactly so is the agent's, which then takes the shell's place on the same connection.
+The agent records the state of a tree that it found unchanged (agent/tree_state.py). Where /bin/sh, `find` and
+`sha256sum` find that state again, the tree is unchanged: for 2,000 files that takes a third of the agent's time.
+Otherwise the agent replaces the shell on the same connection.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ exec @agent
 
 
 def script(node: Node, mark: str, tree: str, dest: str) -> bytes:
-    """What a node's /bin/sh reads."""
+    """Return the script for a node's /bin/sh."""
     values = {
         "mark": mark,
         "record": at_home(f"{node.workdir}/trees/{name_of(dest)}"),
@@ -61,7 +61,7 @@ def script(node: Node, mark: str, tree: str, dest: str) -> bytes:
 
 
 def at_home(path: str) -> str:
-    """A path for /bin/sh as the agent takes it: `~/` and what does not begin with `/` is the login's home."""
+    """Return a path for /bin/sh: `~/` and what does not begin with `/` is below the login's home."""
     below = path[1:].lstrip("/") if path == "~" or path.startswith("~/") else path
     if below.startswith("/"):
         return shlex.quote(below)
@@ -69,15 +69,15 @@ def at_home(path: str) -> str:
 
 
 class UnchangedCheck:
-    """Looks at the nodes of one push; use it where no agents are there already."""
+    """Checks the nodes of one push; for use where no agents are running."""
 
     def __init__(self, connections: Connections, pushed: Callable[[], tuple[Source, str]]) -> None:
-        """`pushed` gives the tree and where it goes, as soon as it was read."""
+        """`pushed` returns the tree and its destination once the tree was read."""
         self._connections = connections
         self._pushed = pushed
 
     def at(self, node: Node) -> PushResult | None:
-        """What a push comes to that changes nothing; else None, and `connections` has the node's agent."""
+        """Return the result of a push that changes nothing; else None, and `connections` has the node's agent."""
         stream = self._connections.transport.start(node, LINE)
         began = time.monotonic()
         try:
