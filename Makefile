@@ -17,7 +17,7 @@ test: $(VENV)/.developing
 	bash .ci/packages
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# The pure tests: 1,400 that start no nodes and few programs. 60 s of processor time, on two processes.
+# The pure tests: 1,600 that start no nodes and few programs. 60 to 90 s of processor time, on two processes.
 QUICK := $(addprefix tests/clusterctl/,inventory hostfile ranktable jobs logs exec checks cli library) \
          tests/clusterctl/test_*.py tests/trainer/config tests/trainer/plan tests/trainer/parallel/test_pipeline_order.py \
          tests/test_rules.py tests/test_docs.py tests/test_reference.py

@@ -33,7 +33,6 @@ REASONS = {
     "agent/peer_tls.py:_flush:read": "what TLS made of one piece that is about to be sent",
     "agent/child.py:_wait:wait": "in a thread that waits for a command of the user; a timeout ends the command",
     "agent/child.py:finish:wait": "after the command's output has ended, or after it was killed",
-    "agent/attempts.py:_spawn_supervisor:wait": "the first of two forks, which exits right away",
     "agent/kernel.py:_run_dmesg:wait": "after SIGKILL",
     "agent/supervisor.py:end:wait": "after SIGKILL",
     "runs/carry.py:_work:wait": "a thread that waits for the next checkpoint; close() ends it",
