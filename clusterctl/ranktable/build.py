@@ -53,7 +53,7 @@ def checked(
     return table
 
 
-def _translate(what: str, place_of: Callable[[str], str]) -> str:
+def _translate(text: str, place_of: Callable[[str], str]) -> str:
     """Return the text of a finding with the JSON pointers in it replaced by their places."""
 
     def place(found: re.Match[str]) -> str:
@@ -63,7 +63,7 @@ def _translate(what: str, place_of: Callable[[str], str]) -> str:
             # The table has a text that looks like a pointer.
             return found[0]
 
-    return _OTHER.sub(place, what)
+    return _OTHER.sub(place, text)
 
 
 def _named(pointer: str, names: Sequence[str]) -> str:
@@ -83,9 +83,9 @@ def _steps(pointer: str) -> tuple[int, int]:
 def buildable(hardware: str | None) -> None:
     """Raise UsageError for a5: no known tool of its nodes shows their networks."""
     if version_for(hardware) == "2.0":
-        what = "a table for a5 needs the levels (networks, ports) of each device, which no tool of its nodes shows"
+        problem = "a table for a5 needs the levels (networks, ports) of each device, which no tool of its nodes shows"
         remedy = "write them into a plan: clusterctl ranktable build --from plan.yaml"
-        raise UsageError(what, f"{remedy}\na job with `rank_table: never` starts without a table")
+        raise UsageError(problem, f"{remedy}\na job with `rank_table: never` starts without a table")
 
 
 def complete(
@@ -148,24 +148,26 @@ def _node_faults(node: Node, addresses: Sequence[DeviceAddress], version: str) -
         yield Fault(node.name, "has no devices for a rank table", "give it `devices` in the inventory")
     server_id = node.server_id or node.address
     if loops_back(server_id):
-        what = f"its server_id would be {server_id}, which on every other node means that node itself"
-        yield Fault(node.name, what, "set the node's `address` or `server_id` in the inventory")
+        problem = f"its server_id would be {server_id}, which on every other node means that node itself"
+        yield Fault(node.name, problem, "set the node's `address` or `server_id` in the inventory")
     for address in addresses:
         if not address.ip:
-            what = f"the device {address.device_id} has no address"
-            yield Fault(node.name, what, "set it with hccn_tool, or as `device_ips` in the inventory")
+            problem = f"the device {address.device_id} has no address"
+            yield Fault(node.name, problem, "set it with hccn_tool, or as `device_ips` in the inventory")
     if version != "1.2":
         return
     for address in addresses:
         if not address.super_device_id:
-            what = f"the device {address.device_id} has no super-device id, which version 1.2 needs"
-            yield Fault(node.name, what, "`npu-smi info -t spod-info -i CARD -c CHIP` on that node shows it")
+            problem = f"the device {address.device_id} has no super-device id, which version 1.2 needs"
+            yield Fault(
+                node.name, problem, "`npu-smi info -t spod-info -i CARD -c CHIP` on that node shows it"
+            )
     if addresses and not _pod(node, addresses):
         yield Fault(node.name, "is in no super pod", "set `super_pod` in the inventory")
     found = {address.super_pod_id for address in addresses if address.super_pod_id}
     if len(found) > 1 and not node.super_pod:
-        what = f"its devices are in the super pods {sorted(found)}"
-        yield Fault(node.name, what, "a node is in one super pod: set `super_pod` in the inventory")
+        problem = f"its devices are in the super pods {sorted(found)}"
+        yield Fault(node.name, problem, "a node is in one super pod: set `super_pod` in the inventory")
 
 
 def loops_back(server_id: str) -> bool:
@@ -289,8 +291,10 @@ def _merge_faults(tables: Sequence[tuple[str, RankTable]]) -> Iterator[Fault]:
     seen: dict[tuple[str, str], tuple[str, str]] = {}
     for name, table in tables:
         if table.version != first.version:
-            what = f"version {table.version}, and {first_name} has {first.version}"
-            yield Fault(f"{name} /version", what, "`clusterctl ranktable convert` them to one version first")
+            problem = f"version {table.version}, and {first_name} has {first.version}"
+            yield Fault(
+                f"{name} /version", problem, "`clusterctl ranktable convert` them to one version first"
+            )
         pod_of = {server: pod.super_pod_id for pod in table.super_pods for server in pod.server_ids}
         for number, server in enumerate(table.servers):
             at = f"/server_list/{number}"
@@ -321,7 +325,7 @@ def _once(
     seen: dict[tuple[str, str], tuple[str, str]], noun: str, value: str, name: str, pointer: str
 ) -> Iterator[Fault]:
     if (noun, value) in seen:
-        what = f"the {noun} {value} is also at {' '.join(seen[noun, value])}"
-        yield Fault(f"{name} {pointer}", what, f"each {noun} may be in one table only")
+        problem = f"the {noun} {value} is also at {' '.join(seen[noun, value])}"
+        yield Fault(f"{name} {pointer}", problem, f"each {noun} may be in one table only")
     else:
         seen[noun, value] = (name, pointer)

@@ -69,8 +69,8 @@ def inspect(text: str | bytes, hardware: str | None = None) -> Report:
     if any(fault.fatal for fault in faults):
         return Report(tuple(findings))
     if not isinstance(value, dict):
-        what = f"the file holds {kind(value)}, not an object"
-        return Report((*findings, Finding("json-top", "", what, "{...}", _PARSE_FAILURE)))
+        problem = f"the file holds {kind(value)}, not an object"
+        return Report((*findings, Finding("json-top", "", problem, "{...}", _PARSE_FAILURE)))
     dialect = recognized(value)
     if dialect:
         value = dialect.value
@@ -115,12 +115,14 @@ def differs(first: Report, other: Report) -> Finding | None:
     place = _difference(first.value, other.value)
     if place is None:
         return None
-    what = "differs here from the first file; the ranks of a run compare their tables"
+    problem = "differs here from the first file; the ranks of a run compare their tables"
     if first.version != other.version:
         place = "/version"
-        what = f"is version {other.version}, and the first file is version {first.version}"
+        problem = f"is version {other.version}, and the first file is version {first.version}"
     hccl = "EI0005: the ranktable's CRC differs between the local and the remote rank."
-    return Finding("differs", place, what, "give every node the same file: clusterctl ranktable push", hccl)
+    return Finding(
+        "differs", place, problem, "give every node the same file: clusterctl ranktable push", hccl
+    )
 
 
 def alike(reports: Sequence[Report]) -> list[Report]:
@@ -145,9 +147,9 @@ def _difference(left: Any, right: Any, at: str = "") -> str | None:
 
 
 def _dialect_finding(name: str) -> Finding:
-    what = f"a table in the form of {name}, which HCCL does not read"
+    problem = f"a table in the form of {name}, which HCCL does not read"
     remedy = "clusterctl ranktable convert FILE -o OUT.json writes the form that HCCL reads"
-    return Finding("dialect", "", what, remedy, missing("group_count"))
+    return Finding("dialect", "", problem, remedy, missing("group_count"))
 
 
 def check_file(path: Path, hardware: str | None = None) -> Report:
@@ -163,9 +165,9 @@ def check_file(path: Path, hardware: str | None = None) -> Report:
     except FileNotFoundError:
         raise InputFaults([Fault(str(path), "no such file", "check the name")]) from None
     except OSError as error:
-        what = f"can't be read: {error.strerror or error}"
+        problem = f"can't be read: {error.strerror or error}"
         others = tuple(finding for finding in findings if finding.code != "file-unreadable")
-        return Report((*others, Finding("file-unreadable", "", what, _READABLE, _SILENT)))
+        return Report((*others, Finding("file-unreadable", "", problem, _READABLE, _SILENT)))
     report = inspect(raw, hardware)
     if report.version == "2.0":
         # Its reader opens a file of any name.

@@ -67,9 +67,9 @@ def read_addresses(
     absent = [device for device in wanted if device not in found]
     if absent and not skip_incomplete:
         which = f"device{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
-        what = f"{node.name}: {which} without an address in hccn_tool, hccn.conf and the inventory"
+        problem = f"{node.name}: {which} without an address in hccn_tool, hccn.conf and the inventory"
         remedy = f"on {node.name}: hccn_tool -i {absent[0]} -ip -s address A.B.C.D netmask 255.255.255.0"
-        raise WorkFailed(f"{what}{complaint}", f"{remedy}\nor write `device_ips` in the inventory")
+        raise WorkFailed(f"{problem}{complaint}", f"{remedy}\nor write `device_ips` in the inventory")
     answers = [
         DeviceAddress(device, found[device], source=source[device]) for device in wanted if device in found
     ]
@@ -110,18 +110,18 @@ def _in_super_pods(
 ) -> list[DeviceAddress]:
     """Return the devices with their super-device id and super pod, as npu-smi shows them."""
     if smi is None:
-        what = f"{node.name}: npu-smi, which shows the super-device ids of a3, is missing"
+        problem = f"{node.name}: npu-smi, which shows the super-device ids of a3, is missing"
         raise WorkFailed(
-            what, "install the driver's tools, or write a plan: clusterctl ranktable build --from"
+            problem, "install the driver's tools, or write a plan: clusterctl ranktable build --from"
         )
     complete = []
     for address in found:
         device = address.device_id
         place = in_super_pod(connection, smi, device)
         if place is None:
-            what = f"{node.name}: device {device} has no super-device id in {smi.tool} info "
-            what += "-t spod-info" if device in smi.chips else "-m"
-            raise WorkFailed(what, "is this an A3 node in a super pod? --for a2 needs no such id")
+            problem = f"{node.name}: device {device} has no super-device id in {smi.tool} info "
+            problem += "-t spod-info" if device in smi.chips else "-m"
+            raise WorkFailed(problem, "is this an A3 node in a super pod? --for a2 needs no such id")
         complete.append(DeviceAddress(device, address.ip, *place, source=address.source))
     return complete
 

@@ -103,7 +103,7 @@ def _flat(value: dict[str, Any]) -> Dialect:
             server = servers.setdefault(known, {**head, "device": []})
             places.setdefault(f"/server_list/{number}", f"/{key}/{place}")
             places[f"/server_list/{number}/device/{len(server['device'])}"] = f"/{key}/{place}"
-            own = {inner: what for inner, what in entry.items() if inner != "server_id"}
+            own = {inner: detail for inner, detail in entry.items() if inner != "server_id"}
             server["device"].append({"rank_id": str(rank), **own})
             rank += 1
     dropped = {*FLAT, "server_count"}

@@ -195,8 +195,8 @@ def to_version(
     if version == table.version:
         return table
     if "2.0" in (version, table.version):
-        what = f"version {table.version} lacks values that {version} needs: A5 has other networks"
-        raise UsageError(what, "write a plan with `levels`: clusterctl ranktable build --from plan.yaml")
+        problem = f"version {table.version} lacks values that {version} needs: A5 has other networks"
+        raise UsageError(problem, "write a plan with `levels`: clusterctl ranktable build --from plan.yaml")
     if version == "1.2":
         return _with_super_pods(table, facts or table, super_pod)
     bare = [
@@ -222,16 +222,16 @@ def _with_super_pods(table: RankTable, facts: RankTable, super_pod: str | None) 
     for number, server in enumerate(table.servers):
         at, pod = f"/server_list/{number}", super_pod or pod_of.get(server.server_id)
         if pod is None:
-            what = f"version 1.2 needs the super pod of {server.server_id}, which is unknown"
-            faults.append(Fault(at, what, "--super-pod ID, or --facts with a 1.2 table or a plan"))
+            problem = f"version 1.2 needs the super pod of {server.server_id}, which is unknown"
+            faults.append(Fault(at, problem, "--super-pod ID, or --facts with a 1.2 table or a plan"))
         pods.setdefault(pod or "", []).append(server.server_id)
         devices = []
         for place, device in enumerate(server.devices):
             super_id = ids.get((server.server_id, device.device_id))
             if super_id is None:
-                what = f"version 1.2 needs the super-device id of device {device.device_id} of {server.server_id}"
+                problem = f"version 1.2 needs the super-device id of device {device.device_id} of {server.server_id}"
                 remedy = "--facts with a 1.2 table or a plan, or ask the nodes: clusterctl ranktable build --for a3"
-                faults.append(Fault(f"{at}/device/{place}", what, remedy))
+                faults.append(Fault(f"{at}/device/{place}", problem, remedy))
             devices.append(replace(device, super_device_id=super_id))
         servers.append(replace(server, devices=tuple(devices)))
     if faults:

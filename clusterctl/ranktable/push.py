@@ -213,11 +213,11 @@ def file_drifts(node: str, found: Mapping[str, Any], sha256: str) -> Iterator[Dr
         yield Drift(node, None, "file-missing", f"{path}: no such file", again)
     elif found["kind"] != "f":
         kind = {"l": "a symbolic link", "d": "a folder"}.get(found["kind"], "not a regular file")
-        what = f"{path} is {kind}; torch_npu would negotiate without it"
-        yield Drift(node, None, "file-kind", what, again)
+        problem = f"{path} is {kind}; torch_npu would negotiate without it"
+        yield Drift(node, None, "file-kind", problem, again)
     elif not found["mode"] & stat.S_IRUSR or "sha256" not in found:
-        what = f"{path} can't be read by its owner (mode {found['mode']:o}); torch_npu would negotiate without it"
-        yield Drift(node, None, "file-unreadable", what, f"chmod u+r {path}")
+        problem = f"{path} can't be read by its owner (mode {found['mode']:o}); torch_npu would negotiate without it"
+        yield Drift(node, None, "file-unreadable", problem, f"chmod u+r {path}")
     elif found["sha256"] != sha256:
-        what = f"{path} has other content: sha256 {found['sha256'][:12]}, and the table has {sha256[:12]}"
-        yield Drift(node, None, "file-differs", what, again)
+        problem = f"{path} has other content: sha256 {found['sha256'][:12]}, and the table has {sha256[:12]}"
+        yield Drift(node, None, "file-differs", problem, again)

@@ -64,34 +64,34 @@ def read_json(raw: bytes) -> tuple[Any, list[JsonFault]]:
     """Parse JSON strictly; return (value or None, all faults)."""
     faults: list[JsonFault] = []
     if len(raw) > MAX_BYTES:
-        what = f"larger than {MAX_BYTES >> 20} MB"
-        return None, [JsonFault("size", "", what, "is this the right file?")]
+        problem = f"larger than {MAX_BYTES >> 20} MB"
+        return None, [JsonFault("size", "", problem, "is this the right file?")]
     if raw.startswith(BOM):
         raw = raw[len(BOM) :]
         faults.append(JsonFault("bom", "", "begins with a byte order mark", "save it as UTF-8 without BOM"))
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        what = f"not UTF-8 text: byte {raw[error.start]:#04x} at {_place(raw[: error.start].decode())}"
-        return None, [*faults, JsonFault("encoding", "", what, "save it as UTF-8")]
+        problem = f"not UTF-8 text: byte {raw[error.start]:#04x} at {_place(raw[: error.start].decode())}"
+        return None, [*faults, JsonFault("encoding", "", problem, "save it as UTF-8")]
     try:
         value, odd = _parse(text)
         deep = _too_deep(value)
     except RecursionError:
         value, odd, deep = None, False, True
     except json.JSONDecodeError as error:
-        what = f"not JSON: {error.msg.removesuffix(' at')} at {_place(text[: error.pos])}"
+        problem = f"not JSON: {error.msg.removesuffix(' at')} at {_place(text[: error.pos])}"
         if not text.strip():
-            what = "the file is empty"
-        return None, [*faults, JsonFault("syntax", "", what, _syntax_remedy(text, error.pos))]
+            problem = "the file is empty"
+        return None, [*faults, JsonFault("syntax", "", problem, _syntax_remedy(text, error.pos))]
     half = _half_pair(text)
     if half >= 0:
-        what = f"not JSON: half of a surrogate pair at {_place(text[:half])}"
+        problem = f"not JSON: half of a surrogate pair at {_place(text[:half])}"
         remedy = "write the character itself, or both halves"
-        return None, [*faults, JsonFault("syntax", "", what, remedy)]
+        return None, [*faults, JsonFault("syntax", "", problem, remedy)]
     if deep:
-        what = f"nested deeper than {MAX_DEPTH} levels"
-        return None, [*faults, JsonFault("depth", "", what, "is this the right file?")]
+        problem = f"nested deeper than {MAX_DEPTH} levels"
+        return None, [*faults, JsonFault("depth", "", problem, "is this the right file?")]
     return value, faults + (list(itertools.islice(_odd_faults(value), MAX_FAULTS)) if odd else [])
 
 
@@ -156,13 +156,13 @@ def _half_pair(text: str) -> int:
 def _odd_faults(value: Any, *path: object) -> Iterator[JsonFault]:
     """Yield a fault for each odd value that `_parse` marked. The caller has bounded the depth."""
     if isinstance(value, _Odd):
-        what = f"{value.text} is not a number in JSON"
-        yield JsonFault("number", pointer(*path), what, "write a plain number or a string")
+        problem = f"{value.text} is not a number in JSON"
+        yield JsonFault("number", pointer(*path), problem, "write a plain number or a string")
     if isinstance(value, _Repeated):
         for key in value.repeated:
-            what = f"the key {key[:80]!r} is repeated"
+            problem = f"the key {key[:80]!r} is repeated"
             remedy = "keep one: readers differ on which one counts"
-            yield JsonFault("duplicate-key", pointer(*path, key), what, remedy)
+            yield JsonFault("duplicate-key", pointer(*path, key), problem, remedy)
     if isinstance(value, (dict, list)):
         items: Iterable[tuple[object, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
         for step, inner in items:

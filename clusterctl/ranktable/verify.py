@@ -108,12 +108,12 @@ def _super_drifts(
         super_id, found = devices.in_super_pod(connection, smi, device) or ("none", "")
         pods.add(found)
         if super_id != wanted:
-            what = f"the super-device id is {super_id}, and the table has {wanted}"
-            yield Drift(node.name, device, "super_device", what, AGAIN)
+            problem = f"the super-device id is {super_id}, and the table has {wanted}"
+            yield Drift(node.name, device, "super_device", problem, AGAIN)
     others = sorted(pods - {"", pod})
     if others and pod.isdigit() and not node.super_pod:
-        what = f"the super pod is {' and '.join(others)}, and the table has {pod}"
-        yield Drift(node.name, None, "super_pod", what, AGAIN)
+        problem = f"the super pod is {' and '.join(others)}, and the table has {pod}"
+        yield Drift(node.name, None, "super_pod", problem, AGAIN)
 
 
 # -- version 2.0: the addresses show which ranks are on the node
@@ -121,22 +121,22 @@ def _super_drifts(
 
 def _by_addresses(connection: Connection, node: Node, table: LiveTable) -> NodeReport:
     known = {device for group in table.groups for device in group.devices}
-    asked = [device for device in node.devices or sorted(known) if device in known]
-    tool = _tool(connection, node, asked)
+    queried = [device for device in node.devices or sorted(known) if device in known]
+    tool = _tool(connection, node, queried)
     if tool is None:
         return NodeReport(
             node.name, "", 0, notes=("hccn_tool is missing: addresses and links were not compared",)
         )
-    askers = {device: _Asker(connection, node.name, tool, device) for device in asked}
-    found = {device: address for device in asked if (address := askers[device].address())}
+    askers = {device: _Asker(connection, node.name, tool, device) for device in queried}
+    found = {device: address for device in queried if (address := askers[device].address())}
     if not found or not any(any(group.devices.values()) for group in table.groups):
         notes = ["hccn_tool shows no address: none was compared"] if not found else []
         drifts = [drift for asker in askers.values() for drift in _health_drifts(asker)]
         return NodeReport(node.name, "", 0, tuple(drifts), tuple(notes))
     group = max(table.groups, key=lambda group: _shared(group, found))
     if not _shared(group, found):
-        what = f"none of its addresses is in the table: {', '.join(list(found.values())[:4])}"
-        return NodeReport(node.name, "", 0, (Drift(node.name, None, "server", what, AGAIN),))
+        problem = f"none of its addresses is in the table: {', '.join(list(found.values())[:4])}"
+        return NodeReport(node.name, "", 0, (Drift(node.name, None, "server", problem, AGAIN),))
     drifts = list(_group_drifts(askers, group, found))
     notes = [
         f"device {device}: hccn_tool shows no address"
@@ -157,8 +157,8 @@ def _group_drifts(askers: Mapping[int, _Asker], group: Group, found: Mapping[int
         if asker is None:
             continue
         if device in found and wanted and not _among(found[device], wanted):
-            what = f"the address is {found[device]}, and the table has {' or '.join(wanted)}"
-            yield asker.drift("address", what, AGAIN)
+            problem = f"the address is {found[device]}, and the table has {' or '.join(wanted)}"
+            yield asker.drift("address", problem, AGAIN)
         yield from _health_drifts(asker)
 
 
@@ -202,20 +202,20 @@ class _Asker:
                 return address
         return None
 
-    def drift(self, kind: str, what: str, remedy: str) -> Drift:
-        return Drift(self.node, self.device, kind, what, remedy)
+    def drift(self, kind: str, problem: str, remedy: str) -> Drift:
+        return Drift(self.node, self.device, kind, problem, remedy)
 
 
 def _health_drifts(asker: _Asker) -> Iterator[Drift]:
     for kind, good in GOOD.items():
         done = asker.ask(f"-{kind}")
         if done.timed_out:
-            what = f"hccn_tool -{kind} -g did not end within {devices.TIMEOUT:.0f} s"
-            yield asker.drift(kind, what, "the driver hangs: npu-smi info, dmesg")
+            problem = f"hccn_tool -{kind} -g did not end within {devices.TIMEOUT:.0f} s"
+            yield asker.drift(kind, problem, "the driver hangs: npu-smi info, dmesg")
         answer = _ANSWER[kind].search(done.text)
         if done.ok and answer and answer[1] != good:
-            what = f"{kind.replace('_', ' ')} is {answer[1]}, not {good}"
-            yield asker.drift(kind, what, _REMEDY[kind].format(device=asker.device))
+            problem = f"{kind.replace('_', ' ')} is {answer[1]}, not {good}"
+            yield asker.drift(kind, problem, _REMEDY[kind].format(device=asker.device))
 
 
 def _address_drifts(asker: _Asker, wanted: str, version: str) -> Iterator[Drift]:
@@ -236,8 +236,9 @@ def _address_drifts(asker: _Asker, wanted: str, version: str) -> Iterator[Drift]
             return
         if address is not None:
             answers.append(address)
-    what = f"the table has {wanted}, and hccn_tool shows {' and '.join(answers) or 'no address: it is not configured'}"
-    yield asker.drift("address", what, AGAIN)
+    shown = " and ".join(answers) or "no address: it is not configured"
+    problem = f"the table has {wanted}, and hccn_tool shows {shown}"
+    yield asker.drift("address", problem, AGAIN)
 
 
 def _same(left: str, right: str) -> bool:

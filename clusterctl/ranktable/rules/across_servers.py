@@ -69,10 +69,10 @@ def _check_ranks(state: TableState) -> None:
     _unique(state, items, _rank_place, "rank-id", "rank")
     for device in state.devices:
         if device.rank is not None and device.rank >= count:
-            what = f"the rank is {device.rank}, but the table has {count} devices"
+            problem = f"the rank is {device.rank}, but the table has {count} devices"
             remedy = f"the ranks 0 to {count - 1}, each once"
             hccl = invalid(device.rank, "rank_id", f"0 to {count - 1}")
-            state.reader.add("rank-id", _rank_place(device), what, remedy, hccl)
+            state.reader.add("rank-id", _rank_place(device), problem, remedy, hccl)
 
 
 def _check_missing_addresses(state: TableState) -> None:
@@ -86,12 +86,12 @@ def _check_missing_addresses(state: TableState) -> None:
         if device.ips is None or device.ips:
             continue
         host = _host_ip(state, device)
-        what = "'device_ip' is missing; ranks on several servers need it"
+        problem = "'device_ip' is missing; ranks on several servers need it"
         if state.hardware.name == "a2" or (state.hardware.name == "910a" and not (device.has_key or host)):
             hccl = invalid("", "device_ip", "a valid IP address")
-            state.reader.add("device-ip", device.pointer, what, ASK_ADDRESS, hccl)
+            state.reader.add("device-ip", device.pointer, problem, ASK_ADDRESS, hccl)
         elif not host:
-            state.reader.warn("device-ip", device.pointer, what, ASK_ADDRESS)
+            state.reader.warn("device-ip", device.pointer, problem, ASK_ADDRESS)
 
 
 def _host_ip(state: TableState, device: SeenDevice) -> str:
@@ -140,8 +140,8 @@ def _check_spellings(state: TableState, normal: list[tuple[str, SeenDevice]]) ->
     for address, device in normal:
         place = _address_place(device)
         if address in seen:
-            what = f"the address '{address}' is also at {seen[address]}, in another spelling"
-            state.reader.warn("device-ip", place, what, "keep one of the two")
+            problem = f"the address '{address}' is also at {seen[address]}, in another spelling"
+            state.reader.warn("device-ip", place, problem, "keep one of the two")
         seen.setdefault(address, place)
 
 
@@ -153,12 +153,12 @@ def _check_alike(
         return
     places = ", ".join(f"{value} at {place}" for value, place in seen.items())
     last = list(seen.values())[-1]
-    what = f"devices differ in the {words}: {places}"
+    problem = f"devices differ in the {words}: {places}"
     if hccl is None:
-        state.reader.warn(code, last, what, expected)
+        state.reader.warn(code, last, problem, expected)
     else:
         message = f"{hccl}: Value {list(seen)[-1]} for RankIpFamily is invalid." if hccl else ""
-        state.reader.add(code, last, what, expected, message)
+        state.reader.add(code, last, problem, expected, message)
 
 
 def _check_backup_addresses(state: TableState) -> None:
@@ -179,13 +179,15 @@ def _check_host_addresses(state: TableState) -> None:
     if len(families) > 1 and len(state.servers) > 1:
         places = ", ".join(f"{family} at {place}" for family, place in families.items())
         hccl = invalid(list(families)[-1], "host_ip", "one IP version")
-        what = f"servers differ in the IP version: {places}"
-        state.reader.add("ip-family", list(families.values())[-1], what, "addresses of one IP version", hccl)
+        problem = f"servers differ in the IP version: {places}"
+        state.reader.add(
+            "ip-family", list(families.values())[-1], problem, "addresses of one IP version", hccl
+        )
     reason = _why_host_networks(state)
     for server in servers if reason else ():
         if not server.host_ip and state.version != "":
-            what = f"'host_ip' is missing, and {reason}"
-            state.reader.add("host-ip", server.pointer, what, "give every server its host_ip")
+            problem = f"'host_ip' is missing, and {reason}"
+            state.reader.add("host-ip", server.pointer, problem, "give every server its host_ip")
 
 
 def _why_host_networks(state: TableState) -> str:
@@ -205,12 +207,12 @@ def _check_equal_counts(state: TableState) -> None:
     first = state.servers[0]
     for server in state.servers:
         if server.devices != first.devices:
-            what = f"{server.devices} devices, and {first.pointer} has {first.devices}"
+            problem = f"{server.devices} devices, and {first.pointer} has {first.devices}"
             remedy = "leave devices out until they are equal"
             hccl = invalid(server.devices, "device", str(first.devices))
             place = _device_list(server)
-            what = f"{what}: {state.hardware.name} needs as many on every server"
-            state.reader.add("device-count", place, what, remedy, hccl)
+            problem = f"{problem}: {state.hardware.name} needs as many on every server"
+            state.reader.add("device-count", place, problem, remedy, hccl)
 
 
 def _device_list(server: SeenServer) -> str:

@@ -55,8 +55,8 @@ def _read_version(state: TableState) -> str | None:
     if version in ("1.0", "1.2", "2.0"):
         return version
     if version == "1.1":
-        what = "version 1.1 (mixed hardware) has rules that are not known here"
-        reader.warn("version", "/version", what, _VERSIONS)
+        problem = "version 1.1 (mixed hardware) has rules that are not known here"
+        reader.warn("version", "/version", problem, _VERSIONS)
     else:
         hccl = invalid(version, "version", "a valid version number")
         reader.add("version", "/version", f"unknown version {version[:80]!r}", _VERSIONS, hccl)
@@ -69,17 +69,17 @@ def _check_hardware(state: TableState) -> None:
         return
     wanted = state.hardware.versions[-1]
     place = "/version" if state.version else ""
-    what = f"{state.hardware.name} needs version {wanted}, not {state.version or 'a table without one'}"
+    problem = f"{state.hardware.name} needs version {wanted}, not {state.version or 'a table without one'}"
     remedy = "build the table for this hardware"
     if "2.0" in (state.version, wanted):
-        state.reader.add("hardware", place, what, remedy, invalid(state.version, "version", wanted))
+        state.reader.add("hardware", place, problem, remedy, invalid(state.version, "version", wanted))
     else:
-        state.reader.warn("hardware", place, what, remedy)
+        state.reader.warn("hardware", place, problem, remedy)
 
 
 def _check_status(state: TableState) -> None:
     status = state.reader.read("status", state.value, "").texts.get("status", "completed")
     if status != "completed":
-        what = f"'status' is {status[:80]!r}: HCCL reads the file again every second for 30 minutes"
+        problem = f"'status' is {status[:80]!r}: HCCL reads the file again every second for 30 minutes"
         remedy = 'wait until the program that writes it sets "completed"'
-        state.reader.add("status", "/status", what, remedy, "nothing for 30 minutes, then a time-out")
+        state.reader.add("status", "/status", problem, remedy, "nothing for 30 minutes, then a time-out")

@@ -51,20 +51,20 @@ def check_groups(state: TableState) -> None:
         _check_group(state, groups, group, at)
     state.servers += [SeenServer(at[0], server_id, len(at)) for server_id, at in groups.servers.items()]
     if groups.mode == "cloud":
-        what = "a cloud's table without rank ids: HCCL finds the rank of a process by the name of its pod"
+        problem = "a cloud's table without rank ids: HCCL finds the rank of a process by the name of its pod"
         remedy = "clusterctl ranktable convert FILE -o OUT.json writes rank ids in the order of the file"
-        reader.warn("dialect", "", what, remedy)
+        reader.warn("dialect", "", problem, remedy)
 
 
 def _check_laboratory(state: TableState) -> None:
     if "deploy_mode" not in state.value:
-        what = "'deploy_mode' is missing, so HCCL takes this for a cloud's table without rank ids"
-        state.reader.add("missing-key", "", what, 'add "deploy_mode": "lab"', missing("device_count"))
+        problem = "'deploy_mode' is missing, so HCCL takes this for a cloud's table without rank ids"
+        state.reader.add("missing-key", "", problem, 'add "deploy_mode": "lab"', missing("device_count"))
     texts = state.reader.read("lab table", state.value, "").texts
     location = texts.get("para_plane_nic_location", "device")
     if location != "device":
-        what = f"'para_plane_nic_location' is {location[:80]!r}; HCCL takes only 'device'"
-        state.reader.add("choice", "/para_plane_nic_location", what, 'write "device"')
+        problem = f"'para_plane_nic_location' is {location[:80]!r}; HCCL takes only 'device'"
+        state.reader.add("choice", "/para_plane_nic_location", problem, 'write "device"')
 
 
 def _check_group(state: TableState, groups: _Groups, group: Mapping[str, Any], at: str) -> None:
@@ -83,8 +83,8 @@ def _check_group(state: TableState, groups: _Groups, group: Mapping[str, Any], a
     real = {"instance_count": instances, "device_num": devices, "device_count": devices}
     for key, number in real.items():
         if counts.get(key, number) != number:
-            what = f"{key!r} is {counts[key]}, but the group has {number}"
-            reader.add("server-count", f"{at}/{key}", what, f'write "{key}": "{number}"')
+            problem = f"{key!r} is {counts[key]}, but the group has {number}"
+            reader.add("server-count", f"{at}/{key}", problem, f'write "{key}": "{number}"')
     if groups.mode == "lab":
         _check_share(state, groups, counts, at)
 
@@ -95,8 +95,10 @@ def _check_share(state: TableState, groups: _Groups, counts: Mapping[str, int], 
         return
     share, rest = divmod(counts["device_num"], counts["server_num"])
     if rest or share not in SIZES:
-        what = f"'device_num' is {counts['device_num']} and 'server_num' is {counts['server_num']}"
-        state.reader.add("device-count", f"{at}/server_num", what, "1, 2, 4, 8 or 16 devices on every server")
+        problem = f"'device_num' is {counts['device_num']} and 'server_num' is {counts['server_num']}"
+        state.reader.add(
+            "device-count", f"{at}/server_num", problem, "1, 2, 4, 8 or 16 devices on every server"
+        )
 
 
 def _check_instance(
@@ -110,9 +112,9 @@ def _check_instance(
         reader.once(groups.pods, values.texts["pod_name"], f"{at}/pod_name", "pod-name", "pod")
     devices = list(reader.objects("instance", "devices", instance, at))
     if groups.mode == "lab" and len(devices) > 1:
-        what = f"an instance of a laboratory's table has one device, not {len(devices)}"
+        problem = f"an instance of a laboratory's table has one device, not {len(devices)}"
         hccl = invalid("", "rank_id", "a valid integer")
-        reader.add("device-count", f"{at}/devices", what, "write one instance for each device", hccl)
+        reader.add("device-count", f"{at}/devices", problem, "write one instance for each device", hccl)
     for place, device in devices:
         groups.servers.setdefault(server_id, []).append(at)
         rank = values.numbers.get("rank_id") if groups.mode == "lab" else len(state.devices)
@@ -131,9 +133,9 @@ def _device(state: TableState, device: Mapping[str, Any], at: str, address_read:
         reader.add("missing-key", at, "'device_ip' is missing", ASK_ADDRESS, missing("device_ip"))
     written, ips = state.addresses(device, "device_ip", at)
     if "," in str(device.get("device_ip")) and ips is not None:
-        what = "'device_ip' has several addresses; the old form takes one"
+        problem = "'device_ip' has several addresses; the old form takes one"
         hccl = invalid(device["device_ip"], "device_ip", "a valid IP address")
-        reader.add("device-ip", f"{at}/device_ip", what, "keep one", hccl)
+        reader.add("device-ip", f"{at}/device_ip", problem, "keep one", hccl)
     if not address_read:
         # HCCL reads no addresses of a cloud's single instance.
         reader.downgrade(before, only=f"{at}/device_ip")

@@ -43,29 +43,29 @@ def check_ranks(state: TableState) -> None:
 def _check_backups(state: TableState, backups: list[tuple[str, int]], local_ids: Mapping[int, str]) -> None:
     """Check that at most one rank is a backup, and that the rank that it replaces is gone."""
     for at, _ in backups[1:]:
-        what = f"a second backup rank (local_id {BACKUP_LOCAL_ID}); the first is {backups[0][0]}"
+        problem = f"a second backup rank (local_id {BACKUP_LOCAL_ID}); the first is {backups[0][0]}"
         hccl = invalid("NA", "NA", "multiple replaced rank is configured.")
-        state.reader.add("local-id", f"{at}/local_id", what, "a table has at most one backup rank", hccl)
+        state.reader.add("local-id", f"{at}/local_id", problem, "a table has at most one backup rank", hccl)
     if backups and backups[0][1] in local_ids:
         at, replaced = backups[0]
-        what = f"'replaced_local_id' is {replaced}, which {local_ids[replaced]} still has"
+        problem = f"'replaced_local_id' is {replaced}, which {local_ids[replaced]} still has"
         hccl = invalid(replaced, "recordedReplacedLocalId", "not the local_id of another rank")
-        state.reader.add("local-id", f"{at}/replaced_local_id", what, "remove the replaced rank", hccl)
+        state.reader.add("local-id", f"{at}/replaced_local_id", problem, "remove the replaced rank", hccl)
 
 
 def _check_levels(state: TableState, rank: Mapping[str, Any], at: str, networks: Networks) -> None:
     """Check the levels of one rank, and that each network has as many addresses as in the ranks before."""
     reader = state.reader
     if rank.get("level_list") == []:
-        what = "'level_list' is empty: no other rank can reach this one"
-        reader.warn("empty-list", f"{at}/level_list", what, "add a level")
+        problem = "'level_list' is empty: no other rank can reach this one"
+        reader.warn("empty-list", f"{at}/level_list", problem, "add a level")
     before = -1
     for here, level in reader.objects("rank", "level_list", rank, at):
         values = reader.read("level", level, here)
         layer, network = values.numbers.get("net_layer"), values.texts.get("net_instance_id")
         if layer is not None and layer <= before:
-            what = f"'net_layer' is {layer}, and an earlier level has {before}"
-            reader.add("net-layer", f"{here}/net_layer", what, "sort the levels; use each layer once")
+            problem = f"'net_layer' is {layer}, and an earlier level has {before}"
+            reader.add("net-layer", f"{here}/net_layer", problem, "sort the levels; use each layer once")
         before = before if layer is None else layer
         for place, address in reader.objects("level", "rank_addr_list", level, here):
             _check_address(state, reader.read("address", address, place), place)
@@ -74,8 +74,10 @@ def _check_levels(state: TableState, rank: Mapping[str, Any], at: str, networks:
             continue
         count, first = networks.setdefault((layer, network), (len(addresses), here))
         if len(addresses) != count:
-            what = f"the number of addresses is {len(addresses)}, but {count} for the same network at {first}"
-            reader.add("list-length", f"{here}/rank_addr_list", what, "give every rank as many addresses")
+            problem = (
+                f"the number of addresses is {len(addresses)}, but {count} for the same network at {first}"
+            )
+            reader.add("list-length", f"{here}/rank_addr_list", problem, "give every rank as many addresses")
 
 
 def _check_address(state: TableState, values: Values, at: str) -> None:
@@ -86,8 +88,8 @@ def _check_address(state: TableState, values: Values, at: str) -> None:
     expected = "32 hexadecimal digits" if kind == "EID" else f"a valid {kind} address"
     text = values.texts.get("addr")
     if text is not None and not is_address(text, kind):
-        what = f"'addr' is {text[:80]!r}, not {expected}"
-        state.reader.add("address", f"{at}/addr", what, expected, invalid(text, "addr", expected))
+        problem = f"'addr' is {text[:80]!r}, not {expected}"
+        state.reader.add("address", f"{at}/addr", problem, expected, invalid(text, "addr", expected))
     for index, backup in enumerate(values.lists.get("backup_addr", ())):
         here = f"{at}/backup_addr/{index}"
         if kind == "EID":

@@ -45,13 +45,13 @@ class Reader:
     numbers_as_text: bool = True
     """Versions 1.x write every value as a string; version 2.0 writes numbers as numbers."""
 
-    def add(self, code: str, place: str, what: str, remedy: str, hccl: str = "") -> None:
+    def add(self, code: str, place: str, problem: str, remedy: str, hccl: str = "") -> None:
         """Record a finding that makes HCCL refuse the table."""
-        self.findings.append(Finding(code, place, what, remedy, hccl))
+        self.findings.append(Finding(code, place, problem, remedy, hccl))
 
-    def warn(self, code: str, place: str, what: str, remedy: str) -> None:
+    def warn(self, code: str, place: str, problem: str, remedy: str) -> None:
         """Record a finding about a table that HCCL reads."""
-        self.findings.append(Finding(code, place, what, remedy, "", Severity.WRONG))
+        self.findings.append(Finding(code, place, problem, remedy, "", Severity.WRONG))
 
     def once(self, seen: dict[Hashable, str], key: Hashable, place: str, code: str, noun: str) -> None:
         """Remember the place of a key; a second place is a finding."""
@@ -59,8 +59,8 @@ class Reader:
             seen[key] = place
             return
         value, name = key[-1] if isinstance(key, tuple) else key, NAMES[noun]
-        what = f"the {noun} {str(value)[:80]!r} is also at {seen[key]}"
-        self.add(code, place, what, "keep one of the two", invalid(value, name, f"a unique {name}"))
+        problem = f"the {noun} {str(value)[:80]!r} is also at {seen[key]}"
+        self.add(code, place, problem, "keep one of the two", invalid(value, name, f"a unique {name}"))
 
     def read(self, section: str, holder: Mapping[str, Any], at: str) -> Values:
         """Read every scalar field of a section; return the values that can be read."""
@@ -100,8 +100,8 @@ class Reader:
             if isinstance(item, dict):
                 yield f"{here}/{index}", item
             else:
-                what = f"{kind(item)} where an object belongs"
-                self.add("scalar-type", f"{here}/{index}", what, "{...}")
+                problem = f"{kind(item)} where an object belongs"
+                self.add("scalar-type", f"{here}/{index}", problem, "{...}")
 
     # -- one value
 
@@ -111,21 +111,21 @@ class Reader:
         self.add("missing-key", at, f"{rule.name!r} is missing", remedy, message.get(rule.hccl_missing, ""))
 
     def _wrong_type(self, rule: Field, value: object, at: str) -> None:
-        what = f"{rule.name!r} is {kind(value)}; {_EXPECTED.get(rule.kind, 'a string is needed')}"
+        problem = f"{rule.name!r} is {kind(value)}; {_EXPECTED.get(rule.kind, 'a string is needed')}"
         if self.numbers_as_text:
             shown = str(value) if type(value) in (int, float) else "..."
-            what = f"{rule.name!r} is {kind(value)}; every value must be a string"
-            self.add("scalar-type", at, what, f'write "{rule.name}": "{shown}"', missing(rule.name))
+            problem = f"{rule.name!r} is {kind(value)}; every value must be a string"
+            self.add("scalar-type", at, problem, f'write "{rule.name}": "{shown}"', missing(rule.name))
         else:
             remedy = (
                 f'write "{rule.name}": 0' if rule.kind is Kind.NUMBER else _EXAMPLE.get(rule.kind, '"..."')
             )
-            self.add("scalar-type", at, what, remedy)
+            self.add("scalar-type", at, problem, remedy)
 
-    def _out_of_range(self, rule: Field, at: str, what: str, value: object, unit: str = "") -> None:
+    def _out_of_range(self, rule: Field, at: str, problem: str, value: object, unit: str = "") -> None:
         allowed = f"{rule.least} to {rule.most}{unit}"
         hccl = invalid(value, rule.name, allowed) if rule.hccl else ""
-        self.add(rule.code, at, what, rule.remedy or allowed, hccl)
+        self.add(rule.code, at, problem, rule.remedy or allowed, hccl)
 
     def downgrade(self, start: int, only: str = "", code: str = "") -> None:
         """Mark findings from `start` on as not refused by HCCL, which does not read these values."""
@@ -150,30 +150,30 @@ class Reader:
         match = _READ_AS_NUMBER.match(value)
         number = int("0" + (match[1] or match[2]).lstrip("0")[:30]) if match else -1
         if not 0 <= number <= MAX_NUMBER:
-            what = f"{rule.name!r} is {value[:80]!r}, not a decimal number"
+            problem = f"{rule.name!r} is {value[:80]!r}, not a decimal number"
             hccl = invalid(value, rule.name, "a decimal number") if rule.hccl else ""
-            self.add("not-a-number", at, what, 'digits only, as in "0"', hccl)
+            self.add("not-a-number", at, problem, 'digits only, as in "0"', hccl)
             return
         if not _PLAIN.fullmatch(value):
-            what = f"{rule.name!r} is {value[:80]!r}; HCCL reads it as {number}"
-            self.warn("not-a-number", at, what, f'write "{number}"')
+            problem = f"{rule.name!r} is {value[:80]!r}; HCCL reads it as {number}"
+            self.warn("not-a-number", at, problem, f'write "{number}"')
         self._number_in_range(rule, number, at, values)
 
     def _number(self, rule: Field, value: object, at: str, values: Values) -> None:
         if (isinstance(value, float) and -1 < value <= MAX_NUMBER) or (
             isinstance(value, bool) and not rule.required
         ):
-            what = f"{rule.name!r} is {value}; HCCL reads it as {int(value)}"
-            self.warn("not-a-number", at, what, f"write {int(value)}")
+            problem = f"{rule.name!r} is {value}; HCCL reads it as {int(value)}"
+            self.warn("not-a-number", at, problem, f"write {int(value)}")
             self._number_in_range(rule, int(value), at, values)
         elif type(value) not in (int, float):
             self._wrong_type(rule, value, at)
         elif isinstance(value, int) and 0 <= value <= MAX_NUMBER:
             self._number_in_range(rule, value, at, values)
         else:
-            what = f"{rule.name!r} is {str(value)[:40]}, not a whole number from 0"
+            problem = f"{rule.name!r} is {str(value)[:40]}, not a whole number from 0"
             hccl = invalid(value, rule.name, "0 ~ UINT32_MAX") if rule.required else ""
-            self.add("not-a-number", at, what, f'write "{rule.name}": 0', hccl)
+            self.add("not-a-number", at, problem, f'write "{rule.name}": 0', hccl)
 
     def _number_in_range(self, rule: Field, number: int, at: str, values: Values) -> None:
         if rule.least <= number <= rule.most:
@@ -188,8 +188,10 @@ class Reader:
         try:
             values.texts[rule.name] = read_address(value)
         except BadAddress:
-            what = f"{rule.name!r} is {value!r:.80}, not an address"
-            self.add(rule.code, at, what, "as in 10.0.0.1", invalid(value, rule.name, "a valid IP address"))
+            problem = f"{rule.name!r} is {value!r:.80}, not an address"
+            self.add(
+                rule.code, at, problem, "as in 10.0.0.1", invalid(value, rule.name, "a valid IP address")
+            )
 
     def _choice(self, rule: Field, value: object, at: str, values: Values) -> None:
         if not isinstance(value, str):
@@ -210,8 +212,8 @@ class Reader:
                 texts.append(item)
                 self._text(BY_NAME[f"{rule.name} item", rule.name], item, f"{at}/{index}", Values())
             else:
-                what = f"{kind(item)} where a string belongs"
-                self.add("scalar-type", f"{at}/{index}", what, '"..."')
+                problem = f"{kind(item)} where a string belongs"
+                self.add("scalar-type", f"{at}/{index}", problem, '"..."')
         # HCCL counts equal port names once.
         count = len(set(texts)) if rule.name == "ports" else len(value)
         if not rule.least <= count <= rule.most and len(texts) == len(value):

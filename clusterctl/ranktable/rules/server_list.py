@@ -68,11 +68,11 @@ def _device(state: TableState, device: Mapping[str, Any], at: str) -> SeenDevice
         host_nic=values.texts.get("net_position") == "host", has_key="device_ip" in device,
     )  # fmt: skip
     if seen.super_id == MAX_NUMBER:
-        what = f"'super_device_id' is {MAX_NUMBER}, which HCCL uses for a missing one"
-        state.reader.add("super-device-id", f"{at}/super_device_id", what, "the SDID that npu-smi shows")
+        problem = f"'super_device_id' is {MAX_NUMBER}, which HCCL uses for a missing one"
+        state.reader.add("super-device-id", f"{at}/super_device_id", problem, "the SDID that npu-smi shows")
     if set(seen.backups) & set(ips or ()):
-        what = "'backup_device_ip' is the device's own address"
-        state.reader.add("host-ip", f"{at}/backup_device_ip", what, "the address of its pair device")
+        problem = "'backup_device_ip' is the device's own address"
+        state.reader.add("host-ip", f"{at}/backup_device_ip", problem, "the address of its pair device")
     return seen
 
 
@@ -82,8 +82,8 @@ def _device(state: TableState, device: Mapping[str, Any], at: str) -> SeenDevice
 def _check_super_pods(state: TableState) -> None:
     reader = state.reader
     if "super_pod_list" not in state.value:
-        what = "'super_pod_list' is missing: HCCL counts every server as outside of a super pod"
-        reader.warn("missing-key", "", what, 'add "super_pod_list": [...]')
+        problem = "'super_pod_list' is missing: HCCL counts every server as outside of a super pod"
+        reader.warn("missing-key", "", problem, 'add "super_pod_list": [...]')
         return
     pods: dict[Hashable, str] = {}
     named: dict[str, str] = {}
@@ -97,8 +97,10 @@ def _check_super_pods(state: TableState) -> None:
             if server_id is None:
                 continue
             if server_id in named:
-                what = f"the server {server_id[:80]!r} is also at {named[server_id]}; HCCL uses the last one"
-                reader.warn("super-pod", f"{here}/server_id", what, "keep one of the two")
+                problem = (
+                    f"the server {server_id[:80]!r} is also at {named[server_id]}; HCCL uses the last one"
+                )
+                reader.warn("super-pod", f"{here}/server_id", problem, "keep one of the two")
             named.setdefault(server_id, f"{here}/server_id")
             pod_of[server_id] = number
     listed = state.value["super_pod_list"]
@@ -112,13 +114,13 @@ def _check_pods_and_servers(state: TableState, named: Mapping[str, str]) -> None
     listed = {server.server_id: server.pointer for server in state.servers if server.server_id is not None}
     for server_id, place in listed.items():
         if server_id not in named:
-            what = f"no super pod names the server {server_id[:80]!r}"
-            state.reader.add("super-pod", place, what, "add it to a super pod's server_list")
+            problem = f"no super pod names the server {server_id[:80]!r}"
+            state.reader.add("super-pod", place, problem, "add it to a super pod's server_list")
     for name, place in named.items():
         if name not in listed:
             hccl = invalid(name, "server_id", "a server of server_list")
-            what = f"the server {name[:80]!r} is not in server_list"
-            state.reader.add("super-pod", place, what, "remove it, or add the server", hccl)
+            problem = f"the server {name[:80]!r} is not in server_list"
+            state.reader.add("super-pod", place, problem, "remove it, or add the server", hccl)
 
 
 def _check_super_ids(state: TableState, pod_of: Mapping[str, int]) -> None:
@@ -130,6 +132,6 @@ def _check_super_ids(state: TableState, pod_of: Mapping[str, int]) -> None:
             continue
         place, key = f"{device.pointer}/super_device_id", (pod, device.super_id)
         if key in seen:
-            what = f"the super-device id '{device.super_id}' is also at {seen[key]}"
-            state.reader.add("super-device-id", place, what, "keep one of the two")
+            problem = f"the super-device id '{device.super_id}' is also at {seen[key]}"
+            state.reader.add("super-device-id", place, problem, "keep one of the two")
         seen.setdefault(key, place)

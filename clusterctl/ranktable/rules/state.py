@@ -61,17 +61,17 @@ class TableState:
         """Check that the count in `key` is the length of the list in `listed`."""
         count, items = values.numbers.get(key), holder.get(listed)
         if count is not None and isinstance(items, list) and count != len(items):
-            what = f"{key!r} is {count}, but the length of {listed!r} is {len(items)}"
+            problem = f"{key!r} is {count}, but the length of {listed!r} is {len(items)}"
             with_code = key in ("server_count", "rank_count")
             hccl = invalid(count, key, str(len(items))) if with_code else ""
-            self.reader.add("server-count", f"{at}/{key}", what, f"write {len(items)}", hccl)
+            self.reader.add("server-count", f"{at}/{key}", problem, f"write {len(items)}", hccl)
 
     def check_device_id(self, values: Values, at: str) -> None:
         """Check that a device id exists on this hardware."""
         device_id = values.numbers.get("device_id", 0)
         if device_id >= self.hardware.devices:
-            what = f"'device_id' is {device_id}; {self.hardware.name} has 0 to {self.hardware.devices - 1}"
-            self.reader.add("device-id", f"{at}/device_id", what, "the physical id, as npu-smi shows it")
+            problem = f"'device_id' is {device_id}; {self.hardware.name} has 0 to {self.hardware.devices - 1}"
+            self.reader.add("device-id", f"{at}/device_id", problem, "the physical id, as npu-smi shows it")
 
     def addresses(
         self, device: Mapping[str, Any], key: str, at: str
@@ -87,12 +87,12 @@ class TableState:
         code = "device-ip" if key == "device_ip" else "host-ip"
         if len(parts) > 1 and not parts[-1]:
             parts.pop()
-            what = f"{key!r} ends in a comma, which HCCL ignores"
-            self.reader.warn(code, f"{at}/{key}", what, "remove the comma")
+            problem = f"{key!r} ends in a comma, which HCCL ignores"
+            self.reader.warn(code, f"{at}/{key}", problem, "remove the comma")
         try:
             return tuple(parts), tuple(read_address(part) for part in parts)
         except BadAddress:
-            what = f"{key!r} is {text[:80]!r}, not an address"
+            problem = f"{key!r} is {text[:80]!r}, not an address"
             hccl = invalid(text, key, "a valid IP address")
-            self.reader.add(code, f"{at}/{key}", what, ASK_ADDRESS, hccl)
+            self.reader.add(code, f"{at}/{key}", problem, ASK_ADDRESS, hccl)
             return (), None
