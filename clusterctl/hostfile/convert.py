@@ -116,18 +116,18 @@ def losses(source: Source, target: str) -> list[Loss]:
     keys = source.keys
     found = [loss for number, key in enumerate(keys) for loss in _entry_losses(source, number, key, target)]
     if source.scattered:
-        what = "its ranks do not follow the nodes, and no other format can place ranks"
-        found.append(Loss(source.path, what, "keep the rank table"))
+        problem = "its ranks do not follow the nodes, and no other format can place ranks"
+        found.append(Loss(source.path, problem, "keep the rank table"))
     return found
 
 
 def _entry_losses(source: Source, number: int, key: str, target: str) -> Iterator[Loss]:
     line = source.entries[number].line
     where = f"{source.path}:{line}" if line else f"{source.path} {key}"
-    for what, remedy in _reach_lost(source, number, target):
-        yield Loss(where, f"{target} can't hold {what}", remedy, reach=True)
-    for what, remedy, droppable in _lost(source, number, target):
-        yield Loss(where, f"{target} can't hold {what}", remedy, droppable)
+    for feature, remedy in _reach_lost(source, number, target):
+        yield Loss(where, f"{target} can't hold {feature}", remedy, reach=True)
+    for feature, remedy, droppable in _lost(source, number, target):
+        yield Loss(where, f"{target} can't hold {feature}", remedy, droppable)
 
 
 def _reach_lost(source: Source, number: int, target: str) -> Iterator[tuple[str, str]]:

@@ -98,8 +98,8 @@ def from_entries(entries: Iterable[Entry], source: str, kind: str = "cpu") -> Cl
         devices = entry.devices if entry.devices is not None else tuple(range(entry.slots or 1))
         where = f"{source}:{entry.line}" if entry.line else source
         if len(devices) > MAX_DEVICES:
-            what = f"{entry.address}: {len(devices)} slots, and a node has at most {MAX_DEVICES} devices"
-            faults.append(Fault(where, what, "give fewer slots; a slot is a rank, not a thread"))
+            problem = f"{entry.address}: {len(devices)} slots, and a node has at most {MAX_DEVICES} devices"
+            faults.append(Fault(where, problem, "give fewer slots; a slot is a rank, not a thread"))
         nodes.append(_node(entry.address, entry.address, devices, kind, entry.user))
     if faults:
         raise InputFaults(faults)
@@ -175,21 +175,21 @@ def _with_servers(table: RankTable, source: str) -> RankTable:
         name, host = (device.extras.get(key) for key in ("server_id", "host_ip"))
         known = name or host
         if not isinstance(known, str):
-            what = "this rank has neither `host_ip` nor `server_id`, so its node is unknown"
-            faults.append(Fault(at, what, "give the nodes in a cluster.yaml or a hostfile"))
+            problem = "this rank has neither `host_ip` nor `server_id`, so its node is unknown"
+            faults.append(Fault(at, problem, "give the nodes in a cluster.yaml or a hostfile"))
             continue
         present = servers.setdefault(known, [])
         if any(other.device_id == device.device_id for other in present):
-            what = f"the device {device.device_id} of {known[:80]!r} has another rank too"
-            faults.append(Fault(at, what, "a device has one rank"))
+            problem = f"the device {device.device_id} of {known[:80]!r} has another rank too"
+            faults.append(Fault(at, problem, "a device has one rank"))
         elif device.device_id >= MAX_DEVICES:
-            what = f"its device_id is {device.device_id}, and a node has at most {MAX_DEVICES} devices"
-            faults.append(Fault(at, what, "the physical id, as npu-smi shows it"))
+            problem = f"its device_id is {device.device_id}, and a node has at most {MAX_DEVICES} devices"
+            faults.append(Fault(at, problem, "the physical id, as npu-smi shows it"))
         present.append(replace(device, levels=(), device_ip=""))
         hosts.setdefault(known, {"host_ip": host} if isinstance(host, str) else {})
     if len(faults) == table.ranks and not servers:
-        what = "a table of version 2.0 whose ranks have neither `host_ip` nor `server_id` names no nodes"
-        faults = [Fault(source, what, "give the nodes in a cluster.yaml or a hostfile")]
+        problem = "a table of version 2.0 whose ranks have neither `host_ip` nor `server_id` names no nodes"
+        faults = [Fault(source, problem, "give the nodes in a cluster.yaml or a hostfile")]
     if faults:
         raise InputFaults(faults)
     named = (Server(name, tuple(devices), None, hosts[name]) for name, devices in servers.items())
@@ -206,10 +206,10 @@ def from_table(table: RankTable, source: str) -> Cluster:
         name = server.server_id
         address = str(server.extras.get("host_ip") or name)
         if nodeset.name_fault(name) or not inventory_cluster.HOST.match(address):
-            what = f"the server_id {name[:80]!r} is not a name or address that SSH can reach"
+            problem = f"the server_id {name[:80]!r} is not a name or address that SSH can reach"
             first = f"rank {server.devices[0].rank_id}"
             at = f"/server_list/{number}/server_id" if table.names_servers else first
-            faults.append(Fault(f"{source} {at}", what, "an address or a name"))
+            faults.append(Fault(f"{source} {at}", problem, "an address or a name"))
         ips = tuple(device.device_ip for device in server.devices)
         devices = tuple(device.device_id for device in server.devices)
         node = Node(name, address, address, devices=devices, kind="npu", server_id=name)

@@ -154,8 +154,8 @@ def twice(entries: Iterable[Entry], source: str) -> Iterator[Fault]:
         place_of = same_place(entry.address)
         if place_of in first:
             place = f"on line {first[place_of]} too" if first[place_of] != entry.line else "here twice"
-            what = f"{entry.address} is {place}"
-            yield Fault(f"{source}:{entry.line}", what, "write one line for each node, with all its slots")
+            problem = f"{entry.address} is {place}"
+            yield Fault(f"{source}:{entry.line}", problem, "write one line for each node, with all its slots")
         first.setdefault(place_of, entry.line)
 
 
@@ -165,8 +165,9 @@ def _mixture(entries: Sequence[Entry], source: str) -> Iterator[Fault]:
     for entry in forms[1:]:
         if entry.form != forms[0].form:
             words = {"slots": "slots=", "colon": "MPICH's `name:slots`"}
-            what = f"{words[entry.form]}, and line {forms[0].line} has {words[forms[0].form]}: no launcher reads both"
-            yield Fault(f"{source}:{entry.line}", what, "write all lines in one form")
+            first = f"line {forms[0].line} has {words[forms[0].form]}"
+            problem = f"{words[entry.form]}, and {first}: no launcher reads both"
+            yield Fault(f"{source}:{entry.line}", problem, "write all lines in one form")
             return
 
 
@@ -221,14 +222,14 @@ def _entry(line: str, number: int) -> Entry:
 
 
 def _no_host(name: str) -> UsageError:
-    what = "a name can't begin with '-'" if name[:1] == "-" else "not a valid node name"
+    problem = "a name can't begin with '-'" if name[:1] == "-" else "not a valid node name"
     if name.startswith("[") and ":" in name:
-        what = "write an IPv6 address without brackets"
-        return UsageError(f"{name[:80]!r}: {what}", "as in `fd00::1 slots=8`")
+        problem = "write an IPv6 address without brackets"
+        return UsageError(f"{name[:80]!r}: {problem}", "as in `fd00::1 slots=8`")
     if "[" in name:
-        what = "a hostfile has no node sets; DeepSpeed reads one name"
-        return UsageError(f"{name[:80]!r}: {what}", "one line for each node")
-    return UsageError(f"{name[:80]!r}: {what}", "a name or an address, as in `10.0.0.1 slots=8`")
+        problem = "a hostfile has no node sets; DeepSpeed reads one name"
+        return UsageError(f"{name[:80]!r}: {problem}", "one line for each node")
+    return UsageError(f"{name[:80]!r}: {problem}", "a name or an address, as in `10.0.0.1 slots=8`")
 
 
 def _word_hint(key: str, equals: str) -> str:

@@ -102,8 +102,8 @@ def _host_faults(names: Sequence[str]) -> Iterator[Fault]:
 
 def _too_many(where: str, count: int) -> Iterator[Fault]:
     if count > inventory_cluster.MAX_NODES:
-        what = f"{count:,} nodes; an inventory has at most {inventory_cluster.MAX_NODES:,}"
-        yield Fault(where, what, "choose some of them")
+        problem = f"{count:,} nodes; an inventory has at most {inventory_cluster.MAX_NODES:,}"
+        yield Fault(where, problem, "choose some of them")
 
 
 def _named(cluster: Cluster) -> Cluster:
@@ -192,14 +192,14 @@ def _shared_lines(cluster: Cluster) -> list[str]:
 def _said(node: Node, defaults: dict[str, Any]) -> dict[str, Any]:
     """Return the keys that a node needs; the rest follows from its name and the defaults."""
     usual = Node(node.name, node.name, node.host, server_id=node.address)
-    said = {
+    needed = {
         item.name: getattr(node, item.name)
         for item in fields(Node)
         if getattr(node, item.name) != getattr(usual, item.name) and item.name not in ("devices", "kind")
     }
     alone = {"devices": 1, "kind": "cpu"} if node.kind == "cpu" else {"kind": "cpu"}
     own = {"kind": node.kind, "devices": _device_value(node.devices)}
-    return {**said, **{key: value for key, value in own.items() if value != (defaults or alone).get(key)}}
+    return {**needed, **{key: value for key, value in own.items() if value != (defaults or alone).get(key)}}
 
 
 def _device_value(devices: tuple[int, ...]) -> int | list[int]:

@@ -29,9 +29,9 @@ def as_table(path: Path, version: str | None, facts: Path | None, super_pod: str
     from clusterctl.hostfile.detect import kind_of_file
 
     if not is_plan(path) and kind_of_file(path) == "hostfile":
-        what = f"{path}: neither a rank table nor a plan; a hostfile has no addresses of devices"
+        problem = f"{path}: neither a rank table nor a plan; a hostfile has no addresses of devices"
         hint = f"clusterctl ranktable build --hostfile {path} asks its nodes; --to plan leaves them empty"
-        raise UsageError(what, hint)
+        raise UsageError(problem, hint)
     table = read(path)
     return to_version(table, version or table.version, read(facts) if facts else None, super_pod)
 

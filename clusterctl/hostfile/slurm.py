@@ -38,11 +38,11 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
 def looks_like(text: str) -> bool:
     """Return whether a text has Slurm's variables, or only node lists with brackets or commas."""
-    said = [line for _, line in lines(text)]
-    if any(_ASSIGNED.match(line) for line in said):
+    content = [line for _, line in lines(text)]
+    if any(_ASSIGNED.match(line) for line in content):
         return True
-    lists = [line for line in said if "[" in line or "," in line]
-    return bool(lists) and not any(re.search(r"\s|=|:", re.sub(r"\[[^\]]*\]", "", line)) for line in said)
+    lists = [line for line in content if "[" in line or "," in line]
+    return bool(lists) and not any(re.search(r"\s|=|:", re.sub(r"\[[^\]]*\]", "", line)) for line in content)
 
 
 def inspect_text(text: str, source: str) -> tuple[list[Entry], list[Fault]]:
@@ -58,8 +58,8 @@ def inspect_text(text: str, source: str) -> tuple[list[Entry], list[Fault]]:
             found[assigned[1]] = (number, _unquoted(assigned[2]))
     named = [found[name] for name in NODES if name in found][:1]
     if named and lists:
-        what = f"{lists[0][1][:80]!r} in addition to {NODES[0]}"
-        faults.append(Fault(f"{source}:{lists[0][0]}", what, "variables or lists, not both"))
+        problem = f"{lists[0][1][:80]!r} in addition to {NODES[0]}"
+        faults.append(Fault(f"{source}:{lists[0][0]}", problem, "variables or lists, not both"))
     entries = list(_named(named or lists, source, faults))
     faults += twice(entries, source)
     if not entries and not faults:
@@ -90,8 +90,8 @@ def _counted(entries: list[Entry], tasks: tuple[int, str], source: str, faults: 
     try:
         counts = read_tasks(tasks[1])
         if len(counts) != len(entries) and not faults:
-            what = f"{TASKS[0]} has counts for {len(counts)} nodes, but the list has {len(entries)}"
-            raise UsageError(what, f"as in 8(x{len(entries)})")
+            problem = f"{TASKS[0]} has counts for {len(counts)} nodes, but the list has {len(entries)}"
+            raise UsageError(problem, f"as in 8(x{len(entries)})")
     except UsageError as error:
         faults.append(Fault(f"{source}:{tasks[0]}", error.message, error.hint))
     if faults:
@@ -110,8 +110,8 @@ def expand(text: str) -> list[str]:
             raise UsageError(f"{text[:80]!r}: more than {MAX_NODES:,} nodes", "a shorter range")
     for name in names:
         if not _HOST.match(name):
-            what = "a name can't begin with '-'" if name[:1] == "-" else "not a valid node name"
-            raise UsageError(f"{name[:80]!r}: {what}", "as in node[01-16,20],big")
+            problem = "a name can't begin with '-'" if name[:1] == "-" else "not a valid node name"
+            raise UsageError(f"{name[:80]!r}: {problem}", "as in node[01-16,20],big")
         if fault := address_fault(name):
             raise UsageError(fault, "as in 10.0.0.[1-4]")
     return names
