@@ -357,8 +357,8 @@ def _cross_faults(document: Document, cluster: Cluster) -> list[Fault]:
             faults.append(document.fault(here, f"the node {node.name} is listed twice", "keep one of them"))
         at = (same_place(node.host), node.port)
         if at in seen_at and node.name not in seen_name:
-            what = f"{node.name} and {seen_at[at]} are both at {node.host}:{node.port}"
-            faults.append(document.fault(here, what, "a machine is one node"))
+            problem = f"{node.name} and {seen_at[at]} are both at {node.host}:{node.port}"
+            faults.append(document.fault(here, problem, "a machine is one node"))
         seen_name[node.name] = node.name
         seen_at.setdefault(at, node.name)
         faults += _node_faults(document, here, node)
@@ -366,8 +366,8 @@ def _cross_faults(document: Document, cluster: Cluster) -> list[Fault]:
     for group, names in cluster.groups.items():
         unknown = [name for name in names if name not in known]
         if unknown:
-            what = f"the group has {', '.join(unknown[:5])}, which the inventory does not have"
-            faults.append(document.fault(("groups", group), what, did_you_mean(unknown[0], sorted(known))))
+            problem = f"the group has {', '.join(unknown[:5])}, which the inventory does not have"
+            faults.append(document.fault(("groups", group), problem, did_you_mean(unknown[0], sorted(known))))
     return faults
 
 
@@ -391,5 +391,5 @@ def _node_faults(document: Document, here: tuple[str | int, ...], node: Node) ->
             (*here, "key"), f"no identity file {node.key}", "name the private key, as in ~/.ssh/id_ed25519"
         )
     if node.device_ips and len(node.device_ips) != len(node.devices):
-        what = f"{len(node.device_ips)} device_ips for {len(node.devices)} devices"
-        yield document.fault((*here, "device_ips"), what, "one address for each device, in the same order")
+        problem = f"{len(node.device_ips)} device_ips for {len(node.devices)} devices"
+        yield document.fault((*here, "device_ips"), problem, "one address for each device, in the same order")

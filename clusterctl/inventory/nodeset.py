@@ -222,9 +222,12 @@ class _Reader:
         if unknown:
             first = min(unknown)
             near = did_you_mean(first, self.known)
-            what = f"no node {first!r}" if len(unknown) == 1 else f"no nodes {_short_fold(unknown)}"
+            problem = f"no node {first!r}" if len(unknown) == 1 else f"no nodes {_short_fold(unknown)}"
             raise _fault(
-                expression, column, what, "; ".join(filter(None, [near, f"known: {_short_fold(self.known)}"]))
+                expression,
+                column,
+                problem,
+                "; ".join(filter(None, [near, f"known: {_short_fold(self.known)}"])),
             )
         return found
 
@@ -287,8 +290,8 @@ def _parts(text: str, expression: str, column: int) -> _Parts:
 def _range(text: str, expression: str, column: int) -> tuple[range, int]:
     match = _RANGE.match(text)
     if not match or not text.isascii():
-        what = f"{text[:80]!r} is not a range" if text else "an empty range"
-        raise _fault(expression, column, what, "numbers, as in 1-4, 08-11 or 0-8/2")
+        problem = f"{text[:80]!r} is not a range" if text else "an empty range"
+        raise _fault(expression, column, problem, "numbers, as in 1-4, 08-11 or 0-8/2")
     first, last = match[1], match[2] or match[1]
     step = int(match[3] or "1")
     # An end of zeros alone pads nothing: nodeset reads [0-00] as 0.
@@ -407,5 +410,5 @@ def _short_fold(names: Iterable[str]) -> str:
     return folded if len(folded) <= 120 else folded[:117] + "..."
 
 
-def _fault(expression: str, column: int, what: str, remedy: str) -> UsageError:
-    return UsageError(f"node set {_short(expression)}, column {column}: {what}", remedy)
+def _fault(expression: str, column: int, problem: str, remedy: str) -> UsageError:
+    return UsageError(f"node set {_short(expression)}, column {column}: {problem}", remedy)
