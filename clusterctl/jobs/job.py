@@ -102,8 +102,8 @@ def load(
 def _read(top: Section, path: Path) -> Job:
     name = top.take_text("name", path.stem)
     if not RUN_NAME.fullmatch(name):
-        what = f"{name!r} can't name a run's folder"
-        top.fault("name", what, "letters, digits, '.', '_' and '-', at most 41")
+        problem = f"{name!r} can't name a run's folder"
+        top.fault("name", problem, "letters, digits, '.', '_' and '-', at most 41")
     return Job(
         name=name,
         command=_words(top, "command"),
@@ -156,8 +156,10 @@ def _restart(top: Section) -> Restart | None:
         grow=_choice(inner, "grow", GROW_CHOICES, plain.grow),
     )
     if found.node_lost_after <= SILENCE:
-        what = f"{found.node_lost_after:g} s is too short: a silent connection is noticed after {SILENCE:g} s"
-        inner.fault("node_lost_after", what, f"{plain.node_lost_after:g}s, or more")
+        problem = (
+            f"{found.node_lost_after:g} s is too short: a silent connection is noticed after {SILENCE:g} s"
+        )
+        inner.fault("node_lost_after", problem, f"{plain.node_lost_after:g}s, or more")
     inner.done()
     return found
 
@@ -319,8 +321,8 @@ def check(job: Job, cluster: Cluster) -> dict[str, Any]:
             _fault(job, ("devices",), "no device is left to run on", "give `devices`, or more nodes")
         )
     if job.device_ids == "physical" and job.train is not None:
-        what = "'physical' does not fit the embedded trainer, which counts the visible devices"
-        faults.append(_fault(job, ("device_ids",), what, "device_ids: visible"))
+        problem = "'physical' does not fit the embedded trainer, which counts the visible devices"
+        faults.append(_fault(job, ("device_ids",), problem, "device_ids: visible"))
     summary: dict[str, Any] = {}
     if job.train is not None and not in_train:
         answer = check_train(replace(job, train=train_part(job, cluster)), max(world, 1))
@@ -340,8 +342,8 @@ def _placeholder_faults(job: Job, parts: Mapping[str, Any], known: tuple[str, ..
     )
     for path, name in placeholders.used_in(dict(parts)):
         if name not in known:
-            what, remedy = placeholders.describe_unknown(name), placeholders.remedy_for(name, known)
-            faults.append(_fault(job, path, what, remedy))
+            problem, remedy = placeholders.describe_unknown(name), placeholders.remedy_for(name, known)
+            faults.append(_fault(job, path, problem, remedy))
         elif name == "data" and no_data:
             faults.append(_fault(job, path, "{data} is used, but the job has no data", "data: FOLDER"))
     return faults
@@ -367,10 +369,10 @@ def _path(key: str) -> Key:
     return tuple(int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", key))
 
 
-def _fault(job: Job, path: Key, what: str, remedy: str = "") -> Fault:
+def _fault(job: Job, path: Key, problem: str, remedy: str = "") -> Fault:
     if job.document is None:
-        return Fault(job.source, what, remedy)
-    return job.document.fault(path, what, remedy)
+        return Fault(job.source, problem, remedy)
+    return job.document.fault(path, problem, remedy)
 
 
 def _device_faults(job: Job, cluster: Cluster) -> Sequence[Fault]:
@@ -379,18 +381,18 @@ def _device_faults(job: Job, cluster: Cluster) -> Sequence[Fault]:
         missing = [device for device in job.devices or () if device not in node.devices]
         if missing:
             have = ", ".join(map(str, node.devices)) or "none"
-            what = (
+            problem = (
                 f"{node.name} has no device {', '.join(map(str, missing))}; it has {have} ({cluster.source})"
             )
             faults.append(
-                _fault(job, ("devices",), what, "ask for fewer devices, or add them to the inventory")
+                _fault(job, ("devices",), problem, "ask for fewer devices, or add them to the inventory")
             )
         used = devices_on(job, node)
         if node.kind == "npu" and job.device_ids == "visible" and list(used) != sorted(used):
-            what = f"{node.name}: the devices {','.join(map(str, used))} are not in ascending order"
+            problem = f"{node.name}: the devices {','.join(map(str, used))} are not in ascending order"
             ordered = ", ".join(map(str, sorted(used)))
             remedy = f"write [{ordered}]: CANN takes ASCEND_RT_VISIBLE_DEVICES in ascending order only"
-            faults.append(_fault(job, ("devices",), what, remedy))
+            faults.append(_fault(job, ("devices",), problem, remedy))
     return faults
 
 

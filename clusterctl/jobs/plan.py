@@ -145,8 +145,8 @@ def rank_table_wanted(job: Job, cluster: Cluster) -> bool:
 def _node_plan(place: NodePlace, job: Job, facts: Facts) -> NodePlan:
     node = place.node
     if facts.rank_table and ".json" in place.run_dir:
-        what = f"{node.name}: the run's folder {place.run_dir} contains '.json'"
-        raise UsageError(what, "HCCL then opens no rank table in it: rename the job or the work folder")
+        problem = f"{node.name}: the run's folder {place.run_dir} contains '.json'"
+        raise UsageError(problem, "HCCL then opens no rank table in it: rename the job or the work folder")
     python = node.python
     if python.startswith("~/"):
         python = python.replace("~", facts.homes.get(node.name, "~"), 1)
