@@ -155,8 +155,8 @@ class Sandbox:
             return
         missing = namespaces.why_not()
         hint = "`clusterctl sandbox down`, then `clusterctl sandbox up --mode namespaces`"
-        what = f"`{verb}` needs mode namespaces; in mode {self.mode} the nodes share the machine's network"
-        raise UsageError(what, f"{hint}; but on this machine {missing}" if missing else hint)
+        problem = f"`{verb}` needs mode namespaces; in mode {self.mode} the nodes share the machine's network"
+        raise UsageError(problem, f"{hint}; but on this machine {missing}" if missing else hint)
 
 
 def up(
@@ -188,8 +188,8 @@ def load(directory: Path) -> Sandbox:
     if state is None:
         raise UsageError(f"no sandbox in {layout.directory}", "start one with `clusterctl sandbox up`")
     if not state.complete:
-        what = f"the sandbox in {layout.directory} was not started completely"
-        raise UsageError(what, "run `clusterctl sandbox down`, then `up`")
+        problem = f"the sandbox in {layout.directory} was not started completely"
+        raise UsageError(problem, "run `clusterctl sandbox down`, then `up`")
     return Sandbox(layout, state)
 
 
@@ -229,8 +229,8 @@ def choose_mode(mode: str) -> str:
     if mode == "auto":
         return "loopback" if sshd.find_sshd() and not locked else "embedded"
     if mode == "namespaces" and (missing := namespaces.why_not()):
-        what = f"mode namespaces is not possible on this machine: {missing}"
-        raise UsageError(what, "use --mode loopback or --mode embedded")
+        problem = f"mode namespaces is not possible on this machine: {missing}"
+        raise UsageError(problem, "use --mode loopback or --mode embedded")
     if mode == "loopback" and not sshd.find_sshd():
         raise UsageError("sshd is not installed", "install openssh-server, or use --mode embedded")
     if mode == "loopback" and locked:
@@ -260,8 +260,8 @@ def _checked_directory(directory: Path) -> Path:
         hint = 'use a path without ", % and \\: sshd does not accept them'
         raise UsageError(f"{str(path)!r} cannot hold a sandbox", hint)
     if any(path.is_relative_to(taken) for taken in ("/etc", "/usr/local", "/proc", "/sys", "/dev")):
-        what = f"{path} cannot hold a sandbox: the nodes replace parts of this folder"
-        raise UsageError(what, "choose another --dir")
+        problem = f"{path} cannot hold a sandbox: the nodes replace parts of this folder"
+        raise UsageError(problem, "choose another --dir")
     if not path.parent.is_dir():
         raise UsageError(f"the folder {path.parent} does not exist", f"mkdir -p {path.parent}")
     return path
@@ -317,8 +317,8 @@ def _locked(layout: Layout) -> Iterator[None]:
     deadline = time.monotonic() + LOCK_WITHIN
     while (file := _try_lock(layout)) is None:
         if time.monotonic() > deadline:
-            what = f"another `sandbox up` or `down` is running in {layout.directory}"
-            raise UsageError(what, "wait for it, or stop it")
+            problem = f"another `sandbox up` or `down` is running in {layout.directory}"
+            raise UsageError(problem, "wait for it, or stop it")
         time.sleep(0.05)
     with file:
         yield
@@ -348,9 +348,9 @@ def _refuse_second(layout: Layout) -> None:
     if layout.state.exists():
         state = load_state(layout)
         running = any(record.alive for record in process.read_records(layout.processes))
-        what = "is up" if state and state.complete and running else "was not stopped"
+        condition = "is up" if state and state.complete and running else "was not stopped"
         raise UsageError(
-            f"a sandbox in {layout.directory} {what}",
+            f"a sandbox in {layout.directory} {condition}",
             f"`clusterctl sandbox down --dir {layout.directory}`, or another --dir",
         )
 

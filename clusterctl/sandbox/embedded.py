@@ -226,7 +226,7 @@ def _connect(connection: socket.socket, host_key: paramiko.PKey, session: Sessio
         open_channels: list[paramiko.Channel] = []
         while transport.is_active():
             if channel := transport.accept(1.0):
-                open_channels = [one for one in open_channels if not one.closed] + [channel]
+                open_channels = [existing for existing in open_channels if not existing.closed] + [channel]
     except (paramiko.SSHException, EOFError, OSError) as error:
         _log(f"{session.peer}: {type(error).__name__}: {error}")
     finally:

@@ -207,8 +207,8 @@ def _wait_gone(pids: set[int]) -> None:
     while left := pids & table().keys():
         if time.monotonic() > deadline:
             names = ", ".join(map(str, sorted(left)))
-            what = f"these processes have not ended after SIGKILL: {names}"
-            raise ClusterctlError(what, "run the same command again")
+            problem = f"these processes have not ended after SIGKILL: {names}"
+            raise ClusterctlError(problem, "run the same command again")
         time.sleep(0.005)
 
 
