@@ -58,8 +58,8 @@ class Document:
         line = next((self.lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.lines), 1)
         return f"{self.source}:{line}" + (f" {name}" if name else "")
 
-    def fault(self, path: Key, what: str, remedy: str = "") -> Fault:
-        return Fault(self.where(path), what, remedy)
+    def fault(self, path: Key, problem: str, remedy: str = "") -> Fault:
+        return Fault(self.where(path), problem, remedy)
 
 
 def load_document(path: Path) -> Document:
@@ -202,8 +202,8 @@ class _Builder:
             return number if math.isfinite(number) else self.refuse(node, f"{text} is too large a number")
         return text
 
-    def refuse(self, node: Any, what: str, remedy: str = "") -> None:
-        self.faults.append(Fault(f"{self.source}:{node.start_mark.line + 1}", what, remedy))
+    def refuse(self, node: Any, problem: str, remedy: str = "") -> None:
+        self.faults.append(Fault(f"{self.source}:{node.start_mark.line + 1}", problem, remedy))
 
 
 def _looks_plain(text: str) -> bool:
@@ -245,8 +245,8 @@ class Section:
             value = {}
         self.value: dict[str, Any] = value or {}
 
-    def fault(self, key: str, what: str, remedy: str = "") -> None:
-        self.faults.append(self.document.fault((*self.path, key) if key else self.path, what, remedy))
+    def fault(self, key: str, problem: str, remedy: str = "") -> None:
+        self.faults.append(self.document.fault((*self.path, key) if key else self.path, problem, remedy))
 
     def take(self, key: str, kind: type[T], default: T | None = None, *, required: bool = False) -> T | None:
         """Return the value of a key, which must be of `kind`; an int is accepted as a float, but not as a bool."""

@@ -62,7 +62,7 @@ def _decode(kind: Any, value: Any, key: str) -> Any:
 def _decode_optional(kind: Any, value: Any, key: str) -> Any:
     if value is None:
         return None
-    return _decode(next(one for one in typing.get_args(kind) if one is not type(None)), value, key)
+    return _decode(next(option for option in typing.get_args(kind) if option is not type(None)), value, key)
 
 
 def _decode_name(kind: Any, name: str, key: str) -> Any:
@@ -107,9 +107,12 @@ def _hints(kind: type) -> dict[str, tuple[Any, bool]]:
     """Return each field's type, and whether it has a default."""
     hints = typing.get_type_hints(kind)
     return {
-        one.name: (hints[one.name], one.default is not MISSING or one.default_factory is not MISSING)
-        for one in fields(kind)
-        if one.init
+        member.name: (
+            hints[member.name],
+            member.default is not MISSING or member.default_factory is not MISSING,
+        )
+        for member in fields(kind)
+        if member.init
     }
 
 
@@ -127,7 +130,7 @@ def _decode_dataclass(kind: Any, value: Any, key: str) -> Any:
 def encode(value: Any, sparse: bool = False) -> Any:
     """Return `value` as plain dicts, lists and scalars. `sparse` leaves out fields of dataclasses that are empty."""
     if is_dataclass(value) and not isinstance(value, type):
-        found = {one.name: getattr(value, one.name) for one in fields(value) if one.repr}
+        found = {member.name: getattr(value, member.name) for member in fields(value) if member.repr}
         return {
             name: encode(item, sparse) for name, item in found.items() if not sparse or not _is_empty(item)
         }
