@@ -130,8 +130,8 @@ def opened(order: Order) -> tuple[list[Input], Tokenizer]:
         except DataError as error:
             faults.append(error)
     if faults:
-        hints = "\n  try: ".join(dict.fromkeys(one.hint for one in faults if one.hint))
-        raise DataError("\n".join(one.message for one in faults), hints)
+        hints = "\n  try: ".join(dict.fromkeys(fault.hint for fault in faults if fault.hint))
+        raise DataError("\n".join(fault.message for fault in faults), hints)
     return found["inputs"], found["tokenizer"]
 
 
@@ -170,7 +170,7 @@ def _build(
 def make_plan(order: Order, inputs: Sequence[Input], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return everything that determines the bytes of the result: parts made with another plan are unusable."""
     return {
-        "inputs": [[one.name, one.kind, *_stamp(one.name)] for one in inputs],
+        "inputs": [[source.name, source.kind, *_stamp(source.name)] for source in inputs],
         "tokenizer": tokenizer.sha256,
         "end of document": tokenizer.eod,
         "options": json.loads(json.dumps(asdict(order.recipe))),
@@ -198,9 +198,9 @@ def _is_finished(folder: Path, plan: dict[str, Any]) -> bool:
 
 
 def _refuse_to_replace(order: Order) -> None:
-    there = [path for path in (bin_path(order.output), idx_path(order.output)) if path.exists()]
-    if there and not order.replace:
-        names = " and ".join(str(path) for path in there)
+    existing = [path for path in (bin_path(order.output), idx_path(order.output)) if path.exists()]
+    if existing and not order.replace:
+        names = " and ".join(str(path) for path in existing)
         raise DataError(f"{names}: exists already", "use --replace to build it again, or another --output")
 
 
@@ -210,15 +210,15 @@ def _make(
     _stop_at_bad(order, store)
     recipe = order.recipe
     workers = order.workers or len(os.sched_getaffinity(0))
-    told = ""
-    total = sum(stamp[0] for stamp in map(_stamp, [one.name for one in reader.inputs]) if stamp)
+    warning = ""
+    total = sum(stamp[0] for stamp in map(_stamp, [source.name for source in reader.inputs]) if stamp)
     for made in make_all(_new_parts(reader, store), recipe, tokenizer, workers):
-        if made.slow and not told:
-            told = f"encoding with `tokenizers`, about ten times slower than compiled code: {made.slow}"
-            tell(told)
+        if made.slow and not warning:
+            warning = f"encoding with `tokenizers`, about ten times slower than compiled code: {made.slow}"
+            tell(warning)
         store.append(made)
         _stop_at_bad(order, store)
-        progress(sum(one.bytes for one in reader.seen), total, store.documents)
+        progress(sum(source.bytes for source in reader.seen), total, store.documents)
 
 
 def _new_parts(reader: Reader, store: Store) -> Iterator[Part]:
@@ -244,9 +244,9 @@ def _stop_at_bad(order: Order, store: Store) -> None:
         return
     shown = list(store.bad[:20])
     more = [f"... and {count - len(shown)} more"] if count > len(shown) else []
-    told = f"{count} bad {'line' if count == 1 else 'lines'} so far, and --max-bad is {order.max_bad}"
+    summary = f"{count} bad {'line' if count == 1 else 'lines'} so far, and --max-bad is {order.max_bad}"
     raise DataError(
-        "\n".join([*shown, *more, told]),
+        "\n".join([*shown, *more, summary]),
         "fix them, or skip them with --max-bad N; what is built is kept and the build resumes",
     )
 
@@ -303,7 +303,7 @@ def make_manifest(order: Order, reader: Reader, store: Store, tokenizer: Tokeniz
         "bad": store.bad,
         "filters": {**filters, "dedup": recipe.dedup},
         "unigram_entropy_nats": entropy(store.counts),
-        "inputs": [one.as_json() for one in reader.seen],
+        "inputs": [source.as_json() for source in reader.seen],
         "outputs": {
             "bin": {"bytes": store.path("bin").stat().st_size, "sha256": store.digest.hexdigest()},
             "idx": {"bytes": store.path("idx").stat().st_size, "sha256": sha256(store.path("idx"))},

@@ -249,20 +249,20 @@ def _verify(arguments: argparse.Namespace) -> int:
     vocab = tokenizer_vocab(arguments.tokenizer) if arguments.tokenizer else arguments.vocab
     looked = [verify(prefix, vocab, not arguments.no_hash) for prefix in dict.fromkeys(arguments.prefix)]
     if arguments.json:
-        _write_json([one.as_json() for one in looked])
+        _write_json([pair.as_json() for pair in looked])
     else:
-        for one in looked:
-            for finding in one.findings:
+        for pair in looked:
+            for finding in pair.findings:
                 sys.stdout.write(
                     f"{finding.what}\n" + (f"  try: {finding.remedy}\n" if finding.remedy else "")
                 )
-            if not one.findings:
-                counts = f"{_some(one.documents, 'document')}, {_some(one.tokens, 'token')}"
-                looked_at = f"largest id {one.largest_id}; {', '.join(one.checked)} checked"
-                sys.stdout.write(f"{one.prefix}: good ({counts}, {looked_at})\n")
-    if any(not one.is_there for one in looked):
+            if not pair.findings:
+                counts = f"{_some(pair.documents, 'document')}, {_some(pair.tokens, 'token')}"
+                looked_at = f"largest id {pair.largest_id}; {', '.join(pair.checked)} checked"
+                sys.stdout.write(f"{pair.prefix}: good ({counts}, {looked_at})\n")
+    if any(not pair.is_there for pair in looked):
         return 2
-    return 1 if any(one.findings for one in looked) else 0
+    return 1 if any(pair.findings for pair in looked) else 0
 
 
 def _repair(arguments: argparse.Namespace) -> int:
@@ -333,7 +333,7 @@ def _tokenizer_text(made: dict[str, Any]) -> str:
 
 def _pair_text(made: dict[str, Any]) -> str:
     counts = ", ".join(
-        _some(made[f"{one}s"], one) for one in ("document", "token", "byte") if f"{one}s" in made
+        _some(made[f"{noun}s"], noun) for noun in ("document", "token", "byte") if f"{noun}s" in made
     )
     return f"{made['prefix']}: {counts}\n"
 
@@ -347,7 +347,7 @@ def _build_text(made: dict[str, Any]) -> str:
     gone = [f"{count:,} {why}" for why, count in made["dropped"].items() if count]
     if gone:
         lines.append(f"  left out: {', '.join(gone)}")
-    lines += [f"  bad: {one}" for one in made["bad"]]
+    lines += [f"  bad: {line}" for line in made["bad"]]
     if made["empty_documents"]:
         lines.append(f"  empty: {_some(made['empty_documents'], 'document')}; --min-chars 1 leaves them out")
     end = f"{made['eod_token']} ({made['eod']})"
@@ -388,13 +388,13 @@ def _info_text(found: dict[str, Any]) -> str:
             else "  no tokens, no epochs"
         )
     lines.append(f"  tokens of a document (median {found['median_document']:,}):")
-    most = max((one["documents"] for one in found["document_lengths"]), default=1)
-    for one in found["document_lengths"]:
-        bar = "#" * -(-one["documents"] * 40 // most)
-        lines.append(f"    {one['from']:>9,} - {one['below'] - 1:<9,} {one['documents']:>10,} {bar}")
-    for one in found["samples"]:
-        text = " ".join(_printable(one["text"]).split())
-        lines.append(f"  document {one['document']:,} ({one['tokens']:,} tokens): {text[:120]}")
+    most = max((entry["documents"] for entry in found["document_lengths"]), default=1)
+    for entry in found["document_lengths"]:
+        bar = "#" * -(-entry["documents"] * 40 // most)
+        lines.append(f"    {entry['from']:>9,} - {entry['below'] - 1:<9,} {entry['documents']:>10,} {bar}")
+    for entry in found["samples"]:
+        text = " ".join(_printable(entry["text"]).split())
+        lines.append(f"  document {entry['document']:,} ({entry['tokens']:,} tokens): {text[:120]}")
     return "\n".join(lines) + "\n"
 
 
@@ -407,7 +407,9 @@ def _end_text(found: dict[str, Any]) -> str:
 
 def _printable(text: str) -> str:
     """Return the text without control characters, which could move the cursor of a terminal."""
-    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text
+    )
 
 
 class Meter:

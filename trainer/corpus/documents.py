@@ -80,7 +80,7 @@ def _checked(value: Any, vocab: int) -> str | list[int]:
         return _whole(value)
     if not _are_ids(value):
         raise NotADocument(f"not a text but a {type(value).__name__}")
-    wrong = next((one for one in value if not 0 <= one < vocab), None)
+    wrong = next((number for number in value if not 0 <= number < vocab), None)
     if wrong is not None:
         raise NotADocument(f"token id {wrong} is not in the vocabulary of {vocab}")
     return list(value)
@@ -126,7 +126,7 @@ def _value(line: bytes, key: str) -> Any:
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(one) is int for one in value)
+    return isinstance(value, list) and all(type(number) is int for number in value)
 
 
 def _there_is(record: Any, key: str) -> str:
@@ -267,7 +267,7 @@ def sentences(text: str) -> list[str]:
         found.append(text[begin : end.end()].strip())
         begin = end.end()
     found.append(text[begin:].strip())
-    return [one for one in found if one]
+    return [sentence for sentence in found if sentence]
 
 
 def _goes_on(text: str, begin: int, end: re.Match[str]) -> bool:
@@ -304,11 +304,11 @@ def texts_of(inputs: Sequence[str], key: str = "text", kind: str = "", each: str
 def _texts(reader: Reader, key: str, each: str) -> Iterator[str]:
     for part in reader.parts():
         for piece in part.pieces:
-            for one in documents(piece, key, each, LARGEST):
-                if isinstance(one, Bad):
-                    raise DataError(str(one), "fix the line, or name the right key with --key")
-                if not isinstance(one, str):
+            for document in documents(piece, key, each, LARGEST):
+                if isinstance(document, Bad):
+                    raise DataError(str(document), "fix the line, or name the right key with --key")
+                if not isinstance(document, str):
                     raise DataError(
                         f"{piece.name}: holds token ids, not text", "name the key of a text with --key"
                     )
-                yield one
+                yield document

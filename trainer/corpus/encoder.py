@@ -105,7 +105,7 @@ class LibraryEncoder:
         if append_eod:
             rows = [row and [*row, self._tokenizer.eod] for row in rows]
         lengths = np.fromiter(map(len, rows), np.int32, len(rows))
-        ids = np.fromiter((one for row in rows for one in row), self._dtype, int(lengths.sum()))
+        ids = np.fromiter((number for row in rows for number in row), self._dtype, int(lengths.sum()))
         return ids, lengths
 
     def encode_bytes(
@@ -153,9 +153,9 @@ def _tables(definition: dict[str, Any]) -> bpe.Tables:
         np.array([vocab[character] for character in byte_characters()], np.uint32),
         merges,
         [
-            bpe.Added(one["content"].encode(), one["id"], bool(one["normalized"]))
-            for one in definition["added_tokens"]
-            if one["content"]
+            bpe.Added(token["content"].encode(), token["id"], bool(token["normalized"]))
+            for token in definition["added_tokens"]
+            if token["content"]
         ],
         bool(definition["pre_tokenizer"]["add_prefix_space"]),
     )
@@ -171,10 +171,10 @@ def _faults(definition: dict[str, Any]) -> Iterable[str]:
         yield f"it splits words by {words.get('type', 'nothing')}, unlike GPT-2"
     if not _leaves_ids(definition.get("post_processor")):
         yield f"it has a {definition['post_processor']['type']} after the model"
-    for one in definition["added_tokens"]:
-        flags = [flag for flag in ("single_word", "lstrip", "rstrip") if one[flag]]
+    for token in definition["added_tokens"]:
+        flags = [flag for flag in ("single_word", "lstrip", "rstrip") if token[flag]]
         if flags:
-            yield f"its added token {one['content']!r} is {' and '.join(flags)}"
+            yield f"its added token {token['content']!r} is {' and '.join(flags)}"
     yield from _model_faults(definition["model"])
 
 

@@ -34,8 +34,8 @@ class Filters:
         if self.min_chars < 0:
             faults.append(f"--min-chars {self.min_chars}: a length is at least 0")
         if self.language and not self.language_model:
-            what = f"--language {self.language} needs --language-model FILE"
-            faults.append(f"{what}, fastText's lid.176.bin or lid.176.ftz")
+            problem = f"--language {self.language} needs --language-model FILE"
+            faults.append(f"{problem}, fastText's lid.176.bin or lid.176.ftz")
         if self.language_model and not self.language:
             faults.append("--language-model needs --language, as in --language en")
         if self.language_model and not Path(self.language_model).is_file():

@@ -104,7 +104,7 @@ def open_corpus(prefix: Path) -> Corpus:
     """Open a pair and check everything that can be checked without reading the tokens."""
     index, faults = look(prefix)
     if faults or index is None:
-        raise DataError("\n".join(what for what, _ in faults), faults[0][1])
+        raise DataError("\n".join(problem for problem, _ in faults), faults[0][1])
     binary = bin_path(prefix)
     tokens = np.memmap(binary, index.dtype, mode="r") if index.tokens else np.zeros(0, index.dtype)
     return Corpus(prefix, tokens, index.lengths, index.pointers // index.dtype.itemsize, index.marks)
@@ -195,10 +195,10 @@ def _read_old(path: Path, head: bytes, content: NDArray[np.uint8]) -> Index:
     dtype = _known_type(path, version, code)
     needed = OLD_HEADER.size + 8 * (2 * (items + 1) + sizes + count)
     if len(content) != needed:
-        what = (
+        problem = (
             f"{path}: has {len(content)} bytes; {items} items, {sizes} sizes and {count} marks need {needed}"
         )
-        raise DataError(what, "the file was truncated; build it again")
+        raise DataError(problem, "the file was truncated; build it again")
     whole = np.frombuffer(content, "<i8", offset=OLD_HEADER.size)
     dims, offsets, lengths, marks = np.split(whole, np.cumsum([items + 1, items + 1, sizes]))
     if width != dtype.itemsize or sizes != items or not np.array_equal(dims, np.arange(items + 1)):
@@ -243,8 +243,8 @@ class Writer:
 
     def add_document(self, sequences: Sequence[Sequence[int]]) -> None:
         """Add one document of one or more sequences."""
-        tokens = np.fromiter((token for one in sequences for token in one), np.int64)
-        self.add(tokens, [len(one) for one in sequences], [len(sequences)])
+        tokens = np.fromiter((token for sequence in sequences for token in sequence), np.int64)
+        self.add(tokens, [len(sequence) for sequence in sequences], [len(sequences)])
 
     def add(self, tokens: NDArray[Any], lengths: Any, counts: Any) -> None:
         """Add whole documents: their tokens, the lengths of their sequences, the number of sequences of

@@ -89,10 +89,10 @@ class Part:
     def mark(self) -> str:
         """Return a short checksum that tells whether this part was built before an interruption."""
         crc = 0
-        for one in self.pieces:
-            crc = zlib.crc32(f"{one.name}\0{one.kind}\0{one.line}\0{one.row_group}\0".encode(), crc)
-            crc = zlib.crc32(one.data, crc)
-        return f"{crc:08x}-{sum(len(one.data) for one in self.pieces)}"
+        for piece in self.pieces:
+            crc = zlib.crc32(f"{piece.name}\0{piece.kind}\0{piece.line}\0{piece.row_group}\0".encode(), crc)
+            crc = zlib.crc32(piece.data, crc)
+        return f"{crc:08x}-{sum(len(piece.data) for piece in self.pieces)}"
 
 
 # -- which ones ---------------------------------------------------------------------------------------------
@@ -108,12 +108,12 @@ def find_inputs(names: Sequence[str], kind: str = "") -> list[Input]:
         faults += (
             [] if some else [f"{name}: no such file" + (", and no match" if glob.has_magic(name) else "")]
         )
-        for one in some:
+        for path in some:
             try:
-                found.append(Input(one, kind or kind_of(one)))
+                found.append(Input(path, kind or kind_of(path)))
             except DataError as error:
                 faults.append(error.message)
-    twice = sorted(name for name, count in Counter(one.name for one in found).items() if count > 1)
+    twice = sorted(name for name, count in Counter(source.name for source in found).items() if count > 1)
     faults += [f"{name}: is named twice" for name in twice]
     if faults:
         raise DataError(
@@ -131,22 +131,22 @@ def _named(name: str) -> Iterator[str]:
         if glob.has_magic(name) and not Path(name).exists()
         else [name]
     )
-    for one in names:
-        path = Path(one)
+    for candidate in names:
+        path = Path(candidate)
         if path.is_dir() and path.suffix != ".lazy":
             yield from _inside(path)
         elif path.exists():
-            yield one
+            yield candidate
 
 
 def _inside(folder: Path) -> Iterator[str]:
-    for one in sorted(folder.iterdir()):
-        if one.name.startswith("."):
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
             continue
-        if one.is_dir() and one.suffix != ".lazy":
-            yield from _inside(one)
+        if path.is_dir() and path.suffix != ".lazy":
+            yield from _inside(path)
         else:
-            yield str(one)
+            yield str(path)
 
 
 def kind_of(name: str) -> str:
@@ -200,38 +200,38 @@ class Reader:
             yield Part(number, tuple(gathered))
 
     def _pieces(self) -> Iterator[Piece]:
-        for one in self.inputs:
-            self.seen.append(Seen(one.name))
-            before = stamp(one.name)
-            if one.kind == "parquet":
-                yield from _row_groups(one, self.seen[-1])
-            elif one.kind == "lazy":
-                for data, line, lengths in read_lazy(one.path, self.seen[-1], self.size):
-                    yield Piece(one.name, "lazy", data, line, lengths=lengths)
+        for source in self.inputs:
+            self.seen.append(Seen(source.name))
+            before = stamp(source.name)
+            if source.kind == "parquet":
+                yield from _row_groups(source, self.seen[-1])
+            elif source.kind == "lazy":
+                for data, line, lengths in read_lazy(source.path, self.seen[-1], self.size):
+                    yield Piece(source.name, "lazy", data, line, lengths=lengths)
             else:
-                yield from self._stream_pieces(one)
-            if stamp(one.name) != before:
+                yield from self._stream_pieces(source)
+            if stamp(source.name) != before:
                 raise DataError(
-                    f"{one.name}: changed while it was read", "build again when no program writes to it"
+                    f"{source.name}: changed while it was read", "build again when no program writes to it"
                 )
 
-    def _stream_pieces(self, one: Input) -> Iterator[Piece]:
-        stream = open_stream(one.name, self.seen[-1])
+    def _stream_pieces(self, source: Input) -> Iterator[Piece]:
+        stream = open_stream(source.name, self.seen[-1])
         with closing(stream):
-            head = read_some(stream, SNIFFED, one.name)
-            kind = one.kind or sniffed(head)
-            rest = _after(head, stream, one.name)
+            head = read_some(stream, SNIFFED, source.name)
+            kind = source.kind or sniffed(head)
+            rest = _after(head, stream, source.name)
             if kind == "jsonl" and head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
                 raise DataError(
-                    f"{one.name}: is one JSON array, not one document per line",
-                    f"jq -c '.[]' {one.name} > lines.jsonl",
+                    f"{source.name}: is one JSON array, not one document per line",
+                    f"jq -c '.[]' {source.name} > lines.jsonl",
                 )
             if kind == "text" and self.each == "file":
                 ends: tuple[bytes, ...] = ()
             else:
                 ends = _ends(kind, self.each, head)
             for data, line, bad in cut(rest, ends, self.size, self.longest):
-                yield Piece(one.name, kind, data, line, bad)
+                yield Piece(source.name, kind, data, line, bad)
 
 
 def _ends(kind: str, each: str, head: bytes) -> tuple[bytes, ...]:
@@ -321,10 +321,10 @@ def _after(head: bytes, stream: BinaryIO, name: str) -> Callable[[int], bytes]:
 # -- the kinds that are no stream of bytes ------------------------------------------------------------------
 
 
-def _row_groups(one: Input, seen: Seen) -> Iterator[Piece]:
-    hash_whole(one.path, seen)
-    for number in range(parquet_file(one.name).num_row_groups):
-        yield Piece(one.name, "parquet", b"", row_group=number)
+def _row_groups(source: Input, seen: Seen) -> Iterator[Piece]:
+    hash_whole(source.path, seen)
+    for number in range(parquet_file(source.name).num_row_groups):
+        yield Piece(source.name, "parquet", b"", row_group=number)
 
 
 def parquet_file(name: str) -> Any:

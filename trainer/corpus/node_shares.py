@@ -33,15 +33,19 @@ def make_shares(order: Order, count: int, folder: Path) -> dict[str, Any]:
     """Write `count` shares below `folder` (fewer if there is less to divide); whole files become hard
     links."""
     inputs, _ = opened(order)
-    if any(one.name == STDIN for one in inputs):
+    if any(source.name == STDIN for source in inputs):
         raise DataError("standard input cannot be cut into shares", "write it to a file first")
-    shares = [one for one in cut_even(inputs, count, order.recipe.each) if one]
+    shares = [share for share in cut_even(inputs, count, order.recipe.each) if share]
     made = []
     for number, slices in enumerate(shares):
         place = folder / f"{number:05d}"
         _write(slices, place, order)
         made.append(
-            {"folder": str(place), "files": len(slices), "bytes": sum(one.end - one.begin for one in slices)}
+            {
+                "folder": str(place),
+                "files": len(slices),
+                "bytes": sum(piece.end - piece.begin for piece in slices),
+            }
         )
     return {"shares": made, "words": words_of(order)}
 
@@ -68,7 +72,7 @@ def words_of(order: Order) -> list[str]:
 
 def cut_even(inputs: Sequence[Input], count: int, each: str) -> list[list[Slice]]:
     """Return the inputs in order, divided into shares of about equal bytes; only plain lines are divided."""
-    sizes = [_size(Path(one.name)) for one in inputs]
+    sizes = [_size(Path(entry.name)) for entry in inputs]
     total = sum(sizes)
     shares: list[list[Slice]] = [[] for _ in range(count)]
     reached = 0
@@ -99,7 +103,7 @@ def _is_cut(source: Input, each: str) -> bool:
 
 def _size(path: Path) -> int:
     if path.is_dir():
-        return sum(one.stat().st_size for one in path.iterdir())
+        return sum(file.stat().st_size for file in path.iterdir())
     return path.stat().st_size
 
 
@@ -120,8 +124,8 @@ def _write(slices: Sequence[Slice], place: Path, order: Order) -> None:
     shutil.rmtree(place, ignore_errors=True)
     (place / "in").mkdir(parents=True)
     (place / "tokenizer").mkdir()
-    for number, one in enumerate(slices):
-        _take(one, place / "in", number)
+    for number, part in enumerate(slices):
+        _take(part, place / "in", number)
     for name, file in tokenizer_files(order.tokenizer).items():
         _link(file, place / "tokenizer" / name)
     if order.recipe.filters.language_model:
@@ -129,15 +133,15 @@ def _write(slices: Sequence[Slice], place: Path, order: Order) -> None:
         _link(Path(order.recipe.filters.language_model), place / "model" / "lid.bin")
 
 
-def _take(one: Slice, folder: Path, number: int) -> None:
+def _take(part: Slice, folder: Path, number: int) -> None:
     """A number before the name keeps the order; the name of a divided file says at which line it starts."""
-    source = Path(one.source.name)
-    if one.begin == 0 and one.end == one.size:
+    source = Path(part.source.name)
+    if part.begin == 0 and part.end == part.size:
         _link(source, folder / f"{number:06d}-{source.name}")
         return
-    line = 1 + sum(piece.count(b"\n") for piece in _bytes(source, 0, one.begin))
+    line = 1 + sum(piece.count(b"\n") for piece in _bytes(source, 0, part.begin))
     with (folder / f"{number:06d}-{source.stem}-from-line-{line}{source.suffix}").open("wb") as out:
-        for piece in _bytes(source, one.begin, one.end):
+        for piece in _bytes(source, part.begin, part.end):
             out.write(piece)
 
 
@@ -154,8 +158,8 @@ def _link(source: Path, target: Path) -> None:
     source = source.resolve()
     if source.is_dir():
         target.mkdir()
-        for one in source.iterdir():
-            _link(one, target / one.name)
+        for file in source.iterdir():
+            _link(file, target / file.name)
         return
     try:
         os.link(source, target)

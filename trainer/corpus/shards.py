@@ -80,7 +80,7 @@ def _even_edges(corpus: Corpus, parts: int) -> list[int]:
 
 def _fraction_edges(corpus: Corpus, fractions: str) -> list[int]:
     try:
-        numbers = [float(one) for one in fractions.split(",")]
+        numbers = [float(number) for number in fractions.split(",")]
     except ValueError:
         numbers = []
     if not 1 <= len(numbers) <= 3 or min(numbers) < 0 or not sum(numbers):
@@ -93,10 +93,10 @@ def _fraction_edges(corpus: Corpus, fractions: str) -> list[int]:
 
 
 def _refuse_existing(names: Iterable[Path], replace: bool) -> None:
-    there = [str(path) for name in names for path in (bin_path(name), idx_path(name)) if path.exists()]
-    if there and not replace:
+    existing = [str(path) for name in names for path in (bin_path(name), idx_path(name)) if path.exists()]
+    if existing and not replace:
         raise DataError(
-            f"{', '.join(there)}: exists already", "use --replace to overwrite, or another --output"
+            f"{', '.join(existing)}: exists already", "use --replace to overwrite, or another --output"
         )
 
 
@@ -150,7 +150,7 @@ def merge(
     with Writer(output, corpora[0].tokens.dtype) as writer:
         for corpus, keep in zip(corpora, keeps, strict=True):
             _copy(corpus, 0, corpus.documents, writer, keep)
-    whole = [one for one in manifests if one is not None]
+    whole = [manifest for manifest in manifests if manifest is not None]
     first = whole[0] if len(whole) == len(manifests) else None
     origin = {"merged_from": [str(prefix) for prefix in prefixes], **_sums(whole)}
     if dedup:
@@ -161,14 +161,14 @@ def merge(
 def _sums(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the totals of the manifests of several pairs."""
     dropped: Counter[str] = Counter({"bad": 0, "short": 0, "language": 0, "duplicate": 0})
-    for one in manifests:
-        dropped.update(one.get("dropped", {}))
+    for manifest in manifests:
+        dropped.update(manifest.get("dropped", {}))
     return {
-        "empty_documents": sum(one.get("empty_documents", 0) for one in manifests),
-        "characters": sum(one.get("characters", 0) for one in manifests),
+        "empty_documents": sum(manifest.get("empty_documents", 0) for manifest in manifests),
+        "characters": sum(manifest.get("characters", 0) for manifest in manifests),
         "dropped": dict(dropped),
-        "bad": [line for one in manifests for line in one.get("bad", [])][:BAD_KEPT],
-        "inputs": [source for one in manifests for source in one.get("inputs", [])],
+        "bad": [line for manifest in manifests for line in manifest.get("bad", [])][:BAD_KEPT],
+        "inputs": [source for manifest in manifests for source in manifest.get("inputs", [])],
     }
 
 
@@ -186,8 +186,8 @@ def _firsts(corpora: Sequence[Corpus], output: Path) -> list[NDArray[np.bool_]]:
     try:
         with joined.open("wb") as out:
             for corpus in corpora:
-                with hashes_path(corpus.prefix).open("rb") as one:
-                    shutil.copyfileobj(one, out, 1 << 20)
+                with hashes_path(corpus.prefix).open("rb") as source:
+                    shutil.copyfileobj(source, out, 1 << 20)
         keep = first_ones(joined)
     finally:
         joined.unlink(missing_ok=True)
@@ -202,10 +202,12 @@ def _open_all(prefixes: Sequence[Path]) -> list[Corpus]:
             corpora.append(open_corpus(prefix))
         except DataError as error:
             faults.append(error.message)
-    faults += _unlike("holds", [(one.prefix, one.tokens.dtype.name) for one in corpora])
+    faults += _unlike("holds", [(corpus.prefix, corpus.tokens.dtype.name) for corpus in corpora])
     named = [(prefix, read_manifest(prefix)[0]) for prefix in prefixes]
     known = [
-        (prefix, one["tokenizer"]["sha256"][:12]) for prefix, one in named if one and one.get("tokenizer")
+        (prefix, manifest["tokenizer"]["sha256"][:12])
+        for prefix, manifest in named
+        if manifest and manifest.get("tokenizer")
     ]
     faults += _unlike("was made with the tokenizer", known)
     if faults:
@@ -215,9 +217,9 @@ def _open_all(prefixes: Sequence[Path]) -> list[Corpus]:
     return corpora
 
 
-def _unlike(what: str, values: Sequence[tuple[Path, str]]) -> list[str]:
+def _unlike(relation: str, values: Sequence[tuple[Path, str]]) -> list[str]:
     return [
-        f"{prefix}: {what} {value}, but {values[0][0]} {values[0][1]}"
+        f"{prefix}: {relation} {value}, but {values[0][0]} {values[0][1]}"
         for prefix, value in values
         if value != values[0][1]
     ]

@@ -68,7 +68,7 @@ class Tokenizer:
                 f"{path}: has {missing}",
                 "name the token that ends a document with --eod, or train one with `clusterctl data tokenizer train`",
             )
-        digest = hashlib.sha256(b"".join(one.read_bytes() for one in files)).hexdigest()
+        digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
         return cls(inner, number, digest, str(path))
 
     def definition(self) -> dict[str, Any]:
@@ -121,8 +121,8 @@ def _files(path: Path) -> list[Path]:
     if path.is_dir():
         if (path / FILE).is_file():
             return [path / FILE]
-        pairs = [[path / one for one in pair] for pair in PAIRS]
-        found = next((pair for pair in pairs if all(one.is_file() for one in pair)), None)
+        pairs = [[path / name for name in pair] for pair in PAIRS]
+        found = next((pair for pair in pairs if all(file.is_file() for file in pair)), None)
         if found is None:
             raise DataError(
                 f"{path}: has neither {FILE} nor {' and '.join(PAIRS[0])}", "name the tokenizer's file"
@@ -154,7 +154,7 @@ def _checked(path: Path) -> str:
         raise DataError(f"{path}: not a tokenizer.json ({type(error).__name__}: {error})") from None
     if not sound:
         raise DataError(f"{path}: not a tokenizer.json of the BPE kind")
-    merges = [one.split(" ") if isinstance(one, str) else one for one in model["merges"]]
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
     _check_parts(model["vocab"], merges, path, path)
     return text
 
@@ -170,7 +170,7 @@ def _from_pair(vocab_file: Path, merges_file: Path) -> tokenizers.Tokenizer:
         ) from None
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     _check_parts(vocab, merges, vocab_file, merges_file)
-    inner = tokenizers.Tokenizer(models.BPE(vocab, [(one, two) for one, two in merges]))
+    inner = tokenizers.Tokenizer(models.BPE(vocab, [(left, right) for left, right in merges]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     if END_OF_DOCUMENT in vocab:
@@ -190,7 +190,7 @@ def _check_parts(vocab: Any, merges: Any, vocab_file: Path, merges_file: Path) -
         if (
             not isinstance(pair, (list, tuple))
             or len(pair) != 2
-            or not all(isinstance(one, str) for one in pair)
+            or not all(isinstance(half, str) for half in pair)
         ):
             faults.append(f"{merges_file}: merge {number} is not two tokens: {pair!r}")
         elif not (pair[0] in vocab and pair[1] in vocab and pair[0] + pair[1] in vocab):
@@ -244,15 +244,15 @@ def train_tokenizer(texts: Iterator[str], vocab: int, output: Path) -> dict[str,
 def lay_glm_tokens(path: Path, output: Path, eod: str = "") -> dict[str, object]:
     """Write a tokenizer with GLM's special tokens after its last id."""
     tokenizer = Tokenizer.load(path, eod)
-    there = [token for token in GLM_TOKENS.values() if tokenizer.id_of(token) is not None]
-    if there:
-        raise DataError(f"{path}: has {', '.join(there)} already", "use it as it is, or one without them")
+    existing = [token for token in GLM_TOKENS.values() if tokenizer.id_of(token) is not None]
+    if existing:
+        raise DataError(f"{path}: has {', '.join(existing)} already", "use it as it is, or one without them")
     inner = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.definition()))
     inner.add_special_tokens(list(GLM_TOKENS.values()))
     end = tokenizer.token_of(tokenizer.eod) or ""
     return {
         **_write(inner, output, end),
-        "glm": {name: inner.token_to_id(one) for name, one in GLM_TOKENS.items()},
+        "glm": {name: inner.token_to_id(content) for name, content in GLM_TOKENS.items()},
     }
 
 
@@ -275,8 +275,8 @@ def _write(inner: tokenizers.Tokenizer, output: Path, end: str) -> dict[str, obj
 def _write_pair(definition: Mapping[str, Any], folder: Path, end: str) -> None:
     """Write vocab.json and merges.txt for tools that read those."""
     vocab = dict(definition["model"]["vocab"])
-    vocab.update({one["content"]: one["id"] for one in definition["added_tokens"]})
+    vocab.update({token["content"]: token["id"] for token in definition["added_tokens"]})
     ordered = dict(sorted(vocab.items(), key=lambda item: item[1]))
-    merges = [one if isinstance(one, str) else " ".join(one) for one in definition["model"]["merges"]]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in definition["model"]["merges"]]
     replace_file(folder / "vocab.json", json.dumps(ordered, ensure_ascii=False).encode())
     replace_file(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]).encode())

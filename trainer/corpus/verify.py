@@ -63,11 +63,14 @@ def verify(prefix: Path, vocab: int | None = None, hashes: bool = True) -> Verif
     """Check everything: the index itself, against the tokens, against the vocabulary and against the
     manifest."""
     index, faults = look(prefix)
-    findings = [Finding(what, remedy) for what, remedy in faults]
+    findings = [Finding(problem, remedy) for problem, remedy in faults]
     checked = ["index"]
     if index is None:
         return Verified(str(prefix), tuple(findings), checked=tuple(checked))
-    if any("counts" in one.what for one in findings) and _missing_ends(index, bin_path(prefix)) is not None:
+    if (
+        any("counts" in finding.what for finding in findings)
+        and _missing_ends(index, bin_path(prefix)) is not None
+    ):
         findings.append(
             Finding(
                 f"{prefix}: the end-of-document token of each document is in .bin and not counted in .idx",
@@ -81,13 +84,13 @@ def verify(prefix: Path, vocab: int | None = None, hashes: bool = True) -> Verif
         findings += _against(prefix, manifest, hashes)
     known = vocab if vocab is not None else (manifest or {}).get("vocab")
     largest = -1
-    if not any("has" in one.what and ".bin" in one.what for one in findings):
+    if not any("has" in finding.what and ".bin" in finding.what for finding in findings):
         checked.append("ids")
         low, largest = id_range(bin_path(prefix), index.dtype)
         findings += _ids_outside(prefix, low, largest, known)
         if manifest is not None and manifest.get("largest_id", largest) != largest:
-            what = f"{bin_path(prefix)}: its largest token id is {largest}, its manifest records "
-            findings.append(Finding(f"{what}{manifest['largest_id']}", _changed(bin_path(prefix))))
+            problem = f"{bin_path(prefix)}: its largest token id is {largest}, its manifest records "
+            findings.append(Finding(f"{problem}{manifest['largest_id']}", _changed(bin_path(prefix))))
     if not index.tokens:
         findings.append(Finding(f"{prefix}: has no tokens", "build it from texts that have some"))
     return Verified(
@@ -120,10 +123,12 @@ def read_manifest(prefix: Path) -> tuple[dict[str, Any] | None, list[Finding]]:
 
 def _against(prefix: Path, manifest: dict[str, Any], hashes: bool) -> Iterator[Finding]:
     for ending, path in (("bin", bin_path(prefix)), ("idx", idx_path(prefix))):
-        said, size = manifest["outputs"].get(ending, {}), path.stat().st_size
-        if said.get("bytes") != size:
-            yield Finding(f"{path}: has {size} bytes, its manifest says {said.get('bytes')}", _changed(path))
-        elif hashes and sha256(path) != said.get("sha256"):
+        recorded, size = manifest["outputs"].get(ending, {}), path.stat().st_size
+        if recorded.get("bytes") != size:
+            yield Finding(
+                f"{path}: has {size} bytes, its manifest says {recorded.get('bytes')}", _changed(path)
+            )
+        elif hashes and sha256(path) != recorded.get("sha256"):
             yield Finding(f"{path}: is not the file that was built: its hash is another", _changed(path))
 
 
@@ -201,14 +206,17 @@ def repair(prefix: Path, output: Path | None = None, dry_run: bool = False) -> d
     """
     index, faults = look(prefix)
     if index is None:
-        raise DataError("\n".join(what for what, _ in faults), faults[0][1])
+        raise DataError("\n".join(problem for problem, _ in faults), faults[0][1])
     if not faults:
         return {"prefix": str(prefix), "repaired": False, "why": "there is nothing to repair"}
     missing = _missing_ends(index, bin_path(prefix))
     if missing is None or len(faults) > 1:
         raise DataError(
             "\n".join(
-                [*(what for what, _ in faults), "the original cannot be reconstructed from what is left"]
+                [
+                    *(problem for problem, _ in faults),
+                    "the original cannot be reconstructed from what is left",
+                ]
             ),
             "build it again; only uncounted end-of-document tokens can be repaired",
         )

@@ -126,7 +126,7 @@ def _variant(found: re.Match[str]) -> str:
     inner = found[1].partition("|")[2] or found[1]
     named = {
         name.strip().lower(): text
-        for name, colon, text in (one.partition(":") for one in inner.split(";"))
+        for name, colon, text in (choice.partition(":") for choice in inner.split(";"))
         if colon and name.strip().lower().startswith("zh")
     }
     return next((named[name] for name in PREFERRED_VARIANTS if name in named), "" if named else inner)
@@ -183,7 +183,7 @@ def _without_brackets(text: str) -> str:
         stack[-1].parts[-1].append(text[at : found.start()])
         at = found.end()
         kind = str(found.lastgroup)
-        if kind == "param_end" and all(one.kind != "param" for one in stack[-2:]):
+        if kind == "param_end" and all(bracket.kind != "param" for bracket in stack[-2:]):
             # The first two of }}} end a template; the third belongs to what follows.
             kind, at = (
                 "template_end",
@@ -206,7 +206,7 @@ def _without_brackets(text: str) -> str:
 
 def _end(stack: list[_Open], kind: str, closing: str) -> None:
     """Close the innermost bracket of a kind; brackets left open inside it become text."""
-    if all(one.kind != kind for one in stack[-DEEPEST:]):
+    if all(bracket.kind != kind for bracket in stack[-DEEPEST:]):
         if kind != "table":
             stack[-1].parts[-1].append(closing)
         return
@@ -281,7 +281,7 @@ def _sections(text: str) -> str:
             if dropped and level > dropped:
                 continue
             dropped = level if found[2].strip().lower() in NO_PROSE else 0
-            headings = [one for one in headings if one[0] < level]
+            headings = [heading for heading in headings if heading[0] < level]
             if not dropped:
                 headings.append((level, found[2]))
             continue

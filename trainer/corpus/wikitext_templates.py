@@ -88,7 +88,7 @@ def _first(name: str, places: list[str], named: dict[str, str]) -> str:
 
 
 def _last(name: str, places: list[str], named: dict[str, str]) -> str:
-    return next((one for one in reversed(places) if one), named.get("text", ""))
+    return next((place for place in reversed(places) if place), named.get("text", ""))
 
 
 def _lang(name: str, places: list[str], named: dict[str, str]) -> str:
@@ -110,14 +110,14 @@ def _convert(name: str, places: list[str], named: dict[str, str]) -> str:
 
 def _circa(name: str, places: list[str], named: dict[str, str]) -> str:
     word = {"fl.": "fl.", "floruit": "fl.", "reign": "r.", "r.": "r."}.get(name, "c.")
-    return f"{word} {'–'.join(one for one in places if one)}" if places else word
+    return f"{word} {'–'.join(place for place in places if place)}" if places else word
 
 
 def _as_of(name: str, places: list[str], named: dict[str, str]) -> str:
     month = places[1] if len(places) > 1 else ""
     if month.isdigit() and 1 <= int(month) <= 12:
         month = MONTHS[int(month) - 1]
-    when = " ".join(one for one in (places[2] if len(places) > 2 else "", month, *places[:1]) if one)
+    when = " ".join(place for place in (places[2] if len(places) > 2 else "", month, *places[:1]) if place)
     word = "Since" if named.get("since") else "As of"
     return f"{word.lower() if named.get('lc') else word} {when}" if places else ""
 
@@ -140,7 +140,7 @@ def _value(name: str, places: list[str], named: dict[str, str]) -> str:
 
 def _nihongo(name: str, places: list[str], named: dict[str, str]) -> str:
     """{{nihongo|English|漢字|romaji}}"""
-    inner = ", ".join(one for one in places[1:3] if one)
+    inner = ", ".join(place for place in places[1:3] if place)
     first = places[0] if places else ""
     return f"{first} ({inner})" if first and inner else first or inner
 
@@ -157,19 +157,19 @@ def _ship(name: str, places: list[str], named: dict[str, str]) -> str:
 
 
 def _joined(name: str, places: list[str], named: dict[str, str]) -> str:
-    return ", ".join(one for one in places if one)
+    return ", ".join(place for place in places if place)
 
 
 def _date(name: str, places: list[str], named: dict[str, str]) -> str:
     """{{start date|1999|12|31}} and similar templates, day first if `df` asks for it."""
-    numbers = [int(one) for one in places[:3] if one.isdigit()]
+    numbers = [int(part) for part in places[:3] if part.isdigit()]
     if len(numbers) > 1 and not 1 <= numbers[1] <= 12:
         return ""
     month = MONTHS[numbers[1] - 1] if len(numbers) > 1 else ""
     if len(numbers) == 3:
         first = f"{numbers[2]} {month}" if named.get("df") else f"{month} {numbers[2]},"
         return f"{first} {numbers[0]}"
-    return " ".join(str(one) for one in (month, *numbers[:1]) if one)
+    return " ".join(str(part) for part in (month, *numbers[:1]) if part)
 
 
 RENDERED: dict[str, Made] = {

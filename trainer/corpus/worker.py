@@ -68,16 +68,16 @@ class Maker:
         bad: list[str] = []
         kept: list[str | list[int]] = []
         for piece in part.pieces:
-            for one in documents(piece, self.recipe.key, self.recipe.each, self._vocab):
-                if isinstance(one, Bad):
+            for document in documents(piece, self.recipe.key, self.recipe.each, self._vocab):
+                if isinstance(document, Bad):
                     facts["bad"] += 1
-                    bad += [str(one)] if len(bad) < BAD_TOLD else []
+                    bad += [str(document)] if len(bad) < BAD_TOLD else []
                     continue
-                refusal = self._sieve.refusal(one)
+                refusal = self._sieve.refusal(document)
                 facts[refusal or "documents"] += 1
                 if not refusal:
-                    facts["characters"] += len(one) if isinstance(one, str) else 0
-                    kept.append(one)
+                    facts["characters"] += len(document) if isinstance(document, str) else 0
+                    kept.append(document)
         tokens, lengths, counts = self._encoded(kept)
         facts["empty"] += int((counts == 0).sum())
         hashes = b"".join(map(content_hash, kept)) if self.recipe.dedup else b""
@@ -91,8 +91,12 @@ class Maker:
         none of them 0."""
         units: list[str | list[int]] = []
         counts = np.ones(len(kept), np.int64)
-        for number, one in enumerate(kept):
-            some = sentences(one) if self.recipe.unit == "sentence" and isinstance(one, str) else [one]
+        for number, document in enumerate(kept):
+            some = (
+                sentences(document)
+                if self.recipe.unit == "sentence" and isinstance(document, str)
+                else [document]
+            )
             units += some
             counts[number] = len(some)
         tokens, lengths = self._ids(units)
@@ -106,12 +110,12 @@ class Maker:
         return tokens, lengths.astype(np.int32), counts.astype(np.int32)
 
     def _ids(self, units: list[str | list[int]]) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        texts = [one for one in units if isinstance(one, str)]
+        texts = [unit for unit in units if isinstance(unit, str)]
         tokens, lengths = self._encoder.encode_many(texts)
         if len(texts) == len(units):
             return tokens.astype(self._dtype, copy=False), lengths
         ends = np.cumsum(lengths)
         encoded = iter(np.split(tokens, ends[:-1]) if len(texts) else [])
-        rows = [next(encoded) if isinstance(one, str) else np.asarray(one, self._dtype) for one in units]
+        rows = [next(encoded) if isinstance(unit, str) else np.asarray(unit, self._dtype) for unit in units]
         joined = np.concatenate(rows).astype(self._dtype) if rows else np.zeros(0, self._dtype)
         return joined, np.fromiter(map(len, rows), np.int32, len(rows))
