@@ -24,7 +24,7 @@ SIZES = (1_000, 10_000, 100_000)
 OURS = str(Path(sys.executable).with_name("clusterctl"))
 SETS: dict[str, Callable[[int], str]] = {
     "one range": lambda size: f"node[1-{size}]",
-    "every other": lambda size: "node[" + ",".join(str(one) for one in range(1, 2 * size, 2)) + "]",
+    "every other": lambda size: "node[" + ",".join(str(number) for number in range(1, 2 * size, 2)) + "]",
     "racks x nodes": lambda size: f"r[1-{size // 50}]n[01-50]",
 }
 INSIDE = """
@@ -53,8 +53,8 @@ def side_by_side(ours: list[str], theirs: list[str], sent: str) -> tuple[float, 
     """Return the seconds of each side, after checking that the answers are equal."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(RUNS):
-        (mine, said), (peer, answer) = timed(ours, sent), timed(theirs, sent)
-        assert said == answer, f"{' '.join(ours)[:80]} says something else than {theirs[0]}"
+        (mine, output), (peer, answer) = timed(ours, sent), timed(theirs, sent)
+        assert output == answer, f"{' '.join(ours)[:80]} says something else than {theirs[0]}"
         times[0].append(mine)
         times[1].append(peer)
     return statistics.median(times[0]), statistics.median(times[1])

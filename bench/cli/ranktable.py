@@ -39,35 +39,41 @@ def entries(servers: int) -> list[tuple[Node, list[DeviceAddress]]]:
         address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
         node = Node(f"node{number}", host=address, address=address, kind="npu", server_id=address)
         made.append(
-            (node, [DeviceAddress(one, f"192.{one}.{number >> 8}.{number & 255}") for one in range(DEVICES)])
+            (
+                node,
+                [
+                    DeviceAddress(device, f"192.{device}.{number >> 8}.{number & 255}")
+                    for device in range(DEVICES)
+                ],
+            )
         )
     return made
 
 
-def task(what: str, servers: int, folder: Path) -> Callable[[], object]:
+def task(kind: str, servers: int, folder: Path) -> Callable[[], object]:
     """Return the work to be timed, with its inputs prepared."""
     nodes = entries(servers)
-    if what == "build":
+    if kind == "build":
         return lambda: api.build(nodes).render()
-    if what == "merge":
+    if kind == "merge":
         paths = []
         for number, entry in enumerate(nodes):
             paths.append(folder / f"{number}.json")
             paths[-1].write_text(api.build([entry]).render())
         return lambda: api.merge(api.load_all(paths)).render()
-    if what == "halves":
+    if kind == "halves":
         parts = [(f"{at}", api.build(nodes[at::2])) for at in range(2)]
         return lambda: api.merge(parts)
     table = api.build(nodes)
     text = table.render()
-    if what == "check":
+    if kind == "check":
         return lambda: api.check(text)
-    return (lambda: api.parse(text)) if what == "load" else table.render
+    return (lambda: api.parse(text)) if kind == "load" else table.render
 
 
-def measure(what: str, servers: int, repeat: int) -> dict[str, object]:
+def measure(kind: str, servers: int, repeat: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
-        work = task(what, servers, Path(folder))
+        work = task(kind, servers, Path(folder))
         times = []
         for _ in range(repeat):
             began, busy = time.perf_counter(), time.process_time()
@@ -75,7 +81,7 @@ def measure(what: str, servers: int, repeat: int) -> dict[str, object]:
             times.append((time.perf_counter() - began, time.process_time() - busy))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     seconds, cpu = min(times)
-    return {"what": what, "servers": servers, "seconds": seconds, "cpu": cpu, "mb": memory}
+    return {"what": kind, "servers": servers, "seconds": seconds, "cpu": cpu, "mb": memory}
 
 
 def main() -> int:
@@ -84,12 +90,12 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.one:
-        print(json.dumps(measure(asked.one[0], int(asked.one[1]), asked.repeat)))
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one[0], int(options.one[1]), options.repeat)))
         return 0
-    rows = [row for what in WORK for row in grown(what, asked.servers, asked.repeat)]
-    if asked.json:
+    rows = [row for kind in WORK for row in grown(kind, options.servers, options.repeat)]
+    if options.json:
         print(json.dumps(rows))
     else:
         show(rows)
@@ -98,7 +104,7 @@ def main() -> int:
     return int(any(row["over"] for row in rows))
 
 
-def grown(what: str, sizes: list[int], repeat: int) -> list[dict[str, object]]:
+def grown(kind: str, sizes: list[int], repeat: int) -> list[dict[str, object]]:
     """Measure one kind of work at each size; `over` is set where a limit is exceeded."""
     rows = []
     for servers in sizes:
@@ -107,7 +113,7 @@ def grown(what: str, sizes: list[int], repeat: int) -> list[dict[str, object]]:
             "-m",
             "bench.cli.ranktable",
             "--one",
-            what,
+            kind,
             str(servers),
             "--repeat",
             str(repeat),

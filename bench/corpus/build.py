@@ -141,8 +141,8 @@ def held(pid: int) -> float:
     total = 0
     try:
         whole = psutil.Process(pid)
-        for one in (whole, *whole.children(recursive=True)):
-            total += one.memory_full_info().pss
+        for process in (whole, *whole.children(recursive=True)):
+            total += process.memory_full_info().pss
     except psutil.Error:
         pass
     return total / 1e6

@@ -74,9 +74,9 @@ def _tiktoken(tokenizer: Any, threads: int) -> Callable[[list[str]], Any]:
     byte_of = {character: byte for byte, character in enumerate(byte_characters())}
     vocab = tokenizer.definition()["model"]["vocab"]
     ranks = {
-        bytes(byte_of[one] for one in token): number
+        bytes(byte_of[letter] for letter in token): number
         for token, number in vocab.items()
-        if all(one in byte_of for one in token) and number != tokenizer.eod
+        if all(letter in byte_of for letter in token) and number != tokenizer.eod
     }
     encoding = tiktoken.Encoding(
         "ours", pat_str=GPT2_WORDS, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": tokenizer.eod}
@@ -140,12 +140,12 @@ def in_process(options: argparse.Namespace, path: Path, name: str, corpus: str, 
     ]
     argv += ["--megabytes", str(options.megabytes)]
     several = "true" if threads > 1 else "false"
-    told = {
+    settings = {
         "RAYON_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": several,
         "OMP_NUM_THREADS": str(threads),
     }
-    done = subprocess.run(argv, env={**os.environ, **told}, capture_output=True, text=True)
+    done = subprocess.run(argv, env={**os.environ, **settings}, capture_output=True, text=True)
     if done.returncode:
         if "KeyError: 'tiktoken'" in done.stderr:
             return None

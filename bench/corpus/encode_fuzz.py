@@ -41,7 +41,7 @@ def trained(folder: Path, vocab: int, prefix_space: bool = False, added: Sequenc
     data = json.loads(path.read_text())
     data["pre_tokenizer"]["add_prefix_space"] = prefix_space
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
-    known = {one["content"] for one in data["added_tokens"]}
+    known = {entry["content"] for entry in data["added_tokens"]}
     first = len(data["model"]["vocab"])
     for number, content in enumerate(token for token in added if token not in known):
         late = content in LATE
@@ -88,7 +88,7 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, multiprocessing.Pool(options.processes) as pool:
         made = [(300, False, ()), (2000, True, ADDED), (9000, False, ADDED)]
-        paths = options.tokenizer or [trained(Path(folder), *one) for one in made]
+        paths = options.tokenizer or [trained(Path(folder), *arguments) for arguments in made]
         wrong = 0
         for path in paths:
             stop = options.start + options.texts

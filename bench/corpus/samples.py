@@ -75,8 +75,8 @@ def row(name: str, ours: Work, theirs: Work | None, repeat: int, wall: bool = Fa
 
 
 def same(name: str, ours: Any, theirs: Any) -> None:
-    for one, two in zip(ours, theirs, strict=True):
-        if not np.array_equal(np.asarray(one), np.asarray(two)):
+    for mine, other in zip(ours, theirs, strict=True):
+        if not np.array_equal(np.asarray(mine), np.asarray(other)):
             raise SystemExit(f"{name}: the two sides differ")
 
 
@@ -261,13 +261,13 @@ def main() -> None:
     given = parser.parse_args()
     if not given.json:
         print(f"{'work':62} {'ours ms':>10} {'megatron':>10} {'times':>7}")
-    for one in measure(given.megatron, given.repeat):
+    for result in measure(given.megatron, given.repeat):
         if given.json:
-            print(json.dumps(asdict(one)), flush=True)
+            print(json.dumps(asdict(result)), flush=True)
             continue
-        other = "-" if one.megatron_ms is None else f"{one.megatron_ms:10.1f}"
-        ratio = "-" if one.ratio is None else f"{one.ratio:7.2f}"
-        print(f"{one.work:62} {one.ours_ms:10.1f} {other:>10} {ratio:>7}", flush=True)
+        other = "-" if result.megatron_ms is None else f"{result.megatron_ms:10.1f}"
+        ratio = "-" if result.ratio is None else f"{result.ratio:7.2f}"
+        print(f"{result.work:62} {result.ours_ms:10.1f} {other:>10} {ratio:>7}", flush=True)
 
 
 if __name__ == "__main__":

@@ -107,15 +107,15 @@ class Campaign:
             self.stories.append(story)
             say(line_of(story, len(self.stories), self.count))
             if not verdict.well or verdict.cause is False or story.left:
-                say("\n".join(f"          {one}" for one in self._wrong(story, folder)))
+                say("\n".join(f"          {problem}" for problem in self._wrong(story, folder)))
         if verdict.well and verdict.cause is not False and not story.left and not self.keep:
             shutil.rmtree(folder)
             shutil.rmtree(lane.shared / f"f{fault.number}", ignore_errors=True)
 
     def _wrong(self, story: Story, folder: Path) -> list[str]:
         verdict = judge(story)
-        said = [f"cause: {', '.join(story.reasons) or 'see what it said'}"] if verdict.cause is False else []
-        return [*verdict.broken, *said, *(f"left: {one}" for one in story.left), f"see {folder}"]
+        cause = [f"cause: {', '.join(story.reasons) or 'see what it said'}"] if verdict.cause is False else []
+        return [*verdict.broken, *cause, *(f"left: {path}" for path in story.left), f"see {folder}"]
 
 
 def line_of(story: Story, number: int, count: int) -> str:
@@ -205,8 +205,8 @@ def main() -> int:
     say("\n" + "\n".join(table(stories)) + "\n\n" + "\n".join([*figures(stories), *campaign.problems]))
     say(f"{len(stories)} faults in {(time.monotonic() - campaign.began) / 60:.1f} min, seed {options.seed}")
     verdicts = [judge(story) for story in stories]
-    fine = all(one.well and one.cause is not False for one in verdicts) and not any(
-        one.left for one in stories
+    fine = all(verdict.well and verdict.cause is not False for verdict in verdicts) and not any(
+        story.left for story in stories
     )
     if fine and not campaign.problems and options.folder is None:
         shutil.rmtree(folder)

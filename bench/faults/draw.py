@@ -97,9 +97,9 @@ class Fault:
         return 0 if self.real else self.rank % 2
 
     def __str__(self) -> str:
-        what = f"{self.kind}{' by ' + self.detail if self.detail else ''}, {self.phase}"
+        event = f"{self.kind}{' by ' + self.detail if self.detail else ''}, {self.phase}"
         where = f"rank {self.rank} on {self.node}" + (", with a spare" if self.spare else "")
-        return f"{what} ({where}{', embedded trainer' if self.real else ''})"
+        return f"{event} ({where}{', embedded trainer' if self.real else ''})"
 
 
 def draw(seed: int, count: int, kinds: Sequence[str] = (), share: float = 0.1) -> list[Fault]:

@@ -37,8 +37,8 @@ def after(state: int, step: int) -> int:
 def state_at(step: int) -> int:
     """What any training has after so many steps, however often it was interrupted."""
     state = 0
-    for one in range(1, step + 1):
-        state = after(state, one)
+    for number in range(1, step + 1):
+        state = after(state, number)
     return state
 
 

@@ -75,9 +75,9 @@ class Scanner:
 
     def _work(self) -> None:
         while not self.closed.wait(self.EVERY):
-            now, there = time.time(), marked()
-            for run in {*there, *self.seen}:
-                found = frozenset((attempt, node) for attempt, node, _ in there.get(run, ()))
+            now, runs = time.time(), marked()
+            for run in {*runs, *self.seen}:
+                found = frozenset((attempt, node) for attempt, node, _ in runs.get(run, ()))
                 story = self.seen.setdefault(run, [])
                 if not story or story[-1][1] != found:
                     story.append((now, found))
@@ -194,8 +194,8 @@ class Lane:
 
     def temporary(self, node: str, run: str) -> list[str]:
         """What lies in a node's folders for passing things, and what a run wrote aside and never put in place."""
-        one, layout, root = self.box.node(node), self.box.layout, Path(f"/proc/{self.init(node)}/root")
-        passing = [root / "dev/shm", layout.temporary(one) or root / "tmp"]
+        entry, layout, root = self.box.node(node), self.box.layout, Path(f"/proc/{self.init(node)}/root")
+        passing = [root / "dev/shm", layout.temporary(entry) or root / "tmp"]
         # A checkout below /tmp is shown to nodes, and nobody's leftover.
         mounts = mounted_in(self.init(node))
         found = [
@@ -208,7 +208,7 @@ class Lane:
         return (
             found
             + aside_in(self.run_dir(node, run))
-            + aside_in(Path(f"{root}{layout.home(one)}/{WORKDIR}/store"))
+            + aside_in(Path(f"{root}{layout.home(entry)}/{WORKDIR}/store"))
         )
 
     # -- what is done to it
@@ -390,9 +390,9 @@ def mounted_in(pid: int) -> list[Path]:
 
 def lines_of(value: Mapping[str, Any], deep: int = 0) -> Iterator[str]:
     """A mapping as YAML: its keys in order, mappings below, everything else as JSON."""
-    for key, one in value.items():
-        if isinstance(one, dict):
+    for key, item in value.items():
+        if isinstance(item, dict):
             yield "  " * deep + f"{key}:"
-            yield from lines_of(one, deep + 1)
+            yield from lines_of(item, deep + 1)
         else:
-            yield "  " * deep + f"{key}: {json.dumps(one)}"
+            yield "  " * deep + f"{key}: {json.dumps(item)}"

@@ -41,12 +41,12 @@ def round_of(moment: float) -> tuple[str, float, int, int, int, int]:
         time.sleep(moment)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=120)[0]
+        output = process.communicate(timeout=120)[0]
         took = time.monotonic() - began
         time.sleep(0.3)
         lines = [
             line
-            for line in said.splitlines()
+            for line in output.splitlines()
             if line.strip() and not line.startswith(("stop", "interrupted"))
         ]
         outside = [path for path in here.iterdir() if path.name != "clusterctl-demo"] + list(

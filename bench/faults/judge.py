@@ -106,9 +106,9 @@ def _end(story: Story) -> Iterator[str]:
         yield f"Ctrl-C ended the launch with {story.codes.get('launch')}"
 
 
-def _ours(said: str) -> str:
+def _ours(output: str) -> str:
     """Return the output of clusterctl itself; quoted lines of ranks follow a bar or a prefix."""
-    return "\n".join(line for line in said.splitlines() if not re.match(r"\s|node\d+:\d+|[│|]", line))
+    return "\n".join(line for line in output.splitlines() if not re.match(r"\s|node\d+:\d+|[│|]", line))
 
 
 def _cause(story: Story) -> bool | None:
@@ -135,15 +135,15 @@ def one_attempt(
 def steps_grow(story: Story) -> Iterator[str]:
     """Yield violations of: steps increase within an attempt, and an attempt starts at a sound checkpoint."""
     saved, step, ended = 0, 0, False
-    for one in story.metrics:
-        kind, at = one.get("event"), int(one.get("step") or 0)
+    for record in story.metrics:
+        kind, at = record.get("event"), int(record.get("step") or 0)
         if kind == "start":
-            yield from _begins(story, one, saved)
+            yield from _begins(story, record, saved)
         elif kind == "step" and at != step + 1:
             yield f"step {at} followed step {step}"
         if kind in ("start", "step"):
             step = at
-        if "state" in one and one["state"] != state_at(at):
+        if "state" in record and record["state"] != state_at(at):
             yield f"{kind} at step {at} has a state that no true checkpoint leads to"
         saved = max(saved, at) if kind == "checkpoint" else saved
         ended = kind == "end"
@@ -171,7 +171,7 @@ GONE = ("node killed", "node frozen", "link cut for long")
 def table(stories: Sequence[Story]) -> list[str]:
     """Return one row per kind of fault, then the totals."""
     head = ("fault", "count", "known in (median, worst)", "cause right", "ended well", "left behind")
-    rows = [_row(kind, [one for one in stories if one.fault.kind == kind]) for kind in KINDS]
+    rows = [_row(kind, [story for story in stories if story.fault.kind == kind]) for kind in KINDS]
     rows = [row for row in rows if row[1] != "0"]
     rows.append((*_row("all", stories)[:2], "", *_row("all", stories)[3:]))
     widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
@@ -182,33 +182,33 @@ def table(stories: Sequence[Story]) -> list[str]:
 
 
 def _row(name: str, stories: Sequence[Story]) -> tuple[str, ...]:
-    verdicts = [judge(one) for one in stories]
-    asked = [one.cause for one in verdicts if one.cause is not None]
-    known = [one.known for one in stories if one.known is not None]
+    verdicts = [judge(story) for story in stories]
+    causes = [verdict.cause for verdict in verdicts if verdict.cause is not None]
+    known = [story.known for story in stories if story.known is not None]
     return (
         name,
         str(len(stories)),
         f"{statistics.median(known):.2f} s, {max(known):.2f} s" if known else "",
-        f"{sum(asked)} of {len(asked)}" if asked else "",
-        str(sum(one.well for one in verdicts)),
-        str(sum(bool(one.left) for one in stories)),
+        f"{sum(causes)} of {len(causes)}" if causes else "",
+        str(sum(verdict.well for verdict in verdicts)),
+        str(sum(bool(story.left) for story in stories)),
     )
 
 
 def figures(stories: Sequence[Story]) -> list[str]:
     """Return the targets next to the measured values."""
-    verdicts = [judge(one) for one in stories]
-    well = sum(one.well for one in verdicts)
-    right = sum(one.well or bool(one.cause) for one in verdicts)
-    noticed = [one.noticed for one in stories if one.fault.kind in RANKS and one.noticed is not None]
-    deaths = [one.known for one in stories if one.fault.kind in RANKS and one.known is not None]
-    stops = [one.stopped for one in stories if one.fault.kind in RANKS and one.stopped is not None]
-    gone = [one.known for one in stories if _is_gone(one) and one.known is not None]
-    lines = sum(len(one.lost_lines) for one in stories)
-    cuts = sum(one.fault.kind in (*AWAY, "connection dropped") for one in stories)
+    verdicts = [judge(story) for story in stories]
+    well = sum(verdict.well for verdict in verdicts)
+    right = sum(verdict.well or bool(verdict.cause) for verdict in verdicts)
+    noticed = [story.noticed for story in stories if story.fault.kind in RANKS and story.noticed is not None]
+    deaths = [story.known for story in stories if story.fault.kind in RANKS and story.known is not None]
+    stops = [story.stopped for story in stories if story.fault.kind in RANKS and story.stopped is not None]
+    gone = [story.known for story in stories if _is_gone(story) and story.known is not None]
+    lines = sum(len(story.lost_lines) for story in stories)
+    cuts = sum(story.fault.kind in (*AWAY, "connection dropped") for story in stories)
     return [
         f"ended well or with the right cause: {right} of {len(stories)}; ended well: {well}",
-        f"left behind: {sum(len(one.left) for one in stories)}",
+        f"left behind: {sum(len(story.left) for story in stories)}",
         f"a rank's death known on its node: {_worst(noticed, 1.0)}; here: {_worst(deaths, 1.0)}",
         f"the others stopped after that: {_worst(stops, 10.0)}",
         f"a node lost or frozen known: {_worst(gone, 15.0)}",

@@ -412,15 +412,15 @@ class Play:
         counts."""
         found = []
         for attempt in range(1, attempts + 1):
-            for node in (one.name for one in self.lane.box.nodes if self.lane.is_up(one.name)):
+            for node in (member.name for member in self.lane.box.nodes if self.lane.is_up(member.name)):
                 logs = self.lane.run_dir(node, run.run_id) / "attempts" / str(attempt) / "logs"
                 for path in sorted(logs.glob("*")):
                     home = run.logs(attempt) / node / path.name
-                    there, here = path.read_bytes(), home.read_bytes() if home.exists() else b""
+                    remote, local = path.read_bytes(), home.read_bytes() if home.exists() else b""
                     given_up = node == self.fault.node and self.fault.kind in AWAY and attempt < attempts
-                    if here != there and not (given_up and there.startswith(here)):
+                    if local != remote and not (given_up and remote.startswith(local)):
                         found.append(
-                            f"{node}/{path.name} of attempt {attempt}: {len(here)} of {len(there)} bytes"
+                            f"{node}/{path.name} of attempt {attempt}: {len(local)} of {len(remote)} bytes"
                         )
         return found
 
@@ -433,9 +433,9 @@ class Play:
         )
         twice = [line for line in set(shown) if shown.count(line) > 1]
         logs = sorted((run.root / "attempts").glob("*/logs/*/rank-0.out"))
-        said = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+        written = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
         whole = self.codes["launch"] in (0, 5)
-        never = [line for line in said if whole and line.startswith("step ") and line not in shown]
+        never = [line for line in written if whole and line.startswith("step ") and line not in shown]
         return [f"shown twice: {line}" for line in twice] + [f"never shown: {line}" for line in never]
 
 
@@ -473,5 +473,5 @@ def as_json(story: Story) -> str:
     """Return one line for the campaign's history."""
     fault = {**story.fault.__dict__, "node": story.fault.node}
     kept = ("phase", "attempt", "reasons", "codes", "struck", "noticed", "known", "stopped")
-    told = {name: getattr(story, name) for name in (*kept, "lost_lines", "left", "seconds")}
-    return json.dumps({"fault": fault, **told}, default=list)
+    values = {name: getattr(story, name) for name in (*kept, "lost_lines", "left", "seconds")}
+    return json.dumps({"fault": fault, **values}, default=list)

@@ -86,8 +86,8 @@ def _in_words(error: ClusterctlError) -> None:
 def rank_table(data: bytes) -> str:
     """Checked and parsed alike; what passes is written, passes again and reads back as the same table."""
     findings = api.check(data)
-    for one in findings:
-        assert one.code and one.what and one.remedy, f"a finding without words: {one}"
+    for entry in findings:
+        assert entry.code and entry.what and entry.remedy, f"a finding without words: {entry}"
     try:
         table = api.parse(data)
     except ClusterctlError as error:
@@ -105,35 +105,39 @@ def rank_table(data: bytes) -> str:
 def host_file(data: bytes) -> str:
     """Every reader of hostfiles in turn; entries are held to what a name may be, and written and read back."""
     text = data.decode("utf-8", "surrogateescape")
-    said = []
+    results = []
     for read in (formats.inspect_text, slurm.inspect_text):
         entries, faults = read(text, "hosts")
         assert entries or faults, "neither nodes nor faults"
         for fault in faults:
             assert fault.where and fault.what, f"a fault without a place or words: {fault}"
-        said.append("refused" if faults else "read")
+        results.append("refused" if faults else "read")
         for entry in [] if faults else entries:
             assert not nodeset.name_fault(entry.address), entry
             assert entry.slots is None or 0 < entry.slots <= formats.MAX_SLOTS, entry
         if not faults and len(entries) <= 1000:
             _host_round_trip(entries, text)
-    return "read" if "read" in said else "refused"
+    return "read" if "read" in results else "refused"
 
 
 def _host_round_trip(entries: list[formats.Entry], text: str) -> None:
     for form in formats.FORMATS:
-        if form == "mpich" and any(":" in one.address for one in entries):
+        if form == "mpich" and any(":" in entry.address for entry in entries):
             # Refused in words; a test of its own says so.
             continue
         again = formats.parse(formats.render_entries(entries, form))
-        assert [(one.address, one.slots) for one in again] == [(one.address, one.slots) for one in entries]
-    bare = [formats.Entry(one.address.replace(":", ""), one.slots) for one in entries]
-    if len({one.address for one in bare}) == len(bare) and not any("%" in one.address for one in bare):
+        assert [(entry.address, entry.slots) for entry in again] == [
+            (entry.address, entry.slots) for entry in entries
+        ]
+    bare = [formats.Entry(entry.address.replace(":", ""), entry.slots) for entry in entries]
+    if len({entry.address for entry in bare}) == len(bare) and not any(
+        "%" in entry.address for entry in bare
+    ):
         again, faults = slurm.inspect_text(slurm.render(bare), "hosts")
         assert not faults, faults
-        assert [one.address for one in again] == [one.address for one in bare]
+        assert [entry.address for entry in again] == [entry.address for entry in bare]
     with contextlib.suppress(ClusterctlError):
-        slots = {one.address: range(min(one.slots or 1, 64)) for one in entries}
+        slots = {entry.address: range(min(entry.slots or 1, 64)) for entry in entries}
         left = hostfile_filter.chosen(slots, text[:40] or None, None)
         assert left and set(left) <= set(slots)
 
@@ -245,7 +249,7 @@ class Door:
 
 
 def doors() -> dict[str, Door]:
-    valid = [json.dumps(one) for one in tables()]
+    valid = [json.dumps(table) for table in tables()]
     everything = [*valid, *HOSTFILES, *CLUSTERS]
     return {
         door.name: door
@@ -296,18 +300,18 @@ def answer(door: Door, data: bytes) -> tuple[str, str]:
     began = time.process_time()
     signal.setitimer(signal.ITIMER_REAL, HANG)
     try:
-        said = door.hold(data)
+        result = door.hold(data)
     except Hang:
         return "find", f"still at work after {HANG} s"
     except Exception as error:
         # Whatever comes out is what is looked for.
         signal.setitimer(signal.ITIMER_REAL, 0)
         frames = traceback.extract_tb(error.__traceback__)
-        last = next((one for one in reversed(frames) if "clusterctl" in one.filename), frames[-1])
+        last = next((frame for frame in reversed(frames) if "clusterctl" in frame.filename), frames[-1])
         return "find", f"{type(error).__name__} at {Path(last.filename).name}:{last.name}: {str(error)[:300]}"
     signal.setitimer(signal.ITIMER_REAL, 0)
     took = time.process_time() - began
-    return (said, "") if took < SLOW else ("find", f"took {took:.1f} s")
+    return (result, "") if took < SLOW else ("find", f"took {took:.1f} s")
 
 
 @contextlib.contextmanager
@@ -332,11 +336,11 @@ def limited() -> None:
     nodeset.LIMIT = NAMES
 
 
-def smaller(door: Door, data: bytes, what: str) -> bytes:
+def smaller(door: Door, data: bytes, problem: str) -> bytes:
     """The same find from fewer bytes, as far as leaving pieces out goes in a few hundred tries."""
-    kind = what.split(":")[0].split(" after")[0]
+    kind = problem.split(":")[0].split(" after")[0]
     tries, piece = 300, max(1, len(data) // 2)
-    while piece and tries and not what.startswith("still"):
+    while piece and tries and not problem.startswith("still"):
         at = 0
         while at < len(data) and tries:
             tries -= 1
@@ -357,30 +361,36 @@ def work(
     counts: Counter[tuple[str, str]] = Counter()
     seconds: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
-    told, slowest = time.monotonic(), 0.0
+    reported, slowest = time.monotonic(), 0.0
     for number in range(start, stop, step):
         door = turns[number % len(turns)]
         data = door.make(Random((seed << 48) + number))
         began = time.perf_counter()
-        said, what = answer(door, data)
+        result, problem = answer(door, data)
         took = time.perf_counter() - began
         slowest = max(slowest, took)
         seconds[door.name] += took
-        counts[door.name, said] += 1
-        kind = f"{door.name}: {what[:60]}"
-        kinds[kind] += bool(what)
-        if what and kinds[kind] <= 3:
+        counts[door.name, result] += 1
+        kind = f"{door.name}: {problem[:60]}"
+        kinds[kind] += bool(problem)
+        if problem and kinds[kind] <= 3:
             report(
-                ("find", door.name, number, what, saved(door, smaller(door, data, what), what, number, out))
+                (
+                    "find",
+                    door.name,
+                    number,
+                    problem,
+                    saved(door, smaller(door, data, problem), problem, number, out),
+                )
             )
-        if time.monotonic() - told > 2 or number + step >= stop:
+        if time.monotonic() - reported > 2 or number + step >= stop:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
             report(("counts", dict(counts), dict(seconds), slowest, peak, number + step))
             counts.clear(), seconds.clear()
-            told = time.monotonic()
+            reported = time.monotonic()
 
 
-def saved(door: Door, data: bytes, what: str, number: int, out: Path | None) -> str:
+def saved(door: Door, data: bytes, problem: str, number: int, out: Path | None) -> str:
     """A case file for a find; its name, or the bytes where nothing is to be written."""
     if out is None:
         return repr(data)
@@ -390,7 +400,7 @@ def saved(door: Door, data: bytes, what: str, number: int, out: Path | None) -> 
         held = {"hex": data.hex()}
     path = out / door.name / f"{hashlib.sha256(data).hexdigest()[:12]}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"about": f"input {number}: {what}", **held}, indent=2) + "\n")
+    path.write_text(json.dumps({"about": f"input {number}: {problem}", **held}, indent=2) + "\n")
     return str(path)
 
 
@@ -425,10 +435,10 @@ class Total:
         done = sum(self.counts.values())
         lines = [f"{done:,} inputs in {wall:.0f} s: {done / max(wall, 0.001):,.0f} a second"]
         for name in sorted(self.seconds):
-            here = {said: self.counts[name, said] for said in ("read", "refused", "find")}
-            each = self.seconds[name] / max(1, sum(here.values())) * 1e6
-            words = f"{here['read']:,} read, {here['refused']:,} refused, {here['find']:,} finds"
-            lines.append(f"  {name:<10} {sum(here.values()):>10,}: {words}; {each:.0f} us each")
+            counts = {result: self.counts[name, result] for result in ("read", "refused", "find")}
+            each = self.seconds[name] / max(1, sum(counts.values())) * 1e6
+            words = f"{counts['read']:,} read, {counts['refused']:,} refused, {counts['find']:,} finds"
+            lines.append(f"  {name:<10} {sum(counts.values()):>10,}: {words}; {each:.0f} us each")
         return "\n".join([*lines, f"  slowest {self.slowest:.2f} s; a process had at most {self.peak} MB"])
 
 
@@ -476,7 +486,7 @@ def run(options: argparse.Namespace) -> Total:
     ]
     for child in children:
         child.start()
-    left, told, reached = len(children), began, [options.start] * len(children)
+    left, printed, reached = len(children), began, [options.start] * len(children)
     while left and time.monotonic() - began < options.seconds:
         message = queue.get(timeout=60)
         if message is None:
@@ -485,9 +495,9 @@ def run(options: argparse.Namespace) -> Total:
         total.take(message)
         if message[0] == "counts":
             reached[(message[5] - options.start) % len(children)] = message[5]
-        if time.monotonic() - told > 60:
-            told = time.monotonic()
-            print(total.table(told - began), flush=True)
+        if time.monotonic() - printed > 60:
+            printed = time.monotonic()
+            print(total.table(printed - began), flush=True)
     for child in children:
         child.terminate()
     print(total.table(time.monotonic() - began))

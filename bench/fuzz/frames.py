@@ -76,14 +76,14 @@ def mutate(random: Random, seeds: Sequence[bytes]) -> bytes:
     spared = max(0, data.find(b"C\x01")) if random.random() < 0.9 else 0
     for _ in range(random.choice((1, 1, 1, 2, 4))):
         at = random.randrange(min(spared, len(data)), len(data) + 1)
-        what = random.random()
-        if what < 0.25 and at < len(data):
+        kind = random.random()
+        if kind < 0.25 and at < len(data):
             data[at] = random.randrange(256)
-        elif what < 0.4:
+        elif kind < 0.4:
             del data[at : at + random.randint(1, 20)]
-        elif what < 0.55:
+        elif kind < 0.55:
             data[at:at] = random.choice(seeds)[random.randrange(40) :]
-        elif what < 0.65:
+        elif kind < 0.65:
             data[at:at] = struct.pack(">I", random.choice((0, 1, 255, 1 << 16, MAX_PAYLOAD, (1 << 32) - 1)))
         else:
             _replace_value(random, data, spared)
@@ -141,7 +141,7 @@ class _Played:
 def answers(data: bytes) -> str:
     """What a node says, through a whole link: a result or an error in words, and never a thread that ends alone."""
     lost: list[object] = []
-    before, threading.excepthook = threading.excepthook, lambda told: lost.append(told.exc_value)
+    before, threading.excepthook = threading.excepthook, lambda raised: lost.append(raised.exc_value)
     try:
         return _answered(data)
     finally:
@@ -153,9 +153,9 @@ def _answered(data: bytes) -> str:
     link = None
     try:
         link = Link("node1", _Played(data), "~/w")
-        asked = link.open("run", {"argv": ["true"]})
+        request = link.open("run", {"argv": ["true"]})
         began = time.monotonic()
-        result = asked.end()
+        result = request.end()
         assert isinstance(result, dict)
         assert time.monotonic() - began < WITHIN, "the answer came late"
         return "read"
@@ -171,12 +171,12 @@ def _answered(data: bytes) -> str:
 def requests(data: bytes) -> str:
     """What an agent is asked: it answers in whole frames or ends the link, and no request of it stays behind."""
     lost: list[object] = []
-    before, threading.excepthook = threading.excepthook, lambda told: lost.append(told.exc_value)
-    sink, said = os.open(os.devnull, os.O_WRONLY), io.StringIO()
+    before, threading.excepthook = threading.excepthook, lambda raised: lost.append(raised.exc_value)
+    sink, errors = os.open(os.devnull, os.O_WRONLY), io.StringIO()
     agent = Agent("/nowhere", {"echo": _echo}.get, sink)
     stream = ByteReader(_once(data))
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(errors):
             agent._listen(stream.read)
             agent._end_all()
         assert not lost, f"a thread of the agent ended by {lost[0]!r}"
@@ -184,7 +184,7 @@ def requests(data: bytes) -> str:
     finally:
         threading.excepthook = before
         os.close(sink)
-    return "refused" if said.getvalue() else "read"
+    return "refused" if errors.getvalue() else "read"
 
 
 def _echo(request: Request) -> dict[str, Any]:
@@ -206,16 +206,16 @@ def trees(data: bytes) -> str:
     except tree.BadTree as refusal:
         assert str(refusal).strip(), "a refusal without words"
         return "refused"
-    for one in entries:
-        one.path.encode("utf-8", "surrogateescape")
-        place = os.path.normpath(os.path.join("/root/of/tree", one.path))
-        assert place.startswith("/root/of/tree/"), one.path
-        if one.kind == "l":
-            target = os.path.normpath(os.path.join(os.path.dirname(place), one.content))
-            assert (target + "/").startswith("/root/of/tree/"), (one.path, one.content)
+    for entry in entries:
+        entry.path.encode("utf-8", "surrogateescape")
+        place = os.path.normpath(os.path.join("/root/of/tree", entry.path))
+        assert place.startswith("/root/of/tree/"), entry.path
+        if entry.kind == "l":
+            target = os.path.normpath(os.path.join(os.path.dirname(place), entry.content))
+            assert (target + "/").startswith("/root/of/tree/"), (entry.path, entry.content)
     assert tree.parse(tree.to_bytes(entries)) == entries
     return "read"
 
 
 def mutate_tree(random: Random) -> bytes:
-    return mutate(random, [one.encode() for one in TREES])
+    return mutate(random, [text.encode() for text in TREES])

@@ -69,7 +69,7 @@ def _good_servers(random: Random, version: str) -> dict[str, Any]:
         cut = random.randint(1, count)
         parts = [part for part in (servers[:cut], servers[cut:]) if part]
         table["super_pod_list"] = [
-            {"super_pod_id": str(at), "server_list": [{"server_id": one["server_id"]} for one in part]}
+            {"super_pod_id": str(at), "server_list": [{"server_id": entry["server_id"]} for entry in part]}
             for at, part in enumerate(parts)
         ]
     return table
@@ -198,9 +198,9 @@ def change(random: Random, table: dict[str, Any]) -> None:
         container[random.choice(ADDED)] = random.choice((*TEXTS, *OTHERS))
     elif kind < 0.7:
         # A value from another place: a repetition, or a number that belongs elsewhere.
-        other, there = random.choice(list(places(table)))
-        if not isinstance(other[there], (dict, list)):
-            container[key] = other[there]
+        other, place = random.choice(list(places(table)))
+        if not isinstance(other[place], (dict, list)):
+            container[key] = other[place]
     else:
         container[key] = copy.deepcopy(random.choice(OTHERS if random.random() < 0.4 else TEXTS))
 

@@ -74,7 +74,7 @@ def tables() -> list[Any]:
         flat,
         old,
         {"server_group_list": [plain]},
-        *(one for one in files if len(str(one)) < 3000),
+        *(table for table in files if len(str(table)) < 3000),
     ]
 
 

@@ -72,20 +72,20 @@ def main() -> int:
     parser.add_argument("--push-nodes", type=int, help="32")
     parser.add_argument("--quick", action="store_true", help="small sizes, one run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample there")
-    asked = parser.parse_args()
-    unknown = [row for row in asked.rows if row not in ROWS]
+    options = parser.parse_args()
+    unknown = [row for row in options.rows if row not in ROWS]
     if unknown:
         parser.error(f"no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
     given = {
-        name: value for name, value in vars(asked).items() if name in Sizes.__dataclass_fields__ and value
+        name: value for name, value in vars(options).items() if name in Sizes.__dataclass_fields__ and value
     }
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    rows = asked.rows or list(ROWS)
+    rows = options.rows or list(ROWS)
     # So that the nodes go down with us.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
-    sizes = Sizes(**{**(QUICK if asked.quick else {}), **given})
-    found = measured(rows, sizes, asked.json)
-    return int(any(one.failed for one in found if one.tool.startswith(OURS)))
+    sizes = Sizes(**{**(QUICK if options.quick else {}), **given})
+    found = measured(rows, sizes, options.json)
+    return int(any(entry.failed for entry in found if entry.tool.startswith(OURS)))
 
 
 def measured(rows: list[str], sizes: Sizes, out: Path | None) -> list[Measured]:
@@ -100,7 +100,7 @@ def measured(rows: list[str], sizes: Sizes, out: Path | None) -> list[Measured]:
             found += these
             print(table(these), flush=True)
             if out:
-                out.write_text(json.dumps([one.value() for one in found], indent=1) + "\n")
+                out.write_text(json.dumps([entry.value() for entry in found], indent=1) + "\n")
     if len(bench.points) > 1:
         print(report(bench.points, model_of(bench.points, os.cpu_count() or 1)))
     print(judged(found, sizes))
@@ -126,19 +126,19 @@ def table(found: list[Measured]) -> str:
     lines = [
         f"{'row':<24}{'nodes':>6}  {'tool':<40}{'wall s':>9}{'spread':>15}{'cpu s':>8}{'failed':>7}{'x ours':>8}"
     ]
-    for one in found:
-        head = f"{one.row:<24}{one.nodes:>6}  {one.tool:<40}"
-        if one.missing:
-            lines.append(f"{head} not measured: {one.missing}")
-        elif one.wall == 0:
-            lines.append(f"{head} {one.note}")
+    for row in found:
+        head = f"{row.row:<24}{row.nodes:>6}  {row.tool:<40}"
+        if row.missing:
+            lines.append(f"{head} not measured: {row.missing}")
+        elif row.wall == 0:
+            lines.append(f"{head} {row.note}")
         else:
-            walls = [sample.wall for sample in one.samples]
-            ours = next((other for other in found if same(other, one) and other.samples), None)
-            times = f"{one.wall / ours.wall:.2f}" if ours and ours.wall else ""
+            walls = [sample.wall for sample in row.samples]
+            ours = next((other for other in found if same(other, row) and other.samples), None)
+            times = f"{row.wall / ours.wall:.2f}" if ours and ours.wall else ""
             spread = f"{min(walls):.2f}-{max(walls):.2f}"
             lines.append(
-                f"{head}{one.wall:>9.3f}{spread:>15}{one.cpu:>8.2f}{one.failed:>7}{times:>8}  {one.note}"
+                f"{head}{row.wall:>9.3f}{spread:>15}{row.cpu:>8.2f}{row.failed:>7}{times:>8}  {row.note}"
             )
     return "\n".join(lines)
 
@@ -151,20 +151,20 @@ def same(ours: Measured, peer: Measured) -> bool:
 def judged(found: list[Measured], sizes: Sizes) -> str:
     """Each target beside what was reached, against the best peer that did the work on all nodes."""
     lines = ["ours / the best peer at it:"]
-    wanted = [one for nodes in sizes.nodes for one in targets(nodes)] + TARGETS
+    wanted = [target for nodes in sizes.nodes for target in targets(nodes)] + TARGETS
     for row, nodes, tool, peers, limit in wanted:
         for ours in found:
             if ours.row != row or ours.tool != tool or not ours.samples or (nodes and ours.nodes != nodes):
                 continue
             rivals = [
-                one for one in found
-                if (one.row, one.nodes) == (row, ours.nodes) and one.samples and not one.failed
-                and not one.tool.startswith(OURS) and one.tool.startswith(peers)
+                rival for rival in found
+                if (rival.row, rival.nodes) == (row, ours.nodes) and rival.samples and not rival.failed
+                and not rival.tool.startswith(OURS) and rival.tool.startswith(peers)
             ]  # fmt: skip
             if not rivals:
                 lines.append(f"  {row}, {ours.nodes} nodes: {tool}: no peer to compare with")
                 continue
-            best = min(rivals, key=lambda one: one.wall)
+            best = min(rivals, key=lambda rival: rival.wall)
             ratio = ours.wall / best.wall
             word = "reached" if ratio <= limit else "not reached"
             failed = f"; {ours.failed} failures" if ours.failed else ""

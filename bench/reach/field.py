@@ -90,8 +90,10 @@ class Field:
         self.inventory = folder / "cluster.yaml"
         self.home = folder / "home"
         self.home.mkdir(mode=0o700)
-        self.known_hosts.write_text("".join(f"{one.address} {self.host_key(one)}\n" for one in self.places))
-        self.write_inventory(self.inventory, {one.name: {"host": one.address} for one in self.places})
+        self.known_hosts.write_text(
+            "".join(f"{place.address} {self.host_key(place)}\n" for place in self.places)
+        )
+        self.write_inventory(self.inventory, {place.name: {"host": place.address} for place in self.places})
         self._write_ssh_configs()
         self.env = {
             "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin",
@@ -168,16 +170,16 @@ class Field:
         began = time.perf_counter()
         started = command()
         try:
-            said = [one.communicate(timeout=LIMIT)[0] or b"" for one in started]
+            outputs = [process.communicate(timeout=LIMIT)[0] or b"" for process in started]
         except BaseException:
-            for one in started:
-                one.kill()
-                one.wait()
+            for process in started:
+                process.kill()
+                process.wait()
             raise
         wall = time.perf_counter() - began
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return Sample(wall, cpu, sum(one.returncode != 0 for one in started), b"".join(said))
+        return Sample(wall, cpu, sum(process.returncode != 0 for process in started), b"".join(outputs))
 
     def start(self, argv: Sequence[str], output: Path | None = None, **extra: str) -> subprocess.Popen[bytes]:
         """One command with the field's environment; its output is kept in a file where one is named."""
@@ -219,8 +221,8 @@ def field(nodes: int) -> Iterator[Field]:
     try:
         made = cluster.up(folder / "nodes", nodes=nodes, devices=1, mode="namespaces")
         switch = json.loads(made.layout.record(namespaces.RELAY).read_text())["pid"]
-        with open(f"/proc/{switch}/ns/net") as there:
-            enter(there.fileno())
+        with open(f"/proc/{switch}/ns/net") as namespace:
+            enter(namespace.fileno())
         laid = Field(made, folder)
         try:
             yield laid
@@ -270,12 +272,12 @@ class OneDefaultSshd:
         self.addresses = [f"10.78.0.{number + 1}" for number in range(count)]
         layout = field.made.layout
         # A folder that the node sees too.
-        there = layout.node(field.made.node(place.name))
-        lines = (there / "sshd_config").read_text().splitlines()
+        folder = layout.node(field.made.node(place.name))
+        lines = (folder / "sshd_config").read_text().splitlines()
         kept = [
             line for line in lines if not line.startswith(("MaxStartups", "MaxSessions", "ListenAddress"))
         ]
-        config = there / "default_sshd"
+        config = folder / "default_sshd"
         config.write_text("\n".join([f"ListenAddress 0.0.0.0:{self.PORT}", *kept]) + "\n")
         self.inside = ["nsenter", "-t", str(place.pid), "-m", "-u", "-i", "-n", "-p"]
         self.argv = [*self.inside, "/bin/sh", "-c", 'exec "$(command -v sshd)" -D -f "$0"', str(config)]
@@ -288,7 +290,9 @@ class OneDefaultSshd:
         route = ["ip", "route", "add", "10.78.0.0/24", "via", self.place.address]
         subprocess.run(route, check=True, env=f.env)
         with f.known_hosts.open("a") as known:
-            known.writelines(f"[{one}]:{self.PORT} {f.host_key(self.place)}\n" for one in self.addresses)
+            known.writelines(
+                f"[{address}]:{self.PORT} {f.host_key(self.place)}\n" for address in self.addresses
+            )
         self.process = subprocess.Popen(self.argv, env=f.env)
         deadline = time.monotonic() + 10
         scan = ["ssh-keyscan", "-T", "1", "-p", str(self.PORT), self.addresses[-1]]

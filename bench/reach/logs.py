@@ -35,18 +35,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--lines", type=int, default=100_000, help="of each rank")
     parser.add_argument("--runs", type=int, default=3, help="of each tool")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     # So that the nodes go down with us.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     with field(RANKS) as laid:
         samples: dict[str, list[Sample]] = {}
-        for turn in range(asked.runs):
-            for name, way in ways(laid, asked.lines).items():
+        for turn in range(options.runs):
+            for name, way in ways(laid, options.lines).items():
                 samples.setdefault(name, []).append(way())
-            print(f"turn {turn + 1} of {asked.runs}", file=sys.stderr, flush=True)
-    print(table(samples, RANKS * asked.lines))
-    said, fast = judged(samples)
-    print(said)
+            print(f"turn {turn + 1} of {options.runs}", file=sys.stderr, flush=True)
+    print(table(samples, RANKS * options.lines))
+    verdict, fast = judged(samples)
+    print(verdict)
     return int(not fast)
 
 
@@ -54,23 +54,23 @@ def table(samples: Mapping[str, Sequence[Sample]], lines: int) -> str:
     """Medians, how far they spread, and what did not come whole."""
     rows = [f"{'tool':<32}{'wall s':>9}{'spread':>15}{'cpu s':>8}{'lines/s':>12}{'failed':>8}"]
     for name, all_of_it in samples.items():
-        walls = sorted(one.wall for one in all_of_it)
-        wall, cpu = statistics.median(walls), statistics.median(one.cpu for one in all_of_it)
-        spread, failed = f"{walls[0]:.2f}-{walls[-1]:.2f}", sum(one.failed for one in all_of_it)
+        walls = sorted(sample.wall for sample in all_of_it)
+        wall, cpu = statistics.median(walls), statistics.median(sample.cpu for sample in all_of_it)
+        spread, failed = f"{walls[0]:.2f}-{walls[-1]:.2f}", sum(sample.failed for sample in all_of_it)
         rows.append(f"{name:<32}{wall:>9.2f}{spread:>15}{cpu:>8.2f}{lines / wall:>12,.0f}{failed:>8}")
     return "\n".join(rows)
 
 
 def judged(samples: Mapping[str, Sequence[Sample]]) -> tuple[str, bool]:
     """Ours against each peer that brought every line, and whether it is whole and faster than the best of them."""
-    middle = {name: statistics.median(one.wall for one in several) for name, several in samples.items()}
-    lost = sum(one.failed for one in samples[OURS])
+    middle = {name: statistics.median(sample.wall for sample in several) for name, several in samples.items()}
+    lost = sum(sample.failed for sample in samples[OURS])
     if lost:
         return f"{OURS}: lines were lost or doubled in {lost} of {len(samples[OURS])} turns", False
     rivals = sorted(
         (wall, name)
         for name, wall in middle.items()
-        if name != OURS and not any(one.failed for one in samples[name])
+        if name != OURS and not any(sample.failed for sample in samples[name])
     )
     if not rivals:
         return (

@@ -86,9 +86,9 @@ class Model:
 
 def model_of(points: Sequence[Point], cores: int) -> Model:
     return Model(
-        fit([(one.nodes, one.client) for one in points]),
-        fit([(one.nodes, one.server) for one in points]),
-        fit([(one.nodes, one.wall) for one in points]),
+        fit([(point.nodes, point.client) for point in points]),
+        fit([(point.nodes, point.server) for point in points]),
+        fit([(point.nodes, point.wall) for point in points]),
         cores,
     )
 
@@ -102,18 +102,18 @@ def report(points: Sequence[Point], model: Model) -> str:
         f"{model.wall.each * ms:.2f} ms a node on {model.cores} cores, {model.kept_busy:.0%} of them at work",
         f"{'nodes':>7}{'wall s':>9}{'model':>9}{'off by':>9}{'launcher':>10}{'model':>9}{'nodes':>9}{'model':>9}",
     ]
-    for one in points:
-        said = model.here(one.nodes)
+    for point in points:
+        expected = model.here(point.nodes)
         lines.append(
-            f"{one.nodes:>7}{one.wall:>9.3f}{said:>9.3f}{(said / one.wall - 1) * 100:>8.0f}%{one.client:>10.3f}"
-            f"{model.client.at(one.nodes):>9.3f}{one.server:>9.3f}{model.server.at(one.nodes):>9.3f}"
+            f"{point.nodes:>7}{point.wall:>9.3f}{expected:>9.3f}{(expected / point.wall - 1) * 100:>8.0f}%"
+            f"{point.client:>10.3f}{model.client.at(point.nodes):>9.3f}{point.server:>9.3f}{model.server.at(point.nodes):>9.3f}"
         )
     if len(points) > 2:
         last = points[-1]
-        said = model_of(points[:-1], model.cores).here(last.nodes)
+        expected = model_of(points[:-1], model.cores).here(last.nodes)
         lines.append(
-            f"fitted without the largest size it says {said:.2f} s for {last.nodes} nodes, "
-            f"which took {last.wall:.2f} s ({(said / last.wall - 1) * 100:+.0f}%)"
+            f"fitted without the largest size it says {expected:.2f} s for {last.nodes} nodes, "
+            f"which took {last.wall:.2f} s ({(expected / last.wall - 1) * 100:+.0f}%)"
         )
     lines.append(
         "nodes that are machines of their own, a launcher (and gateways) with one core, seconds by the model:"

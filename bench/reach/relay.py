@@ -37,25 +37,25 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, default=200, help="of the one file; 200")
     parser.add_argument("--runs", type=int, default=3, help="3")
     parser.add_argument("--python", default="/usr/bin/python3", help="the nodes' own; /usr/bin/python3")
-    asked = parser.parse_args()
-    if asked.nodes < 2:
+    options = parser.parse_args()
+    if options.nodes < 2:
         parser.error("a relay needs two nodes")
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         root = Path(folder)
         os.environ["XDG_CACHE_HOME"] = str(root / "cache")
         (root / "source").mkdir()
         with (root / "source" / "data").open("wb") as file:
-            for _ in range(asked.megabytes):
+            for _ in range(options.megabytes):
                 file.write(os.urandom(1_000_000))
         source = Source(root / "source", make_manifest(root / "source"))
         for how in ("plain", "on"):
-            costs = [cost(root, source, how, asked.nodes, asked.python) for _ in range(asked.runs)]
+            costs = [cost(root, source, how, options.nodes, options.python) for _ in range(options.runs)]
             first, other = (statistics.median(times) * 1000 for times in zip(*costs, strict=True))
             print(
-                f"--relay {how}: first node {first:.0f} ms, each other {other:.0f} ms, {asked.megabytes} MB"
+                f"--relay {how}: first node {first:.0f} ms, each other {other:.0f} ms, {options.megabytes} MB"
             )
-    speed = float(subprocess.run([asked.python, "-c", SPEED], capture_output=True, check=True).stdout)
-    print(f"a node's sha256: {speed:.0f} MB/s, {asked.megabytes / speed * 1000:.0f} ms of it")
+    speed = float(subprocess.run([options.python, "-c", SPEED], capture_output=True, check=True).stdout)
+    print(f"a node's sha256: {speed:.0f} MB/s, {options.megabytes / speed * 1000:.0f} ms of it")
     return 0
 
 
@@ -93,8 +93,8 @@ def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple
         finally:
             for link in links:
                 link.close()
-        there = [place / "dest" / "data" for place in places]
-        if any(not one.is_file() or one.stat().st_size != source.manifest.size for one in there):
+        copies = [place / "dest" / "data" for place in places]
+        if any(not copy.is_file() or copy.stat().st_size != source.manifest.size for copy in copies):
             raise SystemExit("a node has not all of it")
     return times[0], statistics.median(times[1:])
 

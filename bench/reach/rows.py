@@ -82,28 +82,28 @@ class Measured:
 
     @property
     def wall(self) -> float:
-        return statistics.median(one.wall for one in self.samples)
+        return statistics.median(sample.wall for sample in self.samples)
 
     @property
     def cpu(self) -> float:
-        return statistics.median(one.cpu for one in self.samples)
+        return statistics.median(sample.cpu for sample in self.samples)
 
     @property
     def failed(self) -> int:
-        return sum(one.failed for one in self.samples)
+        return sum(sample.failed for sample in self.samples)
 
     def value(self) -> dict[str, object]:
-        there = bool(self.samples)
+        measured = bool(self.samples)
         return {
             "row": self.row,
             "nodes": self.nodes,
             "tool": self.tool,
             "missing": self.missing,
             "note": self.note,
-            "wall": self.wall if there else None,
-            "cpu": self.cpu if there else None,
+            "wall": self.wall if measured else None,
+            "cpu": self.cpu if measured else None,
             "failed": self.failed,
-            "walls": [round(one.wall, 4) for one in self.samples],
+            "walls": [round(sample.wall, 4) for sample in self.samples],
         }
 
 
@@ -186,10 +186,10 @@ class Bench:
             )
         rows = list(self.compared("ten commands", count, ways, runs=min(3, self.sizes.runs)))
         own = Measured("ten commands", count, f"{OURS}, connected")
-        for one in rows[0].samples:
-            with_cpu = one.output.split()
+        for sample in rows[0].samples:
+            with_cpu = sample.output.split()
             own.samples.append(
-                Sample(float(with_cpu[0]), float(with_cpu[1]), 0) if len(with_cpu) == 2 else one
+                Sample(float(with_cpu[0]), float(with_cpu[1]), 0) if len(with_cpu) == 2 else sample
             )
         yield from (own, *rows)
 
@@ -282,8 +282,8 @@ class Bench:
             for setting in EXECS:
                 way = self.copies(self.tree, count, setting)["rsync"]
                 same[f"rsync, {setting}"] = self.tool("rsync", way)
-            for one in (push, self.rsync(self.tree, EXECS[1], f.places[0])):
-                f.run(one)
+            for command in (push, self.rsync(self.tree, EXECS[1], f.places[0])):
+                f.run(command)
             self.everywhere(lambda place: self.rsync(self.tree, EXECS[1], place), count)
             yield from self.compared("small files, unchanged", count, same, after=lacking)
 
@@ -309,13 +309,13 @@ class Bench:
         found: dict[str, Way] = {
             "clush --copy": lambda: f.run([*clush, "--dest", f"{DEST}/"]),
             "pdcp": lambda: f.run(pdcp, PDSH_SSH_ARGS_APPEND=" ".join(options)),
-            "rsync": lambda: self.everywhere(lambda one: self.rsync(source, setting, one), count),
+            "rsync": lambda: self.everywhere(lambda place: self.rsync(source, setting, place), count),
             "scp": lambda: self.everywhere(
-                lambda one: ["scp", "-q", "-r", *options, str(source), f"{target}{one.address}:{DEST}/"],
+                lambda place: ["scp", "-q", "-r", *options, str(source), f"{target}{place.address}:{DEST}/"],
                 count,
             ),
             "tar over ssh": lambda: self.everywhere(
-                lambda one: ["/bin/sh", "-c", f"{tar} | {ssh} {one.address} tar -C {DEST} -x"], count
+                lambda place: ["/bin/sh", "-c", f"{tar} | {ssh} {place.address} tar -C {DEST} -x"], count
             ),
         }
         return found
@@ -326,7 +326,9 @@ class Bench:
 
     def everywhere(self, argv: Callable[[Place], list[str]], count: int) -> Sample:
         """One process a node, all at once."""
-        return self.field.measure(lambda: [self.field.start(argv(one)) for one in self.field.places[:count]])
+        return self.field.measure(
+            lambda: [self.field.start(argv(place)) for place in self.field.places[:count]]
+        )
 
     # -- output, memory
 
@@ -354,10 +356,10 @@ class Bench:
             ways[f"clush, {setting}"] = self.tool(
                 "clush", lambda s=setting: counted(self.clush(count, s, quoted))
             )
-        for one in self.compared("lines", count, ways):
-            if one.samples:
-                one.note = f"{count * each / one.wall:,.0f} lines/s"
-            yield one
+        for measured in self.compared("lines", count, ways):
+            if measured.samples:
+                measured.note = f"{count * each / measured.wall:,.0f} lines/s"
+            yield measured
         held.unlink(missing_ok=True)
 
     def memory(self) -> Iterator[Measured]:
@@ -400,11 +402,11 @@ class Bench:
                 {place.name: {"host": place.address, "gateway": bastion} for place in f.places[:count]},
             )
             same = f.folder / "storm.yaml"
-            one = {
+            nodes = {
                 f"node{place + 1}": {"host": host, "port": OneDefaultSshd.PORT}
                 for place, host in enumerate(addresses)
             }
-            f.write_inventory(same, one)
+            f.write_inventory(same, nodes)
             for row, inventory in (("storm, one sshd", same), ("storm, one bastion", behind)):
                 argv = f.clusterctl("exec", "all", "--", "hostname", inventory=inventory)
                 ways: dict[str, Way | str] = {OURS: lambda a=argv: self.counted(f.run(a), count)}
@@ -437,9 +439,11 @@ class Bench:
                 # Until the nodes' daemons have counted what ended.
                 time.sleep(0.3)
                 servers.append(sum(place.cpu() for place in places) - before)
-            one = Measured("model", count, OURS, samples, note=f"nodes {statistics.median(servers):.2f} s")
-            self.points.append(Point(count, one.wall, one.cpu, statistics.median(servers)))
-            yield one
+            measured = Measured(
+                "model", count, OURS, samples, note=f"nodes {statistics.median(servers):.2f} s"
+            )
+            self.points.append(Point(count, measured.wall, measured.cpu, statistics.median(servers)))
+            yield measured
 
     # -- how
 
@@ -498,6 +502,6 @@ class Bench:
 
     def counted(self, sample: Sample, count: int) -> Sample:
         """With how many nodes said nothing: an answer is `label: hostname`, each label counted once."""
-        said = [line.split(b":") for line in sample.output.splitlines()]
-        answered = {words[0] for words in said if len(words) > 1 and words[-1].strip().startswith(b"node")}
+        lines = [line.split(b":") for line in sample.output.splitlines()]
+        answered = {words[0] for words in lines if len(words) > 1 and words[-1].strip().startswith(b"node")}
         return Sample(sample.wall, sample.cpu, count - len(answered), sample.output)

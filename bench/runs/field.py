@@ -133,11 +133,11 @@ def records(attempt: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(attempt.glob("ranks/*.json"))]
 
 
-def wait_for(what: str, truth: Callable[[], Any], limit: float = LIMIT) -> Any:
+def wait_for(awaited: str, truth: Callable[[], Any], limit: float = LIMIT) -> Any:
     """Wait for the first true answer and return it; raise TooLate if there is none."""
     deadline = time.monotonic() + limit
     while not (answer := truth()):
         if time.monotonic() > deadline:
-            raise TooLate(f"{what}: not within {limit:g} s")
+            raise TooLate(f"{awaited}: not within {limit:g} s")
         time.sleep(0.02)
     return answer

@@ -52,18 +52,18 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--every", type=float, default=60.0, help="seconds; one fault in each such interval")
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    chance = random.Random(asked.seed)
+    options = parser.parse_args()
+    chance = random.Random(options.seed)
     with ground() as laid:
         job = laid.job(restarts=10_000, save=SAVE)
         began = time.time()
         run = laid.launch(str(job))
         faults = []
-        for moment in moments(chance, asked.minutes * 60, asked.every):
+        for moment in moments(chance, options.minutes * 60, options.every):
             time.sleep(max(0.0, began + moment - time.time()))
             faults += strike(run, chance)
             print(f"{moment:7.0f} s  {faults[-1].kind}, {faults[-1].place}", file=sys.stderr, flush=True)
-        time.sleep(max(0.0, began + asked.minutes * 60 - time.time()))
+        time.sleep(max(0.0, began + options.minutes * 60 - time.time()))
         ended = time.time()
         metrics = json_lines(on_node(run, "node1") / "metrics.jsonl")
         restarts = sum(event["event"] == "restart" for event in run.event_lines())
@@ -88,7 +88,7 @@ def strike(run: RunDir, chance: random.Random) -> list[Fault]:
 
     def struck() -> list[Fault]:
         attempt = on_node(run, node) / "attempts" / str(run.read_record().attempt)
-        pids = {one["rank"]: one["pid"] for one in records(attempt) if one.get("state") == "running"}
+        pids = {entry["rank"]: entry["pid"] for entry in records(attempt) if entry.get("state") == "running"}
         supervisor: dict[str, Any] = read_json(str(attempt / "supervisor.json")) or {}
         if not pids or not supervisor:
             # Between two attempts.
@@ -123,7 +123,7 @@ def report(found: Goodput, faults: list[Fault], metrics: list[dict[str, Any]], r
     )
     for kind in KINDS:
         these = [fault for fault in faults if fault.kind == kind]
-        backs = [(back, one.when) for one in these if (back := recovered(metrics, one.when))]
+        backs = [(back, fault.when) for fault in these if (back := recovered(metrics, fault.when))]
         took = [back.new_step - when for back, when in backs]
         times = f"{statistics.median(took):>22.1f} s{max(took):>7.1f} s" if took else ""
         starts = f"{max(back.starts for back, _ in backs):>15}" if backs else ""

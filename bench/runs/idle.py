@@ -54,13 +54,13 @@ class Use:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="that each is looked at")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     fit = True
     with ground(nodes=1, devices=RANKS) as laid:
         for name, program in PROGRAMS.items():
-            print(f"{name}, {asked.seconds:g} s")
+            print(f"{name}, {options.seconds:g} s")
             print(f"  {'':<40}{'processes':>10}{'% of a core':>13}{'resident MB':>13}{'own MB':>9}")
-            costs = measure(laid, program, asked.seconds)
+            costs = measure(laid, program, options.seconds)
             for who, (share, use) in costs.items():
                 print(
                     f"  {who:<40}{use.count:>10}{share:>13.2f}{use.resident:>13.1f}{use.own:>9.1f}",
@@ -91,7 +91,7 @@ def kept(laid: Ground, run: RunDir) -> dict[str, set[int]]:
     """Return all processes that clusterctl keeps running for a run, except its ranks."""
     attempt = on_node(run, "node1") / "attempts" / "1"
     supervisor = int((read_json(str(attempt / "supervisor.json")) or {})["pid"])
-    ranks = {one["pid"] for one in records(attempt)}
+    ranks = {entry["pid"] for entry in records(attempt)}
     sshd = {node.pid for node in laid.made.status() if node.pid}
     watcher = below({supervisor}) - below(ranks) - {supervisor}
     controller = run.controller()

@@ -85,22 +85,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=5, help="of each tool")
     parser.add_argument("--stock", action="store_true", help="torchrun as it comes, too")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     turns: dict[str, list[Turn]] = {"clusterctl": [], "torchrun": []}
-    if asked.stock:
+    if options.stock:
         turns["torchrun, stock"] = []
     with ground() as laid:
         job = laid.job(restarts=100, save=SAVE)
         # From here on code and data are on the nodes and in the disk's cache.
         laid.stop(laid.launch(str(job)))
-        for number in range(asked.runs):
+        for number in range(options.runs):
             turns["clusterctl"].append(ours(laid, job))
             turns["torchrun"].append(theirs(laid, f"bench-{number}", OWN_STORE))
-            if asked.stock:
+            if options.stock:
                 turns["torchrun, stock"] += stock(laid, f"stock-{number}")
-            print(f"turn {number + 1} of {asked.runs}", file=sys.stderr, flush=True)
+            print(f"turn {number + 1} of {options.runs}", file=sys.stderr, flush=True)
     print(report(turns))
-    return int(middle([{"back": one.back} for one in turns["clusterctl"]])["back"] > MOST)
+    return int(middle([{"back": recovery.back} for recovery in turns["clusterctl"]])["back"] > MOST)
 
 
 def ours(laid: Ground, job: Path) -> Turn:
@@ -112,13 +112,13 @@ def ours(laid: Ground, job: Path) -> Turn:
     first = wait_for("the first step", lambda: first_step(json_lines(metrics)))
     wait_for("steps", lambda: len(steps_of(json_lines(metrics))) >= KILL_AT)
     attempts = [on_node(run, name) / "attempts" for name in ("node1", "node2")]
-    victim = next(one for one in records(attempts[1] / "1") if one["rank"] == VICTIM)
+    victim = next(entry for entry in records(attempts[1] / "1") if entry["rank"] == VICTIM)
     killed = kill(victim["pid"])
     back = wait_for("a new step", lambda: recovered(json_lines(metrics), killed))
-    ended = [one["ended"] for there in attempts for one in records(there / "1")]
-    started = [one["started"] for there in attempts for one in records(there / "2")]
-    restart = next(one["time"] for one in run.event_lines() if one["event"] == "restart")
-    own = next(one["ended"] for one in records(attempts[1] / "1") if one["rank"] == VICTIM)
+    ended = [entry["ended"] for node_attempts in attempts for entry in records(node_attempts / "1")]
+    started = [entry["started"] for node_attempts in attempts for entry in records(node_attempts / "2")]
+    restart = next(event["time"] for event in run.event_lines() if event["event"] == "restart")
+    own = next(entry["ended"] for entry in records(attempts[1] / "1") if entry["rank"] == VICTIM)
     moments = {"its death is known": own, "all ranks have ended": max(ended), "a restart is decided": restart,
                "the last new rank is started": max(started)}  # fmt: skip
     laid.stop(run)
@@ -177,21 +177,23 @@ def agents(laid: Ground, folder: Path, name: str, more: Mapping[str, str]) -> It
     argv += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", name]
     argv += ["--local-addr", "127.0.0.1", "--max-restarts", "100"]
     argv += ["-m", "trainer", "train", str(home / "train.json"), "--run-dir", str(folder)]
-    with (folder / "said.txt").open("wb") as said:
+    with (folder / "said.txt").open("wb") as output:
         both = [
-            subprocess.Popen(argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+            subprocess.Popen(
+                argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
             for _ in range(2)
         ]
     try:
         yield
     finally:
-        for one in both:
-            one.terminate()
-        for one in both:
+        for process in both:
+            process.terminate()
+        for process in both:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                one.wait(20)
-            one.kill()
-            one.wait()
+                process.wait(20)
+            process.kill()
+            process.wait()
         for pid in marked({"TORCHELASTIC_RUN_ID": name}):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -202,15 +204,15 @@ def report(turns: dict[str, list[Turn]]) -> str:
     turns = {tool: several for tool, several in turns.items() if several}
     lines = [f"{'seconds, medians':<44}" + "".join(f"{tool:>22}" for tool in turns) + f"{'ratio':>8}"]
     for name, field in (("launch to the first step", "first_step"), ("death to the next new step", "back")):
-        values = [sorted(getattr(one, field) for one in several) for several in turns.values()]
+        values = [sorted(getattr(turn, field) for turn in several) for several in turns.values()]
         lines.append(row(name, values))
-    parts = [middle([one.parts for one in several]) for several in turns.values()]
-    before = middle([one.before for one in turns["clusterctl"]])
+    parts = [middle([turn.parts for turn in several]) for several in turns.values()]
+    before = middle([turn.before for turn in turns["clusterctl"]])
     for name in parts[0]:
-        lines.append(row(f"  {name}", [[one.get(name, 0.0)] for one in parts]))
+        lines.append(row(f"  {name}", [[part_times.get(name, 0.0)] for part_times in parts]))
         if name == TO_BEGIN:
             lines += [row(f"    {part}", [[seconds]]) for part, seconds in before.items()]
-    starts = [sorted(float(one.starts) for one in several) for several in turns.values()]
+    starts = [sorted(float(turn.starts) for turn in several) for several in turns.values()]
     lines.append(row("starts of the ranks, one death", starts, "g"))
     return "\n".join(lines)
 

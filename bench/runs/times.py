@@ -12,12 +12,12 @@ Metrics = Sequence[Mapping[str, Any]]
 
 
 def steps_of(metrics: Metrics) -> list[Mapping[str, Any]]:
-    return [one for one in metrics if one["event"] == "step"]
+    return [record for record in metrics if record["event"] == "step"]
 
 
 def first_step(metrics: Metrics) -> float | None:
     """Return when the first step was done."""
-    return next((float(one["time"]) for one in steps_of(metrics)), None)
+    return next((float(record["time"]) for record in steps_of(metrics)), None)
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Return:
 def recovered(metrics: Metrics, killed: float) -> Return | None:
     """Return how a training recovered from a kill; None if it has not yet. Repeated steps are not new
     steps."""
-    places = [i for i, one in enumerate(metrics) if one["event"] == "start" and one["time"] > killed]
+    places = [i for i, record in enumerate(metrics) if record["event"] == "start" and record["time"] > killed]
     if not places:
         return None
-    reached = max((one["step"] for one in steps_of(metrics[: places[0]])), default=0)
+    reached = max((record["step"] for record in steps_of(metrics[: places[0]])), default=0)
     starts, last = 0, metrics[places[0]]
-    for one in metrics[places[0] :]:
-        if one["event"] == "start":
-            starts, last = starts + 1, one
-        elif one["event"] == "step" and one["step"] > reached:
+    for record in metrics[places[0] :]:
+        if record["event"] == "start":
+            starts, last = starts + 1, record
+        elif record["event"] == "step" and record["step"] > reached:
             parts = {name: float(seconds) for name, seconds in last["startup"].items()}
-            return Return(float(one["time"]), float(last["time"]) - sum(parts.values()), parts, starts)
+            return Return(float(record["time"]), float(last["time"]) - sum(parts.values()), parts, starts)
     return None
 
 
@@ -61,8 +61,8 @@ def durations(began: float, moments: Mapping[str, float]) -> dict[str, float]:
 
 def middle(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the median of each part over several turns, in the order of the first turn."""
-    names = [name for name in several[0] if all(name in one for one in several)] if several else []
-    return {name: statistics.median(one[name] for one in several) for name in names}
+    names = [name for name in several[0] if all(name in turn for turn in several)] if several else []
+    return {name: statistics.median(turn[name] for turn in several) for name in names}
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ class Goodput:
 
 def goodput(metrics: Metrics, began: float, ended: float) -> Goodput:
     """Return how the time from `began` to `ended` was spent."""
-    inside = [one for one in metrics if began <= one["time"] <= ended]
+    inside = [record for record in metrics if began <= record["time"] <= ended]
     last: dict[int, float] = {}
     whole = 0.0
-    for one in steps_of(inside):
-        last[one["step"]] = float(one["step_seconds"])
-        whole += float(one["step_seconds"])
+    for record in steps_of(inside):
+        last[record["step"]] = float(record["step_seconds"])
+        whole += float(record["step_seconds"])
     counted = sum(last.values())
-    saving = sum(float(one["seconds"]) for one in inside if one["event"] == "checkpoint")
+    saving = sum(float(record["seconds"]) for record in inside if record["event"] == "checkpoint")
     return Goodput(ended - began, counted, whole - counted, saving, len(last))

@@ -92,46 +92,48 @@ def flops_a_token(model: ModelConfig) -> float:
     return 6.0 * model.parameters() + 12.0 * model.layers * model.hidden * model.sequence
 
 
-def measure(name: str, asked: argparse.Namespace) -> Answer:
+def measure(name: str, options: argparse.Namespace) -> Answer:
     """One row: every subject's figures."""
     tuned, work = name.endswith("-tuned"), WORKS[name.removesuffix("-tuned")]
     subjects = together() if work.ranks > 1 else alone(tuned)
-    subjects = [one for one in subjects if not asked.only or one.kind in asked.only]
-    until = time.monotonic() + asked.seconds
+    subjects = [subject for subject in subjects if not options.only or subject.kind in options.only]
+    until = time.monotonic() + options.seconds
     with scratch() as folder:
-        field = Field(folder, work, asked.peers, threads=1 if asked.cpu else 0)
+        field = Field(folder, work, options.peers, threads=1 if options.cpu else 0)
         try:
-            there = start_all(field, subjects, say)
-            take_turns(there, until, LEAST)
+            started = start_all(field, subjects, say)
+            take_turns(started, until, LEAST)
         finally:
             for subject in subjects:
                 subject.end()
-        return answer(name, field, subjects, "cpu" if asked.cpu else "seconds")
+        return answer(name, field, subjects, "cpu" if options.cpu else "seconds")
 
 
 def answer(name: str, field: Field, subjects: list[Subject], clock: str) -> Answer:
-    rates = next((one for one in subjects if one.kind == "products" and one.steps), None)
+    rates = next(
+        (candidate for candidate in subjects if candidate.kind == "products" and candidate.steps), None
+    )
     rate = {key: rates.median(key) for key in ("square", "step")} if rates else {}
     each = flops_a_token(field.config.model)
     found = []
-    for one in subjects:
-        if one.gone or one.kind == "products":
-            found += [{"subject": one.name, "missing": one.gone}] if one.gone else []
+    for subject in subjects:
+        if subject.gone or subject.kind == "products":
+            found += [{"subject": subject.name, "missing": subject.gone}] if subject.gone else []
             continue
-        seconds = one.median(clock)
+        seconds = subject.median(clock)
         found.append(
             {
-                "subject": one.name,
-                "tuned": one.tuned,
+                "subject": subject.name,
+                "tuned": subject.tuned,
                 "tokens_per_second": field.tokens / seconds,
                 "step_seconds": seconds,
-                "spread": [min(s[clock] for s in one.steps), max(s[clock] for s in one.steps)],
-                "cpu_seconds": one.median("cpu"),
-                "first_step_seconds": one.first,
+                "spread": [min(s[clock] for s in subject.steps), max(s[clock] for s in subject.steps)],
+                "cpu_seconds": subject.median("cpu"),
+                "first_step_seconds": subject.first,
                 "flops": each * field.tokens / seconds,
-                "memory": one.memory,
-                "peak": max(s["peak"] for s in one.steps),
-                "steps": len(one.steps),
+                "memory": subject.memory,
+                "peak": max(s["peak"] for s in subject.steps),
+                "steps": len(subject.steps),
             }
         )
     about = {"row": name, "clock": clock, "rates": rate, "flops_a_token": each, "threads": field.threads}
@@ -140,7 +142,7 @@ def answer(name: str, field: Field, subjects: list[Subject], clock: str) -> Answ
 
 def table(found: Answer) -> str:
     """A row as text; `of` is a subject's tokens/s in those of the first."""
-    there = [one for one in found["subjects"] if "missing" not in one]
+    measured = [subject for subject in found["subjects"] if "missing" not in subject]
     each = f"{found['flops_a_token'] / 1e6:.0f} MFLOP a token (PaLM)"
     clock = ", processor time" if found["clock"] == "cpu" else ""
     lines = [f"{found['row']}: {found['threads']} threads a rank{clock}, {each}"]
@@ -151,15 +153,15 @@ def table(found: Answer) -> str:
     head = f"  {'':<30}{'tokens/s':>10}{'ms/step':>9}{'(least-most)':>15}{'CPU s':>7}{'first, s':>9}"
     head += f"{'GB':>6}{'GFLOP/s':>9}{'of squares':>11}{'of step':>9}{'ours is':>9}"
     lines.append(head)
-    ours = next((one for one in there if is_ours(one)), None)
-    for one in there:
-        low, high = (1000 * each for each in one["spread"])
-        text = f"  {one['subject']:<30}{one['tokens_per_second']:>10.0f}{1000 * one['step_seconds']:>9.0f}"
-        text += f"{f'{low:.0f}-{high:.0f}':>15}{one['cpu_seconds']:>7.2f}{one['first_step_seconds']:>9.1f}"
-        text += f"{one['memory'] / 1e9:>6.2f}{one['flops'] / 1e9:>9.0f}"
+    ours = next((subject for subject in measured if is_ours(subject)), None)
+    for subject in measured:
+        low, high = (1000 * each for each in subject["spread"])
+        text = f"  {subject['subject']:<30}{subject['tokens_per_second']:>10.0f}{1000 * subject['step_seconds']:>9.0f}"
+        text += f"{f'{low:.0f}-{high:.0f}':>15}{subject['cpu_seconds']:>7.2f}{subject['first_step_seconds']:>9.1f}"
+        text += f"{subject['memory'] / 1e9:>6.2f}{subject['flops'] / 1e9:>9.0f}"
         for key in ("square", "step"):
-            text += f"{one['flops'] / rates[key]:>10.0%} " if rates else f"{'':>10} "
-        text += f"{ours['tokens_per_second'] / one['tokens_per_second']:>7.2f}x" if ours else ""
+            text += f"{subject['flops'] / rates[key]:>10.0%} " if rates else f"{'':>10} "
+        text += f"{ours['tokens_per_second'] / subject['tokens_per_second']:>7.2f}x" if ours else ""
         lines.append(text)
     return "\n".join(lines + not_there(found) + verdicts(found))
 
@@ -191,7 +193,11 @@ MEMORY = 0.8
 
 def verdicts(found: Answer) -> list[str]:
     """Each target of a row, and what was reached."""
-    rate = {one["subject"]: one["tokens_per_second"] for one in found["subjects"] if "missing" not in one}
+    rate = {
+        subject["subject"]: subject["tokens_per_second"]
+        for subject in found["subjects"]
+        if "missing" not in subject
+    }
     lines = []
     for target in TARGETS.get(found["row"], ()):
         if target.subject in rate and target.other in rate:
@@ -203,34 +209,34 @@ def verdicts(found: Answer) -> list[str]:
     return lines
 
 
-def verdict(what: str, reached: float, least: float) -> str:
-    return f"  {what}: {reached:.2f}, at least {least:.2f} wanted{'' if reached >= least else ': MISSED'}"
+def verdict(target: str, reached: float, least: float) -> str:
+    return f"  {target}: {reached:.2f}, at least {least:.2f} wanted{'' if reached >= least else ': MISSED'}"
 
 
-def is_ours(one: Answer) -> bool:
-    return str(one["subject"]).startswith("clusterctl")
+def is_ours(subject: Answer) -> bool:
+    return str(subject["subject"]).startswith("clusterctl")
 
 
 def not_there(found: Answer) -> list[str]:
-    missing = [one for one in found["subjects"] if "missing" in one]
-    return [f"  {one['subject']:<30}not measured: {one['missing']}" for one in missing]
+    missing = [subject for subject in found["subjects"] if "missing" in subject]
+    return [f"  {subject['subject']:<30}not measured: {subject['missing']}" for subject in missing]
 
 
-def speed(name: str, asked: argparse.Namespace) -> tuple[Answer, str]:
-    found = measure(name, asked)
+def speed(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
+    found = measure(name, options)
     return found, table(found)
 
 
-def gpu(name: str, asked: argparse.Namespace) -> tuple[Answer, str]:
+def gpu(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
     """As on a CPU, where there is a CUDA device."""
     ask = "import torch; print(torch.cuda.is_available())"
-    told = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
-    if told.stdout.strip() == "True":
-        return speed(name, asked)
+    answered = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    if answered.stdout.strip() == "True":
+        return speed(name, options)
     return {"row": name, "missing": "no CUDA device"}, f"{name}: not measured: torch sees no CUDA device here"
 
 
-def memory(name: str, asked: argparse.Namespace) -> tuple[Answer, str]:
+def memory(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
     """Peak memory of steps, one subject after another; it holds on a busy machine."""
     subjects = [
         Subject("clusterctl", "ours", tuned=True),
@@ -241,34 +247,38 @@ def memory(name: str, asked: argparse.Namespace) -> tuple[Answer, str]:
         Subject("Hugging Face", "huggingface", tuned=False, peer=True),
     ]
     with scratch() as folder:
-        field = Field(folder, WORKS["124m-bf16"], asked.peers)
-        for subject in [one for one in subjects if not asked.only or one.kind in asked.only]:
+        field = Field(folder, WORKS["124m-bf16"], options.peers)
+        for subject in [
+            candidate for candidate in subjects if not options.only or candidate.kind in options.only
+        ]:
             try:
                 take_turns(start_all(field, [subject], say), 0.0, LEAST)
             finally:
                 subject.end()
-        found = answer(name, field, [one for one in subjects if one.steps or one.gone], "seconds")
+        found = answer(
+            name, field, [candidate for candidate in subjects if candidate.steps or candidate.gone], "seconds"
+        )
     return found, memory_table(found)
 
 
 def memory_table(found: Answer) -> str:
     lines = ["memory: 124M, bf16, highest resident memory of steps after a warm-up, GB"]
-    there = [one for one in found["subjects"] if "missing" not in one]
+    measured = [subject for subject in found["subjects"] if "missing" not in subject]
     lines.append(f"  {'':<26}{'less libraries':>15}{'whole':>8}{'ours is':>9}")
-    for one in there:
-        of = there[0]["memory"] / one["memory"]
+    for subject in measured:
+        of = measured[0]["memory"] / subject["memory"]
         lines.append(
-            f"  {one['subject']:<26}{one['memory'] / 1e9:>15.2f}{one['peak'] / 1e9:>8.2f}{of:>8.2f}x"
+            f"  {subject['subject']:<26}{subject['memory'] / 1e9:>15.2f}{subject['peak'] / 1e9:>8.2f}{of:>8.2f}x"
         )
-    compiled = next((one for one in there if one["subject"] == COMPILE), None)
+    compiled = next((subject for subject in measured if subject["subject"] == COMPILE), None)
     if compiled:
-        reached = there[0]["memory"] / compiled["memory"]
+        reached = measured[0]["memory"] / compiled["memory"]
         missed = "" if reached <= MEMORY else ": MISSED"
         lines.append(f"  of torch.compile's: {reached:.2f}, at most {MEMORY} wanted{missed}")
     return "\n".join(lines + not_there(found))
 
 
-def losses(name: str, asked: argparse.Namespace) -> tuple[Answer, str]:
+def losses(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
     from bench.train.losses import losses_row, losses_table
 
     with scratch() as folder:
@@ -276,7 +286,7 @@ def losses(name: str, asked: argparse.Namespace) -> tuple[Answer, str]:
     return found, losses_table(found)
 
 
-def start(name: str, asked: argparse.Namespace) -> tuple[Answer, str]:
+def start(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
     from bench.train.start import TURNS, start_row, start_table
 
     found = start_row(TURNS, say)
@@ -332,21 +342,27 @@ def main() -> int:
         "--only", action="append", default=[], choices=KINDS, help="these subjects; again for more"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything that was measured")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     # So that subjects and folders go too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
-    unknown = [name for name in asked.rows if name not in ROWS]
+    unknown = [name for name in options.rows if name not in ROWS]
     if unknown:
         parser.error(f"there is no row {', '.join(unknown)}; rows are {', '.join(ROWS)}")
     found = []
-    for name in asked.rows or DEFAULT:
+    for name in options.rows or DEFAULT:
         say(name)
-        one, text = ROWS[name](name, asked)
-        found.append(one)
+        answered, text = ROWS[name](name, options)
+        found.append(answered)
         print(f"{text}\n", flush=True)
-        if asked.json:
-            asked.json.write_text(json.dumps(found, indent=2))
-    return int(any(is_ours(one) and "missing" in one for row in found for one in row.get("subjects", ())))
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=2))
+    return int(
+        any(
+            is_ours(answered) and "missing" in answered
+            for row in found
+            for answered in row.get("subjects", ())
+        )
+    )
 
 
 if __name__ == "__main__":

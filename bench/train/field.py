@@ -88,7 +88,10 @@ class Subject:
             answers.append(json.loads(line))
         if "missing" in answers[0]:
             raise Gone(answers[0]["missing"])
-        most = {key: max(one[key] for one in answers) for key in ("seconds", "cpu", "base", "peak")}
+        most = {
+            key: max(rank_answer[key] for rank_answer in answers)
+            for key in ("seconds", "cpu", "base", "peak")
+        }
         return {**answers[0], **most}
 
     def step(self) -> dict[str, Any]:
@@ -108,12 +111,12 @@ class Subject:
         self.processes.clear()
 
     def median(self, key: str) -> float:
-        return statistics.median(one[key] for one in self.steps)
+        return statistics.median(step[key] for step in self.steps)
 
     @property
     def memory(self) -> float:
         """Bytes at the highest, less the libraries'."""
-        return max(one["peak"] - one["base"] for one in self.steps)
+        return max(step["peak"] - step["base"] for step in self.steps)
 
 
 class Field:
@@ -166,9 +169,9 @@ class Field:
         argv += ["-m", "bench.train.subject", str(spec)]
         shared = {**self._environment(subject), "PYTHONPATH": str(ROOT)}
         began = time.monotonic()
-        said = self.folder / f"{spec.stem}.log"
+        log_file = self.folder / f"{spec.stem}.log"
         try:
-            with said.open("wb") as log:
+            with log_file.open("wb") as log:
                 for rank in range(self.work.ranks):
                     env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                     subject.processes.append(
@@ -179,7 +182,7 @@ class Field:
             raise Gone(f"{argv[0]}: {error.strerror}") from None
         except Gone as gone:
             raise Gone(
-                "; ".join([str(gone), *said.read_text(errors="replace").strip().splitlines()[-1:]])
+                "; ".join([str(gone), *log_file.read_text(errors="replace").strip().splitlines()[-1:]])
             ) from None
         subject.first = time.monotonic() - began
         return first
@@ -257,7 +260,7 @@ def write_batches(config: TrainConfig, folder: Path) -> Path:
 
 def start_all(ground: Field, subjects: Sequence[Subject], tell: Any) -> list[Subject]:
     """Those that could be started, each with its warm-up done; the others know why not."""
-    there = []
+    started = []
     for subject in subjects:
         tell(f"{subject.name}: starts")
         try:
@@ -265,11 +268,11 @@ def start_all(ground: Field, subjects: Sequence[Subject], tell: Any) -> list[Sub
             for _ in range(WARM_STEPS - 1):
                 subject.step()
             subject.say("reset")
-            there.append(subject)
+            started.append(subject)
         except Gone as gone:
             subject.gone = str(gone)
             subject.end()
-    return there
+    return started
 
 
 def take_turns(subjects: Sequence[Subject], until: float, least: int) -> None:
@@ -277,13 +280,13 @@ def take_turns(subjects: Sequence[Subject], until: float, least: int) -> None:
 
     One that ends (for want of memory, say) is told as missing; the others go on.
     """
-    rounds, there = 0, list(subjects)
-    while there and (rounds < least or time.monotonic() < until):
-        for subject in list(there if rounds % 2 == 0 else reversed(there)):
+    rounds, active = 0, list(subjects)
+    while active and (rounds < least or time.monotonic() < until):
+        for subject in list(active if rounds % 2 == 0 else reversed(active)):
             try:
                 subject.steps.append(subject.step())
             except Gone as gone:
                 subject.gone = str(gone)
                 subject.end()
-                there.remove(subject)
+                active.remove(subject)
         rounds += 1

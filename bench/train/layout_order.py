@@ -101,11 +101,13 @@ def _seconds(work: Any, times: int) -> float:
 
 def machine(ranks: int, precision: str) -> Machine:
     with tempfile.TemporaryDirectory() as folder:
-        said = run(
+        outputs = run(
             [sys.executable, "-m", "bench.train.layout_order", "--rank", precision], ranks, Path(folder)
         )
-    told = [Machine(**json.loads(text.splitlines()[-1])) for text in said]
-    return Machine(*(statistics.median(getattr(one, name) for one in told) for name in asdict(told[0])))
+    results = [Machine(**json.loads(text.splitlines()[-1])) for text in outputs]
+    return Machine(
+        *(statistics.median(getattr(result, name) for result in results) for name in asdict(results[0]))
+    )
 
 
 def layouts(ranks: int, precision: str, hardware: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -124,7 +126,7 @@ def layouts(ranks: int, precision: str, hardware: dict[str, Any]) -> Iterator[tu
         parallel = {key: value or ranks for key, value in given.get("parallel", {}).items()}
         part = {**base, **given, "parallel": parallel}
         found = plan_config({**part, "data": {"prefix": "x"}}, ranks)
-        if not found.faults and parallel not in [one for one in seen if one]:
+        if not found.faults and parallel not in [layout for layout in seen if layout]:
             seen.append(parallel)
             yield name, part
 

@@ -181,10 +181,10 @@ class Measure:
         return wrong if half.files == whole.files else [*wrong, "another checkpoint after a resume"]
 
 
-def _apart(one: Sequence[float], other: Sequence[float]) -> float:
-    if len(one) != len(other):
+def _apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    if len(ours) != len(theirs):
         return float("inf")
-    return max(abs(a - b) / b for a, b in zip(one, other, strict=True))
+    return max(abs(a - b) / b for a, b in zip(ours, theirs, strict=True))
 
 
 def measure(server: Server, options: argparse.Namespace, prefix: Path) -> bool:

@@ -114,8 +114,8 @@ def norm_errors(folder: Path, corpus: Path, step: int) -> dict[str, float]:
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
     after = field.folder / CHECKPOINT_DIR / f"step-{step + 1:08d}"
     argv = [sys.executable, "-m", "bench.train.losses", str(before), str(after), str(file)]
-    told = subprocess.run(argv, check=True, stdout=subprocess.PIPE, cwd=ROOT, text=True)
-    errors: dict[str, float] = json.loads(told.stdout)
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    errors: dict[str, float] = json.loads(done.stdout)
     return errors
 
 
@@ -156,14 +156,14 @@ def compare_norms(before: Path, after: Path, train_file: Path) -> dict[str, floa
         "eager, all of it in bf16": gradients(torch.bfloat16, False),
     }
     found = {"clusterctl, bf16": flat(ours)}
-    found |= {name: flat([there[norm] for norm in norms]) for name, there in others.items()}
-    return {name: float((one - whole).norm() / whole.norm()) for name, one in found.items()}
+    found |= {name: flat([gradients[norm] for norm in norms]) for name, gradients in others.items()}
+    return {name: float((gradient - whole).norm() / whole.norm()) for name, gradient in found.items()}
 
 
 def flat(tensors: Sequence[Any]) -> Any:
     import torch
 
-    return torch.cat([one.flatten() for one in tensors])
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 def smooth(values: Sequence[float]) -> list[float]:
@@ -175,8 +175,8 @@ def differences(losses: Mapping[str, Sequence[float]]) -> dict[str, list[float]]
     """Return for every other run its smoothed loss minus the reference's."""
     plain = losses[REFERENCE.name]
     return {
-        name: smooth([a - b for a, b in zip(one, plain, strict=True)])
-        for name, one in losses.items()
+        name: smooth([a - b for a, b in zip(values, plain, strict=True)])
+        for name, values in losses.items()
         if name != REFERENCE.name
     }
 
@@ -192,9 +192,9 @@ def losses_table(found: Mapping[str, Any]) -> str:
     lines.append(f"  {'up to step':<26}" + "".join(f"{(i + 1) * WINDOW:>8}" for i in at) + f"{'largest':>9}")
     plain = smooth(losses[REFERENCE.name])
     lines.append(f"  {REFERENCE.name:<26}" + "".join(f"{plain[i]:>8.3f}" for i in at))
-    for name, one in apart.items():
-        text = "".join(f"{1000 * one[i]:>+8.2f}" for i in at)
-        lines.append(f"  {name:<26}{text}{1000 * max(map(abs, one)):>9.2f}")
+    for name, difference in apart.items():
+        text = "".join(f"{1000 * difference[i]:>+8.2f}" for i in at)
+        lines.append(f"  {name:<26}{text}{1000 * max(map(abs, difference)):>9.2f}")
     band = max(max(map(abs, apart[run.name])) for run in AUTOCASTS)
     own = max(map(abs, apart[OURS.name]))
     lines.append(f"  ours in bf16 {'lies in' if own <= band else 'LEAVES'} the band of the autocast runs")
@@ -202,7 +202,7 @@ def losses_table(found: Mapping[str, Any]) -> str:
     lines.append("  error of layer norms' gradients, relative to fp64, at our weights")
     lines.append(f"  {'after step':<26}" + "".join(f"{step:>10}" for step in errors))
     for name in next(iter(errors.values())):
-        lines.append(f"  {name:<26}" + "".join(f"{one[name]:>10.1e}" for one in errors.values()))
+        lines.append(f"  {name:<26}" + "".join(f"{error_row[name]:>10.1e}" for error_row in errors.values()))
     return "\n".join(lines)
 
 

@@ -113,8 +113,8 @@ def measure(ranks: int, train: dict[str, Any], tuned: bool) -> int:
         folder = Path(name)
         argv = [sys.executable, "-m", "bench.train.memory", "--rank", str(write_config(folder, train))]
         os.environ.update({} if tuned else {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)})
-        said = run(argv, ranks, folder, tuned)
-    return max(int(text.rsplit("took ", 1)[1]) for text in said)
+        outputs = run(argv, ranks, folder, tuned)
+    return max(int(text.rsplit("took ", 1)[1]) for text in outputs)
 
 
 def rows(only: str, tuned: bool) -> Iterator[Row]:

@@ -77,7 +77,7 @@ def of_weights(op: str, backend: str, both: list, repeat: int, clock: Callable[[
     for dtype in (torch.float32, torch.bfloat16):
         held, averages, squares = ([torch.rand(1 << 20) for _ in range(WEIGHTS)] for _ in range(3))
         gradients = [torch.rand(1 << 20).to(dtype) for _ in held]
-        lowered = [None if dtype == torch.float32 else one.to(dtype) for one in held]
+        lowered = [None if dtype == torch.float32 else tensor.to(dtype) for tensor in held]
         numbers = ([0.1] * WEIGHTS, 10, 1e-4, (0.9, 0.95), 1e-8)
         given = (
             (gradients,) if op == "square_sum" else (held, gradients, averages, squares, lowered, *numbers)

@@ -117,8 +117,8 @@ class Server:
         return codes
 
     def _last_words(self, codes: list[int]) -> str:
-        said = [(self.folder / f"rank-{rank}.err").read_text().strip() for rank in range(len(codes))]
-        first = next((words for words in said if words), "nothing was said")
+        logs = [(self.folder / f"rank-{rank}.err").read_text().strip() for rank in range(len(codes))]
+        first = next((words for words in logs if words), "nothing was said")
         return f"ranks ended with {codes}: {first.splitlines()[-1]}"
 
     def end(self) -> None:

@@ -65,7 +65,7 @@ def torchrun(laid: Ground, name: str) -> tuple[float, dict[str, float]]:
 def first(metrics: Path) -> tuple[float, dict[str, float]]:
     """Return when the first step was done, and the parts of rank 0's start."""
     done = wait_for("the first step", lambda: first_step(json_lines(metrics)))
-    start = next(one for one in json_lines(metrics) if one["event"] == "start")
+    start = next(record for record in json_lines(metrics) if record["event"] == "start")
     return done, dict(start["startup"])
 
 

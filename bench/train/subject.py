@@ -113,9 +113,9 @@ def ours(spec: dict[str, Any], gate: Gate) -> None:
 def last_loss(metrics: Path) -> float | None:
     """Return the loss of the newest step."""
     for line in reversed(metrics.read_bytes().splitlines()):
-        one = json.loads(line)
-        if one["event"] == "step":
-            return float(one["loss"])
+        record = json.loads(line)
+        if record["event"] == "step":
+            return float(record["loss"])
     return None
 
 
@@ -134,10 +134,10 @@ def peer(spec: dict[str, Any], gate: Gate) -> None:
     if spec["subject"] == "compile":
         torch.compile(torch.nn.Linear(8, 8))(torch.ones(2, 8)).sum().backward()
     gate.loaded()
-    one = peers.build(spec["subject"], spec["work"])
+    built = peers.build(spec["subject"], spec["work"])
     if "nudge" in spec:
-        take_weights(one.model, spec)
-    take_steps(one, spec, gate)
+        take_weights(built.model, spec)
+    take_steps(built, spec, gate)
 
 
 def take_weights(model: Any, spec: dict[str, Any]) -> None:
@@ -165,7 +165,9 @@ def loop(spec: dict[str, Any], gate: Gate) -> None:
     torch.manual_seed(work["seed"])
     model = own_model(spec) if spec["subject"] == "loop" else MODELS["eager"](work["model"])
     take_steps(
-        Peer(model, work, lambda one: DistributedDataParallel(one, gradient_as_bucket_view=True)), spec, gate
+        Peer(model, work, lambda wrapped: DistributedDataParallel(wrapped, gradient_as_bucket_view=True)),
+        spec,
+        gate,
     )
 
 
@@ -190,7 +192,7 @@ def own_model(spec: dict[str, Any]) -> Any:
     return Own()
 
 
-def take_steps(one: Any, spec: dict[str, Any], gate: Gate) -> None:
+def take_steps(subject: Any, spec: dict[str, Any], gate: Gate) -> None:
     """Take steps over this rank's part of the batches until the parent stops."""
     import numpy as np
     import torch
@@ -201,7 +203,7 @@ def take_steps(one: Any, spec: dict[str, Any], gate: Gate) -> None:
     step = 0
     while True:
         mine = batches[step % len(batches), rank * part : (rank + 1) * part]
-        loss = one.step(torch.from_numpy(mine.astype(np.int64)))
+        loss = subject.step(torch.from_numpy(mine.astype(np.int64)))
         gate.step_done(loss)
         step += 1
 
@@ -237,13 +239,13 @@ def products(spec: dict[str, Any], gate: Gate) -> None:
         return (clock() - began) / repeat
 
     size = spec["square"]
-    one, two = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
-    F.linear(one, two)
+    left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
+    F.linear(left, right)
     while True:
         wait()
         began = clock()
         for _ in range(5):
-            F.linear(one, two)
+            F.linear(left, right)
         wait()
         square = 5 * 2 * size**3 / (clock() - began)
         seconds = model["layers"] * sum(triple(*shape, 2) for shape in layer) + triple(
