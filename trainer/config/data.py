@@ -86,8 +86,8 @@ def listed_sources(raw: Any) -> Any:
     if not isinstance(raw, Mapping):
         return raw
 
-    def mapping(one: object) -> object:
-        return {"prefix": one} if isinstance(one, str) else one
+    def mapping(source: object) -> object:
+        return {"prefix": source} if isinstance(source, str) else source
 
     changed = dict(raw)
     for key in ("blend", "train", "valid"):
@@ -95,7 +95,7 @@ def listed_sources(raw: Any) -> Any:
         if isinstance(given, (str, Mapping)):
             changed[key] = [mapping(given)]
         elif isinstance(given, (list, tuple)):
-            changed[key] = [mapping(one) for one in given]
+            changed[key] = [mapping(source) for source in given]
     return changed
 
 
@@ -106,8 +106,8 @@ def data_faults(data: DataConfig, raw: object, evaluates: bool) -> list[Fault]:
     given = [key for key in ("prefix", "blend", "train") if raw.get(key)]
     faults = []
     if not given:
-        what, remedy = "missing", "add `prefix:`, or `blend:`, or `train:` and `valid:`"
-        faults.append(Fault("train.data.prefix", what, remedy))
+        problem, remedy = "missing", "add `prefix:`, or `blend:`, or `train:` and `valid:`"
+        faults.append(Fault("train.data.prefix", problem, remedy))
     elif len(given) > 1:
         faults.append(Fault(f"train.data.{given[1]}", f"is given beside `{given[0]}`", "keep one of them"))
     if data.train and not data.valid and evaluates:
@@ -116,8 +116,8 @@ def data_faults(data: DataConfig, raw: object, evaluates: bool) -> list[Fault]:
     if data.valid and not data.train:
         faults.append(Fault("train.data.train", "missing beside `valid`", "add `train:`"))
     if data.needs_eod and data.eod is None and not data.tokenizer:
-        what = "missing: mask_eod_loss, reset_positions and reset_attention need to know it"
-        faults.append(Fault("train.data.eod", what, "add `eod:`, or `tokenizer:`, which says it"))
+        problem = "missing: mask_eod_loss, reset_positions and reset_attention need to know it"
+        faults.append(Fault("train.data.eod", problem, "add `eod:`, or `tokenizer:`, which says it"))
     for key in ("blend", "train", "valid"):
         faults += _weight_faults(f"train.data.{key}", getattr(data, key))
     try:
@@ -131,8 +131,8 @@ def _weight_faults(key: str, sources: tuple[Source, ...]) -> list[Fault]:
     without = [i for i, source in enumerate(sources) if source.weight is None]
     faults = []
     if without and len(without) < len(sources):
-        what = f"has no weight, and {len(sources) - len(without)} of its neighbours have one"
-        faults.append(Fault(f"{key}[{without[0]}]", what, "weigh all of them, or none"))
+        problem = f"has no weight, and {len(sources) - len(without)} of its neighbours have one"
+        faults.append(Fault(f"{key}[{without[0]}]", problem, "weigh all of them, or none"))
     if len(sources) > MOST_CORPORA:
         faults.append(Fault(key, f"names {len(sources)} corpora; at most {MOST_CORPORA} can be told apart"))
     return faults

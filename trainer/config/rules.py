@@ -22,10 +22,10 @@ def layout_of(config: TrainConfig, world: int) -> tuple[Layout, list[Fault]]:
     tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
     if world % (tensor * pipeline) == 0:
         return Layout.of(world, tensor, pipeline), []
-    what = f"{world} ranks do not divide by tensor {tensor} x pipeline {pipeline}"
+    problem = f"{world} ranks do not divide by tensor {tensor} x pipeline {pipeline}"
     fitting = [n for n in range(1, world + 1) if world % n == 0]
     remedy = f"tensor x pipeline must divide {world}: {', '.join(map(str, fitting[:8]))}"
-    return Layout(1, tensor, pipeline), [Fault("train.parallel", what, remedy)]
+    return Layout(1, tensor, pipeline), [Fault("train.parallel", problem, remedy)]
 
 
 def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = ()) -> list[Fault]:
@@ -64,11 +64,11 @@ def model_faults(model: ModelConfig) -> Iterator[Fault]:
     if model.hidden % model.heads:
         fitting = [heads for heads in range(1, model.hidden + 1) if model.hidden % heads == 0]
         best = min(fitting, key=lambda heads: abs(heads - model.heads))
-        what = f"hidden {model.hidden} does not divide by {model.heads} heads"
-        yield Fault("train.model.heads", what, f"use {best}")
+        problem = f"hidden {model.hidden} does not divide by {model.heads} heads"
+        yield Fault("train.model.heads", problem, f"use {best}")
     if model.heads % model.groups:
-        what = f"{model.heads} heads do not divide by {model.groups} groups"
-        yield Fault("train.model.query_groups", what, "use a divisor of heads, or 0")
+        problem = f"{model.heads} heads do not divide by {model.groups} groups"
+        yield Fault("train.model.query_groups", problem, "use a divisor of heads, or 0")
     if model.rotary and model.kind == "glm":
         yield Fault("train.model.rotary", "GLM's two rows of positions are learned", "leave rotary out")
     if model.rotary and model.head_size % 2:
@@ -76,14 +76,14 @@ def model_faults(model: ModelConfig) -> Iterator[Fault]:
     if model.swiglu and model.kind == "glm":
         yield Fault("train.model.swiglu", "GLM's feed-forward part is a GELU", "leave swiglu out")
     if 0 < model.positions < model.sequence and not model.rotary:
-        what = f"{model.positions} positions are fewer than a sample's {model.sequence} tokens"
-        yield Fault("train.model.positions", what, f"use {model.sequence} or more, or 0")
+        problem = f"{model.positions} positions are fewer than a sample's {model.sequence} tokens"
+        yield Fault("train.model.positions", problem, f"use {model.sequence} or more, or 0")
 
 
 def _engine_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     if config.zero >= 2 and layout.pipeline > 1 and config.engine == "deepspeed":
-        what = f"is {config.zero}: DeepSpeed's pipeline does 0 and 1 only"
-        yield Fault("train.zero", what, "use zero: 1, or engine: torch, or no pipeline")
+        problem = f"is {config.zero}: DeepSpeed's pipeline does 0 and 1 only"
+        yield Fault("train.zero", problem, "use zero: 1, or engine: torch, or no pipeline")
     if config.offload and config.zero == 0 and config.engine == "deepspeed":
         yield Fault("train.offload", "DeepSpeed moves only a divided optimizer off the device", "use zero: 1")
 
@@ -94,14 +94,14 @@ def _tensor_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     for name, value in shares.items():
         if value % tensor and not (name == "query_groups" and value == model.heads):
             fitting = [n for n in range(1, tensor + 1) if value % n == 0]
-            what = f"{tensor} ranks do not divide the model's {value} ({name})"
-            yield Fault("train.parallel.tensor", what, f"use {fitting[-1]}")
+            problem = f"{tensor} ranks do not divide the model's {value} ({name})"
+            yield Fault("train.parallel.tensor", problem, f"use {fitting[-1]}")
     if config.parallel.sequence and tensor == 1:
-        what = "sequence parallel divides what tensor parallel leaves whole, and tensor is 1"
-        yield Fault("train.parallel.sequence", what, "leave it out, or set tensor to 2 or more")
+        problem = "sequence parallel divides what tensor parallel leaves whole, and tensor is 1"
+        yield Fault("train.parallel.sequence", problem, "leave it out, or set tensor to 2 or more")
     if config.parallel.sequence and model.sequence % tensor:
-        what = f"{model.sequence} tokens do not divide by tensor {tensor}"
-        yield Fault("train.parallel.sequence", what, "leave it out, or change model.sequence")
+        problem = f"{model.sequence} tokens do not divide by tensor {tensor}"
+        yield Fault("train.parallel.sequence", problem, "leave it out, or change model.sequence")
 
 
 def _pipeline_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
@@ -110,20 +110,22 @@ def _pipeline_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     if parallel.interleave > 1 and layout.pipeline == 1:
         yield Fault("train.parallel.interleave", "there is no pipeline to interleave", "use 1")
     if pieces > model.layers:
-        what = f"{pieces} pieces (pipeline x interleave) of {model.layers} layers leave some without a layer"
-        yield Fault("train.parallel.pipeline", what, f"use {model.layers} pieces at most")
+        problem = (
+            f"{pieces} pieces (pipeline x interleave) of {model.layers} layers leave some without a layer"
+        )
+        yield Fault("train.parallel.pipeline", problem, f"use {model.layers} pieces at most")
     if parallel.layers and (len(parallel.layers) != pieces or sum(parallel.layers) != model.layers):
-        what = f"{len(parallel.layers)} pieces of {sum(parallel.layers)} layers"
+        problem = f"{len(parallel.layers)} pieces of {sum(parallel.layers)} layers"
         need = f"{pieces} numbers (pipeline x interleave) that add up to {model.layers}"
-        yield Fault("train.parallel.layers", what, f"give {need}, or leave it out")
+        yield Fault("train.parallel.layers", problem, f"give {need}, or leave it out")
     elif parallel.layers and not all(any(piece.layers for piece in stage) for stage in config.stages[1:-1]):
-        what = f"{', '.join(map(str, parallel.layers))} leaves a stage between the ends without a layer"
-        yield Fault("train.parallel.layers", what, "give it one, or use fewer stages")
+        problem = f"{', '.join(map(str, parallel.layers))} leaves a stage between the ends without a layer"
+        yield Fault("train.parallel.layers", problem, "give it one, or use fewer stages")
     micros = (config.global_batch or 0) // (config.micro_batch * layout.data)
     if parallel.interleave > 1 and micros % layout.pipeline:
-        what = f"{micros} micro-batches do not divide by {layout.pipeline} stages, as interleaving needs"
+        problem = f"{micros} micro-batches do not divide by {layout.pipeline} stages, as interleaving needs"
         unit = config.micro_batch * layout.data * layout.pipeline
-        yield Fault("train.global_batch", what, f"use a multiple of {unit}")
+        yield Fault("train.global_batch", problem, f"use a multiple of {unit}")
     if parallel.interleave > 1 and config.engine == "deepspeed":
         yield Fault(
             "train.parallel.interleave", "DeepSpeed's pipeline has one piece a stage", "use engine: torch"
@@ -140,8 +142,8 @@ def _recompute_faults(config: TrainConfig) -> Iterator[Fault]:
     if recompute.split and config.parallel.tensor == 1:
         yield Fault("train.recompute.split", "there is one tensor parallel rank", "leave it out")
     if recompute.every > config.model.layers:
-        what = f"{recompute.every} is more than the model's {config.model.layers} layers"
-        yield Fault("train.recompute.every", what, f"use {config.model.layers} or less")
+        problem = f"{recompute.every} is more than the model's {config.model.layers} layers"
+        yield Fault("train.recompute.every", problem, f"use {config.model.layers} or less")
 
 
 def _chip_faults(config: TrainConfig) -> Iterator[Fault]:
@@ -157,8 +159,8 @@ def _chip_faults(config: TrainConfig) -> Iterator[Fault]:
             f"name a chip of kind {kind}, leave it out, or use other nodes",
         )
     elif config.precision not in chip.types:
-        what = f"{config.precision} does not exist on {chip.title}"
-        yield Fault("train.precision", what, f"use {' or '.join(reversed(chip.types))}, or another chip")
+        problem = f"{config.precision} does not exist on {chip.title}"
+        yield Fault("train.precision", problem, f"use {' or '.join(reversed(chip.types))}, or another chip")
 
 
 def _precision_faults(config: TrainConfig) -> Iterator[Fault]:
@@ -176,14 +178,14 @@ def _profile_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
         yield Fault("train.profile.ranks", "names no rank", "as in [0]; or leave profile out")
     cycle = profile.wait + profile.warmup + profile.active
     if profile.repeat and cycle > config.steps:
-        what = f"{cycle} steps (wait + warmup + active) do not fit into {config.steps}"
-        yield Fault("train.profile", what, "use fewer, or more train.steps")
+        problem = f"{cycle} steps (wait + warmup + active) do not fit into {config.steps}"
+        yield Fault("train.profile", problem, "use fewer, or more train.steps")
 
 
 def _eod_faults(config: TrainConfig) -> Iterator[Fault]:
     if config.data.eod is not None and config.data.eod >= config.model.vocab:
-        what = f"{config.data.eod} is no token of a model of {config.model.vocab} (train.model.vocab)"
-        yield Fault("train.data.eod", what, "use the tokenizer's own end of document")
+        problem = f"{config.data.eod} is no token of a model of {config.model.vocab} (train.model.vocab)"
+        yield Fault("train.data.eod", problem, "use the tokenizer's own end of document")
 
 
 def _batch_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
@@ -192,8 +194,10 @@ def _batch_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
         return
     below, above = nearest_batches(config.global_batch, config.micro_batch, layout.data)
     ranks = f"{layout.data} data parallel ranks"
-    what = f"{config.global_batch} does not divide by micro_batch {config.micro_batch} x {ranks}"
-    yield Fault("train.global_batch", what, f"use {above}" if below == above else f"use {below} or {above}")
+    problem = f"{config.global_batch} does not divide by micro_batch {config.micro_batch} x {ranks}"
+    yield Fault(
+        "train.global_batch", problem, f"use {above}" if below == above else f"use {below} or {above}"
+    )
 
 
 def _ramp_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
@@ -215,8 +219,8 @@ def _ramp_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
                 f"train.batch_ramp.{key}", f"{value} does not divide by {per}", f"use a multiple of {unit}"
             )
     if ramp.start > whole or (whole - ramp.start) % ramp.increment:
-        what = f"steps of {ramp.increment} from {ramp.start} do not meet global_batch {whole}"
-        yield Fault("train.batch_ramp.increment", what, "use a divisor of global_batch - start")
+        problem = f"steps of {ramp.increment} from {ramp.start} do not meet global_batch {whole}"
+        yield Fault("train.batch_ramp.increment", problem, "use a divisor of global_batch - start")
 
 
 def _rate_faults(config: TrainConfig) -> Iterator[Fault]:
@@ -228,8 +232,8 @@ def _rate_faults(config: TrainConfig) -> Iterator[Fault]:
 def _schedule_faults(config: TrainConfig) -> Iterator[Fault]:
     optimizer = config.optimizer
     if optimizer.warmup and optimizer.warmup_steps:
-        what = f"{optimizer.warmup} beside warmup_steps {optimizer.warmup_steps}"
-        yield Fault("train.optimizer.warmup", what, "keep one of them")
+        problem = f"{optimizer.warmup} beside warmup_steps {optimizer.warmup_steps}"
+        yield Fault("train.optimizer.warmup", problem, "keep one of them")
     batches, sequence = config.batches, config.model.sequence
     whole = float(batches.consumed(config.steps))
     length = in_samples(optimizer.decay, batches, sequence, whole) if optimizer.decay else whole
@@ -237,12 +241,12 @@ def _schedule_faults(config: TrainConfig) -> Iterator[Fault]:
         yield Fault("train.optimizer.decay", "is nothing", "leave it out for the whole training")
         return
     if optimizer.warmup_steps and batches.consumed(optimizer.warmup_steps) >= length:
-        what = f"{optimizer.warmup_steps} leaves nothing of {batches.in_steps(length):g} steps"
-        yield Fault("train.optimizer.warmup_steps", what, f"use less than {batches.in_steps(length):g}")
+        problem = f"{optimizer.warmup_steps} leaves nothing of {batches.in_steps(length):g} steps"
+        yield Fault("train.optimizer.warmup_steps", problem, f"use less than {batches.in_steps(length):g}")
     warmup = in_samples(optimizer.warmup, batches, sequence, length) if optimizer.warmup else 0.0
     if warmup >= length:
-        what = f"{optimizer.warmup} leaves nothing of a schedule of {batches.in_steps(length):g} steps"
-        yield Fault("train.optimizer.warmup", what, "use less, or a longer decay")
+        problem = f"{optimizer.warmup} leaves nothing of a schedule of {batches.in_steps(length):g} steps"
+        yield Fault("train.optimizer.warmup", problem, "use less, or a longer decay")
 
 
 def glm_faults(config: TrainConfig) -> Iterator[Fault]:
@@ -251,24 +255,24 @@ def glm_faults(config: TrainConfig) -> Iterator[Fault]:
     if config.model.kind != "glm":
         for key, kind in (("windows", Windows), ("infilling", Infilling)):
             if getattr(data, key) != kind():
-                what = f"is GLM's, and the model is a {config.model.kind}"
-                yield Fault(f"train.data.{key}", what, "leave it out, or use a glm model")
+                problem = f"is GLM's, and the model is a {config.model.kind}"
+                yield Fault(f"train.data.{key}", problem, "leave it out, or use a glm model")
         return
     yield from _chance_faults(data.windows, data.infilling)
     if not data.tokenizer and data.eod is None:
-        what = "missing: GLM needs the end of a document, and with a tokenizer those of sentences too"
-        yield Fault("train.data.tokenizer", what, "add `tokenizer:`, or at least `eod:`")
+        problem = "missing: GLM needs the end of a document, and with a tokenizer those of sentences too"
+        yield Fault("train.data.tokenizer", problem, "add `tokenizer:`, or at least `eod:`")
     for key in ("mask_eod_loss", "reset_positions", "reset_attention"):
         if getattr(data, key):
-            what = "is GPT's: of GLM's samples only blanks are predicted, and each opens with ENC"
-            yield Fault(f"train.data.{key}", what, "leave it out")
+            problem = "is GPT's: of GLM's samples only blanks are predicted, and each opens with ENC"
+            yield Fault(f"train.data.{key}", problem, "leave it out")
     text = config.model.vocab - SPECIAL_TOKENS
     if text < 1:
-        what = f"{config.model.vocab} leaves no token beside GLM's {SPECIAL_TOKENS} own"
-        yield Fault("train.model.vocab", what, f"use the tokenizer's + {SPECIAL_TOKENS}")
+        problem = f"{config.model.vocab} leaves no token beside GLM's {SPECIAL_TOKENS} own"
+        yield Fault("train.model.vocab", problem, f"use the tokenizer's + {SPECIAL_TOKENS}")
     elif data.eod is not None and text <= data.eod < config.model.vocab:
-        what = f"{data.eod} is one of GLM's own tokens, the last {SPECIAL_TOKENS} of {config.model.vocab}"
-        yield Fault("train.data.eod", what, "use the tokenizer's end of document")
+        problem = f"{data.eod} is one of GLM's own tokens, the last {SPECIAL_TOKENS} of {config.model.vocab}"
+        yield Fault("train.data.eod", problem, "use the tokenizer's end of document")
 
 
 def _chance_faults(windows: Windows, infilling: Infilling) -> Iterator[Fault]:
@@ -279,5 +283,5 @@ def _chance_faults(windows: Windows, infilling: Infilling) -> Iterator[Fault]:
         if chance > 1:
             yield Fault(f"train.data.{key}", f"is {chance}; a chance is at most 1")
     if infilling.words + infilling.sentences > 1:
-        what = f"words {infilling.words} and sentences {infilling.sentences} are more than 1 together"
-        yield Fault("train.data.infilling", what, "leave the rest to [gMASK]")
+        problem = f"words {infilling.words} and sentences {infilling.sentences} are more than 1 together"
+        yield Fault("train.data.infilling", problem, "leave the rest to [gMASK]")

@@ -156,8 +156,10 @@ def _read_model(raw: object, faults: list[Fault]) -> ModelConfig:
             faults.append(Fault("train.model", f"there is no model {raw!r}", closest_match(raw, names)))
         return SIZES.get(raw, ModelConfig())
     if not isinstance(raw, Mapping):
-        what = "missing" if raw is None else f"is {raw!r}; a name or a mapping is needed"
-        faults.append(Fault("train.model", what, f"one of {', '.join(names)}, or layers, hidden, heads, ..."))
+        problem = "missing" if raw is None else f"is {raw!r}; a name or a mapping is needed"
+        faults.append(
+            Fault("train.model", problem, f"one of {', '.join(names)}, or layers, hidden, heads, ...")
+        )
         return ModelConfig()
     name = raw.get("name", "gpt-tiny")
     if name not in SIZES:
