@@ -44,28 +44,28 @@ class BlendOrder:
     sample: NDArray[np.int64]
 
 
-def blend_order(weights: Sequence[float], size: int, there: Sequence[int] = ()) -> BlendOrder:
-    """Return the first `size` samples of a blend; a corpus whose samples (`there`) are used up is skipped.
+def blend_order(weights: Sequence[float], size: int, available: Sequence[int] = ()) -> BlendOrder:
+    """Return the first `size` samples of a blend; a corpus whose samples (`available`) are used up is skipped.
 
     Weights that are already normalized are normalized again, as Megatron-core does: this rounds them once
     more.
     """
     shares = np.asarray(normal(weights), np.float64)
-    most = np.asarray(there, np.float64) if there else np.full(len(shares), np.inf)
+    most = np.asarray(available, np.float64) if available else np.full(len(shares), np.inf)
     if sample_index.why_not():
         return BlendOrder(*plain_blend(shares, most, size))
     return BlendOrder(*sample_index.blend(shares, most, size))
 
 
 def plain_blend(
-    weights: NDArray[np.float64], there: NDArray[np.float64], size: int
+    weights: NDArray[np.float64], available: NDArray[np.float64], size: int
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
     """Compute `blend_order` in NumPy: the reference for the compiled code."""
     taken = np.zeros(len(weights), np.int64)
     corpus, sample = np.empty(size, np.int16), np.empty(size, np.int64)
     for j in range(size):
         lag = weights * max(float(j), 1.0) - taken
-        next_one = int(np.argmax(np.where(taken < there, lag, -np.inf)))
+        next_one = int(np.argmax(np.where(taken < available, lag, -np.inf)))
         corpus[j], sample[j] = next_one, taken[next_one]
         taken[next_one] += 1
     return corpus, sample
@@ -112,14 +112,17 @@ def split_fault(
     whole = fractions[SPLITS.index(which)] == 1
     part = f"{prefix}: " + ("it" if whole else f"the {which} part of split {split!r}")
     if tokens:
-        what = f"{part} has {tokens} tokens: less than one sample, which is {sequence + 1}"
-        return what, "use more documents, or a shorter sequence" + ("" if whole else ", or another split")
-    what = f"{part} has no tokens: there are {sequences} documents"
+        problem = f"{part} has {tokens} tokens: less than one sample, which is {sequence + 1}"
+        return problem, "use more documents, or a shorter sequence" + ("" if whole else ", or another split")
+    problem = f"{part} has no tokens: there are {sequences} documents"
     remedy = "use more documents" if whole else 'use another split, for example "90,10,0", or more documents'
     if fractions[SPLITS.index(which)] == 0:
-        return f"{what}, and its share is 0", remedy
+        return f"{problem}, and its share is 0", remedy
     needed = next((n for n in range(1, FEW_ENOUGH_TO_COUNT) if _has_part(split, which, n)), None)
-    return what if needed is None or needed <= sequences else f"{what}; it takes at least {needed}", remedy
+    return (
+        problem if needed is None or needed <= sequences else f"{problem}; it takes at least {needed}",
+        remedy,
+    )
 
 
 def _has_part(split: str, which: str, sequences: int) -> bool:
@@ -127,8 +130,11 @@ def _has_part(split: str, which: str, sequences: int) -> bool:
     return end > begin
 
 
-def blend_fault(which: str, there: Sequence[int], asked: int) -> tuple[str, str]:
+def blend_fault(which: str, available: Sequence[int], needed: int) -> tuple[str, str]:
     """Return the error for corpora without weights, each read once, that have too few samples, and a
     remedy."""
-    what = f"the {len(there)} corpora for {which} have {sum(there)} samples in total, but {asked} are needed"
-    return what, "give each corpus a weight: then it is read as often as needed"
+    total = sum(available)
+    problem = (
+        f"the {len(available)} corpora for {which} have {total} samples in total, but {needed} are needed"
+    )
+    return problem, "give each corpus a weight: then it is read as often as needed"

@@ -112,8 +112,8 @@ class Data:
         weights = normal([source.weight or 0.0 for source in sources])
         order = self._blend_order(weights, sum(sizes(weights, count)))
         drawn = np.bincount(order.corpus, minlength=len(sources)).tolist()
-        asked = sizes(weights, count, SURPLUS)
-        parts = [self._of_one(source, which, n) for source, n in zip(sources, asked, strict=True)]
+        counts = sizes(weights, count, SURPLUS)
+        parts = [self._of_one(source, which, n) for source, n in zip(sources, counts, strict=True)]
         for i, source in enumerate(sources):
             # Rounding can leave none for a corpus when there are very many corpora.
             if drawn[i] > len(parts[i]):
@@ -123,10 +123,10 @@ class Data:
     def _by_size(self, sources: tuple[Source, ...], which: str, count: int) -> Blend:
         """Return one epoch of each corpus, mixed in proportion to the numbers of their samples."""
         parts = [self._of_one(source, which, None) for source in sources]
-        there = [len(part) for part in parts]
-        if count > sum(there):
-            raise DataError(*blend_fault(which, there, count))
-        return Blend(parts, self._blend_order([float(n) for n in there], count, there))
+        available = [len(part) for part in parts]
+        if count > sum(available):
+            raise DataError(*blend_fault(which, available, count))
+        return Blend(parts, self._blend_order([float(n) for n in available], count, available))
 
     def _of_one(self, source: Source, which: str, count: int | None) -> Samples:
         corpus = self.corpora[source.prefix]
@@ -149,11 +149,11 @@ class Data:
 
         return Order(**self.cache.arrays(about, build))
 
-    def _blend_order(self, weights: list[float], size: int, there: Sequence[int] = ()) -> BlendOrder:
-        about = {"index": "blend", "weights": weights, "size": size, "there": list(there)}
+    def _blend_order(self, weights: list[float], size: int, available: Sequence[int] = ()) -> BlendOrder:
+        about = {"index": "blend", "weights": weights, "size": size, "there": list(available)}
 
         def build() -> Arrays:
-            order = blend_order(weights, size, there)
+            order = blend_order(weights, size, available)
             return {"corpus": order.corpus, "sample": order.sample}
 
         return BlendOrder(**self.cache.arrays(about, build))

@@ -70,8 +70,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.length < 4 or not 0 <= self.short_chance <= 1:
-            what = f"samples of {self.length} tokens, shortened with a chance of {self.short_chance}"
-            raise InputError(what, "use at least 4 tokens, and a chance in [0,1]")
+            problem = f"samples of {self.length} tokens, shortened with a chance of {self.short_chance}"
+            raise InputError(problem, "use at least 4 tokens, and a chance in [0,1]")
 
     length: int = 512
     """The largest number of tokens in a sample, including ENC and the end of the document."""
@@ -128,8 +128,8 @@ class GlmSamples:
         # Document d holds the tokens [edges[d], edges[d + 1]).
         self.edges = offsets[corpus.marks[first : last + 1]]
         if last <= first or self.edges[-1] == self.edges[0]:
-            what = f"{corpus.prefix}: its documents [{first},{last}) have no tokens"
-            raise DataError(what, "use another split, or more documents")
+            problem = f"{corpus.prefix}: its documents [{first},{last}) have no tokens"
+            raise DataError(problem, "use another split, or more documents")
 
     def __getitem__(self, number: int) -> NDArray[np.int64]:
         """Return sample `number` as token ids: at least two, at most `sampling.length`."""

@@ -43,7 +43,7 @@ def test_each_corpus_keeps_its_share_all_the_way() -> None:
 
 
 def test_a_spent_corpus_is_passed_over() -> None:
-    order = blend_order([1.0, 1.0], 7, there=[2, 5])
+    order = blend_order([1.0, 1.0], 7, available=[2, 5])
     assert order.corpus.tolist() == [0, 1, 0, 1, 1, 1, 1]
     assert order.sample.tolist() == [0, 0, 1, 1, 2, 3, 4]
 
@@ -72,6 +72,6 @@ def test_a_corpus_that_rounding_asks_too_much_of_is_made_longer(
     """Megatron-core ends with an error there, and asks for a larger surplus."""
     sources = tuple(Source(written(tmp_path, i, 1), 1.0) for i in range(2))
     skewed = BlendOrder(np.array([0] * 9 + [1], np.int16), np.array([*range(9), 0]))
-    monkeypatch.setattr("trainer.samples.dataset.blend_order", lambda weights, size, there: skewed)
+    monkeypatch.setattr("trainer.samples.dataset.blend_order", lambda weights, size, available: skewed)
     blend = Data(DataConfig(blend=sources, split="1"), 10).samples("train", 10)
     assert blend.read(np.arange(10))[:, 0].tolist() == [0] * 9 + [1]
