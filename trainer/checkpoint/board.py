@@ -44,8 +44,8 @@ class Board:
             return [json.loads(content) for content in self._store.multi_get(full)]
         except RuntimeError as error:
             # torch's network errors are RuntimeErrors.
-            what = f"the checkpoint lost contact with rank 0: {str(error).splitlines()[0]}"
-            raise TrainingFailed(what) from None
+            problem = f"the checkpoint lost contact with rank 0: {str(error).splitlines()[0]}"
+            raise TrainingFailed(problem) from None
 
     def remove(self, keys: Sequence[str]) -> None:
         """Forget entries that all have read."""

@@ -112,8 +112,8 @@ def _is_sound_tensor(entry: Any) -> bool:
 
 def _check_format(number: object, hashed: bool, file: Path) -> None:
     if type(number) is int and number > FORMAT and hashed:
-        what = f"{file}: written in format {number} by a newer version; this one reads up to {FORMAT}"
-        raise CheckpointError(what, "update clusterctl")
+        problem = f"{file}: written in format {number} by a newer version; this one reads up to {FORMAT}"
+        raise CheckpointError(problem, "update clusterctl")
     if number != (FORMAT if hashed else OLD_FORMAT) or type(number) is not int:
         raise CheckpointError(f"{file}: damaged: format {number!r} {'with' if hashed else 'without'} a hash")
 
@@ -143,8 +143,8 @@ def check_access(folder: Path) -> None:
     except OSError as error:
         raise CheckpointError(f"{folder}: {error.strerror}") from None
     if mode & 0o002:
-        what = f"{folder}: every user of this machine can change what is in it"
-        raise CheckpointError(what, f"chmod o-w {folder}, if you trust what is there")
+        problem = f"{folder}: every user of this machine can change what is in it"
+        raise CheckpointError(problem, f"chmod o-w {folder}, if you trust what is there")
 
 
 def check_file(file: Path) -> int:
@@ -153,6 +153,6 @@ def check_file(file: Path) -> int:
     if not os.path.isfile(file) or os.path.islink(file):
         raise CheckpointError(f"{file}: not a regular file")
     if status.st_mode & 0o002:
-        what = f"{file}: every user of this machine can change it"
-        raise CheckpointError(what, f"chmod o-w {file}, if you trust what is there")
+        problem = f"{file}: every user of this machine can change it"
+        raise CheckpointError(problem, f"chmod o-w {file}, if you trust what is there")
     return status.st_size

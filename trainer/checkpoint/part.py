@@ -55,9 +55,9 @@ def whole_box(shape: Sequence[int]) -> Box:
     return tuple((0, size) for size in shape)
 
 
-def intersection(one: Box, other: Box) -> Box | None:
+def intersection(box: Box, other: Box) -> Box | None:
     """Return what two boxes share; None if that is nothing."""
-    both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, other, strict=True))
     return both if all(start < stop for start, stop in both) else None
 
 

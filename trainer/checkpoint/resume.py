@@ -51,8 +51,8 @@ class Loader:
                 return open_checkpoint(path)
             faults.append(fault)
         if faults:
-            what = "\n".join(faults if named else ["no checkpoint of this run is sound", *faults])
-            raise CheckpointError(what, "repair or remove them, or use resume: never to begin anew")
+            problem = "\n".join(faults if named else ["no checkpoint of this run is sound", *faults])
+            raise CheckpointError(problem, "repair or remove them, or use resume: never to begin anew")
         self.notes = [f"passed over a checkpoint: {fault}" for fault in answer["weights"]]
         return None
 
