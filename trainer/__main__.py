@@ -117,8 +117,8 @@ def _tensorboard(arguments: argparse.Namespace) -> int:
     if not metrics.is_file():
         raise InputError(f"{metrics} does not exist", "name the folder of a run that trains")
     if folder.is_dir() and any(folder.iterdir()):
-        what = f"{folder} is not empty: a curve would be drawn twice"
-        raise InputError(what, "remove it, or name another by --output")
+        problem = f"{folder} is not empty: a curve would be drawn twice"
+        raise InputError(problem, "remove it, or name another by --output")
     lines = convert(metrics, folder)
     sys.stdout.write(f"{lines} lines of {metrics}\ntensorboard --logdir {folder}\n")
     return 0

@@ -56,8 +56,8 @@ def _check_shapes(found: Checkpoint, config: ModelConfig) -> None:
     shapes = found.weights
     held, wanted = sum(map(math.prod, shapes.values())), config.parameters()
     if held != wanted:
-        what = f"its config describes a model of {wanted:,} parameters, and its files hold {held:,}"
-        raise CheckpointError(f"{found.path}: {what}")
+        problem = f"its config describes a model of {wanted:,} parameters, and its files hold {held:,}"
+        raise CheckpointError(f"{found.path}: {problem}")
     with torch.device("meta"):
         expected = shapes_of((GLM if config.kind == "glm" else GPT)(config, native.choose("cpu")))
     if shapes != expected:
@@ -179,13 +179,15 @@ def _parts(prompt: str) -> tuple[list[str], list[str]]:
 def _check(model: GLM, words: Tokenizer, tokens: GlmTokens, pieces: list[list[int]], blanks: int) -> None:
     config, text = model.config, words.vocab if words.glm_ids() is None else 0
     if text > tokens.sop or tokens.vocab > config.vocab:
-        what = f"the tokenizer has {words.vocab} ids, and the model {config.vocab} with GLM's special tokens"
-        raise InputError(what, "use the tokenizer that made the training data")
+        problem = (
+            f"the tokenizer has {words.vocab} ids, and the model {config.vocab} with GLM's special tokens"
+        )
+        raise InputError(problem, "use the tokenizer that made the training data")
     # Two more for the beginning and the end of the document.
     length = sum(map(len, pieces)) + blanks + 2
     if length > config.sequence:
-        what = f"the prompt makes {length} tokens, and the model was trained on {config.sequence} at most"
-        raise InputError(what, "shorten the text around the blanks")
+        problem = f"the prompt makes {length} tokens, and the model was trained on {config.sequence} at most"
+        raise InputError(problem, "shorten the text around the blanks")
 
 
 def _source(pieces: list[list[int]], masks: list[str], tokens: GlmTokens) -> tuple[list[int], list[int]]:

@@ -120,7 +120,7 @@ class PipelineRunner:
         for name, parameter in model.named_parameters():
             # Parameters that the norm leaves out on this stage.
             parameter.ds_pipe_replicated = not line.counts(name)  # type: ignore[attr-defined]
-        self.stage: _Stage = next(one for one in self.module.modules() if isinstance(one, _Stage))
+        self.stage: _Stage = next(module for module in self.module.modules() if isinstance(module, _Stage))
 
     def step(
         self, engine: Any, batch: Batch, weights: Sequence[float], own: Stopwatch, scale: float

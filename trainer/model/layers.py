@@ -249,9 +249,9 @@ class Block(nn.Module):
 
 def turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Return `x` with rotary positions: each pair (i, i + half) of a head is rotated by an angle of its position."""
-    one, two = x.chunk(2, -1)
+    first, second = x.chunk(2, -1)
     cosines, sines = cosines.to(x.dtype), sines.to(x.dtype)
-    return torch.cat([one * cosines - two * sines, two * cosines + one * sines], -1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)
 
 
 def turns(at: Tensor, head_size: int) -> tuple[Tensor, Tensor]:

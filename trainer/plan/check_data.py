@@ -25,7 +25,7 @@ def check_corpora(config: TrainConfig, base: Path) -> tuple[list[CorpusUse], lis
     indices, faults = {}, []
     for key, prefix in config.data.prefixes().items():
         index, wrong = look(base / prefix)
-        faults += [Fault(key, what, remedy) for what, remedy in wrong]
+        faults += [Fault(key, problem, remedy) for problem, remedy in wrong]
         if index is not None and not wrong:
             indices[prefix] = index
     for which in ("train", "valid") if config.eval.batches else ("train",):

@@ -129,8 +129,12 @@ def _open_data(config: TrainConfig, cache: Path) -> Data:
     for prefix, largest in data.largest_ids().items():
         if largest >= known:
             own = f", and GLM's special tokens begin at {known}" if special else ""
-            what = f"{prefix}.bin: has token id {largest}, but train.model.vocab is {config.model.vocab}{own}"
-            raise DataError(what, f"use vocab: {largest + 1 + special}, or the tokenizer that made the data")
+            problem = (
+                f"{prefix}.bin: has token id {largest}, but train.model.vocab is {config.model.vocab}{own}"
+            )
+            raise DataError(
+                problem, f"use vocab: {largest + 1 + special}, or the tokenizer that made the data"
+            )
     return data
 
 
@@ -142,8 +146,8 @@ def _text_ids(config: TrainConfig) -> int:
 
         tokens = glm_tokens(config)
         if tokens.vocab > vocab:
-            what = f"train.model.vocab is {vocab}, but the tokenizer and GLM's special tokens need {tokens.vocab}"
-            raise InputError(what, f"use vocab: {tokens.vocab}")
+            problem = f"train.model.vocab is {vocab}, but the tokenizer and GLM's special tokens need {tokens.vocab}"
+            raise InputError(problem, f"use vocab: {tokens.vocab}")
         return tokens.sop
     if config.data.tokenizer:
         ids = Tokenizer.load(Path(config.data.tokenizer)).vocab
