@@ -36,7 +36,8 @@ def as_data(device_type: str, statuses: list[Status]) -> dict[str, object]:
                 "op": op,
                 "chosen": next((status.backend for status in own if status.available), None),
                 "backends": [
-                    {"backend": one.backend, "available": one.available, "reason": one.reason} for one in own
+                    {"backend": status.backend, "available": status.available, "reason": status.reason}
+                    for status in own
                 ],
             }
         )
@@ -47,10 +48,10 @@ def as_table(report: dict[str, object]) -> str:
     """A line for every backend of every op; `*` marks the one that `auto` takes."""
     rows = [("op", "backend", "why")]
     for op in report["ops"]:  # type: ignore[attr-defined]
-        for one in op["backends"]:
-            mark = "* " if one["backend"] == op["chosen"] else "  "
-            absent = "" if one["available"] else "not here: "
-            rows.append((op["op"], mark + one["backend"], absent + one["reason"]))
+        for backend in op["backends"]:
+            mark = "* " if backend["backend"] == op["chosen"] else "  "
+            absent = "" if backend["available"] else "not here: "
+            rows.append((op["op"], mark + backend["backend"], absent + backend["reason"]))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     head = f"device {report['device']}, torch {report['torch'] or 'not installed'}"
     return "\n".join([head, *(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)])

@@ -91,11 +91,11 @@ def large_cases() -> Iterator[Case]:
 
 def cases(op: str | None = None) -> Iterator[Case]:
     """Yield all cases, or those of one op."""
-    for one, name, shape, arguments in _SHAPES:
-        if op in (None, one):
+    for case_op, name, shape, arguments in _SHAPES:
+        if op in (None, case_op):
             for dtype in (_FP32, _BF16):
-                value_error, gradient_error = _ERRORS[one, dtype]
-                yield Case(one, name, dtype, shape, value_error, gradient_error, arguments)
+                value_error, gradient_error = _ERRORS[case_op, dtype]
+                yield Case(case_op, name, dtype, shape, value_error, gradient_error, arguments)
 
 
 def _upstream(value: Tensor) -> Tensor:

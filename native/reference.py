@@ -62,7 +62,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
 def adamw(update: AdamWStep) -> None:
     """AdamW by torch's own kernel, in the type of what is held; fused where the device has that."""
     held = update.held
-    wide = [gradient.to(one.dtype) for gradient, one in zip(update.gradients, held, strict=True)]
+    wide = [gradient.to(tensor.dtype) for gradient, tensor in zip(update.gradients, held, strict=True)]
     if update.factor != 1.0:
         torch._foreach_mul_(wide, update.factor)
     for decay in dict.fromkeys(update.decays):
@@ -87,9 +87,9 @@ def adamw(update: AdamWStep) -> None:
             eps=update.eps,
             maximize=False,
         )
-    for one, low in zip(held, update.lowered, strict=True):
+    for tensor, low in zip(held, update.lowered, strict=True):
         if low is not None:
-            low.copy_(one)
+            low.copy_(tensor)
 
 
 def square_sum(tensors: Sequence[Tensor]) -> Tensor:

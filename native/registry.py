@@ -155,8 +155,8 @@ def choose(device_type: str, requested: str | Mapping[str, str] = AUTO) -> Choic
     statuses = survey(device_type)
     chosen = [_choose_one(op, wanted[op], device_type, statuses) for op in OPS]
     if isinstance(requested, str) and requested != AUTO:
-        chosen = [_explain_missing(one, requested) for one in chosen]
-    functions = {one.op: getattr(_module(one.backend, one.op), one.op) for one in chosen}
+        chosen = [_explain_missing(choice, requested) for choice in chosen]
+    functions = {choice.op: getattr(_module(choice.backend, choice.op), choice.op) for choice in chosen}
     return Choice(chosen, functions)
 
 
@@ -191,21 +191,21 @@ def _torch_fault() -> str:
 def _wanted(requested: str | Mapping[str, str]) -> dict[str, str]:
     """Return the requested backend of each op (a name or `auto`); raise BadRequest for unknown names."""
     names = [AUTO, *(backend.name for backend in BACKENDS)]
-    asked = {"": requested} if isinstance(requested, str) else dict(requested)
-    faults = [_unknown("op", op, OPS) for op in asked if op and op not in OPS]
-    faults += [_unknown("backend", name, names) for name in asked.values() if name not in names]
+    requests = {"": requested} if isinstance(requested, str) else dict(requested)
+    faults = [_unknown("op", op, OPS) for op in requests if op and op not in OPS]
+    faults += [_unknown("backend", name, names) for name in requests.values() if name not in names]
     if faults:
         raise BadRequest("; ".join(faults))
     if not isinstance(requested, str):
-        return {op: asked.get(op, AUTO) for op in OPS}
+        return {op: requests.get(op, AUTO) for op in OPS}
     has = {op for backend in BACKENDS if backend.name == requested for op in backend.modules}
     return {op: requested if requested == AUTO or op in has else REFERENCE for op in OPS}
 
 
-def _unknown(what: str, name: object, known: Sequence[str]) -> str:
+def _unknown(kind: str, name: object, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(str(name), known, n=1)
     remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    return f"there is no {what} {name!r}; {remedy}"
+    return f"there is no {kind} {name!r}; {remedy}"
 
 
 def _choose_one(op: str, wanted: str, device_type: str, statuses: Sequence[Status]) -> Chosen:

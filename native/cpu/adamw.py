@@ -56,15 +56,15 @@ def adamw(update: AdamWStep) -> None:
         *(
             _Tensor(
                 gradient.data_ptr(),
-                one.data_ptr(),
+                held.data_ptr(),
                 average.data_ptr(),
                 square.data_ptr(),
                 None if low is None else low.data_ptr(),
-                one.numel(),
+                held.numel(),
                 decay,
                 gradient.dtype == torch.bfloat16,
             )
-            for one, gradient, average, square, low, decay in update.rows()
+            for held, gradient, average, square, low, decay in update.rows()
         )
     )
     corrections = [1 - beta**update.step for beta in update.betas]

@@ -129,8 +129,8 @@ def checked(targets: Tensor, vocabulary: int, ignore_index: int) -> Tensor:
     outside = (targets != ignore_index) & ((targets < 0) | (targets >= vocabulary))
     if outside.any():
         row = int(outside.nonzero()[0])
-        what = f"target {int(targets[row])} of token {row}"
-        raise IndexError(f"{what} is outside the vocabulary [0,{vocabulary})")
+        problem = f"target {int(targets[row])} of token {row}"
+        raise IndexError(f"{problem} is outside the vocabulary [0,{vocabulary})")
     return targets
 
 

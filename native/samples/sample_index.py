@@ -76,13 +76,16 @@ def shuffle(items: NDArray[Any], random: np.random.RandomState) -> None:
 
 
 def blend(
-    weights: NDArray[np.float64], there: NDArray[np.float64], size: int
+    weights: NDArray[np.float64], available: NDArray[np.float64], size: int
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """Of each sample of a blend: the corpus, and which of that corpus' samples; `there` are as many, or infinite."""
+    """Return for each sample of a blend its corpus and its number within that corpus.
+
+    `available` holds the number of samples of each corpus, or infinity.
+    """
     padded = len(weights) if len(weights) < _MANY else -(-len(weights) // _SIDE_BY_SIDE) * _SIDE_BY_SIDE
     shares, most = np.full(padded, -np.inf), np.full(padded, np.inf)
-    most[: len(there)] = there
-    shares[: len(weights)] = np.where(there > 0, weights, -np.inf)
+    most[: len(available)] = available
+    shares[: len(weights)] = np.where(available > 0, weights, -np.inf)
     taken, lag = np.zeros(padded), np.zeros(padded)
     corpus, sample = np.empty(size, np.int16), np.empty(size, np.int64)
     load().functions.native_blend(

@@ -110,14 +110,14 @@ class Bpe:
         merges = np.ascontiguousarray(tables.merges, np.uint32).reshape(-1, 3)
         if max(byte_ids.max(), merges.max(initial=0)) > LARGEST_ID:
             raise ValueError(f"a token of id {merges.max()}; at most {LARGEST_ID}")
-        added = sorted(tables.added, key=lambda one: -len(one.text))
-        ends = np.cumsum([len(one.text) for one in added], dtype=np.int64)
-        ids = np.array([one.id for one in added], np.uint32)
-        passes = np.array([one.late for one in added], np.uint8)
+        added = sorted(tables.added, key=lambda token: -len(token.text))
+        ends = np.cumsum([len(token.text) for token in added], dtype=np.int64)
+        ids = np.array([token.id for token in added], np.uint32)
+        passes = np.array([token.late for token in added], np.uint8)
         spec = _Spec(
             byte_ids.ctypes.data,
             merges.ctypes.data,
-            b"".join(one.text for one in added),
+            b"".join(token.text for token in added),
             ends.ctypes.data,
             ids.ctypes.data,
             passes.ctypes.data,
