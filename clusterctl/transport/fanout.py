@@ -160,34 +160,34 @@ class Connections:
         with self._change:
             lock = self._locks.setdefault(node.name, threading.Lock())
         with lock:
-            there = self._open.get(node.name)
-            if there is None:
-                there = self.transport.connect(node)
-                self.adopt(node, there)
-            return there
+            connection = self._open.get(node.name)
+            if connection is None:
+                connection = self.transport.connect(node)
+                self.adopt(node, connection)
+            return connection
 
-    def adopt(self, node: Node, there: Connection) -> None:
+    def adopt(self, node: Node, connection: Connection) -> None:
         """Take over a connection that was opened elsewhere."""
         with self._change:
             closed = self._closed
             if not closed:
-                self._open[node.name] = there
+                self._open[node.name] = connection
         if closed:
-            there.close()
+            connection.close()
             raise LinkLost(node.name, "interrupted")
 
     def silent_for(self, node: Node) -> float:
         """Return the seconds since the last byte came from a node; 0 where it has no connection."""
         with self._change:
-            there = self._open.get(node.name)
-        return there.silent_for() if there is not None else 0.0
+            connection = self._open.get(node.name)
+        return connection.silent_for() if connection is not None else 0.0
 
     def drop(self, node: Node) -> None:
         """Close the connection of a node; the next use opens a new one."""
         with self._change:
-            there = self._open.pop(node.name, None)
-        if there is not None:
-            there.close()
+            connection = self._open.pop(node.name, None)
+        if connection is not None:
+            connection.close()
 
     def on_each(
         self,
@@ -209,13 +209,13 @@ class Connections:
     def close(self) -> None:
         with self._change:
             self._closed = True
-            there, self._open = list(self._open.values()), {}
+            connections, self._open = list(self._open.values()), {}
         # Nothing is waited for, and threads for it cost more than all else.
         if self.kept:
-            for one in there:
-                one.close()
+            for connection in connections:
+                connection.close()
             return
-        closers = [threading.Thread(target=one.close, daemon=True) for one in there]
+        closers = [threading.Thread(target=connection.close, daemon=True) for connection in connections]
         for thread in closers:
             thread.start()
         for thread in closers:

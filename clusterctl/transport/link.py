@@ -65,7 +65,7 @@ def agent_hash() -> str:
 @lru_cache(maxsize=1)
 def _wanted() -> str:
     """Return NAME:CHECKSUM for each of the agent's files."""
-    return " ".join(f"{name}:{one}" for name, one in bootstrap.sums(agent_files()).items())
+    return " ".join(f"{name}:{checksum}" for name, checksum in bootstrap.sums(agent_files()).items())
 
 
 @lru_cache(maxsize=1)
@@ -93,7 +93,7 @@ def shell_command(argv: Sequence[str]) -> str:
     """Return the line for a login shell that runs `argv`; the shell expands a leading `~/`."""
     program = argv[0]
     first = "~/" + shlex.quote(program[2:]) if program.startswith("~/") else shlex.quote(program)
-    return " ".join([first, *[shlex.quote(one) for one in argv[1:]]])
+    return " ".join([first, *[shlex.quote(argument) for argument in argv[1:]]])
 
 
 class Answer(dict[str, Any]):
@@ -386,8 +386,8 @@ class Link:
         with self._change:
             self._lost = self._lost or problem
             self.is_closed = True
-            request, self._requests = list(self._requests.values()), {}
-        for one in request:
-            one.inbox.close(self._lost)
-            one.window.close()
+            requests, self._requests = list(self._requests.values()), {}
+        for request in requests:
+            request.inbox.close(self._lost)
+            request.window.close()
         self._pipe.close()

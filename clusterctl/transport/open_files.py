@@ -39,10 +39,10 @@ def require(nodes: Sequence[Node], at_once: int, children: bool) -> None:
     is_child = children or any(node.host == "local" for node in nodes)
     needed = OWN + count * (PER_CHILD if is_child else PER_NODE)
     if needed > allowed:
-        what = (
+        problem = (
             f"connections to {count} nodes need {needed} open files; this shell allows {allowed} (ulimit -Hn)"
         )
-        raise UsageError(what, f"allow more: `ulimit -n {needed}` as root, or `nofile` in limits.conf")
+        raise UsageError(problem, f"allow more: `ulimit -n {needed}` as root, or `nofile` in limits.conf")
 
 
 def too_many(node: str, problem: OSError) -> Unreachable | None:
@@ -50,5 +50,5 @@ def too_many(node: str, problem: OSError) -> Unreachable | None:
     if problem.errno not in (errno.EMFILE, errno.ENFILE):
         return None
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    what = f"too many open files here: {limit} are allowed (ulimit -n)"
-    return Unreachable(node, what, "allow more: `ulimit -n`, or `nofile` in limits.conf")
+    message = f"too many open files here: {limit} are allowed (ulimit -n)"
+    return Unreachable(node, message, "allow more: `ulimit -n`, or `nofile` in limits.conf")

@@ -45,15 +45,15 @@ class ScriptedTransport:
             raise TypeError(f"a started program's answer is a Completed, not {answer!r}")
         return _ScriptedStream(answer, params)
 
-    def answer(self, node: str, what: str, op: str) -> Answer:
+    def answer(self, node: str, command: str, op: str) -> Answer:
         """Return the table's entry for a request; raise it where it is an error."""
-        for key in ((node, what), ("*", what), (node, op), ("*", op)):
+        for key in ((node, command), ("*", command), (node, op), ("*", op)):
             if key in self.table:
                 answer = self.table[key]
                 if isinstance(answer, ClusterctlError):
                     raise answer
                 return answer
-        raise RequestFailed(node, "unscripted", f"the script has no answer to {what!r}")
+        raise RequestFailed(node, "unscripted", f"the script has no answer to {command!r}")
 
 
 class _ScriptedStream:
@@ -95,9 +95,9 @@ class _ScriptedConnection(Connection):
         self._script = script
 
     def open(self, op: str, params: Mapping[str, Any]) -> PendingRequest:
-        what = shlex.join(params["argv"]) if op == "run" else op
-        self._script.asked.append((self.node, what, dict(params)))
-        return _ScriptedRequest(op, self._script.answer(self.node, what, op))
+        command = shlex.join(params["argv"]) if op == "run" else op
+        self._script.asked.append((self.node, command, dict(params)))
+        return _ScriptedRequest(op, self._script.answer(self.node, command, op))
 
     def close(self) -> None:
         pass

@@ -98,25 +98,25 @@ class ShellSession:
         while True:
             time.sleep(FIRST_BEAT)
             with self._change:
-                there = list(self._under_way)
-                if not there:
+                under_way = list(self._under_way)
+                if not under_way:
                     return
-            for one in there:
-                one.beat(self._silence / 3)
+            for running in under_way:
+                running.beat(self._silence / 3)
 
     def close(self) -> None:
         """End what still runs on every node and wait for that; an interrupt only closes the connections."""
         with self._change:
             self._closed = True
-            there = list(self._under_way)
+            under_way = list(self._under_way)
         try:
-            for one in there:
-                one.end()
+            for running in under_way:
+                running.end()
             with self._change:
                 self._change.wait_for(lambda: not self._under_way, POLITE + KILLING)
         finally:
-            for one in there:
-                one.close()
+            for running in under_way:
+                running.close()
 
 
 class _RunningCommand:
@@ -203,8 +203,8 @@ class _RunningCommand:
         end = noise.find(b"\n", begin) if begin >= 0 else -1
         if end < 0:
             if len(noise) > MAX_NOISE:
-                what = f"its login shell began no command: {ENDLESS}, as in {last_line(bytes(noise))!r}"
-                raise Unreachable(self.node, what, ENDLESS_HINT)
+                problem = f"its login shell began no command: {ENDLESS}, as in {last_line(bytes(noise))!r}"
+                raise Unreachable(self.node, problem, ENDLESS_HINT)
             return b""
         del self._noise[name]
         if name == "stdout":
