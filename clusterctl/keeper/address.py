@@ -28,11 +28,11 @@ class WrongPlace(Exception):
 
 def folder() -> str | None:
     """Return the folder of this user's keepers; None where the user has no private folder."""
-    said = environment()
-    if said.get("XDG_RUNTIME_DIR", "").startswith("/"):
-        return os.path.join(said["XDG_RUNTIME_DIR"], "clusterctl")
-    home = said.get("HOME", "")
-    cache = said.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+    variables = environment()
+    if variables.get("XDG_RUNTIME_DIR", "").startswith("/"):
+        return os.path.join(variables["XDG_RUNTIME_DIR"], "clusterctl")
+    home = variables.get("HOME", "")
+    cache = variables.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     return os.path.join(cache, "clusterctl", "keeper") if cache.startswith("/") else None
 
 
@@ -60,18 +60,18 @@ def name() -> str:
     That is the program's code and interpreter, the home and settings folders, Python's own variables, and the
     network, mount and user namespaces. Time and size of each file stand for the code: 0.4 ms.
     """
-    said = environment()
-    kept = [f"{key}={value}" for key, value in sorted(said.items()) if key.startswith("PYTHON")]
+    variables = environment()
+    kept = [f"{key}={value}" for key, value in sorted(variables.items()) if key.startswith("PYTHON")]
     kept += [
-        said.get("HOME", ""),
-        said.get("XDG_CONFIG_HOME", ""),
+        variables.get("HOME", ""),
+        variables.get("XDG_CONFIG_HOME", ""),
         sys.executable,
         sys.version,
         *_code(PACKAGE),
     ]
-    for one in INSIDE:
+    for namespace in INSIDE:
         try:
-            kept.append(os.readlink(f"/proc/self/ns/{one}"))
+            kept.append(os.readlink(f"/proc/self/ns/{namespace}"))
         except OSError:
             kept.append("")
     text = "\0".join(kept).encode("utf-8", "surrogateescape")
@@ -109,8 +109,8 @@ def connected(handle: int, file: str) -> socket:
 
 def check_peer(line: socket) -> int:
     """Return the process id of the other end; raise WrongPlace where it belongs to another user."""
-    said = line.getsockopt(SOL_SOCKET, SO_PEERCRED, 3 * WORD)
-    pid, uid = (int.from_bytes(said[start : start + WORD], sys.byteorder) for start in (0, WORD))
+    credentials = line.getsockopt(SOL_SOCKET, SO_PEERCRED, 3 * WORD)
+    pid, uid = (int.from_bytes(credentials[start : start + WORD], sys.byteorder) for start in (0, WORD))
     if uid != os.getuid():
         raise WrongPlace(f"the other end is of user {uid}, not of {os.getuid()}")
     return pid

@@ -76,8 +76,8 @@ class KeeperTransport:
         """Return a connection over the keeper's link to the node; the keeper opens one if it has none."""
         line = self._open_line()
         values = {**vars(node), "key": _absolute(node.key)}
-        said = json.dumps(values, sort_keys=True).encode()
-        key = hashlib.sha256(self._shared + said).hexdigest()[:32]
+        description = json.dumps(values, sort_keys=True).encode()
+        key = hashlib.sha256(self._shared + description).hexdigest()[:32]
         if key not in line.fresh:
             request = {
                 "key": key,
@@ -174,10 +174,10 @@ class Line:
                 self._take(frame)
         with self._change:
             self.is_closed = True
-            request, self._requests = list(self._requests.values()), {}
-        for one in request:
-            one.inbox.close(_lost("keeper"))
-            one.window.close()
+            requests, self._requests = list(self._requests.values()), {}
+        for request in requests:
+            request.inbox.close(_lost("keeper"))
+            request.window.close()
         self._socket.close()
 
     def _take(self, frame: Frame) -> None:
@@ -231,7 +231,7 @@ class _KeeperConnection(Connection):
         if len(payload) > MAX_PAYLOAD:
             raise RequestFailed(self.node, "usage", f"{op}: {len(payload)} bytes of parameters are too many")
         request = self._line.ask(self.node, "open", {"op": op, "key": self._key, "node": self.node}, payload)
-        self._requests = [one for one in self._requests if one.result is None] + [request]
+        self._requests = [pending for pending in self._requests if pending.result is None] + [request]
         return request
 
     def close(self) -> None:
@@ -294,14 +294,14 @@ def running_keepers() -> list[RunningKeeper]:
         return []
     except place.WrongPlace as problem:
         raise UsageError(str(problem), "mend it (chmod 700), or remove it") from None
-    there = []
+    keepers = []
     for file in sorted(os.listdir(folder)):
         if file.endswith(place.LINKS):
             # Its keeper was killed.
             with contextlib.suppress(OSError):
-                there.append(RunningKeeper(place.connected(folder, file)))
+                keepers.append(RunningKeeper(place.connected(folder, file)))
     os.close(folder)
-    return there
+    return keepers
 
 
 # ---- finding the keeper, or starting it

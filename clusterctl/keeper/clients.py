@@ -120,8 +120,8 @@ class _CreditForwarder(Window):
 class _ForwardedRequest(PendingRequest):
     """A request that belongs to a command: the keeper only forwards it."""
 
-    def __init__(self, client: CommandClient, number: int, link: Link, there: int) -> None:
-        self.link, self.there = link, there
+    def __init__(self, client: CommandClient, number: int, link: Link, link_number: int) -> None:
+        self.link, self.there = link, link_number
         self.inbox: _ReplyForwarder = _ReplyForwarder(client, number)
         self.window = _CreditForwarder(client, number)
 
@@ -209,12 +209,12 @@ class CommandClient:
         self.used.add(key)
         made: list[_ForwardedRequest] = []
 
-        def carried(there: int) -> _ForwardedRequest:
-            one = _ForwardedRequest(self, frame.id, link, there)
-            made.append(one)
+        def carried(link_number: int) -> _ForwardedRequest:
+            request = _ForwardedRequest(self, frame.id, link, link_number)
+            made.append(request)
             with self._change:
-                self._carried[frame.id] = one
-            return one
+                self._carried[frame.id] = request
+            return request
 
         try:
             link.ask(str(frame.fields["op"]), frame.payload, carried)
@@ -249,24 +249,24 @@ class CommandClient:
         else:
             self.send(Frame(frame.id, "end", {}, b"{}"))
 
-    def _connect(self, asked: dict[str, Any]) -> None:
-        node = node_of(asked["node"])
-        kept = self._holder.of(str(asked["key"]), node, self)
+    def _connect(self, values: dict[str, Any]) -> None:
+        node = node_of(values["node"])
+        kept = self._holder.of(str(values["key"]), node, self)
         with kept.making:
             if kept.is_there():
                 return
             kept.drop()
-            made = self._way(asked).connect(node)
+            made = self._way(values).connect(node)
             assert isinstance(made, LinkConnection)
             kept.take(made.link)
 
-    def _way(self, asked: dict[str, Any]) -> Transport:
+    def _way(self, values: dict[str, Any]) -> Transport:
         """Return this command's own transport: it reads the known host keys again."""
-        key = repr((asked["known_hosts"], asked["source"], asked["options"]))
+        key = repr((values["known_hosts"], values["source"], values["options"]))
         with self._change:
             if key not in self._ways:
-                cluster = Cluster("", (), known_hosts=asked["known_hosts"], source=asked["source"])
-                self._ways[key] = transport_to(cluster, ask=self._ask, **asked["options"])
+                cluster = Cluster("", (), known_hosts=values["known_hosts"], source=values["source"])
+                self._ways[key] = transport_to(cluster, ask=self._ask, **values["options"])
             return self._ways[key]
 
     def _ask(self, prompt: str) -> str | None:
@@ -335,7 +335,9 @@ class _Outgoing:
 
 def node_of(value: dict[str, Any]) -> Node:
     """Return a node from what `asdict` wrote; JSON has no tuples."""
-    fields: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in value.items()}
+    fields: dict[str, Any] = {
+        key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
+    }
     return Node(**fields)
 
 

@@ -133,11 +133,13 @@ class LinkHolder:
         now = time.monotonic()
         with self._change:
             held = {key for client in self._clients for key in client.held}
-            idle = [one for one in self._kept.values() if one.key not in held and now - one.used > self.idle]
-            for one in idle:
-                self._kept.pop(one.key)
-        for one in idle:
-            threading.Thread(target=one.drop, daemon=True).start()
+            idle = [
+                link for link in self._kept.values() if link.key not in held and now - link.used > self.idle
+            ]
+            for link in idle:
+                self._kept.pop(link.key)
+        for link in idle:
+            threading.Thread(target=link.drop, daemon=True).start()
 
     def of(self, key: str, node: Node, client: Client) -> LinkEntry:
         """Return the entry of a node, which stays while this command runs."""
@@ -178,7 +180,7 @@ class LinkHolder:
         """End all links and their agents; take a few seconds at most for all of them."""
         with self._change:
             kept, clients = list(self._kept.values()), list(self._clients)
-        closers = [threading.Thread(target=one.drop, daemon=True) for one in kept]
+        closers = [threading.Thread(target=link.drop, daemon=True) for link in kept]
         for thread in closers:
             thread.start()
         deadline = time.monotonic() + 10.0
