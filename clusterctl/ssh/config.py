@@ -76,13 +76,15 @@ class Way:
 def way_to(node: Node, config: Configuration | str | None = None) -> Way:
     """How a node is reached; one Configuration asks once for many nodes. A text names a file that takes the
     place of the user's configuration, "none" stands for an empty one."""
-    asked = config if isinstance(config, Configuration) else Configuration(config)
+    configuration = config if isinstance(config, Configuration) else Configuration(config)
     place = (node.host, node.user, node.port, node.gateway, node.key)
-    way: Way | None = asked.ways.get(place)
+    way: Way | None = configuration.ways.get(place)
     if way is None:
-        way = _resolved(node.host, node.user, node.port if node.port != 22 else None, node.gateway, asked)
+        way = _resolved(
+            node.host, node.user, node.port if node.port != 22 else None, node.gateway, configuration
+        )
         way = way if node.key is None else _with_identity(way, os.path.expanduser(node.key))
-        asked.ways[place] = way
+        configuration.ways[place] = way
     return way
 
 
@@ -93,9 +95,9 @@ def _resolved(
         raise UsageError(f"{host}: its chain of gateways does not end", "see ProxyJump in ~/.ssh/config")
     answers = config.of(host, user, port)
     before = None
-    for one in (gateway or _one(answers, "proxyjump") or "").split(","):
-        if one.strip():
-            before = _jump(one.strip(), before, config, depth)
+    for jump in (gateway or _one(answers, "proxyjump") or "").split(","):
+        if jump.strip():
+            before = _jump(jump.strip(), before, config, depth)
     way = Way(
         host=_one(answers, "hostname") or host,
         port=int(_one(answers, "port") or port or 22),
@@ -112,11 +114,11 @@ def _resolved(
     )
     tokens = _tokens(way)
     names = answers.get("identityfile", IDENTITIES)
-    identities = [_expanded(one, tokens) for one in names]
+    identities = [_expanded(identity, tokens) for identity in names]
     command = None if before else _one(answers, "proxycommand")
     way = replace(
         way,
-        identities=tuple(one for one in identities if os.path.isfile(one)),
+        identities=tuple(identity for identity in identities if os.path.isfile(identity)),
         known_hosts=_known_hosts(answers),
         use_agent=_one(answers, "identitiesonly") != "yes" and answers.get("identityagent") != ("none",),
         proxy_command=command and _filled(command, tokens),
@@ -253,15 +255,15 @@ def _only_openssh(way: Way, answers: Answers, config: Configuration, tokens: Map
     ):
         if _one(answers, key):
             return name
-    if any(config.has_marks(one) for one in way.known_hosts):
+    if any(config.has_marks(file) for file in way.known_hosts):
         return MARKS
     # From here on what a key of the inventory's own makes needless.
     if _one(answers, "pkcs11provider"):
         return "PKCS11Provider"
     if _one(answers, "hostbasedauthentication") == "yes":
         return "HostbasedAuthentication"
-    certificates = {_expanded(one, tokens) for one in answers.get("certificatefile", ())}
-    if certificates - {f"{one}-cert.pub" for one in way.identities}:
+    certificates = {_expanded(certificate, tokens) for certificate in answers.get("certificatefile", ())}
+    if certificates - {f"{identity}-cert.pub" for identity in way.identities}:
         # Paramiko takes one that lies beside its key.
         return "CertificateFile"
     return _keys_only_openssh(way, answers)
@@ -272,11 +274,11 @@ def _keys_only_openssh(way: Way, answers: Answers) -> str:
     here = inherited((AGENT, TICKETS))
     if named not in (AGENT, f"${AGENT}", here.get(AGENT), "none"):
         return _OTHER_AGENT
-    kinds = [key_file(one) for one in way.identities]
+    kinds = [key_file(identity) for identity in way.identities]
     for kind in kinds:
         if kind.kind not in PLAIN_KINDS and kind.kind != "public":
             return f"{_KINDS} {kind.kind}"
-    if not way.use_agent and here.get(AGENT) and any(one.kind == "public" for one in kinds):
+    if not way.use_agent and here.get(AGENT) and any(kind.kind == "public" for kind in kinds):
         return _BY_AGENT
     tickets = here.get(TICKETS) or os.path.exists(f"/tmp/krb5cc_{os.getuid()}")
     if not kinds and not here.get(AGENT) and tickets and _one(answers, "gssapiauthentication") == "yes":

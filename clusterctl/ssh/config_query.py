@@ -97,18 +97,18 @@ class Configuration:
             if self._patterns is not None:
                 return
             done = self._ask(host, None, None, self.file, verbose=True)
-            said = done.stderr.decode(errors="replace")
-            version = _VERSION.search(said)
+            log = done.stderr.decode(errors="replace")
+            version = _VERSION.search(log)
             self._version = (int(version[1]), int(version[2])) if version else (0, 0)
             patterns: list[list[str]] = []
-            for name in _READ.findall(said):
+            for name in _READ.findall(log):
                 self._each_alone |= _read_patterns(Path(name), patterns)
             self._patterns = patterns
             key: object = (host, None, None) if self._each_alone else self._class_of(host)
             self._slots[key] = _Slot(answers=_parsed(done.stdout.decode(errors="replace")), asked_for=host)
 
     def _class_of(self, host: str) -> tuple[bool, ...]:
-        return tuple(_applies(one, host) for one in self._patterns or ())
+        return tuple(_applies(patterns, host) for patterns in self._patterns or ())
 
     def _answered(
         self, key: object, host: str, user: str | None, port: int | None, file: str | None = None
@@ -136,15 +136,16 @@ class Configuration:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            what = f"ssh did not read its configuration for {host} within {ASK_LIMIT:g} s"
-            raise UsageError(what, "see the commands of `Match exec` in ~/.ssh/config") from None
+            message = f"ssh did not read its configuration for {host} within {ASK_LIMIT:g} s"
+            raise UsageError(message, "see the commands of `Match exec` in ~/.ssh/config") from None
         if done.returncode != 0:
             lines = done.stderr.decode(errors="replace").splitlines()
-            said = "; ".join(
+            problems = "; ".join(
                 line for line in lines if not line.startswith(("debug", "OpenSSH_", "Pseudo-"))
             ).strip()
             raise UsageError(
-                f"ssh can't read its configuration for {host}: {said}", f"try `ssh -G {shlex.quote(host)}`"
+                f"ssh can't read its configuration for {host}: {problems}",
+                f"try `ssh -G {shlex.quote(host)}`",
             )
         return done
 
@@ -202,5 +203,8 @@ def _applies(words: list[str], host: str) -> bool:
 
 
 def _matches(pattern: str, host: str) -> bool:
-    parts = (".*" if one == "*" else "." if one == "?" else re.escape(one) for one in pattern)
+    parts = (
+        ".*" if character == "*" else "." if character == "?" else re.escape(character)
+        for character in pattern
+    )
     return re.fullmatch("".join(parts), host, re.DOTALL) is not None

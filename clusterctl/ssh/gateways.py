@@ -93,9 +93,9 @@ class Gateways:
             return channel
         except ChannelRefused as refusal:
             self.give_back(gateway)
-            what = f"the gateway {gateway.way.name} can't reach {way.name}: {refusal}"
+            message = f"the gateway {gateway.way.name} can't reach {way.name}: {refusal}"
             hint = "check `host` and `port` as the gateway sees them, and AllowTcpForwarding there"
-            raise Unreachable(node, what, hint) from None
+            raise Unreachable(node, message, hint) from None
         except (paramiko.SSHException, EOFError, OSError) as problem:
             # The next try logs in on it anew.
             self.give_back(gateway)
@@ -167,8 +167,8 @@ def dial(node: str, way: Way, limit: float) -> socket.socket:
     try:
         return connected(way, limit)
     except (socket.gaierror, UnicodeError) as problem:
-        what = f"no address for {way.host!r} ({getattr(problem, 'strerror', problem)})"
-        raise Unreachable(node, what, "check `host`") from None
+        message = f"no address for {way.host!r} ({getattr(problem, 'strerror', problem)})"
+        raise Unreachable(node, message, "check `host`") from None
     except OSError as problem:
         raise _unreachable(node, way, problem, limit) from None
 
@@ -178,9 +178,9 @@ def _unreachable(node: str, way: Way, trouble: OSError, limit: float) -> Unreach
     if lack is not None:
         return lack
     if isinstance(trouble, ConnectionRefusedError):
-        what = f"nothing listens at {way.host} port {way.port}"
-        return Unreachable(node, what, "check `host` and `port`, and that sshd runs there")
+        message = f"nothing listens at {way.host} port {way.port}"
+        return Unreachable(node, message, "check `host` and `port`, and that sshd runs there")
     if isinstance(trouble, TimeoutError):
-        what = f"{way.host} port {way.port} did not answer within {limit:g} s"
-        return Unreachable(node, what, "check the address, the network and the firewall")
+        message = f"{way.host} port {way.port} did not answer within {limit:g} s"
+        return Unreachable(node, message, "check the address, the network and the firewall")
     return Unreachable(node, f"{way.host} port {way.port}: {trouble.strerror or trouble}")

@@ -77,18 +77,20 @@ class SeenKey:
 
 def changed(node: str, name: str, recorded: HostKey, shown: HostKey) -> HostKeyChanged:
     """Return the error of a host key that differs from the recorded one."""
-    what = f"its host key changed: recorded is {recorded}, shown was {shown}; somebody may stand in between"
+    problem = (
+        f"its host key changed: recorded is {recorded}, shown was {shown}; somebody may stand in between"
+    )
     hint = (
         f"only if you know why it changed: `ssh-keygen -R '{name}' -f FILE`, "
         f"then `clusterctl nodes trust {node}`"
     )
-    return HostKeyChanged(node, what, hint)
+    return HostKeyChanged(node, problem, hint)
 
 
 def revoked(node: str, shown: HostKey | None) -> HostKeyChanged:
     """Return the error of a host key that known_hosts marks as revoked."""
-    what = f"its host key {shown or ''} is marked as revoked in your known_hosts".replace("  ", " ")
-    return HostKeyChanged(node, what, "do not connect; ask who runs this node")
+    problem = f"its host key {shown or ''} is marked as revoked in your known_hosts".replace("  ", " ")
+    return HostKeyChanged(node, problem, "do not connect; ask who runs this node")
 
 
 def unknown(node: str, shown: HostKey | None) -> HostKeyUnknown:
@@ -128,7 +130,7 @@ def surely_new(name: str, files: Sequence[Path]) -> bool:
             data = path.read_bytes().lower()
         except OSError:
             continue
-        if name.lower().encode() in data or any(one in data for one in (b"|1|", b"*", b"?", b"\n@")):
+        if name.lower().encode() in data or any(mark in data for mark in (b"|1|", b"*", b"?", b"\n@")):
             return False
         if data.startswith(b"@"):
             return False
@@ -138,9 +140,9 @@ def surely_new(name: str, files: Sequence[Path]) -> bool:
 def append(path: Path, name: str, key: HostKey) -> None:
     """Append a key to a file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    there = path.read_bytes() if path.is_file() else b""
+    existing = path.read_bytes() if path.is_file() else b""
     line = f"{name} {key.kind} {key.base64}\n"
-    if there and not there.endswith(b"\n"):
+    if existing and not existing.endswith(b"\n"):
         line = "\n" + line
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(handle, "a", encoding="utf-8") as file:

@@ -43,9 +43,9 @@ class _Metadata(ModuleType):
     def version(self, name: str) -> str:
         spec = importlib.util.find_spec(name)
         for place in (spec and spec.submodule_search_locations) or ():
-            for one in os.listdir(os.path.dirname(place)):
-                if one.startswith(f"{name}-") and one.endswith(".dist-info"):
-                    return one[len(name) + 1 : -len(".dist-info")]
+            for entry in os.listdir(os.path.dirname(place)):
+                if entry.startswith(f"{name}-") and entry.endswith(".dist-info"):
+                    return entry[len(name) + 1 : -len(".dist-info")]
         del sys.modules[METADATA]
         from importlib.metadata import version
 

@@ -57,7 +57,7 @@ class Keys:
         """Yield the usable keys by name: first those in files, the last accepted one before the others, then the ssh
         agent's."""
         found = [(path, key) for path in way.identities for key in self._forms(path)]
-        yield from sorted(found, key=lambda one: one[0] != self.served)
+        yield from sorted(found, key=lambda named_key: named_key[0] != self.served)
         locked = {_public_blob(path) for path in way.identities if self._of_file(path) == LOCKED}
         for key in self._of_agent() if way.use_agent or locked else []:
             if way.use_agent or key.asbytes() in locked:
@@ -81,11 +81,11 @@ class Keys:
     def unlocked(self, path: str) -> paramiko.PKey | None:
         """Return a locked key once its passphrase was typed; threads that need the same key wait for it."""
         with self._asking:
-            there = self._of_file(path)
-            if isinstance(there, paramiko.PKey):
-                return there
+            known = self._of_file(path)
+            if isinstance(known, paramiko.PKey):
+                return known
             for _ in range(3):
-                secret = self._ask(f"Passphrase for {path}: ") if self._ask and there == LOCKED else None
+                secret = self._ask(f"Passphrase for {path}: ") if self._ask and known == LOCKED else None
                 if secret is None:
                     break
                 key = _load(path, secret)
@@ -233,18 +233,18 @@ def _offers(way: Way, keys: Keys) -> Iterator[tuple[str, paramiko.PKey]]:
             yield path, key
 
 
-def _refused(node: str, way: Way, user: str, tried: list[str], keys: Keys, said: str) -> LoginRefused:
+def _refused(node: str, way: Way, user: str, tried: list[str], keys: Keys, detail: str) -> LoginRefused:
     who = f"{user}@{way.host}"
     unusable = [f"{path}: {why}" for path in way.identities if (why := keys.why_not(path))]
-    what = f"no key was accepted for {who} (tried {', '.join(tried) or 'none'})"
+    problem = f"no key was accepted for {who} (tried {', '.join(tried) or 'none'})"
     if unusable:
-        what += "; not tried: " + "; ".join(unusable)
-    if said:
-        what += f": {said}"
+        problem += "; not tried: " + "; ".join(unusable)
+    if detail:
+        problem += f": {detail}"
     hint = f"try `ssh -p {way.port} {who}`; name `user` and `key` in the inventory"
-    if any("passphrase" in one for one in unusable):
+    if any("passphrase" in reason for reason in unusable):
         hint = "add it to an ssh agent with `ssh-add`, or name another one in the inventory (`key`)"
-    return LoginRefused(node, what, hint)
+    return LoginRefused(node, problem, hint)
 
 
 class _Table:
@@ -362,7 +362,7 @@ class KnownHosts:
         if key in recorded:
             return
         if recorded:
-            kept = next((one for one in recorded if one.kind == key.kind), recorded[0])
+            kept = next((candidate for candidate in recorded if candidate.kind == key.kind), recorded[0])
             raise host_keys.changed(node, name, kept, key)
         if not accept_new:
             raise host_keys.unknown(node, key)

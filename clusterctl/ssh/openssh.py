@@ -117,7 +117,7 @@ class OpenSshTransport:
         """Return the host key that a node shows now, and the recorded ones, without logging in."""
         way = way_to(node, self._config)
         recorded = host_keys.recorded(way.name, self._known_hosts(way))
-        key = retried(lambda: self._scan(node.name, way, [one.kind for one in recorded]))
+        key = retried(lambda: self._scan(node.name, way, [entry.kind for entry in recorded]))
         return SeenKey(node.name, way.name, key, recorded)
 
     def record(self, node: Node, key: HostKey) -> Path:
@@ -130,7 +130,7 @@ class OpenSshTransport:
 
     def _known_hosts(self, way: Way) -> list[Path]:
         own = [self._own_known_hosts] if self._own_known_hosts else []
-        named = [Path(one) for one in way.known_hosts if one.lower() != "none"]
+        named = [Path(file) for file in way.known_hosts if file.lower() != "none"]
         return [*own, *named] or [Path(KNOWN_HOSTS).expanduser()]
 
     # ---- logging in
@@ -142,8 +142,8 @@ class OpenSshTransport:
             new: dict[int, Path] = {}
             # Else a second handshake would have to find that out.
             if self._accept_new:
-                for place, one in enumerate(chain(way)):
-                    if host_keys.surely_new(one.name, self._known_hosts(one)):
+                for place, hop in enumerate(chain(way)):
+                    if host_keys.surely_new(hop.name, self._known_hosts(hop)):
                         new[place] = Path(folder) / str(place)
             while True:
                 try:
@@ -185,8 +185,8 @@ class OpenSshTransport:
         child.logs.take_all()
         hops = _hops(node, ways, child.logs)
         hop = culprit(hops)
-        said = child.words_left().decode(errors="replace").strip()
-        problem = refusal(hops, said, self._known_hosts(hop.way), self._limit(hop.way), ended)
+        words = child.words_left().decode(errors="replace").strip()
+        problem = refusal(hops, words, self._known_hosts(hop.way), self._limit(hop.way), ended)
         if isinstance(problem, HostKeyUnknown) and self._accept_new:
             return Unrecorded(hops.index(hop), problem)
         if isinstance(problem, NodeError) and hop is hops[0] and len(hops) > 1:
@@ -246,7 +246,7 @@ class OpenSshTransport:
     ) -> list[str]:
         """The options for the last server of a chain, and within them the commands for those before."""
         way, place = ways[-1], len(ways) - 1
-        files = [str(one) for one in self._known_hosts(way)]
+        files = [str(file) for file in self._known_hosts(way)]
         if place in new:
             files = [str(new[place])] if alone else [str(new[place]), *files]
         options = {
@@ -254,7 +254,7 @@ class OpenSshTransport:
             **self._quick(way),
             "ConnectTimeout": f"{max(self._limit(way), 1):.0f}",
             "StrictHostKeyChecking": "accept-new" if place in new else "yes",
-            "UserKnownHostsFile": " ".join(_quoted(one) for one in files),
+            "UserKnownHostsFile": " ".join(_quoted(file) for file in files),
             **_log_level(self._config.version),
         }
         if not way.joins_master:
@@ -279,10 +279,10 @@ class OpenSshTransport:
     def _kinds(self, kinds: Sequence[str]) -> dict[str, str]:
         """Keys of these kinds before all others, and no certificates: what is recorded is a key."""
         names = self._config.built_in().get("hostkeyalgorithms", ("",))[0].split(",")
-        plain = [one for one in names if one and "-cert-" not in one]
+        plain = [name for name in names if name and "-cert-" not in name]
         wanted = {"rsa-sha2-512", "rsa-sha2-256", *kinds} if "ssh-rsa" in kinds else set(kinds)
         # Which keeps the order among equals.
-        ordered = sorted(plain, key=lambda one: one not in wanted)
+        ordered = sorted(plain, key=lambda name: name not in wanted)
         return {"HostKeyAlgorithms": ",".join(ordered)} if ordered else {}
 
     def _quick(self, way: Way) -> dict[str, str]:
@@ -295,8 +295,8 @@ class OpenSshTransport:
         ):
             if ours and ours == usually:
                 names = ours.split(",")
-                quick = [one for one in QUICK[key] if one in names]
-                found[key] = ",".join([*quick, *(one for one in names if one not in quick)])
+                quick = [name for name in QUICK[key] if name in names]
+                found[key] = ",".join([*quick, *(name for name in names if name not in quick)])
         return found
 
 

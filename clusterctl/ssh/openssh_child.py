@@ -149,7 +149,9 @@ class Child:
                 self._poll.unregister(file)
         # A stream that never pauses keeps the other one waiting once only.
         self._turn += 1
-        for file in sorted((one for one in ready if one in self._open), reverse=bool(self._turn % 2)):
+        for file in sorted(
+            (descriptor for descriptor in ready if descriptor in self._open), reverse=bool(self._turn % 2)
+        ):
             try:
                 data = os.read(file, size)
             except BlockingIOError:
@@ -281,8 +283,8 @@ class ChildStream:
             return "stderr", data
         self._over = True
         if lost:
-            said = f": {data.decode(errors='replace').strip()}" if data else ""
-            raise LinkLost(self._child.node, f"the connection ended in the middle{said}")
+            words = f": {data.decode(errors='replace').strip()}" if data else ""
+            raise LinkLost(self._child.node, f"the connection ended in the middle{words}")
         # The login shell took no part in it.
         if self._code is None:
             self._code = status

@@ -78,13 +78,13 @@ def plain(data: bytes) -> str:
 
 def culprit(hops: Sequence[HopLog]) -> HopLog:
     """The first server that no login came through to."""
-    return next((one for one in hops if not one.logged_in), hops[-1])
+    return next((hop for hop in hops if not hop.logged_in), hops[-1])
 
 
 def refusal(
-    hops: Sequence[HopLog], said: str, known_hosts: Sequence[Path], timeout: float, ended: bool
+    hops: Sequence[HopLog], proxy_words: str, known_hosts: Sequence[Path], timeout: float, ended: bool
 ) -> ClusterctlError | Dropped:
-    """Why nobody is logged in. `said` is what a ProxyCommand said, `ended` whether ssh itself gave up."""
+    """Why nobody is logged in. `proxy_words` is what a ProxyCommand printed, `ended` whether ssh itself gave up."""
     hop = culprit(hops)
     node, way, text = hop.node, hop.way, hop.text
     if hop.logged_in:
@@ -95,7 +95,7 @@ def refusal(
         return _host_key(hop, known_hosts)
     if _REFUSED.search(text):
         return _login(hop)
-    on_the_way = _on_the_way(hop, hops, said)
+    on_the_way = _on_the_way(hop, hops, proxy_words)
     if on_the_way is not None:
         return on_the_way
     if _NO_CIPHER.search(text):
@@ -104,14 +104,14 @@ def refusal(
         return _silent(node, way, timeout)
     if not ended or _DROPPED.search(text):
         return Dropped(node, _last_line(text) if ended else "the server fell silent")
-    return Unreachable(node, f"ssh: {_last_line(text) or said or 'it ended without a word'}")
+    return Unreachable(node, f"ssh: {_last_line(text) or proxy_words or 'it ended without a word'}")
 
 
 def _host_key(hop: HopLog, known_hosts: Sequence[Path]) -> ClusterctlError:
     recorded = host_keys.recorded(hop.way.name, known_hosts)
     shown = hop.shown
     if recorded and shown is not None:
-        alike = [one for one in recorded if one.kind == shown.kind]
+        alike = [entry for entry in recorded if entry.kind == shown.kind]
         return host_keys.changed(hop.node, hop.way.name, (alike or recorded)[0], shown)
     # Recorded in a file that only OpenSSH knows of.
     if _CHANGED.search(hop.text):
@@ -121,7 +121,7 @@ def _host_key(hop: HopLog, known_hosts: Sequence[Path]) -> ClusterctlError:
 
 def _login(hop: HopLog) -> LoginRefused:
     way = hop.way
-    if way.identities and all(key_file(one).locked for one in way.identities):
+    if way.identities and all(key_file(identity).locked for identity in way.identities):
         hint = "add it to an ssh agent with `ssh-add`, or name another one in the inventory (`key`)"
         return LoginRefused(hop.node, f"the key {', '.join(way.identities)} is locked by a passphrase", hint)
     tried = [*way.identities, *(["the keys of the ssh agent"] if way.use_agent else [])]
@@ -130,16 +130,16 @@ def _login(hop: HopLog) -> LoginRefused:
     return LoginRefused(hop.node, f"no key was accepted for {who} (tried {', '.join(tried) or 'none'})", hint)
 
 
-def _on_the_way(hop: HopLog, hops: Sequence[HopLog], said: str) -> Unreachable | None:
+def _on_the_way(hop: HopLog, hops: Sequence[HopLog], proxy_words: str) -> Unreachable | None:
     """What the network, a gateway or a ProxyCommand says."""
     node, way, text = hop.node, hop.way, hop.text
     place = list(hops).index(hop)
     refused = _NO_WAY_ON.search(hops[place - 1].text) if place else None
     if refused and way.gateway:
-        what = f"the gateway {way.gateway.name} can't reach {way.name}: {refused[1]}"
-        return Unreachable(node, what, "check `host` and `port` as the gateway sees them")
-    if way.proxy_command and said:
-        return Unreachable(node, f"its ProxyCommand said: {said}", f"try `{way.proxy_command}`")
+        problem = f"the gateway {way.gateway.name} can't reach {way.name}: {refused[1]}"
+        return Unreachable(node, problem, "check `host` and `port` as the gateway sees them")
+    if way.proxy_command and proxy_words:
+        return Unreachable(node, f"its ProxyCommand said: {proxy_words}", f"try `{way.proxy_command}`")
     unresolved = _NO_ADDRESS.search(text)
     if unresolved:
         return Unreachable(node, f"no address for {way.host!r} ({unresolved[1]})", "check `host`")
@@ -147,8 +147,8 @@ def _on_the_way(hop: HopLog, hops: Sequence[HopLog], said: str) -> Unreachable |
     if failed is None:
         return None
     if "refused" in failed[1]:
-        what = f"nothing listens at {way.host} port {way.port}"
-        return Unreachable(node, what, "check `host` and `port`, and that sshd runs there")
+        problem = f"nothing listens at {way.host} port {way.port}"
+        return Unreachable(node, problem, "check `host` and `port`, and that sshd runs there")
     if "timed out" in failed[1]:
         return _silent(node, way, 0)
     return Unreachable(node, f"{way.host} port {way.port}: {failed[1]}")
@@ -156,8 +156,8 @@ def _on_the_way(hop: HopLog, hops: Sequence[HopLog], said: str) -> Unreachable |
 
 def _silent(node: str, way: Way, timeout: float) -> Unreachable:
     within = f" within {timeout:g} s" if timeout else " in time"
-    what = f"{way.host} port {way.port} did not answer{within}"
-    return Unreachable(node, what, "check the address, the network and the firewall")
+    problem = f"{way.host} port {way.port} did not answer{within}"
+    return Unreachable(node, problem, "check the address, the network and the firewall")
 
 
 def _last_line(text: str) -> str:

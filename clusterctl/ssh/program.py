@@ -48,10 +48,10 @@ class Program(paramiko.Channel):
             self.came.append(("stderr", m.get_binary()))
 
     def _handle_request(self, m: Any) -> None:
-        what = paramiko.Message(m.get_remainder())
-        if what.get_text() == "exit-signal":
-            what.get_boolean()
-            self.signal = what.get_text()
+        request = paramiko.Message(m.get_remainder())
+        if request.get_text() == "exit-signal":
+            request.get_boolean()
+            self.signal = request.get_text()
         super()._handle_request(m)  # type: ignore[misc]
 
 

@@ -42,7 +42,7 @@ def retried(connect: Callable[[], T]) -> T:
         except Dropped as dropped:
             if attempt == TRIES or time.monotonic() - began > RETRY_LIMIT:
                 times = f" {attempt} times" if attempt > 1 else ""
-                what = f"the handshake failed{times}: {dropped.problem}"
+                problem = f"the handshake failed{times}: {dropped.problem}"
                 hint = "its sshd may be overloaded (MaxStartups), or no SSH server"
-                raise Unreachable(dropped.node, what, hint) from None
+                raise Unreachable(dropped.node, problem, hint) from None
             time.sleep(FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))

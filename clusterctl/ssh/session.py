@@ -84,7 +84,7 @@ _Transport: Any = paramiko.Transport
 class Session(_Transport):  # type: ignore[misc]
     """A connection to one server; any number of threads may wait for things in it."""
 
-    _preferred_kex = FAST_KEX + tuple(one for one in _Transport._preferred_kex if one not in FAST_KEX)
+    _preferred_kex = FAST_KEX + tuple(name for name in _Transport._preferred_kex if name not in FAST_KEX)
     _preferred_ciphers: tuple[str, ...] = GCM + CTR
     _preferred_macs: tuple[str, ...] = SHA2
 
@@ -109,9 +109,12 @@ class Session(_Transport):  # type: ignore[misc]
         self.packets: Packets = self.packetizer
         self.packets.REKEY_BYTES, self.packets.REKEY_PACKETS = REKEY_BYTES, REKEY_PACKETS
         first = tuple(
-            kind for one in recorded for kind in SIGNED_BY.get(one, (one,)) if kind in self._key_info
+            kind
+            for recorded_kind in recorded
+            for kind in SIGNED_BY.get(recorded_kind, (recorded_kind,))
+            if kind in self._key_info
         )
-        others = (one for one in _Transport._preferred_keys if one not in first)
+        others = (key_type for key_type in _Transport._preferred_keys if key_type not in first)
         self._preferred_keys: tuple[str, ...] = (*first, *others)
         self._preferred_kex = _allowed(self._preferred_kex, allowed_kex)
         self._preferred_ciphers = _allowed(self._preferred_ciphers, allowed_ciphers)
@@ -215,12 +218,12 @@ class Session(_Transport):  # type: ignore[misc]
             3: "no such kind of channel",
             4: "too many",
         }
-        said = known.get(code, f"reason {code}")
-        self._refused[number] = f"{words} ({said})" if words else said
+        reason = known.get(code, f"reason {code}")
+        self._refused[number] = f"{words} ({reason})" if words else reason
         # Paramiko's own `open_channel` waits, for fabric.
         if number in self.channel_events:
             self._channels.delete(number)
-            self.saved_exception: BaseException = paramiko.ChannelException(code, said)
+            self.saved_exception: BaseException = paramiko.ChannelException(code, reason)
             self.channel_events.pop(number).set()
 
     # ---- sending
@@ -251,8 +254,8 @@ class Session(_Transport):  # type: ignore[misc]
     def _parse_newkeys(self, m: paramiko.Message) -> None:
         super()._parse_newkeys(m)
         later, self._later = self._later, []
-        for one in later:
-            self._send_message(one)
+        for message in later:
+            self._send_message(message)
 
     # ---- listening
 
@@ -387,4 +390,4 @@ class Session(_Transport):  # type: ignore[misc]
 def _allowed(ours: tuple[str, ...], theirs: str) -> tuple[str, ...]:
     """What we can do of what is allowed; all that we can where that leaves nothing."""
     names = theirs.split(",")
-    return tuple(one for one in ours if one in names) or ours
+    return tuple(name for name in ours if name in names) or ours

@@ -113,10 +113,10 @@ class SshTransport:
         with self._change:
             known = self._known.get(way.known_hosts)
             if known is None:
-                names = [one for one in way.known_hosts if one.lower() != "none"]
+                names = [name for name in way.known_hosts if name.lower() != "none"]
                 if self._own_known_hosts is not None:
                     names.insert(0, str(self._own_known_hosts))
-                files = [Path(os.path.expanduser(one)) for one in names or (KNOWN_HOSTS,)]
+                files = [Path(os.path.expanduser(name)) for name in names or (KNOWN_HOSTS,)]
                 known = self._known[way.known_hosts] = KnownHosts(files)
             return known
 
@@ -137,7 +137,7 @@ class SshTransport:
         """Ask for the passphrase before a server waits for it, where every key is locked."""
         if way.use_agent and inherited((AGENT,)):
             return
-        if way.identities and all(key_file(one).locked for one in way.identities):
+        if way.identities and all(key_file(identity).locked for identity in way.identities):
             load_paramiko()
             self._all_keys().unlocked(way.identities[0])
 
@@ -162,17 +162,17 @@ class SshTransport:
             load_paramiko()
             from clusterctl.ssh.session import Session
 
-            recorded = tuple(one.kind for one in self._known_hosts(way).of(way.name))
+            recorded = tuple(entry.kind for entry in self._known_hosts(way).of(way.name))
             session = Session(stream, judge, recorded, way.key_exchanges, way.ciphers)
             # A ProxyCommand may have a login of its own to make before the server can say a word.
             session.shake_hands(HANDSHAKE_LIMIT, None if way.proxy_command else self._limit(way))
         except BaseException as problem:
             stream.close()
             then()
-            said = stream.last_words() if isinstance(stream, ProxySocket) else ""
-            if said and not isinstance(problem, ClusterctlError):
+            proxy_words = stream.last_words() if isinstance(stream, ProxySocket) else ""
+            if proxy_words and not isinstance(problem, ClusterctlError):
                 raise Unreachable(
-                    node, f"its ProxyCommand said: {said}", f"try `{way.proxy_command}`"
+                    node, f"its ProxyCommand said: {proxy_words}", f"try `{way.proxy_command}`"
                 ) from None
             raise _worded(node, problem) from None
         return Login(session, way.user, then)
