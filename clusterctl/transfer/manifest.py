@@ -45,7 +45,7 @@ class Manifest:
 
     @cached_property
     def files(self) -> list[Entry]:
-        return [one for one in self.entries if one.kind == "f"]
+        return [entry for entry in self.entries if entry.kind == "f"]
 
     @cached_property
     def pieces(self) -> tree.Pieces:
@@ -53,7 +53,7 @@ class Manifest:
 
     @cached_property
     def size(self) -> int:
-        return sum(one.size for one in self.files)
+        return sum(file.size for file in self.files)
 
 
 def make_manifest(
@@ -119,9 +119,9 @@ def _remembered(path: Path, recheck: bool) -> Iterator[tree_cache.Memory]:
 
 
 def _forget_old(folder: Path) -> None:
-    for one in folder.iterdir():
-        if time.time() - one.stat().st_mtime > FORGET_AFTER:
-            one.unlink(missing_ok=True)
+    for file in folder.iterdir():
+        if time.time() - file.stat().st_mtime > FORGET_AFTER:
+            file.unlink(missing_ok=True)
 
 
 def file_manifest(path: Path, name: str, recheck: bool = False) -> Manifest:
@@ -138,9 +138,9 @@ def file_manifest(path: Path, name: str, recheck: bool = False) -> Manifest:
 def _refuse_what_no_node_takes(root: Path, entries: list[Entry]) -> None:
     remedy = "add it to .clusterctlignore, or push what it points to"
     faults = [
-        Fault(str(root / one.path), f"the link leads out of the tree, to {one.content}", remedy)
-        for one in entries
-        if one.kind == "l" and not tree.link_stays_inside(one.path, one.content)
+        Fault(str(root / entry.path), f"the link leads out of the tree, to {entry.content}", remedy)
+        for entry in entries
+        if entry.kind == "l" and not tree.link_stays_inside(entry.path, entry.content)
     ]
     if faults:
         raise InputFaults(faults)

@@ -48,7 +48,7 @@ def pull_tree(
         builder.stage()
         try:
             builder.adopt()
-            wanted = builder.look([Base(str(one), {}) for one in others])
+            wanted = builder.look([Base(str(other), {}) for other in others])
             builder.room(wanted)
             builder.copy_over()
             answer = json.dumps(wanted).encode()

@@ -72,8 +72,8 @@ class Source:
         for chunk in chunks:
             send(chunk)
 
-    def _path_of(self, one: Entry) -> str:
-        return str(self.root) if self.single else os.path.join(self.root, one.path)
+    def _path_of(self, entry: Entry) -> str:
+        return str(self.root) if self.single else os.path.join(self.root, entry.path)
 
 
 # ---- one node
@@ -130,12 +130,12 @@ def look(connection: Connection, source: Source, dest: str, *, replace: bool = F
     for frame in request:
         if frame.fields.get("manifest"):
             _send_manifest(request, source.manifest)
-    said = request.result or {}
+    result = request.result or {}
     return Would(
-        str(said.get("path")),
-        bool(said.get("unchanged")),
-        int(said.get("files", 0)),
-        int(said.get("bytes", 0)),
+        str(result.get("path")),
+        bool(result.get("unchanged")),
+        int(result.get("files", 0)),
+        int(result.get("bytes", 0)),
     )
 
 
@@ -171,26 +171,26 @@ class _Sending:
         self._requests = _open(connection, source, {**params, "relay": relay is not None})
 
     def result(self) -> PushResult:
-        said: dict[str, Any] = {}
+        reply: dict[str, Any] = {}
         try:
             for frame in self._requests:
-                said = self._answer(frame)
-                if said:
+                reply = self._answer(frame)
+                if reply:
                     break
         except BaseException as problem:
             self._requests.cancel()
             if self._relay:
                 self._relay.leave(self._node)
             raise worded(self._node, problem) from None
-        said = said or self._requests.result or {}
-        notes = tuple(str(one) for one in said.get("notes", ()))
+        reply = reply or self._requests.result or {}
+        notes = tuple(str(note) for note in reply.get("notes", ()))
         return PushResult(
-            str(said.get("path")),
+            str(reply.get("path")),
             self._sent,
             self._files,
             time.monotonic() - self._began,
-            bool(said.get("unchanged")),
-            int(said.get("relayed", 0)),
+            bool(reply.get("unchanged")),
+            int(reply.get("relayed", 0)),
             notes,
         )
 

@@ -55,14 +55,14 @@ class Relay:
     def join(self, node: str, port: int) -> list[dict[str, Any]]:
         """Add a node that listens (at port 0 it does not); return the nodes that it may ask, the best one first."""
         with self._change:
-            there = list(self._members)
+            members = list(self._members)
             if port:
                 self._members.append((node, port))
             if self._failures >= HOPELESS and not self._worked:
                 return []
-        place = len(there)
+        place = len(members)
         first = place - 1 if place % CHAIN else max(place - CHAIN, 0)
-        chosen = reversed(there[max(first - CHOICE_OF_PARENTS + 1, 0) : first + 1])
+        chosen = reversed(members[max(first - CHOICE_OF_PARENTS + 1, 0) : first + 1])
         return [{"node": name, "address": self._addresses[name], "port": port} for name, port in chosen]
 
     @property
@@ -74,7 +74,7 @@ class Relay:
     def leave(self, node: str) -> None:
         """Take out a node that failed: no new node is sent to it."""
         with self._change:
-            self._members = [one for one in self._members if one[0] != node]
+            self._members = [member for member in self._members if member[0] != node]
 
     def tell(self, relayed: int, failed: int) -> None:
         """Record how a transfer between a node and the others went."""
@@ -89,12 +89,12 @@ class Relay:
 
     def release(self) -> None:
         """Let the nodes stop serving: all have what they need, and a link that breaks now loses nothing."""
-        for one in self._lingering:
+        for request in self._lingering:
             with contextlib.suppress(ClusterctlError):
-                one.send(b"done\n")
-        for one in self._lingering:
+                request.send(b"done\n")
+        for request in self._lingering:
             with contextlib.suppress(ClusterctlError):
-                one.end()
+                request.end()
 
 
 @contextmanager

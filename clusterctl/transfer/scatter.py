@@ -29,30 +29,30 @@ class Portion:
 
 def portions(cluster: Cluster, prefixes: Sequence[str]) -> tuple[Path, list[Portion]]:
     """Return which shards go to which node; raise all faults together."""
-    found = sorted({_prefix(one) for one in prefixes}, key=str)
+    found = sorted({_prefix(prefix) for prefix in prefixes}, key=str)
     folder = found[0].parent
     faults = [
         Fault(
-            f"{one}.{ending}",
+            f"{shard}.{ending}",
             "no such file",
             "a shard is a .bin and an .idx, as `clusterctl data split` writes",
         )
-        for one in found
+        for shard in found
         for ending in ENDINGS
-        if not Path(f"{one}.{ending}").is_file()
+        if not Path(f"{shard}.{ending}").is_file()
     ]
     faults += [
-        Fault(str(one), f"is not in {folder} as {found[0].name} is", "put the shards into one folder")
-        for one in found
-        if one.parent != folder
+        Fault(str(shard), f"is not in {folder} as {found[0].name} is", "put the shards into one folder")
+        for shard in found
+        if shard.parent != folder
     ]
     if faults:
         raise InputFaults(faults)
     given: dict[str, list[Path]] = {node.name: [] for node in cluster.nodes}
-    for number, one in enumerate(found):
-        given[cluster.nodes[number % len(cluster.nodes)].name].append(one)
+    for number, shard in enumerate(found):
+        given[cluster.nodes[number % len(cluster.nodes)].name].append(shard)
     return folder, [
-        Portion(node, tuple(one.name for one in given[node.name]), _files(given[node.name]))
+        Portion(node, tuple(shard.name for shard in given[node.name]), _files(given[node.name]))
         for node in cluster.nodes
         if given[node.name]
     ]
@@ -67,7 +67,7 @@ def _prefix(name: str) -> Path:
 
 
 def _files(shards: Sequence[Path]) -> tuple[str, ...]:
-    names = [f"{one.name}.{ending}" for one in shards for ending in (*ENDINGS, *MORE)]
+    names = [f"{shard.name}.{ending}" for shard in shards for ending in (*ENDINGS, *MORE)]
     return tuple(name for name in names if (shards[0].parent / name).is_file())
 
 
@@ -82,7 +82,7 @@ def scatter(
     """Push each node its shards; what it has already is not sent."""
     from clusterctl.transfer import push
 
-    by_node = {one.node.name: one for one in given}
+    by_node = {portion.node.name: portion for portion in given}
 
     def send(node: Node, link: Connection) -> PushResult:
         only = by_node[node.name].files
@@ -90,4 +90,4 @@ def scatter(
         source = push.Source(folder, manifest)
         return push.push_tree(link, source, dest, replace=replace, progress=progress(node.name))
 
-    return connections.on_each([one.node for one in given], send)
+    return connections.on_each([portion.node for portion in given], send)
