@@ -92,17 +92,17 @@ def folded(outcomes: Sequence[Outcome[Completed]], answers: Answers) -> list[Gro
     groups: dict[object, Group] = {}
     for outcome in outcomes:
         if outcome.value is not None:
-            said = answers.of(outcome.node.name)
-            key = (outcome.value, *(said[stream].digest for stream in STREAMS))
-            group = groups.setdefault(key, Group(outcome.value, said))
+            output = answers.of(outcome.node.name)
+            key = (outcome.value, *(output[stream].digest for stream in STREAMS))
+            group = groups.setdefault(key, Group(outcome.value, output))
             group.names.append(outcome.node.name)
     return list(groups.values())
 
 
 def differences(groups: Sequence[Group], against: str | None) -> Iterator[str]:
     """Yield the lines in which each group differs from a named node's, or else from the largest group."""
-    base = next((one for one in groups if against in one.names), None)
-    base = base or max(groups, key=lambda one: len(one.names))
+    base = next((group for group in groups if against in group.names), None)
+    base = base or max(groups, key=lambda group: len(group.names))
     for other in groups:
         if other is not base:
             yield from _compared(base, other)
@@ -112,14 +112,14 @@ def _compared(base: Group, other: Group) -> Iterator[str]:
     yield f"--- {base.header()}\n"
     yield f"+++ {other.header()}\n"
     for stream in STREAMS:
-        one, two = base.said[stream], other.said[stream]
-        if one.digest == two.digest:
+        base_output, other_output = base.said[stream], other.said[stream]
+        if base_output.digest == other_output.digest:
             continue
         if stream == "stderr":
             yield "stderr:\n"
-        before, after = _lines(one), _lines(two)
+        before, after = _lines(base_output), _lines(other_output)
         if before is None or after is None:
-            yield f"they differ ({one.size} and {two.size} bytes, too much to compare)\n"
+            yield f"they differ ({base_output.size} and {other_output.size} bytes, too much to compare)\n"
             continue
         found = list(difflib.unified_diff(before, after, lineterm=""))[2:]
         yield from (line + "\n" for line in found or ["they differ in line ends only"])
@@ -138,6 +138,6 @@ def as_json(outcome: Outcome[Completed], answers: Answers) -> dict[str, object]:
     """Return one node's result as JSON values."""
     row = ending_as_json(outcome)
     if outcome.value is not None:
-        said = answers.of(outcome.node.name)
-        row.update({stream: said[stream].bytes().decode("utf-8", "backslashreplace") for stream in STREAMS})
+        output = answers.of(outcome.node.name)
+        row.update({stream: output[stream].bytes().decode("utf-8", "backslashreplace") for stream in STREAMS})
     return row

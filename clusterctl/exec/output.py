@@ -64,9 +64,9 @@ class Prefixer(WholeLines):
 
     def out(self, node: str, stream: str, data: bytes) -> None:
         prefix = f"{node + ':':<{self._width + 1}} ".encode()
-        said = shown(data)
+        text = shown(data)
         with self._writing:
-            self._write(stream, b"".join((prefix, said.replace(b"\n", b"\n" + prefix), b"\n")))
+            self._write(stream, b"".join((prefix, text.replace(b"\n", b"\n" + prefix), b"\n")))
 
 
 class JsonLines(WholeLines):
@@ -158,7 +158,9 @@ def ending(completed: Completed) -> str:
 
 def exit_code(outcomes: Sequence[Outcome[Completed]]) -> int:
     """Return the largest exit code of the nodes, 128+n for a signal; 255 where a node was not reached."""
-    return max((UNREACHABLE if one.value is None else one.value.code for one in outcomes), default=0)
+    return max(
+        (UNREACHABLE if outcome.value is None else outcome.value.code for outcome in outcomes), default=0
+    )
 
 
 def ending_as_json(outcome: Outcome[Completed]) -> dict[str, object]:
