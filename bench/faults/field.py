@@ -194,8 +194,8 @@ class Lane:
 
     def temporary(self, node: str, run: str) -> list[str]:
         """What lies in a node's folders for passing things, and what a run wrote aside and never put in place."""
-        entry, layout, root = self.box.node(node), self.box.layout, Path(f"/proc/{self.init(node)}/root")
-        passing = [root / "dev/shm", layout.temporary(entry) or root / "tmp"]
+        machine, layout, root = self.box.node(node), self.box.layout, Path(f"/proc/{self.init(node)}/root")
+        passing = [root / "dev/shm", layout.temporary(machine) or root / "tmp"]
         # A checkout below /tmp is shown to nodes, and nobody's leftover.
         mounts = mounted_in(self.init(node))
         found = [
@@ -208,7 +208,7 @@ class Lane:
         return (
             found
             + aside_in(self.run_dir(node, run))
-            + aside_in(Path(f"{root}{layout.home(entry)}/{WORKDIR}/store"))
+            + aside_in(Path(f"{root}{layout.home(machine)}/{WORKDIR}/store"))
         )
 
     # -- what is done to it

@@ -27,9 +27,9 @@ class Watched:
         while Path(f"/proc/{self.pid}/statm").exists() and _held(self.pid)[2]:
             family = list(_family(self.pid))
             held = [_held(pid) for pid in family]
-            self.rss = max(self.rss, sum(process[0] for process in held))
-            self.pss = max(self.pss, sum(process[1] for process in held))
-            self.threads = max(self.threads, sum(process[2] for process in held))
+            self.rss = max(self.rss, sum(usage[0] for usage in held))
+            self.pss = max(self.pss, sum(usage[1] for usage in held))
+            self.threads = max(self.threads, sum(usage[2] for usage in held))
             self.processes = max(self.processes, len(family))
             time.sleep(0.05)
 

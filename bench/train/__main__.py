@@ -230,8 +230,8 @@ def speed(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
 def gpu(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
     """As on a CPU, where there is a CUDA device."""
     ask = "import torch; print(torch.cuda.is_available())"
-    answered = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
-    if answered.stdout.strip() == "True":
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    if done.stdout.strip() == "True":
         return speed(name, options)
     return {"row": name, "missing": "no CUDA device"}, f"{name}: not measured: torch sees no CUDA device here"
 
@@ -351,17 +351,13 @@ def main() -> int:
     found = []
     for name in options.rows or DEFAULT:
         say(name)
-        answered, text = ROWS[name](name, options)
-        found.append(answered)
+        result, text = ROWS[name](name, options)
+        found.append(result)
         print(f"{text}\n", flush=True)
         if options.json:
             options.json.write_text(json.dumps(found, indent=2))
     return int(
-        any(
-            is_ours(answered) and "missing" in answered
-            for row in found
-            for answered in row.get("subjects", ())
-        )
+        any(is_ours(subject) and "missing" in subject for row in found for subject in row.get("subjects", ()))
     )
 
 
