@@ -1,1 +1,1 @@
-"""Native code for the index of samples."""
+"""Compiled code that builds and reads the index of samples."""

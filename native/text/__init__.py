@@ -1,1 +1,1 @@
-"""Native code for texts: byte pair encoding, JSON lines."""
+"""Compiled code for text: byte pair encoding and reading JSON lines."""

@@ -1,4 +1,7 @@
-"""Byte-level BPE in C++: UTF-8 text in a buffer -> ids in an array. It knows tables, not files of tokenizers."""
+"""Encode UTF-8 text to token ids by byte-level BPE in C++.
+
+It works on tables in memory; reading tokenizer files is the caller's work.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ from native.compiled.library import load, why_not
 
 __all__ = ["Added", "Bpe", "NotUtf8", "Tables", "check_places", "unicode_ranges", "why_not"]
 
-# These two because a pair of ids and its rank are kept in one number of 64 bits.
+# These two limits exist because a pair of ids and its rank are packed into one 64-bit number.
 MOST_MERGES = (1 << 23) - 1
 LARGEST_ID = (1 << 20) - 2
-# Bytes: its ids are counted in 32 bits, and each byte may be one.
+# In bytes. A document's ids are counted in 32 bits, and each byte may become one id.
 LARGEST_DOCUMENT = (1 << 31) - 2
 MOST_THREADS = 256
-# As SLACK in bpe.cpp.
+# The same value as SLACK in bpe.cpp.
 _SLACK = 16
 
 
 class NotUtf8(ValueError):
-    """Bytes that are no UTF-8, in `document` (the first one of the call that has some)."""
+    """Raised for text that is not UTF-8; `document` is the number of the first such document of the call."""
 
     def __init__(self, document: int) -> None:
         super().__init__(f"document {document} is not UTF-8")
@@ -36,7 +39,10 @@ class NotUtf8(ValueError):
 
 @dataclass(frozen=True)
 class Added:
-    """A token that is found in the text before its words are; `late` ones in what the others left."""
+    """An added token, found in the text before the text is divided into words.
+
+    `late` tokens are searched for in a second pass, in the text between the other added tokens.
+    """
 
     text: bytes
     id: int
@@ -45,7 +51,8 @@ class Added:
 
 @dataclass(frozen=True)
 class Tables:
-    """What makes one tokenizer: the id of every byte, and (left, right, made) of every merge by rank."""
+    """The tables that define one tokenizer: the id of every byte, and (left, right, merged) ids of every
+    merge by rank."""
 
     byte_ids: NDArray[np.uint32]  # (256,)
     merges: NDArray[np.uint32]  # (merges, 3)
@@ -54,7 +61,7 @@ class Tables:
 
 
 class _Spec(ctypes.Structure):
-    """As `struct Spec` in bpe.cpp."""
+    """The layout of `struct Spec` in bpe.cpp."""
 
     _fields_ = (
         ("byte_ids", ctypes.c_void_p),
@@ -72,7 +79,7 @@ class _Spec(ctypes.Structure):
 
 
 class _Job(ctypes.Structure):
-    """As `struct Job` in bpe.cpp."""
+    """The layout of `struct Job` in bpe.cpp."""
 
     _fields_ = (
         ("text", ctypes.c_void_p),
@@ -88,13 +95,13 @@ class _Job(ctypes.Structure):
 
 
 class Bpe:
-    """A model with its caches: 4 MiB for each of `threads`, whatever is encoded. `dtype`: uint16 or int32."""
+    """A tokenizer's model with its caches, which take a fixed 4 MiB per thread. `dtype` is uint16 or int32."""
 
     def __init__(self, tables: Tables, dtype: Any, threads: int = 1) -> None:
         self.dtype = np.dtype(dtype)
         self.threads = min(max(1, threads), MOST_THREADS)
         self._wide = self.dtype.itemsize == 4
-        # Ids a byte, at most.
+        # The largest number of ids per byte.
         self._room = 2 if tables.prefix_space else 1
         self._lock = threading.Lock()
         self._call = load().functions
@@ -136,10 +143,11 @@ class Bpe:
     def encode(
         self, text: Any, starts: NDArray[np.int64], ends: NDArray[np.int64], eod: int | None = None
     ) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        """The ids of the documents text[starts[i]:ends[i]], one after the other, and how many each has.
+        """Return the ids of all documents text[starts[i]:ends[i]], concatenated, and the number of ids of
+        each document.
 
-        text: anything with a buffer of bytes; starts and ends ascend, and no two documents overlap.
-        eod: put after every document that has ids, and counted in its length.
+        text: any object with a buffer of bytes; starts and ends ascend, and documents do not overlap.
+        eod: this id is appended to every document that has ids, and counted in its length.
         """
         view = np.frombuffer(text, np.uint8)
         starts = np.ascontiguousarray(starts, np.int64)
@@ -160,7 +168,7 @@ class Bpe:
             -1 if eod is None else eod,
             self.threads,
         )
-        # The caches are the model's.
+        # The caches belong to the model, so only one call may run at a time.
         with self._lock:
             total: int = self._call.native_bpe_encode(self._handle, ctypes.byref(job))
         if total == -1:
@@ -170,7 +178,7 @@ class Bpe:
         return ids[:total], lengths
 
     def words(self, text: bytes) -> NDArray[np.int64]:
-        """Where the words of a text without added tokens end, in bytes."""
+        """Return the byte offsets at which the words of `text` end; added tokens are not recognised."""
         ends = np.empty(len(text), np.int64)
         count = self._call.native_bpe_words(
             self._handle, ctypes.c_char_p(text), ctypes.c_int64(len(text)), ctypes.c_void_p(ends.ctypes.data)
@@ -179,7 +187,7 @@ class Bpe:
 
 
 def check_places(starts: NDArray[np.int64], ends: NDArray[np.int64], size: int) -> None:
-    """Refuse places that the C++ would read or write outside its memory for."""
+    """Raise ValueError if the C++ code would read or write outside its memory for these documents."""
     if starts.ndim != 1 or starts.shape != ends.shape:
         raise ValueError(f"starts and ends are {starts.shape} and {ends.shape}; each (documents,) is needed")
     if not len(starts):
@@ -194,7 +202,7 @@ def check_places(starts: NDArray[np.int64], ends: NDArray[np.int64], size: int) 
 
 
 def unicode_ranges() -> NDArray[np.uint32]:
-    """(ranges, 3): the ranges [first, end) of code points that the table has, and their kind."""
+    """Return an array (ranges, 3): first code point, end (exclusive) and kind of each range in the table."""
     functions = load().functions
     functions.native_bpe_ranges.restype = ctypes.c_int64
     address = ctypes.POINTER(ctypes.c_uint32)()

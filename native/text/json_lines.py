@@ -1,4 +1,5 @@
-"""Lines of JSON -> the text under one key, by compiled code that makes no object of anything else."""
+"""Extract the text under one key from lines of JSON, in compiled code that creates no Python objects for
+the rest."""
 
 from __future__ import annotations
 
@@ -15,23 +16,24 @@ __all__ = ["Lines", "read", "why_not"]
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines that are not blank, in order. Where `plain`, text[starts:ends] is the text under the key, as UTF-8.
+    """The lines that are not blank, in order.
 
-    All others are left to Python's reader, which has words for what is wrong, or knows more: data[starts:ends].
+    If `plain`, text[starts:ends] is the text under the key, in UTF-8. The caller reads every other line,
+    data[starts:ends], with Python's JSON reader, which accepts more forms and reports errors.
     """
 
     text: NDArray[np.uint8]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     numbers: NDArray[np.int64]
-    """From 0."""
+    """The line numbers, from 0."""
     characters: NDArray[np.int64]
-    """Of each plain text."""
+    """The number of characters of each plain text."""
     plain: NDArray[np.bool_]
 
 
 class _Reading(ctypes.Structure):
-    """As `struct Reading` in json_lines.cpp."""
+    """The layout of `struct Reading` in json_lines.cpp."""
 
     _fields_ = (
         ("data", ctypes.c_char_p),
@@ -48,11 +50,11 @@ class _Reading(ctypes.Structure):
 
 
 def read(data: bytes, key: str) -> Lines:
-    """The texts under `key` of whole lines."""
+    """Return the texts under `key` in `data`, which consists of whole lines."""
     most = data.count(b"\n") + 1
     starts, ends, numbers, characters = (np.empty(most, np.int64) for _ in range(4))
     text, plain = np.empty(len(data) + 8, np.uint8), np.empty(most, np.bool_)
-    # Half a character in a key is in no line that is UTF-8.
+    # A key with a lone surrogate matches no line, because lines are UTF-8.
     name = key.encode("utf-8", "surrogatepass")
     reading = _Reading(
         data,

@@ -1,8 +1,8 @@
-"""Writes `unicode_classes.h`: what \\p{L}, \\p{N} and \\s are to the regular expressions of `tokenizers`.
+"""Write `unicode_classes.h`: what \\p{L}, \\p{N} and \\s match in the regular expressions of `tokenizers`.
 
     python -m native.text.unicode_classes > native/text/unicode_classes.h
 
-It asks `tokenizers` about every code point, because no other table is sure to be of the same Unicode version.
+It tests every code point with `tokenizers`, because another table may follow another Unicode version.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ CODE_POINTS = 0x110000
 AT_ONCE = 4096
 _SURROGATES = range(0xD800, 0xE000)
 
-# Around a character, what divides the kinds: a letter joins the `a`, a number the `1`, any other but white space
-# the `!`; the line ends keep one character's neighbours apart.
+# Frames that show a character's kind: a letter joins the `a`, a number the `1`, and any other character
+# except white space the `!`. The line ends separate the three copies of the character.
 FRAME = "a{0}\n1{0}\n!{0}\n"
 _PLACES = (1, 4, 7)
 
-# That a character joins its neighbour tells its kind; that it joins none, only all three together.
+# Frames for comparing kinds in tests. If a character joins its neighbour in one of the first three, that
+# shows its kind; that it joins none (white space) shows only in all three together.
 FRAMES = ("!{0}\n", "a{0}\n", "1{0}\n", FRAME)
 
 Range = tuple[int, int, int]
 
 
 def kinds(codes: Sequence[int]) -> list[int]:
-    """The kind of each code point, as `tokenizers` has it."""
+    """Return the kind of each code point, determined with `tokenizers`."""
     from tokenizers import pre_tokenizers
 
     text = "".join(FRAME.format(chr(code)) for code in codes)
@@ -46,7 +47,10 @@ def _kind(joins_letter: bool, joins_number: bool, joins_other: bool) -> int:
 
 
 def ranges(codes: Iterable[int] = range(CODE_POINTS)) -> list[Range]:
-    """Half-open ranges (first, end, kind) of what is not OTHER; surrogates, which no text has, are OTHER."""
+    """Return half-open ranges (first, end, kind) of all code points that are not OTHER.
+
+    Surrogates count as OTHER; they never occur in text.
+    """
     found: list[Range] = []
     for code, kind in _asked(codes):
         if kind == OTHER:
@@ -65,7 +69,7 @@ def _asked(codes: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def header(found: Sequence[Range], version: str) -> str:
-    """The text of `unicode_classes.h`."""
+    """Return the text of `unicode_classes.h`."""
     rows = [f"{{0x{first:x}, 0x{end:x}, {KINDS[kind]}}}," for first, end, kind in found]
     lines = [" ".join(rows[i : i + 4]) for i in range(0, len(rows), 4)]
     return _HEADER.format(version=version, kinds=", ".join(KINDS), count=len(rows), rows="\n    ".join(lines))
@@ -95,7 +99,7 @@ constexpr UnicodeRange UNICODE_RANGES[] = {{
 
 
 def main() -> None:
-    """The header on standard output."""
+    """Write the header to standard output."""
     import tokenizers
 
     sys.stdout.write(header(ranges(), tokenizers.__version__))
