@@ -1,10 +1,10 @@
-"""Fused ops: a few functions on tensors, each with backends held to one plain reference.
+"""Fused ops: functions on tensors, each with several backends that are tested against one plain reference.
 
     ops = native.choose("cpu")    # or choose("cpu", "reference"), choose("cpu", {"attention": "reference"})
     loss = ops.cross_entropy(logits, targets)
     ops.report()                  # what was chosen and why, to print once at the start
 
-Importing this package loads neither torch nor a library; `choose` does.
+Importing this package loads neither torch nor the compiled library; `choose` does.
 """
 
 from __future__ import annotations

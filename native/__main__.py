@@ -12,7 +12,8 @@ from native.registry import OPS, Status, survey
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 done; 1 the build failed; 2 the command line is wrong."""
+    """Return the exit code: 0 for success, 1 if the build failed; argparse exits with 2 for a wrong command
+    line."""
     parser = argparse.ArgumentParser(prog="python -m native", description=__doc__)
     parser.add_argument("command", nargs="?", choices=["report", "build"], default="report")
     parser.add_argument("--device", default="cpu", help="device type: cpu, cuda, npu (default: cpu)")
@@ -27,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def as_data(device_type: str, statuses: list[Status]) -> dict[str, object]:
-    """The schema of `--json`: `chosen` is null where nothing can run."""
+    """Return the document of `--json`; `chosen` is null if no backend can run."""
     ops = []
     for op in OPS:
         own = [status for status in statuses if status.op == op]
@@ -45,7 +46,7 @@ def as_data(device_type: str, statuses: list[Status]) -> dict[str, object]:
 
 
 def as_table(report: dict[str, object]) -> str:
-    """A line for every backend of every op; `*` marks the one that `auto` takes."""
+    """Return a table with a row for every backend of every op; `*` marks the backend that `auto` chooses."""
     rows = [("op", "backend", "why")]
     for op in report["ops"]:  # type: ignore[attr-defined]
         for backend in op["backends"]:

@@ -1,8 +1,11 @@
 """Define the test cases of every op, and how far a backend may be from the reference.
 
-Read by the tests, for values and gradients, and by the bench: shapes and allowed errors are here alone.
-The meaning of a case is the reference in fp64 on the same, already rounded, inputs. An error is the largest
-difference divided by the largest absolute value expected, so that it means the same for losses and gradients.
+The tests (for values and gradients) and the benchmark use them; shapes and allowed errors are defined only
+here.
+The expected result of a case is the reference in fp64 on the same, already rounded, inputs. An error is the
+largest
+difference divided by the largest absolute value expected, so that it means the same for losses and
+gradients.
 """
 
 from __future__ import annotations
@@ -14,13 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# One rounding to bf16 is 2^-9 = 0.002 of a value; sums of rounded products and a second rounding come on top.
+# One rounding to bf16 is an error of 2^-9 = 0.002; sums of rounded products and a second rounding add to
+# it.
 _FP32, _BF16 = torch.float32, torch.bfloat16
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an op: its maker below reads `shape`; `arguments` go to the op as they are."""
+    """One call of an op: a maker below creates its inputs from `shape`; `arguments` are passed to the op
+    unchanged."""
 
     op: str
     name: str
@@ -28,7 +33,7 @@ class Case:
     shape: tuple[int, ...]
     value_error: float
     gradient_error: float
-    """Largest error allowed of our own backends; `allowed` has those of torch's."""
+    """The largest error allowed for this project's backends; `allowed` also covers torch's."""
     arguments: Mapping[str, Any]
 
     def __str__(self) -> str:
@@ -40,7 +45,7 @@ class Case:
         return _TORCH_ERRORS.get((self.op, self.dtype), own) if backend == "reference" else own
 
     def inputs(self, seed: int = 0) -> tuple[Tensor, ...]:
-        """Return new inputs, the same ones for a seed."""
+        """Return new inputs, always the same for one seed."""
         return _MAKERS[self.op](self, torch.Generator().manual_seed(seed))
 
 
@@ -55,7 +60,7 @@ class Result:
 def run(case: Case, op: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Result:
     """Return value and gradients of `op`, which gets copies of the inputs."""
     leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
-    # A backend may write into what it is given, so each gets a copy that is not a leaf.
+    # A backend may overwrite its inputs, so each call gets copies that are not leaves.
     value = op(*(x.clone() if x.requires_grad else x for x in leaves), **case.arguments)
     value.backward(_upstream(value))
     gradients = tuple(x.grad for x in leaves if x.grad is not None)
@@ -99,7 +104,10 @@ def cases(op: str | None = None) -> Iterator[Case]:
 
 
 def _upstream(value: Tensor) -> Tensor:
-    """Not 1, so that a backend which forgets it is seen; the same for every type of value."""
+    """Return an upstream gradient that is not 1, so that a backend that ignores it fails.
+
+    It is the same for every type of value.
+    """
     generator = torch.Generator().manual_seed(1)
     return (torch.rand(value.shape, generator=generator, dtype=torch.float64) + 0.5).to(_BF16).to(value.dtype)
 
@@ -207,17 +215,17 @@ _ERRORS = {
     ("gelu", _FP32): (1e-6, 1e-6),
     ("gelu", _BF16): (4e-3, 8e-3),
     ("cross_entropy", _FP32): (1e-6, 2e-6),
-    # The loss is fp32 in both; the gradient is rounded twice.
+    # The loss is fp32 in both backends; the gradient is rounded twice.
     ("cross_entropy", _BF16): (1e-6, 6e-3),
     ("linear_cross_entropy", _FP32): (1e-6, 4e-6),
-    # Its logits are rounded.
+    # The logits are rounded.
     ("linear_cross_entropy", _BF16): (4e-3, 2e-2),
     ("attention", _FP32): (2e-6, 4e-6),
     ("attention", _BF16): (2e-2, 2e-2),
 }
 
-# The same of torch's own kernels in fp32, where they are less exact than ours: over 50,257 columns the gradient of its
-# cross-entropy is 3.9e-6 off on a processor without AVX-512.
+# Errors allowed for torch's own fp32 kernels where they are less exact than this project's: over 50,257
+# columns the gradient of torch's cross-entropy is 3.9e-6 off on a processor without AVX-512.
 _TORCH_ERRORS = {("cross_entropy", _FP32): (1e-6, 6e-6)}
 
 _NONE: Mapping[str, Any] = {}
@@ -237,7 +245,7 @@ _LARGE: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 _SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, Any]], ...] = (
     ("layer_norm", "small", (3, 5, 64), _NONE),
     ("layer_norm", "odd", (7, 129), {"eps": 1e-3}),
-    # The weight's gradient sums 1,024 rows.
+    # The weight's gradient is a sum over 1,024 rows.
     ("layer_norm", "rows", (1024, 96), _NONE),
     ("gelu", "exact", (33, 65), _NONE),
     ("gelu", "tanh", (33, 65), {"approximate": "tanh"}),
@@ -262,7 +270,7 @@ _SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, Any]], ...] = (
     ("linear_cross_entropy", "all ignored", (9, 16, 128, 65), {"vocabulary": 65}),
     ("attention", "small", (2, 3, 16, 16, 8), _NONE),
     ("attention", "one", (1, 1, 1, 1, 4), _NONE),
-    # Longer than a block, and no multiple of one.
+    # Longer than a block, and not a multiple of it.
     ("attention", "blocks", (1, 2, 300, 300, 16), _NONE),
     ("attention", "both ways", (1, 2, 40, 40, 16), {"causal": False}),
     # Fewer queries than keys.

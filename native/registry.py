@@ -52,7 +52,7 @@ class BadRequest(NativeError):
 
 
 class BackendUnavailable(NativeError):
-    """A backend that was asked for by name cannot run this op here."""
+    """Raised if a backend that was requested by name cannot run this op here."""
 
     def __init__(self, op: str, backend: str, reason: str) -> None:
         super().__init__(f"{op}: backend {backend!r} is not available: {reason}")
@@ -63,7 +63,7 @@ class BackendUnavailable(NativeError):
 
 @dataclass(frozen=True)
 class Status:
-    """One backend of one op on one device type: `reason` says why it cannot run, or what it is good for."""
+    """One backend of one op on one device type; `reason` says why it cannot run, or what it does."""
 
     op: str
     backend: str
@@ -73,7 +73,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The backend that runs an op, and why this one."""
+    """The backend that runs an op, and the reason for this choice."""
 
     op: str
     backend: str
@@ -94,20 +94,21 @@ class Choice:
         self._square_sum = functions["square_sum"]
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
-        """Normalise over the last dimension, in fp32 whatever the type of `x`; the result has `x`'s type."""
+        """Return `x` normalised over the last dimension; computed in fp32, returned in the type of `x`."""
         normal: Tensor = self._layer_norm(x, weight, bias, eps)
         return normal
 
     def gelu(self, x: Tensor, approximate: str = "none") -> Tensor:
-        """GELU: exact (`none`) or by tanh (`tanh`)."""
+        """Return GELU of `x`: exact (`none`) or by tanh (`tanh`)."""
         out: Tensor = self._gelu(x, approximate)
         return out
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
-        """Mean over the tokens whose target is not `ignore_index`, as an fp32 scalar; NaN when none counts.
+        """Return the mean over the tokens whose target is not `ignore_index`, as an fp32 scalar; NaN if all
+        are ignored.
 
         logits: (tokens, vocabulary); targets: (tokens,).
-        A backend may destroy `logits` when they need a gradient: the gradient is written in their place.
+        A backend may overwrite `logits` with their gradient if they need one.
         """
         loss: Tensor = self._cross_entropy(logits, targets, ignore_index)
         return loss
@@ -115,7 +116,7 @@ class Choice:
     def linear_cross_entropy(
         self, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, ignore_index: int = -100
     ) -> Tensor:
-        """As `cross_entropy` of the logits x weight^T, which nobody else sees.
+        """Return `cross_entropy` of the logits x weight^T, which are not available to the caller.
 
         x: (tokens, hidden); weight: (rows, hidden), of which those from `vocabulary` on are padding.
         """
@@ -123,20 +124,21 @@ class Choice:
         return loss
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
-        """Softmax(q k^T / sqrt(dim)) v over (batch, heads, sequence, dim).
+        """Return softmax(q k^T / sqrt(dim)) v over (batch, heads, sequence, dim).
 
-        Causal means that the last query sees every key, the one before it all but the last, and so on,
-        so that fewer queries than keys (generation from a cache) mean what one expects.
+        Causal means that the last query sees every key, the one before it all but the last, and so on. So
+        with fewer
+        queries than keys (generation from a cache) the queries are the last positions.
         """
         mixed: Tensor = self._attention(q, k, v, causal)
         return mixed
 
     def adamw(self, update: AdamWStep) -> None:
-        """One step of AdamW, in place."""
+        """Run one step of AdamW in place."""
         self._adamw(update)
 
     def square_sum(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The sum of the squares of all their numbers, in fp32 whatever their types."""
+        """Return the sum of the squares of all numbers, in fp32 for any input types."""
         total: Tensor = self._square_sum(tensors)
         return total
 
@@ -148,8 +150,9 @@ class Choice:
 def choose(device_type: str, requested: str | Mapping[str, str] = AUTO) -> Choice:
     """Return a backend for every op on `device_type` (`cpu`, `cuda`, `npu`).
 
-    requested: `auto`; or a backend's name, taken for every op that this backend has, the reference for the
-    rest (the report says so); or op -> name, `auto` for the ops left out.
+    requested: `auto`; or a backend's name, used for every op that this backend has, with the reference for
+    the
+    rest (the report says so); or a mapping from op to name, with `auto` for the ops left out.
     """
     wanted = _wanted(requested)
     statuses = survey(device_type)
@@ -180,7 +183,7 @@ def _status(backend: Backend, op: str, torch_fault: str) -> Status:
 
 
 def _torch_fault() -> str:
-    # RuntimeError and OSError are what a torch_npu without CANN and a torch without its libraries raise.
+    # A torch_npu without CANN raises RuntimeError, and a torch without its libraries OSError.
     try:
         importlib.import_module("torch")
     except (ImportError, RuntimeError, OSError) as error:

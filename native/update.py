@@ -1,4 +1,4 @@
-"""What an optimizer's step is given, whichever backend takes it."""
+"""The input of one optimizer step, the same for every backend."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdamWStep:
-    """The `step`-th (from 1) update of `held` and its moments, from gradients of any type times `factor`.
+    """One AdamW update, the `step`-th (from 1), of the masters `held` and their moments.
 
-    Gradients may be destroyed.
+    Gradients may have any floating-point type, are multiplied by `factor`, and may be overwritten.
     """
 
     held: Sequence[Tensor]
@@ -24,7 +24,7 @@ class AdamWStep:
     averages: Sequence[Tensor]
     squares: Sequence[Tensor]
     lowered: Sequence[Tensor | None]
-    """For each tensor its copy in another type, written anew, or None."""
+    """For each tensor a copy in another type, overwritten with the new values, or None."""
     decays: Sequence[float]
     step: int
     rate: float
@@ -33,6 +33,6 @@ class AdamWStep:
     factor: float = 1.0
 
     def rows(self) -> Iterator[Row]:
-        """Tensor by tensor: held, gradient, average, square, lowered, decay."""
+        """Return for each tensor: master, gradient, average, square, lowered copy, decay."""
         tensors = (self.held, self.gradients, self.averages, self.squares)
         return zip(*tensors, self.lowered, self.decays, strict=True)

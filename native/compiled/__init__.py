@@ -1,1 +1,1 @@
-"""How the C++ library is built, checked and loaded."""
+"""Build, check and load the C++ library."""

@@ -9,10 +9,10 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-# The sources lie below this folder; the library lies in its folder `compiled`.
+# The sources are in subfolders of this folder; the library is in its folder `compiled`.
 FOLDER = Path(__file__).resolve().parents[1]
 STEM = "_ops"
-# The name of the ops as torch knows them.
+# The namespace of the ops in torch.
 NAMESPACE = "clusterctl_native"
 CODE = (
     "cpu/cross_entropy.cpp",
@@ -36,7 +36,7 @@ SOURCES = (*HEADERS, *CODE)
 BUILD_HINT = "build it with `python -m native build`"
 LEVELS = ("baseline", "AVX2", "AVX-512")
 
-# ELF's numbers for the processors that nodes have.
+# The ELF machine numbers of the processors that nodes may have.
 _MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64"}
 
 
@@ -46,7 +46,7 @@ class LibraryMissing(Exception):
 
 @dataclass(frozen=True)
 class Library:
-    """The loaded library: `level` is the instruction set that its kernels will use here."""
+    """The loaded library; `level` is the instruction set that its kernels use on this processor."""
 
     path: Path
     functions: ctypes.CDLL
@@ -98,8 +98,8 @@ def load_from(folder: Path) -> Library:
 
 
 def _open(path: Path, folder: Path) -> Library:
-    # Judged as a file, before it is mapped: dlopen of a truncated one can end the process with SIGBUS, and
-    # a stale one that was once mapped is what dlopen gives for its path ever after, rebuilt or not.
+    # Check the file before it is mapped: dlopen of a truncated library can end the process with SIGBUS, and
+    # after a stale one was mapped, dlopen returns that one for its path even if it is rebuilt.
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -115,14 +115,14 @@ def _open(path: Path, folder: Path) -> Library:
 
 
 def elf_fault(data: bytes) -> str:
-    """Return why these bytes are no shared library for this processor, or an empty string."""
+    """Return why `data` is not a shared library for this processor, or an empty string."""
     if len(data) < 64 or data[:4] != b"\x7fELF":
         return "is not a shared library"
     machine = _MACHINES.get(struct.unpack_from("<H", data, 18)[0], "another processor")
     if machine != platform.machine():
         return f"is built for {machine}, and this node is {platform.machine()}"
     sections, size, count = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HH", data, 58)
-    # The table of sections is the last thing in the file.
+    # The section table is at the end of the file.
     return "is cut short" if sections + size * count > len(data) else ""
 
 

@@ -1,1 +1,2 @@
-"""CPU: cross-entropy in C++, built by the install or by `python -m native build`; attention in blocks."""
+"""The ops on a CPU: C++ kernels, compiled by the installation or by `python -m native build`, and torch
+products."""

@@ -1,4 +1,7 @@
-"""AdamW on a CPU: all tensors in one pass, from gradients in bf16 to weights in bf16 beside fp32 masters."""
+"""AdamW on a CPU: one pass over all tensors of a step.
+
+It reads gradients in fp32 or bf16, updates fp32 masters, and can also write the weights in bf16.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def describe() -> str:
 
 
 def adamw(update: AdamWStep) -> None:
-    """As the reference, which serves other types than fp32 and bf16."""
+    """Update the weights and moments; other types than fp32 and bf16 go to the reference."""
     if not all(_serves(*row) for row in update.rows()):
         plain(update)
         return

@@ -1,7 +1,10 @@
-"""Causal attention on a CPU: a kernel that never holds the scores, or matrix products over blocks of queries.
+"""Causal attention on a CPU: a kernel that never stores the scores, or matrix products over blocks of
+queries.
 
-torch's fused attention reaches 52 to 116 GFLOP/s on a processor whose matrix product reaches 400. The kernel wants
-AVX-512 (for bf16: AVX512-BF16); elsewhere blocks of queries see the keys up to their own end, by torch's products.
+torch's fused attention reaches 52 to 116 GFLOP/s on a processor whose matrix product reaches 400. The
+kernel needs
+AVX-512 (for bf16: AVX512-BF16). Elsewhere torch multiplies each block of queries only by the keys that it
+sees.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from native.compiled.library import NAMESPACE, load
 from native.reference import attention as plain
 from native.reference import future
 
-# Queries. Of 64, 128, 256 and 512 the fastest, or within 10 % of it, at 256 to 2,048 tokens in bf16 and fp32.
+# In queries. Of 64, 128, 256 and 512 this is the fastest or within 10 % of it, at 256 to 2,048 tokens in
+# bf16 and fp32.
 BLOCK = 128
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _LEVEL = {torch.float32: 1, torch.bfloat16: 2}
@@ -37,7 +41,7 @@ class _Span(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor) -> _Span:
-        """Of (batch, heads, rows, dim) whose last dimension is dense."""
+        """Return the span of a tensor (batch, heads, rows, dim) whose last dimension is dense."""
         return cls(x.data_ptr(), *x.stride()[:3])
 
 
@@ -72,7 +76,7 @@ def describe() -> str:
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
     """Compute attention; the reference computes queries that see no key, and types without a kernel."""
     if torch.is_autocast_enabled("cpu"):
-        # Cast here, where autograd sees it: inside, autocast would give two types to one sum.
+        # Cast here, where autograd records it: inside, autocast could give two operands different types.
         q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
     with torch.autocast("cpu", enabled=False):
         return _attention(q, k, v, causal)
@@ -185,7 +189,8 @@ def _run(
 
 
 class _Causal(torch.autograd.Function):
-    """Keep the probabilities of each block: half of the whole square."""
+    """Attention in blocks of queries; forward keeps the probabilities of each block, half of the full
+    square."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""Cross-entropy on a CPU: loss and gradient in one pass, the gradient in place of the logits.
+"""Cross-entropy on a CPU: loss and gradient in one pass, with the gradient written over the logits.
 
-Eager torch keeps the logits, their fp32 copy, the log-probabilities and the gradient; this keeps one.
+Eager torch keeps the logits, their fp32 copy, the log-probabilities and the gradient; this code keeps one
+of them.
 """
 
 from __future__ import annotations
@@ -44,26 +45,27 @@ def describe() -> str:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
-    """As the reference, for fp32 and bf16; logits that need a gradient are destroyed, unless a leaf."""
+    """Return the mean cross-entropy of fp32 or bf16 logits; logits that need a gradient are overwritten,
+    unless a leaf."""
     _register()
     _check(logits, targets)
     targets = targets.to(torch.int64).contiguous()
     if not (logits.requires_grad and torch.is_grad_enabled()):
         return _call(logits.detach().contiguous(), targets, ignore_index, False)
-    # A leaf is somebody's parameter: torch refuses to change one in place, and so do we.
+    # A leaf is a parameter of the caller: torch refuses to change one in place, so this code copies it.
     own = logits.clone() if logits.is_leaf else logits
     loss: Tensor = _InPlace.apply(own, targets, ignore_index)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _InPlace(torch.autograd.Function):
-    """The gradient is ready when forward returns; backward hands it over."""
+    """Cross-entropy whose forward pass already computes the gradient; backward returns it."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
         gradient = logits.contiguous()
         loss = _call(gradient, targets, ignore_index, True)
-        # So that autograd refuses, in words, a graph in which another op saved the logits that are now gone.
+        # Makes autograd raise an error if another op saved the logits, which are overwritten here.
         torch.autograd.graph.increment_version(logits)
         ctx.gradient = gradient
         return loss
@@ -74,7 +76,7 @@ class _InPlace(torch.autograd.Function):
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
             raise RuntimeError("the gradient of cross_entropy was in place of the logits, and is spent")
-        # Without gradient accumulation the factor is 1, and a pass over tokens x vocabulary is saved.
+        # Without gradient accumulation the factor is 1, which saves a pass over tokens x vocabulary.
         return (gradient if upstream.item() == 1.0 else gradient.mul_(upstream)), None, None
 
 
@@ -117,14 +119,14 @@ def _on_cpu(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool) 
 
 
 def run(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool, level: int) -> Tensor:
-    """The mean loss by the kernel at one level of instructions, of contiguous logits."""
+    """Return the mean loss of contiguous logits, computed by the kernel for one instruction set."""
     targets = checked(targets, logits.shape[1], ignore_index)
     count = int((targets != ignore_index).sum())
     return mean_of(losses_of(logits, targets, ignore_index, gradient, level, logits.shape[1], count), count)
 
 
 def checked(targets: Tensor, vocabulary: int, ignore_index: int) -> Tensor:
-    """The targets as the kernel wants them; IndexError where one is outside the vocabulary."""
+    """Return the targets as contiguous int64; raise IndexError if one is outside the vocabulary."""
     targets = targets.to(torch.int64).contiguous()
     outside = (targets != ignore_index) & ((targets < 0) | (targets >= vocabulary))
     if outside.any():
@@ -135,7 +137,8 @@ def checked(targets: Tensor, vocabulary: int, ignore_index: int) -> Tensor:
 
 
 def mean_of(losses: Tensor, count: int) -> Tensor:
-    """The mean over those that count; in fp64, so that the order of the sum does not show."""
+    """Return the sum of the losses divided by `count`, summed in fp64 so that the order does not affect the
+    result."""
     return (losses.sum(dtype=torch.float64) / count if count else losses.new_tensor(float("nan"))).float()
 
 
@@ -148,9 +151,11 @@ def losses_of(
     vocabulary: int,
     count: int,
 ) -> Tensor:
-    """Each token's loss, of contiguous logits and checked targets.
+    """Return the loss of each token, for contiguous logits and checked targets.
 
-    Columns from `vocabulary` on are padding, and have no gradient. `count`: tokens of the mean, here or elsewhere.
+    Columns from `vocabulary` on are padding and have no gradient. `count` is the number of tokens in the
+    mean,
+    including those of other calls.
     """
     tokens, columns = logits.shape
     threads = max(1, torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""GELU by tanh on a CPU, one pass each way; the exact form is torch's, by the error function."""
+"""GELU by tanh on a CPU, with one pass in each direction; torch computes the exact form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def describe() -> str:
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """As the reference, which serves the exact form and other types."""
+    """Return GELU of `x`; the reference computes the exact form and other types than fp32 and bf16."""
     if approximate != "tanh" or x.dtype not in _SUFFIX:
         return plain(x, approximate)
     _register()

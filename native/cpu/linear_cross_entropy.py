@@ -1,7 +1,9 @@
-"""A model's last matrix and its cross-entropy on a CPU: the logits become their gradient, and are gone at once.
+"""A model's last matrix and its cross-entropy on a CPU, without keeping the logits.
 
-Both products of the backward pass are made in the forward pass, some tokens at a time, so that no more than
-`PIECE` bytes of logits are ever there, and no copy of them without the columns that pad the vocabulary.
+The forward pass also computes both products of the backward pass, for some tokens at a time: the gradient
+is written over the logits, which are then freed. So at most about `PIECE` bytes of logits exist at a time,
+and
+the padding columns of the vocabulary are not cut off in a copy.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from native.reference import linear_cross_entropy as plain
 
 __all__ = ["describe", "linear_cross_entropy", "why_not"]
 
-# Every further piece costs a pass over the matrix's gradient.
+# In bytes. Each additional piece costs one pass over the gradient of the matrix.
 PIECE = 256 << 20
 _TYPES = (torch.float32, torch.bfloat16)
 
@@ -31,7 +33,7 @@ def describe() -> str:
 def linear_cross_entropy(
     x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, ignore_index: int = -100
 ) -> Tensor:
-    """As the reference, which serves other types."""
+    """Return the mean cross-entropy of x weight^T; the reference computes other types than fp32 and bf16."""
     if torch.is_autocast_enabled("cpu"):
         x, weight = (each.to(torch.get_autocast_dtype("cpu")) for each in (x, weight))
     with torch.autocast("cpu", enabled=False):
@@ -45,7 +47,7 @@ def linear_cross_entropy(
 
 
 class _AtOnce(torch.autograd.Function):
-    """The gradients are ready when forward returns; backward hands them over."""
+    """The op for autograd: forward already computes the gradients; backward returns them."""
 
     @staticmethod
     def forward(
@@ -76,10 +78,10 @@ def _loss(
     dx: Tensor | None = None,
     dw: Tensor | None = None,
 ) -> Tensor:
-    """The mean loss; where the gradients have room, they are filled in."""
+    """Return the mean loss, and fill `dx` and `dw` with the gradients if they are given."""
     count = int((targets != ignore_index).sum())
     rows = max(1, min(len(x), PIECE // max(1, len(weight) * x.element_size())))
-    # Of bf16 gradients several are added in fp32.
+    # Several bf16 gradients are added in fp32.
     several = dw is not None and rows < len(x) and dw.dtype != torch.float32
     sum_dw = torch.zeros_like(dw, dtype=torch.float32) if several and dw is not None else dw
     losses = []

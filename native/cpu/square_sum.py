@@ -1,4 +1,4 @@
-"""The sum of the squares of several tensors on a CPU: each read once, in bf16 without a copy in fp32."""
+"""The sum of the squares of several tensors on a CPU: each is read once, and bf16 is not copied to fp32."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def describe() -> str:
 
 
 def square_sum(tensors: Sequence[Tensor]) -> Tensor:
-    """As the reference, which serves other types."""
+    """Return the sum of all squares; the reference computes other types than fp32 and bf16."""
     if not tensors or not all(x.dtype in _TYPES and x.device.type == "cpu" for x in tensors):
         return plain(tensors)
     dense = [x.contiguous() for x in tensors]

@@ -1,1 +1,1 @@
-"""CUDA: torch's fused attention; the other ops are single kernels of torch's already."""
+"""The ops on CUDA: torch's fused attention; torch already has a single kernel for each of the other ops."""

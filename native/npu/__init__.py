@@ -1,1 +1,1 @@
-"""Ascend: attention and the update of weights by CANN's fused kernels; the reference serves the rest."""
+"""The ops on Ascend NPUs: CANN's fused attention and AdamW; the reference computes the rest."""

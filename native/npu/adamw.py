@@ -1,6 +1,6 @@
-"""AdamW on Ascend NPUs: CANN's fused update, one call a tensor.
+"""AdamW on Ascend NPUs by CANN's fused update, one call per tensor.
 
-Written to Ascend's documents and run against a stand-in only: no NPU has seen it yet.
+Written after Ascend's documentation and tested only with a stand-in: it has not run on an NPU yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ def describe() -> str:
 
 
 def adamw(update: AdamWStep) -> None:
-    """As the reference; the kernel is given the betas' powers of the step before, and multiplies them itself."""
+    """Update the weights and moments.
+
+    The kernel takes the betas' powers of the previous step and multiplies them by the betas itself.
+    """
     kernel: Any = importlib.import_module("torch_npu").npu_apply_adam_w
     powers = [beta ** (update.step - 1) for beta in update.betas]
     for weight, gradient, average, square, low, decay in update.rows():

@@ -1,6 +1,6 @@
-"""Attention on Ascend NPUs: CANN's fused kernel, which never writes the square of scores to memory.
+"""Attention on Ascend NPUs by CANN's fused kernel, which never writes the square of scores to memory.
 
-Written to Ascend's documents and run against a stand-in only: no NPU has seen it yet.
+Written after Ascend's documentation and tested only with a stand-in: it has not run on an NPU yet.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from native.reference import attention as plain
 
-# Rows and columns of the mask that sparse_mode 3 wants, whatever the sequence.
+# The size of the mask that sparse_mode 3 needs, for any sequence length.
 COMPRESSED = 2048
-# sparse_mode rightDownCausal: the last query sees every key.
+# The sparse_mode "rightDownCausal", in which the last query sees every key.
 LAST_ALIGNED = 3
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -35,7 +35,8 @@ def describe() -> str:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
-    """As the reference; what the kernel does not take (fp64, a hidden query) goes the reference's way."""
+    """Return the attention; the reference computes what the kernel does not support (fp64, queries that see
+    no key)."""
     if q.dtype not in TYPES or (causal and q.shape[-2] > k.shape[-2]):
         return plain(q, k, v, causal)
     kernel = importlib.import_module("torch_npu").npu_fusion_attention
@@ -47,5 +48,5 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _future(device: torch.device) -> Tensor:
-    """True where a key comes after a query: 4 MB, made once a device."""
+    """Return a mask that is True where a key comes after a query: 4 MB, created once per device."""
     return torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool, device=device).triu(1)
