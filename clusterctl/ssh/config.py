@@ -1,5 +1,7 @@
-"""How an SSH server is reached: the inventory first, then the user's SSH configuration as OpenSSH itself
-reads it."""
+"""Find out how to reach an SSH server: from the inventory first, then from the user's SSH configuration.
+
+The configuration is read as OpenSSH reads it.
+"""
 
 from __future__ import annotations
 
@@ -27,41 +29,41 @@ TICKETS = "KRB5CCNAME"
 
 
 def lookup_name(host: str, port: int) -> str:
-    """A host as known_hosts files name it."""
+    """Return the name that known_hosts files use for a host and port."""
     return host if port == 22 else f"[{host}]:{port}"
 
 
 @dataclass(frozen=True)
 class Way:
-    """How to reach one SSH server, after the inventory and the user's SSH configuration were read."""
+    """How to reach one SSH server, from the inventory and the user's SSH configuration."""
 
     host: str
     port: int = 22
     user: str | None = None
     identities: tuple[str, ...] = ()
-    """Key files that are there, in the order in which they are offered."""
+    """Existing key files, in the order in which they are offered."""
     known_hosts: tuple[str, ...] = ()
     use_agent: bool = True
     """Whether every key of the ssh agent may be offered."""
     gateway: Way | None = None
     asked: str = ""
-    """The name under which OpenSSH's configuration knows it."""
+    """The host name by which OpenSSH's configuration was queried."""
     key: str | None = None
-    """The inventory's own key: for a node in the place of all others, for its gateways before them."""
+    """The key file from the inventory. A node uses only this key; its gateways try it first."""
     alias: str | None = None
-    """HostKeyAlias: the name that known_hosts files have for it."""
+    """HostKeyAlias: the name used in known_hosts files."""
     family: str = "any"
     """any, inet or inet6."""
     bind_address: str | None = None
     connect_timeout: float | None = None
     proxy_command: str | None = None
-    """A line for a shell whose standard streams lead to the server."""
+    """A shell command whose standard input and output lead to the server."""
     joins_master: bool = False
-    """Whether the user shares connections, ControlMaster."""
+    """Whether the user's configuration sets ControlMaster (shared connections)."""
     key_exchanges: str = ""
     ciphers: str = ""
     only_openssh: str = ""
-    """What in the configuration only OpenSSH's own program can do."""
+    """The first configured option that only OpenSSH's program supports; "" if there is none."""
 
     @property
     def name(self) -> str:
@@ -69,13 +71,15 @@ class Way:
 
     @property
     def first(self) -> Way:
-        """The server that this machine itself connects to."""
+        """Return the server that this machine connects to directly."""
         return self.gateway.first if self.gateway else self
 
 
 def way_to(node: Node, config: Configuration | str | None = None) -> Way:
-    """How a node is reached; one Configuration asks once for many nodes. A text names a file that takes the
-    place of the user's configuration, "none" stands for an empty one."""
+    """Return how to reach a node; pass a Configuration to query OpenSSH only once for many nodes.
+
+    A string is the path of a file that replaces the user's configuration; "none" means an empty one.
+    """
     configuration = config if isinstance(config, Configuration) else Configuration(config)
     place = (node.host, node.user, node.port, node.gateway, node.key)
     way: Way | None = configuration.ways.get(place)
@@ -127,7 +131,7 @@ def _resolved(
 
 
 def _one(answers: Answers, key: str) -> str | None:
-    """An option's value; nothing where it is not set or set to `none`."""
+    """Return the value of an option; None if it is not set or is set to `none`."""
     value = answers.get(key, ("none",))[0]
     return None if value.lower() == "none" else value
 
@@ -137,7 +141,10 @@ def _seconds(text: str | None) -> float | None:
 
 
 def _known_hosts(answers: Answers) -> tuple[str, ...]:
-    """The user's files and the machine's. `ssh -G` shows names with spaces bare: what is there decides."""
+    """Return the user's and the system's known_hosts files.
+
+    `ssh -G` prints names with spaces unquoted: words are joined if a file of that name exists.
+    """
     found: list[str] = []
     for key, default in (("userknownhostsfile", KNOWN_HOSTS), ("globalknownhostsfile", "")):
         words = answers.get(key, (default,))[0].split()
@@ -149,7 +156,8 @@ def _known_hosts(answers: Answers) -> tuple[str, ...]:
 
 
 def _jump(text: str, before: Way | None, config: Configuration, depth: int) -> Way:
-    """One `user@host:port` of a chain; what it goes through itself only counts for the first."""
+    """Return the way to one `user@host:port` of a chain; a gateway of its own applies only to the first
+    one."""
     user, _, place = text.removeprefix("ssh://").rpartition("@")
     host, port = host_and_port(place)
     way = _resolved(host, user or None, port, None, config, depth + 1)
@@ -157,7 +165,7 @@ def _jump(text: str, before: Way | None, config: Configuration, depth: int) -> W
 
 
 def host_and_port(text: str) -> tuple[str, int | None]:
-    """`host`, `host:22`, `[::1]:22` or a bare IPv6 address."""
+    """Split `host`, `host:22`, `[::1]:22` or a bare IPv6 address into host and port (None if absent)."""
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
         return host, int(rest[1:]) if rest[1:].isdigit() else None
@@ -168,8 +176,7 @@ def host_and_port(text: str) -> tuple[str, int | None]:
 
 
 def _with_identity(way: Way, key: str) -> Way:
-    """The inventory's key and no other, for the node and, where they say nothing themselves, for its
-    gateways."""
+    """Return the way with the inventory's key as its only key; its gateways try this key before their own."""
     of_others = way.only_openssh in _LOGIN_ONLY or way.only_openssh.startswith(_KINDS)
     return replace(
         way,
@@ -186,11 +193,11 @@ def _with_key_too(way: Way, key: str) -> Way:
     return replace(way, identities=(key, *way.identities), key=key, gateway=gateway)
 
 
-# ---- what OpenSSH puts in the place of %h and its like
+# ---- how OpenSSH expands %h and other tokens
 
 
 def _home(path: str) -> str:
-    """A leading `~` as OpenSSH takes it: the login's home, whatever $HOME says."""
+    """Expand a leading `~` as OpenSSH does: to the home folder of the account, not to $HOME."""
     if path == "~" or path.startswith("~/"):
         return pwd.getpwuid(os.getuid()).pw_dir + path[1:]
     return os.path.expanduser(path)
@@ -219,14 +226,14 @@ def _filled(text: str, tokens: Mapping[str, str]) -> str:
 
 
 def _expanded(path: str, tokens: Mapping[str, str]) -> str:
-    """A file's name as the configuration writes it: `~`, %h and its like, ${NAME}."""
+    """Expand `~`, `%h` and other tokens, and `${NAME}` in a file name of the configuration."""
     names = tuple(re.findall(r"\$\{(\w+)\}", path))
     variables = inherited(names)
     filled = re.sub(r"\$\{(\w+)\}", lambda found: variables.get(found[1], found[0]), _filled(path, tokens))
     return _home(filled)
 
 
-# ---- what paramiko can't do
+# ---- what paramiko does not support
 
 _BY_AGENT = "the key of the ssh agent that IdentitiesOnly allows"
 _BY_TICKET = "GSSAPIAuthentication with a Kerberos ticket"
@@ -244,8 +251,7 @@ _LOGIN_ONLY = (
 
 
 def _only_openssh(way: Way, answers: Answers, config: Configuration, tokens: Mapping[str, str]) -> str:
-    """The first thing in the configuration for which OpenSSH's own program is needed; nothing where paramiko
-    serves."""
+    """Return the first configured option that needs OpenSSH's program; "" if paramiko can do everything."""
     if _one(answers, "proxyusefdpass") == "yes" and way.proxy_command:
         return "ProxyUseFdpass"
     for key, name in (
@@ -257,14 +263,14 @@ def _only_openssh(way: Way, answers: Answers, config: Configuration, tokens: Map
             return name
     if any(config.has_marks(file) for file in way.known_hosts):
         return MARKS
-    # From here on what a key of the inventory's own makes needless.
+    # The options below are not needed where the inventory names a key.
     if _one(answers, "pkcs11provider"):
         return "PKCS11Provider"
     if _one(answers, "hostbasedauthentication") == "yes":
         return "HostbasedAuthentication"
     certificates = {_expanded(certificate, tokens) for certificate in answers.get("certificatefile", ())}
     if certificates - {f"{identity}-cert.pub" for identity in way.identities}:
-        # Paramiko takes one that lies beside its key.
+        # Paramiko loads a certificate file that is next to its key.
         return "CertificateFile"
     return _keys_only_openssh(way, answers)
 
@@ -294,5 +300,5 @@ def _key_only_openssh(path: str) -> str:
 
 
 def chain(way: Way) -> Sequence[Way]:
-    """The servers on the way, the one that this machine connects to first."""
+    """Return the servers on the way in order, first the one that this machine connects to directly."""
     return [*(chain(way.gateway) if way.gateway else []), way]

@@ -1,5 +1,4 @@
-"""What OpenSSH makes of its own configuration files, asked with `ssh -G`: once for all the hosts that the files
-can't tell apart."""
+"""Query OpenSSH's configuration with `ssh -G`, once for all hosts to which the same settings apply."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from clusterctl.errors import UsageError
 Answers = Mapping[str, tuple[str, ...]]
 """Each option in small letters, with its values in order."""
 
-# Seconds: a `Match exec` may ask a slow service.
+# Seconds: a command of `Match exec` may query a slow service.
 ASK_LIMIT = 60.0
 EXPANDED = "userknownhostsfile|globalknownhostsfile|identityagent|hostkeyalias|knownhostscommand|bindaddress"
 _LINE = re.compile(
@@ -30,7 +29,7 @@ _VERSION = re.compile(r"^OpenSSH(?:_for_Windows)?_(\d+)\.(\d+)", re.MULTILINE)
 
 @dataclass
 class _Slot:
-    """One answer, and who is just asking for it."""
+    """The options of one group of hosts, and the lock of the thread that queries them."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     answers: Answers | None = None
@@ -38,10 +37,11 @@ class _Slot:
 
 
 class Configuration:
-    """The user's SSH configuration; `file` takes its place, "none" stands for an empty one.
+    """The user's SSH configuration; `file` replaces it, "none" means an empty one.
 
-    A fork costs 4 ms, 256 of them a second. Hosts to which the same `Host` lines apply get the same answers; only
-    a `Match` other than `all`, or canonical names, make each host a question of its own.
+    Each query starts a process, which takes 4 ms: a second for 256 nodes. Hosts that match the same `Host`
+    lines share one query. Only a `Match` other than `all`, or canonical host names, need a query for each
+    host.
     """
 
     def __init__(self, file: str | None = None) -> None:
@@ -58,7 +58,7 @@ class Configuration:
         """What ssh_config.way_to made of it for each node: 0.2 ms, wanted by whoever chooses and whoever connects."""
 
     def of(self, host: str, user: str | None, port: int | None) -> Answers:
-        """What holds for a host; nothing where there is no `ssh`."""
+        """Return the options that apply to a host; {} if there is no `ssh` program."""
         if self.program is None:
             return {}
         self._look(host)
@@ -71,18 +71,18 @@ class Configuration:
         return self._answered((host, user, port), host, user, port).answers or {}
 
     def built_in(self) -> Answers:
-        """What OpenSSH does without any configuration."""
+        """Return OpenSSH's built-in defaults."""
         return self._answered("built in", "localhost", None, None, "none").answers or {}
 
     @property
     def version(self) -> tuple[int, int]:
-        """OpenSSH's own, as in (9, 2)."""
+        """Return the version of OpenSSH, such as (9, 2)."""
         if self.program is not None:
             self._look("localhost")
         return self._version
 
     def has_marks(self, path: str) -> bool:
-        """Whether a file of known hosts names certificate authorities or revoked keys."""
+        """Return whether a known_hosts file lists certificate authorities or revoked keys."""
         if path not in self._marked:
             try:
                 lines = Path(path).read_bytes().splitlines()
@@ -92,7 +92,7 @@ class Configuration:
         return self._marked[path]
 
     def _look(self, host: str) -> None:
-        """Which files there are, by OpenSSH's own account, and which of their lines tell hosts apart."""
+        """Find the configuration files that OpenSSH reads, and collect their `Host` patterns."""
         with self._reading:
             if self._patterns is not None:
                 return
@@ -159,20 +159,20 @@ def _parsed(text: str) -> Answers:
 
 
 def _for_host(slot: _Slot, host: str) -> Answers | None:
-    """Answers that were given for one host, said of another; None where that can't be known."""
+    """Return the options of one host adapted to another; None if they cannot be known without a query."""
     answers = slot.answers or {}
     shown = answers.get("hostname", (slot.asked_for,))[0]
     if host == slot.asked_for:
         return answers
     if shown.lower() != slot.asked_for.lower():
-        # A HostName, perhaps with %h in it.
+        # HostName is set and may contain %h.
         return None
-    # As `ssh -G` does.
+    # `ssh -G` writes it in lower case too.
     return {**answers, "hostname": (host.lower(),)}
 
 
 def _read_patterns(path: Path, patterns: list[list[str]]) -> bool:
-    """Add the patterns of a file's `Host` lines; whether something else in it tells hosts apart."""
+    """Add the patterns of a file's `Host` lines; return whether each host needs its own query."""
     try:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -190,13 +190,13 @@ def _read_patterns(path: Path, patterns: list[list[str]]) -> bool:
         elif key == "canonicalizehostname":
             alone |= [word.lower() for word in words] not in (["no"], ["none"], ["false"])
         else:
-            # `ssh -G` has put the host's name in already.
+            # `ssh -G` has replaced the tokens by the queried host's name.
             alone |= "%" in found[2]
     return alone
 
 
 def _applies(words: list[str], host: str) -> bool:
-    """Whether a `Host` line holds for a host: one pattern says yes, and none that is negated."""
+    """Return whether a `Host` line applies: a pattern matches, and no negated pattern does."""
     if any(word.startswith("!") and _matches(word[1:], host) for word in words):
         return False
     return any(_matches(word, host) for word in words if not word.startswith("!"))

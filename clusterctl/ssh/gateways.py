@@ -1,6 +1,6 @@
 """Log in to each gateway once for all nodes behind it, and limit concurrent handshakes with one server.
 
-Nothing here needs paramiko.
+This module does not need paramiko.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 # Nodes whose handshakes run through one gateway at a time.
 AT_ONCE = 16
-# Seconds for which a gateway that failed is not tried for other nodes.
+# Seconds for which other nodes do not try a gateway that has failed.
 REMEMBERED = 10.0
-# Seconds that a login stays when nobody uses it any more.
+# Seconds that an unused login stays open.
 LINGER = 5.0
 
 
 @dataclass
 class Gateway:
-    """One server to go through, and its users."""
+    """One gateway and its users."""
 
     way: Way
     openings: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(AT_ONCE))
@@ -46,7 +46,7 @@ class Gateway:
 
 
 class Login:
-    """A session, and what has to be released with it."""
+    """A session, and the resources to release with it."""
 
     def __init__(self, session: Session, user: str | None, then: Callable[[], None] | None = None) -> None:
         self.session = session
@@ -63,7 +63,7 @@ class Login:
 
 
 class Gateways:
-    """The gateways of one transport; `log_in` logs in, through further gateways where there are any."""
+    """The gateways of one transport; `log_in` logs in, through further gateways if the way has any."""
 
     def __init__(self, log_in: Callable[[str, Way], Login]) -> None:
         self._log_in = log_in
@@ -76,7 +76,7 @@ class Gateways:
             return self._gateways.setdefault(way.gateway, Gateway(way.gateway))
 
     def channel_to(self, node: str, way: Way, limit: float) -> paramiko.Channel:
-        """Return a byte stream to a node through its gateway; call `give_back` when it is no longer used."""
+        """Return a byte stream to a node through its gateway; call `give_back` after use."""
         import paramiko
 
         from clusterctl.ssh.session import ChannelRefused
@@ -97,7 +97,7 @@ class Gateways:
             hint = "check `host` and `port` as the gateway sees them, and AllowTcpForwarding there"
             raise Unreachable(node, message, hint) from None
         except (paramiko.SSHException, EOFError, OSError) as problem:
-            # The next try logs in on it anew.
+            # The next attempt logs in again.
             self.give_back(gateway)
             raise Dropped(node, f"its gateway {gateway.way.name}: {problem}") from None
         except BaseException:
@@ -105,7 +105,7 @@ class Gateways:
             raise
 
     def give_back(self, gateway: Gateway) -> None:
-        """Count one user less; when the last one has left, close the login after LINGER seconds."""
+        """Count one user less; after the last one has left, close the login LINGER seconds later."""
         with gateway.change:
             gateway.users -= 1
             unused = gateway.users == 0
@@ -131,7 +131,7 @@ class Gateways:
                 except NodeError as problem:
                     gateway.failed, gateway.failed_at = problem, time.monotonic()
                     raise _for(node, gateway) from None
-                # Many threads wait for its channels: it listens by itself.
+                # Many threads wait for its channels, so it has a thread that reads.
                 gateway.login.session.start()
                 gateway.failed = None
             gateway.users += 1
@@ -139,13 +139,13 @@ class Gateways:
 
 
 def _for(node: str, gateway: Gateway) -> NodeError:
-    """Return the gateway's failure as the node's own, in the same words for every node."""
+    """Return the gateway's failure as the node's error, with the same text for every node."""
     failed = gateway.failed
     assert failed is not None
     return type(failed)(node, f"its gateway {gateway.way.name}: {failed.reason}", failed.hint)
 
 
-# Handshakes at a time with one server; a default sshd drops them at random from 10 on.
+# Concurrent handshakes with one server; sshd by default drops some at random from 10 on.
 HANDSHAKES_AT_ONCE = 8
 
 
@@ -163,7 +163,7 @@ class LoginQueues:
 
 
 def dial(node: str, way: Way, limit: float) -> socket.socket:
-    """Return a byte stream to the server: TCP, or the user's own ProxyCommand."""
+    """Return a byte stream to the server: a TCP connection, or the user's ProxyCommand."""
     try:
         return connected(way, limit)
     except (socket.gaierror, UnicodeError) as problem:

@@ -1,6 +1,6 @@
 """Log in with key files, certificates and the ssh agent; each key is offered once.
 
-Read known_hosts files and decide whether to trust the host key that a server shows.
+Also read known_hosts files and decide whether to trust the host key that a server shows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ AskSecret = Callable[[str], "str | None"]
 
 
 class Keys:
-    """The user's keys: each file is read once for all nodes, each passphrase is asked for once."""
+    """The user's keys: each file is read once, and each passphrase is requested once, for all nodes."""
 
     def __init__(self, ask: AskSecret | None = None) -> None:
         self._ask = ask
@@ -54,8 +54,8 @@ class Keys:
         """The key file that was accepted last."""
 
     def open_ones(self, way: Way) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Yield the usable keys by name: first those in files, the last accepted one before the others, then the ssh
-        agent's."""
+        """Yield names and usable keys: key files first (the last accepted one leads), then keys of the ssh
+        agent."""
         found = [(path, key) for path in way.identities for key in self._forms(path)]
         yield from sorted(found, key=lambda named_key: named_key[0] != self.served)
         locked = {_public_blob(path) for path in way.identities if self._of_file(path) == LOCKED}
@@ -79,7 +79,8 @@ class Keys:
         return [path for path in way.identities if self._of_file(path) == LOCKED]
 
     def unlocked(self, path: str) -> paramiko.PKey | None:
-        """Return a locked key once its passphrase was typed; threads that need the same key wait for it."""
+        """Return a locked key after the user has typed its passphrase; other threads that need the key
+        wait."""
         with self._asking:
             known = self._of_file(path)
             if isinstance(known, paramiko.PKey):
@@ -130,7 +131,7 @@ def _load(path: str, passphrase: str | None) -> paramiko.PKey | str:
             key.load_certificate(f"{path}-cert.pub")
         return key
     except TypeError:
-        # Cryptography's word for a passphrase that is missing.
+        # The cryptography package raises TypeError for a missing passphrase.
         return LOCKED
     except OSError as problem:
         return f"it can't be read: {problem.strerror}"
@@ -139,14 +140,14 @@ def _load(path: str, passphrase: str | None) -> paramiko.PKey | str:
 
 
 def _decoded(data: bytes, secret: bytes | None) -> Any:
-    """Return the private key of OpenSSH's format, old PEM or PKCS8."""
+    """Return the private key in OpenSSH, PEM or PKCS8 format."""
     if b"BEGIN OPENSSH PRIVATE KEY" in data:
         return serialization.load_ssh_private_key(data, secret)
     return serialization.load_pem_private_key(data, secret)
 
 
 def _of_private(private: Any) -> paramiko.PKey:
-    """Return paramiko's key: paramiko itself reads no PKCS8."""
+    """Return the key as paramiko's type: paramiko cannot read PKCS8."""
     kinds: list[tuple[Any, Any]] = [
         (ed25519.Ed25519PrivateKey, paramiko.Ed25519Key),
         (ec.EllipticCurvePrivateKey, paramiko.ECDSAKey),
@@ -162,7 +163,7 @@ def _of_private(private: Any) -> paramiko.PKey:
 
 
 def _public_blob(path: str) -> bytes:
-    """Return the public half next to a locked key."""
+    """Return the public key stored next to a locked key."""
     try:
         return paramiko.pkey.PublicBlob.from_file(f"{path}.pub").key_blob
     except (OSError, ValueError):
@@ -170,7 +171,7 @@ def _public_blob(path: str) -> bytes:
 
 
 def _one_at_a_time(key: Any, turn: threading.Lock) -> paramiko.PKey:
-    """Return an ssh agent's key that many threads may sign with: its socket takes one request at a time."""
+    """Return an ssh agent's key that many threads may use; the agent's socket takes one request at a time."""
     sign = key.sign_ssh_data
 
     def in_turn(data: bytes, algorithm: str | None = None) -> Any:
@@ -182,7 +183,7 @@ def _one_at_a_time(key: Any, turn: threading.Lock) -> paramiko.PKey:
 
 
 class _Handler(AuthOnlyHandler):
-    """paramiko's handler, but it listens while it waits for the answer."""
+    """paramiko's login handler, but the waiting thread reads the socket."""
 
     limit = 20.0
 
@@ -198,7 +199,7 @@ class _Handler(AuthOnlyHandler):
 
 
 def log_in(session: Session, node: str, way: Way, keys: Keys, limit: float) -> None:
-    """Offer each key once over one connection; raise LoginRefused where none is accepted."""
+    """Offer each key once over one connection; raise LoginRefused if the server accepts none."""
     handler = session.auth_handler = _Handler(session)
     handler.limit = limit
     user = way.user or getpass.getuser()
@@ -248,9 +249,10 @@ def _refused(node: str, way: Way, user: str, tried: list[str], keys: Keys, detai
 
 
 class _Table:
-    """One known_hosts file: plain names by lookup (a cluster's file has hundreds), the rest one by one.
+    """One known_hosts file.
 
-    Lines that cannot be read are skipped, as OpenSSH does, and reported once in one warning.
+    Plain names are looked up in a dictionary (a cluster's file has hundreds); other lines are tried one
+    after another. Lines that cannot be read are skipped, as OpenSSH does, and reported in one warning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -268,11 +270,11 @@ class _Table:
             )
 
     def _take(self, words: list[str]) -> bool:
-        """Add one line's key; return False where the line cannot be read."""
+        """Add one line's key; return False if the line is not valid."""
         marker = words.pop(0) if words and words[0].startswith("@") else ""
         if not words or words[0].startswith("#") or marker == "@cert-authority":
             return True
-        # A key of SSH protocol 1: bits, exponent, modulus.
+        # A key of SSH protocol 1: size in bits, exponent, modulus.
         if len(words) > 1 and words[1].isdecimal():
             return True
         if len(words) < 3 or marker not in ("", "@revoked"):
@@ -307,7 +309,7 @@ class _Table:
 
 
 def _salt_and_digest(text: str) -> tuple[bytes, bytes]:
-    """Return the two halves of a hashed name, `|1|SALT|DIGEST`; raise ValueError where it is none."""
+    """Return the two halves of a hashed name, `|1|SALT|DIGEST`; raise ValueError if it has another form."""
     empty, version, salt, digest = text.split("|")
     if empty or version != "1":
         raise ValueError(text)
@@ -319,8 +321,8 @@ def _is_hash_of(salt: bytes, digest: bytes, name: str) -> bool:
 
 
 def _matches(patterns: str, name: str) -> bool:
-    """Return whether a line's patterns match a host; one that begins with `!` excludes it."""
-    # Brackets are part of the name, not of the pattern.
+    """Return whether a line's patterns match a host; a pattern that begins with `!` excludes a host."""
+    # Brackets are part of the name, not a pattern.
     escaped = [pattern.replace("[", "[[]") for pattern in patterns.lower().split(",")]
     excluded = [pattern[1:] for pattern in escaped if pattern.startswith("!")]
     if any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in excluded):
@@ -332,7 +334,8 @@ def _matches(patterns: str, name: str) -> bool:
 
 @dataclass
 class KnownHosts:
-    """The recorded host keys: the cluster's own file first, then the user's. New keys are written to the first file."""
+    """The recorded host keys: the cluster's file first, then the user's. New keys are written to the first
+    file."""
 
     files: Sequence[Path]
     _tables: list[_Table] = field(default_factory=list)
@@ -355,7 +358,8 @@ class KnownHosts:
             self._tables[0].add(name, key)
 
     def judge(self, node: str, name: str, key: HostKey, accept_new: bool) -> None:
-        """Accept a host key or raise why not; called before anything but the handshake was sent."""
+        """Accept a host key or raise the reason to reject it; called before anything but the handshake is
+        sent."""
         if any(key.fingerprint in table.revoked for table in self._tables):
             raise host_keys.revoked(node, key)
         recorded = self.of(name)

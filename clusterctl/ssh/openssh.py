@@ -1,7 +1,7 @@
-"""Reach nodes with OpenSSH's own program: the user's whole configuration applies, except for what the command line
-sets.
+"""Reach nodes with OpenSSH's `ssh` program.
 
-`LoginQueue` limits handshakes with one server and remembers failed gateways: the child processes know nothing of each
+The user's whole configuration applies, except for the options that the command line sets. `LoginQueue`
+limits handshakes with one server and remembers failed gateways: the child processes do not know about each
 other.
 """
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 10.0
 TALKING = ("sshconnect.c:*", "sshconnect2.c:*", "mux.c:*", "channels.c:channel_input_open_failure():*")
-# What costs least of what both sides have; mlkem768 is as quick as the elliptic curves.
+# The cheapest algorithms that both sides support; mlkem768 is as fast as the elliptic curves.
 QUICK = {
     "KexAlgorithms": ("mlkem768x25519-sha256", "curve25519-sha256", "curve25519-sha256@libssh.org"),
     "Ciphers": ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com"),
@@ -80,7 +80,8 @@ FIXED = {
 
 
 class OpenSshTransport:
-    """Nodes over SSH, with one child process each; one instance serves a whole command, from many threads."""
+    """Reaches nodes over SSH with one child process each; one instance serves a whole command and is
+    thread-safe."""
 
     def __init__(
         self,
@@ -90,8 +91,10 @@ class OpenSshTransport:
         connect_timeout: float = CONNECT_TIMEOUT,
         ssh_config: Configuration | str | None = None,
     ) -> None:
-        """`known_hosts` is the cluster's own file, read before the user's; `ssh_config` takes the place of the
-        user's configuration, "none" stands for an empty one."""
+        """`known_hosts` is the cluster's file, read before the user's.
+
+        `ssh_config` replaces the user's configuration; "none" means an empty one.
+        """
         self._config = ssh_config if isinstance(ssh_config, Configuration) else Configuration(ssh_config)
         if self._config.program is None:
             raise UsageError("there is no `ssh` here", "install OpenSSH's client, or use --ssh paramiko")
@@ -103,12 +106,12 @@ class OpenSshTransport:
         raise_limit()
 
     def connect(self, node: Node) -> Connection:
-        """Log in and start the agent."""
+        """Log in and start the agent; return the connection to it."""
         child = self._log_in(node, shell_command(agent_argv(node.python)))
         return LinkConnection(Link(node.name, StreamPipe(child), node.workdir))
 
     def start(self, node: Node, command: str) -> ChildStream:
-        """Log in and run one command line."""
+        """Log in and run one command line; return its streams."""
         line, mark = ChildStream.wrapped(command)
         beat = ["-o", f"ServerAliveInterval={SILENCE / 2:.0f}", "-o", "ServerAliveCountMax=1"]
         return ChildStream(self._log_in(node, line, beat), mark)
@@ -136,11 +139,13 @@ class OpenSshTransport:
     # ---- logging in
 
     def _log_in(self, node: Node, command: str, more: Sequence[str] = ()) -> Child:
-        """Return a child that is logged in; with consent, record new keys after the login succeeded."""
+        """Return a child that is logged in; with `accept_new`, record new host keys after the login has
+        succeeded."""
         way = way_to(node, self._config)
         with tempfile.TemporaryDirectory(prefix="clusterctl-ssh-") as folder:
             new: dict[int, Path] = {}
-            # Else a second handshake would have to find that out.
+            # Find unknown hosts here: otherwise ssh would fail first and a second handshake would be
+            # needed.
             if self._accept_new:
                 for place, hop in enumerate(chain(way)):
                     if host_keys.surely_new(hop.name, self._known_hosts(hop)):
@@ -158,7 +163,7 @@ class OpenSshTransport:
         return child
 
     def _keep(self, way: Way, path: Path) -> None:
-        """Record the keys that ssh wrote into a file of their own."""
+        """Record the host keys that ssh wrote into a separate file."""
         for key in _keys_in(path):
             with self._change:
                 host_keys.append(self._known_hosts(way)[0], way.name, key)
@@ -194,7 +199,7 @@ class OpenSshTransport:
         return problem
 
     def _queue(self, way: Way) -> LoginQueue:
-        """Return the queue of a server, whether it is the gateway of many nodes or one node with many names."""
+        """Return the login queue of the server that this machine connects to directly."""
         first = way.first
         with self._change:
             return self._queues.setdefault((first.host, first.port, first.user), LoginQueue())
@@ -204,8 +209,10 @@ class OpenSshTransport:
         return way.connect_timeout or self._timeout if self._timeout == CONNECT_TIMEOUT else self._timeout
 
     def _scan(self, node: str, way: Way, kinds: Sequence[str]) -> HostKey:
-        """The key that a server shows, of a recorded kind where it has one, by a login that offers nothing; its
-        gateways are logged in to."""
+        """Return the server's host key, of a recorded kind if the server has one.
+
+        The login to the server itself offers no credentials; gateways before it are logged in to normally.
+        """
         with (
             tempfile.TemporaryDirectory(prefix="clusterctl-ssh-") as folder,
             self._queue(way).passed(node, way.gateway is not None),
@@ -233,7 +240,7 @@ class OpenSshTransport:
     def _child(self, node: str, argv: Sequence[str], logs: Logs, through_shell: bool) -> Child:
         env = {**environment(), "SSH_ASKPASS_REQUIRE": "never"}
         if through_shell:
-            # It reads the command for the gateway, which is quoted for it.
+            # This shell reads the ProxyCommand, which is quoted for /bin/sh.
             env["SHELL"] = "/bin/sh"
         try:
             return Child(node, [str(self._config.program), *argv], env, logs)
@@ -244,7 +251,8 @@ class OpenSshTransport:
     def _argv(
         self, ways: Sequence[Way], logs: Sequence[str], new: Mapping[int, Path], alone: bool = False
     ) -> list[str]:
-        """The options for the last server of a chain, and within them the commands for those before."""
+        """Return the options for the last server of a chain; they contain the commands for the servers
+        before it."""
         way, place = ways[-1], len(ways) - 1
         files = [str(file) for file in self._known_hosts(way)]
         if place in new:
@@ -270,23 +278,25 @@ class OpenSshTransport:
         return argv + [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
 
     def _proxy_command(self, ways: Sequence[Way], logs: Sequence[str], new: Mapping[int, Path]) -> str:
-        """ssh to the server before, which leads on; what -J would make of it leaves our options out."""
+        """Return the ssh command that connects through the previous server; -J would not pass on our
+        options."""
         way, before = ways[-1], ways[-2]
         host = f"[{way.host}]" if ":" in way.host else way.host
         argv = [str(self._config.program), *self._argv(ways[:-1], logs, new), "-W", f"{host}:{way.port}"]
         return shlex.join([*argv, "--", before.asked]).replace("%", "%%")
 
     def _kinds(self, kinds: Sequence[str]) -> dict[str, str]:
-        """Keys of these kinds before all others, and no certificates: what is recorded is a key."""
+        """Return options that prefer keys of these kinds and exclude certificates, since only keys are
+        recorded."""
         names = self._config.built_in().get("hostkeyalgorithms", ("",))[0].split(",")
         plain = [name for name in names if name and "-cert-" not in name]
         wanted = {"rsa-sha2-512", "rsa-sha2-256", *kinds} if "ssh-rsa" in kinds else set(kinds)
-        # Which keeps the order among equals.
+        # `sorted` is stable: equal elements keep their order.
         ordered = sorted(plain, key=lambda name: name not in wanted)
         return {"HostKeyAlgorithms": ",".join(ordered)} if ordered else {}
 
     def _quick(self, way: Way) -> dict[str, str]:
-        """The same algorithms as before, the quick ones first; an order that a user chose stays."""
+        """Return the same algorithms with the fast ones first; an order that the user chose is kept."""
         usual = self._config.built_in()
         found = {}
         for key, ours, usually in (
@@ -309,15 +319,17 @@ def _hops(node: str, ways: Sequence[Way], logs: Logs) -> list[HopLog]:
 
 
 def _log_level(version: tuple[int, int]) -> dict[str, str]:
-    """Enough of ssh's account to tell what failed. Below ERROR a server's banner would stand among a node's own
-    output; before 8.5 it does."""
+    """Return the log options that show why a login failed.
+
+    At level ERROR the server's banner does not appear in a node's output; before 8.5 it does.
+    """
     if version >= (8, 5):
         return {"LogLevel": "ERROR", "LogVerbose": ",".join(TALKING)}
     return {"LogLevel": "DEBUG1"}
 
 
 def _quoted(path: str) -> str:
-    """Return a path as ssh's configuration takes it."""
+    """Return a path quoted for ssh's configuration."""
     return '"' + path.replace("%", "%%") + '"'
 
 
@@ -328,19 +340,22 @@ def _keys_in(path: Path) -> list[HostKey]:
 
 
 def transport_of(cluster: Cluster) -> OpenSshTransport:
-    """The transport that records new keys where a cluster keeps them."""
+    """Return the transport that records new host keys in the cluster's known_hosts file."""
     return OpenSshTransport(known_hosts=Path(cluster.known_hosts) if cluster.known_hosts else None)
 
 
-# Handshakes at once; a default sshd begins to drop them at 10.
+# Simultaneous handshakes; sshd by default starts to drop connections at 10.
 AT_ONCE = 8
-# Seconds for which a gateway that failed is not tried for other nodes.
+# Seconds for which other nodes do not try a gateway that has failed.
 REMEMBERED = 10.0
 
 
 class LoginQueue:
-    """One server that this machine logs in to. The first node behind a gateway goes alone: a refused login is refused
-    once, and a gateway that does not answer costs one timeout for all nodes."""
+    """Limits the logins to one server.
+
+    The first node behind a gateway logs in alone: a refused login is refused only once, and a gateway that
+    does not answer costs one timeout for all nodes.
+    """
 
     def __init__(self) -> None:
         self._places = threading.Semaphore(AT_ONCE)
@@ -351,7 +366,8 @@ class LoginQueue:
 
     @contextmanager
     def passed(self, node: str, is_gateway: bool) -> Iterator[None]:
-        """Wait for a place for one handshake; raise what stopped another node at this gateway."""
+        """Wait for a free place for one handshake; raise the error if this gateway has just failed for
+        another node."""
         alone = is_gateway and self._goes_first()
         try:
             if self._failed is not None and time.monotonic() - self._failed_at < REMEMBERED:

@@ -1,4 +1,5 @@
-"""Run OpenSSH's program as a child process: one login each, with separate streams and logs, and a certain end."""
+"""Run OpenSSH's program as a child process: one login each, with separate streams and logs, and a reliable
+end."""
 
 from __future__ import annotations
 
@@ -19,24 +20,25 @@ from clusterctl.errors import LinkLost
 from clusterctl.ssh.proxy import end_group, has_ended
 from clusterctl.transport.pipe import MAX_NOISE
 
-# Of a log: a login's lines are 3 KB.
+# Bytes of a log that are kept; a login writes about 3 KB.
 LOG_TAIL = 64 << 10
 WORDS = 2000
 READ_ONLY = select.POLLIN | select.POLLHUP | select.POLLERR
-# The only ones that ssh writes between a node's own, when a connection breaks.
+# The only lines that ssh writes into a node's output: those about a broken connection.
 OWN_WORDS = re.compile(
     rb"(?:\A|\n)((?:Connection to|Connection reset|Read from remote host|Timeout, server|Write failed|client_loop:)"
     rb"[^\n]{0,300}\r\n)\Z"
 )
-# Seconds that ssh may take to end after its streams did.
+# Seconds that ssh may take to end after its streams have ended.
 ENDING = 5.0
 
 
 class Logs:
-    """The log of each server on the way, through named pipes, so that it is never mixed with the node's output.
+    """The logs of the servers on the way, read through named pipes to keep them apart from the node's
+    output.
 
-    ssh closes all but its three streams when it starts, so a log needs a name. The folder is removed once ssh has
-    opened them.
+    ssh closes every descriptor except its three streams when it starts, so a log needs a path. The folder
+    is removed once ssh has opened the pipes.
     """
 
     def __init__(self, count: int) -> None:
@@ -72,8 +74,10 @@ class Logs:
 
 
 class Child:
-    """One ssh process. It leads its own session, so that Ctrl-C does not reach it before us; when we are gone its
-    input ends, and with it what runs on the node."""
+    """One ssh process, in a session of its own so that Ctrl-C does not reach it directly.
+
+    If this process dies, ssh's input ends, and so does the program on the node.
+    """
 
     def __init__(self, node: str, argv: Sequence[str], env: Mapping[str, str], logs: Logs) -> None:
         self.node = node
@@ -147,7 +151,7 @@ class Child:
         for file in ready:
             if file in self.logs.files and not self.logs.take(file):
                 self._poll.unregister(file)
-        # A stream that never pauses keeps the other one waiting once only.
+        # A stream that never pauses delays the other stream by at most one read.
         self._turn += 1
         for file in sorted(
             (descriptor for descriptor in ready if descriptor in self._open), reverse=bool(self._turn % 2)
@@ -157,7 +161,7 @@ class Child:
             except BlockingIOError:
                 continue
             except ConnectionResetError:
-                # It ended with input of ours unread.
+                # ssh ended before it read all of our input.
                 data = b""
             if data:
                 return self._open[file], data
@@ -171,12 +175,12 @@ class Child:
         self._socket.sendall(data)
 
     def finish(self) -> None:
-        """Close its input."""
+        """Close ssh's standard input."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def has_ended(self, within: float = 0.0) -> bool:
-        """Return whether ssh has ended. Its status is not taken, so that its pid stays its own until the group is
+        """Return whether ssh has ended. Do not reap it: its process id stays reserved until the group is
         ended."""
         deadline = time.monotonic() + within
         while self._process.returncode is None and not has_ended(self._process.pid):
@@ -201,12 +205,12 @@ class Child:
         return output
 
     def close(self) -> None:
-        """End ssh, and with it what it runs on the node."""
+        """End ssh, and so the program that it runs on the node."""
         with self._closing:
             if self._closed:
                 return
             with contextlib.suppress(OSError):
-                # Whoever waits for it wakes.
+                # Wake a thread that waits for this socket.
                 self._socket.shutdown(socket.SHUT_RDWR)
             end_group(self._process)
             with self._reading:
@@ -220,9 +224,9 @@ class Child:
 class ChildStream:
     """A program on a node that a child process runs.
 
-    ssh returns a program's exit code as its own, 255 for a signal and for its own failures alike, and only after
-    every process that holds the streams has ended. A shell around the program therefore writes the code at the end of
-    standard error, after a mark that nobody can guess.
+    ssh returns the program's exit code as its own, but 255 both for a signal and for its own failures, and
+    only after every process that holds the streams has ended. A shell around the program therefore writes
+    the exit code at the end of standard error, after a marker that nobody can guess.
     """
 
     MARK = "CLUSTERCTL-END"
@@ -236,9 +240,10 @@ class ChildStream:
 
     @classmethod
     def wrapped(cls, command: str) -> tuple[str, bytes]:
-        """Return a line that any login shell accepts, and the mark that it writes."""
+        """Return a command line that any login shell accepts, and the marker that it writes."""
         mark = f"{cls.MARK} {secrets.token_hex(16)}"
-        # 2>/dev/null: a shell remarks on a program that a signal ended; the subshell keeps that from dash too
+        # 2>/dev/null hides the shell's message about a program that a signal ended; dash also needs the
+        # subshell.
         run = 'exec 3>&2 2>/dev/null; (exec "${SHELL:-/bin/sh}" -c "$1" 2>&3 3>&-); s=$?'
         line = f'{run}; printf "\\n%s %d\\n" "{mark}" $s >&3; exit $s'
         return f"exec /bin/sh -c {shlex.quote(line)} sh {shlex.quote(command)}", mark.encode()
@@ -257,7 +262,7 @@ class ChildStream:
         return "", b""
 
     def _without_mark(self, data: bytes) -> bytes:
-        """Return standard error without the mark; hold back what may be its beginning."""
+        """Return standard error without the marker; hold back bytes that may be its beginning."""
         data = self._held + data
         self._held = b""
         place = data.find(self._mark)
@@ -285,7 +290,7 @@ class ChildStream:
         if lost:
             words = f": {data.decode(errors='replace').strip()}" if data else ""
             raise LinkLost(self._child.node, f"the connection ended in the middle{words}")
-        # The login shell took no part in it.
+        # No marker arrived, so /bin/sh did not finish: ssh's status is the program's.
         if self._code is None:
             self._code = status
         return "", b""

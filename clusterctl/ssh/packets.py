@@ -1,4 +1,4 @@
-"""paramiko's packets over few, large reads. A read that comes too early loses nothing."""
+"""Read paramiko's packets with few, large reads. A read that times out loses no data."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     import paramiko
 
 LEAST_READ = 16 << 10
-# Bytes a read; a busy stream fills it with eight packets.
+# Bytes per read; a busy stream fills it with eight packets.
 MOST_READ = 256 << 10
-# Bytes that a server may say before its version.
+# Bytes that a server may send before its version line.
 MAX_BANNER = 64 << 10
-# Seconds in the middle of a packet after which the connection counts as broken.
+# Seconds without data in the middle of a packet after which the connection counts as broken.
 STALL = 10.0
-# Reads of which each is acknowledged at once: a login and the start of a program need 12.
+# Reads that are acknowledged immediately: a login and the start of a program need 12.
 QUICK_READS = 40
-# Linux.
+# Exists only on Linux.
 QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 _LENGTH = struct.Struct(">I")
-# Padding, kind, channel, length.
+# Padding, message kind, channel, length.
 _DATA = struct.Struct(">BBII")
 
 
@@ -37,8 +37,11 @@ class NoSshServer(SSHException):
 
 
 class Packets(Packetizer):
-    """Packets that are sent together during the handshake. The first answers are acknowledged immediately: a server
-    that waits for that (Nagle) would lose 40 ms per step."""
+    """Packets that are collected during the handshake and sent together.
+
+    The first reads are acknowledged immediately: a server that waits for an acknowledgement (Nagle) would
+    lose 40 ms per step.
+    """
 
     def __init__(self, sock: socket.socket | paramiko.Channel) -> None:
         super().__init__(sock)  # type: ignore[arg-type]
@@ -46,7 +49,7 @@ class Packets(Packetizer):
         self._from = sock
         self._ahead = b""
         self._at = 0
-        # Of the packet that is being read.
+        # Where the packet that is being read begins.
         self._start = 0
         self._size = LEAST_READ
         self._held: list[bytes] | None = []
@@ -54,8 +57,8 @@ class Packets(Packetizer):
         self._quick = QUICKACK if isinstance(sock, socket.socket) else None
 
     def next_message(self, until: float) -> tuple[int, Any]:
-        """Return the next message (kind, content); raise TimeoutError when it is not there at the time `until`
-        (monotonic)."""
+        """Return the next message (kind, content); raise TimeoutError if it has not arrived by the
+        monotonic time `until`."""
         self._start = self._at
         self._until = until
         try:
@@ -69,7 +72,7 @@ class Packets(Packetizer):
         return self._at < len(self._ahead)
 
     def let_go(self) -> None:
-        """End the handshake: from now on everything is sent immediately."""
+        """End the handshake: from now on everything is sent without delay."""
         held, self._held = self._held, None
         if held:
             super().write_all(b"".join(held))
@@ -87,7 +90,7 @@ class Packets(Packetizer):
         return self._ahead[self._at - n : self._at]
 
     def readline(self, until: float) -> str:
-        """Return a line that comes before the packets."""
+        """Return the next line of the text before the packets."""
         self._until = until
         self._start = self._at
         while (end := self._ahead.find(b"\n", self._at)) < 0:
@@ -104,8 +107,8 @@ class Packets(Packetizer):
         return bool(vars(self)["_Packetizer__aead_out"])
 
     def send_data(self, channel: int, data: memoryview, largest: int) -> None:
-        """Send a channel's data as packets of at most `largest` bytes in one write: paramiko's way costs three times
-        as much."""
+        """Send a channel's data as packets of at most `largest` bytes in one write; paramiko's way costs
+        three times as much."""
         with self._Packetizer__write_lock:  # type: ignore[attr-defined]
             private = vars(self)
             engine, nonce = private["_Packetizer__block_engine_out"], private["_Packetizer__iv_out"]
@@ -132,7 +135,7 @@ class Packets(Packetizer):
             self._trigger_rekey()  # type: ignore[attr-defined]
 
     def _read(self) -> None:
-        """Read once."""
+        """Read from the socket once."""
         if self._held:
             held, self._held = self._held, []
             super().write_all(b"".join(held))
@@ -157,7 +160,7 @@ class Packets(Packetizer):
         self._start = 0
 
     def _reads_twice(self) -> bool:
-        """Return whether a packet that came in part can be read again from its beginning."""
+        """Return whether a packet that has arrived in part can be read again from its beginning."""
         private = vars(self)
         return bool(
             private["_Packetizer__aead_in"]

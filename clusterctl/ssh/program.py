@@ -1,4 +1,4 @@
-"""A program on a node: one session channel, as three streams."""
+"""Run a program on a node over one session channel, and present it as three streams."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from paramiko.ssh_exception import SSHException
 from clusterctl.errors import LinkLost
 from clusterctl.ssh.session import ChannelRefused, Session
 
-# Seconds for the exit code after both streams ended.
+# Seconds to wait for the exit code after both streams have ended.
 END_LIMIT = 10.0
-# Bytes a write.
+# Bytes per write.
 AT_ONCE = 256 << 10
-# The only extended data there is.
+# The only kind of extended data that exists.
 STDERR = 1
 
 
 class Program(paramiko.Channel):
-    """A channel that keeps its output in order, and the signal that ended its program."""
+    """A channel that keeps stdout and stderr in order and records the signal that ended its program."""
 
     def __init__(self, chanid: int) -> None:
         super().__init__(chanid)
@@ -38,7 +38,7 @@ class Program(paramiko.Channel):
         return bool(self.eof_received or self.closed)
 
     def _log(self, level: int, msg: Any, *args: object) -> None:
-        """Nobody reads it."""
+        """Do nothing: nobody reads this log."""
 
     def _feed(self, m: Any) -> None:
         self.came.append(("stdout", m.get_binary()))
@@ -56,7 +56,7 @@ class Program(paramiko.Channel):
 
 
 def start_program(session: Session, command: str, limit: float) -> Program:
-    """Run one command line in the login shell."""
+    """Run one command line in the login shell; return its channel."""
     program: Program = session.open("session", make=Program, limit=limit)
     program._event_pending()  # type: ignore[attr-defined]
     ask = paramiko.Message()
@@ -92,7 +92,7 @@ class ProgramStream:
         return "", b""
 
     def _next(self, size: int) -> tuple[str, bytes]:
-        """Return the next bytes of one stream, as many as came together."""
+        """Return the next bytes of one stream, joined from consecutive packets."""
         came = self._program.came
         name, data = came.popleft()
         if came and came[0][0] == name and len(data) < size:
@@ -108,14 +108,14 @@ class ProgramStream:
         return name, data
 
     def _credit(self, count: int) -> None:
-        """Report to the node that there is room again."""
+        """Report to the node that the receive window has room again."""
         more = self._program._check_add_window(count)  # type: ignore[attr-defined]
         if more > 0:
             message = paramiko.Message()
             message.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
             message.add_int(self._program.remote_chanid)
             message.add_int(more)
-            # The next read says so.
+            # The next read reports the error.
             with contextlib.suppress(SSHException, EOFError, OSError):
                 self._session._send_user_message(message)
 

@@ -1,4 +1,4 @@
-"""The bytes' way to an SSH server: TCP as the configuration wants it, or the user's own ProxyCommand."""
+"""Open a byte stream to an SSH server: a TCP connection, or the user's ProxyCommand."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from clusterctl.settings import environment
 from clusterctl.ssh.config import Way
 
 FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
-# Seconds between asking a program to end and ending it.
+# Seconds between SIGTERM and SIGKILL.
 END_WAIT = 2.0
 LAST_WORDS = 2000
 
 
 def connected(way: Way, timeout: float) -> socket.socket:
-    """A socket that leads to a server; what goes wrong with the network is raised as the OSError that it is."""
+    """Return a socket that leads to a server; raise an OSError if the network fails."""
     if way.proxy_command:
         return ProxySocket(way.proxy_command)
     problem: OSError = OSError("no address")
@@ -37,27 +37,28 @@ def connected(way: Way, timeout: float) -> socket.socket:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return made
         except OSError as failed:
-            # The next address may do.
+            # Try the next address.
             made.close()
             problem = failed
     raise problem
 
 
 class ProxySocket(socket.socket):
-    """One end of a pair; the other is the standard input and output of a ProxyCommand, which ends with it."""
+    """A socket whose other end is the standard input and output of a ProxyCommand; closing it ends the
+    command."""
 
     def __init__(self, command: str) -> None:
         ours, theirs = socket.socketpair()
         super().__init__(ours.family, ours.type, ours.proto, ours.detach())
         self._said = b""
-        # Whoever closes it may be another than who asks.
+        # `close` and `last_words` may be called from different threads.
         self._change = threading.Lock()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the socket
         env = environment()
         shell = env.get("SHELL") or "/bin/sh"
         try:
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                # As ssh does it.
+                # ssh runs the command in the same way.
                 [shell, "-c", f"exec {command}"],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
@@ -73,7 +74,7 @@ class ProxySocket(socket.socket):
             theirs.close()
 
     def last_words(self) -> str:
-        """The end of what the program said on its standard error, also after it was closed."""
+        """Return the end of the program's standard error; this also works after `close`."""
         with self._change:
             if not self._errors.closed:
                 size = os.fstat(self._errors.fileno()).st_size
@@ -91,8 +92,10 @@ class ProxySocket(socket.socket):
 
 
 def end_group(process: subprocess.Popen[bytes], patience: float = END_WAIT) -> None:
-    """End a program and everything in its group; its leader is waited for last, so that no other group has
-    its number."""
+    """End a program and its process group.
+
+    The leader is reaped last, so that no other process group can get its number meanwhile.
+    """
     if process.returncode is not None:
         return
     _signal(process.pid, signal.SIGTERM)
@@ -106,13 +109,13 @@ def end_group(process: subprocess.Popen[bytes], patience: float = END_WAIT) -> N
 
 
 def _signal(group: int, number: int) -> None:
-    # macOS says the latter of one that ended.
+    # macOS raises PermissionError for a process that has ended.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child ended, without taking its status."""
+    """Return whether a child process has ended, without reaping it."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

@@ -1,8 +1,8 @@
-"""One SSH login: paramiko's protocol, driven by whoever waits for something instead of by a thread of its
-own.
+"""Run paramiko's protocol for one SSH connection without a thread per connection.
 
-A thread a connection costs more than the protocol itself: two switches a message, and ten idle wake-ups a
-second. Only a gateway, whose channels many threads wait for, gets one (`start`).
+The thread that waits for a result reads the socket. A thread per connection costs more than the protocol:
+two context switches per message and ten idle wake-ups per second. Only a gateway gets a thread (`start`),
+because many threads wait for its channels.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.ssh.host_keys import HostKey, host_key
 from clusterctl.ssh.packets import NoSshServer, Packets
 
-# Bytes that a node may be ahead of us; what nobody reads stays in the kernel anyway.
+# Bytes that a node may send before we read them. Unread data stays in the kernel anyway.
 WINDOW = 4 << 20
-# The largest piece that a server may send.
+# The largest packet, in bytes, that a server may send.
 PACKET = 64 << 10
-# Far below the 2^32 blocks that AES-GCM allows; each new key exchange stops the stream.
+# Far below the 2^32 blocks that AES-GCM allows. Each new key exchange interrupts the stream.
 REKEY_BYTES = 1 << 34
 REKEY_PACKETS = 1 << 31
-# Seconds for a key exchange in the middle of a session.
+# Seconds allowed for a key exchange in the middle of a session.
 NEW_KEYS_LIMIT = 30.0
 FAST_KEX = ("ecdh-sha2-nistp256", "curve25519-sha256@libssh.org")
 GCM = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
@@ -57,10 +57,10 @@ CTR = ("aes128-ctr", "aes192-ctr", "aes256-ctr")
 SHA2 = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
 SIGNED_BY = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
 NEVER = float("inf")
-# That a server may say before its version.
+# Lines that a server may send before its version line.
 MAX_LINES = 100
 
-# The same as paramiko's own table, but a channel of a subclass is asked itself.
+# The same as paramiko's table, but by method name, so that a channel's subclass can override the methods.
 _BY_NAME = {
     MSG_CHANNEL_SUCCESS: "_request_success",
     MSG_CHANNEL_FAILURE: "_request_failed",
@@ -74,21 +74,21 @@ _BY_NAME = {
 
 
 class ChannelRefused(SSHException):
-    """The server opens no such channel; its own words."""
+    """Raised when the server refuses to open a channel; carries the server's message."""
 
 
-# Its stubs leave out what is overridden here.
+# The type stubs of paramiko omit what this class overrides.
 _Transport: Any = paramiko.Transport
 
 
 class Session(_Transport):  # type: ignore[misc]
-    """A connection to one server; any number of threads may wait for things in it."""
+    """A connection to one SSH server; any number of threads may wait for events on it."""
 
     _preferred_kex = FAST_KEX + tuple(name for name in _Transport._preferred_kex if name not in FAST_KEX)
     _preferred_ciphers: tuple[str, ...] = GCM + CTR
     _preferred_macs: tuple[str, ...] = SHA2
 
-    # Their own lists, as they are: paramiko filters them at every use.
+    # Return the lists unchanged: paramiko filters them at every use.
     preferred_kex = property(lambda self: self._preferred_kex)
     preferred_keys = property(lambda self: self._preferred_keys)
     preferred_ciphers = property(lambda self: self._preferred_ciphers)
@@ -102,9 +102,11 @@ class Session(_Transport):  # type: ignore[misc]
         allowed_kex: str = "",
         allowed_ciphers: str = "",
     ) -> None:
-        """`judge` raises where a host key is not taken, before we agree to any key; `recorded` are the kinds
-        of key that are known for this host, to be asked for first; what the user's configuration does not
-        allow is not offered."""
+        """Set up the session; `judge` raises if it rejects the host key, before any keys are agreed on.
+
+        `recorded` holds the key kinds that are known for this host; they are requested first. Algorithms
+        that the user's configuration does not allow are not offered.
+        """
         super().__init__(sock, packetizer_class=Packets)
         self.packets: Packets = self.packetizer
         self.packets.REKEY_BYTES, self.packets.REKEY_PACKETS = REKEY_BYTES, REKEY_PACKETS
@@ -120,11 +122,11 @@ class Session(_Transport):  # type: ignore[misc]
         self._preferred_ciphers = _allowed(self._preferred_ciphers, allowed_ciphers)
         self._judge = judge
         self._turn = threading.Condition()
-        # The thread that reads for all.
+        # The id of the thread that reads for all threads.
         self._listener: int | None = None
-        # Seconds that were waited since a byte came.
+        # Seconds waited since the last byte arrived.
         self._quiet = 0.0
-        # What had to wait for new keys.
+        # Messages to send after the current key exchange.
         self._later: list[Any] = []
         self._refused: dict[int, str] = {}
         self._closing = threading.Lock()
@@ -133,21 +135,21 @@ class Session(_Transport):  # type: ignore[misc]
         self._handler_table[MSG_SERVICE_ACCEPT] = lambda message: None
 
     def _log(self, level: int, msg: Any, *args: object) -> None:
-        """Formatting what nobody reads was a tenth of a handshake."""
+        """Do nothing: formatting log messages that nobody reads took a tenth of a handshake."""
 
     # ---- handshake
 
     def shake_hands(self, limit: float, first_word: float | None = None) -> None:
-        """Agree on keys; the server's own key was judged when this returns.
+        """Agree on keys; when this returns, `judge` has accepted the server's host key.
 
-        Its first line has to come within `first_word` seconds: where a kernel accepts a connection that no sshd takes
-        up, a whole `limit` would be waited for a machine that is frozen.
+        The server's first line must arrive within `first_word` seconds. The kernel of a frozen machine may
+        accept a connection that sshd never answers; waiting for the whole `limit` would then be wasted.
         """
         deadline = time.monotonic() + limit
         self.active = True
         try:
             self.packets.write_all(f"{self.local_version}\r\n".encode())
-            # The server's version changes nothing about it.
+            # Our key exchange message does not depend on the server's version.
             self._send_kex_init()
             self.remote_version = self._their_version(deadline, min(limit, first_word or limit))
             self._expect_packet(MSG_KEXINIT)
@@ -159,7 +161,7 @@ class Session(_Transport):  # type: ignore[misc]
             raise SSHException(f"no key exchange within {limit:g} s")
 
     def _their_version(self, deadline: float, first_word: float) -> str:
-        """The server's first line that is meant for us, after what it tells people."""
+        """Return the server's version line; skip the lines that it prints before it."""
         first = time.monotonic() + first_word
         for number in range(MAX_LINES):
             try:
@@ -186,7 +188,7 @@ class Session(_Transport):  # type: ignore[misc]
         make: type = paramiko.Channel,
         limit: float = 30.0,
     ) -> Any:
-        """A new channel; `where` is what its kind says besides."""
+        """Return a new channel of type `make`; `where` holds the extra fields that its kind needs."""
         if not self.active:
             raise self.problem or EOFError("the connection ended")
         with self.lock:
@@ -220,7 +222,7 @@ class Session(_Transport):  # type: ignore[misc]
         }
         reason = known.get(code, f"reason {code}")
         self._refused[number] = f"{words} ({reason})" if words else reason
-        # Paramiko's own `open_channel` waits, for fabric.
+        # A thread in paramiko's `open_channel` waits for this event; fabric uses that method.
         if number in self.channel_events:
             self._channels.delete(number)
             self.saved_exception: BaseException = paramiko.ChannelException(code, reason)
@@ -229,15 +231,17 @@ class Session(_Transport):  # type: ignore[misc]
     # ---- sending
 
     def _send_user_message(self, data: Any) -> None:
-        """Send, but not in the middle of a key exchange; who reads can't wait for its end, and leaves it for
-        then."""
+        """Send a message, but not during a key exchange.
+
+        The reading thread cannot wait for the end of the exchange, so its messages are sent after it.
+        """
         if self._listener == threading.get_ident() and not self.clear_to_send.is_set():
             self._later.append(data)
         else:
             self._when_clear(lambda: self._send_message(data))
 
     def send_data(self, channel: paramiko.Channel, data: memoryview) -> None:
-        """Send a piece of a channel's data for which there is room."""
+        """Send a piece of a channel's data; the caller has checked that the window has room for it."""
         largest = channel.out_max_packet_size - 64
         self._when_clear(lambda: self.packets.send_data(channel.remote_chanid, data, largest))
 
@@ -260,9 +264,10 @@ class Session(_Transport):  # type: ignore[misc]
     # ---- listening
 
     def until(self, done: Callable[[], bool], deadline: float = NEVER) -> bool:
-        """Take what comes until something is so; whether it was so in time. Raises why the connection ended.
+        """Process messages until `done()` is true; return False if the deadline passes first.
 
-        One thread reads for all that wait, each looks at its own condition after every read.
+        Raise the reason if the connection ends. One thread reads for all waiting threads; each checks its
+        own condition after every read.
         """
         while True:
             with self._turn:
@@ -285,13 +290,15 @@ class Session(_Transport):  # type: ignore[misc]
                     self._turn.notify_all()
 
     def run(self) -> None:
-        """Listen for as long as the connection lasts: the thread of a gateway."""
+        """Process messages until the connection ends; this is the thread of a gateway."""
         with contextlib.suppress(SSHException, EOFError, OSError, ClusterctlError):
             self.until(lambda: False)
 
     def _listen(self, deadline: float) -> None:
-        """Take one read's messages, or wait until the deadline; once logged in, ask a silent server whether it
-        is there."""
+        """Process the messages of one read, or return at the deadline.
+
+        After the login, send a keepalive request to a server that is silent.
+        """
         try:
             while True:
                 now, heard = time.monotonic(), self.packets.reads
@@ -309,7 +316,7 @@ class Session(_Transport):  # type: ignore[misc]
                 while self.packets.has_more():
                     self._take(*self.packets.next_message(0.0))
         except BaseException as problem:
-            # Why it ended, for all who wait.
+            # Record the reason for all waiting threads.
             self.end(problem)
             if not isinstance(problem, Exception):
                 raise
@@ -325,7 +332,7 @@ class Session(_Transport):  # type: ignore[misc]
             self._send_user_message(ask)
 
     def _take(self, kind: int, message: Any) -> None:
-        """One message to whom it concerns."""
+        """Pass one message to its handler."""
         if kind in (MSG_IGNORE, MSG_DEBUG):
             self._enforce_strict_kex(kind)
             return
@@ -367,7 +374,7 @@ class Session(_Transport):  # type: ignore[misc]
         self.end(EOFError("the connection was closed"))
 
     def end(self, problem: BaseException) -> None:
-        """Close the socket and wake all who wait."""
+        """Close the socket and wake all waiting threads; record `problem` as the reason."""
         with self._closing:
             if self.problem is not None:
                 return
@@ -375,7 +382,7 @@ class Session(_Transport):  # type: ignore[misc]
         self.active = False
         if isinstance(self.sock, socket.socket):
             with contextlib.suppress(OSError):
-                # A read in another thread ends.
+                # This ends a blocked read in another thread.
                 self.sock.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError, EOFError, SSHException):
             self.packetizer.close()
@@ -388,6 +395,6 @@ class Session(_Transport):  # type: ignore[misc]
 
 
 def _allowed(ours: tuple[str, ...], theirs: str) -> tuple[str, ...]:
-    """What we can do of what is allowed; all that we can where that leaves nothing."""
+    """Return those of `ours` that the user's configuration allows, or all of `ours` if none is left."""
     names = theirs.split(",")
     return tuple(name for name in ours if name in names) or ours
