@@ -64,11 +64,11 @@ def _by_keeper(argv: list[str]) -> int | None:
 def _request(argv: list[str]) -> bytes | None:
     """All that a command can see of the process that was started for it; None where a stream is closed."""
     streams = (sys.stdin, sys.stdout, sys.stderr)
-    if any(one is None for one in streams):
+    if any(stream is None for stream in streams):
         return None
     mask = os.umask(0o077)
     os.umask(mask)
-    codings = [f"{one.encoding} {one.errors}" for one in streams]
+    codings = [f"{stream.encoding} {stream.errors}" for stream in streams]
     words = [b"%d" % mask, *map(os.fsencode, codings), b"%d" % len(argv), *map(os.fsencode, argv)]
     words += [name + b"=" + value for name, value in raw_environment().items()]
     body = b"\0".join(words)
@@ -108,7 +108,7 @@ class _Errand:
     def _hand_over(self, request: bytes) -> bool:
         try:
             here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-            handles = b"".join(one.to_bytes(4, sys.byteorder) for one in (0, 1, 2, here))
+            handles = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2, here))
             self._line.sendmsg([request[:1]], [(SOL_SOCKET, SCM_RIGHTS, handles)])
             os.close(here)
             self._line.sendall(request[1:])

@@ -217,7 +217,7 @@ class _Execution:
         from clusterctl.exec import answers
 
         if self.form.json:
-            screen.show_json([answers.as_json(one, self.answers) for one in outcomes])
+            screen.show_json([answers.as_json(outcome, self.answers) for outcome in outcomes])
             return
         groups = answers.folded(outcomes, self.answers)
         if self.form.fold:

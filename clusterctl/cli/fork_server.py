@@ -209,10 +209,10 @@ class Front:
     def _remember(self) -> None:
         """Read and load what a command had to, so that the next one need not."""
         for line in os.read(self._noted, 1 << 16).splitlines():
-            what, names = json.loads(line)
-            if what == "inventory":
+            topic, names = json.loads(line)
+            if topic == "inventory":
                 inventories().remember(Which(*names))
-            for name in names if what == "modules" else ():
+            for name in names if topic == "modules" else ():
                 importlib.import_module(name)
         gc.freeze()
 
@@ -235,12 +235,12 @@ class Front:
 
     def _hear(self, guest: _Guest) -> None:
         try:
-            there = guest.read()
+            connected = guest.read()
         except BlockingIOError:
             return
         except OSError:
-            there = False
-        if not there:
+            connected = False
+        if not connected:
             self._leave(guest)
         elif guest.pid:
             self._pass_on(guest)
@@ -340,15 +340,17 @@ def _run(body: bytes) -> int:
     argv = [os.fsdecode(word) for word in words[: int(count)]]
     replace_environment(dict(word.split(b"=", 1) for word in words[int(count) :]))
     time.tzset()
-    there = set(sys.modules)
+    loaded = set(sys.modules)
     inventories().on_read = lambda which: _tell("inventory", which)
     os.umask(int(mask))
     sys.argv = ["clusterctl", *argv]
-    sys.stdin, sys.stdout, sys.stderr = (_stream(n, one) for n, one in enumerate((first, second, third)))
+    sys.stdin, sys.stdout, sys.stderr = (
+        _stream(n, coding) for n, coding in enumerate((first, second, third))
+    )
     from clusterctl.cli.main import run
 
     code = run(argv)
-    new = sorted(name for name in set(sys.modules) - there if _may_be_loaded(name))
+    new = sorted(name for name in set(sys.modules) - loaded if _may_be_loaded(name))
     for start in range(0, len(new), NAMES):
         _tell("modules", new[start : start + NAMES])
     try:
@@ -367,8 +369,8 @@ def _may_be_loaded(name: str) -> bool:
     return ours or top in ("rich", "yaml", "typer") or top in sys.stdlib_module_names
 
 
-def _tell(what: str, names: Sequence[str]) -> None:
-    line = json.dumps([what, names]).encode() + b"\n"
+def _tell(topic: str, names: Sequence[str]) -> None:
+    line = json.dumps([topic, names]).encode() + b"\n"
     # Else it might mix with another's.
     if len(line) <= select.PIPE_BUF:
         os.write(NOTE, line)

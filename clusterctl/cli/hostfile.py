@@ -69,13 +69,13 @@ def build(
     from clusterctl.hostfile import convert as hostfile_convert
 
     source = hostfile_convert.of_cluster(cluster_of(cluster, nodes, exclude), slots)
-    told = hostfile_convert.losses(source, to)
+    lost = hostfile_convert.losses(source, to)
     if to == "torchrun" and output is None:
         _show_torchrun(source, master_port, lossy, json)
     else:
         text = hostfile_convert.render(source, to, lossy=lossy, reached=True, port=master_port)
         _write(text, output, force, dry_run, len(source.entries), to if json else None)
-    _say_what_is_lost(source, to, told)
+    _say_what_is_lost(source, to, lost)
 
 
 def check(
@@ -170,9 +170,9 @@ def _say_what_is_lost(source: Source, to: str, lost: Sequence[Fault]) -> None:
     for fault in lost:
         first.setdefault(fault.what, fault)
     times = Counter(fault.what for fault in lost)
-    for what, fault in first.items():
-        more = f" and {times[what] - 1} more" if times[what] > 1 else ""
-        screen.log(f"lost: {fault.where}{more}: {what} ({fault.remedy})", style="yellow")
+    for problem, fault in first.items():
+        more = f" and {times[problem] - 1} more" if times[problem] > 1 else ""
+        screen.log(f"lost: {fault.where}{more}: {problem} ({fault.remedy})", style="yellow")
 
 
 def _kind(given: str | None) -> str:
@@ -214,8 +214,8 @@ def _write(
 
     written = output is not None and save_new(output, text, force=force, dry_run=dry_run) and not dry_run
     if as_json:
-        said: dict[str, Any] = {"format": as_json, "nodes": nodes, "text": text}
-        screen.show_json({**said, "file": str(output) if output else None, "written": written})
+        summary: dict[str, Any] = {"format": as_json, "nodes": nodes, "text": text}
+        screen.show_json({**summary, "file": str(output) if output else None, "written": written})
     elif output is None or dry_run:
         screen.write(text)
     elif written:

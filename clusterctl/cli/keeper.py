@@ -12,19 +12,19 @@ def status(as_json: options.Json = False) -> None:
     its settings have changed."""
     from clusterctl.keeper.client import running_keepers
 
-    keepers = [about for one in running_keepers() if (about := one.status())]
+    states = [state for keeper in running_keepers() if (state := keeper.status())]
     if as_json:
-        screen.show_json(keepers)
+        screen.show_json(states)
         return
-    if not keepers:
+    if not states:
         screen.log("no keeper is running; `--persist 10m` starts one")
-    for one in keepers:
-        since = time.strftime("%H:%M:%S", time.localtime(one["began"]))
+    for state in states:
+        since = time.strftime("%H:%M:%S", time.localtime(state["began"]))
         screen.write(
-            f"keeper {one['pid']} since {since}: {len(one['links'])} links, {one['commands']} commands, "
-            f"kept {one['persist']:.0f} s, {one['memory_mb']} MB\n"
+            f"keeper {state['pid']} since {since}: {len(state['links'])} links, {state['commands']} commands, "
+            f"kept {state['persist']:.0f} s, {state['memory_mb']} MB\n"
         )
-        for link in one["links"]:
+        for link in state["links"]:
             screen.write(f"  {link['node']:<16} {link['host']:<24} idle {link['idle']:.0f} s\n")
 
 
@@ -32,5 +32,5 @@ def stop() -> None:
     """Stop your connection keepers and close their connections. Commands that use them are stopped too."""
     from clusterctl.keeper.client import running_keepers
 
-    stopped = [one.stop() for one in running_keepers()]
+    stopped = [keeper.stop() for keeper in running_keepers()]
     screen.log(f"{sum(stopped)} stopped" if stopped else "no keeper is running")

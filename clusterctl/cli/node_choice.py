@@ -45,11 +45,11 @@ class Choice:
             raise InputFaults(faults)
         both = [node.name for node in spares if node.name in cluster.names]
         if both:
-            what = f"{', '.join(both)}: nodes of the run cannot be spare nodes too"
+            problem = f"{', '.join(both)}: nodes of the run cannot be spare nodes too"
             remedy = "choose other spare nodes, or leave these out with --nodes or --exclude"
             if job.document is None:
-                raise UsageError(f"restart.spare_nodes: {what}", remedy)
-            raise InputFaults([job.document.fault(("restart", "spare_nodes"), what, remedy)])
+                raise UsageError(f"restart.spare_nodes: {problem}", remedy)
+            raise InputFaults([job.document.fault(("restart", "spare_nodes"), problem, remedy)])
         return cluster, spares
 
     def faults(self, job: Job) -> Sequence[Fault]:

@@ -97,19 +97,19 @@ def trust(
     transport = choice_for(chosen, ssh_option.chosen())
     outcomes = on_each(chosen.nodes, transport.seen)
     _show(outcomes, as_json)
-    new = [one for one in outcomes if one.value is not None and one.value.state == "new"]
+    new = [outcome for outcome in outcomes if outcome.value is not None and outcome.value.state == "new"]
     if new and not dry_run:
         _record(chosen, transport, new, yes)
-    for one in outcomes:
-        if one.value is not None and one.value.state == "changed":
-            raise one.value.refusal()
+    for outcome in outcomes:
+        if outcome.value is not None and outcome.value.state == "changed":
+            raise outcome.value.refusal()
     raise_failures(outcomes)
 
 
 def _record(chosen: Cluster, transport: SshChoice, new: list[Outcome[SeenKey]], yes: bool) -> None:
     from clusterctl.errors import UsageError
 
-    names = ", ".join(one.node.name for one in new)
+    names = ", ".join(outcome.node.name for outcome in new)
     if not screen.ask(f"record the new keys of {names}?", yes=yes):
         if not screen.on_terminal():
             raise UsageError(
@@ -117,7 +117,7 @@ def _record(chosen: Cluster, transport: SshChoice, new: list[Outcome[SeenKey]], 
                 "compare the fingerprints, then --yes",
             )
         return
-    paths = {str(transport.record(one.node, one.get().key)) for one in new}
+    paths = {str(transport.record(outcome.node, outcome.get().key)) for outcome in new}
     screen.log(f"recorded {len(new)} keys in {', '.join(sorted(paths))}")
 
 
@@ -126,12 +126,12 @@ def _show(outcomes: list[Outcome[SeenKey]], as_json: bool) -> None:
 
     from clusterctl.cli import views
 
-    found = [one.value for one in outcomes if one.value is not None]
+    found = [outcome.value for outcome in outcomes if outcome.value is not None]
     if as_json:
-        return screen.show_json([one.as_json() for one in found])
+        return screen.show_json([seen.as_json() for seen in found])
     rows = [
-        [one.node, one.name, one.key.kind, one.fingerprint, Text(one.state, style=STYLES[one.state])]
-        for one in found
+        [seen.node, seen.name, seen.key.kind, seen.fingerprint, Text(seen.state, style=STYLES[seen.state])]
+        for seen in found
     ]
     if rows:
         screen.show(views.table(["NODE", "HOST", "TYPE", "FINGERPRINT", "STATE"], rows))
@@ -170,7 +170,11 @@ def _names(sets: list[str], file: Path | None) -> list[str]:
     """The union of all sets; an inventory is read only when it is named, or a group or wildcard needs it."""
     from clusterctl.inventory import nodeset
 
-    words = [word for one in sets for word in (sys.stdin.read().split() if one == "-" else [one])]
+    words = [
+        word
+        for expression in sets
+        for word in (sys.stdin.read().split() if expression == "-" else [expression])
+    ]
     inventory = _inventory(file, any(char in word for word in words for char in "@*?"))
     groups, known = (inventory.groups, inventory.names) if inventory else ({}, [])
     return nodeset.expand_all(words, groups, known)

@@ -161,7 +161,7 @@ def pull(
         return (
             screen.show_json(rows)
             if as_json
-            else screen.write("".join(f"{one['node']}: {node_path} -> {one['to']}\n" for one in rows))
+            else screen.write("".join(f"{row['node']}: {node_path} -> {row['to']}\n" for row in rows))
         )
     _refuse_dest(dest)
     with options.connected(chosen, accept_new, persist, connect_timeout) as connections, bar("pull") as drawn:
@@ -172,12 +172,12 @@ def pull(
 
         # With --fold the first node goes ahead: what the others have alike then comes from its copy here.
         ahead = connections.on_each(chosen.nodes[:1], work) if fold else []
-        here = tuple(places[one.node.name] for one in ahead if one.ok)
+        here = tuple(places[outcome.node.name] for outcome in ahead if outcome.ok)
         outcomes = ahead + connections.on_each(
             chosen.nodes[len(ahead) :], lambda node, link: work(node, link, here), fanout=fanout
         )
     if fold:
-        files, saved = pulling.fold([places[one.node.name] for one in outcomes if one.ok])
+        files, saved = pulling.fold([places[outcome.node.name] for outcome in outcomes if outcome.ok])
         screen.log(f"{text.plural(files, 'file')} stored once, {text.size(saved)} saved")
     show_pushed(outcomes, as_json)
 
@@ -198,29 +198,29 @@ def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[Would]], as
     from clusterctl.transport.fanout import raise_failures
 
     files = source.manifest.files
-    done = [(one.node.name, one.value) for one in looks if one.value is not None]
+    done = [(outcome.node.name, outcome.value) for outcome in looks if outcome.value is not None]
     if as_json:
         value = {
-            "nodes": [one.node.name for one in looks],
+            "nodes": [outcome.node.name for outcome in looks],
             "to": dest,
-            "files": [{"path": one.path, "size": one.size} for one in files],
+            "files": [{"path": file.path, "size": file.size} for file in files],
             "would": [{"node": name, **asdict(look)} for name, look in done],
         }
         screen.show_json(value)
         return raise_failures(looks)
-    for one in files:
-        screen.show(screen.safe(f"{one.size:>12,}  {one.path}"))
+    for file in files:
+        screen.show(screen.safe(f"{file.size:>12,}  {file.path}"))
     screen.log(f"{text.plural(len(files), 'file')}, {source.manifest.size:,} bytes, to {dest}")
     alike: dict[tuple[bool, int, int], list[str]] = {}
     for name, look in done:
         alike.setdefault((look.unchanged, look.files, look.bytes), []).append(name)
     for (unchanged, count, size), names in alike.items():
-        what = (
+        change = (
             "nothing would change"
             if unchanged
             else f"would bring {text.plural(count, 'file')}, {size:,} bytes"
         )
-        screen.log(f"{nodeset.fold(names)}: {what}")
+        screen.log(f"{nodeset.fold(names)}: {change}")
     raise_failures(looks)
 
 
@@ -232,7 +232,7 @@ def show_pushed(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
     from clusterctl.cli import views
     from clusterctl.transport.fanout import raise_failures
 
-    done = [(one.node.name, one.value) for one in outcomes if one.value is not None]
+    done = [(outcome.node.name, outcome.value) for outcome in outcomes if outcome.value is not None]
     for name, value in done:
         for note in value.notes:
             screen.log(f"{name}: could not copy from {note}", style="yellow")

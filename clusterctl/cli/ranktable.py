@@ -99,8 +99,8 @@ def _only_plan(*others: object) -> None:
     from clusterctl.errors import UsageError
 
     if any(others):
-        what = "--from uses the plan alone: not -c, -n, -x, --devices, --for or --skip-incomplete"
-        raise UsageError(what, "write nodes, devices and `for:` into the plan")
+        problem = "--from uses the plan alone: not -c, -n, -x, --devices, --for or --skip-incomplete"
+        raise UsageError(problem, "write nodes, devices and `for:` into the plan")
 
 
 def _asked(
@@ -286,10 +286,12 @@ def diff(
         raise UsageError(f"--by {by}: tables are compared by rank or by node", "--by node")
     found = compare(api.load(left), api.load(right))
     if json:
-        screen.show_json([asdict(one) for one in found])
-    for one in () if json else found:
-        head = one.server or ("table" if one.rank is None else f"rank {one.rank}")
-        screen.out_console().print(screen.safe(f"{head}: {one.left or 'absent'} -> {one.right or 'absent'}"))
+        screen.show_json([asdict(difference) for difference in found])
+    for difference in () if json else found:
+        head = difference.server or ("table" if difference.rank is None else f"rank {difference.rank}")
+        screen.out_console().print(
+            screen.safe(f"{head}: {difference.left or 'absent'} -> {difference.right or 'absent'}")
+        )
     if found:
         raise typer.Exit(1)
 

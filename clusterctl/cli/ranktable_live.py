@@ -77,7 +77,7 @@ def verify(
     drifts = _absent(found, table) if not (nodes or exclude) else []
     with options.connected(found, accept_new) as connections:
         outcomes = connections.on_each(chosen, lambda node, link: truth.verify(link, node, table, path))
-    reports = [one.value for one in outcomes if one.value is not None]
+    reports = [outcome.value for outcome in outcomes if outcome.value is not None]
     drifts += [drift for report in reports for drift in report.drifts]
     if not (nodes or exclude) and len(reports) == len(outcomes):
         drifts += truth.unclaimed(table, reports)
@@ -85,8 +85,8 @@ def verify(
         screen.show_json(_verified_json(file, table, outcomes, drifts))
     else:
         _show_verified(outcomes, drifts)
-        for what in truth.not_compared(table):
-            screen.log(f"not compared: {what}", style="yellow")
+        for part in truth.not_compared(table):
+            screen.log(f"not compared: {part}", style="yellow")
     raise_failures(outcomes)
     if drifts:
         raise typer.Exit(1)
@@ -95,8 +95,10 @@ def verify(
 def _absent(cluster: Cluster, table: LiveTable) -> list[Drift]:
     from clusterctl.ranktable import push as live
 
-    what, remedy = "no node of the inventory is this server", "add the node, or set its `server_id`"
-    return [live.Drift(name, None, "server", what, remedy) for name in live.missing_servers(cluster, table)]
+    problem, remedy = "no node of the inventory is this server", "add the node, or set its `server_id`"
+    return [
+        live.Drift(name, None, "server", problem, remedy) for name in live.missing_servers(cluster, table)
+    ]
 
 
 def _warn_of_missing(servers: Sequence[str]) -> None:
@@ -120,10 +122,10 @@ def _show_pushed(outcomes: Sequence[Outcome[Pushed]], table: LiveTable, as_json:
 
     from clusterctl.cli import views
 
-    done = [one.value for one in outcomes if one.value is not None]
+    done = [outcome.value for outcome in outcomes if outcome.value is not None]
     if as_json:
-        return screen.show_json([asdict(one) for one in done])
-    rows = [[one.node, one.path, one.change, one.sha256[:12]] for one in done]
+        return screen.show_json([asdict(pushed) for pushed in done])
+    rows = [[pushed.node, pushed.path, pushed.change, pushed.sha256[:12]] for pushed in done]
     if rows:
         screen.show(views.table(["NODE", "PATH", "FILE", "SHA256"], rows))
 
@@ -135,13 +137,15 @@ def _show_verified(outcomes: Sequence[Outcome[NodeReport]], drifts: Sequence[Dri
     for drift in drifts:
         screen.out_console().print(screen.safe(str(drift)), style="bold red", soft_wrap=True)
         screen.out_console().print(screen.safe(f"  try: {drift.remedy}"), soft_wrap=True)
-    for one in outcomes:
-        if one.value is None:
+    for outcome in outcomes:
+        if outcome.value is None:
             continue
-        if one.value.node not in drifted:
-            screen.write(f"{one.value.node}: ok: the same file, {text.plural(one.value.devices, 'device')}\n")
-        for note in one.value.notes:
-            screen.log(f"{one.value.node}: {note}", style="yellow")
+        if outcome.value.node not in drifted:
+            screen.write(
+                f"{outcome.value.node}: ok: the same file, {text.plural(outcome.value.devices, 'device')}\n"
+            )
+        for note in outcome.value.notes:
+            screen.log(f"{outcome.value.node}: {note}", style="yellow")
 
 
 def _verified_json(
@@ -151,13 +155,15 @@ def _verified_json(
 
     from clusterctl.ranktable.verify import not_compared
 
-    reports = [one.value for one in outcomes if one.value is not None]
+    reports = [outcome.value for outcome in outcomes if outcome.value is not None]
     nodes = [
-        {"node": one.node, "path": one.path, "devices": one.devices, "notes": list(one.notes)}
-        for one in reports
+        {"node": report.node, "path": report.path, "devices": report.devices, "notes": list(report.notes)}
+        for report in reports
     ]
     failed = [
-        {"node": one.node.name, "error": one.error.message} for one in outcomes if one.error is not None
+        {"node": outcome.node.name, "error": outcome.error.message}
+        for outcome in outcomes
+        if outcome.error is not None
     ]
     found = [asdict(drift) for drift in drifts]
     head = {"file": str(file), "sha256": table.sha256, "ok": not found and not failed}

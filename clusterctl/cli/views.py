@@ -83,8 +83,8 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
     drawn = Table.grid(padding=(0, 1, 0, 0))
     drawn.add_column(min_width=8, no_wrap=True)
     drawn.add_column(overflow="fold")
-    for name, said in rows:
-        drawn.add_row(name, Text(said))
+    for name, text in rows:
+        drawn.add_row(name, Text(text))
     return drawn
 
 
