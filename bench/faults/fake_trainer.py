@@ -1,9 +1,12 @@
-"""A trainer's stand-in for bench/faults: a tenth of a second a step, and no torch.
+"""A stand-in for the trainer in bench/faults: a step takes a tenth of a second and needs no torch.
 
-It keeps the launcher's contract as the trainer does: all ranks step together (over TCP, so that one that is gone is
-missed by the others), each beats a heartbeat, rank 0 writes metrics and whole checkpoints and resumes from the newest
-that verifies, SIGTERM is answered by a last checkpoint. What the steps compute is a chain of numbers, so that a run
-that went on from anything but a true checkpoint ends with another one. Standard library only.
+It follows the launcher's contract like the trainer: all ranks step together (over TCP, so that the others
+notice a
+lost rank), each writes a heartbeat, rank 0 writes metrics and complete checkpoints and resumes from the
+newest valid
+one, and SIGTERM leads to a last checkpoint. The steps compute a chain of numbers, so that a run that
+resumed from
+anything but a correct checkpoint ends with another number. It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -23,19 +26,19 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
-# Seconds for rank 0 to listen.
+# In seconds, until rank 0 listens.
 CONNECT_WITHIN = 60.0
-# Checkpoints.
+# The number of checkpoints kept.
 KEPT = 3
 
 
 def after(state: int, step: int) -> int:
-    """The chain: what a step makes of what was there."""
+    """Return the state after step `step`, computed from the state before it."""
     return (state * 6364136223846793005 + step * 1442695040888963407 + 1) % 2**64
 
 
 def state_at(step: int) -> int:
-    """What any training has after so many steps, however often it was interrupted."""
+    """Return the state after `step` steps of any training, however often it was interrupted."""
     state = 0
     for number in range(1, step + 1):
         state = after(state, number)
@@ -46,9 +49,13 @@ def state_at(step: int) -> int:
 
 
 def save(folder: Path, step: int, state: int, seconds: float) -> Path:
-    """Whole or not at all: aside, synced, renamed; half-way through it takes its time."""
+    """Write a checkpoint atomically and return its path.
+
+    It is written under another name, synced and renamed; between the state and the manifest it sleeps
+    `seconds`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    # The one writer is rank 0 of the living attempt.
+    # Rank 0 of the living attempt is the only writer.
     for left in folder.glob(".tmp-*"):
         shutil.rmtree(left, ignore_errors=True)
     target = folder / f"step-{step:08d}"
@@ -79,7 +86,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def verified(path: Path) -> tuple[int, int] | None:
-    """A checkpoint's step and state; None where it is not what was saved."""
+    """Return a checkpoint's step and state, or None if it is damaged."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         content = (path / "state.json").read_bytes()
@@ -91,7 +98,7 @@ def verified(path: Path) -> tuple[int, int] | None:
 
 
 def latest(folder: Path) -> tuple[int, int, str]:
-    """The newest checkpoint that verifies: its step, state and path; nothing done where there is none."""
+    """Return step, state and path of the newest valid checkpoint, or (0, 0, "")."""
     for path in sorted(folder.glob("step-*"), reverse=True):
         found = verified(path)
         if found:
@@ -103,7 +110,7 @@ def latest(folder: Path) -> tuple[int, int, str]:
 
 
 class Group:
-    """All ranks in lock-step: each sends a word, rank 0 answers all with the sum of them."""
+    """All ranks in lock-step over TCP: each sends a number, and rank 0 replies with the sum."""
 
     def __init__(self, rank: int, world: int, address: str, port: int) -> None:
         self.rank = rank
@@ -130,7 +137,7 @@ class Group:
                 time.sleep(0.05)
 
     def add(self, word: int) -> int:
-        """The sum of every rank's number; raises where a rank is gone."""
+        """Return the sum of every rank's number; raise if a rank is gone."""
         if self.rank:
             self._say(self.peers[0], word)
             return self._hear(self.peers[0])
@@ -154,7 +161,7 @@ class Group:
 
 
 class Rank:
-    """One process of the training."""
+    """One rank of the training."""
 
     def __init__(self, env: dict[str, str]) -> None:
         self.rank, self.attempt = int(env["RANK"]), int(env["CLUSTERCTL_ATTEMPT"])
@@ -176,7 +183,7 @@ class Rank:
 
     def work(self) -> None:
         step, state, place = latest(self.checkpoints) if self.rank == 0 else (0, 0, "")
-        # The others give 0.
+        # The other ranks add 0.
         step = self.group.add(step)
         state = self.group.add(state)
         self._beat(step)
@@ -213,7 +220,7 @@ class Rank:
             os.write(self.metrics, json.dumps(line).encode() + b"\n")
 
     def _strike(self, step: int) -> None:
-        """`RANK:STEP:HOW`, in the first attempt; with `:always`, in each."""
+        """Inject the fault `RANK:STEP:HOW` in the first attempt, or with `:always` in each."""
         rank, at, how, *always = (*self.fault.split(":"), "", "", "")[:4]
         if rank != str(self.rank) or at != str(step) or not (self.attempt == 1 or always == ["always"]):
             return
@@ -229,7 +236,8 @@ LOITER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); ti
 
 
 def scatter() -> None:
-    """Children as data loaders leave them: in another session, twice forked, deaf to SIGTERM, stopped."""
+    """Leave child processes as data loaders do: in another session, forked twice, ignoring SIGTERM, or
+    stopped."""
     subprocess.Popen([sys.executable, "-S", "-c", LOITER], start_new_session=True)
     stopped = subprocess.Popen([sys.executable, "-S", "-c", LOITER], start_new_session=True)
     stopped.send_signal(signal.SIGSTOP)

@@ -1,5 +1,5 @@
-"""Where bench/faults plays: a cluster of namespaces a lane, its processes as the kernel shows them, and what can be
-done to them."""
+"""The environment of bench/faults: a cluster of namespaces per lane, its processes, and functions that
+inject faults."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from clusterctl.sandbox import process as sandbox_process
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("fake_trainer.py")
-# Below a node's home.
+# Below a node's home folder.
 WORKDIR = ".clusterctl"
-# Megabytes of the disk that is filled.
+# The size in MB of the disk that is filled.
 DISK = 8
-# Seconds that a skewed node's clocks are ahead.
+# The seconds by which a skewed node's clocks are ahead.
 WALL_AHEAD, STEADY_AHEAD = 600, 86400
-# Seconds between two looks for a moment.
+# In seconds, between two checks of a condition.
 LOOK = 0.01
 SHIFT = r"""
 #define _GNU_SOURCE
@@ -54,7 +54,7 @@ time_t time(time_t *out) {
 
 
 def wait_for(truth: Callable[[], Any], seconds: float) -> Any:
-    """The first truth within so many seconds, or the last untruth."""
+    """Return the first true value of `truth()` within `seconds`, or its last false value."""
     deadline = time.monotonic() + seconds
     while not (found := truth()) and time.monotonic() < deadline:
         time.sleep(LOOK)
@@ -62,8 +62,10 @@ def wait_for(truth: Callable[[], Any], seconds: float) -> Any:
 
 
 class Scanner:
-    """Looks five times a second which processes carry a run's marker: (attempt, node) by run, each change with its
-    time."""
+    """A thread that records five times a second which processes carry a run's marker.
+
+    `seen` holds for each run its (attempt, node) pairs, with the time of every change.
+    """
 
     EVERY = 0.2
 
@@ -88,7 +90,7 @@ class Scanner:
 
 
 def marked() -> dict[str, list[tuple[int, str, int]]]:
-    """(attempt, node, pid) of every living process that carries a run's marker, by run."""
+    """Return (attempt, node, pid) of every living process that carries a run's marker, by run."""
     found: dict[str, list[tuple[int, str, int]]] = {}
     for pid in processes():
         env = environment_of(pid)
@@ -117,24 +119,24 @@ def words_of(pid: int) -> str:
 
 
 def is_dead(pid: int) -> bool:
-    """Gone, or only its exit status is left."""
+    """Return whether a process has ended; zombies count as ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
     return True
 
 
 class Lane:
-    """Three nodes; one run at a time, and one fault."""
+    """Three nodes for one run at a time, with one fault."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.box = sandbox_cluster.up(folder / "s", nodes=3, devices=2, mode="namespaces")
-        # The disk that all nodes see.
+        # The disk that all nodes share.
         self.shared = folder / "s" / "shared"
         self.shared.mkdir()
 
     def renew(self) -> None:
-        """Other nodes, since one of these is dead."""
+        """Replace the nodes, because one of them is dead."""
         self.close()
         self.box = sandbox_cluster.up(self.folder / "s", nodes=3, devices=2, mode="namespaces")
         self.shared.mkdir()
@@ -152,7 +154,7 @@ class Lane:
         return record is not None and record.alive
 
     def pids(self, node: str) -> dict[int, int]:
-        """A node's living processes: what each is called there, and what here."""
+        """Return a node's living processes: the pid on the node -> the pid on this machine."""
         init, found = self.init(node), {}
         space = os.readlink(f"/proc/{init}/ns/pid")
         for pid in processes():
@@ -164,14 +166,15 @@ class Lane:
         return found
 
     def run_dir(self, node: str, run: str) -> Path:
-        """A run's folder on a node, through the node's own mounts while it lives."""
+        """Return a run's folder on a node, through the node's mounts while the node lives."""
         home = self.box.layout.home(self.box.node(node)) / WORKDIR / "runs" / run / node
         if not self.is_up(node):
             return home
         return Path(f"/proc/{self.init(node)}/root{home}")
 
     def record(self, node: str, run: str, attempt: int, name: str) -> dict[str, Any]:
-        """One of an attempt's small files on a node; empty where it is not there."""
+        """Return the content of one of an attempt's JSON files on a node; empty if it is missing or
+        invalid."""
         try:
             value = json.loads((self.run_dir(node, run) / "attempts" / str(attempt) / name).read_bytes())
             return value if isinstance(value, dict) else {}
@@ -179,12 +182,12 @@ class Lane:
             return {}
 
     def extra(self, node: str) -> list[str]:
-        """What runs on a node beside its SSH server."""
+        """Return the processes that run on a node in addition to its SSH server."""
         here = {inner: pid for inner, pid in self.pids(node).items() if inner != 1}
         return [f"{node}: {words_of(pid)[:90]}" for pid in here.values() if not is_dead(pid)]
 
     def listening(self, node: str) -> list[str]:
-        """The ports that are open on a node beside SSH's."""
+        """Return the ports that are open on a node, except SSH's."""
         found = []
         for name in ("tcp", "tcp6"):
             rows = Path(f"/proc/{self.init(node)}/net/{name}").read_text().splitlines()[1:]
@@ -193,10 +196,10 @@ class Lane:
         return found
 
     def temporary(self, node: str, run: str) -> list[str]:
-        """What lies in a node's folders for passing things, and what a run wrote aside and never put in place."""
+        """Return what is left in a node's temporary folders, and unfinished files that a run never renamed."""
         machine, layout, root = self.box.node(node), self.box.layout, Path(f"/proc/{self.init(node)}/root")
         passing = [root / "dev/shm", layout.temporary(machine) or root / "tmp"]
-        # A checkout below /tmp is shown to nodes, and nobody's leftover.
+        # A checkout below /tmp is mounted into the nodes and does not count.
         mounts = mounted_in(self.init(node))
         found = [
             str(path)
@@ -214,8 +217,8 @@ class Lane:
     # -- what is done to it
 
     def freeze(self, node: str) -> None:
-        """All at once, as a machine stands still: nothing on it moves, and its connections stay open."""
-        # What was being forked at the first.
+        """Stop all processes of a node at the same time, like a frozen machine; its connections stay open."""
+        # The second pass stops processes that were being forked during the first.
         for _ in range(2):
             for pid in self.pids(node).values():
                 with contextlib.suppress(ProcessLookupError):
@@ -227,31 +230,32 @@ class Lane:
                 os.kill(pid, signal.SIGCONT)
 
     def drop_connections(self, node: str) -> int:
-        """Kill the SSH sessions of a node; how many."""
+        """Kill the SSH sessions of a node; return their number."""
         sessions = [
             pid for inner, pid in self.pids(node).items() if inner != 1 and words_of(pid).startswith("sshd")
         ]
         for pid in sessions:
-            # A parent's end was its own.
+            # The child of a killed process may have ended already.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return len(sessions)
 
     def hold_relay(self, number: int) -> None:
-        """SIGSTOP or SIGCONT to what stands between us and every node; nodes still reach each other."""
+        """Send SIGSTOP or SIGCONT to the relay between this machine and every node; nodes still reach each
+        other."""
         record = sandbox_process.read_record(self.box.layout.record(namespaces.RELAY))
         assert record is not None
         os.kill(record.pid, number)
 
     def small_disk(self, node: str) -> Path:
-        """A disk of a few megabytes under a node's runs; gives the file that fills it."""
+        """Mount a disk of a few megabytes below a node's runs; return the path of the file that fills it."""
         runs = self.box.layout.home(self.box.node(node)) / WORKDIR / "runs"
         runs.mkdir(parents=True, exist_ok=True)
         self._mount(node, "mount", "-t", "tmpfs", "-o", f"size={DISK}m", "disk", str(runs))
         return Path(f"/proc/{self.init(node)}/root{runs}/ballast")
 
     def big_disk(self, node: str) -> None:
-        """The node's own disk again."""
+        """Unmount the small disk, so that the node uses its normal disk again."""
         self._mount(node, "umount", "-l", str(self.box.layout.home(self.box.node(node)) / WORKDIR / "runs"))
 
     def _mount(self, node: str, *words: str) -> None:
@@ -259,17 +263,19 @@ class Lane:
             f"--{name}=/proc/{self.init(node)}/ns/{short}"
             for name, short in (("mount", "mnt"), ("pid", "pid"))
         ]
-        # Its pids too, or /proc/self there is nobody.
+        # Enter the node's pid namespace too; otherwise /proc/self does not exist there.
         subprocess.run(["nsenter", *spaces, *words], check=True)
 
     # -- clocks
 
     def skewed(self, node: str) -> Path | None:
-        """An inventory in which one node's clocks are ahead, for all that clusterctl starts there; None where this
-        machine can't.
+        """Return an inventory in which one node's clocks are ahead for all processes that clusterctl starts
+        there.
 
-        The steady clock by a time namespace, as the kernel has it. The wall clock, which has no namespace, by a library
-        in front of libc's: what programs read is shifted, the times of files are not.
+        Returns None if this machine cannot do that. The monotonic clock is shifted by a time namespace. The
+        wall clock has no
+        namespace and is shifted by a preloaded library: the times that programs read are shifted, file
+        times are not.
         """
         library = self._clock_library()
         if library is None:
@@ -312,11 +318,11 @@ class Lane:
 
 
 def aside_in(folder: Path) -> list[str]:
-    """Files and folders below one that were written aside, to be renamed when they are whole."""
+    """Return the temporary files and folders below a folder, which are renamed when they are complete."""
     found = []
     for here, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            # Half a push stays, for the next one.
+            # A partial push is kept for the next push.
             if name.endswith((".aside", ".tmp")) or name.startswith(".tmp-"):
                 found.append(os.path.join(here, name))
     return found
@@ -326,7 +332,7 @@ def aside_in(folder: Path) -> list[str]:
 
 
 class Desk:
-    """A folder to type commands in, with the runs that came of them."""
+    """A folder in which a user's commands run, with the runs that they created."""
 
     def __init__(self, folder: Path, cluster: Path) -> None:
         self.folder = folder
@@ -336,7 +342,7 @@ class Desk:
         self.env = {**kept, **here, "COLUMNS": "200", "NO_COLOR": "1"}
 
     def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        """A command under way; what it says goes to `name`.out and `name`.err."""
+        """Start a command; its output goes to `name`.out and `name`.err."""
         with (self.folder / f"{name}.out").open("ab") as out, (self.folder / f"{name}.err").open("ab") as err:
             argv = [sys.executable, "-m", "clusterctl", *words]
             return subprocess.Popen(
@@ -344,7 +350,7 @@ class Desk:
             )
 
     def run(self, name: str, *words: str, seconds: float = 120.0) -> int:
-        """A command to its end; 124 where it did not come to one."""
+        """Run a command to its end and return its exit code, or 124 after the timeout."""
         process = self.start(name, *words)
         try:
             return process.wait(seconds)
@@ -354,17 +360,18 @@ class Desk:
             return 124
 
     def said(self) -> str:
-        """All that commands wrote to stderr, oldest first."""
+        """Return all that commands wrote to stderr, oldest file first."""
         files = sorted(self.folder.glob("*.err"), key=lambda path: path.stat().st_mtime)
         return "\n".join(path.read_text(errors="replace") for path in files)
 
     def found(self) -> RunDir | None:
-        """The run that was written down, if one was."""
+        """Return the run that was recorded, or None."""
         records = sorted((self.folder / "runs").glob("*/run.json"))
         return RunDir(records[0].parent) if records else None
 
     def processes(self) -> list[str]:
-        """What runs from this folder: commands and controllers, by environment or working folder."""
+        """Return the processes that belong to this folder (commands, controllers), by environment or
+        working folder."""
         wanted, found = os.fsencode(str(self.folder)), []
         for pid in processes():
             with contextlib.suppress(OSError):
@@ -376,20 +383,20 @@ class Desk:
         return found
 
     def temporary(self) -> list[str]:
-        """What was left in the folder for temporary files, or aside in the run's."""
+        """Return what is left in the folder for temporary files, and hidden files in the runs' folders."""
         runs = self.folder / "runs"
         hidden = [str(path) for path in runs.rglob(".*") if path.is_file()] if runs.is_dir() else []
         return [str(path) for path in (self.folder / "tmp").iterdir()] + hidden
 
 
 def mounted_in(pid: int) -> list[Path]:
-    """Where something is mounted for a process, as paths that lead there from here."""
+    """Return the mount points of a process, as paths on this machine."""
     lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
     return [Path(f"/proc/{pid}/root{line.split()[4]}") for line in lines]
 
 
 def lines_of(value: Mapping[str, Any], deep: int = 0) -> Iterator[str]:
-    """A mapping as YAML: its keys in order, mappings below, everything else as JSON."""
+    """Yield a mapping as lines of YAML: keys in order, mappings indented, everything else as JSON."""
     for key, item in value.items():
         if isinstance(item, dict):
             yield "  " * deep + f"{key}:"

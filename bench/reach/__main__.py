@@ -1,13 +1,15 @@
-"""clusterctl beside pdsh, clush, pdcp, rsync, scp and tar over ssh, on the same real sshd nodes in one run.
+"""Compare clusterctl with pdsh, clush, pdcp, rsync, scp and tar over ssh, on the same real sshd nodes in
+one run.
 
     python -m bench.reach                                  every row: over an hour on two cores; needs root
     python -m bench.reach exec lines --nodes 64            some rows
-    python -m bench.reach --quick                          every row, so small that only its working shows
-    python -m bench.reach exec --json reach.json           the samples too
+    python -m bench.reach --quick                          every row, only to see that it works: small sizes
+    python -m bench.reach exec --json reach.json           also writes every sample
 
-Rows: exec (cold, warm, ten in a row), push, uplink, small, lines, memory, storm, model. Tools take turns; a
-figure is the median of the runs, `x ours` how many times ours it is, by the time on the wall. A tool that is
-missing is named. The nodes are namespaces of this machine and share its cores with the launcher: read ratios,
+Rows: exec (cold, warm, ten in a row), push, uplink, small, lines, memory, storm, model. The tools run in
+turn.
+A figure is the median of the runs; `x ours` is the wall time divided by clusterctl's. Missing tools are
+listed. The nodes are namespaces of this machine and share its cores with the launcher: compare ratios,
 not seconds, and measure on a machine that does nothing else.
 """
 
@@ -38,8 +40,12 @@ QUICK = {
 
 
 def targets(nodes: int) -> list[tuple[str, int, str, str, float]]:
-    """What is wanted: (row, nodes or 0 for any, which of ours, beginning of the peers' names, the most that
-    ours may take of the best of them)."""
+    """Return the targets for exec on this number of nodes.
+
+    A target is (row, number of nodes or 0 for any, clusterctl's variant, start of the peers' names, largest
+    ratio of
+    clusterctl's time to the best peer's).
+    """
     cold = 0.75 if nodes <= 64 else 0.65
     return [
         ("exec, cold", nodes, OURS, "", cold),
@@ -81,7 +87,7 @@ def main() -> int:
     }
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     rows = options.rows or list(ROWS)
-    # So that the nodes go down with us.
+    # Turn SIGTERM into an exit, so that the nodes are stopped with this process.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     sizes = Sizes(**{**(QUICK if options.quick else {}), **given})
     found = measured(rows, sizes, options.json)
@@ -89,7 +95,7 @@ def main() -> int:
 
 
 def measured(rows: list[str], sizes: Sizes, out: Path | None) -> list[Measured]:
-    """Every row on one field; what is there is printed as it comes."""
+    """Measure every row on one field and print each row when it is complete."""
     found: list[Measured] = []
     say(f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the start")
     with field(most(rows, sizes)) as laid:
@@ -108,7 +114,7 @@ def measured(rows: list[str], sizes: Sizes, out: Path | None) -> list[Measured]:
 
 
 def most(rows: list[str], sizes: Sizes) -> int:
-    """How many nodes these rows need."""
+    """Return how many nodes these rows need."""
     needs = {
         "exec": max(sizes.nodes), "push": sizes.push_nodes, "uplink": sizes.uplink_nodes,
         "small": max(sizes.small_nodes), "lines": sizes.line_nodes, "memory": max(sizes.nodes),
@@ -122,7 +128,8 @@ def say(text: str) -> None:
 
 
 def table(found: list[Measured]) -> str:
-    """One line a tool, ours first; how many times ours each peer took."""
+    """Return a table with one line per tool, clusterctl first, and each peer's time as a multiple of
+    clusterctl's."""
     lines = [
         f"{'row':<24}{'nodes':>6}  {'tool':<40}{'wall s':>9}{'spread':>15}{'cpu s':>8}{'failed':>7}{'x ours':>8}"
     ]
@@ -144,12 +151,12 @@ def table(found: list[Measured]) -> str:
 
 
 def same(ours: Measured, peer: Measured) -> bool:
-    """Whether it is the first of ours at the same work."""
+    """Return whether `ours` is clusterctl's result for the same row and number of nodes as `peer`."""
     return ours.tool.startswith(OURS) and (ours.row, ours.nodes) == (peer.row, peer.nodes)
 
 
 def judged(found: list[Measured], sizes: Sizes) -> str:
-    """Each target beside what was reached, against the best peer that did the work on all nodes."""
+    """Return each target with the ratio reached, compared with the best peer that worked on all nodes."""
     lines = ["ours / the best peer at it:"]
     wanted = [target for nodes in sizes.nodes for target in targets(nodes)] + TARGETS
     for row, nodes, tool, peers, limit in wanted:

@@ -1,7 +1,9 @@
-"""Where bench/reach measures: real sshd nodes in namespaces, and settings under which every tool reaches them.
+"""The environment of bench/reach: real sshd nodes in namespaces, and ssh settings with which every tool
+reaches them.
 
-The bench moves into the network of the sandbox's switch, so that no relay of ours stands between a tool and a
-node; the nodes' /tmp is their own memory, so that no disk is measured.
+The bench moves into the network namespace of the sandbox's switch, so that no relay of the sandbox is
+between a tool
+and a node. The nodes' /tmp is in memory, so that no disk is measured.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from clusterctl.sandbox import cluster, namespaces
 from clusterctl.sandbox.cluster import Sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
-# Linux/sched.h.
+# From linux/sched.h.
 CLONE_NEWNET = 0x40000000
-# In the environment of all that is started here, to end what stays in the background.
+# Set in the environment of all processes started here, to end those that stay in the background.
 MARK = "REACH_BENCH"
-# Where pushes go, on the nodes.
+# The folder on the nodes that pushes write to.
 DEST = "/tmp/reach"
-# The agent's, on the nodes.
+# The agent's folder on the nodes.
 WORKDIR = "/tmp/clusterctl"
-# Seconds for one command.
+# In seconds, for one command.
 LIMIT = 900.0
 CURVE = ("-o", "KexAlgorithms=curve25519-sha256")
 SETTINGS = {
@@ -48,37 +50,38 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of one tool."""
+    """The result of one run of one tool."""
 
     wall: float
     cpu: float
-    """Seconds of the tool and all its children here."""
+    """Processor time in seconds of the tool and all its child processes on this machine."""
     failed: int
-    """Nodes that did not do it, or 1 where that can't be told."""
+    """The number of nodes that failed, or 1 where that number is unknown."""
     output: bytes = b""
 
 
 @dataclass(frozen=True)
 class Place:
-    """One node as the bench knows it."""
+    """One node, as the bench addresses it."""
 
     name: str
     address: str
     pid: int
-    """Its first process, out here."""
+    """The node's first process, by its pid outside the node."""
 
     def path(self, path: str) -> Path:
-        """A path of the node's, seen from here."""
+        """Return a path of the node as a path on this machine."""
         return Path(f"/proc/{self.pid}/root{path}")
 
     def cpu(self) -> float:
-        """Seconds of processor time of all that ran on the node and ended, and of its sshd."""
+        """Return the processor time in seconds of the node's sshd and of all processes that ended on the
+        node."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 class Field:
-    """Some nodes and the ways to them."""
+    """The nodes of one run of the bench, and the configuration to reach them."""
 
     def __init__(self, made: Sandbox, folder: Path) -> None:
         self.made = made
@@ -101,7 +104,7 @@ class Field:
             "XDG_RUNTIME_DIR": str(self.home),
             "LANG": "C.UTF-8",
             MARK: str(folder),
-            # The launcher beside this file.
+            # The launcher of this checkout.
             "PYTHONPATH": str(ROOT),
         }
 
@@ -109,7 +112,7 @@ class Field:
         return self.made.layout.host_key(self.made.node(place.name)).with_suffix(".pub").read_text().strip()
 
     def write_inventory(self, path: Path, nodes: Mapping[str, Mapping[str, object]]) -> None:
-        """An inventory for clusterctl, beside the field's known_hosts."""
+        """Write an inventory for clusterctl that uses the field's known_hosts."""
         shared = {
             "user": self.made.state.user,
             "key": str(self.made.layout.key),
@@ -121,11 +124,12 @@ class Field:
         path.write_text("\n".join(lines) + "\n")
 
     def ssh_options(self, setting: str, masters: bool = False) -> list[str]:
-        """The arguments of `ssh` that reach a node by its address; the machine's own configuration stays out."""
+        """Return the `ssh` options that reach a node by its address and ignore the machine's own
+        configuration."""
         return ["-F", str(self.folder / ("ssh_masters" if masters else "ssh_config")), *SETTINGS[setting]]
 
     def ssh_lines(self) -> list[str]:
-        """What every peer's ssh is told, whatever else it is told."""
+        """Return the ssh configuration that all peers share."""
         return [
             f"User {self.made.state.user}",
             f"IdentityFile {self.made.layout.key}",
@@ -146,18 +150,18 @@ class Field:
         (self.folder / "stderr.txt").write_bytes(b"")
 
     def last_words(self) -> str:
-        """The end of what the last commands said of what went wrong."""
+        """Return the end of what the last commands wrote to stderr."""
         return (self.folder / "stderr.txt").read_bytes()[-200:].decode(errors="replace").strip()
 
     def clear(self) -> None:
-        """What pushes left on the nodes, but the agent itself."""
+        """Delete what pushes left on the nodes, except the agent."""
         for place in self.places:
             for path in (DEST, f"{WORKDIR}/trees", f"{WORKDIR}/store", f"{WORKDIR}/tmp"):
                 shutil.rmtree(place.path(path), ignore_errors=True)
             place.path(DEST).mkdir()
 
     def lacking(self, count: int, name: str, size: int) -> int:
-        """How many of the first nodes do not hold a file below DEST in its whole size."""
+        """Return how many of the first `count` nodes do not have the file `name` below DEST in full size."""
         held = 0
         for place in self.places[:count]:
             with contextlib.suppress(OSError):
@@ -165,7 +169,7 @@ class Field:
         return count - held
 
     def measure(self, command: Callable[[], Sequence[subprocess.Popen[bytes]]]) -> Sample:
-        """Start processes and wait for all: the time on the wall, and theirs."""
+        """Start processes and wait for all of them; return their wall time and processor time."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         began = time.perf_counter()
         started = command()
@@ -182,7 +186,7 @@ class Field:
         return Sample(wall, cpu, sum(process.returncode != 0 for process in started), b"".join(outputs))
 
     def start(self, argv: Sequence[str], output: Path | None = None, **extra: str) -> subprocess.Popen[bytes]:
-        """One command with the field's environment; its output is kept in a file where one is named."""
+        """Start one command in the field's environment; write its output to `output` if given."""
         errors = (self.folder / "stderr.txt").open("ab")
         with errors, output.open("wb") if output else contextlib.nullcontext(subprocess.PIPE) as stdout:
             return subprocess.Popen(
@@ -194,7 +198,7 @@ class Field:
         return self.measure(lambda: [self.start(argv, output, **extra)])
 
     def clusterctl(self, verb: str, *words: str, inventory: Path | None = None) -> list[str]:
-        """The command line of the launcher as a user would type it."""
+        """Return the command line of the launcher as a user would type it."""
         program = Path(sys.executable).with_name("clusterctl")
         return [str(program), verb, "-c", str(inventory or self.inventory), *words]
 
@@ -205,13 +209,14 @@ class Field:
         return f"node[1-{count}]" if count > 1 else "node1"
 
     def end_background(self) -> int:
-        """End what the measured tools left running here (keepers, control masters); says how many."""
+        """End what the measured tools left running here (keepers, control masters); return how many
+        processes."""
         return _end_marked(str(self.folder), {place.pid for place in self.places})
 
 
 @contextlib.contextmanager
 def field(nodes: int) -> Iterator[Field]:
-    """Nodes that are up as long as this lasts; this process is in their network meanwhile."""
+    """Start nodes, yield the field, and stop the nodes; meanwhile this thread is in the nodes' network."""
     missing = namespaces.why_not()
     if missing:
         raise SystemExit(f"nodes in namespaces can't be had here: {missing}")
@@ -237,14 +242,17 @@ def field(nodes: int) -> Iterator[Field]:
 
 
 def enter(network: int) -> None:
-    """Move this thread, and what it starts from now on, into a network namespace."""
+    """Move this thread, and all that it starts later, into a network namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(network, CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")
 
 
 def _end_marked(folder: str, spared: set[int]) -> int:
-    """What has the mark in its environment; control masters write their title over theirs, and name their socket."""
+    """End the processes with the mark in their environment; return their number.
+
+    Control masters overwrite their environment with a title, and are found by the socket in it.
+    """
     mark, socket = f"{MARK}={folder}".encode(), f"{folder}/cm-".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -262,7 +270,8 @@ def _end_marked(folder: str, spared: set[int]) -> int:
 
 
 class OneDefaultSshd:
-    """A second sshd on a node, with OpenSSH's own limits on logins under way and sessions, at many addresses."""
+    """A second sshd on a node, at many addresses, with OpenSSH's default limits on sessions and unfinished
+    logins."""
 
     PORT = 2222
 
@@ -271,7 +280,7 @@ class OneDefaultSshd:
         self.place = place
         self.addresses = [f"10.78.0.{number + 1}" for number in range(count)]
         layout = field.made.layout
-        # A folder that the node sees too.
+        # In a folder that the node also sees.
         folder = layout.node(field.made.node(place.name))
         lines = (folder / "sshd_config").read_text().splitlines()
         kept = [
@@ -284,7 +293,7 @@ class OneDefaultSshd:
 
     def __enter__(self) -> list[str]:
         f = self.field
-        # A whole subnet on lo is local to the node, as 127/8 is everywhere.
+        # A whole subnet on lo is local to the node, as 127/8 is on every machine.
         inside = [*self.inside, "ip", "address", "add", "10.78.0.254/24", "dev", "lo"]
         subprocess.run(inside, check=True, env=f.env)
         route = ["ip", "route", "add", "10.78.0.0/24", "via", self.place.address]
@@ -308,7 +317,7 @@ class OneDefaultSshd:
 
 
 def make_payload(folder: Path, megabytes: int) -> Path:
-    """A folder with one file that no compression makes smaller."""
+    """Create a folder with one file of random bytes, which cannot be compressed; return the folder."""
     folder.mkdir()
     with (folder / "data").open("wb") as file:
         for _ in range(megabytes):
@@ -317,7 +326,8 @@ def make_payload(folder: Path, megabytes: int) -> Path:
 
 
 def make_tree(folder: Path, files: int) -> Path:
-    """Twenty folders of small files, 200 bytes to 8 KB, the same every time."""
+    """Create twenty folders of small files, 200 bytes to 8 KB, the same every time; return the folder above
+    them."""
     chance = random.Random(1)
     for place in range(20):
         below = folder / f"d{place:02}"

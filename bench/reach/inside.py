@@ -1,4 +1,5 @@
-"""What bench/reach looks at inside processes: their memory and threads, and programs over one set of connections."""
+"""Measure the memory and threads of processes, and hold the programs that bench/reach runs over open
+connections."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 
 
 class Watched:
-    """The most that a process and its children held, looked at every 50 ms."""
+    """The peak memory, threads and processes of a process and its children, sampled every 50 ms."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -46,7 +47,7 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def _held(pid: int) -> tuple[float, float, int]:
-    """Megabytes resident, megabytes of its own share, threads; nothing of what has ended."""
+    """Return MB resident, MB of its proportional share, and threads of a process; zeros if it has ended."""
     try:
         rolled = Path(f"/proc/{pid}/smaps_rollup").read_text()
         threads = len(os.listdir(f"/proc/{pid}/task"))

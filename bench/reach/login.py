@@ -1,7 +1,9 @@
-"""What one SSH login costs: `python -m bench.reach.login [LOGINS]`, on a sandbox node of its own.
+"""Measure what one SSH login costs: `python -m bench.reach.login [LOGINS]`, on a sandbox node started for
+it.
 
-Prints medians: the time from TCP to the exit code, the client's CPU time and the server's, for each key exchange
-that is first choice; and how many MB/s of a stream one core of the client's can send and receive.
+Prints medians: the time from TCP to the exit code, the CPU time of the client and of the server, for each
+key
+exchange as first choice; and how many MB/s one core of the client can send and receive.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def main(logins: int) -> None:
             cluster = load(made.cluster_file, "cpu")
             known = Path(cluster.known_hosts) if cluster.known_hosts else None
             node = cluster.nodes[0]
-            # Loads paramiko.
+            # Done once before the measurement, to load paramiko.
             drain(SshTransport(known_hosts=known, ssh_config="none").start(node, "true"))
             from clusterctl.ssh.session import FAST_KEX, Session
 
@@ -51,7 +53,7 @@ def logins_of(name: str, transport: SshTransport, node: Node, logins: int) -> No
         drain(transport.start(node, "hostname"))
         walls.append(time.perf_counter() - began)
     client = (own_cpu() - before) / logins * 1000
-    # The server's processes end after we have left.
+    # The server's processes end some time after the client has disconnected.
     time.sleep(1.0)
     theirs = (server_cpu(server) - servers) / logins * 1000
     wall = statistics.median(walls) * 1000
@@ -84,7 +86,7 @@ def own_cpu() -> float:
 
 
 def listener(node: Node) -> int:
-    """The node's sshd, which gathers the CPU time of all its sessions."""
+    """Return the pid of the node's sshd, which sums up the CPU time of all its sessions."""
     mark = f"{Path(node.workdir).parents[1]}/sshd_config"
     for place in Path("/proc").glob("[0-9]*"):
         try:

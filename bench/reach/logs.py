@@ -1,11 +1,15 @@
-"""Lines of 16 ranks through to a file each and to the screen: clusterctl beside pdsh and clush, which print the same.
+"""Measure how fast lines of 16 ranks reach a file each and the screen: clusterctl compared with pdsh and
+clush.
 
 python -m bench.reach.logs [--lines 100000] [--runs 3]
 
-Each tool starts `seq` on 16 sshd nodes and shows every line with its node in front; the peers' lines go through tee
-into a file, clusterctl keeps a file a rank. The whole is measured, from the first process to the last line. A launch
-is followed by `logs tail -f`, so ours holds two commands, and what a supervised run costs beside its output. The cpu
-column holds what these processes used; our controller outlives them and is not in it, so that only walls compare.
+Each tool starts `seq` on 16 sshd nodes and shows every line with its node in front. The peers' lines go
+through tee
+into one file; clusterctl keeps a file per rank. The time runs from the first process to the last line.
+clusterctl
+needs two commands, `launch` and `logs tail -f`, and its time includes the supervision of a run. The cpu
+column
+counts these processes. clusterctl's controller outlives them and is not counted: compare only wall times.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ def main() -> int:
     parser.add_argument("--lines", type=int, default=100_000, help="of each rank")
     parser.add_argument("--runs", type=int, default=3, help="of each tool")
     options = parser.parse_args()
-    # So that the nodes go down with us.
+    # Turn SIGTERM into an exit, so that the nodes are stopped with this process.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     with field(RANKS) as laid:
         samples: dict[str, list[Sample]] = {}
@@ -51,7 +55,7 @@ def main() -> int:
 
 
 def table(samples: Mapping[str, Sequence[Sample]], lines: int) -> str:
-    """Medians, how far they spread, and what did not come whole."""
+    """Return a table of medians, ranges and failures."""
     rows = [f"{'tool':<32}{'wall s':>9}{'spread':>15}{'cpu s':>8}{'lines/s':>12}{'failed':>8}"]
     for name, all_of_it in samples.items():
         walls = sorted(sample.wall for sample in all_of_it)
@@ -62,7 +66,11 @@ def table(samples: Mapping[str, Sequence[Sample]], lines: int) -> str:
 
 
 def judged(samples: Mapping[str, Sequence[Sample]]) -> tuple[str, bool]:
-    """Ours against each peer that brought every line, and whether it is whole and faster than the best of them."""
+    """Return a text that compares clusterctl with each peer that lost no line, and whether clusterctl is
+    the fastest.
+
+    The second value is False if clusterctl lost lines.
+    """
     middle = {name: statistics.median(sample.wall for sample in several) for name, several in samples.items()}
     lost = sum(sample.failed for sample in samples[OURS])
     if lost:
@@ -83,7 +91,7 @@ def judged(samples: Mapping[str, Sequence[Sample]]) -> tuple[str, bool]:
 
 
 def ways(laid: Field, lines: int) -> dict[str, Callable[[], Sample]]:
-    """Each tool's way; a peer that is not installed is left out."""
+    """Return a function for each tool that runs it once; peers that are not installed are left out."""
     program = ["seq", "-f", f"line %.0f{MARK.decode()}", "1", str(lines)]
     found: dict[str, Callable[[], Sample]] = {OURS: lambda: ours(laid, program, lines)}
     quoted = shlex.join(program)
@@ -102,7 +110,7 @@ def ways(laid: Field, lines: int) -> dict[str, Callable[[], Sample]]:
 
 
 def ours(laid: Field, program: list[str], lines: int) -> Sample:
-    """Launch and follow; counted are the lines on the screen and the bytes in the run's files."""
+    """Launch and follow a run; count the lines on the screen and in the run's log files."""
     launch = laid.clusterctl("launch", "-n", laid.names(RANKS), "--no-code", "--detach", "--", *program)
     tail = [launch[0], "logs", "tail", "last", "-f", "-n", str(lines), "--rank", f"0-{RANKS - 1}"]
     screen = laid.folder / "screen.txt"
@@ -115,7 +123,7 @@ def ours(laid: Field, program: list[str], lines: int) -> Sample:
 
 
 def peer(laid: Field, argv: list[str], options: str, lines: int) -> Sample:
-    """The peer through tee: a file and the screen."""
+    """Run the peer through tee, which writes a file and the screen."""
     screen, kept = laid.folder / "screen.txt", laid.folder / "kept.txt"
     script = f"{shlex.join(argv)} | tee {shlex.quote(str(kept))}"
     sample = laid.run(["sh", "-c", script], output=screen, PDSH_SSH_ARGS_APPEND=options)

@@ -1,17 +1,17 @@
-"""What a fan-out costs at sizes that no bench here has, from lines fitted to sizes that it has."""
+"""Estimate what a fan-out costs at sizes that were not measured, from lines fitted to measured sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Seconds for a thousand nodes: longer, and a user's thoughts are elsewhere.
+# In seconds, for a thousand nodes: after a longer wait a user loses attention.
 ENOUGH = 10.0
 
 
 @dataclass(frozen=True)
 class Line:
-    """start + each * N, by least squares."""
+    """A line: start + each * N."""
 
     start: float
     each: float
@@ -22,7 +22,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Point:
-    """One measured size: medians, in seconds."""
+    """The medians, in seconds, for one measured size."""
 
     nodes: int
     wall: float
@@ -33,7 +33,10 @@ class Point:
 
 
 def fit(pairs: Sequence[tuple[float, float]]) -> Line:
-    """The line of least relative squares through (N, value): a millisecond at 8 nodes counts as 32 do at 256."""
+    """Return the line with the least relative squares through (N, value).
+
+    Relative errors count, so a millisecond at 8 nodes has the weight of 32 milliseconds at 256 nodes.
+    """
     weights = [1 / value**2 if value else 1.0 for _, value in pairs]
     total = sum(weights)
     mean_x = sum(w * x for w, (x, _) in zip(weights, pairs, strict=True)) / total
@@ -47,38 +50,39 @@ def fit(pairs: Sequence[tuple[float, float]]) -> Line:
 
 @dataclass(frozen=True)
 class Model:
-    """The launcher's and the nodes' work apart, and how much of the cores a run keeps busy."""
+    """The work of the launcher and of the nodes, and the wall time, as lines over the number of nodes."""
 
     client: Line
     server: Line
     wall: Line
     cores: int
-    """Of the machine that was measured; launcher and nodes shared them."""
+    """The cores of the measured machine, which launcher and nodes shared."""
 
     @property
     def kept_busy(self) -> float:
-        """The part of the cores' time that was work, as N grows."""
+        """Return the part of the cores' time that is used for work, for large N."""
         return min(1.0, (self.client.each + self.server.each) / self.cores / self.wall.each)
 
     def here(self, count: float) -> float:
-        """Seconds on the measured machine, from the work alone: what the model is checked by."""
+        """Return the seconds on the measured machine, computed from the work; they check the model."""
         return self.wall.start + (self.client.each + self.server.each) * count / self.cores / self.kept_busy
 
     def flat(self, count: float) -> float:
-        """Seconds from a launcher on a core of its own, to nodes that are machines of their own.
+        """Return the seconds from a launcher on one core to nodes that are separate machines.
 
-        One core, however many there are: an interpreter runs on one at a time.
+        More cores do not help: a Python interpreter uses one at a time.
         """
-        # The last node's own work is waited for.
+        # The launcher waits for the last node's work.
         one_node = self.server.each
         return self.wall.start + self.client.each * count / self.kept_busy + one_node
 
     def tree(self, count: float, gateways: int) -> float:
-        """The same through gateways, each of which reaches its share of the nodes as the launcher would."""
+        """Return the seconds through gateways, each of which reaches its share of the nodes like a
+        launcher."""
         return self.flat(gateways) + self.flat(count / gateways)
 
     def best_tree(self, count: int) -> tuple[int, float]:
-        """How many gateways cost least, and what that is."""
+        """Return the number of gateways that costs least, and its seconds."""
         tried = {g: self.tree(count, g) for g in range(2, max(3, count // 2))}
         chosen = min(tried, key=lambda g: tried[g])
         return chosen, tried[chosen]
@@ -94,7 +98,7 @@ def model_of(points: Sequence[Point], cores: int) -> Model:
 
 
 def report(points: Sequence[Point], model: Model) -> str:
-    """The fit with its residuals, and what it says of 1,000 and 10,000 nodes."""
+    """Return the fit with its residuals, and the estimate for 256, 1,000 and 10,000 nodes."""
     ms = 1000
     lines = [
         f"launcher {model.client.start * ms:.0f} ms + {model.client.each * ms:.2f} ms a node; "
@@ -126,7 +130,7 @@ def report(points: Sequence[Point], model: Model) -> str:
 
 
 def conclusion(model: Model, count: int = 1_000) -> str:
-    """Whether a tree of gateways is needed for so many nodes."""
+    """Return a sentence that says whether `count` nodes need a tree of gateways."""
     flat, (gateways, tree) = model.flat(count), model.best_tree(count)
     word = "flat is enough" if flat <= ENOUGH else "flat is not enough"
     return (

@@ -1,8 +1,13 @@
-"""What a relayed push costs each node: `python -m bench.reach.relay [--nodes 6] [--megabytes 200] [--runs 3]`.
+"""Measure what a relayed push costs each node: `python -m bench.reach.relay [--nodes 6] [--megabytes 200]
+[--runs 3]`.
 
-Agents of this machine, one a node, in a chain over its loopback; the files lie in memory. Processor time, since the
-nodes share the machine's cores: of the first node, which is fed by the launcher, and of one that another feeds. Below
-it stands what of that is the hash, at the speed of the nodes' own Python.
+The agents run on this machine, one per node, in a chain over loopback; the files are in memory. The figures
+are
+processor time, because the nodes share the machine's cores: of the first node, which receives from the
+launcher, and
+of a node that receives from another node. The last line shows how much of it is the hash, at the speed of
+the
+nodes' Python.
 """
 
 from __future__ import annotations
@@ -60,7 +65,7 @@ def main() -> int:
 
 
 def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple[float, float]:
-    """Seconds of CPU of the first node and of the median other one, without the agents' start."""
+    """Return the CPU seconds of the first node and of the median other node, without the agents' start."""
     with tempfile.TemporaryDirectory(dir=root) as folder:
         places = [Path(folder) / f"node{number}" for number in range(count)]
         nodes = [node_at(place, python) for place in places]
@@ -83,7 +88,7 @@ def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple
                     threading.Thread(target=one, args=pair) for pair in zip(places, links, strict=True)
                 ]
                 threads[0].start()
-                # The first one is the first of the chain.
+                # The first process belongs to the first node of the chain.
                 started.wait()
                 for thread in threads[1:]:
                     thread.start()

@@ -1,4 +1,4 @@
-"""The rows of bench/reach: each measures one kind of work with every tool that can do it, turn by turn."""
+"""The rows of bench/reach: each measures one kind of work with every tool that can do it, in turn."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXECS, BULK = tuple(SETTINGS)[:2], tuple(SETTINGS)
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """The sizes and numbers of runs of a measurement."""
 
     nodes: tuple[int, ...] = (64, 256)
     push_nodes: int = 32
@@ -50,7 +50,7 @@ class Sizes:
     model_nodes: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
     runs: int = 5
     uplink_runs: int = 1
-    """Of the tools whose time there is the link's: 200 MB to 16 nodes at 200 Mbit/s last 128 s."""
+    """Runs of the peers whose time depends only on the link: 200 MB to 16 nodes at 200 Mbit/s takes 128 s."""
     storm_runs: int = 20
     megabytes: int = 200
     files: int = 2000
@@ -70,14 +70,14 @@ class Sizes:
 
 @dataclass
 class Measured:
-    """One tool at one kind of work."""
+    """The samples of one tool at one kind of work."""
 
     row: str
     nodes: int
     tool: str
     samples: list[Sample] = field(default_factory=list)
     missing: str = ""
-    """Why it was not measured; nothing where it was."""
+    """Why it was not measured; empty if it was."""
     note: str = ""
 
     @property
@@ -112,7 +112,7 @@ Tell = Callable[[str], None]
 
 
 class Bench:
-    """All rows over one field."""
+    """The methods that measure the rows, all on one field."""
 
     def __init__(self, field: Field, sizes: Sizes, tell: Tell) -> None:
         self.field = field
@@ -125,7 +125,7 @@ class Bench:
     # -- commands
 
     def exec(self) -> Iterator[Measured]:
-        """`hostname` on every node: cold, and over connections that an earlier command left open."""
+        """Measure `hostname` on every node: cold, and over connections that an earlier command left open."""
         for count in self.sizes.nodes:
             yield from self.compared("exec, cold", count, self.hostnames(count))
             yield from self.warm(count)
@@ -165,13 +165,13 @@ class Bench:
         }
         for way in ways.values():
             if callable(way):
-                # Opens what stays open.
+                # Opens the connections that stay open.
                 way()
         yield from self.compared("exec, warm", count, ways)
         self.tell(f"    {f.end_background()} background processes ended")
 
     def ten(self) -> Iterator[Measured]:
-        """Ten commands in a row over one set of connections, as `launch` and `doctor` make them."""
+        """Measure ten commands in a row over one set of connections, as `launch` and `doctor` run them."""
         count = min(self.sizes.nodes)
         f = self.field
         argv = [sys.executable, "-c", TEN, str(f.inventory), f.names(count)]
@@ -196,11 +196,12 @@ class Bench:
     # -- trees
 
     def push(self) -> Iterator[Measured]:
-        """One large file to many nodes."""
+        """Measure the push of one large file to many nodes."""
         yield from self.pushed("push, one file", self.sizes.push_nodes, self.sizes.runs, BULK)
 
     def uplink(self) -> Iterator[Measured]:
-        """The same while what leaves the launcher is held to a rate; between nodes nothing is."""
+        """Measure the same push while the launcher's outgoing rate is limited; traffic between nodes is
+        not."""
         shape = ["tc", "qdisc", "add", "dev", "br0", "root"]
         limit = ["tbf", "rate", UPLINK, "burst", "256kb", "latency", "400ms"]
         subprocess.run([*shape, *limit], check=True, env=self.field.env)
@@ -211,12 +212,12 @@ class Bench:
             subprocess.run([*shape[:2], "del", *shape[3:]], check=True, env=self.field.env)
 
     def pushed(self, row: str, count: int, runs: int, settings: Sequence[str]) -> Iterator[Measured]:
-        """Ours in each of its ways at the full number of runs, peers at `runs`."""
+        """Measure clusterctl's variants with the full number of runs, and the peers with `runs`."""
         size = (self.payload / "data").stat().st_size
         ours = {
             f"{OURS}{' --relay ' + how if how else ''}": self.relayed(count, how)
             for how in ("", "plain", "on", "off")
-            # Without a relay the shaped link decides, as for all.
+            # Without a relay the limited link decides the time, as for all peers.
             if how != "off" or settings == BULK
         }
         peers = {
@@ -254,7 +255,7 @@ class Bench:
         )
 
     def verify(self, count: int) -> None:
-        """Whether the last push's bytes are the right ones, on the first and on the last node."""
+        """Exit if the first or the last node holds other bytes than the last push sent."""
         wanted = digest(self.payload / "data")
         for place in (self.field.places[0], self.field.places[count - 1]):
             path = place.path(f"{DEST}/payload/data")
@@ -262,7 +263,7 @@ class Bench:
                 raise SystemExit(f"{place.name} holds other bytes than were pushed")
 
     def small(self) -> Iterator[Measured]:
-        """Many small files: to nodes that have none, and to nodes that have all."""
+        """Measure many small files: to nodes that have none of them, and to nodes that have all of them."""
         f = self.field
         for count in self.sizes.small_nodes:
             push = f.clusterctl("push", str(self.tree), f"{DEST}/tree", "-n", f.names(count))
@@ -288,7 +289,7 @@ class Bench:
             yield from self.compared("small files, unchanged", count, same, after=lacking)
 
     def copies(self, source: Path, count: int, setting: str) -> dict[str, Way]:
-        """Every peer that can bring a folder to nodes, all nodes at once."""
+        """Return every peer that can copy a folder to nodes, to all nodes at the same time."""
         f = self.field
         options = f.ssh_options(setting)
         ssh = " ".join(["ssh", *options])
@@ -325,7 +326,7 @@ class Bench:
         return ["rsync", "-a", "-W", "-e", ssh, str(source), f"{place.address}:{DEST}/"]
 
     def everywhere(self, argv: Callable[[Place], list[str]], count: int) -> Sample:
-        """One process a node, all at once."""
+        """Run one process per node, all at the same time."""
         return self.field.measure(
             lambda: [self.field.start(argv(place)) for place in self.field.places[:count]]
         )
@@ -333,7 +334,7 @@ class Bench:
     # -- output, memory
 
     def lines(self) -> Iterator[Measured]:
-        """Much output of many nodes, prefixed, into a file."""
+        """Measure much output of many nodes, prefixed with the node, into a file."""
         count, each = self.sizes.line_nodes, self.sizes.lines
         command = ["seq", "-f", "line %.0f of what a program prints", "1", str(each)]
         quoted = " ".join(f"'{word}'" for word in command)
@@ -363,7 +364,7 @@ class Bench:
         held.unlink(missing_ok=True)
 
     def memory(self) -> Iterator[Measured]:
-        """What the client holds while a command runs on every node; what an idle agent holds."""
+        """Measure the memory of the client while a command runs on every node, and of an idle agent."""
         count = max(self.sizes.nodes)
         f = self.field
         ours = f.clusterctl("exec", f.names(count), "--", "sleep", "3")
@@ -391,7 +392,7 @@ class Bench:
     # -- storms
 
     def storm(self) -> Iterator[Measured]:
-        """Many names that are one default sshd; then many nodes behind one such bastion."""
+        """Measure many names for one sshd with default limits, then many nodes behind one such bastion."""
         count, runs = self.sizes.storm_nodes, self.sizes.storm_runs
         f = self.field
         with OneDefaultSshd(f, f.places[0], count) as addresses:
@@ -415,7 +416,7 @@ class Bench:
                 yield from self.compared(row, count, ways, runs=runs)
 
     def storm_peers(self, addresses: Sequence[str]) -> dict[str, Way | str]:
-        """pdsh and clush at the same sshd."""
+        """Return pdsh and clush for the same sshd."""
         f, count = self.field, len(addresses)
         options = " ".join([*f.ssh_options(EXECS[1]), "-p", str(OneDefaultSshd.PORT)])
         pdsh = ["pdsh", "-R", "ssh", "-f", str(count), "-w", ",".join(addresses), "hostname"]
@@ -428,7 +429,7 @@ class Bench:
     # -- the model
 
     def model(self) -> Iterator[Measured]:
-        """Ours at doubling sizes, the launcher's processor time apart from the nodes'."""
+        """Measure clusterctl at doubling sizes, with the processor time of launcher and nodes separate."""
         for count in self.sizes.model_nodes:
             samples, servers = [], []
             argv = self.field.clusterctl("exec", self.field.names(count), "--", "hostname")
@@ -436,7 +437,7 @@ class Bench:
                 places = self.field.places[:count]
                 before = sum(place.cpu() for place in places)
                 samples.append(self.named(argv, count))
-                # Until the nodes' daemons have counted what ended.
+                # Until the nodes' daemons have counted the processes that ended.
                 time.sleep(0.3)
                 servers.append(sum(place.cpu() for place in places) - before)
             measured = Measured(
@@ -457,7 +458,7 @@ class Bench:
         before: Callable[[], None] = lambda: None,
         after: Callable[[], int] = lambda: 0,
     ) -> list[Measured]:
-        """Every way in turn, as often as there are runs, so that a slow minute falls on all alike."""
+        """Measure all variants in turn, so that a slow minute affects all of them; repeat for every run."""
         found = {name: Measured(row, count, name) for name in ways}
         for name, way in ways.items():
             if isinstance(way, str):
@@ -477,14 +478,14 @@ class Bench:
         return list(found.values())
 
     def tool(self, name: str, way: Way) -> Way | str:
-        """A peer's way, or that it is not there."""
+        """Return `way` if the peer is installed, else the reason why not."""
         program = name.split()[0]
         if shutil.which(program):
             return way
         return f"{program} is not installed (package {PACKAGES.get(program, program)})"
 
     def if_known(self, verb: str, option: str, way: Way) -> Way | str:
-        """A way of ours, or that this version does not have it."""
+        """Return `way` if this version of clusterctl has the option, else the reason why not."""
         shown = self.field.run([*self.field.clusterctl(verb)[:2], "--help"], COLUMNS="200").output
         return way if option.encode() in shown else f"this version has no {option}"
 
@@ -496,12 +497,15 @@ class Bench:
         return ["clush", "-o", options, "-f", str(count), "-w", self.field.addresses(count), command]
 
     def named(self, argv: list[str], count: int, setting: str = "") -> Sample:
-        """A command whose output is one line a node."""
+        """Run a command that prints one line per node; return its sample with the number of failed nodes."""
         options = {"PDSH_SSH_ARGS_APPEND": " ".join(self.field.ssh_options(setting))} if setting else {}
         return self.counted(self.field.run(argv, **options), count)
 
     def counted(self, sample: Sample, count: int) -> Sample:
-        """With how many nodes said nothing: an answer is `label: hostname`, each label counted once."""
+        """Return the sample with the number of nodes that did not answer.
+
+        An answer is `label: hostname`; each label is counted once.
+        """
         lines = [line.split(b":") for line in sample.output.splitlines()]
         answered = {words[0] for words in lines if len(words) > 1 and words[-1].strip().startswith(b"node")}
         return Sample(sample.wall, sample.cpu, count - len(answered), sample.output)
