@@ -1,13 +1,14 @@
-"""The program's front door: a command that a keeper can run at once goes there, every other the ordinary way.
+"""Start the program: give `exec`, `push` and `pull` to a running keeper, and run other commands here.
 
-A keeper (keeper.py) has all imported and its connections open. This side imports next to nothing, hands over its
-arguments, folder, environment and its own three streams, and gives back the exit code: what the user sees is the
-same either way. Whatever is unusual before the keeper took the command makes it an ordinary one.
+A keeper (fork_server.py) has all modules imported and its connections open. This process imports almost
+nothing; it sends its arguments, folder, environment and standard streams, and returns the exit code, so the
+user sees no difference. If anything unusual happens before the keeper accepts the command, the command runs
+here.
 """
 
 from __future__ import annotations
 
-# The C half: the module around it brings enum.
+# The C module: the Python module `signal` would import enum.
 import _signal as signal  # type: ignore[import-not-found]
 import os
 import sys
@@ -16,10 +17,10 @@ from _socket import SCM_RIGHTS, SOL_SOCKET, socket
 from clusterctl.environment import raw_environment
 from clusterctl.keeper import address as place
 
-# Often short, and the start of a program most of the time.
+# These commands are often short, so most of their time is the program's start.
 VERBS = ("exec", "push", "pull")
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-# The keeper's first word: from here on the command runs there, and nowhere else.
+# The keeper's first answer: from now on it runs the command, and this process does not.
 TAKEN = b"+"
 LOST = 255
 
@@ -34,7 +35,7 @@ def main() -> None:
     code = _by_keeper(sys.argv[1:]) if sys.argv[1:2] and sys.argv[1] in VERBS else None
     if code is None:
         before = signal.getsignal(signal.SIGINT)
-        # A Ctrl-C while modules load ends it without a traceback.
+        # Ctrl-C while modules load ends the program without a traceback.
         if callable(before):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         from clusterctl.cli.main import main as ordinary
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def _by_keeper(argv: list[str]) -> int | None:
-    """The exit code of a command that a keeper ran, or None where none did."""
+    """Return the exit code of a command that a keeper ran; None if no keeper did."""
     try:
         path = place.folder()
         request = _request(argv)
@@ -62,7 +63,7 @@ def _by_keeper(argv: list[str]) -> int | None:
 
 
 def _request(argv: list[str]) -> bytes | None:
-    """All that a command can see of the process that was started for it; None where a stream is closed."""
+    """Return all that a command can see of its process, as bytes; None if a standard stream is closed."""
     streams = (sys.stdin, sys.stdout, sys.stderr)
     if any(stream is None for stream in streams):
         return None
@@ -76,7 +77,7 @@ def _request(argv: list[str]) -> bytes | None:
 
 
 class _Errand:
-    """This process while another one works for it: signals go on to that one, its exit code comes back."""
+    """This process while the keeper runs its command: it forwards signals and receives the exit code."""
 
     def __init__(self, line: socket) -> None:
         self._line = line
@@ -86,7 +87,7 @@ class _Errand:
         before = {
             number: signal.signal(number, self._forward)
             for number in FORWARDED
-            # As under nohup, and in a script's background.
+            # Signals are ignored under nohup and in a script's background: leave them so.
             if signal.getsignal(number) is not signal.SIG_IGN
         }
         before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._pause)
@@ -97,7 +98,7 @@ class _Errand:
         if code:
             return code[0]
         if not taken:
-            # for what now runs here.
+            # Deliver the received signals to the command, which now runs here.
             for meant in self._signals:
                 os.kill(os.getpid(), meant)
             return None
@@ -135,5 +136,5 @@ class _Errand:
         try:
             self._line.send(bytes([number]))
         except OSError:
-            # It ended meanwhile; its code is on the way.
+            # The command has just ended; its exit code is on the way.
             return

@@ -34,7 +34,7 @@ PATIENCE = 2.0
 
 @dataclass(frozen=True)
 class Form:
-    """The form of the output; the default is lines as they arrive."""
+    """How the output is shown; by default, lines as they arrive."""
 
     fold: bool = False
     diff: bool = False
@@ -59,7 +59,7 @@ class Form:
 
 
 class Sink(Protocol):
-    """Receives the output of the nodes as it arrives."""
+    """The interface that receives the output of the nodes as it arrives."""
 
     def feed(self, node: str, stream: str, data: bytes) -> None: ...
 
@@ -149,7 +149,7 @@ def exec_(
 
 
 class _Execution:
-    """One `exec`: its command, its nodes, and the form of its output."""
+    """One `exec`: its command, its nodes, and how the output is shown."""
 
     def __init__(self, command: Command, chosen: Cluster, form: Form, connections: Connections) -> None:
         from clusterctl.exec import output
@@ -168,7 +168,7 @@ class _Execution:
             self.sink = self.answers = Answers(chosen.names)
 
     def run(self, stdin: bool, fanout: int | None) -> list[Outcome[Completed]]:
-        """Run the command on every node, then show what is shown at the end."""
+        """Run the command on every node, then show what is collected until the end."""
         from clusterctl.exec.command import Everywhere
         from clusterctl.transport.shell import ShellSession
 
@@ -206,7 +206,7 @@ class _Execution:
             count()
             self.sink.ended(outcome)
             if outcome.error is not None and not (self.form.json or self.form.json_lines):
-                # Immediately, not after the slowest node.
+                # Show this immediately, not after the slowest node.
                 report_error(outcome.error)
 
         return on_each(self.chosen.nodes, work, fanout=fanout or self.connections.fanout, on_outcome=report)
@@ -227,7 +227,7 @@ class _Execution:
 
 
 def _foresee(command: Command, chosen: Cluster, as_json: bool) -> None:
-    """Show the command of each node; nodes with the same command together."""
+    """Show the command of each node; nodes with the same command share an entry."""
     from clusterctl.inventory import nodeset
     from clusterctl.text import escape_controls
 
@@ -259,7 +259,7 @@ def _write(stream: str, data: bytes) -> None:
 
 @contextmanager
 def _output_may_go() -> Iterator[None]:
-    """End the command quietly when the reader of the output leaves, as `head` does."""
+    """End the command without an error if the reader of its output exits, as `head` does."""
     try:
         yield
     except BrokenPipeError:
@@ -272,7 +272,7 @@ def _output_may_go() -> Iterator[None]:
 
 @contextmanager
 def _patience(total: int, form: Form) -> Iterator[Callable[[], None]]:
-    """Show how many nodes are done while nothing else is shown, and what Ctrl-C does."""
+    """Show how many nodes are done while there is no other output, and what Ctrl-C does."""
     waiting = _Waiting(total)
     if form not in (Form(), Form(json_lines=True)) and sys.stderr.isatty():
         waiting.start()

@@ -1,9 +1,10 @@
-"""The keeper: a background process of one user that starts commands at once and keeps connections open.
+"""The keeper: a user's background process that starts commands quickly and keeps connections open.
 
-It is two processes. This one has the program imported, and forks for each command a child that takes on the
-asking process's arguments, folder, environment and streams, and then is the ordinary program. The other one
-(keeper_guest.py) holds the links to the nodes, which threads serve; a process with threads can't fork safely.
-Both end when the links were idle for long enough, when `keeper stop` says so, or when either of them dies.
+It consists of two processes. This one has the program imported. For each command it forks a child that
+takes over the arguments, folder, environment and streams of the calling process, and then runs as the
+ordinary program. The other process (clusterctl/keeper/clients.py) holds the links to the nodes and uses
+threads; a process with threads cannot fork safely. Both end when the links have been idle for long enough,
+on `keeper stop`, or when one of them dies.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ from clusterctl.errors import EXIT_BUG
 from clusterctl.hostfile.cache import Which, inventories
 from clusterctl.keeper import address as place
 
-# Arguments and environment stay under 4 MB on Linux.
+# Linux limits the size of arguments and environment to less than 4 MB.
 MAX_REQUEST = 16 << 20
-# What a terminal says to all of a command.
+# Signals that a terminal sends to the whole process group of a command.
 GROUP = (
     signal.SIGINT,
     signal.SIGQUIT,
     signal.SIGSTOP,
     signal.SIGCONT,
 )
-# Seconds that commands may take to end once the keeper is to.
+# Seconds that running commands may take to end after the keeper has stopped.
 LINGER = 15.0
 BACKLOG = 128
-# Modules in one note.
+# Modules per message to the front process.
 NAMES = 40
-# Where a child tells which inventory it had to read.
+# The descriptor on which a child reports the inventory and the modules that it loaded.
 NOTE = 3
-# Each command that runs takes one here.
+# Descriptors up to this number are closed in a child; each running command uses one.
 MAX_HANDLES = 4096
 # Modules of clusterctl.ssh that load paramiko.
 SPEAK_SSH = frozenset(
@@ -56,20 +57,21 @@ SPEAK_SSH = frozenset(
 
 
 def start(idle: str, ready: str) -> None:
-    """Go to the background and be the keeper there; `ready` is the descriptor that hears when it listens."""
+    """Become a background process and run the keeper there; `ready` is a descriptor written to once it
+    listens."""
     if os.fork() == 0:
         main(float(idle), int(ready))
 
 
 def main(idle: float, ready: int) -> None:
-    """Be the keeper of this user and code until it is idle for `idle` seconds."""
+    """Run the keeper of this user and code until it has been idle for `idle` seconds."""
     path = place.folder()
     assert path is not None
     folder = place.opened(path)
     name = place.name()
     lock = _lock(place.address(folder, name + place.LOCK))
     if lock is None:
-        # Another one is there or about to be.
+        # Another keeper is running or about to start.
         return
     door, links = (_listen(folder, name + kind) for kind in (place.DOOR, place.LINKS))
     watched, watching = os.pipe()
@@ -91,18 +93,18 @@ def main(idle: float, ready: int) -> None:
         for kind in (place.DOOR, place.LINKS, place.LOG, place.LOCK):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(place.address(folder, name + kind))
-        # A new keeper may start from here on.
+        # From here on a new keeper may start.
         os.close(lock)
 
     Front(door, holder, leave).serve()
 
 
 def _lock(path: str) -> int | None:
-    """The right to be the keeper, held as long as the descriptor is; None where another one has it."""
+    """Return the descriptor that holds the keeper's lock; None if another process holds the lock."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Else the one that just ended removed it.
+        # Otherwise a keeper that has just ended has removed this file.
         if os.fstat(lock).st_ino == os.stat(path).st_ino:
             return lock
     except (BlockingIOError, FileNotFoundError):
@@ -112,7 +114,7 @@ def _lock(path: str) -> int | None:
 
 
 def _listen(folder: int, file: str) -> socket.socket:
-    """A socket that only this user can open; one that a killed keeper left is replaced."""
+    """Return a listening socket that only this user can open; replace one left by a killed keeper."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(place.address(folder, file))
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -126,7 +128,7 @@ def _listen(folder: int, file: str) -> socket.socket:
 
 
 def _import_all() -> None:
-    """What a command needs, loaded once for all; frozen, so that the memory of it stays shared."""
+    """Import what commands need, and freeze it so that children keep sharing its memory."""
     from clusterctl.cli.main import warm_up
 
     warm_up()
@@ -136,7 +138,7 @@ def _import_all() -> None:
 
 @dataclass
 class _Guest:
-    """A process that asks, and the command that runs for it."""
+    """A process that requests a command, and the child that runs it."""
 
     line: socket.socket
     data: bytearray = field(default_factory=bytearray)
@@ -144,7 +146,7 @@ class _Guest:
     pid: int = 0
 
     def read(self) -> bool:
-        """Take what came; False at the end of the line."""
+        """Read what has arrived; return False at the end of the stream."""
         data, handles, _, _ = socket.recv_fds(self.line, 1 << 20, 4)
         self.handles += handles
         self.data += data
@@ -152,7 +154,7 @@ class _Guest:
 
     @property
     def body(self) -> bytes | None:
-        """The request, once all of it came."""
+        """Return the request, or None while it is incomplete."""
         size = int.from_bytes(self.data[:4], "big")
         if len(self.data) < 4 or size > MAX_REQUEST or len(self.data) < 4 + size or len(self.handles) != 4:
             return None
@@ -166,10 +168,10 @@ class _Guest:
 
 
 class Front:
-    """Answers at the door: forks for each command, passes signals on and exit codes back."""
+    """Accepts requests: forks for each command, forwards signals, and returns exit codes."""
 
     def __init__(self, door: socket.socket, holder: int, leave: Callable[[], None]) -> None:
-        """`leave` is called as soon as nobody new is let in."""
+        """`leave` is called once no new request is accepted."""
         self._door = door
         self._holder = holder
         self._leave_place = leave
@@ -179,7 +181,7 @@ class Front:
         self._noted, self._note = os.pipe()
 
     def serve(self) -> None:
-        """Until the process that holds the links is gone, and then for what still runs."""
+        """Serve until the process that holds the links has ended, then wait for the running commands."""
         heard, wake = os.pipe()
         for handle in (heard, wake):
             os.set_blocking(handle, False)
@@ -191,7 +193,7 @@ class Front:
         self._selector.register(self._door, selectors.EVENT_READ, self._answer)
         self._selector.register(heard, selectors.EVENT_READ, lambda: os.read(heard, 4096))
         self._selector.register(self._noted, selectors.EVENT_READ, self._remember)
-        # It may have ended before anybody listened.
+        # It may have ended before the signal handler was installed.
         self._reap()
         while not self._stopped:
             for key, _ in self._selector.select():
@@ -207,7 +209,7 @@ class Front:
             self._reap()
 
     def _remember(self) -> None:
-        """Read and load what a command had to, so that the next one need not."""
+        """Read and load what a command had to load, so that the next command need not."""
         for line in os.read(self._noted, 1 << 16).splitlines():
             topic, names = json.loads(line)
             if topic == "inventory":
@@ -218,7 +220,7 @@ class Front:
 
     def _stop(self, number: int, frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
-            # Its end is the end of all.
+            # When the process that holds the links ends, the whole keeper ends.
             os.kill(self._holder, signal.SIGTERM)
 
     def _answer(self) -> None:
@@ -250,7 +252,7 @@ class Front:
                 self._fork(guest, body)
 
     def _leave(self, guest: _Guest) -> None:
-        """Nobody waits for the command any more: it ends as it would with its terminal."""
+        """End a command whose calling process is gone, as a closed terminal would."""
         self._selector.unregister(guest.line)
         self._guests.pop(guest.line.fileno())
         if guest.pid:
@@ -272,13 +274,13 @@ class Front:
 
     def _fork(self, guest: _Guest, body: bytes) -> None:
         del guest.data[: 4 + len(body)]
-        # Until the child has its own handlers.
+        # Block signals until the child has its own handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid == 0:
             self._be(guest, body)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            # Here too: a signal may come before the child is that far.
+            # Also set it here: a signal may arrive before the child has done it.
             os.setpgid(pid, pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
         guest.pid = pid
@@ -290,7 +292,7 @@ class Front:
         self._pass_on(guest)
 
     def _be(self, guest: _Guest, body: bytes) -> NoReturn:
-        """In the child: nothing of the keeper's stays, and the command is run as if it had been started."""
+        """Become the command in the child process: drop the keeper's handlers and descriptors, then run it."""
         code = EXIT_BUG
         try:
             os.setpgid(0, 0)
@@ -335,7 +337,7 @@ class Front:
 
 
 def _run(body: bytes) -> int:
-    """Take on what the request says of its process, and be the program for it."""
+    """Apply the request's arguments, environment and streams, run the program, and return its exit code."""
     mask, first, second, third, count, *words = body.split(b"\0")
     argv = [os.fsdecode(word) for word in words[: int(count)]]
     replace_environment(dict(word.split(b"=", 1) for word in words[int(count) :]))
@@ -357,13 +359,13 @@ def _run(body: bytes) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
-        # As Python itself says it.
+        # Python uses this exit code too.
         return 120
     return code & 0xFF
 
 
 def _may_be_loaded(name: str) -> bool:
-    """Whether the front may load a module that a command needed: not those that speak SSH and keep its state."""
+    """Return whether the front process may load a module: not those that load paramiko and keep its state."""
     top = name.partition(".")[0]
     ours = top == "clusterctl" and name.removeprefix("clusterctl.ssh.") not in SPEAK_SSH
     return ours or top in ("rich", "yaml", "typer") or top in sys.stdlib_module_names
@@ -371,13 +373,13 @@ def _may_be_loaded(name: str) -> bool:
 
 def _tell(topic: str, names: Sequence[str]) -> None:
     line = json.dumps([topic, names]).encode() + b"\n"
-    # Else it might mix with another's.
+    # A longer line might be mixed with another child's.
     if len(line) <= select.PIPE_BUF:
         os.write(NOTE, line)
 
 
 def _stream(number: int, coding: bytes) -> io.TextIOWrapper:
-    """A standard stream as the asking process had it."""
+    """Return a standard stream with the encoding that the calling process used."""
     encoding, errors = coding.decode().split(" ")
     tty = os.isatty(number)
     raw = io.FileIO(number, "r" if number == 0 else "w", closefd=False)

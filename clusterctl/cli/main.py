@@ -57,7 +57,7 @@ def run(argv: list[str]) -> int:
 
 @lru_cache(maxsize=1)
 def command() -> Any:
-    """Return the whole command line; its commands are built when they are used."""
+    """Return the command line interface; its commands are built when they are used."""
     from clusterctl.cli.commands import built
 
     return built("")
@@ -83,7 +83,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _machine_error(problem: OSError) -> ClusterctlError | None:
     """Return the error for a fault of this machine, such as a full disk; None for a bug."""
-    # Only a request for the current folder fails without a file name.
+    # Only a system call for the current folder fails without a file name.
     if problem.errno == errno.ENOENT and problem.filename is None:
         return ClusterctlError("the current folder is gone", "change to a folder that exists")
     hint = OF_THIS_MACHINE.get(problem.errno or 0)

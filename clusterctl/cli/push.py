@@ -92,7 +92,7 @@ def push(
         bar("push") as drawn,
     ):
         glance, glances = UnchangedCheck(connections, reading.result), not (connections.kept or checksum)
-        # The nodes are connected to while the folder is read.
+        # Connect to the nodes while the folder is read.
         each: Future[list[Outcome[Any]]] = begun(
             lambda: on_each(chosen.nodes, look if dry_run else send, fanout=fanout or connections.fanout)
         )
@@ -120,7 +120,7 @@ def _load_tables() -> None:
 
 
 def _source(source: Path, node_path: str | None, include_vcs: bool, checksum: bool) -> tuple[Source, str]:
-    """Return what is pushed, and its path on the nodes."""
+    """Return the local source of the push, and its path on the nodes."""
     from clusterctl.transfer import push as pushing
 
     dest = node_path or f"~/{source.resolve().name}"
@@ -170,7 +170,7 @@ def pull(
             progress = drawn.of(node.name)
             return pulling.pull_tree(link, node_path, places[node.name], progress=progress, others=others)
 
-        # With --fold the first node goes ahead: what the others have alike then comes from its copy here.
+        # With --fold, pull the first node alone: the others then reuse equal data from its local copy.
         ahead = connections.on_each(chosen.nodes[:1], work) if fold else []
         here = tuple(places[outcome.node.name] for outcome in ahead if outcome.ok)
         outcomes = ahead + connections.on_each(
@@ -183,7 +183,7 @@ def pull(
 
 
 def _refuse_dest(dest: Path) -> None:
-    """Refuse a destination that cannot be made, before any node is contacted."""
+    """Raise if the destination cannot be created, before any node is contacted."""
     existing = next(path for path in (dest.absolute(), *dest.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         reason = "not writable" if existing.is_dir() else "not a folder"

@@ -1,1 +1,1 @@
-"""Copy folders to nodes and back: only missing data is sent, and all of it is verified."""
+"""Copy folders to nodes and back: only missing data is sent, and all data is verified."""

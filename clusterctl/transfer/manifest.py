@@ -1,6 +1,6 @@
-"""A folder here as it is to be sent: read once, checked, named by its content.
+"""Read a local folder for a transfer: list its entries, check them, and hash their content.
 
-Which names of a folder stay at home when it is pushed: ignore files, version control, caches.
+Ignore files, version control folders and caches decide which entries are left out.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.settings import cache_folder
 
 MANY_FILES, MANY_BYTES = 10_000, 1_000_000_000
-# Seconds without a push of a folder until its files' hashes are forgotten.
+# Seconds without a push of a folder after which the hashes of its files are deleted.
 FORGET_AFTER = 60 * 86400.0
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A tree as it was when it was read."""
+    """The entries of a tree at the time when it was read."""
 
     entries: tuple[Entry, ...]
     warnings: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Manifest:
 
     @cached_property
     def id(self) -> str:
-        """The tree's name: a hash over every path, mode and content in it."""
+        """Return the tree's name: a hash of every path, mode and content."""
         return tree.tree_id(self.text)
 
     @cached_property
@@ -64,11 +64,11 @@ def make_manifest(
     recheck: bool = False,
     without: Path | None = None,
 ) -> Manifest:
-    """Read a folder, without what ignore files, version control and caches leave out; only caches with
-    `everything`.
+    """Return the manifest of a folder, without ignored files, version control folders and caches.
 
-    `only` names the entries at the top that are meant, where not all are. A file whose inode says that it did
-    not change since it was last read is not read again, but with `recheck`. What is `without` stays at home.
+    With `everything`, only caches are left out. `only` names the top-level entries to include; empty means
+    all. A file whose inode shows no change since the last read is not read again, except with `recheck`.
+    The path `without` is left out.
     """
     if not root.is_dir():
         raise UsageError(f"{root} is no folder", "name the folder to send")
@@ -92,27 +92,27 @@ def make_manifest(
 
 
 def _below(root: Path, path: Path | None) -> str:
-    """A path as a tree names it that begins at root; "" where it lies elsewhere."""
+    """Return a path relative to root in the form used by trees; "" if it is not below root."""
     if path is None or not path.resolve().is_relative_to(root.resolve()):
         return ""
     return path.resolve().relative_to(root.resolve()).as_posix()
 
 
 def _scan(root: Path, skips: Callable[[str, bool], bool], recheck: bool) -> tree.Scanned:
-    """Read the folder with what is remembered of it, and remember it for the next time."""
+    """Read the folder, using the stored hashes of its files, and store the new ones."""
     with _remembered(root, recheck) as known:
         return tree.scan(str(root), skips, known.read)
 
 
 @contextlib.contextmanager
 def _remembered(path: Path, recheck: bool) -> Iterator[tree_cache.Memory]:
-    """What is remembered of a folder or a file, kept for the next time where something was read anew."""
+    """Yield the stored hashes of a folder or file; afterwards save them if anything was read."""
     name = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:32]
     kept = cache_folder() / "contents" / name
     known = tree_cache.Memory({} if recheck else tree_cache.load(str(kept)))
     yield known
     if known.read_bytes:
-        # A home that can't be written costs the reading, nothing else.
+        # If the cache folder cannot be written, files are hashed again next time.
         with contextlib.suppress(OSError):
             tree_cache.save(str(kept), known.now)
             _forget_old(kept.parent)
@@ -125,7 +125,7 @@ def _forget_old(folder: Path) -> None:
 
 
 def file_manifest(path: Path, name: str, recheck: bool = False) -> Manifest:
-    """One file as a tree of its own, under the name that it is to have."""
+    """Return the manifest of one file as a tree with a single entry `name`."""
     try:
         with _remembered(path, recheck) as known:
             status = path.stat()
@@ -166,7 +166,7 @@ VCS_FOLDERS = (".git", ".hg", ".svn", ".jj", "CVS")
 ALWAYS_OUT = (
     "__pycache__",
     ".venv",
-    # With its keys.
+    # It contains keys.
     ".clusterctl-sandbox",
     ".mypy_cache",
     ".ruff_cache",
@@ -178,7 +178,7 @@ IGNORE_FILES = (".gitignore", ".clusterctlignore")
 
 
 class Ignore:
-    """The rules of ignore files in a tree, in the part of gitignore's language that people use."""
+    """The rules of the ignore files in a tree: the commonly used part of gitignore's language."""
 
     def __init__(self, root: Path, include_vcs: bool) -> None:
         self._root = root
@@ -186,7 +186,7 @@ class Ignore:
         self._rules: dict[str, list[tuple[re.Pattern[str], bool, bool]]] = {}
 
     def skips(self, path: str, is_dir: bool) -> bool:
-        """Whether a path below the root stays at home; the last rule that fits decides, as in git."""
+        """Return whether a path below the root is left out; the last matching rule decides, as in git."""
         if path.rsplit("/", 1)[-1] in self._out:
             return True
         skipped = False
@@ -211,8 +211,8 @@ class Ignore:
 
 
 def _rule(line: str) -> tuple[re.Pattern[str], bool, bool] | None:
-    """One line of an ignore file: (pattern over a path, whether it keeps, whether it is about folders
-    only)."""
+    """Parse one line of an ignore file; return (pattern for a path, keep, folders only), or None for no
+    rule."""
     text = line.rstrip()
     if not text or text.startswith("#"):
         return None
@@ -221,7 +221,7 @@ def _rule(line: str) -> tuple[re.Pattern[str], bool, bool] | None:
     folders_only = text.endswith("/")
     text = text.rstrip("/")
     anywhere = "/" not in text
-    # A whole `**` takes any number of folders; `*`, `?` and `[…]` stay within a name.
+    # A `**` component matches any number of folders; `*`, `?` and `[…]` match within one name.
     parts = [
         "(?:.*/)?" if part == "**" else _name_pattern(part) + "/" for part in text.lstrip("/").split("/")
     ]
@@ -232,7 +232,7 @@ def _rule(line: str) -> tuple[re.Pattern[str], bool, bool] | None:
 
 
 def _name_pattern(glob: str) -> str:
-    """One name of a path as a regular expression."""
+    """Return a regular expression for one component of a path."""
     found, place = "", 0
     while place < len(glob):
         letter = glob[place]

@@ -1,4 +1,5 @@
-"""Pull trees from nodes: data that is here already is not sent, each piece is verified, nothing is written outside."""
+"""Pull trees from nodes: only missing data is sent, each piece is verified, and nothing is written
+elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from clusterctl.transport.fanout import Connection
 
 
 def pull_place(dest: Path, node: str, node_path: str) -> Path:
-    """Return where a node's tree goes: DST/<node>/<its last name>; of a whole home or root, DST/<node> itself."""
+    """Return where a node's tree is written: DEST/<node>/<last name>, or DEST/<node> for a whole home or
+    root."""
     name = node_path.rstrip("/").rsplit("/", 1)[-1]
     return dest / node if name in ("", "~", ".", "..") else dest / node / name
 
@@ -30,10 +32,11 @@ def pull_tree(
     progress: Progress | None = None,
     others: tuple[Path, ...] = (),
 ) -> PushResult:
-    """Make `dest` here the same tree as a folder on the node (a file comes as a folder that holds it).
+    """Make the local folder `dest` equal to a folder on the node; a file arrives inside a folder.
 
-    Nothing is written outside `dest` whatever the node sends, and what arrives is compared with the hashes
-    that it named. `others` are folders here that may hold some of it; after a cut the next pull goes on.
+    Nothing is written outside `dest`, even if the node sends bad paths, and the data is compared with the
+    hashes of the node's manifest. Data that is already in one of the local folders `others` is not sent. An
+    interrupted pull is resumed by the next one.
     """
     began = time.monotonic()
     dest = Path(os.path.abspath(dest))
@@ -56,7 +59,7 @@ def pull_tree(
             total = builder.pieces.size(wanted)
             _take(builder, wanted, ByteReader(_Counted(replies, total, progress).next))
             builder.finish()
-            # What else is in the folder here is the user's.
+            # Other files in the local folder belong to the user.
             builder.keep_others(())
             builder.switch()
         finally:
@@ -81,7 +84,7 @@ def _take(builder: Builder, wanted: list[Range], source: ByteReader) -> None:
 
 
 def _builder(dest: Path, replies: Iterator[Frame]) -> Builder:
-    """Return the builder for the manifest that a node sends, checked."""
+    """Return the builder for the manifest that a node sends, after checking it."""
     text = bytearray()
     size = 0
     for frame in replies:
@@ -116,9 +119,9 @@ class _Counted:
 
 
 def fold(places: Sequence[Path]) -> tuple[int, int]:
-    """Make files that are the same in several nodes' trees (content and mode) one file with several names.
+    """Replace equal files (content and mode) in the trees of several nodes by hard links to one file.
 
-    Gives how many were folded away, and their bytes.
+    Return how many files were replaced, and their size in bytes.
     """
     alike: dict[tuple[int, int, int], list[Path]] = {}
     for place in places:

@@ -25,7 +25,7 @@ from clusterctl.transport.link import PendingRequest, RequestFailed
 if TYPE_CHECKING:
     from clusterctl.transfer.relay import Relay
 
-# What all nodes want alike is read once up to this size.
+# Up to this size, data that all nodes need is read only once.
 KEPT_BYTES = 64 << 20
 Progress = Callable[[int, int], None]
 """Called with the bytes sent so far and the bytes to send."""
@@ -36,16 +36,16 @@ class PushResult:
     """What a push did to one node."""
 
     path: str
-    """Where the tree lies on the node, `~` resolved."""
+    """The path of the tree on the node, with `~` resolved."""
     bytes_sent: int
-    """By the launcher itself."""
+    """Bytes that the launcher itself sent."""
     files_sent: int
     seconds: float
     unchanged: bool
     bytes_relayed: int = 0
-    """What came from other nodes."""
+    """Bytes that came from other nodes."""
     notes: tuple[str, ...] = ()
-    """What did not go the planned way."""
+    """What did not go as planned."""
 
 
 class Source:
@@ -59,7 +59,7 @@ class Source:
         self._change = threading.Lock()
 
     def send(self, ranges: list[Range], send: Callable[[bytes], None]) -> None:
-        """Send the bytes of some pieces in order; what several nodes need is read from the disk once."""
+        """Send the bytes of some pieces in order; data that several nodes need is read from the disk once."""
         pieces = self.manifest.pieces
         if pieces.size(ranges) > KEPT_BYTES:
             return tree.send_pieces(self._path_of, pieces, ranges, send)
@@ -90,11 +90,11 @@ def push_tree(
     progress: Progress | None = None,
     relay: Relay | None = None,
 ) -> PushResult:
-    """Make `dest` on the node the same tree; what the node has already does not travel.
+    """Make `dest` on the node equal to the local tree; data that the node already has is not sent.
 
-    Files that the node itself made in an earlier pushed tree stay; a folder that no push made is only
-    replaced with `replace`. With a `relay` the node may get it from other nodes; with `note` an unchanged tree's
-    state is noted for the next UnchangedCheck.
+    In a folder of an earlier push, files that the node created stay; a folder that no push made is replaced
+    only with `replace`. With a `relay` the node may receive data from other nodes. With `note` the node
+    records the state of an unchanged tree for the next UnchangedCheck.
     """
     params = {"dest": dest, "replace": replace, "recheck": recheck, "note": note}
     return _Sending(connection, source, params, progress, relay).result()
@@ -108,7 +108,7 @@ def push_store(
     progress: Progress | None = None,
     relay: Relay | None = None,
 ) -> PushResult:
-    """Keep a tree on the node under its own hash, where it never changes; nothing is sent when it is there already."""
+    """Store a tree on the node under its hash, where it never changes; send nothing if it is there already."""
     workdir = str(connection.hello()["workdir"])
     dest = f"{workdir}/store/{kind}/{source.manifest.id}"
     return _Sending(connection, source, {"dest": dest, "content_named": True}, progress, relay).result()

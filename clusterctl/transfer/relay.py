@@ -1,4 +1,4 @@
-"""Push from node to node: which node serves which, and the certificate by which they know each other."""
+"""Send a push from node to node: decide which node serves which, and create the certificate for it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 
 CHOICES = ("auto", "on", "plain", "off")
 LEAST_NODES = 3
-# Bytes a node, and on top of them for each piece: of CPU alone 4 MB cost 12 nodes 0.93 of what they cost from here,
-# 8 MB cost 4 nodes 0.92, and 8 MB in 2,000 files cost 8 nodes 1.25, since each file costs each hop 25 us. A slow line
-# from here makes it pay earlier: that is for the user to say (`--relay on`).
+# The least bytes per node, and the bytes added per piece, for which relaying pays. Measured CPU time
+# relative to a direct push: 0.93 for 4 MB to 12 nodes, 0.92 for 8 MB to 4 nodes, 1.25 for 8 MB in 2,000
+# files to 8 nodes, because each file costs 25 us per hop. With a slow network here it pays earlier: the
+# user chooses that with `--relay on`.
 LEAST_BYTES, LEAST_PIECE = 4_000_000, 3_000
-# Nodes in a row; beyond it a second row begins beside, so that the last one need not wait for all.
+# Nodes per chain. Further nodes form a second chain, so that the last one does not wait for all others.
 CHAIN = 64
 CHOICE_OF_PARENTS = 3
-# Nodes that reached none, while none reached one: the next ones need not try.
+# After this many nodes failed to reach another one, and none succeeded, the next nodes do not try.
 HOPELESS = 3
 
 
 class Relay:
-    """The nodes of one transfer in the order in which they began to listen."""
+    """The nodes of one transfer, in the order in which they started to listen."""
 
     def __init__(self, nodes: Sequence[Node], plain: bool = False, always: bool = False) -> None:
         self._addresses = {node.name: node.address for node in nodes}
@@ -44,8 +45,8 @@ class Relay:
         self._change = threading.Lock()
 
     def terms(self, node: str, wanted: int, pieces: int = 1) -> dict[str, str]:
-        """Return what a node that lacks some bytes has to do: listen, and where; or request all of them from the
-        launcher."""
+        """Return how a node that lacks some bytes gets them: it listens at an address, or the launcher
+        sends everything."""
         if not self._always and wanted < LEAST_BYTES + LEAST_PIECE * pieces:
             return {"mode": "off"}
         with self._change:
@@ -53,7 +54,8 @@ class Relay:
         return {**self._terms, "address": self._addresses[node]}
 
     def join(self, node: str, port: int) -> list[dict[str, Any]]:
-        """Add a node that listens (at port 0 it does not); return the nodes that it may ask, the best one first."""
+        """Add a node that listens (not if the port is 0); return the nodes that it may request data from,
+        best first."""
         with self._change:
             members = list(self._members)
             if port:
@@ -72,23 +74,23 @@ class Relay:
             return list(self._members)
 
     def leave(self, node: str) -> None:
-        """Take out a node that failed: no new node is sent to it."""
+        """Remove a node that failed, so that no other node is sent to it."""
         with self._change:
             self._members = [member for member in self._members if member[0] != node]
 
     def tell(self, relayed: int, failed: int) -> None:
-        """Record how a transfer between a node and the others went."""
+        """Record whether a node received data from other nodes, and whether it failed to reach any."""
         with self._change:
             self._worked = self._worked or relayed > 0
             self._failures += failed > 0 and not relayed
 
     def linger(self, request: PendingRequest) -> None:
-        """Keep a node that has everything serving the others until `release`."""
+        """Let a finished node serve the others until `release`."""
         with self._change:
             self._lingering.append(request)
 
     def release(self) -> None:
-        """Let the nodes stop serving: all have what they need, and a link that breaks now loses nothing."""
+        """Let the nodes stop serving: all have their data, so a link that breaks now loses nothing."""
         for request in self._lingering:
             with contextlib.suppress(ClusterctlError):
                 request.send(b"done\n")
@@ -99,7 +101,10 @@ class Relay:
 
 @contextmanager
 def relay_for(choice: str, nodes: Sequence[Node]) -> Iterator[Relay | None]:
-    """Return the relay for a choice: `on` and `plain` always, `auto` where it helps, `off` never."""
+    """Yield the relay for a choice, or None.
+
+    `off` never relays; `on` and `plain` do from 2 nodes on; `auto` only for enough nodes and bytes.
+    """
     if choice not in CHOICES:
         raise UsageError(f"--relay {choice}: no such choice", ", ".join(CHOICES))
     if choice == "off" or len(nodes) < (LEAST_NODES if choice == "auto" else 2):
@@ -117,10 +122,10 @@ def _plain_terms() -> dict[str, str]:
 
 
 def _tls_terms() -> dict[str, str]:
-    """A key and its certificate for this transfer alone; every node of it has both, and takes no other.
+    """Return a key and a certificate for this transfer alone; its nodes accept no other certificate.
 
-    The nodes compare the certificate itself, so neither its name nor its dates mean anything: a node whose
-    clock is wrong takes part all the same.
+    The nodes compare the certificate itself, so its name and dates do not matter: a node with a wrong clock
+    can take part.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

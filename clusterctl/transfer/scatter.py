@@ -1,4 +1,5 @@
-"""Push the shards of a corpus to different nodes: shard i to node i, and from the first again when there are more."""
+"""Push the shards of a corpus to different nodes: shard i to node i, starting over if there are more
+shards."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def portions(cluster: Cluster, prefixes: Sequence[str]) -> tuple[Path, list[Port
 
 
 def _prefix(name: str) -> Path:
-    """Return a shard's prefix from the prefix or any of its files, so that a shell's `shards/*` works."""
+    """Return a shard's prefix, given the prefix or any of the shard's files, so that `shards/*` works in a
+    shell."""
     for ending in (*ENDINGS, *MORE):
         if name.endswith(f".{ending}"):
             return Path(name[: -len(ending) - 1])
@@ -79,7 +81,7 @@ def scatter(
     progress: Callable[[str], Progress],
     replace: bool = False,
 ) -> list[Outcome[PushResult]]:
-    """Push each node its shards; what it has already is not sent."""
+    """Push each node its shards; data that the node already has is not sent."""
     from clusterctl.transfer import push
 
     by_node = {portion.node.name: portion for portion in given}

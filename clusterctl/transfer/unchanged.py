@@ -1,8 +1,8 @@
 """Check whether a push would change a node, before an agent is started there.
 
-The agent records the state of a tree that it found unchanged (agent/tree_state.py). Where /bin/sh, `find` and
-`sha256sum` find that state again, the tree is unchanged: for 2,000 files that takes a third of the agent's time.
-Otherwise the agent replaces the shell on the same connection.
+The agent records the state of a tree that it found unchanged (agent/tree_state.py). If /bin/sh, `find` and
+`sha256sum` find the same state again, the tree is unchanged; for 2,000 files this takes a third of the
+agent's time. Otherwise the agent replaces the shell on the same connection.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections, Stream
 
 PIECE = 64 << 10
-# Seconds that a node may take to compare a tree; the agent, which reports progress, takes over after that.
+# Seconds that a node may take to compare a tree. After that the agent, which reports progress, takes over.
 CHECK_LIMIT = 120.0
 SAME, OTHER = "same", "other"
 
-# A brace makes a shell read all of it first: whatever comes later is the agent's.
+# The braces make the shell read the whole script first: later input is for the agent.
 SCRIPT = r"""{
 printf '%s\n' '@mark'
 y=other t= h= p=
@@ -61,7 +61,7 @@ def script(node: Node, mark: str, tree: str, dest: str) -> bytes:
 
 
 def at_home(path: str) -> str:
-    """Return a path for /bin/sh: `~/` and what does not begin with `/` is below the login's home."""
+    """Return a path for /bin/sh: `~/` and relative paths are below the home folder of the login."""
     below = path[1:].lstrip("/") if path == "~" or path.startswith("~/") else path
     if below.startswith("/"):
         return shlex.quote(below)
@@ -69,15 +69,16 @@ def at_home(path: str) -> str:
 
 
 class UnchangedCheck:
-    """Checks the nodes of one push; for use where no agents are running."""
+    """Checks the nodes of one push; used if no agents are running."""
 
     def __init__(self, connections: Connections, pushed: Callable[[], tuple[Source, str]]) -> None:
-        """`pushed` returns the tree and its destination once the tree was read."""
+        """`pushed` returns the tree and its destination after the tree has been read."""
         self._connections = connections
         self._pushed = pushed
 
     def at(self, node: Node) -> PushResult | None:
-        """Return the result of a push that changes nothing; else None, and `connections` has the node's agent."""
+        """Return the result of a push that changes nothing, else None; then `connections` has the node's
+        agent."""
         stream = self._connections.transport.start(node, LINE)
         began = time.monotonic()
         try:
@@ -92,16 +93,16 @@ class UnchangedCheck:
         stream.close()
         if answer.startswith(f"{SAME} "):
             return PushResult(answer[len(SAME) + 1 :], 0, 0, time.monotonic() - began, unchanged=True)
-        # An odd login: the ordinary way says what is wrong with it.
+        # An unusual login: the normal way reports what is wrong with it.
         return None
 
     def _answer(self, node: Node, stream: Stream) -> str:
-        """Return the shell's answer, a word and a path; "" where the shell gives none in time."""
+        """Return the shell's answer, a word and a path; "" if the shell does not answer in time."""
         source, dest = self._pushed()
         mark = f"{MARK} {os.urandom(16).hex()}"
         began, answered = f"{mark}\n".encode(), f"{mark} ".encode()
         output, size, deadline = b"", 0, time.monotonic() + START_LIMIT
-        # A login that ends early raises LinkLost: the ordinary way then names the reason.
+        # A login that ends early raises LinkLost; the normal way then reports the reason.
         with contextlib.suppress(LinkLost):
             stream.send(script(node, mark, source.manifest.id, dest))
             while time.monotonic() < deadline and size < MAX_NOISE:
