@@ -1,13 +1,17 @@
-"""Mutated inputs for everything that reads a user's file or words, or a file that a run or a node wrote.
+"""Fuzz everything that reads a user's files or arguments, or a file that a run or a node wrote.
 
 python -m bench.fuzz --inputs 10000000 --processes 2 --out /tmp/finds
 python -m bench.fuzz --only files --inputs 170000
 
-What must hold for every input: it is read, or refused with a ClusterctlError in words; nothing else is raised;
-nothing takes over a second of processor time; the memory stays under a limit; a node set never gives more
-names than it may; and what was read well is written and read back as the same value. Input number N of a seed
-is always the same input, so a run goes on from where another stopped (`--start`), and a find is told by its
-number. A find is made small and written to a file that fits tests/cases/fuzz.
+Rules for every input: it is read, or refused with a ClusterctlError that has a message; no other exception
+is raised;
+it takes less than a second of processor time; the memory stays under a limit; a node set never gives more
+names than
+its limit; and a value that was read can be written and read back unchanged. Input number N of a seed is
+always the
+same, so a run can continue where another stopped (`--start`), and the number identifies an input that
+breaks a rule
+(a find). A find is made smaller and written as a case file for tests/cases/fuzz.
 """
 
 from __future__ import annotations
@@ -59,21 +63,21 @@ from clusterctl.ranktable import api, check, plan
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Seconds of processor time.
+# In seconds of processor time.
 SLOW = 1.0
-# Seconds of the clock, after which an input is interrupted.
+# In seconds of wall time; then the input is interrupted.
 HANG = 20
-# Of address space, beyond what the process has at its start.
+# In bytes of address space, in addition to what the process has at its start.
 MEMORY = 1 << 30
-# That a node set may give here; the real limit takes seconds by the thousand.
+# The largest number of names of a node set; with the real limit, a thousand inputs would take seconds each.
 NAMES = 2_000
 
 
 class Hang(BaseException):
-    """Not an Exception, so that nothing on the way takes it for an answer."""
+    """Raised when an input takes too long; a BaseException, so that `except Exception` does not catch it."""
 
 
-# -- what must hold, a door each
+# -- the rules, one function per reader
 
 
 def _in_words(error: ClusterctlError) -> None:
@@ -84,7 +88,8 @@ def _in_words(error: ClusterctlError) -> None:
 
 
 def rank_table(data: bytes) -> str:
-    """Checked and parsed alike; what passes is written, passes again and reads back as the same table."""
+    """Check and parse a rank table: both must agree, and a valid table must survive being written and read
+    again."""
     findings = api.check(data)
     for entry in findings:
         assert entry.code and entry.what and entry.remedy, f"a finding without words: {entry}"
@@ -103,7 +108,8 @@ def rank_table(data: bytes) -> str:
 
 
 def host_file(data: bytes) -> str:
-    """Every reader of hostfiles in turn; entries are held to what a name may be, and written and read back."""
+    """Read a hostfile with every reader: entries must have valid names and survive being written and read
+    again."""
     text = data.decode("utf-8", "surrogateescape")
     results = []
     for read in (formats.inspect_text, slurm.inspect_text):
@@ -123,7 +129,7 @@ def host_file(data: bytes) -> str:
 def _host_round_trip(entries: list[formats.Entry], text: str) -> None:
     for form in formats.FORMATS:
         if form == "mpich" and any(":" in entry.address for entry in entries):
-            # Refused in words; a test of its own says so.
+            # This format refuses such addresses; another test covers that.
             continue
         again = formats.parse(formats.render_entries(entries, form))
         assert [(entry.address, entry.slots) for entry in again] == [
@@ -158,7 +164,7 @@ KNOWN = [
 
 
 def node_set(data: bytes) -> str:
-    """Expanded, selected, folded and expanded again."""
+    """Expand, select and fold a node set; the folded text must expand to the same names."""
     text = data.decode("utf-8", "surrogateescape")
     if len(data) % 2:
         try:
@@ -181,7 +187,7 @@ def node_set(data: bytes) -> str:
 
 
 def cluster_yaml(data: bytes) -> str:
-    """Through the strict yaml reader, and from a file as an inventory or whatever else it may be."""
+    """Read the text as strict YAML, and as a file that may be an inventory of any kind."""
     try:
         parse_document(data.decode("utf-8", "surrogateescape"), "cluster.yaml")
     except ClusterctlError as error:
@@ -198,7 +204,7 @@ def cluster_yaml(data: bytes) -> str:
 
 
 def table_plan(data: bytes) -> str:
-    """A plan gives a table that passes, or faults at its lines; the table as a plan gives the table again."""
+    """Make a table from a plan: it must pass the check, and its own plan must give the same table again."""
     try:
         table = plan.plan_table(parse_document(data.decode("utf-8", "surrogateescape"), "plan"))
     except ClusterctlError as error:
@@ -211,7 +217,7 @@ def table_plan(data: bytes) -> str:
 
 
 def any_file(data: bytes) -> str:
-    """A file whose kind is told by its bytes, as `-c FILE` reads it, and as `check` on a file does."""
+    """Read a file whose kind is detected from its content, as `-c FILE` and `check` do."""
     with _a_file(data, "nodes.json" if len(data) % 2 else "nodes") as path:
         check.check_file(path)
         try:
@@ -234,16 +240,16 @@ def _a_file(data: bytes, name: str) -> Iterator[Path]:
         path.unlink()
 
 
-# -- the doors
+# -- the readers
 
 
 @dataclass(frozen=True)
 class Door:
-    """One way in: what makes an input for it, and what must hold of the input."""
+    """A reader under test: a function that makes inputs for it, and one that checks the rules for an input."""
 
     name: str
     share: int
-    """How many inputs of one round."""
+    """The number of inputs in one round."""
     make: Callable[[Random], bytes]
     hold: Callable[[bytes], str]
 
@@ -296,7 +302,7 @@ def order_of(all_doors: dict[str, Door]) -> list[Door]:
 
 
 def answer(door: Door, data: bytes) -> tuple[str, str]:
-    """read, refused or a find; with a find, what was wrong."""
+    """Return "read", "refused" or "find", and for a find what was wrong."""
     began = time.process_time()
     signal.setitimer(signal.ITIMER_REAL, HANG)
     try:
@@ -304,7 +310,7 @@ def answer(door: Door, data: bytes) -> tuple[str, str]:
     except Hang:
         return "find", f"still at work after {HANG} s"
     except Exception as error:
-        # Whatever comes out is what is looked for.
+        # Every exception is a find.
         signal.setitimer(signal.ITIMER_REAL, 0)
         frames = traceback.extract_tb(error.__traceback__)
         last = next((frame for frame in reversed(frames) if "clusterctl" in frame.filename), frames[-1])
@@ -316,7 +322,7 @@ def answer(door: Door, data: bytes) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def interrupted_when_it_hangs() -> Iterator[None]:
-    """The alarm that `answer` sets ends whatever is at work then."""
+    """Let the alarm that `answer` sets raise Hang in the code that is running."""
 
     def interrupt(_signal: int, _frame: object) -> None:
         raise Hang
@@ -330,14 +336,14 @@ def interrupted_when_it_hangs() -> Iterator[None]:
 
 
 def limited() -> None:
-    """This process, so that its memory ends and a node set is small."""
+    """Limit the memory of this process and the size of node sets."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.RLIM_INFINITY))
     nodeset.LIMIT = NAMES
 
 
 def smaller(door: Door, data: bytes, problem: str) -> bytes:
-    """The same find from fewer bytes, as far as leaving pieces out goes in a few hundred tries."""
+    """Return a shorter input with the same problem, found by leaving out pieces in at most 300 tries."""
     kind = problem.split(":")[0].split(" after")[0]
     tries, piece = 300, max(1, len(data) // 2)
     while piece and tries and not problem.startswith("still"):
@@ -356,7 +362,8 @@ def smaller(door: Door, data: bytes, problem: str) -> bytes:
 def work(
     seed: int, start: int, stop: int, step: int, only: str, out: Path | None, report: Callable[[Any], None]
 ) -> None:
-    """Every step-th input of `[start,stop)`; counts are reported each few seconds, finds as they come."""
+    """Run every step-th input of `[start,stop)`; report counts every two seconds, and each find when it
+    occurs."""
     turns = order_of(chosen_doors(only))
     counts: Counter[tuple[str, str]] = Counter()
     seconds: Counter[str] = Counter()
@@ -391,7 +398,7 @@ def work(
 
 
 def saved(door: Door, data: bytes, problem: str, number: int, out: Path | None) -> str:
-    """A case file for a find; its name, or the bytes where nothing is to be written."""
+    """Write a case file for a find and return its path; without `out` return the bytes as text."""
     if out is None:
         return repr(data)
     try:
@@ -413,7 +420,7 @@ def _child(seed: int, start: int, stop: int, step: int, only: str, out: Path | N
 
 @dataclass
 class Total:
-    """What all processes together have done."""
+    """The results of all processes."""
 
     counts: Counter[tuple[str, str]]
     seconds: Counter[str]
@@ -456,14 +463,14 @@ def main() -> int:
     options = parser.parse_args()
     shared = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=shared, prefix="clusterctl-fuzz-") as held:
-        # In memory, and gone with whatever an ended process left.
+        # In memory where possible, and deleted together with the files of processes that were terminated.
         tempfile.tempdir = held
         total = run(options)
     return 1 if total.finds else 0
 
 
 def run(options: argparse.Namespace) -> Total:
-    """All processes until the inputs or the seconds are spent."""
+    """Run all processes until the inputs or the seconds are used up; return the total."""
     began = time.monotonic()
     total = Total(Counter(), Counter())
     queue: Any = multiprocessing.Queue()

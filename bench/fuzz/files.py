@@ -1,7 +1,8 @@
-"""Damaged files of runs and of nodes, and reports of nodes: what must hold of each reader.
+"""Fuzz the readers of files that runs and nodes write, and of reports from nodes.
 
-Every input is read or refused in words. What was read can be used: summarised, explained and written again. A file that
-carries a hash is never taken when it is damaged.
+Every input is read, or refused with a message. A value that was read can be summarised, explained and
+written again.
+A damaged file that carries a hash is never accepted.
 """
 
 from __future__ import annotations
@@ -239,7 +240,8 @@ def node_report(data: bytes) -> str:
 
 
 def node_files(data: bytes) -> str:
-    """Each file of an attempt on a node in turn: the agent answers, and the launcher understands or refuses."""
+    """Replace each file of an attempt on a node: the agent must answer, and the launcher must accept or
+    refuse it."""
     output = "read"
     for name in ("supervisor.json", "node.json", "ranks/0.json", "pace.json", "supervisor.beat", "stop.json"):
         with _folder() as folder:
@@ -303,7 +305,7 @@ def caches(data: bytes) -> str:
         path.write_bytes(data)
         rows = tree_cache.load(str(path))
         record = transfer.read_record(str(path))
-        # A wrong row costs a second look at a file; it must not be of another kind.
+        # A wrong row only makes the file be checked again; it must not have another type.
         assert all(isinstance(name, str) for name in rows)
         assert record is None or isinstance(record.tree, str)
     return "read" if rows or record else "refused"
@@ -324,7 +326,7 @@ AGENT_FILE = "import os\nprint(os.getpid())\n" * 20
 
 
 def agent_file(data: bytes) -> str:
-    """A file of an installed agent carries a checksum: a damaged one is never taken."""
+    """Damage a file of an installed agent: its checksum must expose the damage."""
     with _folder() as folder:
         (folder / "clusterctl").mkdir()
         (folder / "clusterctl" / "x.py").write_bytes(data)
@@ -337,7 +339,7 @@ BUILT = bytes(range(200)) * 10
 
 
 def built_data(data: bytes) -> str:
-    """A file of training data whose manifest has its hash: a damaged one is never taken."""
+    """Damage a file of training data: the hash in its manifest must expose the damage."""
     import hashlib
 
     with _folder() as folder:
@@ -383,7 +385,7 @@ CGROUPS = (
 OLD_RECORD = {key: value for key, value in to_json(RECORD).items() if key not in ("format", "size", "spares")}
 MANIFEST = {"outputs": {"bin": {"bytes": len(BUILT), "sha256": "0" * 64}}}
 
-# By name: the makers of inputs, and what must hold of each input.
+# By name: the function that makes inputs, and the function that checks the rules for an input.
 READERS: dict[str, tuple[Callable[[Random], bytes], Callable[[bytes], str]]] = {
     "record": (_maker(as_json(to_json(RECORD), OLD_RECORD)), run_record),
     "state": (_maker(as_json(STATE.as_json())), run_state),

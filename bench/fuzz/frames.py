@@ -1,4 +1,4 @@
-"""Mutated bytes for both ends of a link: what a node answers, what an agent is asked, what a tree claims to hold."""
+"""Fuzz both ends of a link: the answers of a node, the requests to an agent, and the manifests of trees."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.text import escape_controls
 from clusterctl.transport.link import Link
 
-# Seconds for an answer.
+# In seconds, for an answer.
 WITHIN = 5.0
 GREETING = b'\nCLUSTERCTL-AGENT have ""\n'
 VALUES = (
@@ -70,9 +70,9 @@ TREES = (
 
 
 def mutate(random: Random, seeds: Sequence[bytes]) -> bytes:
-    """A few changes of bytes, of whole pieces and of JSON values, the lengths of frames set right again or not."""
+    """Return a seed with a few changed bytes, pieces or JSON values; lengths of frames are often corrected."""
     data = bytearray(random.choice(seeds))
-    # Mostly the greeting.
+    # Usually leaves the greeting unchanged.
     spared = max(0, data.find(b"C\x01")) if random.random() < 0.9 else 0
     for _ in range(random.choice((1, 1, 1, 2, 4))):
         at = random.randrange(min(spared, len(data)), len(data) + 1)
@@ -91,7 +91,7 @@ def mutate(random: Random, seeds: Sequence[bytes]) -> bytes:
 
 
 def _replace_value(random: Random, data: bytearray, spared: int) -> None:
-    """One JSON value for another; where it is in a frame's header, the header's length follows."""
+    """Replace one JSON value; usually also correct the length in the header of its frame."""
     places = [at for at in range(spared, len(data)) if data[at : at + 1] in (b":", b",", b"[")]
     if not places:
         return
@@ -112,7 +112,7 @@ def _replace_value(random: Random, data: bytearray, spared: int) -> None:
 
 
 class _Played:
-    """A pipe to a node that has all its answers ready; after the greeting it waits to be asked."""
+    """A pipe to a node whose answers are prepared; after the greeting it waits for a request."""
 
     def __init__(self, data: bytes) -> None:
         self._parts = list(data.partition(b"C\x01"))
@@ -122,7 +122,7 @@ class _Played:
         if self._parts[0]:
             greeting, self._parts[0] = self._parts[0], b""
             return greeting
-        # A greeting that is none is asked nothing.
+        # After an invalid greeting no request comes, so the wait is short.
         self._asked.wait(0.01)
         rest, self._parts = b"".join(self._parts), [b""]
         return rest
@@ -139,7 +139,8 @@ class _Played:
 
 
 def answers(data: bytes) -> str:
-    """What a node says, through a whole link: a result or an error in words, and never a thread that ends alone."""
+    """Pass bytes as a node's answer through a link: it must return a result or a ClusterctlError, and lose
+    no thread."""
     lost: list[object] = []
     before, threading.excepthook = threading.excepthook, lambda raised: lost.append(raised.exc_value)
     try:
@@ -169,7 +170,8 @@ def _answered(data: bytes) -> str:
 
 
 def requests(data: bytes) -> str:
-    """What an agent is asked: it answers in whole frames or ends the link, and no request of it stays behind."""
+    """Pass bytes as requests to an agent: it must answer or end the link, and keep no request and lose no
+    thread."""
     lost: list[object] = []
     before, threading.excepthook = threading.excepthook, lambda raised: lost.append(raised.exc_value)
     sink, errors = os.open(os.devnull, os.O_WRONLY), io.StringIO()
@@ -200,7 +202,7 @@ def _once(data: bytes) -> Any:
 
 
 def trees(data: bytes) -> str:
-    """A manifest: refused, or of names that all stay inside and that a disk can hold."""
+    """Parse a manifest: it must be refused, or have only names that are valid and inside the tree."""
     try:
         entries = tree.parse(data)
     except tree.BadTree as refusal:

@@ -197,7 +197,7 @@ def change(random: Random, table: dict[str, Any]) -> None:
     elif kind < 0.55 and isinstance(container, dict):
         container[random.choice(ADDED)] = random.choice((*TEXTS, *OTHERS))
     elif kind < 0.7:
-        # A value from another place: a repetition, or a number that belongs elsewhere.
+        # A value from another place: a duplicate, or a number that belongs to another key.
         other, place = random.choice(list(places(table)))
         if not isinstance(other[place], (dict, list)):
             container[key] = other[place]
@@ -228,7 +228,7 @@ def compare(table: dict[str, Any], hardware: str) -> str:
 
 
 def run(tables: int, seed: int) -> tuple[Counter[str], list[tuple[str, int, str]]]:
-    """Compare so many tables of each version; return counts and the differences."""
+    """Compare `tables` tables of each version; return counts and the differences."""
     counts: Counter[str] = Counter()
     differences = []
     for version in VERSIONS:
@@ -238,7 +238,7 @@ def run(tables: int, seed: int) -> tuple[Counter[str], list[tuple[str, int, str]
             if "version" in table and table["version"] not in ("1.0", "1.2", "2.0"):
                 hardware = "a2"
             elif version in ("1.0", "1.2", "2.0") and table.get("version") != version:
-                # The change made it a table of another version, for other hardware.
+                # The change turned it into a table of another version, which belongs to other hardware.
                 counts[f"{version} of another version"] += 1
                 continue
             counts[f"{version} {'refused' if reads(table, hardware) else 'read'}"] += 1

@@ -1,4 +1,4 @@
-"""What bench/fuzz changes, and the ways in which it changes it."""
+"""The seeds of bench/fuzz, and the functions that mutate them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# Bytes of an input.
+# The largest input, in bytes.
 LONGEST = 4_000
 
 
@@ -130,7 +130,7 @@ KEYS = (
 
 
 def _odd(random: Random) -> Any:
-    """A value that does not belong, or only just does."""
+    """Return a value that is invalid in most places, or only just valid."""
     deep: Any = random.choice([0, "x"])
     for _ in range(random.choice([1, 8, 31, 33])):
         deep = [deep] if random.random() < 0.5 else {"a": deep}
@@ -145,13 +145,13 @@ def _odd(random: Random) -> Any:
 
 
 def mutate_json(random: Random, seeds: list[str]) -> bytes:
-    """A tree with a few of its parts replaced, left out, moved, repeated or renamed."""
+    """Return a JSON document with a few parts replaced, removed, moved, repeated or renamed."""
     value = json.loads(random.choice(seeds))
     for _ in range(random.choice((0, 1, 1, 1, 2, 3))):
         value = _changed(random, value)
     text = json.dumps(value, ensure_ascii=random.random() < 0.9)
     roll = random.random()
-    # A key twice.
+    # Repeat a key.
     if roll < 0.1:
         at = text.find('": ', random.randrange(len(text)))
         begin = text.rfind('"', 0, at) if at > 0 else -1
@@ -163,7 +163,7 @@ def mutate_json(random: Random, seeds: list[str]) -> bytes:
 
 
 def _changed(random: Random, value: Any) -> Any:
-    """The same tree with one part changed, found by walking down at random."""
+    """Return the tree with one part changed, at a place found by walking down at random."""
     holder, step = None, None
     here = value
     while isinstance(here, (dict, list)) and here and random.random() < 0.85:
@@ -189,7 +189,7 @@ def _changed(random: Random, value: Any) -> Any:
 
 
 def mutate_text(random: Random, seeds: list[str]) -> bytes:
-    """A text with a few cuts, insertions, repetitions, splices and broken bytes."""
+    """Return a text with a few cuts, insertions, repetitions, splices and broken bytes."""
     data = random.choice(seeds).encode("utf-8", "surrogatepass")
     for _ in range(random.choice((0, 1, 1, 2, 2, 3, 5))):
         size = len(data)

@@ -88,7 +88,7 @@ def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple
                     threading.Thread(target=one, args=pair) for pair in zip(places, links, strict=True)
                 ]
                 threads[0].start()
-                # The first process belongs to the first node of the chain.
+                # Wait for its start, so that the first node is the first of the chain.
                 started.wait()
                 for thread in threads[1:]:
                     thread.start()

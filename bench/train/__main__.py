@@ -1,13 +1,20 @@
-"""Training beside its peers: one model, batch, data and number of threads; median of steps after a warm-up.
+"""Compare the trainer with other programs: same model, batch, data and threads; median of steps after a
+warm-up.
 
     python -m bench.train [ROW ...] [--peers PYTHON] [--seconds 150] [--json FILE]
 
-Every subject is a process; all of a row are there at once and take steps in turn, forwards and backwards. Ours is the
-trainer as `launch` runs it. Peers have the fused AdamW, autocast and torch's attention; `-tuned` rows give them the
-allocator's settings that our ranks have from the launcher. --peers names an interpreter that has transformers and
-megatron-core (0.16.1); what it lacks is told, and the rest measured.
+Every subject is a process. All subjects of a row run at the same time and take steps in turn, in one order
+and then
+in the reverse order. Ours is the trainer as `launch` runs it. Peers have the fused AdamW, autocast and
+torch's
+attention; in `-tuned` rows they also have the allocator settings that the launcher gives the trainer's
+ranks. --peers
+names an interpreter that has transformers and megatron-core (0.16.1); missing packages are reported, and
+the other
+subjects are measured.
 
-FLOPs by PaLM's count: 6 N + 12 L E T for a token (N all parameters, L layers of width E, T tokens a sample).
+FLOPs are counted as in PaLM: 6 N + 12 L E T per token (N all parameters, L layers of width E, T tokens per
+sample).
 """
 
 from __future__ import annotations
@@ -46,7 +53,7 @@ WORKS = {
     "gpu-345m": Work("gpt2-345M", 8, "bf16", device="cuda:0", square=8192),
     "gpu-1.3b": Work("gpt2-1.3B", 4, "bf16", device="cuda:0", square=8192),
 }
-# Rounds.
+# The least number of rounds.
 LEAST = 3
 KINDS = ("ours", "eager", "compile", "huggingface", "megatron", "products", "loop", "loop-eager")
 Answer = dict[str, Any]
@@ -57,7 +64,7 @@ def say(text: str) -> None:
 
 
 def alone(tuned: bool) -> list[Subject]:
-    """One process each."""
+    """Return the subjects that run as one process each."""
     return [
         Subject("clusterctl", "ours", tuned=True),
         Subject("eager", "eager", tuned),
@@ -69,7 +76,8 @@ def alone(tuned: bool) -> list[Subject]:
 
 
 def together() -> list[Subject]:
-    """Two ranks each: both engines, and bare loops of DistributedDataParallel."""
+    """Return the subjects that run as two ranks each: both engines, and plain DistributedDataParallel
+    loops."""
     return [
         Subject("bare DDP, our model, tuned", "loop", tuned=True),
         Subject("bare DDP, our model", "loop", tuned=False),
@@ -93,7 +101,7 @@ def flops_a_token(model: ModelConfig) -> float:
 
 
 def measure(name: str, options: argparse.Namespace) -> Answer:
-    """One row: every subject's figures."""
+    """Measure one row and return every subject's figures."""
     tuned, work = name.endswith("-tuned"), WORKS[name.removesuffix("-tuned")]
     subjects = together() if work.ranks > 1 else alone(tuned)
     subjects = [subject for subject in subjects if not options.only or subject.kind in options.only]
@@ -141,7 +149,7 @@ def answer(name: str, field: Field, subjects: list[Subject], clock: str) -> Answ
 
 
 def table(found: Answer) -> str:
-    """A row as text; `of` is a subject's tokens/s in those of the first."""
+    """Return a row as text; `ours is` is the trainer's tokens/s divided by the subject's."""
     measured = [subject for subject in found["subjects"] if "missing" not in subject]
     each = f"{found['flops_a_token'] / 1e6:.0f} MFLOP a token (PaLM)"
     clock = ", processor time" if found["clock"] == "cpu" else ""
@@ -168,7 +176,7 @@ def table(found: Answer) -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """What a row is held to: of one subject's tokens/s at least so much of another's."""
+    """A target of a row: the subject's tokens/s must be at least `least` times those of `other`."""
 
     least: float
     other: str
@@ -185,14 +193,14 @@ TARGETS = {
     "ranks-bf16": RANKS,
     "ranks-fp32": RANKS,
 }
-# Of the rate of large squares, for 124m-bf16.
+# As a share of the rate of large squares, for 124m-bf16.
 SHARE = 0.88
-# Of torch.compile's.
+# As a share of torch.compile's peak memory.
 MEMORY = 0.8
 
 
 def verdicts(found: Answer) -> list[str]:
-    """Each target of a row, and what was reached."""
+    """Return a line for each target of a row, with the ratio reached."""
     rate = {
         subject["subject"]: subject["tokens_per_second"]
         for subject in found["subjects"]
@@ -228,7 +236,7 @@ def speed(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
 
 
 def gpu(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
-    """As on a CPU, where there is a CUDA device."""
+    """Measure a row on a CUDA device as on a CPU, or report that there is none."""
     ask = "import torch; print(torch.cuda.is_available())"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
     if done.stdout.strip() == "True":
@@ -237,7 +245,8 @@ def gpu(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
 
 
 def memory(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
-    """Peak memory of steps, one subject after another; it holds on a busy machine."""
+    """Measure the peak memory of steps, one subject after another; other load on the machine does not
+    change it."""
     subjects = [
         Subject("clusterctl", "ours", tuned=True),
         Subject("torch.compile", "compile", tuned=False),
@@ -343,7 +352,7 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything that was measured")
     options = parser.parse_args()
-    # So that subjects and folders go too.
+    # Turn SIGTERM into an exit, so that subjects are ended and folders deleted.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     unknown = [name for name in options.rows if name not in ROWS]
     if unknown:

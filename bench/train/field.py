@@ -1,4 +1,5 @@
-"""The field of bench/train: subjects as processes that wait for each other, their corpus, and what they answered."""
+"""The environment of bench/train: subjects as processes that take steps in turn, their corpus and their
+results."""
 
 from __future__ import annotations
 
@@ -25,23 +26,23 @@ from trainer.samples.cache import IndexCache
 from trainer.samples.dataset import Batches, Data, Share
 
 ROOT = Path(__file__).resolve().parents[2]
-# The first builds and compiles, the second fills the allocator's memory.
+# The first step builds and compiles, the second fills the allocator's memory.
 WARM_STEPS = 2
-# More than any subject is asked for.
+# More steps than any subject takes.
 STEPS = 1000
-# Batches that subjects go through again and again.
+# The number of batches that subjects repeat.
 KEPT = 16
 NOTHING: Mapping[str, Any] = {}
 PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
 
 class Gone(Exception):
-    """A subject that cannot be measured: why."""
+    """Raised if a subject cannot be measured; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What every subject of a row does."""
+    """The work of every subject of a row."""
 
     model: str | dict[str, Any]
     batch: int
@@ -49,19 +50,19 @@ class Work:
     ranks: int = 1
     device: str = "cpu"
     square: int = 2048
-    """Side of the matrices whose product is the machine's rate."""
+    """The side of the square matrices whose product gives the machine's rate."""
 
 
 @dataclass
 class Subject:
-    """One or several processes, and what they told of their steps after the warm-up."""
+    """One program under measurement: its processes, and the figures of its steps after the warm-up."""
 
     name: str
     kind: str
     tuned: bool
-    """Whether glibc is told to keep freed memory, as the launcher tells our ranks."""
+    """Whether glibc keeps freed memory, as the launcher sets it for the trainer's ranks."""
     peer: bool = False
-    """Runs by the peers' interpreter."""
+    """Whether the peers' interpreter runs it."""
     engine: str = "torch"
     first: float = 0.0
     """Seconds from the start of the process to the end of its first step."""
@@ -70,7 +71,7 @@ class Subject:
     gone: str = ""
 
     def say(self, word: str) -> None:
-        """To every rank; one that has ended tells so when it is asked for its answer."""
+        """Send a line to every rank; `answer` reports a rank that has ended."""
         for process in self.processes:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
@@ -78,7 +79,8 @@ class Subject:
                 process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """All ranks' answer as one: the slowest, the largest, and rank 0's loss."""
+        """Return one answer for all ranks: the largest times and memory, and the rest (with the loss) from
+        rank 0."""
         answers = []
         for process in self.processes:
             assert process.stdout is not None
@@ -99,7 +101,7 @@ class Subject:
         return self.answer()
 
     def finish(self) -> None:
-        """After the last of our steps: let it do what follows that."""
+        """Let the subject continue after the last measured step, and wait for its end."""
         self.say("go")
         for process in self.processes:
             process.wait()
@@ -115,12 +117,12 @@ class Subject:
 
     @property
     def memory(self) -> float:
-        """Bytes at the highest, less the libraries'."""
+        """Return the peak memory in bytes, without what the libraries took."""
         return max(step["peak"] - step["base"] for step in self.steps)
 
 
 class Field:
-    """A row's corpus and config, and the start of its subjects."""
+    """A row's corpus and config, and the function that starts its subjects."""
 
     def __init__(
         self,
@@ -131,7 +133,8 @@ class Field:
         more: Mapping[str, Any] = NOTHING,
         threads: int = 0,
     ) -> None:
-        """`peers`: an interpreter; `corpus`: tokens in the place of random ids; `more`: of the train config."""
+        """`peers` is an interpreter, `corpus` replaces the random tokens, `more` adds keys to the train
+        config."""
         self.folder, self.work, self.peers = folder, work, peers
         folder.mkdir(parents=True, exist_ok=True)
         raw = {
@@ -158,11 +161,11 @@ class Field:
 
     @property
     def tokens(self) -> int:
-        """Of a step, over all ranks."""
+        """Return the tokens per step of all ranks."""
         return self.global_batch * self.config.model.sequence
 
     def start(self, subject: Subject, **more: Any) -> dict[str, Any]:
-        """Start a subject and wait for the end of its first step, which it tells of."""
+        """Start a subject, wait for the end of its first step, and return the figures of that step."""
         spec = self.folder / f"{subject.name.replace(' ', '-')}.json"
         spec.write_text(json.dumps({**self._spec(subject), **more}))
         argv = [self.peers if subject.peer else sys.executable, "-W", "ignore"]
@@ -208,14 +211,15 @@ class Field:
         }
 
     def _environment(self, subject: Subject) -> dict[str, str]:
-        """What a launch gives its ranks; malloc's part only where the subject is to have it."""
+        """Return the environment that a launch gives its ranks; the malloc settings only for tuned
+        subjects."""
         kept = {
             key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "CLUSTERCTL_"))
         }
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        # Empty: its warm-up is what a first run has.
+        # The inductor cache starts empty, so the warm-up includes compilation, as in a first run.
         return {
             **kept,
             **(MALLOC_TUNING if subject.tuned else {}),
@@ -237,7 +241,7 @@ MODEL_KEYS = ("layers", "hidden", "heads", "sequence", "vocab", "eps", "init_std
 
 
 def draw_corpus(prefix: Path, vocab: int, tokens: int) -> None:
-    """Ids drawn evenly: no step is easier than another."""
+    """Write a corpus of uniformly random ids, so that no step is easier than another."""
     ids = np.random.RandomState(1).randint(0, vocab, tokens).astype(np.uint16)
     with Writer(prefix, np.uint16) as writer:
         for start in range(0, tokens, 4096):
@@ -245,7 +249,8 @@ def draw_corpus(prefix: Path, vocab: int, tokens: int) -> None:
 
 
 def write_batches(config: TrainConfig, folder: Path) -> Path:
-    """The trainer's own global batches, in its own order, for subjects that cannot read its corpus."""
+    """Write the trainer's global batches, in its order, for subjects that cannot read its corpus; return
+    the file."""
     count = KEPT if config.steps == STEPS else config.steps
     assert config.global_batch is not None
     data = Data(config.data, config.model.sequence, IndexCache(folder / "indices"))
@@ -259,7 +264,8 @@ def write_batches(config: TrainConfig, folder: Path) -> Path:
 
 
 def start_all(ground: Field, subjects: Sequence[Subject], tell: Any) -> list[Subject]:
-    """Those that could be started, each with its warm-up done; the others know why not."""
+    """Start the subjects and run their warm-up; return those that started. The others have the reason in
+    `gone`."""
     started = []
     for subject in subjects:
         tell(f"{subject.name}: starts")
@@ -276,9 +282,11 @@ def start_all(ground: Field, subjects: Sequence[Subject], tell: Any) -> list[Sub
 
 
 def take_turns(subjects: Sequence[Subject], until: float, least: int) -> None:
-    """Steps in turn, in one order and then in the other, up to a moment but at least so many rounds.
+    """Run one step of each subject in turn, then in reverse order, until `until` and for at least `least`
+    rounds.
 
-    One that ends (for want of memory, say) is told as missing; the others go on.
+    A subject that ends (for example because memory is short) gets the reason in `gone`; the others
+    continue.
     """
     rounds, active = 0, list(subjects)
     while active and (rounds < least or time.monotonic() < until):

@@ -1,12 +1,17 @@
-"""The plan's order of layouts beside the measured one: the same model on the same ranks of this machine.
+"""Compare the plan's order of layouts with the measured order: the same model on the same ranks of this
+machine.
 
     python -m bench.train.layout_order [--ranks 4] [--rounds 3] [--only WORD] [--precision fp32] [--json]
 
-The plan is given what this machine was just measured to do: a rank's matrix rate while all ranks multiply, and the
-bandwidth of a sum over all of them; the rest is its own. With more ranks than cores a pipeline's idle stages leave
-theirs to others, which the plan does not know: it counts the bubble too high there. Layouts are trained in turns; the
-fastest median of a round counts, since others on the machine only make a step slower. Exit code 1 where a slower layout
-was predicted to be faster by more than a tenth.
+The plan gets two figures measured on this machine just before: a rank's matrix rate while all ranks
+multiply, and the
+bandwidth of a sum over all ranks; the other figures are the plan's defaults. With more ranks than cores the
+idle stages
+of a pipeline leave their cores to others. The plan does not model this and predicts a too large bubble
+there. Layouts
+are trained in turn. The fastest median of a round counts, because other load on the machine only makes a
+step slower.
+The exit code is 1 if a slower layout was predicted to be faster by more than a tenth.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from trainer.plan.time import Cost, cost
 ROOT = Path(__file__).resolve().parents[2]
 
 STEPS, WARM = 4, 1
-# Layouts whose predicted times differ by less than this may change places.
+# Layouts whose predicted times differ by less than this share may be in either order.
 ALIKE = 0.10
 MODEL = {"layers": 8, "hidden": 512, "heads": 8, "sequence": 128, "vocab": 4096}
 MICRO, BATCH = 1, 16
@@ -68,7 +73,7 @@ class Row:
 
 
 def be_rank(precision: str) -> None:
-    """Measure as one of several ranks that run at the same time."""
+    """Measure the rates of this rank while the other ranks measure too, and print them."""
     import torch
     import torch.distributed as dist
 
@@ -90,7 +95,7 @@ def be_rank(precision: str) -> None:
 
 
 def _seconds(work: Any, times: int) -> float:
-    """Return the median of each time, without the first ones."""
+    """Return the median of the measured seconds, without the first fifth."""
     took = []
     for _ in range(times):
         began = time.perf_counter()

@@ -1,6 +1,10 @@
-"""Every layout that a config accepts, on 1, 2, 4 and 8 ranks, beside one process: a tiny GPT and a tiny GLM, 20 steps
-in fp32 without dropout, over real process groups on loopback. Says the largest relative difference of a loss; what is
-recomputed must change no bit of any. With --resume each goes on from its tenth step once more: the same bytes again.
+"""Train a tiny GPT and a tiny GLM with every layout that a config accepts, and compare with one process.
+
+Each trains 20 steps in fp32 without dropout, on 1, 2, 4 and 8 ranks, over real process groups on loopback.
+The result
+is the largest relative difference of a loss; recomputation must not change any bit. With --resume each
+layout also
+resumes from its tenth step, which must give the same bytes.
 
 python -m bench.train.layouts                                       both models, torch's engine
 python -m bench.train.layouts --engine deepspeed --ranks 1,2,4
@@ -46,7 +50,7 @@ KEEPING: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Layout:
-    """What a job says of how its ranks divide the work."""
+    """How a job divides the work among its ranks."""
 
     engine: str
     tensor: int = 1
@@ -69,7 +73,7 @@ class Layout:
         }
 
     def kept(self) -> tuple[Any, ...]:
-        """All of it but what is recomputed."""
+        """Return everything except what is recomputed."""
         rest = (self.tensor, self.pipeline, self.interleave, self.sequence, self.layers)
         return (*rest, self.zero, self.offload)
 
@@ -90,10 +94,13 @@ class Layout:
 
 
 def layouts(engine: str, ranks: int, model: str) -> Iterator[Layout]:
-    """All that could be asked; the config's own rules say what is legal on so many ranks.
+    """Yield all candidate layouts; the config's rules decide later which are legal on this number of ranks.
 
-    Of recomputation every kind for the first model on up to 4 ranks, else the whole blocks; with ZeRO 0, and with
-    ZeRO 3, where weights come and go. ZeRO only where there are ranks to divide among. Newer GPTs: shapes alone.
+    The first model gets every kind of recomputation on up to 4 ranks, otherwise only that of whole blocks;
+    with ZeRO 0,
+    and with ZeRO 3, which gathers and frees weights. ZeRO only if there are several data parallel ranks.
+    The newer GPT
+    gets only the shapes, without ZeRO or recomputation.
     """
     kinds = KEEPING if model == "gpt" and ranks < 8 else [NONE] if model == "newer" else [NONE, WHOLE]
     zeros = (0,) if model == "newer" else (0, 1, 2, 3)
@@ -113,7 +120,8 @@ def layouts(engine: str, ranks: int, model: str) -> Iterator[Layout]:
 
 
 def corpus(folder: Path) -> Path:
-    """60 documents of made-up ids in which four of five follow from the one before."""
+    """Write 60 documents of made-up ids, four of five of which follow from the id before; return their
+    prefix."""
     random = np.random.RandomState(7)
     with Writer(folder / "text_document", np.uint16) as writer:
         for _ in range(60):
@@ -141,7 +149,7 @@ def config_of(model: str, prefix: Path, **changes: Any) -> dict[str, Any]:
 
 @dataclass
 class Measure:
-    """One model on one engine, layout after layout."""
+    """The measurement of one model on one engine, layout by layout."""
 
     server: Server
     prefix: Path
@@ -156,7 +164,8 @@ class Measure:
         self.alone = self.server.train(1, config_of(self.model, self.prefix))
 
     def of(self, ranks: int, layout: Layout) -> dict[str, Any]:
-        """A row: how far its losses are from one process's, and what is wrong with it, if anything."""
+        """Return a row: the largest difference of its losses from one process's, and what is wrong, if
+        anything."""
         row = {"model": self.model, "engine": self.engine, "ranks": ranks, "layout": layout.in_words(ranks)}
         config = config_of(self.model, self.prefix, **layout.config())
         try:

@@ -1,7 +1,11 @@
-"""The rows of bench/train that compare numbers instead of speed: losses of 200 steps, and gradients of layer norms.
+"""The rows of bench/train that compare numbers, not speed: losses of 200 steps, and gradients of layer
+norms.
 
-All runs have the same first weights, batches and optimizer. What an autocast run may differ from fp32 is seen from
-several of them whose first weights differ by a millionth: their differences are the band that ours must lie in.
+All runs have the same first weights, batches and optimizer. How far an autocast run may differ from fp32 is
+estimated
+from several autocast runs whose first weights differ by a millionth: the trainer's run must lie within the
+range of
+their differences.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS, EVERY, BATCH = 200, 50, 4
 MODEL = {"layers": 4, "hidden": 256, "heads": 4, "sequence": 128, "vocab": demo.VOCABULARY}
 OPTIMIZER = {"lr": 1e-3, "min_lr": 1e-3, "schedule": "constant"}
-# Steps over which a difference is averaged.
+# The number of steps over which a difference is averaged.
 WINDOW = 10
 # Number of autocast runs.
 BAND = 3
@@ -37,7 +41,7 @@ BAND = 3
 
 @dataclass(frozen=True)
 class Run:
-    """One training: by which program, in what precision, and how much its first weights were perturbed."""
+    """One training run: its program, its precision, and how much its first weights were perturbed."""
 
     name: str
     kind: str

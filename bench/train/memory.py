@@ -1,12 +1,16 @@
-"""The plan's memory beside what ranks really use on CPUs: predicted and measured peak of every case.
+"""Compare the plan's memory with what ranks use on CPUs: predicted and measured peak of every case.
 
     python -m bench.train.memory [--only WORD] [--tuned] [--json]
 
-Each case trains for some steps on made-up tokens, every rank a process of its own with the launcher's environment.
-Measured is the resident memory that a rank took at its highest, less what it had when its libraries were loaded; no
-checkpoint is written before that. Every block of a megabyte or more goes back to the kernel when it is freed, so that
-what a step needs shows; the launcher has glibc keep it, which is faster and takes more (--tuned). Exit code 1 where a
-prediction is more than 10 % off.
+Each case trains for some steps on made-up tokens; every rank is a process with the launcher's environment.
+The measured
+value is the rank's peak resident memory minus its memory after loading the libraries; no checkpoint is
+written before
+it is read. Freed blocks of a megabyte or more go back to the kernel, so that the value shows what a step
+needs.
+The launcher lets glibc keep them, which is faster and takes more memory (--tuned). The exit code is 1 if a
+prediction
+is more than 10 % off.
 """
 
 from __future__ import annotations
@@ -64,7 +68,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One case: GB of the rank that needs most."""
+    """One case, with the GB of the rank that needs most."""
 
     case: str
     ranks: int
@@ -74,7 +78,7 @@ class Row:
 
 
 def resident(key: str) -> int:
-    """Return a figure of this process from the kernel, in bytes."""
+    """Return a memory figure of this process, as the kernel reports it, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(key + ":"):
             return int(line.split()[1]) * 1024
@@ -92,7 +96,7 @@ def be_rank(file: Path) -> None:
     warm = torch.randn(256, 256, requires_grad=True)
     (warm @ warm).sum().backward()
     before = resident("VmRSS")
-    # The peak counts from here.
+    # The peak is measured from here on.
     Path("/proc/self/clear_refs").write_text("5")
     highest = 0
 

@@ -1,11 +1,14 @@
-"""How much faster each backend here is than plain torch: forward and backward, side by side.
+"""Measure how much faster each backend is here than plain torch: forward and backward.
 
     python -m bench.train.ops [--repeat 15] [--threads 1] [--json]
 
-Both sides run in turn in one process, with the allocator's tuning that the launcher gives every rank; a row
-is the ratio of the medians. Inputs are copied outside the clock. One thread, as a rank of many has, is measured
-in processor time, which holds on a busy machine; more threads in wall time, which does not: they wait for each
-other.
+Both run in turn in one process, with the allocator settings that the launcher gives every rank; a row shows
+the ratio
+of the medians. Copying the inputs is not measured. With one thread, as a rank among many has, the time is
+processor
+time, which is reliable on a busy machine. With more threads it is wall time, which is not, because threads
+wait for
+each other.
 """
 
 from __future__ import annotations
@@ -20,16 +23,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 
-# This file is named like the package that it measures: the folder above comes first.
 from clusterctl.contract import MALLOC_TUNING
 
-# Tensors of a million numbers.
+# The number of tensors, of 1,048,576 numbers each.
 WEIGHTS = 32
 
 
 @dataclass(frozen=True)
 class Row:
-    """One op, case and backend: milliseconds of plain torch and of the backend."""
+    """One op, case and backend, with the milliseconds of plain torch and of the backend."""
 
     op: str
     backend: str
@@ -41,7 +43,7 @@ class Row:
 
 
 def measure(repeat: int, threads: int) -> list[Row]:
-    """A row for every backend that runs here, except the reference itself."""
+    """Return a row for every backend that runs here, except the reference."""
     import torch
 
     import native
@@ -68,7 +70,7 @@ def measure(repeat: int, threads: int) -> list[Row]:
 
 
 def of_weights(op: str, backend: str, both: list, repeat: int, clock: Callable[[], float]) -> list[Row]:
-    """What is done with all weights at once, once a step: no value, or no gradient of it."""
+    """Return rows for the ops that process all weights once per step and have no backward pass."""
     import torch
 
     if op not in ("adamw", "square_sum"):
@@ -95,7 +97,7 @@ def of_weights(op: str, backend: str, both: list, repeat: int, clock: Callable[[
 
 
 def medians(ops: list[Callable], inputs: tuple, repeat: int, clock: Callable[[], float]) -> list[float]:
-    """The median milliseconds of each op, run in turn after two rounds of warming up."""
+    """Return the median milliseconds of each op; they run in turn, after two warm-up rounds."""
     times: list[list[float]] = [[] for _ in ops]
     for _ in range(repeat + 2):
         for op, own in zip(ops, times, strict=True):
@@ -104,9 +106,9 @@ def medians(ops: list[Callable], inputs: tuple, repeat: int, clock: Callable[[],
 
 
 def once(op: Callable, inputs: tuple, clock: Callable[[], float]) -> float:
-    """Seconds by `clock` of one forward and backward on copies of the inputs."""
+    """Return the seconds by `clock` of one forward and backward pass on copies of the inputs."""
     leaves = [x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
-    # What an op gets in a model is no leaf; a view costs nothing.
+    # In a model the inputs of an op are not leaves; a view costs nothing.
     given = [x.view_as(x) if x.requires_grad else x for x in leaves]
     start = clock()
     value = op(*given)
@@ -121,7 +123,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in MALLOC_TUNING.items()):
-        # glibc reads them before main(), so this process starts again with them.
+        # glibc reads them before main(), so this process restarts itself with them.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MALLOC_TUNING})
     rows = measure(options.repeat, options.threads)
     if options.json:

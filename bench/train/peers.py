@@ -1,7 +1,11 @@
-"""The peers of bench/train: models of others, or written as others write them, and the step that all of them take.
+"""The peers of bench/train: other projects' models, or models written in the common way, and their training
+step.
 
-It runs under any interpreter that has torch and the peer's own package; it knows nothing of this repository. Every peer
-gets what makes it fast: the fused AdamW, gradients freed instead of zeroed, torch's own attention kernels, autocast.
+This module runs under any interpreter that has torch and the peer's package, and imports nothing of this
+repository.
+Every peer has the usual optimisations: the fused AdamW, gradients freed instead of zeroed, torch's
+attention kernels,
+autocast.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from torch import Tensor, nn
 
 Wrap = Callable[[nn.Module], nn.Module]
 
-# Rows of a table that matrix kernels like.
+# The number of vocabulary rows is rounded up to a multiple of this, for faster matrix products.
 VOCAB_MULTIPLE = 64
 
 
@@ -58,9 +62,10 @@ class Block(nn.Module):
 
 
 class Eager(nn.Module):
-    """GPT-2 as one writes it by hand in an afternoon; the loss is made in forward, so that a compiler sees all of it.
+    """GPT-2 as an engineer writes it by hand; forward also computes the loss, so that a compiler sees all
+    of it.
 
-    Its parameters have the trainer's names: weights go from one to the other.
+    Its parameters have the trainer's names, so that weights can be copied between them.
     """
 
     def __init__(self, model: Mapping[str, Any]) -> None:
@@ -108,16 +113,17 @@ class HuggingFace(nn.Module):
         self.model = GPT2LMHeadModel(config)
 
     def forward(self, batch: Tensor) -> Tensor:
-        # Its own shift by one would be done on the logits, which copies them: the targets come shifted.
+        # The model's own shift by one would copy the logits, so the targets are shifted here.
         tokens, targets = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
         loss: Tensor = self.model(input_ids=tokens, labels=tokens, shift_labels=targets).loss
         return loss
 
 
 class MegatronCore(nn.Module):
-    """megatron-core's GPTModel of local layers, which is what it has where there is no Transformer Engine.
+    """megatron-core's GPTModel with local layers, which it uses without Transformer Engine.
 
-    Its bf16 is weights in bf16, with the optimizer's own in fp32; its matrices' backward refuses autocast.
+    With bf16 its weights are bf16 and the optimizer's copies fp32; the backward pass of its matrices
+    rejects autocast.
     """
 
     def __init__(self, model: Mapping[str, Any]) -> None:
@@ -128,9 +134,9 @@ class MegatronCore(nn.Module):
         from megatron.core.transformer import TransformerConfig
 
         if not torch.cuda.is_available():
-            # It asks for the current CUDA device wherever it makes a tensor, whatever the model's own device.
+            # megatron-core queries the current CUDA device for every new tensor, even for a model on a CPU.
             torch.cuda.current_device = lambda: torch.device("cpu")
-            # Nothing is dropped, so that no state of a generator has to be kept for it.
+            # There is no dropout, so no random state has to be saved.
             tensor_parallel.get_cuda_rng_tracker().fork = lambda name="": contextlib.nullcontext()
         if not torch.distributed.is_initialized():
             kind = "nccl" if torch.cuda.is_available() else "gloo"
@@ -177,13 +183,13 @@ NEEDS = {"huggingface": "transformers", "megatron": "megatron.core"}
 
 
 class Peer:
-    """A model, its optimizer, and a step as the scripts of the world have it."""
+    """A model, its optimizer, and a training step as common scripts write it."""
 
     def __init__(self, model: nn.Module, work: Mapping[str, Any], wrap: Wrap | None = None) -> None:
-        """`wrap`: what a step calls instead of the model itself."""
+        """Prepare the optimizer; `wrap` returns the module that a step calls instead of the model."""
         self.device = work["device"]
         self.weights = list(model.parameters())
-        # Those of which the optimizer has copies.
+        # The weights of which the optimizer keeps fp32 copies.
         self.own = [p.dtype == torch.bfloat16 for p in self.weights]
         self.kept = [
             nn.Parameter(p.detach().float()) if own else p
@@ -223,14 +229,14 @@ class Peer:
 
 
 def build(subject: str, work: Mapping[str, Any]) -> Peer:
-    """A peer by its name."""
+    """Return the peer with this name."""
     torch.manual_seed(work["seed"])
     model = MODELS[subject]({**work["model"], "precision": work["precision"]}).to(work["device"])
     return Peer(model, work, torch.compile if subject == "compile" else None)
 
 
 def missing(subject: str) -> str:
-    """Why a peer is not here, or nothing."""
+    """Return why a peer cannot run here, or ""."""
     try:
         importlib.import_module(NEEDS.get(subject, "torch"))
     except ImportError as error:
