@@ -113,6 +113,10 @@ def imported_modules(path: Path, known: dict[str, Path]) -> Iterator[tuple[str, 
                 name = name if name in known else node.module
                 if name in known:
                     yield name, node.lineno
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "__import__":
+            name = node.args[0].value if isinstance(node.args[0], ast.Constant) else ""
+            if name in known:
+                yield name, node.lineno
 
 
 def folder_of(path: Path) -> str:
@@ -169,6 +173,25 @@ def test_folders_stay_small_and_no_prefix_stands_for_a_folder() -> None:
                 f"{named(folder)}/{prefix}_*: {count}" for prefix, count in families.items() if count >= 4
             ]
     assert not wrong
+
+
+# Names of local variables that say nothing about the value.
+VAGUE = {"one", "there", "what", "told"}
+
+
+def test_local_names_say_what_they_hold() -> None:
+    found = []
+    for package in (*PACKAGES, "bench"):
+        for path in sources(package):
+            tree = parsed(path)
+            fields = {id(node.target) for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)}
+            for node in ast.walk(tree):
+                bound = node.arg if isinstance(node, ast.arg) else ""
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields:
+                    bound = node.id
+                if bound in VAGUE:
+                    found.append(f"{named(path)}:{node.lineno}: {bound}")
+    assert not found
 
 
 def test_a_folder_says_in_one_docstring_what_it_is_for_and_imports_nothing() -> None:

@@ -13,6 +13,7 @@ import time
 
 from clusterctl.agent.conflicts import conflicts, one_start_at_a_time
 from clusterctl.agent.processes import (
+    GRACE,
     carries,
     end_all,
     environments_of_processes,
@@ -38,8 +39,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional, Tuple
 
-# Seconds that ranks have for a last checkpoint.
-GRACE = 30.0
 # Seconds at most between a supervisor's last record and its exit; some 20 ms on an idle machine.
 LEAVING = 2.0
 # Seconds that a supervisor has to report that it has started, or why it has not.
@@ -130,9 +129,9 @@ def _become_supervisor(files: AttemptFiles, run_dir: str, attempt: int, ready: i
             os.dup2(file, stream)
         _release_files(ready, nothing)
         os.chdir("/")
-        # By name, as operations are found: the supervisor's module uses this one.
-        supervisor = __import__("clusterctl.agent.supervisor", fromlist=["main"])
-        supervisor.main(run_dir, attempt, ready)
+        from clusterctl.agent.supervisor import main
+
+        main(run_dir, attempt, ready)
         code = 0
     except BaseException:
         import traceback

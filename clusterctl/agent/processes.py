@@ -24,6 +24,8 @@ WHOLE_LOOK = 0.25
 LARGEST_TEXT = 32 << 20
 # Bytes of one piece.
 PIECE = 1 << 16
+# Seconds that ranks have for a last checkpoint.
+GRACE = 30.0
 
 
 def text_of(path: str) -> str:

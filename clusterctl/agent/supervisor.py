@@ -14,13 +14,12 @@ import subprocess
 import time
 
 from clusterctl.agent import stacks
-from clusterctl.agent.attempts import GRACE
 from clusterctl.agent.child import NOT_FOUND, NOT_RUNNABLE, command, environment
 from clusterctl.agent.descendants import adopted, become_subreaper, names_of, reap_adopted
 from clusterctl.agent.device_locks import DeviceLocks
 from clusterctl.agent.hangs import Steps, Stopped
 from clusterctl.agent.kernel import Kills
-from clusterctl.agent.processes import end_all, identity
+from clusterctl.agent.processes import GRACE, end_all, identity
 from clusterctl.agent.reaper import Watcher
 from clusterctl.agent.records import (
     AttemptFiles,
