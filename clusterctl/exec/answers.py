@@ -1,4 +1,4 @@
-"""Collect the output of one command on many nodes until all have ended: in memory while it is small, else on disk."""
+"""Collect the output of one command on many nodes until all have ended, in memory or, if large, on disk."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from clusterctl.exec.output import ending, ending_as_json, printable
 from clusterctl.inventory import nodeset
 from clusterctl.transport.fanout import Completed, Outcome
 
-# Bytes of one stream of one node.
+# Bytes per stream of a node that are kept in memory.
 IN_MEMORY = 256 << 10
 PIECE = 256 << 10
-# Lines; a comparison takes time by their square.
+# Lines; the time of a comparison grows with their square.
 COMPARABLE = 20_000
 STREAMS = ("stdout", "stderr")
 
@@ -39,7 +39,7 @@ class Kept:
         return self._hash.digest()
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the whole stream, cut at line ends where there are any."""
+        """Yield the whole stream in pieces that end at line ends where possible."""
         self._file.seek(0)
         rest = b""
         while data := self._file.read(PIECE):
@@ -55,7 +55,7 @@ class Kept:
 
 
 class Answers:
-    """Collects the output of nodes, from any thread; each node belongs to one thread."""
+    """Collects the output of nodes; each node is fed by one thread."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self._of = {node: {stream: Kept() for stream in STREAMS} for node in nodes}
@@ -82,7 +82,7 @@ class Group:
     names: list[str] = field(default_factory=list)
 
     def header(self) -> str:
-        """Return `node[1-3] (3)`, and how the command ended where it failed."""
+        """Return `node[1-3] (3)`, and how the command ended if it failed."""
         how = ending(self.completed)
         return f"{nodeset.fold(self.names)} ({len(self.names)})" + (f": {how}" if how else "")
 
@@ -100,7 +100,8 @@ def folded(outcomes: Sequence[Outcome[Completed]], answers: Answers) -> list[Gro
 
 
 def differences(groups: Sequence[Group], against: str | None) -> Iterator[str]:
-    """Yield the lines in which each group differs from a named node's, or else from the largest group."""
+    """Yield the lines of a diff between each group and that of the node `against`, or else the largest
+    group."""
     base = next((group for group in groups if against in group.names), None)
     base = base or max(groups, key=lambda group: len(group.names))
     for other in groups:

@@ -1,4 +1,4 @@
-"""Prepare one command for many nodes, with each node's own values, and run it the cheapest possible way.
+"""Prepare one command for many nodes with each node's values, and run it in the cheapest possible way.
 
 Standard input of any size is sent to many nodes with little memory.
 """
@@ -30,13 +30,13 @@ VALUE = re.compile(r"\{\{(node|n|address)\}\}|\{(node|n|address)\}")
 
 @dataclass(frozen=True)
 class Command:
-    """A command before a node's own values are filled in."""
+    """A command before each node's values are filled in."""
 
     words: tuple[str, ...]
     shell: bool = False
-    """One line for /bin/sh instead of a program and its arguments."""
+    """Run the words as one line for /bin/sh instead of a program and its arguments."""
     literal: bool = False
-    """Braces mean nothing."""
+    """Do not replace braces."""
     timeout: float | None = None
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Everywhere:
         once: ShellSession | None,
         stdin: FileInput | PipeInput | None = None,
     ) -> None:
-        """`once` is None where agents are running already."""
+        """`once` is None if agents are already running."""
         self._command = command
         self._places = {node.name: place for place, node in enumerate(nodes)}
         self._connections = connections
@@ -100,7 +100,7 @@ class Everywhere:
         return self._once is not None and self._stdin is None and carries(argv, node.env)
 
 
-# Chunks that the fastest node may be ahead of the slowest: 1 MB.
+# Pieces that the fastest node may be ahead of the slowest: 1 MB.
 AHEAD = 8
 
 
@@ -111,7 +111,7 @@ def broadcast(number: int, nodes: Sequence[str]) -> FileInput | PipeInput:
 
 
 class FileInput:
-    """A regular file: every node reads it at its own pace."""
+    """A regular file: every node reads it independently."""
 
     together = False
 
@@ -130,10 +130,11 @@ class FileInput:
 
 
 class PipeInput:
-    """A pipe or a terminal, which can be read only once: all nodes take a piece before many more are read."""
+    """A pipe or a terminal, which can be read only once: a fast node waits for slow ones after AHEAD
+    pieces."""
 
     together = True
-    """All nodes have to begin at once."""
+    """All nodes have to start at the same time."""
 
     def __init__(self, number: int, nodes: Sequence[str]) -> None:
         self._number = number
@@ -144,7 +145,7 @@ class PipeInput:
         self._begun = False
 
     def view(self, node: str) -> Iterator[bytes]:
-        """Yield the pieces for one node; `leave` ends it."""
+        """Yield the pieces for one node; `leave` ends the iteration."""
         with self._change:
             if not self._begun:
                 self._begun = True
@@ -162,7 +163,7 @@ class PipeInput:
             yield data
 
     def leave(self, node: str) -> None:
-        """Take a node out: the others must not wait for it."""
+        """Remove a node, so that the others do not wait for it."""
         with self._change:
             self._queues.pop(node, None)
             self._change.notify_all()
@@ -172,7 +173,7 @@ class PipeInput:
             try:
                 data = os.read(self._number, CHUNK)
             except OSError:
-                # A terminal that is gone.
+                # The terminal is gone.
                 data = b""
             with self._change:
                 for queue in self._queues.values() if data else ():

@@ -12,22 +12,26 @@ from clusterctl.errors import UsageError
 from clusterctl.text import UNSAFE, escape_controls, escape_in_json
 from clusterctl.transport.fanout import Completed, Outcome
 
-# A line is cut here, so that one without an end can't fill the memory.
+# A longer line is cut, so that a line without an end cannot fill the memory.
 LONG_LINE = 64 << 10
 UNREACHABLE = 255
-# What needs no second look.
+# Bytes that need no further check.
 PLAIN = bytes([0x09, 0x0A, *range(0x20, 0x7F)])
 Write = Callable[[str, bytes], None]
 
 
 class WholeLines:
-    """Joins chunks of many nodes into whole lines, from any thread. The rest without a line break comes at the end."""
+    """Joins chunks of many nodes into whole lines.
+
+    Thread-safe as long as each node is fed by one thread. A last line without a line break is written at
+    the end.
+    """
 
     def __init__(self) -> None:
         self._rest: dict[tuple[str, str], bytes] = {}
 
     def feed(self, node: str, stream: str, data: bytes) -> None:
-        """Take a chunk of any size; each node belongs to one thread."""
+        """Process a chunk of any size and write the lines that are complete."""
         rest = self._rest.pop((node, stream), b"") + data
         end = rest.rfind(b"\n") + 1
         if len(rest) - end > LONG_LINE:
@@ -38,25 +42,26 @@ class WholeLines:
             self.out(node, stream, rest[:end])
 
     def end(self, node: str) -> None:
-        """End the output of a node."""
+        """Write a node's last line if it has no line break."""
         for stream in ("stdout", "stderr"):
             rest = self._rest.pop((node, stream), b"")
             if rest:
                 self.out(node, stream, rest)
 
     def ended(self, outcome: Outcome[Completed]) -> None:
-        """Take how a node's command ended, or why it did not run."""
+        """Do nothing; subclasses may write how a node's command ended, or why it did not run."""
 
     def out(self, node: str, stream: str, data: bytes) -> None:
-        """Write one or more whole lines."""
+        """Write one or more whole lines; subclasses implement this."""
         raise NotImplementedError
 
 
 class Prefixer(WholeLines):
-    """Writes each line with its node's name before it; a whole chunk costs one replacement."""
+    """Writes each line with its node's name before it; a whole chunk needs only one replacement."""
 
     def __init__(self, width: int, write: Write) -> None:
-        """`write("stdout" or "stderr", bytes)` receives whole lines; `width` is the length of the longest node name."""
+        """`write("stdout" or "stderr", bytes)` receives whole lines; `width` is the length of the longest
+        node name."""
         super().__init__()
         self._width = width
         self._write = write
@@ -70,8 +75,7 @@ class Prefixer(WholeLines):
 
 
 class JsonLines(WholeLines):
-    """Writes each line as an object with node, stream and text, and each end as one with node and exit code, or
-    error."""
+    """Writes one JSON object per line (node, stream, text) and one per end (node, and exit code or error)."""
 
     def __init__(self, write: Write) -> None:
         super().__init__()
@@ -95,7 +99,7 @@ class Folder:
     """Writes the output of each node unchanged into a folder: NODE.out, and NODE.err where there was any."""
 
     def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
-        """Remove the earlier output of these nodes: it must not be taken for new output."""
+        """Remove earlier output of these nodes, so that it cannot be taken for new output."""
         self._folder = folder
         self._files: dict[tuple[str, str], BinaryIO] = {}
         try:
@@ -118,7 +122,7 @@ class Folder:
                 file.close()
 
     def ended(self, outcome: Outcome[Completed]) -> None:
-        """Write an empty file for a command without output; none for a node that was not reached."""
+        """Write an empty file for a command without output, and no file for a node that was not reached."""
         if outcome.value is not None:
             self._path(outcome.node.name, "stdout").touch()
 
@@ -133,14 +137,14 @@ class Folder:
 
 
 def shown(data: bytes) -> bytes:
-    """Return `printable` as bytes; plain text, nearly all of it, at 1 GB/s."""
+    """Return `printable` as bytes; plain text, the usual case, is processed at 1 GB/s."""
     if not data.translate(None, PLAIN):
         return data.removesuffix(b"\n")
     return printable(data).encode()
 
 
 def printable(data: bytes) -> str:
-    """Return remote bytes as text without the last line break; whatever a terminal would obey is made visible."""
+    """Return remote bytes as text without the last line break; control characters are made visible."""
     text = data.decode("utf-8", "surrogateescape").removesuffix("\n").replace("\r\n", "\n")
     if UNSAFE.search(text.replace("\n", "")) is None:
         return text
@@ -148,7 +152,7 @@ def printable(data: bytes) -> str:
 
 
 def ending(completed: Completed) -> str:
-    """Return how a command failed: `exit 1`, `killed by signal 9`; "" where it did not."""
+    """Return how a command failed: `exit 1`, `killed by signal 9`; "" if it succeeded."""
     if completed.timed_out:
         return "ended by its time-out"
     if completed.signal is not None:
@@ -157,7 +161,7 @@ def ending(completed: Completed) -> str:
 
 
 def exit_code(outcomes: Sequence[Outcome[Completed]]) -> int:
-    """Return the largest exit code of the nodes, 128+n for a signal; 255 where a node was not reached."""
+    """Return the largest exit code of the nodes, 128+n for a signal; 255 if a node was not reached."""
     return max(
         (UNREACHABLE if outcome.value is None else outcome.value.code for outcome in outcomes), default=0
     )

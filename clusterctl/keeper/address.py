@@ -1,7 +1,7 @@
 """Find the sockets of this user's keeper, and check who owns them.
 
-Every command imports this first, so it imports little: `socket` and `struct` instead of their C halves would load
-enum, selectors and more, 8 ms of a command's 40.
+Every command imports this module first, so it imports little: it uses the C modules behind `socket` and
+`struct`, because the Python modules would also load enum, selectors and others (8 of a command's 40 ms).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ DOOR, LINKS, LOCK, LOG = ".door", ".links", ".lock", ".log"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Bytes of each of pid, uid and gid, as SO_PEERCRED gives them.
 WORD = 4
-# What another container on this machine does not share.
+# The namespaces by which containers on one machine differ.
 INSIDE = ("net", "mnt", "user")
 
 
 class WrongPlace(Exception):
-    """A folder or a peer that another user may control: nothing is sent to it."""
+    """Raised for a folder or a peer that another user may control: nothing is sent to it."""
 
 
 def folder() -> str | None:
-    """Return the folder of this user's keepers; None where the user has no private folder."""
+    """Return the folder of this user's keepers; None if the user has no private folder."""
     variables = environment()
     if variables.get("XDG_RUNTIME_DIR", "").startswith("/"):
         return os.path.join(variables["XDG_RUNTIME_DIR"], "clusterctl")
@@ -37,7 +37,10 @@ def folder() -> str | None:
 
 
 def opened(path: str) -> int:
-    """Return a descriptor of the folder, which nobody can swap any more; raise FileNotFoundError or WrongPlace."""
+    """Return a descriptor of the folder, which nobody can replace afterwards.
+
+    Raise FileNotFoundError or WrongPlace.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -55,10 +58,12 @@ def opened(path: str) -> int:
 
 
 def name() -> str:
-    """Return the name of the keeper that fits this command: a hash of all that could change its answers.
+    """Return the name of the keeper that fits this command: a hash of everything that can change its
+    results.
 
-    That is the program's code and interpreter, the home and settings folders, Python's own variables, and the
-    network, mount and user namespaces. Time and size of each file stand for the code: 0.4 ms.
+    This includes the program's code and interpreter, the home and settings folders, Python's environment
+    variables, and the network, mount and user namespaces. Files are represented by modification time and
+    size, which takes 0.4 ms.
     """
     variables = environment()
     kept = [f"{key}={value}" for key, value in sorted(variables.items()) if key.startswith("PYTHON")]
@@ -91,12 +96,13 @@ def _code(folder: str) -> list[str]:
 
 
 def address(handle: int, file: str) -> str:
-    """Return a socket's path through an opened folder; it is short enough whatever the folder's path is."""
+    """Return a socket's path by way of an open folder descriptor; it is short even if the folder's path is
+    long."""
     return f"/proc/self/fd/{handle}/{file}"
 
 
 def connected(handle: int, file: str) -> socket:
-    """Return a connection to a keeper of this user; raise OSError where none listens."""
+    """Return a connection to a keeper of this user; raise OSError if none listens."""
     line = socket(AF_UNIX, SOCK_STREAM)
     try:
         line.connect(address(handle, file))
@@ -108,7 +114,7 @@ def connected(handle: int, file: str) -> socket:
 
 
 def check_peer(line: socket) -> int:
-    """Return the process id of the other end; raise WrongPlace where it belongs to another user."""
+    """Return the process id of the peer; raise WrongPlace if the peer belongs to another user."""
     credentials = line.getsockopt(SOL_SOCKET, SO_PEERCRED, 3 * WORD)
     pid, uid = (int.from_bytes(credentials[start : start + WORD], sys.byteorder) for start in (0, WORD))
     if uid != os.getuid():

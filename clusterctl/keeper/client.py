@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 AskSecret = Callable[[str], str | None]
 RECEIVE = 256 << 10
-# Seconds for a keeper to listen: a process start on a busy machine.
+# Seconds to wait for a new keeper to listen: starting a process takes long on a busy machine.
 START_LIMIT = 30.0
-# Seconds for the one that another command is just starting, or that is just ending.
+# Seconds to wait for a keeper that another command is starting, or that is ending.
 OTHER_LIMIT = 15.0
-# Other settings for ssh make other links.
+# These settings of ssh change how a link is made, so they are part of its key.
 SSH_FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")
 FIRST_LINES = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -53,7 +53,7 @@ ASK_WITHOUT = "the command with `--persist off` makes connections of its own"
 
 
 class KeeperTransport:
-    """Nodes over the links of this user's keeper."""
+    """Reaches nodes over the links of this user's keeper."""
 
     def __init__(
         self, cluster: Cluster, options: Mapping[str, Any], persist: float, ask: AskSecret | None = None
@@ -73,7 +73,7 @@ class KeeperTransport:
         self._shared = json.dumps(shared).encode()
 
     def connect(self, node: Node) -> Connection:
-        """Return a connection over the keeper's link to the node; the keeper opens one if it has none."""
+        """Return a connection over the keeper's link to the node; the keeper opens the link if necessary."""
         line = self._open_line()
         values = {**vars(node), "key": _absolute(node.key)}
         description = json.dumps(values, sort_keys=True).encode()
@@ -90,7 +90,7 @@ class KeeperTransport:
         return _KeeperConnection(node.name, key, line)
 
     def start(self, node: Node, command: str) -> Stream:
-        """Run a program without an agent: it always has its own connection."""
+        """Run a program without an agent; it always has a connection to itself."""
         with self._change:
             self._own = self._own or transport_to(self._cluster, ask=self._ask, **self._options)
         return self._own.start(node, command)
@@ -116,7 +116,7 @@ def _stamp(path: str) -> list[int]:
 
 
 class Line:
-    """Frames to and from a keeper: a reading thread, and any number of threads that send requests."""
+    """A connection to a keeper: one thread reads frames, and any number of threads send requests."""
 
     def __init__(self, connected: socket, ask: AskSecret | None = None) -> None:
         self._ask = ask
@@ -132,14 +132,14 @@ class Line:
         self._reader.start()
 
     def greet(self, persist: float) -> None:
-        """Send how long links are to be kept, and learn which exist."""
+        """Send how long links are to be kept; store which links exist."""
         answer = self.ask("keeper", "hello", {"persist": persist}).end()
         self.fresh = set(answer["fresh"])
 
     def ask(self, node: str, kind: str, fields: dict[str, Any], payload: bytes = b"{}") -> PendingRequest:
         """Send one request; its reply is read from the returned object."""
         number = next(self._numbers)
-        # A link's half that PendingRequest uses.
+        # _LineEnd has the methods of a link that PendingRequest uses.
         request = PendingRequest(_LineEnd(self, node), number, kind)  # type: ignore[arg-type]
         with self._change:
             if self.is_closed:
@@ -160,7 +160,7 @@ class Line:
             self._requests.pop(number, None)
 
     def ended(self, within: float) -> bool:
-        """Return whether the keeper closes the line within so many seconds."""
+        """Return whether the keeper closes the connection within this many seconds."""
         self._reader.join(within)
         return self.is_closed
 
@@ -186,21 +186,21 @@ class Line:
         if frame.kind == "ask":
             threading.Thread(target=self._answer, args=(frame,), daemon=True).start()
         if request is None:
-            # The rest of what was cancelled.
+            # A late frame of a cancelled request.
             return
         request.take(frame, error_from_json)
         if frame.kind in ("end", "fail"):
             self.forget(frame.id)
 
     def _answer(self, frame: Frame) -> None:
-        """Ask the user for a passphrase that the keeper needs: it has no terminal."""
+        """Ask the user for a passphrase that the keeper needs: the keeper has no terminal."""
         secret = self._ask(str(parse_payload(frame.payload).get("prompt"))) if self._ask else None
         with contextlib.suppress(LinkLost):
             self.send("keeper", Frame(frame.id, "answer", {}, to_payload({"secret": secret})))
 
 
 class _LineEnd:
-    """The part of a link that a request uses, over the line to the keeper."""
+    """The part of a link's interface that a request uses, over the connection to the keeper."""
 
     def __init__(self, line: Line, node: str) -> None:
         self.node = node
@@ -218,7 +218,7 @@ class _LineEnd:
 
 
 class _KeeperConnection(Connection):
-    """One node over the keeper's link. Closing it cancels its requests and keeps the link."""
+    """A connection to one node over the keeper's link. Closing it cancels its requests and keeps the link."""
 
     def __init__(self, node: str, key: str, line: Line) -> None:
         super().__init__(node)
@@ -235,7 +235,7 @@ class _KeeperConnection(Connection):
         return request
 
     def close(self) -> None:
-        # Whoever closes it in the middle wants a new one.
+        # If a request failed or was interrupted, the next use must check the link first.
         self._line.fresh.discard(self._key)
         for request in self._requests:
             if request.result is None:
@@ -248,7 +248,7 @@ def _lost(node: str) -> LinkLost:
 
 
 def error_from_json(value: Mapping[str, Any]) -> ClusterctlError:
-    """Return an error as it was raised in the keeper."""
+    """Return the error that was raised in the keeper."""
     message, hint = str(value["message"]), str(value["hint"])
     if value["class"] == "RequestFailed":
         return RequestFailed(value["node"], value["kind"], message, hint)
@@ -258,7 +258,7 @@ def error_from_json(value: Mapping[str, Any]) -> ClusterctlError:
     return made
 
 
-# ---- the keepers that are there
+# ---- running keepers
 
 
 class RunningKeeper:
@@ -269,15 +269,15 @@ class RunningKeeper:
         self._line = Line(connected)
 
     def status(self) -> dict[str, Any]:
-        """Return its start time, how long it keeps links, which it has, and how many commands use them; {} if it is
-        ending."""
+        """Return its start time, how long it keeps links, its links, and how many commands use them; {} if
+        it is ending."""
         try:
             return {"pid": self.pid, **self._line.ask("keeper", "status", {}).end()}
         except LinkLost:
             return {}
 
     def stop(self) -> bool:
-        """End it; return whether it closed its links in time."""
+        """Stop it; return whether it closed its links in time."""
         with contextlib.suppress(LinkLost):
             self._line.ask("keeper", "stop", {}).end()
         return self._line.ended(OTHER_LIMIT)
@@ -297,18 +297,18 @@ def running_keepers() -> list[RunningKeeper]:
     keepers = []
     for file in sorted(os.listdir(folder)):
         if file.endswith(place.LINKS):
-            # Its keeper was killed.
+            # This socket was left by a keeper that was killed.
             with contextlib.suppress(OSError):
                 keepers.append(RunningKeeper(place.connected(folder, file)))
     os.close(folder)
     return keepers
 
 
-# ---- finding the keeper, or starting it
+# ---- finding or starting the keeper
 
 
 def _greeted(idle: float, ask: AskSecret | None) -> Line:
-    """Return a line to this user's keeper that knows its links; a keeper that is ending is replaced."""
+    """Return a connection to this user's keeper, with its links known; replace a keeper that is ending."""
     for _ in range(3):
         line = Line(_reached(idle), ask)
         try:
@@ -354,16 +354,16 @@ def _connected(folder: int, name: str, idle: float) -> socket:
                 f"no keeper came up within {OTHER_LIMIT:.0f} s; see its last words in {name}{place.LOG}"
             )
         if not _start(folder, name, idle):
-            # Another command was first: its keeper listens soon.
+            # Another command is starting a keeper, which will listen soon.
             time.sleep(0.05)
 
 
 class WrongKeeper(place.WrongPlace):
-    """A keeper that does not answer."""
+    """Raised if a keeper does not answer."""
 
 
 def _start(folder: int, name: str, idle: float) -> bool:
-    """Start a keeper; return True once it listens, False where another one has taken the place."""
+    """Start a keeper; return True once it listens, False if another keeper has the lock."""
     hear, tell = os.pipe()
     log = os.open(place.address(folder, name + place.LOG), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -377,7 +377,7 @@ def _start(folder: int, name: str, idle: float) -> bool:
             start_new_session=True,
         )
         os.close(tell)
-        # It goes to the background by a child of its own.
+        # The new process forks once more to run in the background.
         process.wait()
         ready, _, _ = select.select([hear], [], [], START_LIMIT)
         return bool(ready) and os.read(hear, 64) != b""

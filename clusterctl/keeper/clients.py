@@ -1,8 +1,9 @@
 """Serve the commands that use a keeper's links.
 
-Commands speak the language of frames.py over the socket, with a node's key in each `open`. Their frames are forwarded
-to that node's link under another number, and the replies back to them. The keeper does not read them, and the windows
-of a stream reach from the command to the agent, so that at most 1 MB per stream waits here for a slow reader.
+Commands send frames (frames.py) over the socket, with a node's key in each `open`. Each frame is forwarded
+to that node's link under another request number, and the replies are sent back; the keeper does not
+interpret the data. A stream's flow-control window spans from the command to the agent, so at most 1 MB per
+stream waits here for a slow reader.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ from clusterctl.transport.link import Link, PendingRequest, RequestFailed
 from clusterctl.transport.open_files import raise_limit
 
 RECEIVE = 256 << 10
-# No agent says so much beside a payload, and the window does not count it.
+# Frames from an agent are smaller apart from the payload; the window does not count fields.
 LONG_FIELDS = 8192
-# Seconds between two looks at what is idle.
+# Seconds between two searches for idle links.
 LOOK = 1.0
 
 
 def serve(listening: socket.socket, watched: int, idle: float) -> None:
-    """Hold links until no command has used them for `idle` seconds, or the process at the other end of `watched`
+    """Hold links until no command has used them for `idle` seconds, or the process behind `watched` has
     ended."""
     holder = LinkHolder(idle)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -80,7 +81,7 @@ def _welcome(line: socket.socket, holder: LinkHolder) -> None:
 
 
 class _ReplyForwarder(Inbox):
-    """Forwards the reply of a node to the command."""
+    """Forwards a node's reply to the command."""
 
     def __init__(self, client: CommandClient, number: int) -> None:
         self._client = client
@@ -103,7 +104,7 @@ class _ReplyForwarder(Inbox):
 
 
 class _CreditForwarder(Window):
-    """Forwards a node's credit for the body to the command."""
+    """Forwards a node's flow-control credit for the request body to the command."""
 
     def __init__(self, client: CommandClient, number: int) -> None:
         self._client = client
@@ -113,12 +114,12 @@ class _CreditForwarder(Window):
         self._client.send(Frame(self._id, "credit", {"bytes": count}))
 
     def close(self) -> None:
-        # The reply says it.
+        # The reply reports the end.
         pass
 
 
 class _ForwardedRequest(PendingRequest):
-    """A request that belongs to a command: the keeper only forwards it."""
+    """A request that belongs to a command; the keeper only forwards it."""
 
     def __init__(self, client: CommandClient, number: int, link: Link, link_number: int) -> None:
         self.link, self.there = link, link_number
@@ -127,7 +128,7 @@ class _ForwardedRequest(PendingRequest):
 
 
 class CommandClient:
-    """The line to one command."""
+    """The connection to one command."""
 
     def __init__(self, line: socket.socket, holder: LinkHolder) -> None:
         self.held: set[str] = set()
@@ -142,7 +143,7 @@ class CommandClient:
         self._questions: dict[int, queue.SimpleQueue[str | None]] = {}
 
     def serve(self) -> None:
-        """Serve the command's requests until it is gone, then cancel what is left of them."""
+        """Serve the command's requests until it has ended, then cancel its unfinished requests."""
         reader = ByteReader(lambda: self._line.recv(RECEIVE))
         try:
             while True:
@@ -151,7 +152,7 @@ class CommandClient:
                     break
                 self._take(frame)
         except (BadFrame, OSError, ValueError, KeyError, TypeError):
-            # A command that was killed in the middle of a word.
+            # The command was killed in the middle of a frame.
             pass
         self._holder.leave(self)
         for answer in list(self._questions.values()):
@@ -219,7 +220,7 @@ class CommandClient:
         try:
             link.ask(str(frame.fields["op"]), frame.payload, carried)
         except ClusterctlError as problem:
-            # Else the broken link told it already.
+            # Otherwise the broken link has already reported the error.
             if not made or self._carried.get(frame.id) is made[0]:
                 self.fail(frame.id, problem)
                 self.done(frame.id)
@@ -228,14 +229,14 @@ class CommandClient:
         with self._change:
             carried = self._carried.get(frame.id)
         if carried is None:
-            # It ended meanwhile.
+            # The request has ended in the meantime.
             return
         if frame.kind == "credit":
             carried.inbox.under_way -= credit_of(frame)
         elif frame.kind == "cancel":
             carried.link.forget(carried.there)
             self.done(frame.id)
-        # The broken link tells it itself.
+        # The broken link reports the error.
         with contextlib.suppress(ClusterctlError):
             carried.link.send(Frame(carried.there, frame.kind, frame.fields, frame.payload))
 
@@ -261,7 +262,7 @@ class CommandClient:
             kept.take(made.link)
 
     def _way(self, values: dict[str, Any]) -> Transport:
-        """Return this command's own transport: it reads the known host keys again."""
+        """Return a transport for this command alone, so that the known host keys are read again."""
         key = repr((values["known_hosts"], values["source"], values["options"]))
         with self._change:
             if key not in self._ways:
@@ -270,7 +271,7 @@ class CommandClient:
             return self._ways[key]
 
     def _ask(self, prompt: str) -> str | None:
-        """Return a passphrase that the user types at the command's terminal; it is kept as long as the command runs."""
+        """Return a passphrase that the user types at the command's terminal, or None."""
         with self._change:
             number = -1 - len(self._questions)
             answer = self._questions[number] = queue.SimpleQueue()
@@ -279,7 +280,11 @@ class CommandClient:
 
 
 class _Outgoing:
-    """Sends to one command: directly while the command reads, else from a thread, so that no link waits for it."""
+    """Sends frames to one command.
+
+    It writes directly while the command reads; otherwise a thread writes, so that no link has to wait for
+    the command.
+    """
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -330,11 +335,11 @@ class _Outgoing:
         self._line.close()
 
 
-# ---- values on the way
+# ---- conversion to and from JSON
 
 
 def node_of(value: dict[str, Any]) -> Node:
-    """Return a node from what `asdict` wrote; JSON has no tuples."""
+    """Return the node that `asdict` converted; JSON turns its tuples into lists."""
     fields: dict[str, Any] = {
         key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
     }
@@ -342,7 +347,7 @@ def node_of(value: dict[str, Any]) -> Node:
 
 
 def error_to_json(problem: BaseException) -> dict[str, Any]:
-    """Return an error as JSON values, for the process that raises it."""
+    """Return an error as JSON values; the command raises it again."""
     if isinstance(problem, RequestFailed):
         return {"class": "RequestFailed", "node": problem.node, "kind": problem.kind, "message": problem.reason,
                 "hint": problem.hint}  # fmt: skip

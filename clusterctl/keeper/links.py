@@ -1,4 +1,4 @@
-"""Hold links for all commands of a user: one connection and one agent per node."""
+"""Hold the links of all commands of a user: one connection and one agent per node."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.cluster import Node
 from clusterctl.transport.link import Link, PendingRequest
 
-# An agent says a word every BEAT seconds: a link that was silent for longer is asked first.
+# An agent sends a heartbeat every BEAT seconds: a link silent for longer than this is tested before use.
 PROOF = 3 * BEAT
-# Seconds for that answer, before a new connection is made.
+# Seconds to wait for the test's answer before a new connection is made.
 PROOF_LIMIT = 3.0
-# Seconds of sleep that no link notices.
+# Seconds of machine sleep after which a link is tested before use.
 NAP = 1.0
 
 
@@ -31,16 +31,17 @@ class LinkEntry:
     used: float = field(default_factory=time.monotonic)
     making: threading.Lock = field(default_factory=threading.Lock)
     proved: float = 0.0
-    """How long the machine had slept when the link was last known to be good."""
+    """How long the machine had slept when the link last worked, in seconds since boot."""
 
     def is_fresh(self) -> bool:
-        """Return whether the node was heard recently enough to need no check; never after the machine slept."""
+        """Return whether the node sent data recently enough to need no test; False if the machine slept
+        since."""
         if self.link is None or self.link.is_closed:
             return False
         return self.link.silent_for() < PROOF and _slept() - self.proved < NAP
 
     def is_there(self) -> bool:
-        """Return whether the link works; one that may be broken is tested."""
+        """Return whether the link works; test it if it may be broken."""
         if self.is_fresh():
             return True
         if self.link is None or self.link.is_closed or not _answers(self.link):
@@ -73,7 +74,7 @@ def _answers(link: Link) -> bool:
 
 
 class _Arrival(Inbox):
-    """Only notices that a reply came."""
+    """An inbox that only records that a reply has arrived."""
 
     def __init__(self, heard: threading.Event) -> None:
         super().__init__(lambda count: None)
@@ -84,19 +85,19 @@ class _Arrival(Inbox):
 
 
 class Client(Protocol):
-    """A command that uses links."""
+    """The interface of a command that uses links."""
 
     held: set[str]
-    """The links that must not be closed while it runs."""
+    """The keys of the links that must stay open while it runs."""
     used: set[str]
     is_command: bool
-    """Not `keeper status`: to look is no use."""
+    """False for `keeper status`, which does not count as use."""
 
     def close(self) -> None: ...
 
 
 class LinkHolder:
-    """All links of one user, and the commands that use them now."""
+    """All links of one user, and the commands that use them."""
 
     def __init__(self, idle: float) -> None:
         self.idle = idle
@@ -111,7 +112,7 @@ class LinkHolder:
         self._over = True
 
     def is_over(self) -> bool:
-        """Return whether the keeper was stopped, or no command came for too long."""
+        """Return whether the keeper was stopped, or no command has used it for too long."""
         with self._change:
             busy = any(client.is_command for client in self._clients)
         return self._over or (not busy and time.monotonic() - self._used > self.idle)
@@ -129,7 +130,7 @@ class LinkHolder:
                 self._kept[key].used = self._used
 
     def look(self) -> None:
-        """Close the links that no command holds and none has used for long enough."""
+        """Close the links that no running command uses and that have been idle for long enough."""
         now = time.monotonic()
         with self._change:
             held = {key for client in self._clients for key in client.held}
@@ -142,7 +143,7 @@ class LinkHolder:
             threading.Thread(target=link.drop, daemon=True).start()
 
     def of(self, key: str, node: Node, client: Client) -> LinkEntry:
-        """Return the entry of a node, which stays while this command runs."""
+        """Return the entry of a node; it is kept while this command runs."""
         with self._change:
             client.held.add(key)
             client.used.add(key)
@@ -152,7 +153,7 @@ class LinkHolder:
         return self._kept.get(key)
 
     def fresh(self, client: Client) -> list[str]:
-        """Return the keys of the links that can be used without a check; they stay while this command runs."""
+        """Return the keys of the links that need no test; they are kept while this command runs."""
         with self._change:
             found = [key for key, kept in self._kept.items() if kept.is_fresh()]
             client.held.update(found)
@@ -177,7 +178,7 @@ class LinkHolder:
         }
 
     def close(self) -> None:
-        """End all links and their agents; take a few seconds at most for all of them."""
+        """Close all links, which ends their agents; wait at most 10 seconds for all of them."""
         with self._change:
             kept, clients = list(self._kept.values()), list(self._clients)
         closers = [threading.Thread(target=link.drop, daemon=True) for link in kept]
@@ -196,5 +197,5 @@ def _memory() -> int:
 
 
 def _slept() -> float:
-    """Return how many seconds this machine has slept since it was started."""
+    """Return how many seconds this machine has slept since boot."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()

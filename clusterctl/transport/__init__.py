@@ -1,1 +1,2 @@
-"""One connection per node, and one fan-out that returns an outcome for each; knows nothing of SSH."""
+"""Connect to nodes and run work on many of them in parallel, with an outcome for each; knows nothing of
+SSH."""

@@ -13,7 +13,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.transport.link import Link, PendingRequest, RequestFailed
 
 Body = bytes | Iterable[bytes]
-# Bytes of output or of a file that are collected in memory; more is an error of the node.
+# Bytes of output or of a file that are collected in memory; more is an error.
 MOST_OUTPUT = 256 << 20
 
 
@@ -22,7 +22,7 @@ class Completed:
     """The result of a command on a node."""
 
     exit_code: int | None
-    """None when a signal ended it."""
+    """None if a signal ended it."""
     signal: int | None = None
     stdout: bytes = b""
     stderr: bytes = b""
@@ -34,7 +34,7 @@ class Completed:
 
     @property
     def code(self) -> int:
-        """Return the exit code as a shell shows it: 128+n for signal n, 124 for a timeout."""
+        """Return the exit code as a shell reports it: 128+n for signal n, 124 for a timeout."""
         if self.timed_out:
             return 124
         return self.exit_code if self.exit_code is not None else 128 + (self.signal or 0)
@@ -57,22 +57,25 @@ class Connection:
         self._hello: dict[str, Any] | None = None
 
     def open(self, op: str, params: Mapping[str, Any]) -> PendingRequest:
-        """Send a request whose body and reply are both streams. Most callers want `request`, `call` or `run`."""
+        """Send a request whose body and reply are both streams. Most callers want `request`, `call` or
+        `run`."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """End the link; the node ends what still runs for it."""
+        """Close the link; the node then ends what still runs for it."""
         raise NotImplementedError
 
     def silent_for(self) -> float:
-        """Return the seconds since the last byte came from the node; 0 where that is not known."""
+        """Return the seconds since the last byte arrived from the node; 0 if unknown."""
         return 0.0
 
     def request(
         self, op: str, params: Mapping[str, Any] | None = None, body: Body | None = None
     ) -> Iterator[Frame]:
-        """Yield the chunks of the reply (`.fields`, `.payload`) as they come. Leaving early cancels the request on
-        the node."""
+        """Yield the chunks of the reply (`.fields`, `.payload`) as they arrive.
+
+        Closing the iterator early cancels the request on the node.
+        """
         request = self.open(op, dict(params or {}))
         finished = False
         try:
@@ -80,7 +83,7 @@ class Connection:
             yield from request
             finished = True
         except ClusterctlError:
-            # The node itself ended it, or is gone.
+            # The request failed on the node, or the node is gone: there is nothing to cancel.
             finished = True
             raise
         finally:
@@ -107,8 +110,8 @@ class Connection:
     ) -> Completed:
         """Run a command without a shell and return its result.
 
-        `on_output("stdout" or "stderr", bytes)` receives the output as it comes; without it, the output is collected,
-        at most MOST_OUTPUT bytes.
+        `on_output("stdout" or "stderr", bytes)` receives the output as it arrives; without it the output is
+        collected, at most MOST_OUTPUT bytes.
         """
         params: dict[str, Any] = {"argv": list(argv), "env": dict(env or {}), "cwd": cwd, "timeout": timeout}
         params["stdin"] = stdin is not None
@@ -134,18 +137,21 @@ class Connection:
         return Completed(code, number, out, err, bool(result.get("timed_out")))
 
     def hello(self) -> dict[str, Any]:
-        """Return the facts about the node: hostname, python, boot_id, home, workdir, cpus, disk_free, wall,
-        monotonic. The node is request once."""
+        """Return facts about the node: hostname, python, boot_id, home, workdir, cpus, disk_free, wall,
+        monotonic.
+
+        The node is queried only once.
+        """
         if self._hello is None:
             self._hello = self.call("hello")
         return self._hello
 
     def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
-        """Write one file on the node, completely or not at all."""
+        """Write one file on the node; an interrupted write leaves the old file."""
         self.call("put", {"path": path, "mode": mode, "sha256": hashlib.sha256(data).hexdigest()}, data)
 
     def get(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
-        """Return the bytes of a file from an offset on, at most `limit` of them."""
+        """Return the bytes of a file from an offset on, at most `limit` bytes."""
         parts: list[bytes] = []
         size, most = 0, MOST_OUTPUT if limit is None else limit
         for frame in self.request("get", {"path": path, "offset": offset, "limit": limit}):
@@ -160,15 +166,17 @@ class Connection:
 
 
 def _status(node: str, value: object) -> int | None:
-    """Return an exit code or a signal number; raise RequestFailed where the value is neither."""
+    """Return an exit code, a signal number or None; raise RequestFailed for any other value."""
     if value is None or (isinstance(value, int) and 0 <= value < 256):
         return value
     raise RequestFailed(node, "bad-answer", f"it ended with {value!r:.80}, which is no exit code")
 
 
 def _send_body(request: PendingRequest, body: Body | None) -> None:
-    """Send the body of a request. A large one is sent from a thread, since the node may wait for its reply to be
-    read."""
+    """Send the body of a request.
+
+    A large body is sent from a thread, because the node may not read on until its reply is read.
+    """
     if body is None:
         return
     if isinstance(body, bytes) and len(body) <= CHUNK:
@@ -182,7 +190,7 @@ def _send_body(request: PendingRequest, body: Body | None) -> None:
                 request.send(piece)
             request.finish()
         except ClusterctlError:
-            # The reader of the reply hears of it.
+            # The reader of the reply gets the error.
             pass
 
     threading.Thread(target=feed, args=([body] if isinstance(body, bytes) else body,), daemon=True).start()

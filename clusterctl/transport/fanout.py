@@ -1,6 +1,7 @@
-"""Reach nodes: a transport connects, a connection sends requests, a fan-out returns an outcome for every node.
+"""Run work on many nodes: a transport connects, a connection sends requests, a fan-out returns the
+outcomes.
 
-`raise_failures` makes one error of all failed outcomes.
+`raise_failures` turns all failed outcomes into one error.
 """
 
 from __future__ import annotations
@@ -26,25 +27,30 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-# Nodes at once: more threads only wait for each other's cryptography.
+# Nodes handled at the same time: more threads only wait for each other's cryptography.
 FANOUT = 32
 
 
 class Stream(Protocol):
-    """A program on a node that runs without an agent: its three streams and its end."""
+    """The interface of a program that runs on a node without an agent: its three streams and its end."""
 
     def read(self, size: int, timeout: float) -> tuple[str, bytes]:
-        """Return ("stdout" or "stderr", bytes), or ("", b"") once both have ended. Raise TimeoutError where nothing
-        came in time, LinkLost where the connection broke or the node was silent for SILENCE seconds."""
+        """Return ("stdout" or "stderr", bytes), or ("", b"") once both have ended.
+
+        Raise TimeoutError if nothing arrives in time, and LinkLost if the connection breaks or the node is
+        silent for SILENCE seconds.
+        """
 
     def send(self, data: bytes) -> None:
-        """Write to its standard input; wait while the node accepts no more. Raise LinkLost where nothing reads it."""
+        """Write to its standard input; wait while the node accepts no more. Raise LinkLost if nothing reads
+        it."""
 
     def finish(self) -> None:
         """Close its standard input."""
 
     def exited(self) -> bool:
-        """Return whether the program has ended; processes that it left may still hold its streams. Never waits."""
+        """Return whether the program has ended; its child processes may still hold its streams. Never
+        waits."""
 
     def ended(self) -> tuple[int | None, int | None]:
         """Return the exit code or the signal, after both streams have ended."""
@@ -53,7 +59,7 @@ class Stream(Protocol):
 
 
 class Transport(Protocol):
-    """A way to reach nodes."""
+    """The interface of a way to reach nodes."""
 
     def connect(self, node: Node) -> Connection:
         """Return a new connection to the node's agent; raise a NodeError. The caller closes it."""
@@ -91,11 +97,12 @@ def on_each(
     fanout: int = FANOUT,
     on_outcome: Callable[[Outcome[T]], None] | None = None,
 ) -> list[Outcome[T]]:
-    """Call `work` for every node, for at most `fanout` at the same time; return an outcome for each, in the nodes'
+    """Call `work` for every node, for at most `fanout` at the same time; return the outcomes in the nodes'
     order.
 
-    An error of one node is its outcome and stops no other node; a bug is raised here. Ctrl-C leaves immediately: the
-    threads are daemons, and closing their connections (`Connections`) ends what they wait for.
+    An error of one node becomes its outcome and does not stop the other nodes; a bug is raised here. Ctrl-C
+    returns immediately: the threads are daemons, and closing their connections (`Connections`) ends what
+    they wait for.
     """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, Outcome[T] | BaseException]] = queue.SimpleQueue()
@@ -138,7 +145,7 @@ class Connections:
     """One connection per node, opened at its first use and closed at the end of the `with` block."""
 
     def __init__(self, transport: Transport, fanout: int = FANOUT, kept: bool = False) -> None:
-        """`kept`: agents are running already, or keep running for the next command."""
+        """`kept`: agents are already running, or keep running for the next command."""
         self.transport = transport
         self.kept = kept
         self.fanout = fanout
@@ -156,7 +163,7 @@ class Connections:
         self.close()
 
     def of(self, node: Node) -> Connection:
-        """Return the node's connection; open it if there is none, also after a failure."""
+        """Return the node's connection; open one if there is none or the last attempt failed."""
         with self._change:
             lock = self._locks.setdefault(node.name, threading.Lock())
         with lock:
@@ -177,7 +184,7 @@ class Connections:
             raise LinkLost(node.name, "interrupted")
 
     def silent_for(self, node: Node) -> float:
-        """Return the seconds since the last byte came from a node; 0 where it has no connection."""
+        """Return the seconds since the last byte arrived from a node; 0 if it has no connection."""
         with self._change:
             connection = self._open.get(node.name)
         return connection.silent_for() if connection is not None else 0.0
@@ -197,8 +204,7 @@ class Connections:
         fanout: int | None = None,
         on_outcome: Callable[[Outcome[T]], None] | None = None,
     ) -> list[Outcome[T]]:
-        """Call `work` with every node and its connection; a node that cannot be reached has that error as its
-        outcome."""
+        """Call `work` with every node and its connection; the outcome of an unreachable node is its error."""
         return on_each(
             nodes,
             lambda node: work(node, self.of(node)),
@@ -210,7 +216,7 @@ class Connections:
         with self._change:
             self._closed = True
             connections, self._open = list(self._open.values()), {}
-        # Nothing is waited for, and threads for it cost more than all else.
+        # Closing does not wait here, and threads would cost more than all the rest.
         if self.kept:
             for connection in connections:
                 connection.close()
@@ -237,7 +243,7 @@ def within(
     work: Callable[[Node, Connection], Any],
     seconds: float | None = None,
 ) -> list[Outcome[Any]]:
-    """Return an outcome for each node within so many seconds. A node without an answer by then has a LinkLost."""
+    """Return an outcome for each node within `seconds`; a node without an answer in time has a LinkLost."""
     if seconds is None:
         return connections.on_each(nodes, work)
     found: dict[str, Outcome[Any]] = {}

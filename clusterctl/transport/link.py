@@ -1,4 +1,4 @@
-"""The launcher's end of a link to one agent: start the agent, multiplex requests, notice when the node is silent."""
+"""The launcher's end of a link to one agent: start it, multiplex requests, and notice a silent node."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from clusterctl.agent.frames import (
 from clusterctl.errors import ClusterctlError, LinkLost, Unreachable, WorkFailed
 from clusterctl.transport.pipe import ENDLESS, ENDLESS_HINT, MAX_NOISE, START_LIMIT, Pipe, last_line
 
-# Seconds after a command's time-out: its agent takes up to 7 to end it.
+# Seconds after a command's timeout: the agent takes up to 7 to end the command.
 LATE = 20.0
 
 
 class RequestFailed(WorkFailed):
-    """A node understood a request and could not fulfil it. `kind` is the reason for programs."""
+    """Raised if a node understood a request and could not fulfil it. `kind` is the reason, for programs."""
 
     def __init__(self, node: str, kind: str, message: str, hint: str = "") -> None:
         super().__init__(f"{node}: {message}", hint)
@@ -50,7 +50,7 @@ class RequestFailed(WorkFailed):
 
 @lru_cache(maxsize=1)
 def agent_files() -> dict[str, str]:
-    """Return the agent's files as they are sent: the folder `clusterctl/agent`, and an empty package around it."""
+    """Return the agent's files as they are sent: the folder `clusterctl/agent` inside an empty package."""
     folder = Path(bootstrap.__file__).parent
     files = {f"agent/{path.name}": path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
     return {"__init__.py": "", **files}
@@ -58,7 +58,7 @@ def agent_files() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def agent_hash() -> str:
-    """Return the name of this agent: a hash of its files' names and texts."""
+    """Return the version of the agent: a hash of its files' names and contents."""
     return hashlib.sha256(json.dumps(agent_files(), sort_keys=True).encode()).hexdigest()
 
 
@@ -74,9 +74,10 @@ def _first_lines() -> bytes:
 
 
 def agent_argv(python: str) -> list[str]:
-    """Return the command that starts an agent on a node; the program itself follows on its standard input.
+    """Return the command that starts an agent on a node; the agent's code follows on its standard input.
 
-    -I -S: ignore the settings and packages of the node's Python. -X utf8: the same file names in every locale.
+    -I -S: ignore the settings and packages of the node's Python. -X utf8: the same file names in every
+    locale.
     """
     return [
         python,
@@ -90,14 +91,14 @@ def agent_argv(python: str) -> list[str]:
 
 
 def shell_command(argv: Sequence[str]) -> str:
-    """Return the line for a login shell that runs `argv`; the shell expands a leading `~/`."""
+    """Return a command line for a login shell that runs `argv`; the shell expands a leading `~/`."""
     program = argv[0]
     first = "~/" + shlex.quote(program[2:]) if program.startswith("~/") else shlex.quote(program)
     return " ".join([first, *[shlex.quote(argument) for argument in argv[1:]]])
 
 
 class Answer(dict[str, Any]):
-    """The result of an operation; a missing key is reported as an error of the node, not as a bug."""
+    """The result of an operation; reading a missing key raises an error of the node, not a KeyError."""
 
     def __init__(self, node: str, op: str, value: Mapping[str, Any]) -> None:
         super().__init__(value)
@@ -109,7 +110,7 @@ class Answer(dict[str, Any]):
 
 
 def _words(text: str) -> str:
-    """Return the text that the agent sent as JSON; text that is not JSON is returned as it is."""
+    """Return the text that the agent sent as JSON; text that is not JSON is returned unchanged."""
     try:
         return str(json.loads(text or '""'))
     except (ValueError, RecursionError):
@@ -117,7 +118,7 @@ def _words(text: str) -> str:
 
 
 class PendingRequest:
-    """A request that was sent: send its body, read its reply, get its result, or cancel it."""
+    """A request that has been sent: send its body, read its reply, get its result, or cancel it."""
 
     def __init__(self, link: Link, number: int, op: str) -> None:
         self.op = op
@@ -129,14 +130,14 @@ class PendingRequest:
         self.inbox = Inbox(lambda count: link.send(Frame(number, "credit", {"bytes": count})))
 
     def send(self, data: bytes) -> None:
-        """Send a piece of the body; wait while the node has too much of it unread."""
+        """Send a piece of the body; wait while the node has too much unread data."""
         view = memoryview(data)
         while view:
             piece = bytes(view[:CHUNK])
             try:
                 self.window.take(len(piece))
             except StreamEnded:
-                # The reply says why.
+                # The reply contains the reason.
                 return
             self._link.send(Frame(self._id, "data", {}, piece))
             view = view[CHUNK:]
@@ -146,19 +147,19 @@ class PendingRequest:
         self._link.send(Frame(self._id, "eof", {}))
 
     def cancel(self) -> None:
-        """Cancel the request; the agent ends what it started for it."""
+        """Cancel the request; the agent ends what runs for it."""
         self._link.forget(self._id)
         if not self._link.is_closed:
             self._link.send(Frame(self._id, "cancel", {}))
 
     def take(self, frame: Frame, failure: Callable[[dict[str, Any]], ClusterctlError]) -> None:
-        """Accept one frame of the reply from the reading thread; raise BadFrame where it is invalid."""
+        """Process one frame of the reply in the reading thread; raise BadFrame if it is invalid."""
         if frame.kind == "credit":
             self.window.give(credit_of(frame))
         elif frame.kind == "data":
             self.inbox.put(frame)
         elif frame.kind == "end":
-            # Here, where it can still break the link.
+            # Check it in this thread, where an invalid payload can still break the link.
             parse_payload(frame.payload)
             self.inbox.put(frame)
             self.inbox.close()
@@ -168,11 +169,11 @@ class PendingRequest:
             self.window.close()
 
     def __iter__(self) -> Iterator[Frame]:
-        """Yield the chunks of the reply as they come; raise the error that the node sent instead."""
+        """Yield the chunks of the reply as they arrive; raise the error if the node sends one."""
         return self._frames(self.inbox.get)
 
     def within(self, seconds: float) -> Iterator[Frame]:
-        """Yield the chunks; raise LinkLost where the node does not end a request with a timeout of `seconds` in time.
+        """Yield the chunks; raise LinkLost if the node ends a request with a timeout of `seconds` too late.
 
         Only the time spent waiting for the node counts against its LATE seconds: the caller may be slow.
         """
@@ -218,10 +219,10 @@ A = TypeVar("A", bound=PendingRequest)
 
 
 class Link:
-    """Frames over one pipe: a reading thread, and any number of threads that send requests."""
+    """Frames over one pipe: one thread reads, and any number of threads send requests."""
 
     def __init__(self, node: str, pipe: Pipe, workdir: str) -> None:
-        """Start the agent behind the pipe. The caller closes the link."""
+        """Start the agent behind the pipe. The caller must close the link."""
         self.node = node
         self._pipe = pipe
         self._bytes = ByteReader(self._receive)
@@ -247,8 +248,8 @@ class Link:
         return self.ask(op, to_payload(params), lambda number: PendingRequest(self, number, op))
 
     def ask(self, op: str, payload: bytes, answered: Callable[[int], A]) -> A:
-        """Send a request whose parameters are JSON already; `answered` makes the object that receives the reply from
-        its number."""
+        """Send a request with parameters in JSON; `answered` makes the reply's receiver from the request
+        number."""
         number = next(self._numbers)
         request = answered(number)
         with self._change:
@@ -262,7 +263,7 @@ class Link:
         return request
 
     def silent_for(self) -> float:
-        """Return the seconds since the last byte came from the node."""
+        """Return the seconds since the last byte arrived from the node."""
         return time.monotonic() - self._heard
 
     def send(self, frame: Frame) -> None:
@@ -279,7 +280,7 @@ class Link:
             self._requests.pop(number, None)
 
     def close(self) -> None:
-        """End the link; the agent ends what still runs for it."""
+        """Close the link; the agent then ends what still runs for it."""
         self._break(LinkLost(self.node, "the link was closed"), closed=True)
 
     # ---- starting
@@ -304,7 +305,7 @@ class Link:
             raise Unreachable(self.node, f"the agent can't be installed: {text}", hint)
 
     def _answer(self) -> tuple[str, str]:
-        """Return the agent's next word and its text; skip what login scripts print before it."""
+        """Return the agent's next keyword and its text; skip what login scripts print before it."""
         mark = f"{bootstrap.MARK} ".encode()
         noise, size = b"", 0
         while size < MAX_NOISE:
@@ -326,10 +327,10 @@ class Link:
         hint = "check `python` in the inventory, and that login scripts neither read input nor exit"
         return Unreachable(self.node, f"no agent could be started{reason}", hint)
 
-    # ---- listening
+    # ---- reading
 
     def _receive(self) -> bytes:
-        """Return the next bytes from the node; send a heartbeat where nothing else was sent for long."""
+        """Return the next bytes from the node; send a heartbeat if nothing was sent for a while."""
         while True:
             now = time.monotonic()
             if now - self._heard > self._limit:
@@ -346,7 +347,7 @@ class Link:
             return data
 
     def _beat(self) -> None:
-        # Else somebody is just sending.
+        # Otherwise another thread is sending, so no heartbeat is needed.
         if self._sending.acquire(blocking=False):
             self._sending.release()
             self.send(Frame(0, "beat", {}))
@@ -372,7 +373,7 @@ class Link:
         with self._change:
             request = self._requests.get(frame.id)
         if request is None:
-            # A beat, or the rest of what was cancelled.
+            # A heartbeat, or a late frame of a cancelled request.
             return
         request.take(frame, self._failure)
         if frame.kind in ("end", "fail"):

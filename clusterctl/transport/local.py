@@ -1,4 +1,4 @@
-"""Use this machine as a node, without SSH: an agent or another program as a child process."""
+"""Use this machine as a node without SSH: run an agent or another program as a child process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from clusterctl.transport.pipe import StreamPipe
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
 
-# Seconds for a local program to end what it ran, before it is ended itself.
+# Seconds for a local program to end its child processes before it is killed.
 END_LIMIT = 10.0
 LOGIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class LocalTransport:
-    """Programs as child processes, with the environment of a login."""
+    """Runs programs as child processes, with the environment of a login."""
 
     def __init__(self, home: Path | None = None) -> None:
         self._home = home
@@ -52,12 +52,12 @@ class LocalTransport:
 
 
 class ChildStream:
-    """A child process and its three streams. It leads its own session, as under sshd."""
+    """A child process and its three streams, in a session of its own, as under sshd."""
 
     def __init__(
         self, node: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, patience: float = END_LIMIT
     ) -> None:
-        """`patience` is how many seconds it may take to end after its input was closed, before it is killed."""
+        """`patience`: seconds that it may take to end after its input was closed, before it is killed."""
         self.node = node
         self._patience = patience
         try:
@@ -81,7 +81,7 @@ class ChildStream:
         self._closed = False
 
     def read(self, size: int, timeout: float) -> tuple[str, bytes]:
-        # close() takes it too: a number must not be another's file by the time it is read.
+        # close() takes this lock too: otherwise a descriptor could belong to another file when it is read.
         with self._reading:
             open_ones = {file.fileno(): name for name, file in self._streams.items() if not file.closed}
             if self._closed:
@@ -133,7 +133,7 @@ class ChildStream:
 
 
 def _ready(numbers: Sequence[int], timeout: float) -> list[int]:
-    """Return those descriptors that can be read; unlike select(), any number is valid."""
+    """Return the descriptors that can be read; unlike select(), this works for descriptors of any number."""
     waiting = select.poll()
     for number in numbers:
         waiting.register(number, select.POLLIN)

@@ -1,4 +1,4 @@
-"""How many files this process may hold open: raised as far as the system allows, checked before work starts."""
+"""Raise this process's limit of open files, and check it before work starts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from clusterctl.errors import Unreachable, UsageError
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
 
-# No system needs more: four files for each of 16,000 nodes.
+# Enough for any use: four files for each of 16,000 nodes.
 MOST = 65_536
-# Files that the process itself holds: its streams, its logs, the modules that it loads.
+# Files that the process uses besides connections: its streams, logs and modules.
 OWN = 48
-# Files of one node's connection: a socket, and a pair or a proxy; a child process has pipes and a log.
+# Files of one node's connection: a socket and a socket pair or proxy; for a child process, pipes and a log.
 PER_NODE, PER_CHILD = 2, 4
 
 
 def raise_limit() -> int:
-    """Raise the limit of open files to the hard limit (at most MOST); return the limit."""
+    """Raise the limit of open files to the hard limit (at most MOST); return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(MOST, hard)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -31,7 +31,7 @@ def raise_limit() -> int:
 
 
 def require(nodes: Sequence[Node], at_once: int, children: bool) -> None:
-    """Raise a UsageError where connections to `at_once` of these nodes need more files than are allowed.
+    """Raise a UsageError if connections to `at_once` of these nodes need more files than allowed.
 
     `children`: each connection is a child process (OpenSSH's program).
     """
@@ -46,7 +46,8 @@ def require(nodes: Sequence[Node], at_once: int, children: bool) -> None:
 
 
 def too_many(node: str, problem: OSError) -> Unreachable | None:
-    """Return the error of a node whose connection needs more open files than allowed; None for another error."""
+    """Return the node's error if its connection needs more open files than allowed; None for another
+    problem."""
     if problem.errno not in (errno.EMFILE, errno.ENFILE):
         return None
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

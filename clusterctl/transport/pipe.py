@@ -1,4 +1,4 @@
-"""A program on a node as one byte stream, and how much a login script may print before that program speaks."""
+"""Present a program on a node as one byte stream; limit what login scripts may print before it starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from clusterctl.errors import LinkLost
 
-# Bytes that login scripts may print before the program on the node speaks.
+# Bytes that login scripts may print before the program on the node prints its first line.
 MAX_NOISE = 1 << 20
 # Seconds for a node to log in, run its login scripts and start the program.
 START_LIMIT = 30.0
@@ -28,7 +28,7 @@ class Pipe(Protocol):
     """A byte stream to and from a program on a node."""
 
     def receive(self, size: int, timeout: float) -> bytes:
-        """Return the next bytes, b"" at the end; raise TimeoutError when nothing came in time."""
+        """Return the next bytes, b"" at the end; raise TimeoutError if nothing arrives in time."""
 
     def send(self, data: bytes) -> None: ...
 
@@ -39,7 +39,7 @@ class Pipe(Protocol):
 
 
 class Stream(Protocol):
-    """What a pipe needs of a program's three streams (fanout.Stream)."""
+    """The part of fanout.Stream that a pipe uses."""
 
     def read(self, size: int, timeout: float) -> tuple[str, bytes]: ...
 

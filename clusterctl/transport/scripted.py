@@ -1,4 +1,4 @@
-"""Nodes that answer from a table, for tests of everything above the transport."""
+"""Nodes whose replies come from a table, to test the code above the transport."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ an error."""
 
 
 class ScriptedTransport:
-    """Nodes that answer from a table.
+    """Nodes whose replies come from a table.
 
-    A key is (node, key), or ("*", key) for every node; the key is the name of an operation, for `run` the command
-    line as typed in a shell, for `start` the command itself. Requests are recorded in `asked` as (node, key, params);
-    input of a started program is recorded in its params as `stdin`.
+    A key is (node, key), or ("*", key) for every node; the key is the name of an operation, for `run` the
+    command line as typed in a shell, for `start` the command itself. Requests are recorded in `asked` as
+    (node, key, params); the input of a started program is recorded in its params as `stdin`.
     """
 
     def __init__(self, table: Mapping[tuple[str, str], Answer]) -> None:
@@ -46,7 +46,7 @@ class ScriptedTransport:
         return _ScriptedStream(answer, params)
 
     def answer(self, node: str, command: str, op: str) -> Answer:
-        """Return the table's entry for a request; raise it where it is an error."""
+        """Return the table's entry for a request; raise it if it is an error."""
         for key in ((node, command), ("*", command), (node, op), ("*", op)):
             if key in self.table:
                 answer = self.table[key]
@@ -104,7 +104,7 @@ class _ScriptedConnection(Connection):
 
 
 class _ScriptedRequest(PendingRequest):
-    """A given reply."""
+    """A request with a given reply."""
 
     def __init__(self, op: str, answer: Answer) -> None:
         self.op = op

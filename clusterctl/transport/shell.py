@@ -1,11 +1,11 @@
-"""Run one command on a node through its /bin/sh alone, without an agent.
+"""Run one command on a node with /bin/sh alone, without an agent.
 
-Starting Python costs a node 20 to 50 ms of CPU; a shell that reads a script costs 1 to 2 ms. The result is the same.
-
-The login shell gets one constant line; the user's command is in the script, quoted for /bin/sh. The command replaces
-the shell, so that its exit code or signal is that of the session. A watcher process next to it reads the rest of the
-input: when the input ends, or brings nothing for long, the watcher ends the command and every process with its
-marker. dash, bash and busybox's ash run the script alike; it costs one fork and no other program.
+Starting Python costs a node 20 to 50 ms of CPU; a shell that reads a script costs 1 to 2 ms. The result is
+the same. The login shell gets one constant line; the user's command is in the script, quoted for /bin/sh.
+The command replaces the shell, so its exit code or signal is that of the session. A watcher process reads
+the rest of the input. If the input ends, or is silent for too long, the watcher ends the command and every
+process with its marker. dash, bash and busybox's ash run the script in the same way; it costs one fork and
+no other program.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 
 OnOutput = Callable[[str, bytes], None]
-# Seconds; most commands are over by then, and cost the node no timer.
+# Seconds; most commands end earlier, and then the node needs no timer.
 FIRST_BEAT = 1.0
 PIECE = 256 << 10
 ENDED_THERE = "what ran there for this command is ended by the node itself"
 
 
 class ShellSession:
-    """Commands on nodes, each over its own connection. Leaving the `with` block ends what still runs."""
+    """Runs commands on nodes, each over its own connection. Leaving the `with` block ends running commands."""
 
     def __init__(self, transport: Transport, silence: float = AGENT_SILENCE) -> None:
-        """`silence`: seconds without a heartbeat after which a node ends what it runs for us."""
+        """`silence`: seconds without a heartbeat after which a node ends our commands."""
         self._transport = transport
         self._silence = silence
         self._under_way: set[_RunningCommand] = set()
@@ -94,7 +94,8 @@ class ShellSession:
             raise LinkLost(running.node, "interrupted")
 
     def _beat(self) -> None:
-        """Send heartbeats from a thread of its own: the reader of a command's output may be a slow terminal."""
+        """Send heartbeats from a separate thread, because the reader of a command's output may be a slow
+        terminal."""
         while True:
             time.sleep(FIRST_BEAT)
             with self._change:
@@ -105,7 +106,8 @@ class ShellSession:
                 running.beat(self._silence / 3)
 
     def close(self) -> None:
-        """End what still runs on every node and wait for that; an interrupt only closes the connections."""
+        """End the running commands on every node and wait for them; on an interrupt, only close the
+        connections."""
         with self._change:
             self._closed = True
             under_way = list(self._under_way)
@@ -129,9 +131,9 @@ class _RunningCommand:
         self._cwd = cwd
         self.marker = os.urandom(16).hex()
         self._mark = f"{MARK} {self.marker}".encode()
-        # What login scripts print.
+        # What login scripts have printed so far.
         self._noise = {"stdout": bytearray(), "stderr": bytearray()}
-        # What the node said when it began, `ok` or why not.
+        # The node's status when the command began: `ok`, or why it could not begin.
         self._began = ""
         self._timed_out = False
         self._gone_since: float | None = None
@@ -140,8 +142,8 @@ class _RunningCommand:
         self._ending = False
 
     def run(self, text: bytes, on_output: OnOutput) -> Completed:
-        """Run the command to its end; its output goes to `on_output` as it comes."""
-        # A login that ended at once may have said why.
+        """Run the command to its end; pass its output to `on_output` as it arrives."""
+        # A login that has already ended may have printed the reason.
         with contextlib.suppress(LinkLost):
             self._stream.send(text)
         while self._is_awaited():
@@ -149,7 +151,7 @@ class _RunningCommand:
                 name, data = self._stream.read(PIECE, AFTERMATH)
             except TimeoutError:
                 if self._gone_since is not None:
-                    # What it left behind holds its streams, and says nothing.
+                    # Only processes that the command left behind hold its streams, and they are silent.
                     break
                 continue
             if not name:
@@ -165,7 +167,7 @@ class _RunningCommand:
         now = time.monotonic()
         if now >= self._next_beat and not self._ending:
             self._next_beat = now + pause
-            # read() knows more of it.
+            # read() raises an error with the reason.
             with contextlib.suppress(LinkLost):
                 self._stream.send(b"\n")
 
@@ -178,7 +180,7 @@ class _RunningCommand:
         self._stream.close()
 
     def _is_awaited(self) -> bool:
-        """Return whether to wait for the node any longer; end the command where its timeout is over."""
+        """Return whether to keep waiting for the node; end the command if its timeout has passed."""
         now = time.monotonic()
         if self._gone_since is None and self._stream.exited():
             self._gone_since = now
@@ -187,7 +189,7 @@ class _RunningCommand:
         if not self._began:
             raise self._nothing_began(f"within {START_LIMIT:.0f} s")
         if self._timed_out:
-            # The kernel itself holds it.
+            # The command cannot be killed: it hangs in the kernel.
             return False
         self._timed_out = True
         self._deadline = now + POLITE + KILLING + 1
@@ -195,10 +197,10 @@ class _RunningCommand:
         return True
 
     def _after_mark(self, name: str, data: bytes) -> bytes:
-        """Return the part of the first output that is the command's, without what login scripts printed before it."""
+        """Return the command's part of the first output, without what login scripts printed before it."""
         noise = self._noise[name]
         noise += data
-        # No pattern: each would be compiled for one use, 0.3 ms.
+        # No regular expression: compiling one for a single use takes 0.3 ms.
         begin = noise.find(self._mark)
         end = noise.find(b"\n", begin) if begin >= 0 else -1
         if end < 0:
@@ -217,7 +219,7 @@ class _RunningCommand:
             raise self._nothing_began()
         if self._began != "ok":
             raise RequestFailed(self.node, "not-found", f"no folder {self._cwd or '~'} to run in")
-        # By the kernel itself.
+        # The command hangs in the kernel and could not be killed.
         held = self._timed_out and self._gone_since is None
         code, number = (None, None) if held else self._stream.ended()
         if code is None and number is None and not self._timed_out:
@@ -231,24 +233,24 @@ class _RunningCommand:
         return Unreachable(self.node, f"its login shell began no command: {reason}", hint)
 
 
-# Every login shell understands it: sh, csh and fish alike.
+# Every login shell understands this line: sh, csh and fish.
 LINE = "exec /bin/sh"
-# Stands before the command's own output on both streams.
+# Printed before the command's output on both streams.
 MARK = "CLUSTERCTL-ONCE"
-# Seconds after which the watcher gives up on what the kernel itself holds.
+# Seconds after which the watcher gives up on processes that hang in the kernel.
 KILLING = 5.0
 CARRIED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Variables that one shell or another lets nobody set, or sets anew.
+# Variables that some shell does not allow to be set, or sets itself.
 SHELLS_OWN = re.compile(
     "_|BASH.*|COMP_WORDBREAKS|DIRSTACK|EPOCH.*|EUID|FUNCNAME|GROUPS|HISTCMD|LINENO|OPTIND|PIPESTATUS|PPID|"
     "S?RANDOM|SECONDS|SHELLOPTS|SHLVL|UID"
 )
 SSH_NAMES = "SSH_CLIENT SSH_CONNECTION SSH_TTY SSH_AUTH_SOCK SSH_ORIGINAL_COMMAND SSH_USER_AUTH"
 
-# What the shell reads first. $$ is the command, whose place the shell leaves; $k its marker, which no environment
-# holds but the command's and its children's; the watcher is in the command's group too. Each line of input is a
-# sign of life, and winds the timer of $S seconds up anew. The braces make a shell read all of it before it starts
-# the watcher, which reads the same input.
+# The first lines that the shell reads. $$ is the shell's process id, which the command takes over; $k is
+# the marker, which is only in the environment of the command and its children. The watcher is in the
+# command's process group. Each line of input is a heartbeat and restarts the timer of $S seconds. The
+# braces make the shell read the whole script before it starts the watcher, which reads the same input.
 WATCHER = (
     "\n{"
     + ENDING
@@ -273,7 +275,8 @@ e)&
 
 
 def carries(argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Return whether /bin/sh can pass exactly this argv and environment to a command; else the agent has to run it."""
+    """Return whether /bin/sh can pass exactly this argv and environment to a command; if not, the agent
+    runs it."""
     names_fit = all(CARRIED.fullmatch(name) and not SHELLS_OWN.fullmatch(name) for name in env)
     return names_fit and bool(argv[0]) and not argv[0].startswith("-")
 
@@ -285,7 +288,8 @@ def script(
     cwd: str | None = None,
     silence: float = AGENT_SILENCE,
 ) -> bytes:
-    """Return the script for /bin/sh: the watcher, the mark, and the command in the shell's place."""
+    """Return the script for /bin/sh: start the watcher, print the mark, and replace the shell by the
+    command."""
     limits = f"k={MARKER}={marker} P={POLITE:.0f} L={POLITE + KILLING:.0f} S={silence:.0f}"
     home, program = _at_home(argv[0])
     exports = "".join(f"export {name}={_quoted(value)}\n" for name, value in env.items())
@@ -309,7 +313,8 @@ def _quoted(text: str) -> str:
 
 
 def _at_home(program: str) -> tuple[str, str]:
-    """Return the lines and the word for a program name: `~/` is the login's home, whatever HOME the command gets."""
+    """Return a shell line and word for a program name: `~/` means the login's home, even if the command
+    gets another HOME."""
     if program.startswith("~/"):
         return "h=$HOME\n", '"$h"/' + _quoted(program[2:])
     return "", _quoted(program)
