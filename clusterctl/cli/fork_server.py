@@ -57,8 +57,7 @@ SPEAK_SSH = frozenset(
 
 
 def start(idle: str, ready: str) -> None:
-    """Become a background process and run the keeper there; `ready` is a descriptor written to once it
-    listens."""
+    """Run the keeper in a background process; it writes to the descriptor `ready` once it listens."""
     if os.fork() == 0:
         main(float(idle), int(ready))
 

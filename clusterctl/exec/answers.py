@@ -100,8 +100,7 @@ def folded(outcomes: Sequence[Outcome[Completed]], answers: Answers) -> list[Gro
 
 
 def differences(groups: Sequence[Group], against: str | None) -> Iterator[str]:
-    """Yield the lines of a diff between each group and that of the node `against`, or else the largest
-    group."""
+    """Yield a diff between each group and that of the node `against`, or else the largest group."""
     base = next((group for group in groups if against in group.names), None)
     base = base or max(groups, key=lambda group: len(group.names))
     for other in groups:

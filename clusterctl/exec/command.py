@@ -130,8 +130,10 @@ class FileInput:
 
 
 class PipeInput:
-    """A pipe or a terminal, which can be read only once: a fast node waits for slow ones after AHEAD
-    pieces."""
+    """A pipe or a terminal, which can be read only once.
+
+    A fast node waits for the slow ones when it is AHEAD pieces in front.
+    """
 
     together = True
     """All nodes have to start at the same time."""

@@ -60,8 +60,8 @@ class Prefixer(WholeLines):
     """Writes each line with its node's name before it; a whole chunk needs only one replacement."""
 
     def __init__(self, width: int, write: Write) -> None:
-        """`write("stdout" or "stderr", bytes)` receives whole lines; `width` is the length of the longest
-        node name."""
+        """`write("stdout" or "stderr", bytes)` receives whole lines; `width` is that of the longest node
+        name."""
         super().__init__()
         self._width = width
         self._write = write
@@ -96,7 +96,7 @@ class JsonLines(WholeLines):
 
 
 class Folder:
-    """Writes the output of each node unchanged into a folder: NODE.out, and NODE.err where there was any."""
+    """Writes the output of each node unchanged into a folder: NODE.out, and NODE.err if there is any."""
 
     def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
         """Remove earlier output of these nodes, so that it cannot be taken for new output."""

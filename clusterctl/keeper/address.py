@@ -58,8 +58,7 @@ def opened(path: str) -> int:
 
 
 def name() -> str:
-    """Return the name of the keeper that fits this command: a hash of everything that can change its
-    results.
+    """Return the name of the keeper for this command: a hash of everything that can change its results.
 
     This includes the program's code and interpreter, the home and settings folders, Python's environment
     variables, and the network, mount and user namespaces. Files are represented by modification time and
@@ -96,8 +95,7 @@ def _code(folder: str) -> list[str]:
 
 
 def address(handle: int, file: str) -> str:
-    """Return a socket's path by way of an open folder descriptor; it is short even if the folder's path is
-    long."""
+    """Return a socket's path by way of a folder descriptor; it is short even if the folder's path is long."""
     return f"/proc/self/fd/{handle}/{file}"
 
 

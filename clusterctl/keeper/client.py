@@ -58,8 +58,10 @@ class KeeperTransport:
     def __init__(
         self, cluster: Cluster, options: Mapping[str, Any], persist: float, ask: AskSecret | None = None
     ) -> None:
-        """Connect to the keeper, or start it. `options` and `ask` are those of `transport_to`; `persist` is in
-        seconds."""
+        """Connect to the keeper, or start it.
+
+        `options` and `ask` are those of `transport_to`; `persist` is in seconds.
+        """
         self._cluster = cluster
         self._options = dict(options)
         self._persist = persist
@@ -121,7 +123,7 @@ class Line:
     def __init__(self, connected: socket, ask: AskSecret | None = None) -> None:
         self._ask = ask
         self.fresh: set[str] = set()
-        """The keys of the links that need not be reached for first."""
+        """The keys of the links that can be used without a check."""
         self._socket = connected
         self._numbers = itertools.count(1)
         self._requests: dict[int, PendingRequest] = {}
@@ -269,8 +271,7 @@ class RunningKeeper:
         self._line = Line(connected)
 
     def status(self) -> dict[str, Any]:
-        """Return its start time, how long it keeps links, its links, and how many commands use them; {} if
-        it is ending."""
+        """Return its start time, idle limit, links and number of commands; {} if it is ending."""
         try:
             return {"pid": self.pid, **self._line.ask("keeper", "status", {}).end()}
         except LinkLost:

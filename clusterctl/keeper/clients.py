@@ -51,8 +51,7 @@ LOOK = 1.0
 
 
 def serve(listening: socket.socket, watched: int, idle: float) -> None:
-    """Hold links until no command has used them for `idle` seconds, or the process behind `watched` has
-    ended."""
+    """Hold links until no command uses them for `idle` seconds, or the process behind `watched` ends."""
     holder = LinkHolder(idle)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, holder.stop)

@@ -34,8 +34,8 @@ class LinkEntry:
     """How long the machine had slept when the link last worked, in seconds since boot."""
 
     def is_fresh(self) -> bool:
-        """Return whether the node sent data recently enough to need no test; False if the machine slept
-        since."""
+        """Return whether the node sent data recently and the machine has not slept since: no test is
+        needed."""
         if self.link is None or self.link.is_closed:
             return False
         return self.link.silent_for() < PROOF and _slept() - self.proved < NAP

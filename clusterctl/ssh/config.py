@@ -156,8 +156,7 @@ def _known_hosts(answers: Answers) -> tuple[str, ...]:
 
 
 def _jump(text: str, before: Way | None, config: Configuration, depth: int) -> Way:
-    """Return the way to one `user@host:port` of a chain; a gateway of its own applies only to the first
-    one."""
+    """Return the way to one `user@host:port` of a chain; only the first one may have a gateway itself."""
     user, _, place = text.removeprefix("ssh://").rpartition("@")
     host, port = host_and_port(place)
     way = _resolved(host, user or None, port, None, config, depth + 1)

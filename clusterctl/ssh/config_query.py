@@ -15,7 +15,7 @@ from typing import Any
 from clusterctl.errors import UsageError
 
 Answers = Mapping[str, tuple[str, ...]]
-"""Each option in small letters, with its values in order."""
+"""The values of each option in order; option names are in lower case."""
 
 # Seconds: a command of `Match exec` may query a slow service.
 ASK_LIMIT = 60.0
@@ -55,7 +55,8 @@ class Configuration:
         self._version = (0, 0)
         self._marked: dict[str, bool] = {}
         self.ways: dict[object, Any] = {}
-        """What ssh_config.way_to made of it for each node: 0.2 ms, wanted by whoever chooses and whoever connects."""
+        """The results of config.way_to, cached by node (0.2 ms each); the backend choice and the connection
+        use them."""
 
     def of(self, host: str, user: str | None, port: int | None) -> Answers:
         """Return the options that apply to a host; {} if there is no `ssh` program."""

@@ -38,7 +38,7 @@ from clusterctl.ssh.session import Session
 from clusterctl.text import plural
 
 AskSecret = Callable[[str], "str | None"]
-"""Gives a secret that the user types; None where nobody is there to ask."""
+"""Returns a secret that the user types; None if there is no user to ask."""
 
 
 class Keys:
@@ -51,11 +51,10 @@ class Keys:
         self._change = threading.Lock()
         self._asking = threading.Lock()
         self.served = ""
-        """The key file that was accepted last."""
+        """The path of the key file that a server accepted last."""
 
     def open_ones(self, way: Way) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Yield names and usable keys: key files first (the last accepted one leads), then keys of the ssh
-        agent."""
+        """Yield names and usable keys: key files (the last accepted one first), then keys of the ssh agent."""
         found = [(path, key) for path in way.identities for key in self._forms(path)]
         yield from sorted(found, key=lambda named_key: named_key[0] != self.served)
         locked = {_public_blob(path) for path in way.identities if self._of_file(path) == LOCKED}
@@ -79,8 +78,7 @@ class Keys:
         return [path for path in way.identities if self._of_file(path) == LOCKED]
 
     def unlocked(self, path: str) -> paramiko.PKey | None:
-        """Return a locked key after the user has typed its passphrase; other threads that need the key
-        wait."""
+        """Return a locked key after the user has typed its passphrase; other threads wait for the same key."""
         with self._asking:
             known = self._of_file(path)
             if isinstance(known, paramiko.PKey):
@@ -97,7 +95,7 @@ class Keys:
         return None
 
     def why_not(self, path: str) -> str:
-        """Return why a key file cannot be used; "" where it can."""
+        """Return why a key file cannot be used; "" if it can."""
         found = self._of_file(path)
         return found if isinstance(found, str) else ""
 
@@ -334,8 +332,7 @@ def _matches(patterns: str, name: str) -> bool:
 
 @dataclass
 class KnownHosts:
-    """The recorded host keys: the cluster's file first, then the user's. New keys are written to the first
-    file."""
+    """The recorded host keys: the cluster's file first, then the user's. New keys go to the first file."""
 
     files: Sequence[Path]
     _tables: list[_Table] = field(default_factory=list)
@@ -358,8 +355,7 @@ class KnownHosts:
             self._tables[0].add(name, key)
 
     def judge(self, node: str, name: str, key: HostKey, accept_new: bool) -> None:
-        """Accept a host key or raise the reason to reject it; called before anything but the handshake is
-        sent."""
+        """Accept a host key or raise an error; called before anything but the handshake is sent."""
         if any(key.fingerprint in table.revoked for table in self._tables):
             raise host_keys.revoked(node, key)
         recorded = self.of(name)

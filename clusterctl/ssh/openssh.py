@@ -80,8 +80,7 @@ FIXED = {
 
 
 class OpenSshTransport:
-    """Reaches nodes over SSH with one child process each; one instance serves a whole command and is
-    thread-safe."""
+    """Reaches nodes over SSH with one child process each; thread-safe, one instance serves a whole command."""
 
     def __init__(
         self,
@@ -139,8 +138,7 @@ class OpenSshTransport:
     # ---- logging in
 
     def _log_in(self, node: Node, command: str, more: Sequence[str] = ()) -> Child:
-        """Return a child that is logged in; with `accept_new`, record new host keys after the login has
-        succeeded."""
+        """Return a logged-in child; with `accept_new`, record new host keys after a successful login."""
         way = way_to(node, self._config)
         with tempfile.TemporaryDirectory(prefix="clusterctl-ssh-") as folder:
             new: dict[int, Path] = {}
@@ -251,8 +249,8 @@ class OpenSshTransport:
     def _argv(
         self, ways: Sequence[Way], logs: Sequence[str], new: Mapping[int, Path], alone: bool = False
     ) -> list[str]:
-        """Return the options for the last server of a chain; they contain the commands for the servers
-        before it."""
+        """Return the options for the last server of a chain, including the commands for the servers before
+        it."""
         way, place = ways[-1], len(ways) - 1
         files = [str(file) for file in self._known_hosts(way)]
         if place in new:
@@ -278,15 +276,15 @@ class OpenSshTransport:
         return argv + [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
 
     def _proxy_command(self, ways: Sequence[Way], logs: Sequence[str], new: Mapping[int, Path]) -> str:
-        """Return the ssh command that connects through the previous server; -J would not pass on our
-        options."""
+        """Return the ssh command that connects through the previous server; -J would not pass our options
+        on."""
         way, before = ways[-1], ways[-2]
         host = f"[{way.host}]" if ":" in way.host else way.host
         argv = [str(self._config.program), *self._argv(ways[:-1], logs, new), "-W", f"{host}:{way.port}"]
         return shlex.join([*argv, "--", before.asked]).replace("%", "%%")
 
     def _kinds(self, kinds: Sequence[str]) -> dict[str, str]:
-        """Return options that prefer keys of these kinds and exclude certificates, since only keys are
+        """Return options that prefer keys of these kinds; exclude certificates, since only keys are
         recorded."""
         names = self._config.built_in().get("hostkeyalgorithms", ("",))[0].split(",")
         plain = [name for name in names if name and "-cert-" not in name]
@@ -366,8 +364,7 @@ class LoginQueue:
 
     @contextmanager
     def passed(self, node: str, is_gateway: bool) -> Iterator[None]:
-        """Wait for a free place for one handshake; raise the error if this gateway has just failed for
-        another node."""
+        """Wait for a free place for one handshake; raise the gateway's error if it has just failed."""
         alone = is_gateway and self._goes_first()
         try:
             if self._failed is not None and time.monotonic() - self._failed_at < REMEMBERED:

@@ -1,5 +1,4 @@
-"""Run OpenSSH's program as a child process: one login each, with separate streams and logs, and a reliable
-end."""
+"""Run OpenSSH's program as a child process for one login, with separate streams and logs."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ ENDING = 5.0
 
 
 class Logs:
-    """The logs of the servers on the way, read through named pipes to keep them apart from the node's
-    output.
+    """The logs of the servers on the way, read through named pipes, apart from the node's output.
 
     ssh closes every descriptor except its three streams when it starts, so a log needs a path. The folder
     is removed once ssh has opened the pipes.
@@ -134,8 +132,10 @@ class Child:
     # ---- reading
 
     def read(self, size: int, timeout: float) -> tuple[str, bytes]:
-        """Return ("stdout" or "stderr", bytes), or ("", b"") once both have ended. Raise TimeoutError when nothing
-        came in time."""
+        """Return ("stdout" or "stderr", bytes), or ("", b"") once both have ended.
+
+        Raise TimeoutError if nothing arrives in time.
+        """
         deadline = time.monotonic() + timeout
         with self._reading:
             while self._open and not self._closed:
@@ -180,8 +180,7 @@ class Child:
             self._socket.shutdown(socket.SHUT_WR)
 
     def has_ended(self, within: float = 0.0) -> bool:
-        """Return whether ssh has ended. Do not reap it: its process id stays reserved until the group is
-        ended."""
+        """Return whether ssh has ended, without reaping it: its process id stays reserved for its group."""
         deadline = time.monotonic() + within
         while self._process.returncode is None and not has_ended(self._process.pid):
             if time.monotonic() >= deadline:

@@ -57,8 +57,7 @@ class Packets(Packetizer):
         self._quick = QUICKACK if isinstance(sock, socket.socket) else None
 
     def next_message(self, until: float) -> tuple[int, Any]:
-        """Return the next message (kind, content); raise TimeoutError if it has not arrived by the
-        monotonic time `until`."""
+        """Return the next message (kind, content); raise TimeoutError at the monotonic time `until`."""
         self._start = self._at
         self._until = until
         try:

@@ -44,8 +44,7 @@ def connected(way: Way, timeout: float) -> socket.socket:
 
 
 class ProxySocket(socket.socket):
-    """A socket whose other end is the standard input and output of a ProxyCommand; closing it ends the
-    command."""
+    """A socket connected to the standard input and output of a ProxyCommand; closing it ends the command."""
 
     def __init__(self, command: str) -> None:
         ours, theirs = socket.socketpair()

@@ -131,7 +131,7 @@ class Session(_Transport):  # type: ignore[misc]
         self._refused: dict[int, str] = {}
         self._closing = threading.Lock()
         self.problem: BaseException | None = None
-        """Why it ended."""
+        """Why the connection ended; None while it is open."""
         self._handler_table[MSG_SERVICE_ACCEPT] = lambda message: None
 
     def _log(self, level: int, msg: Any, *args: object) -> None:
@@ -142,8 +142,8 @@ class Session(_Transport):  # type: ignore[misc]
     def shake_hands(self, limit: float, first_word: float | None = None) -> None:
         """Agree on keys; when this returns, `judge` has accepted the server's host key.
 
-        The server's first line must arrive within `first_word` seconds. The kernel of a frozen machine may
-        accept a connection that sshd never answers; waiting for the whole `limit` would then be wasted.
+        The server's first line must arrive within `first_word` seconds: the kernel of a frozen machine may
+        accept a connection that sshd never answers, and it would be useless to wait for the whole `limit`.
         """
         deadline = time.monotonic() + limit
         self.active = True

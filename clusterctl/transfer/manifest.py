@@ -211,8 +211,7 @@ class Ignore:
 
 
 def _rule(line: str) -> tuple[re.Pattern[str], bool, bool] | None:
-    """Parse one line of an ignore file; return (pattern for a path, keep, folders only), or None for no
-    rule."""
+    """Parse one line of an ignore file; return (pattern, keep, folders only), or None if it has no rule."""
     text = line.rstrip()
     if not text or text.startswith("#"):
         return None

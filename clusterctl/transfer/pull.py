@@ -1,5 +1,7 @@
-"""Pull trees from nodes: only missing data is sent, each piece is verified, and nothing is written
-elsewhere."""
+"""Pull trees from nodes: only missing data is sent, and each piece is verified.
+
+Nothing is written outside the destination.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from clusterctl.transport.fanout import Connection
 
 
 def pull_place(dest: Path, node: str, node_path: str) -> Path:
-    """Return where a node's tree is written: DEST/<node>/<last name>, or DEST/<node> for a whole home or
+    """Return where a node's tree is written: DST/<node>/<last name>, or DST/<node> for a whole home or
     root."""
     name = node_path.rstrip("/").rsplit("/", 1)[-1]
     return dest / node if name in ("", "~", ".", "..") else dest / node / name

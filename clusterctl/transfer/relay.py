@@ -45,8 +45,8 @@ class Relay:
         self._change = threading.Lock()
 
     def terms(self, node: str, wanted: int, pieces: int = 1) -> dict[str, str]:
-        """Return how a node that lacks some bytes gets them: it listens at an address, or the launcher
-        sends everything."""
+        """Return how a node gets its missing bytes: it listens at an address, or the launcher sends them
+        all."""
         if not self._always and wanted < LEAST_BYTES + LEAST_PIECE * pieces:
             return {"mode": "off"}
         with self._change:
@@ -54,8 +54,8 @@ class Relay:
         return {**self._terms, "address": self._addresses[node]}
 
     def join(self, node: str, port: int) -> list[dict[str, Any]]:
-        """Add a node that listens (not if the port is 0); return the nodes that it may request data from,
-        best first."""
+        """Add a node that listens (unless the port is 0); return nodes that it may request data from, best
+        first."""
         with self._change:
             members = list(self._members)
             if port:

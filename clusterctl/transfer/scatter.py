@@ -1,5 +1,4 @@
-"""Push the shards of a corpus to different nodes: shard i to node i, starting over if there are more
-shards."""
+"""Push the shards of a corpus to different nodes: shard i goes to node i, modulo the number of nodes."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ def portions(cluster: Cluster, prefixes: Sequence[str]) -> tuple[Path, list[Port
 
 
 def _prefix(name: str) -> Path:
-    """Return a shard's prefix, given the prefix or any of the shard's files, so that `shards/*` works in a
-    shell."""
+    """Return a shard's prefix, given the prefix or any file of the shard, so that `shards/*` works."""
     for ending in (*ENDINGS, *MORE):
         if name.endswith(f".{ending}"):
             return Path(name[: -len(ending) - 1])

@@ -77,8 +77,8 @@ class UnchangedCheck:
         self._pushed = pushed
 
     def at(self, node: Node) -> PushResult | None:
-        """Return the result of a push that changes nothing, else None; then `connections` has the node's
-        agent."""
+        """Return the result of a push that changes nothing, else None and keep the node's agent in
+        `connections`."""
         stream = self._connections.transport.start(node, LINE)
         began = time.monotonic()
         try:

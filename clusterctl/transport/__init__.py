@@ -1,2 +1,1 @@
-"""Connect to nodes and run work on many of them in parallel, with an outcome for each; knows nothing of
-SSH."""
+"""Connect to nodes and run work on many of them in parallel; knows nothing of SSH."""

@@ -57,8 +57,7 @@ class Connection:
         self._hello: dict[str, Any] | None = None
 
     def open(self, op: str, params: Mapping[str, Any]) -> PendingRequest:
-        """Send a request whose body and reply are both streams. Most callers want `request`, `call` or
-        `run`."""
+        """Send a request whose body and reply are streams. Most callers want `request`, `call` or `run`."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -137,10 +136,9 @@ class Connection:
         return Completed(code, number, out, err, bool(result.get("timed_out")))
 
     def hello(self) -> dict[str, Any]:
-        """Return facts about the node: hostname, python, boot_id, home, workdir, cpus, disk_free, wall,
-        monotonic.
+        """Return facts about the node, which is queried only once.
 
-        The node is queried only once.
+        They are hostname, python, boot_id, home, workdir, cpus, disk_free, wall and monotonic.
         """
         if self._hello is None:
             self._hello = self.call("hello")

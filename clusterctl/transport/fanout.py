@@ -1,7 +1,7 @@
-"""Run work on many nodes: a transport connects, a connection sends requests, a fan-out returns the
-outcomes.
+"""Run work on many nodes in parallel and return an outcome for each.
 
-`raise_failures` turns all failed outcomes into one error.
+A transport connects, a connection sends requests, and a fan-out collects the outcomes. `raise_failures`
+turns all failed outcomes into one error.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ class Stream(Protocol):
         """
 
     def send(self, data: bytes) -> None:
-        """Write to its standard input; wait while the node accepts no more. Raise LinkLost if nothing reads
-        it."""
+        """Write to its standard input; wait while the node accepts no more.
+
+        Raise LinkLost if nothing reads the input any more.
+        """
 
     def finish(self) -> None:
         """Close its standard input."""
 
     def exited(self) -> bool:
-        """Return whether the program has ended; its child processes may still hold its streams. Never
-        waits."""
+        """Return whether the program has ended, without waiting; its children may still hold its streams."""
 
     def ended(self) -> tuple[int | None, int | None]:
         """Return the exit code or the signal, after both streams have ended."""
@@ -97,12 +98,11 @@ def on_each(
     fanout: int = FANOUT,
     on_outcome: Callable[[Outcome[T]], None] | None = None,
 ) -> list[Outcome[T]]:
-    """Call `work` for every node, for at most `fanout` at the same time; return the outcomes in the nodes'
-    order.
+    """Call `work` for every node; return the outcomes in the nodes' order.
 
-    An error of one node becomes its outcome and does not stop the other nodes; a bug is raised here. Ctrl-C
-    returns immediately: the threads are daemons, and closing their connections (`Connections`) ends what
-    they wait for.
+    At most `fanout` calls run at the same time. An error of one node becomes its outcome and does not stop
+    the other nodes; a bug is raised here. Ctrl-C returns immediately: the threads are daemons, and closing
+    their connections (`Connections`) ends what they wait for.
     """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, Outcome[T] | BaseException]] = queue.SimpleQueue()

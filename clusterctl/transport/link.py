@@ -123,7 +123,7 @@ class PendingRequest:
     def __init__(self, link: Link, number: int, op: str) -> None:
         self.op = op
         self.result: dict[str, Any] | None = None
-        """What the operation gave back, once the reply was read to its end."""
+        """The result of the operation, once the reply was read to its end."""
         self._link = link
         self._id = number
         self.window = Window()
@@ -248,8 +248,8 @@ class Link:
         return self.ask(op, to_payload(params), lambda number: PendingRequest(self, number, op))
 
     def ask(self, op: str, payload: bytes, answered: Callable[[int], A]) -> A:
-        """Send a request with parameters in JSON; `answered` makes the reply's receiver from the request
-        number."""
+        """Send a request with parameters in JSON; `answered(number)` makes the object that receives the
+        reply."""
         number = next(self._numbers)
         request = answered(number)
         with self._change:

@@ -46,8 +46,7 @@ def require(nodes: Sequence[Node], at_once: int, children: bool) -> None:
 
 
 def too_many(node: str, problem: OSError) -> Unreachable | None:
-    """Return the node's error if its connection needs more open files than allowed; None for another
-    problem."""
+    """Return an error if the node's connection failed for lack of open files; None for another problem."""
     if problem.errno not in (errno.EMFILE, errno.ENFILE):
         return None
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

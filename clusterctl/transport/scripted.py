@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
 
 Answer = Any
-"""A dict (the result), a Completed (for run and start), a list of (fields, payload) with the result last, or
-an error."""
+"""A dict (the result), a Completed (for run and start), a list of (fields, payload), result last, or an
+error."""
 
 
 class ScriptedTransport:

@@ -94,8 +94,7 @@ class ShellSession:
             raise LinkLost(running.node, "interrupted")
 
     def _beat(self) -> None:
-        """Send heartbeats from a separate thread, because the reader of a command's output may be a slow
-        terminal."""
+        """Send heartbeats from a separate thread: the reader of a command's output may be a slow terminal."""
         while True:
             time.sleep(FIRST_BEAT)
             with self._change:
@@ -106,8 +105,7 @@ class ShellSession:
                 running.beat(self._silence / 3)
 
     def close(self) -> None:
-        """End the running commands on every node and wait for them; on an interrupt, only close the
-        connections."""
+        """End the running commands on every node and wait for them; an interrupt closes the connections."""
         with self._change:
             self._closed = True
             under_way = list(self._under_way)
@@ -275,8 +273,8 @@ e)&
 
 
 def carries(argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Return whether /bin/sh can pass exactly this argv and environment to a command; if not, the agent
-    runs it."""
+    """Return whether /bin/sh can pass exactly this argv and environment; if not, the agent runs the
+    command."""
     names_fit = all(CARRIED.fullmatch(name) and not SHELLS_OWN.fullmatch(name) for name in env)
     return names_fit and bool(argv[0]) and not argv[0].startswith("-")
 
@@ -288,8 +286,7 @@ def script(
     cwd: str | None = None,
     silence: float = AGENT_SILENCE,
 ) -> bytes:
-    """Return the script for /bin/sh: start the watcher, print the mark, and replace the shell by the
-    command."""
+    """Return the script for /bin/sh: start the watcher, print the mark, and become the command."""
     limits = f"k={MARKER}={marker} P={POLITE:.0f} L={POLITE + KILLING:.0f} S={silence:.0f}"
     home, program = _at_home(argv[0])
     exports = "".join(f"export {name}={_quoted(value)}\n" for name, value in env.items())
@@ -313,8 +310,10 @@ def _quoted(text: str) -> str:
 
 
 def _at_home(program: str) -> tuple[str, str]:
-    """Return a shell line and word for a program name: `~/` means the login's home, even if the command
-    gets another HOME."""
+    """Return a shell line and word for a program name.
+
+    `~/` means the login's home folder, even if the command gets another HOME.
+    """
     if program.startswith("~/"):
         return "h=$HOME\n", '"$h"/' + _quoted(program[2:])
     return "", _quoted(program)
