@@ -12,8 +12,7 @@ from native.registry import OPS, Status, survey
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the exit code: 0 for success, 1 if the build failed; argparse exits with 2 for a wrong command
-    line."""
+    """Return the exit code: 0 for success, 1 if the build failed; argparse exits with 2 for a wrong command line."""
     parser = argparse.ArgumentParser(prog="python -m native", description=__doc__)
     parser.add_argument("command", nargs="?", choices=["report", "build"], default="report")
     parser.add_argument("--device", default="cpu", help="device type: cpu, cuda, npu (default: cpu)")

@@ -1,11 +1,9 @@
 """Define the test cases of every op, and how far a backend may be from the reference.
 
 The tests (for values and gradients) and the benchmark use them; shapes and allowed errors are defined only
-here.
-The expected result of a case is the reference in fp64 on the same, already rounded, inputs. An error is the
-largest
-difference divided by the largest absolute value expected, so that it means the same for losses and
-gradients.
+here. The expected result of a case is the reference in fp64 on the same, already rounded, inputs. An error
+is the largest difference divided by the largest absolute value expected, so that it means the same for
+losses and gradients.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ _FP32, _BF16 = torch.float32, torch.bfloat16
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an op: a maker below creates its inputs from `shape`; `arguments` are passed to the op
-    unchanged."""
+    """One call of an op: a maker below creates its inputs from `shape`; `arguments` are passed to the op unchanged."""
 
     op: str
     name: str

@@ -48,8 +48,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> 
 def linear_cross_entropy(
     x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, ignore_index: int = -100
 ) -> Tensor:
-    """Return the cross-entropy of x times the rows of `weight` before `vocabulary`; the logits are not
-    copied."""
+    """Return the cross-entropy of x times the rows of `weight` before `vocabulary`; the logits are not copied."""
     return cross_entropy(F.linear(x, weight[:vocabulary]), targets, ignore_index)
 
 
@@ -65,8 +64,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
 
 
 def adamw(update: AdamWStep) -> None:
-    """Run one step of torch's AdamW in the type of the masters, with its fused kernel if the device has
-    one."""
+    """Run one step of torch's AdamW in the type of the masters, with its fused kernel if the device has one."""
     held = update.held
     wide = [gradient.to(tensor.dtype) for gradient, tensor in zip(update.gradients, held, strict=True)]
     if update.factor != 1.0:

@@ -127,8 +127,7 @@ class Choice:
         """Return softmax(q k^T / sqrt(dim)) v over (batch, heads, sequence, dim).
 
         Causal means that the last query sees every key, the one before it all but the last, and so on. So
-        with fewer
-        queries than keys (generation from a cache) the queries are the last positions.
+        with fewer queries than keys (generation from a cache) the queries are the last positions.
         """
         mixed: Tensor = self._attention(q, k, v, causal)
         return mixed
@@ -151,8 +150,7 @@ def choose(device_type: str, requested: str | Mapping[str, str] = AUTO) -> Choic
     """Return a backend for every op on `device_type` (`cpu`, `cuda`, `npu`).
 
     requested: `auto`; or a backend's name, used for every op that this backend has, with the reference for
-    the
-    rest (the report says so); or a mapping from op to name, with `auto` for the ops left out.
+    the rest (the report says so); or a mapping from op to name, with `auto` for the ops left out.
     """
     wanted = _wanted(requested)
     statuses = survey(device_type)

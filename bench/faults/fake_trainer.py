@@ -1,12 +1,10 @@
 """A stand-in for the trainer in bench/faults: a step takes a tenth of a second and needs no torch.
 
 It follows the launcher's contract like the trainer: all ranks step together (over TCP, so that the others
-notice a
-lost rank), each writes a heartbeat, rank 0 writes metrics and complete checkpoints and resumes from the
-newest valid
-one, and SIGTERM leads to a last checkpoint. The steps compute a chain of numbers, so that a run that
-resumed from
-anything but a correct checkpoint ends with another number. It uses only the standard library.
+notice a lost rank), each writes a heartbeat, rank 0 writes metrics and complete checkpoints and resumes
+from the newest valid one, and SIGTERM leads to a last checkpoint. The steps compute a chain of numbers, so
+that a run that resumed from anything but a correct checkpoint ends with another number. It uses only the
+standard library.
 """
 
 from __future__ import annotations
@@ -236,8 +234,7 @@ LOITER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); ti
 
 
 def scatter() -> None:
-    """Leave child processes as data loaders do: in another session, forked twice, ignoring SIGTERM, or
-    stopped."""
+    """Leave child processes as data loaders do: in another session, forked twice, ignoring SIGTERM, or stopped."""
     subprocess.Popen([sys.executable, "-S", "-c", LOITER], start_new_session=True)
     stopped = subprocess.Popen([sys.executable, "-S", "-c", LOITER], start_new_session=True)
     stopped.send_signal(signal.SIGSTOP)

@@ -173,8 +173,7 @@ class Lane:
         return Path(f"/proc/{self.init(node)}/root{home}")
 
     def record(self, node: str, run: str, attempt: int, name: str) -> dict[str, Any]:
-        """Return the content of one of an attempt's JSON files on a node; empty if it is missing or
-        invalid."""
+        """Return the content of one of an attempt's JSON files on a node; empty if it is missing or invalid."""
         try:
             value = json.loads((self.run_dir(node, run) / "attempts" / str(attempt) / name).read_bytes())
             return value if isinstance(value, dict) else {}
@@ -241,8 +240,7 @@ class Lane:
         return len(sessions)
 
     def hold_relay(self, number: int) -> None:
-        """Send SIGSTOP or SIGCONT to the relay between this machine and every node; nodes still reach each
-        other."""
+        """Send SIGSTOP or SIGCONT to the relay between this machine and every node; nodes still reach each other."""
         record = sandbox_process.read_record(self.box.layout.record(namespaces.RELAY))
         assert record is not None
         os.kill(record.pid, number)
@@ -269,13 +267,11 @@ class Lane:
     # -- clocks
 
     def skewed(self, node: str) -> Path | None:
-        """Return an inventory in which one node's clocks are ahead for all processes that clusterctl starts
-        there.
+        """Return an inventory in which one node's clocks are ahead for all processes that clusterctl starts there.
 
         Returns None if this machine cannot do that. The monotonic clock is shifted by a time namespace. The
-        wall clock has no
-        namespace and is shifted by a preloaded library: the times that programs read are shifted, file
-        times are not.
+        wall clock has no namespace and is shifted by a preloaded library: the times that programs read are
+        shifted, file times are not.
         """
         library = self._clock_library()
         if library is None:
@@ -370,8 +366,7 @@ class Desk:
         return RunDir(records[0].parent) if records else None
 
     def processes(self) -> list[str]:
-        """Return the processes that belong to this folder (commands, controllers), by environment or
-        working folder."""
+        """Return the processes that belong to this folder (commands, controllers), by environment or working folder."""
         wanted, found = os.fsencode(str(self.folder)), []
         for pid in processes():
             with contextlib.suppress(OSError):

@@ -4,14 +4,11 @@ python -m bench.fuzz --inputs 10000000 --processes 2 --out /tmp/finds
 python -m bench.fuzz --only files --inputs 170000
 
 Rules for every input: it is read, or refused with a ClusterctlError that has a message; no other exception
-is raised;
-it takes less than a second of processor time; the memory stays under a limit; a node set never gives more
-names than
-its limit; and a value that was read can be written and read back unchanged. Input number N of a seed is
-always the
-same, so a run can continue where another stopped (`--start`), and the number identifies an input that
-breaks a rule
-(a find). A find is made smaller and written as a case file for tests/cases/fuzz.
+is raised; it takes less than a second of processor time; the memory stays under a limit; a node set never
+gives more names than its limit; and a value that was read can be written and read back unchanged. Input
+number N of a seed is always the same, so a run can continue where another stopped (`--start`), and the
+number identifies an input that breaks a rule (a find). A find is made smaller and written as a case file
+for tests/cases/fuzz.
 """
 
 from __future__ import annotations
@@ -88,8 +85,7 @@ def _in_words(error: ClusterctlError) -> None:
 
 
 def rank_table(data: bytes) -> str:
-    """Check and parse a rank table: both must agree, and a valid table must survive being written and read
-    again."""
+    """Check and parse a rank table: both must agree, and a valid table must survive being written and read again."""
     findings = api.check(data)
     for entry in findings:
         assert entry.code and entry.what and entry.remedy, f"a finding without words: {entry}"
@@ -108,8 +104,7 @@ def rank_table(data: bytes) -> str:
 
 
 def host_file(data: bytes) -> str:
-    """Read a hostfile with every reader: entries must have valid names and survive being written and read
-    again."""
+    """Read a hostfile with every reader: entries must have valid names and survive being written and read again."""
     text = data.decode("utf-8", "surrogateescape")
     results = []
     for read in (formats.inspect_text, slurm.inspect_text):
@@ -362,8 +357,7 @@ def smaller(door: Door, data: bytes, problem: str) -> bytes:
 def work(
     seed: int, start: int, stop: int, step: int, only: str, out: Path | None, report: Callable[[Any], None]
 ) -> None:
-    """Run every step-th input of `[start,stop)`; report counts every two seconds, and each find when it
-    occurs."""
+    """Run every step-th input of `[start,stop)`; report counts every two seconds, and each find when it occurs."""
     turns = order_of(chosen_doors(only))
     counts: Counter[tuple[str, str]] = Counter()
     seconds: Counter[str] = Counter()

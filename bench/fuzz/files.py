@@ -1,8 +1,7 @@
 """Fuzz the readers of files that runs and nodes write, and of reports from nodes.
 
 Every input is read, or refused with a message. A value that was read can be summarised, explained and
-written again.
-A damaged file that carries a hash is never accepted.
+written again. A damaged file that carries a hash is never accepted.
 """
 
 from __future__ import annotations
@@ -240,8 +239,7 @@ def node_report(data: bytes) -> str:
 
 
 def node_files(data: bytes) -> str:
-    """Replace each file of an attempt on a node: the agent must answer, and the launcher must accept or
-    refuse it."""
+    """Replace each file of an attempt on a node: the agent must answer, and the launcher must accept or refuse it."""
     output = "read"
     for name in ("supervisor.json", "node.json", "ranks/0.json", "pace.json", "supervisor.beat", "stop.json"):
         with _folder() as folder:

@@ -170,8 +170,7 @@ def _answered(data: bytes) -> str:
 
 
 def requests(data: bytes) -> str:
-    """Pass bytes as requests to an agent: it must answer or end the link, and keep no request and lose no
-    thread."""
+    """Pass bytes as requests to an agent: it must answer or end the link, and keep no request and lose no thread."""
     lost: list[object] = []
     before, threading.excepthook = threading.excepthook, lambda raised: lost.append(raised.exc_value)
     sink, errors = os.open(os.devnull, os.O_WRONLY), io.StringIO()

@@ -1,5 +1,4 @@
-"""Compare clusterctl with pdsh, clush, pdcp, rsync, scp and tar over ssh, on the same real sshd nodes in
-one run.
+"""Compare clusterctl with pdsh, clush, pdcp, rsync, scp and tar over ssh, on the same real sshd nodes in one run.
 
     python -m bench.reach                                  every row: over an hour on two cores; needs root
     python -m bench.reach exec lines --nodes 64            some rows
@@ -7,9 +6,8 @@ one run.
     python -m bench.reach exec --json reach.json           also writes every sample
 
 Rows: exec (cold, warm, ten in a row), push, uplink, small, lines, memory, storm, model. The tools run in
-turn.
-A figure is the median of the runs; `x ours` is the wall time divided by clusterctl's. Missing tools are
-listed. The nodes are namespaces of this machine and share its cores with the launcher: compare ratios,
+turn. A figure is the median of the runs; `x ours` is the wall time divided by clusterctl's. Missing tools
+are listed. The nodes are namespaces of this machine and share its cores with the launcher: compare ratios,
 not seconds, and measure on a machine that does nothing else.
 """
 
@@ -43,8 +41,7 @@ def targets(nodes: int) -> list[tuple[str, int, str, str, float]]:
     """Return the targets for exec on this number of nodes.
 
     A target is (row, number of nodes or 0 for any, clusterctl's variant, start of the peers' names, largest
-    ratio of
-    clusterctl's time to the best peer's).
+    ratio of clusterctl's time to the best peer's).
     """
     cold = 0.75 if nodes <= 64 else 0.65
     return [
@@ -128,8 +125,7 @@ def say(text: str) -> None:
 
 
 def table(found: list[Measured]) -> str:
-    """Return a table with one line per tool, clusterctl first, and each peer's time as a multiple of
-    clusterctl's."""
+    """Return a table with one line per tool, clusterctl first, and each peer's time as a multiple of clusterctl's."""
     lines = [
         f"{'row':<24}{'nodes':>6}  {'tool':<40}{'wall s':>9}{'spread':>15}{'cpu s':>8}{'failed':>7}{'x ours':>8}"
     ]

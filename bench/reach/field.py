@@ -1,9 +1,7 @@
-"""The environment of bench/reach: real sshd nodes in namespaces, and ssh settings with which every tool
-reaches them.
+"""The environment of bench/reach: real sshd nodes in namespaces, and ssh settings with which every tool reaches them.
 
 The bench moves into the network namespace of the sandbox's switch, so that no relay of the sandbox is
-between a tool
-and a node. The nodes' /tmp is in memory, so that no disk is measured.
+between a tool and a node. The nodes' /tmp is in memory, so that no disk is measured.
 """
 
 from __future__ import annotations
@@ -74,8 +72,7 @@ class Place:
         return Path(f"/proc/{self.pid}/root{path}")
 
     def cpu(self) -> float:
-        """Return the processor time in seconds of the node's sshd and of all processes that ended on the
-        node."""
+        """Return the processor time in seconds of the node's sshd and of all processes that ended on the node."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
@@ -124,8 +121,7 @@ class Field:
         path.write_text("\n".join(lines) + "\n")
 
     def ssh_options(self, setting: str, masters: bool = False) -> list[str]:
-        """Return the `ssh` options that reach a node by its address and ignore the machine's own
-        configuration."""
+        """Return the `ssh` options that reach a node by its address and ignore the machine's own configuration."""
         return ["-F", str(self.folder / ("ssh_masters" if masters else "ssh_config")), *SETTINGS[setting]]
 
     def ssh_lines(self) -> list[str]:
@@ -209,8 +205,7 @@ class Field:
         return f"node[1-{count}]" if count > 1 else "node1"
 
     def end_background(self) -> int:
-        """End what the measured tools left running here (keepers, control masters); return how many
-        processes."""
+        """End what the measured tools left running here (keepers, control masters); return how many processes."""
         return _end_marked(str(self.folder), {place.pid for place in self.places})
 
 
@@ -270,8 +265,7 @@ def _end_marked(folder: str, spared: set[int]) -> int:
 
 
 class OneDefaultSshd:
-    """A second sshd on a node, at many addresses, with OpenSSH's default limits on sessions and unfinished
-    logins."""
+    """A second sshd on a node, at many addresses, with OpenSSH's default limits on sessions and unfinished logins."""
 
     PORT = 2222
 
@@ -326,8 +320,7 @@ def make_payload(folder: Path, megabytes: int) -> Path:
 
 
 def make_tree(folder: Path, files: int) -> Path:
-    """Create twenty folders of small files, 200 bytes to 8 KB, the same every time; return the folder above
-    them."""
+    """Create twenty folders of small files, 200 bytes to 8 KB, the same every time; return the folder above them."""
     chance = random.Random(1)
     for place in range(20):
         below = folder / f"d{place:02}"

@@ -1,5 +1,4 @@
-"""Measure the memory and threads of processes, and hold the programs that bench/reach runs over open
-connections."""
+"""Measure the memory and threads of processes, and hold the programs that bench/reach runs over open connections."""
 
 from __future__ import annotations
 

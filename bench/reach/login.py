@@ -1,9 +1,7 @@
-"""Measure what one SSH login costs: `python -m bench.reach.login [LOGINS]`, on a sandbox node started for
-it.
+"""Measure what one SSH login costs: `python -m bench.reach.login [LOGINS]`, on a sandbox node started for it.
 
 Prints medians: the time from TCP to the exit code, the CPU time of the client and of the server, for each
-key
-exchange as first choice; and how many MB/s one core of the client can send and receive.
+key exchange as first choice; and how many MB/s one core of the client can send and receive.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""Measure how fast lines of 16 ranks reach a file each and the screen: clusterctl compared with pdsh and
-clush.
+"""Measure how fast lines of 16 ranks reach a file each and the screen: clusterctl compared with pdsh and clush.
 
 python -m bench.reach.logs [--lines 100000] [--runs 3]
 
 Each tool starts `seq` on 16 sshd nodes and shows every line with its node in front. The peers' lines go
-through tee
-into one file; clusterctl keeps a file per rank. The time runs from the first process to the last line.
-clusterctl
-needs two commands, `launch` and `logs tail -f`, and its time includes the supervision of a run. The cpu
-column
-counts these processes. clusterctl's controller outlives them and is not counted: compare only wall times.
+through tee into one file; clusterctl keeps a file per rank. The time runs from the first process to the
+last line. clusterctl needs two commands, `launch` and `logs tail -f`, and its time includes the supervision
+of a run. The cpu column counts these processes. clusterctl's controller outlives them and is not counted:
+compare only wall times.
 """
 
 from __future__ import annotations
@@ -66,8 +63,7 @@ def table(samples: Mapping[str, Sequence[Sample]], lines: int) -> str:
 
 
 def judged(samples: Mapping[str, Sequence[Sample]]) -> tuple[str, bool]:
-    """Return a text that compares clusterctl with each peer that lost no line, and whether clusterctl is
-    the fastest.
+    """Return a text that compares clusterctl with each peer that lost no line, and whether clusterctl is the fastest.
 
     The second value is False if clusterctl lost lines.
     """

@@ -77,8 +77,7 @@ class Model:
         return self.wall.start + self.client.each * count / self.kept_busy + one_node
 
     def tree(self, count: float, gateways: int) -> float:
-        """Return the seconds through gateways, each of which reaches its share of the nodes like a
-        launcher."""
+        """Return the seconds through gateways, each of which reaches its share of the nodes like a launcher."""
         return self.flat(gateways) + self.flat(count / gateways)
 
     def best_tree(self, count: int) -> tuple[int, float]:

@@ -1,13 +1,9 @@
-"""Measure what a relayed push costs each node: `python -m bench.reach.relay [--nodes 6] [--megabytes 200]
-[--runs 3]`.
+"""Measure what a relayed push costs each node: `python -m bench.reach.relay [--nodes 6] [--megabytes 200] [--runs 3]`.
 
 The agents run on this machine, one per node, in a chain over loopback; the files are in memory. The figures
-are
-processor time, because the nodes share the machine's cores: of the first node, which receives from the
-launcher, and
-of a node that receives from another node. The last line shows how much of it is the hash, at the speed of
-the
-nodes' Python.
+are processor time, because the nodes share the machine's cores: of the first node, which receives from the
+launcher, and of a node that receives from another node. The last line shows how much of it is the hash, at
+the speed of the nodes' Python.
 """
 
 from __future__ import annotations

@@ -200,8 +200,7 @@ class Bench:
         yield from self.pushed("push, one file", self.sizes.push_nodes, self.sizes.runs, BULK)
 
     def uplink(self) -> Iterator[Measured]:
-        """Measure the same push while the launcher's outgoing rate is limited; traffic between nodes is
-        not."""
+        """Measure the same push while the launcher's outgoing rate is limited; traffic between nodes is not."""
         shape = ["tc", "qdisc", "add", "dev", "br0", "root"]
         limit = ["tbf", "rate", UPLINK, "burst", "256kb", "latency", "400ms"]
         subprocess.run([*shape, *limit], check=True, env=self.field.env)

@@ -1,17 +1,12 @@
-"""Compare the trainer with other programs: same model, batch, data and threads; median of steps after a
-warm-up.
+"""Compare the trainer with other programs: same model, batch, data and threads; median of steps after a warm-up.
 
     python -m bench.train [ROW ...] [--peers PYTHON] [--seconds 150] [--json FILE]
 
 Every subject is a process. All subjects of a row run at the same time and take steps in turn, in one order
-and then
-in the reverse order. Ours is the trainer as `launch` runs it. Peers have the fused AdamW, autocast and
-torch's
-attention; in `-tuned` rows they also have the allocator settings that the launcher gives the trainer's
-ranks. --peers
-names an interpreter that has transformers and megatron-core (0.16.1); missing packages are reported, and
-the other
-subjects are measured.
+and then in the reverse order. Ours is the trainer as `launch` runs it. Peers have the fused AdamW, autocast
+and torch's attention; in `-tuned` rows they also have the allocator settings that the launcher gives the
+trainer's ranks. --peers names an interpreter that has transformers and megatron-core (0.16.1); missing
+packages are reported, and the other subjects are measured.
 
 FLOPs are counted as in PaLM: 6 N + 12 L E T per token (N all parameters, L layers of width E, T tokens per
 sample).
@@ -76,8 +71,7 @@ def alone(tuned: bool) -> list[Subject]:
 
 
 def together() -> list[Subject]:
-    """Return the subjects that run as two ranks each: both engines, and plain DistributedDataParallel
-    loops."""
+    """Return the subjects that run as two ranks each: both engines, and plain DistributedDataParallel loops."""
     return [
         Subject("bare DDP, our model, tuned", "loop", tuned=True),
         Subject("bare DDP, our model", "loop", tuned=False),
@@ -245,8 +239,7 @@ def gpu(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
 
 
 def memory(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
-    """Measure the peak memory of steps, one subject after another; other load on the machine does not
-    change it."""
+    """Measure the peak memory of steps, one subject after another; other load on the machine does not change it."""
     subjects = [
         Subject("clusterctl", "ours", tuned=True),
         Subject("torch.compile", "compile", tuned=False),

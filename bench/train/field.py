@@ -1,5 +1,4 @@
-"""The environment of bench/train: subjects as processes that take steps in turn, their corpus and their
-results."""
+"""The environment of bench/train: subjects as processes that take steps in turn, their corpus and their results."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ class Subject:
                 process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """Return one answer for all ranks: the largest times and memory, and the rest (with the loss) from
-        rank 0."""
+        """Return one answer for all ranks: the largest times and memory, and the rest (with the loss) from rank 0."""
         answers = []
         for process in self.processes:
             assert process.stdout is not None
@@ -133,8 +131,7 @@ class Field:
         more: Mapping[str, Any] = NOTHING,
         threads: int = 0,
     ) -> None:
-        """`peers` is an interpreter, `corpus` replaces the random tokens, `more` adds keys to the train
-        config."""
+        """`peers` is an interpreter, `corpus` replaces the random tokens, `more` adds keys to the train config."""
         self.folder, self.work, self.peers = folder, work, peers
         folder.mkdir(parents=True, exist_ok=True)
         raw = {
@@ -211,8 +208,7 @@ class Field:
         }
 
     def _environment(self, subject: Subject) -> dict[str, str]:
-        """Return the environment that a launch gives its ranks; the malloc settings only for tuned
-        subjects."""
+        """Return the environment that a launch gives its ranks; the malloc settings only for tuned subjects."""
         kept = {
             key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "CLUSTERCTL_"))
         }
@@ -249,8 +245,7 @@ def draw_corpus(prefix: Path, vocab: int, tokens: int) -> None:
 
 
 def write_batches(config: TrainConfig, folder: Path) -> Path:
-    """Write the trainer's global batches, in its order, for subjects that cannot read its corpus; return
-    the file."""
+    """Write the trainer's global batches, in its order, for subjects that cannot read its corpus; return the file."""
     count = KEPT if config.steps == STEPS else config.steps
     assert config.global_batch is not None
     data = Data(config.data, config.model.sequence, IndexCache(folder / "indices"))
@@ -264,8 +259,7 @@ def write_batches(config: TrainConfig, folder: Path) -> Path:
 
 
 def start_all(ground: Field, subjects: Sequence[Subject], tell: Any) -> list[Subject]:
-    """Start the subjects and run their warm-up; return those that started. The others have the reason in
-    `gone`."""
+    """Start the subjects and run their warm-up; return those that started. The others have the reason in `gone`."""
     started = []
     for subject in subjects:
         tell(f"{subject.name}: starts")
@@ -282,8 +276,7 @@ def start_all(ground: Field, subjects: Sequence[Subject], tell: Any) -> list[Sub
 
 
 def take_turns(subjects: Sequence[Subject], until: float, least: int) -> None:
-    """Run one step of each subject in turn, then in reverse order, until `until` and for at least `least`
-    rounds.
+    """Run one step of each subject in turn, then in reverse order, until `until` and for at least `least` rounds.
 
     A subject that ends (for example because memory is short) gets the reason in `gone`; the others
     continue.

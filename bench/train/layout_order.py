@@ -1,17 +1,13 @@
-"""Compare the plan's order of layouts with the measured order: the same model on the same ranks of this
-machine.
+"""Compare the plan's order of layouts with the measured order: the same model on the same ranks of this machine.
 
     python -m bench.train.layout_order [--ranks 4] [--rounds 3] [--only WORD] [--precision fp32] [--json]
 
 The plan gets two figures measured on this machine just before: a rank's matrix rate while all ranks
-multiply, and the
-bandwidth of a sum over all ranks; the other figures are the plan's defaults. With more ranks than cores the
-idle stages
-of a pipeline leave their cores to others. The plan does not model this and predicts a too large bubble
-there. Layouts
-are trained in turn. The fastest median of a round counts, because other load on the machine only makes a
-step slower.
-The exit code is 1 if a slower layout was predicted to be faster by more than a tenth.
+multiply, and the bandwidth of a sum over all ranks; the other figures are the plan's defaults. With more
+ranks than cores the idle stages of a pipeline leave their cores to others. The plan does not model this and
+predicts a too large bubble there. Layouts are trained in turn. The fastest median of a round counts,
+because other load on the machine only makes a step slower. The exit code is 1 if a slower layout was
+predicted to be faster by more than a tenth.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Train a tiny GPT and a tiny GLM with every layout that a config accepts, and compare with one process.
 
 Each trains 20 steps in fp32 without dropout, on 1, 2, 4 and 8 ranks, over real process groups on loopback.
-The result
-is the largest relative difference of a loss; recomputation must not change any bit. With --resume each
-layout also
-resumes from its tenth step, which must give the same bytes.
+The result is the largest relative difference of a loss; recomputation must not change any bit. With
+--resume each layout also resumes from its tenth step, which must give the same bytes.
 
 python -m bench.train.layouts                                       both models, torch's engine
 python -m bench.train.layouts --engine deepspeed --ranks 1,2,4
@@ -97,10 +95,8 @@ def layouts(engine: str, ranks: int, model: str) -> Iterator[Layout]:
     """Yield all candidate layouts; the config's rules decide later which are legal on this number of ranks.
 
     The first model gets every kind of recomputation on up to 4 ranks, otherwise only that of whole blocks;
-    with ZeRO 0,
-    and with ZeRO 3, which gathers and frees weights. ZeRO only if there are several data parallel ranks.
-    The newer GPT
-    gets only the shapes, without ZeRO or recomputation.
+    with ZeRO 0, and with ZeRO 3, which gathers and frees weights. ZeRO only if there are several data
+    parallel ranks. The newer GPT gets only the shapes, without ZeRO or recomputation.
     """
     kinds = KEEPING if model == "gpt" and ranks < 8 else [NONE] if model == "newer" else [NONE, WHOLE]
     zeros = (0,) if model == "newer" else (0, 1, 2, 3)
@@ -120,8 +116,7 @@ def layouts(engine: str, ranks: int, model: str) -> Iterator[Layout]:
 
 
 def corpus(folder: Path) -> Path:
-    """Write 60 documents of made-up ids, four of five of which follow from the id before; return their
-    prefix."""
+    """Write 60 documents of made-up ids, four of five of which follow from the id before; return their prefix."""
     random = np.random.RandomState(7)
     with Writer(folder / "text_document", np.uint16) as writer:
         for _ in range(60):
@@ -164,8 +159,7 @@ class Measure:
         self.alone = self.server.train(1, config_of(self.model, self.prefix))
 
     def of(self, ranks: int, layout: Layout) -> dict[str, Any]:
-        """Return a row: the largest difference of its losses from one process's, and what is wrong, if
-        anything."""
+        """Return a row: the largest difference of its losses from one process's, and what is wrong, if anything."""
         row = {"model": self.model, "engine": self.engine, "ranks": ranks, "layout": layout.in_words(ranks)}
         config = config_of(self.model, self.prefix, **layout.config())
         try:

@@ -1,11 +1,8 @@
-"""The rows of bench/train that compare numbers, not speed: losses of 200 steps, and gradients of layer
-norms.
+"""The rows of bench/train that compare numbers, not speed: losses of 200 steps, and gradients of layer norms.
 
 All runs have the same first weights, batches and optimizer. How far an autocast run may differ from fp32 is
-estimated
-from several autocast runs whose first weights differ by a millionth: the trainer's run must lie within the
-range of
-their differences.
+estimated from several autocast runs whose first weights differ by a millionth: the trainer's run must lie
+within the range of their differences.
 """
 
 from __future__ import annotations
@@ -124,8 +121,7 @@ def norm_errors(folder: Path, corpus: Path, step: int) -> dict[str, float]:
 
 
 def compare_norms(before: Path, after: Path, train_file: Path) -> dict[str, float]:
-    """Return the relative errors of all layer norm gradients in the step that led from one checkpoint to
-    the other."""
+    """Return the relative errors of all layer norm gradients in the step that led from one checkpoint to the other."""
     import numpy as np
     import torch
 

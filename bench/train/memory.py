@@ -3,14 +3,10 @@
     python -m bench.train.memory [--only WORD] [--tuned] [--json]
 
 Each case trains for some steps on made-up tokens; every rank is a process with the launcher's environment.
-The measured
-value is the rank's peak resident memory minus its memory after loading the libraries; no checkpoint is
-written before
-it is read. Freed blocks of a megabyte or more go back to the kernel, so that the value shows what a step
-needs.
-The launcher lets glibc keep them, which is faster and takes more memory (--tuned). The exit code is 1 if a
-prediction
-is more than 10 % off.
+The measured value is the rank's peak resident memory minus its memory after loading the libraries; no
+checkpoint is written before it is read. Freed blocks of a megabyte or more go back to the kernel, so that
+the value shows what a step needs. The launcher lets glibc keep them, which is faster and takes more memory
+(--tuned). The exit code is 1 if a prediction is more than 10 % off.
 """
 
 from __future__ import annotations

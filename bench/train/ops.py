@@ -3,12 +3,9 @@
     python -m bench.train.ops [--repeat 15] [--threads 1] [--json]
 
 Both run in turn in one process, with the allocator settings that the launcher gives every rank; a row shows
-the ratio
-of the medians. Copying the inputs is not measured. With one thread, as a rank among many has, the time is
-processor
-time, which is reliable on a busy machine. With more threads it is wall time, which is not, because threads
-wait for
-each other.
+the ratio of the medians. Copying the inputs is not measured. With one thread, as a rank among many has, the
+time is processor time, which is reliable on a busy machine. With more threads it is wall time, which is
+not, because threads wait for each other.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""The peers of bench/train: other projects' models, or models written in the common way, and their training
-step.
+"""The peers of bench/train: other projects' models, or models written in the common way, and their training step.
 
 This module runs under any interpreter that has torch and the peer's package, and imports nothing of this
-repository.
-Every peer has the usual optimisations: the fused AdamW, gradients freed instead of zeroed, torch's
-attention kernels,
-autocast.
+repository. Every peer has the usual optimisations: the fused AdamW, gradients freed instead of zeroed,
+torch's attention kernels, autocast.
 """
 
 from __future__ import annotations
@@ -62,8 +59,7 @@ class Block(nn.Module):
 
 
 class Eager(nn.Module):
-    """GPT-2 as an engineer writes it by hand; forward also computes the loss, so that a compiler sees all
-    of it.
+    """GPT-2 as an engineer writes it by hand; forward also computes the loss, so that a compiler sees all of it.
 
     Its parameters have the trainer's names, so that weights can be copied between them.
     """

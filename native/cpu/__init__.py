@@ -1,2 +1,1 @@
-"""The ops on a CPU: C++ kernels, compiled by the installation or by `python -m native build`, and torch
-products."""
+"""The ops on a CPU: C++ kernels, compiled by the installation or by `python -m native build`, and torch products."""

@@ -1,10 +1,8 @@
-"""Causal attention on a CPU: a kernel that never stores the scores, or matrix products over blocks of
-queries.
+"""Causal attention on a CPU: a kernel that never stores the scores, or matrix products over blocks of queries.
 
 torch's fused attention reaches 52 to 116 GFLOP/s on a processor whose matrix product reaches 400. The
-kernel needs
-AVX-512 (for bf16: AVX512-BF16). Elsewhere torch multiplies each block of queries only by the keys that it
-sees.
+kernel needs AVX-512 (for bf16: AVX512-BF16). Elsewhere torch multiplies each block of queries only by the
+keys that it sees.
 """
 
 from __future__ import annotations
@@ -189,8 +187,7 @@ def _run(
 
 
 class _Causal(torch.autograd.Function):
-    """Attention in blocks of queries; forward keeps the probabilities of each block, half of the full
-    square."""
+    """Attention in blocks of queries; forward keeps the probabilities of each block, half of the full square."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

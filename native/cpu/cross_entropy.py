@@ -137,8 +137,7 @@ def checked(targets: Tensor, vocabulary: int, ignore_index: int) -> Tensor:
 
 
 def mean_of(losses: Tensor, count: int) -> Tensor:
-    """Return the sum of the losses divided by `count`, summed in fp64 so that the order does not affect the
-    result."""
+    """Return the sum of the losses divided by `count`, summed in fp64 so that the order does not affect the result."""
     return (losses.sum(dtype=torch.float64) / count if count else losses.new_tensor(float("nan"))).float()
 
 
@@ -154,8 +153,7 @@ def losses_of(
     """Return the loss of each token, for contiguous logits and checked targets.
 
     Columns from `vocabulary` on are padding and have no gradient. `count` is the number of tokens in the
-    mean,
-    including those of other calls.
+    mean, including those of other calls.
     """
     tokens, columns = logits.shape
     threads = max(1, torch.get_num_threads())

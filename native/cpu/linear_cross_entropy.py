@@ -2,8 +2,7 @@
 
 The forward pass also computes both products of the backward pass, for some tokens at a time: the gradient
 is written over the logits, which are then freed. So at most about `PIECE` bytes of logits exist at a time,
-and
-the padding columns of the vocabulary are not cut off in a copy.
+and the padding columns of the vocabulary are not cut off in a copy.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ def describe() -> str:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
-    """Return the attention; with fewer queries than keys it passes a mask, because torch aligns at the
-    first key."""
+    """Return the attention; with fewer queries than keys it passes a mask, because torch aligns at the first key."""
     queries, keys = q.shape[-2], k.shape[-2]
     mask = ~future(queries, keys, q.device) if causal and queries != keys else None
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and queries == keys)

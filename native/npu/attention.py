@@ -35,8 +35,7 @@ def describe() -> str:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
-    """Return the attention; the reference computes what the kernel does not support (fp64, queries that see
-    no key)."""
+    """Return the attention; the reference computes what the kernel does not support (fp64, queries that see no key)."""
     if q.dtype not in TYPES or (causal and q.shape[-2] > k.shape[-2]):
         return plain(q, k, v, causal)
     kernel = importlib.import_module("torch_npu").npu_fusion_attention

@@ -1,5 +1,4 @@
-"""Compute samples over a stream of documents in compiled code: where they begin, their order, a batch's
-tokens.
+"""Compute samples over a stream of documents in compiled code: where they begin, their order, a batch's tokens.
 
 It takes and returns arrays and does not need torch. The trainer contains a NumPy version of each function,
 which is used without the compiled library and which defines the correct result.
@@ -106,8 +105,7 @@ def blend(
 
 
 class Reader:
-    """A reader of the samples of one corpus in one order; it keeps the arrays alive that the C++ code
-    reads."""
+    """A reader of the samples of one corpus in one order; it keeps the arrays alive that the C++ code reads."""
 
     def __init__(
         self,

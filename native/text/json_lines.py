@@ -1,5 +1,4 @@
-"""Extract the text under one key from lines of JSON, in compiled code that creates no Python objects for
-the rest."""
+"""Extract the text under one key from lines of JSON, in compiled code that creates no Python objects for the rest."""
 
 from __future__ import annotations
 
