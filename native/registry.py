@@ -104,8 +104,8 @@ class Choice:
         return out
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
-        """Return the mean over the tokens whose target is not `ignore_index`, as an fp32 scalar; NaN if all
-        are ignored.
+        """Return the mean over tokens whose target is not `ignore_index`, as an fp32 scalar; NaN without
+        any.
 
         logits: (tokens, vocabulary); targets: (tokens,).
         A backend may overwrite `logits` with their gradient if they need one.

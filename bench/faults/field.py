@@ -1,5 +1,5 @@
-"""The environment of bench/faults: a cluster of namespaces per lane, its processes, and functions that
-inject faults."""
+"""The environment of bench/faults: a cluster of namespaces per lane, and functions that inject faults into
+it."""
 
 from __future__ import annotations
 

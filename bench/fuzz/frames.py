@@ -139,8 +139,8 @@ class _Played:
 
 
 def answers(data: bytes) -> str:
-    """Pass bytes as a node's answer through a link: it must return a result or a ClusterctlError, and lose
-    no thread."""
+    """Pass bytes as a node's answer to a link: it must return a result or a ClusterctlError, and lose no
+    thread."""
     lost: list[object] = []
     before, threading.excepthook = threading.excepthook, lambda raised: lost.append(raised.exc_value)
     try:

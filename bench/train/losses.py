@@ -99,8 +99,11 @@ def train(folder: Path, corpus: Path, run: Run) -> list[float]:
 
 
 def norm_errors(folder: Path, corpus: Path, step: int) -> dict[str, float]:
-    """Return how far the gradients of all layer norms are from fp64 at the weights of our bf16 run after
-    `step`. Ours is derived from the change of the optimizer's averages in one further step."""
+    """Return how far the gradients of all layer norms are from fp64 after step `step` of the trainer's bf16
+    run.
+
+    The trainer's gradients are derived from the change of the optimizer's averages in one further step.
+    """
     before = folder / "clusterctl-bf16" / "run-run" / CHECKPOINT_DIR / f"step-{step:08d}"
     train_part = {
         "steps": step + 1,

@@ -45,8 +45,10 @@ def describe() -> str:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
-    """Return the mean cross-entropy of fp32 or bf16 logits; logits that need a gradient are overwritten,
-    unless a leaf."""
+    """Return the mean cross-entropy of fp32 or bf16 logits.
+
+    Logits that need a gradient are overwritten with it, unless they are a leaf.
+    """
     _register()
     _check(logits, targets)
     targets = targets.to(torch.int64).contiguous()

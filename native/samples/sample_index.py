@@ -132,8 +132,8 @@ class Reader:
         self._read.restype = ctypes.c_int64
 
     def read(self, numbers: NDArray[np.int64], each: int) -> NDArray[np.int64]:
-        """Return the first `each` tokens from the start of each sample; raise IndexError if a sample is
-        outside the corpus."""
+        """Return the first `each` tokens of each sample; raise IndexError if a sample is outside the
+        corpus."""
         numbers = np.ascontiguousarray(numbers, np.int64)
         out = np.empty((len(numbers), each), np.int64)
         done = self._read(
@@ -149,7 +149,6 @@ class Reader:
 
 
 def _check(array: NDArray[Any], dtype: Any) -> None:
-    """Raise TypeError unless `array` is contiguous, of type `dtype` and in native byte order; alignment is
-    not needed."""
+    """Raise TypeError unless `array` has type `dtype`, is contiguous and in native byte order."""
     if array.dtype != dtype or not array.flags.c_contiguous or not array.dtype.isnative:
         raise TypeError(f"a contiguous array of {np.dtype(dtype).name} is needed, not {array.dtype}")

@@ -51,8 +51,8 @@ class Added:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables that define one tokenizer: the id of every byte, and (left, right, merged) ids of every
-    merge by rank."""
+    """The tables of one tokenizer: the id of every byte, and (left, right, merged) ids of every merge by
+    rank."""
 
     byte_ids: NDArray[np.uint32]  # (256,)
     merges: NDArray[np.uint32]  # (merges, 3)
@@ -143,8 +143,8 @@ class Bpe:
     def encode(
         self, text: Any, starts: NDArray[np.int64], ends: NDArray[np.int64], eod: int | None = None
     ) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        """Return the ids of all documents text[starts[i]:ends[i]], concatenated, and the number of ids of
-        each document.
+        """Return the ids of all documents text[starts[i]:ends[i]] in one array, and the number of ids of
+        each.
 
         text: any object with a buffer of bytes; starts and ends ascend, and documents do not overlap.
         eod: this id is appended to every document that has ids, and counted in its length.
