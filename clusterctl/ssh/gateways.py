@@ -131,7 +131,7 @@ class Gateways:
                 except NodeError as problem:
                     gateway.failed, gateway.failed_at = problem, time.monotonic()
                     raise _for(node, gateway) from None
-                # Many threads wait for its channels, so it has a thread that reads.
+                # Many threads wait for this gateway's channels, so it needs a thread that reads for them.
                 gateway.login.session.start()
                 gateway.failed = None
             gateway.users += 1
@@ -150,7 +150,7 @@ HANDSHAKES_AT_ONCE = 8
 
 
 class LoginQueues:
-    """Limit the concurrent handshakes with each server: many nodes may share one address."""
+    """Limits the concurrent handshakes with each server: many nodes may share one address."""
 
     def __init__(self) -> None:
         self._queues: dict[tuple[str, int, Way | None], threading.BoundedSemaphore] = {}

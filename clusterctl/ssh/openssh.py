@@ -319,7 +319,8 @@ def _hops(node: str, ways: Sequence[Way], logs: Logs) -> list[HopLog]:
 def _log_level(version: tuple[int, int]) -> dict[str, str]:
     """Return the log options that show why a login failed.
 
-    At level ERROR the server's banner does not appear in a node's output; before 8.5 it does.
+    At level ERROR the server's banner stays out of a node's output. OpenSSH before 8.5 needs level DEBUG1
+    instead, which lets the banner through.
     """
     if version >= (8, 5):
         return {"LogLevel": "ERROR", "LogVerbose": ",".join(TALKING)}

@@ -74,7 +74,7 @@ class Logs:
 class Child:
     """One ssh process, in a session of its own so that Ctrl-C does not reach it directly.
 
-    If this process dies, ssh's input ends, and so does the program on the node.
+    If the launcher dies, ssh's input ends, and so does the program on the node.
     """
 
     def __init__(self, node: str, argv: Sequence[str], env: Mapping[str, str], logs: Logs) -> None:
@@ -110,7 +110,7 @@ class Child:
             self._poll.register(file, READ_ONLY)
 
     def log_in(self, logged_in: Callable[[], bool], limit: float) -> bool:
-        """Wait until the log reports the login; return False when ssh ended or the time is over."""
+        """Wait until the log reports the login; return False if ssh ended or the time is over."""
         deadline = time.monotonic() + limit
         with contextlib.suppress(KeyError):
             self._poll.unregister(self._errors)

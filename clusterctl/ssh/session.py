@@ -60,7 +60,7 @@ NEVER = float("inf")
 # Lines that a server may send before its version line.
 MAX_LINES = 100
 
-# The same as paramiko's table, but by method name, so that a channel's subclass can override the methods.
+# paramiko's table holds functions; names let a subclass of its channel override the methods.
 _BY_NAME = {
     MSG_CHANNEL_SUCCESS: "_request_success",
     MSG_CHANNEL_FAILURE: "_request_failed",

@@ -54,8 +54,7 @@ class Relay:
         return {**self._terms, "address": self._addresses[node]}
 
     def join(self, node: str, port: int) -> list[dict[str, Any]]:
-        """Add a node that listens (unless the port is 0); return nodes that it may request data from, best
-        first."""
+        """Add a node that listens (unless the port is 0); return nodes to request data from, best first."""
         with self._change:
             members = list(self._members)
             if port:

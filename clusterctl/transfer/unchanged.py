@@ -77,8 +77,10 @@ class UnchangedCheck:
         self._pushed = pushed
 
     def at(self, node: Node) -> PushResult | None:
-        """Return the result of a push that changes nothing, else None and keep the node's agent in
-        `connections`."""
+        """Return the result of a push that changes nothing, else None.
+
+        If the state differs, the node's agent has been started and added to `connections`.
+        """
         stream = self._connections.transport.start(node, LINE)
         began = time.monotonic()
         try:

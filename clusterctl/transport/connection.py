@@ -173,7 +173,7 @@ def _status(node: str, value: object) -> int | None:
 def _send_body(request: PendingRequest, body: Body | None) -> None:
     """Send the body of a request.
 
-    A large body is sent from a thread, because the node may not read on until its reply is read.
+    A large body is sent from a thread: the node may stop reading it until its reply is read.
     """
     if body is None:
         return

@@ -122,7 +122,7 @@ def on_each(
                 done.put((place, Outcome(nodes[place], error=error)))
             except BaseException as bug:
                 lack = too_many(nodes[place].name, bug) if isinstance(bug, OSError) else None
-                # A bug is carried to the caller's thread and raised there.
+                # A bug is raised again in the caller's thread.
                 done.put((place, Outcome(nodes[place], error=lack) if lack else bug))
 
     for _ in range(min(max(fanout, 1), len(nodes))):
@@ -216,7 +216,7 @@ class Connections:
         with self._change:
             self._closed = True
             connections, self._open = list(self._open.values()), {}
-        # Closing does not wait here, and threads would cost more than all the rest.
+        # These connections close without waiting, so threads would only cost time.
         if self.kept:
             for connection in connections:
                 connection.close()
