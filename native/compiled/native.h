@@ -1,5 +1,5 @@
-// What every CPU op needs: bf16, an exp that vectorises, several instruction sets in one library, and the
-// source's own text inside the library, so that a stale one is recognised without anyone keeping a version.
+// Code that every CPU op needs: bf16, an exp that compilers can vectorise, several instruction sets in one library,
+// and the source text embedded in the library, so that a stale library is detected without version numbers.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,10 @@
 #define NATIVE_INLINE static inline __attribute__((always_inline))
 #define NATIVE_EXPORT extern "C" __attribute__((visibility("default")))
 
-// The library may be pushed to a node with an older processor, so nothing is built for the builder's own: each
-// kernel is compiled three times and picked when it runs. Plain attributes, not target_clones: those need an
-// ifunc (glibc alone) and know x86-64-v4 only from GCC 12 on. Other processors (aarch64 has NEON always) need one.
+// The library may be pushed to a node with an older processor, so nothing is built for the build machine's
+// processor: each kernel is compiled three times and chosen at run time. Plain attributes are used instead of
+// target_clones, which needs an ifunc (only in glibc) and knows x86-64-v4 only since GCC 12. Other processors need
+// one version (aarch64 always has NEON).
 #if defined(__x86_64__) && defined(__GNUC__)
 #define NATIVE_X86 1
 #define NATIVE_AVX2 __attribute__((target("avx2,fma")))
@@ -26,7 +27,7 @@
 #endif
 #endif
 
-// 0 the compiler's default, 1 AVX2 with FMA, 2 AVX-512.
+// Return the instruction set of this processor: 0 the compiler's default, 1 AVX2 with FMA, 2 AVX-512.
 static inline int best_level() {
 #ifdef NATIVE_X86
     __builtin_cpu_init();
@@ -39,7 +40,7 @@ static inline int best_level() {
 #endif
 }
 
-// Library text: `.incbin` puts the file as it was compiled into the read-only data, with a zero after it.
+// `.incbin` puts the text of the compiled file into the read-only data, with a zero byte after it.
 #ifdef __ELF__
 #define NATIVE_TEXT(label)                                                                        \
     __asm__(".pushsection .rodata\n" #label ":\n.incbin \"" __FILE__ "\"\n.byte 0\n.popsection"); \
@@ -61,7 +62,7 @@ NATIVE_INLINE float to_float(uint16_t bf16) {
 
 NATIVE_INLINE void store(float* at, float x) { *at = x; }
 
-// Round to nearest, ties to even, as torch does; a NaN stays one.
+// Round to nearest, ties to even, as torch does; a NaN stays NaN.
 NATIVE_INLINE void store(uint16_t* at, float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -69,14 +70,15 @@ NATIVE_INLINE void store(uint16_t* at, float x) {
     *at = static_cast<uint16_t>(x == x ? rounded : 0x7fc0u);
 }
 
-// exp(x) for x <= 0, within 1.5 units in the last place; 0 below -87.7, where n is -127 and 2^n has no bits left.
-// x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to an integer without a call that blocks vectors.
+// Return exp(x) for x <= 0, within 1.5 units in the last place; 0 below -87.7, where n is -127 and 2^n is too small
+// for a normal float. x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to an integer without a call,
+// which would prevent vectorisation.
 NATIVE_INLINE float exp_nonpositive(float x) {
     const float magic = 12582912.0f;
-    const float clamped = x < -88.0f ? -88.0f : x;  // a NaN passes
+    const float clamped = x < -88.0f ? -88.0f : x;  // a NaN stays NaN
     const float shifted = clamped * 1.44269504f + magic;
     const float n = shifted - magic;
-    const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
+    const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 split in two parts
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -84,7 +86,7 @@ NATIVE_INLINE float exp_nonpositive(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    uint32_t bits;  // unsigned: a NaN's wrap around, where signed ones may not
+    uint32_t bits;  // unsigned, because the bits of a NaN overflow, which is undefined for signed integers
     std::memcpy(&bits, &shifted, sizeof bits);
     bits = (bits - 0x4b400000u + 127u) << 23;  // 2^n
     float scale;
@@ -92,9 +94,9 @@ NATIVE_INLINE float exp_nonpositive(float x) {
     return p * scale;
 }
 
-// Sums and maxima over 16 lanes, whatever the registers' width: every processor adds in the same order, and the
-// compiler may use vectors without being allowed to reorder (nor does an `omp simd reduction` do here: GCC 12
-// fixes its width before inlining, by the compiler's default, and gave AVX2 four lanes).
+// Sums and maxima over 16 lanes for any register width: every processor adds in the same order, and the compiler can
+// use vectors without permission to reorder. An `omp simd reduction` does not achieve this: GCC 12 fixes its width
+// before inlining, by the compiler's default, and used four lanes for AVX2.
 constexpr int LANES = 16;
 
 NATIVE_INLINE float sum_of(const float* x, int64_t n) {
@@ -108,7 +110,7 @@ NATIVE_INLINE float sum_of(const float* x, int64_t n) {
     return lane[0];
 }
 
-// -infinity of nothing; NaNs are passed over.
+// Return the maximum, or -infinity if n is 0; NaNs are ignored.
 NATIVE_INLINE float max_of(const float* x, int64_t n) {
     float lane[LANES];
     for (int j = 0; j < LANES; ++j) lane[j] = -__builtin_inff();

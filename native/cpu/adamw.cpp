@@ -1,5 +1,5 @@
-// AdamW over all tensors of a step in one pass: gradient in fp32 or bf16, what is held in fp32, and where the model
-// computes in bf16 its own copy, rounded on the way. All of it runs at the speed of memory.
+// AdamW over all tensors of a step in one pass: gradients in fp32 or bf16, masters in fp32, and optionally the
+// model's bf16 weights, rounded from the masters. The speed of memory limits all of it.
 #include "../compiled/native.h"
 
 #include <cmath>
@@ -9,7 +9,7 @@ NATIVE_TEXT(native_text_of_adamw)
 struct Tensor {
     const void* gradient;
     float *held, *average, *square;
-    uint16_t* lowered;  // null where the model computes with what is held
+    uint16_t* lowered;  // null if the model computes with the masters
     int64_t size;
     float decay;
     int gradient_is_bf16;
@@ -24,14 +24,14 @@ struct Arguments {
 
 namespace {
 
-constexpr int64_t PIECE = 1 << 15;  // numbers a thread takes at a time
+constexpr int64_t PIECE = 1 << 15;  // numbers that a thread takes at a time
 
 template <typename G, bool LOWER>
 NATIVE_INLINE void update(const Arguments& a, const Tensor& t, int64_t start, int64_t end) {
     const G* gradient = static_cast<const G*>(t.gradient);
     const float kept = 1.0f - a.rate * t.decay, step = a.rate / a.correction1;
     const float root = std::sqrt(a.correction2), rest1 = 1.0f - a.beta1, rest2 = 1.0f - a.beta2;
-    const float factor = a.factor, beta2 = a.beta2, eps = a.eps;  // in the struct they would be read every time
+    const float factor = a.factor, beta2 = a.beta2, eps = a.eps;  // copies avoid a read from the struct per number
     float *held = t.held, *average = t.average, *square = t.square;
     uint16_t* lowered = t.lowered;
 #pragma omp simd

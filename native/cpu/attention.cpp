@@ -1,8 +1,9 @@
-// Attention that never holds its scores: 64 queries by 64 keys at a time, on AVX-512 (fp32) and AVX512-BF16.
+// Attention that never stores all scores: blocks of 64 queries by 64 keys, on AVX-512 (fp32) and AVX512-BF16.
 //
-// Everything is computed transposed, scores as (keys, queries): the lanes of a register are queries, so that the
-// softmax's maxima and sums need no work across lanes, and the scores of a block are, as they come, the left side
-// of the products that follow. The unit of a product's inner dimension is 32 bits: a number in fp32, two in bf16.
+// Everything is computed transposed, scores as (keys, queries). The lanes of a register are queries, so that the
+// softmax's maxima and sums need no work across lanes, and the scores of a block are, without rearrangement, an
+// operand of the products that follow. The unit of a product's inner dimension is 32 bits: one number in fp32, two
+// in bf16.
 #include "../compiled/native.h"
 
 #include <cmath>
@@ -14,16 +15,16 @@ NATIVE_TEXT(native_text_of_attention)
 #include <immintrin.h>
 #endif
 
-struct Span {  // (batch, heads, rows, dim): where it is, and how far apart its batches, heads and rows are
+struct Span {  // (batch, heads, rows, dim): the address, and the distances between batches, heads and rows
     void* at;
     int64_t batch, head, row;
 };
 
 struct Arguments {
     Span q, k, v, out;
-    Span out_gradient, dq, dk, dv;  // of the backward pass alone
+    Span out_gradient, dq, dk, dv;  // used only by the backward pass
     float* logs;                    // (batch, heads, queries): logarithm of each query's sum
-    char* scratch;                  // `threads` times what native_attention_scratch says, on 64 bytes
+    char* scratch;                  // `threads` times native_attention_scratch() bytes, aligned to 64 bytes
     int64_t batch, heads, queries, keys, dim, scratch_size;
     float scale;
     int causal, threads;
@@ -31,13 +32,13 @@ struct Arguments {
 
 #ifdef NATIVE_HAS_ATTENTION
 
-// 0 the kernels cannot run here, 1 the one for fp32 can, 2 both.
+// Return 0 if the kernels cannot run on this processor, 1 if the fp32 kernel can, 2 if both can.
 NATIVE_EXPORT int native_attention_level() {
     if (best_level() < 2) return 0;
     return __builtin_cpu_supports("avx512bf16") ? 2 : 1;
 }
 
-// To the end of the file, so that it holds for templates wherever they are made.
+// Valid to the end of the file, so that it also applies to templates that are instantiated later.
 #ifdef __clang__
 #pragma clang attribute push( \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma"))), apply_to = function)
@@ -47,12 +48,12 @@ NATIVE_EXPORT int native_attention_level() {
 
 namespace {
 
-constexpr int64_t B = 64;  // queries and keys of a block
+constexpr int64_t B = 64;  // queries and keys per block
 constexpr int VECTORS = B / 16;
 
 struct F32 {
     using Number = float;
-    static constexpr int64_t EACH = 1;  // numbers a unit
+    static constexpr int64_t EACH = 1;  // numbers per unit
     static inline __attribute__((always_inline)) __m512 dot(__m512 sum, __m512i a, __m512i b) {
         return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
     }
@@ -68,9 +69,9 @@ struct BF16 {
 
 NATIVE_INLINE int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// exp(x) for x <= 0, as in native.h; exactly 0 below -87, so that what is hidden weighs nothing.
+// exp(x) for x <= 0, as in native.h; exactly 0 below -87, so that hidden keys have no weight.
 NATIVE_INLINE __m512 exp_lanes(__m512 x) {
-    const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-88.0f), x);  // a NaN passes
+    const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-88.0f), x);  // a NaN stays NaN
     const __mmask16 there = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
     const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(clamped, _mm512_set1_ps(1.44269504f)), 0);
     __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), clamped);
@@ -85,7 +86,8 @@ NATIVE_INLINE __m512 exp_lanes(__m512 x) {
     return _mm512_maskz_scalef_ps(there, p, n);
 }
 
-// Four rows of a product: c[4][16 V] (+)= a[4][units] b[units][16 V]. `factor`, where given, multiplies what c was.
+// Four rows of a product: c[4][16 V] (+)= a[4][units] b[units][16 V]. If `factor` is given, the old c is multiplied
+// by it.
 template <typename N, int V, bool ADD>
 NATIVE_INLINE void four_rows(const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row, int64_t units,
                              float* c, int64_t c_row, const __m512* factor) {
@@ -115,7 +117,7 @@ NATIVE_INLINE void four_rows(const uint32_t* a, int64_t a_row, const uint32_t* b
         for (int v = 0; v < V; ++v) _mm512_storeu_ps(c + r * c_row + 16 * v, sum[r][v]);
 }
 
-// c[rows][columns] (+)= a b; rows by fours, columns by sixteens.
+// c[rows][columns] (+)= a b, computed by four rows and up to 64 columns at a time.
 template <typename N, bool ADD>
 NATIVE_INLINE void product(const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row, int64_t units,
                            float* c, int64_t c_row, int64_t rows, int64_t columns,
@@ -134,7 +136,7 @@ NATIVE_INLINE void product(const uint32_t* a, int64_t a_row, const uint32_t* b, 
     }
 }
 
-// 16 x 16 words, turned about the diagonal.
+// Transpose 16 x 16 words.
 NATIVE_INLINE void turn(const uint32_t* from, int64_t from_row, uint32_t* to, int64_t to_row) {
     __m512i a[16], b[16];
 #pragma GCC unroll 16
@@ -169,14 +171,15 @@ NATIVE_INLINE void turn(const uint32_t* from, int64_t from_row, uint32_t* to, in
     for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * to_row, a[i]);
 }
 
-// Units (rows, columns), each side a multiple of 16, turned about the diagonal.
+// Transpose units (rows, columns); both sizes are multiples of 16.
 NATIVE_INLINE void turn_all(const uint32_t* from, int64_t rows, int64_t columns, int64_t from_row, uint32_t* to,
                             int64_t to_row) {
     for (int64_t r = 0; r < rows; r += 16)
         for (int64_t c = 0; c < columns; c += 16) turn(from + r * from_row + c, from_row, to + c * to_row + r, to_row);
 }
 
-// One head of a tensor, and its size in memory: rows to whole blocks, `width` to whole registers of units.
+// One head of a tensor. In scratch memory its rows are padded to whole blocks, and `width` to whole registers of
+// units.
 template <typename N>
 struct Head {
     const typename N::Number* at;
@@ -186,7 +189,7 @@ struct Head {
         : at(static_cast<const typename N::Number*>(span.at) + batch * span.batch + head * span.head),
           row(span.row), rows(rows_), dim(dim_), width(up(dim_, 16 * N::EACH)) {}
 
-    // Numbers as they are, zeros around them: the left side of a product over `dim`.
+    // Copy numbers unchanged, padded with zeros: the left operand of a product over `dim`.
     void plain(int64_t first, int64_t count, typename N::Number* to) const {
         const size_t size = sizeof(typename N::Number);
         for (int64_t r = 0; r < count; ++r, to += width) {
@@ -197,7 +200,7 @@ struct Head {
     }
 };
 
-// fp32 rows are units already; of bf16, each row and the next become one row of pairs.
+// In fp32 rows are units already; in bf16 each pair of rows becomes one row of pairs.
 NATIVE_INLINE void pair_rows(const float* from, int64_t rows, int64_t width, uint32_t* to) {
     std::memcpy(to, from, sizeof(float) * static_cast<size_t>(rows * width));
 }
@@ -212,7 +215,7 @@ NATIVE_INLINE void pair_rows(const uint16_t* from, int64_t rows, int64_t width, 
         }
 }
 
-// Two rows of a block, (keys k and k + 1) x 16 queries: as rows of numbers, and as a row of units.
+// Write two rows of a block, (keys k and k + 1) x 16 queries: as rows of numbers, or (put_units) as a row of units.
 NATIVE_INLINE void put_rows(float* rows, __m512 one, __m512 two) {
     _mm512_storeu_ps(rows, one);
     _mm512_storeu_ps(rows + B, two);
@@ -234,26 +237,26 @@ NATIVE_INLINE uint32_t* units_of(T* numbers) { return reinterpret_cast<uint32_t*
 template <typename T>
 NATIVE_INLINE const uint32_t* units_of(const T* numbers) { return reinterpret_cast<const uint32_t*>(numbers); }
 
-// Lanes of 16 queries from `query` on that see the key.
+// Return the lanes, of 16 queries from `query` on, that see the key.
 NATIVE_INLINE __mmask16 seen(int64_t query, int64_t key, const Arguments& a) {
-    const int64_t behind = key - (query + a.keys - a.queries);  // the first lane that sees it
+    const int64_t behind = key - (query + a.keys - a.queries);  // the first lane that sees the key
     if (key >= a.keys) return 0;
     if (!a.causal || behind <= 0) return 0xffff;
     return behind > 15 ? 0 : static_cast<__mmask16>(0xffff << behind);
 }
 
-// Whether all queries of a block see all its keys.
+// Return whether all queries of a block see all its keys.
 NATIVE_INLINE bool all_seen(int64_t query, int64_t key, const Arguments& a) {
     return key + B <= a.keys && (!a.causal || key + B - 1 <= query + a.keys - a.queries);
 }
 
-// Keys that the last query of a block sees, to whole blocks.
+// Return how many keys the last query of a block sees, rounded up to whole blocks.
 NATIVE_INLINE int64_t keys_of(int64_t query, const Arguments& a) {
     const int64_t last = a.causal ? query + B + a.keys - a.queries : a.keys;
     return up(last < a.keys ? last : a.keys, B);
 }
 
-// Rows of numbers from (dim, queries) in fp32, each query divided by what belongs to it.
+// Write rows of numbers from (dim, queries) in fp32, each query multiplied by its factor.
 template <typename T>
 NATIVE_INLINE void write_turned(const float* from, int64_t width, const float* factor, T* to, int64_t row,
                                 int64_t rows, int64_t dim, float* room) {
@@ -262,7 +265,7 @@ NATIVE_INLINE void write_turned(const float* from, int64_t width, const float* f
         for (int64_t d = 0; d < dim; ++d) store(&to[r * row + d], room[r * width + d] * factor[r]);
 }
 
-// A thread's memory, handed out from its beginning.
+// A thread's scratch memory, allocated from its beginning.
 struct Room {
     char* next;
     template <typename T>
@@ -350,7 +353,7 @@ void forward_head(const Arguments& a, int64_t batch, int64_t head, Room room) {
     }
 }
 
-// What a block of queries brings to the backward pass, as left and as right sides of products.
+// A block of queries (or of their gradients) for the backward pass, as right operands of products.
 template <typename N>
 struct Queries {
     uint32_t *turned, *rows;  // (units of dim, 64) and (units of queries, dim) of each block
@@ -480,7 +483,7 @@ void all_heads(const Arguments& a, bool backward) {
 NATIVE_EXPORT void native_attention_f32(const Arguments* a, int backward) { all_heads<F32>(*a, backward != 0); }
 NATIVE_EXPORT void native_attention_bf16(const Arguments* a, int backward) { all_heads<BF16>(*a, backward != 0); }
 
-// Bytes a thread needs, on 64: no less than what the heads above take.
+// Return the bytes of scratch memory per thread, a multiple of 64; at least what the functions above take.
 NATIVE_EXPORT int64_t native_attention_scratch(int64_t queries, int64_t keys, int64_t dim, int backward) {
     const int64_t width = up(dim, 32), q = up(queries, B), k = up(keys, B);
     const int64_t words = backward ? q * (5 * width + 2) + 7 * B * width + 5 * B * B : 2 * k * width + 5 * B * width + 2 * B * B;

@@ -1,16 +1,16 @@
-// GELU by tanh, forward and backward: x s(z) with the logistic s and z = 2 sqrt(2 / pi) (x + 0.044715 x^3), which
-// is the same as x (1 + tanh(z / 2)) / 2.
+// GELU by tanh, forward and backward: x s(z) with the logistic function s and z = 2 sqrt(2 / pi) (x + 0.044715 x^3),
+// which equals x (1 + tanh(z / 2)) / 2.
 #include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_gelu)
 
 namespace {
 
-constexpr int64_t PIECE = 4096;  // numbers a thread takes at a time
+constexpr int64_t PIECE = 4096;  // numbers that a thread takes at a time
 constexpr float SLOPE = 1.5957691216f;  // 2 sqrt(2 / pi)
 constexpr float CUBE = 0.044715f;
 
-// s(z) and 1 - s(z), each to its own last bits.
+// s(z) and 1 - s(z), both to full precision.
 NATIVE_INLINE void logistic(float z, float* here, float* rest) {
     const float e = exp_nonpositive(z < 0.0f ? z : -z);
     const float large = 1.0f / (1.0f + e), small = e / (1.0f + e);
@@ -79,7 +79,7 @@ void gelu(const T* x, const T* above, T* out, int64_t n, int threads, int level)
 
 }  // namespace
 
-// The value where `above` is null, else the gradient; `out` may be `above`.
+// Compute the value if `above` is null, else the gradient; `out` may be `above`.
 NATIVE_EXPORT void native_gelu_f32(const float* x, const float* above, float* out, int64_t n, int threads, int level) {
     gelu(x, above, out, n, threads, level);
 }

@@ -1,5 +1,6 @@
-// Layer norm, forward and backward: a row is read once and worked on in fp32. The sums over rows that the weight's
-// gradients are, are made by pieces of rows and then in the pieces' order: the same on any number of threads.
+// Layer norm, forward and backward: a row is read once and processed in fp32. The weight's gradients are sums over
+// rows. They are computed per piece of rows and added in the order of the pieces, so that the result is the same for
+// any number of threads.
 #include "../compiled/native.h"
 
 #include <cmath>
@@ -11,16 +12,16 @@ struct Arguments {
     const float *weight, *bias;  // (width); bias may be null
     void* out;                   // (rows, width): the value, or the gradient of x
     float* facts;                // (rows, 2): mean and 1 / deviation
-    float* sums;                 // (pieces, 2, width): of the weight's and the bias's gradients
+    float* sums;                 // (pieces, 2, width): for the gradients of the weight and the bias
     float* scratch;              // (threads, 2, width)
-    int64_t rows, width, piece;  // rows a piece
+    int64_t rows, width, piece;  // `piece`: rows per piece
     float eps;
     int threads, level;
 };
 
 namespace {
 
-// Sums by 16 lanes in blocks of so many: as many fp32 additions to a lane as still keep its last bits.
+// Block size of sums over 16 lanes: a lane adds few enough fp32 numbers to keep its last bits.
 constexpr int64_t BLOCK = 512;
 
 NATIVE_INLINE float total(const float* x, int64_t n) {
@@ -34,7 +35,7 @@ NATIVE_INLINE void forward_row(const Arguments& a, int64_t r, float* wide, float
     const int64_t n = a.width;
     const T* x = static_cast<const T*>(a.x) + r * n;
     T* out = static_cast<T*>(a.out) + r * n;
-    const float *weight = a.weight, *bias = a.bias;  // from the struct they would be read anew for every number
+    const float *weight = a.weight, *bias = a.bias;  // copies avoid a read from the struct per number
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) wide[i] = to_float(x[i]);
     const float mean = total(wide, n) / static_cast<float>(n);
@@ -55,7 +56,7 @@ NATIVE_INLINE void forward_row(const Arguments& a, int64_t r, float* wide, float
     a.facts[2 * r + 1] = inverse;
 }
 
-// dx = inverse (g - mean(g) - y mean(g y)) with y the normal row and g the gradient times the weight.
+// dx = inverse (g - mean(g) - y mean(g y)), where y is the normalised row and g the gradient times the weight.
 template <typename T>
 NATIVE_INLINE void backward_row(const Arguments& a, int64_t r, float* normal, float* slope, float* sums) {
     const int64_t n = a.width;

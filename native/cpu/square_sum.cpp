@@ -1,5 +1,5 @@
-// The sum of the squares of several tensors, for the norm of a gradient: each read once, whatever its type. Pieces
-// are summed by themselves and then in their order: the same on any number of threads.
+// The sum of the squares of several tensors, for the norm of a gradient: each is read once, in fp32 or bf16. Pieces
+// are summed separately and then added in their order, so that the result is the same for any number of threads.
 #include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_square_sum)
@@ -7,14 +7,14 @@ NATIVE_TEXT(native_text_of_square_sum)
 struct Tensor {
     const void* at;
     int64_t size;
-    double* sums;  // one a piece
+    double* sums;  // one per piece
     int is_bf16;
 };
 
 namespace {
 
 constexpr int64_t PIECE = 1 << 15;
-constexpr int64_t BLOCK = 512;  // squares summed in fp32, 32 to a lane
+constexpr int64_t BLOCK = 512;  // squares summed in fp32, 32 per lane
 
 template <typename T>
 NATIVE_INLINE double piece_sum(const T* x, int64_t n) {

@@ -1,12 +1,12 @@
-// Samples of a stream of documents: where each begins, which corpus of a blend it is drawn from, and the tokens
-// of a batch. Megatron-core's order to the last index; no tensors, so that it serves before torch is loaded.
+// Samples of a stream of documents: where each begins, which corpus of a blend it comes from, and the tokens of a
+// batch. The order is exactly Megatron-core's. The code uses no tensors, so that it works before torch is loaded.
 #include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_sample_index)
 
 namespace {
 
-// An index is mapped where it lies in its file, and need not be aligned there.
+// Read one element; an index is mapped directly from its file and may not be aligned.
 template <typename T>
 NATIVE_INLINE T at(const void* array, int64_t i) {
     T value;
@@ -15,19 +15,19 @@ NATIVE_INLINE T at(const void* array, int64_t i) {
 }
 
 struct Stream {
-    const void* lengths;    // i32 a sequence of the corpus
-    const void* documents;  // i32: the sequences in the stream's order
+    const void* lengths;    // int32 per sequence of the corpus
+    const void* documents;  // int32: the sequences in the order of the stream
 };
 
 NATIVE_INLINE int64_t length_of(const Stream& stream, int64_t place) {
     return at<int32_t>(stream.lengths, at<int32_t>(stream.documents, place));
 }
 
-// So far ahead a sequence's length is asked for: the lengths of 1e6 sequences (4 MB) leave the nearest caches.
+// The prefetch distance for lengths: those of 1e6 sequences (4 MB) do not fit into the nearest caches.
 constexpr int64_t AHEAD = 24;
 
-// Rows [row, rows) of the samples that begin in the places [first, last); `left`: tokens from the first place's
-// beginning to the first of these samples.
+// Write the rows [row, rows) of the samples that begin at the places [first, last). `left` is the number of tokens
+// from the start of the first place to the first of these samples.
 template <typename T>
 void write_starts(const Stream& stream, int64_t first, int64_t last, int64_t left, int64_t sequence, T* row,
                   const T* rows) {
@@ -36,8 +36,8 @@ void write_starts(const Stream& stream, int64_t first, int64_t last, int64_t lef
             __builtin_prefetch(static_cast<const char*>(stream.lengths) +
                                4 * static_cast<int64_t>(at<int32_t>(stream.documents, place + AHEAD)));
         const int64_t length = length_of(stream, place);
-        // Written always, kept where the sample does begin in here: a document is about as long as a sample, and
-        // a branch would be guessed wrong at every second one.
+        // Always written, and kept if the sample begins in this document. A document is about as long as a sample,
+        // so a branch would be mispredicted about every second time.
         row[0] = static_cast<T>(place);
         row[1] = static_cast<T>(left);
         const bool kept = left < length;
@@ -59,7 +59,7 @@ int64_t tokens_in(const Stream& stream, int64_t first, int64_t last) {
 
 constexpr int MOST_THREADS = 64;
 
-// Each thread has its share of the places; where its first sample begins follows from the tokens before it.
+// Each thread takes a part of the places; the tokens before the part give the start of its first sample.
 template <typename T>
 void all_starts(const Stream& stream, int64_t places, int64_t sequence, int64_t count, T* out, int threads) {
     int64_t before[MOST_THREADS + 1] = {};
@@ -79,19 +79,19 @@ void all_starts(const Stream& stream, int64_t places, int64_t sequence, int64_t 
         write_starts(stream, edge(part), edge(part + 1), row * sequence - before[part], sequence, out + 2 * row,
                      out + 2 * rows);
     }
-    out[0] = out[1] = 0;  // also where the first documents are empty, as Megatron has it
+    out[0] = out[1] = 0;  // also if the first documents are empty, as in Megatron
 }
 
-// No product and sum in one rounding. The baseline of x86-64 cannot; elsewhere the attribute forbids it, at the price of
-// GCC's vectors.
+// Forbids fused multiply-add. The x86-64 baseline has none; elsewhere the attribute forbids it, but GCC then does
+// not vectorise.
 #if defined(__clang__) || defined(__x86_64__)
 #define NATIVE_EXACT
 #else
 #define NATIVE_EXACT __attribute__((optimize("fp-contract=off")))
 #endif
 
-// The corpus that lags most behind its share of `j` samples, the first of several. Product and difference are rounded
-// each, whatever the processor could do at once: an order must not depend on where it was made.
+// Return the corpus that is furthest behind its share of `j` samples, the first of equals. Product and difference
+// are rounded separately on every processor, because the order must be the same on all machines.
 NATIVE_EXACT int64_t lagging_of_few(const double* weights, const double* taken, int64_t corpora, double j) {
 #ifdef __clang__
 #pragma clang fp contract(off)
@@ -106,10 +106,11 @@ NATIVE_EXACT int64_t lagging_of_few(const double* weights, const double* taken, 
     return most;
 }
 
-// Doubles side by side; the arrays of a blend are as long as a multiple of it.
+// The number of doubles processed together; the length of a blend's arrays is a multiple of it.
 constexpr int64_t SIDE_BY_SIDE = 8;
 
-// The same over many: their largest lag by vectors, then its place. From about 20 corpora on it is the faster one.
+// The same for many corpora: find the largest lag with vectors, then its index. It is faster from about 20 corpora
+// on.
 NATIVE_EXACT int64_t lagging_of_many(const double* __restrict weights, const double* __restrict taken,
                                      double* __restrict lag, int64_t corpora, double j) {
 #ifdef __clang__
@@ -129,13 +130,13 @@ NATIVE_EXACT int64_t lagging_of_many(const double* __restrict weights, const dou
 
 constexpr int64_t MANY = 24;
 
-// NumPy's RandomState: a Mersenne twister of 624 words, `pos` of which are spent.
+// NumPy's RandomState: a Mersenne Twister with 624 words, the first `pos` of which are used up.
 constexpr int WORDS = 624, MIDDLE = 397;
 
 struct Twister {
     uint32_t* key;
     int32_t* pos;
-    uint32_t ready[WORDS];  // the words as they are given out
+    uint32_t ready[WORDS];  // the words after tempering, as the generator returns them
 
     void temper() {
         for (int i = 0; i < WORDS; ++i) {
@@ -160,10 +161,10 @@ struct Twister {
     }
 };
 
-// Places are drawn so many at a time, and asked of memory before they are swapped.
+// So many places are drawn, and prefetched, before their items are swapped.
 constexpr int DRAWN = 256;
 
-// RandomState.shuffle: from the last item down each is swapped with one of those up to it.
+// As RandomState.shuffle: from the last item down, swap each with a random one of those up to it.
 template <typename T>
 void shuffle(T* items, int64_t n, uint32_t* key, int32_t* pos) {
     Twister random{key, pos, {}};
@@ -174,7 +175,7 @@ void shuffle(T* items, int64_t n, uint32_t* key, int32_t* pos) {
         int drawn = 0;
         while (drawn < DRAWN && i > 0) {
             if (*pos == WORDS) random.twist();
-            // A number beyond i is passed over; without a branch, which would be guessed wrong at every third.
+            // A number greater than i is skipped; without a branch, which would be mispredicted often.
             const uint32_t place = random.ready[(*pos)++] & (0xffffffffu >> __builtin_clz(static_cast<uint32_t>(i)));
             __builtin_prefetch(items + place, 1);
             places[drawn] = place;
@@ -211,23 +212,23 @@ bool copy_tokens(int type, int64_t* to, const void* from, int64_t first, int64_t
 }  // namespace
 
 extern "C" {
-// As `_Source` in sample_index.py.
+// The same layout as `_Source` in sample_index.py.
 struct SampleSource {
     const void* tokens;
-    const void* offsets;    // i64 a sequence: its first token
-    const void* lengths;    // i32 a sequence
-    const void* documents;  // i32 a place of the stream
+    const void* offsets;    // int64 per sequence: its first token
+    const void* lengths;    // int32 per sequence
+    const void* documents;  // int32 per place of the stream
     const void* starts;     // (samples + 1, 2)
-    int64_t count;          // tokens
+    int64_t count;          // number of tokens
     int64_t sequences;
     int64_t places;
     int64_t samples;
-    int type;  // as Megatron's index files number the types of tokens
-    int wide;  // starts are i64, not i32
+    int type;  // the code of the token type in Megatron's index files
+    int wide;  // starts are int64 instead of int32
 };
 }
 
-// `out`: (count + 1) rows of two i32, or of two i64 where `wide`.
+// `out` has (count + 1) rows of two int32 numbers, or of two int64 numbers if `wide`.
 NATIVE_EXPORT void native_sample_starts(const void* lengths, const void* documents, int64_t places,
                                         int64_t sequence, int64_t count, void* out, int wide, int threads) {
     const Stream stream{lengths, documents};
@@ -239,7 +240,7 @@ NATIVE_EXPORT void native_sample_starts(const void* lengths, const void* documen
         all_starts(stream, places, sequence, count, static_cast<int32_t*>(out), used);
 }
 
-// Items of 4 bytes, or of 8 where `wide`; fewer than 2^32 of them. The generator's state goes on.
+// Shuffle fewer than 2^32 items of 4 bytes, or of 8 bytes if `wide`; the state of the generator advances.
 NATIVE_EXPORT void native_shuffle(void* items, int64_t n, int wide, uint32_t* key, int32_t* pos) {
     if (wide)
         shuffle(static_cast<uint64_t*>(items), n, key, pos);
@@ -247,8 +248,10 @@ NATIVE_EXPORT void native_shuffle(void* items, int64_t n, int wide, uint32_t* ke
         shuffle(static_cast<uint32_t*>(items), n, key, pos);
 }
 
-// Many corpora: arrays of a multiple of 8 entries, those after the last with a weight of -infinity. `there`: the samples of
-// each corpus; one that is spent gets that weight too. `taken` is zeros, `lag` room.
+// Choose the corpus and the sample number for each sample of a blend. With MANY corpora or more, the arrays have a
+// multiple of 8 entries; those after the last corpus have the weight -infinity. `there` is the number of samples of
+// each corpus; a corpus that is used up also gets the weight -infinity. `taken` starts with zeros; `lag` is scratch
+// memory.
 NATIVE_EXPORT void native_blend(double* weights, double* taken, const double* there, double* lag, int64_t corpora,
                                 int64_t size, int16_t* corpus, int64_t* sample) {
     for (int64_t j = 0; j < size; ++j) {
@@ -262,7 +265,7 @@ NATIVE_EXPORT void native_blend(double* weights, double* taken, const double* th
     }
 }
 
-// The tokens of `n` samples, `each` of one, widened; n, or -1 - i where sample i points outside of its corpus.
+// Write `each` tokens of each of `n` samples as int64; return n, or -1 - i if sample i is outside its corpus.
 NATIVE_EXPORT int64_t native_read_samples(const SampleSource* source, const int64_t* numbers, int64_t n,
                                           int64_t each, int64_t* out) {
     for (int64_t i = 0; i < n; ++i) {

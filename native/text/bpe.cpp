@@ -1,5 +1,5 @@
-// Byte-level BPE as GPT-2 has it: text -> added tokens and words -> bytes -> merges by rank. What makes it fast: the
-// words are found without a regular expression, and a word that was met before has its ids in a cache.
+// Byte-level BPE as in GPT-2: text -> added tokens and words -> bytes -> merges by rank. It is fast because words
+// are found without a regular expression, and the ids of words seen before come from a cache.
 #include "bpe_merges.h"
 #include "bpe_words.h"
 #include "../compiled/native.h"
@@ -11,22 +11,23 @@ NATIVE_TEXT(native_text_of_bpe)
 
 namespace {
 
-constexpr int64_t NO_MEMORY = -1;  // below it: -2 - the first document that is not UTF-8
+constexpr int64_t NO_MEMORY = -1;  // smaller results are -2 - (the first document that is not UTF-8)
 constexpr int MOST_THREADS = 256;
-constexpr int64_t KEPT = 1 << 20;  // bytes: room for a longer word or text is given back after its document
-constexpr int64_t SLACK = 16;  // ids that a copy out of the cache may write past its end
+constexpr int64_t KEPT = 1 << 20;  // bytes: larger buffers for a word or text are freed after its document
+constexpr int64_t SLACK = 16;  // ids that a copy from the cache may write past the end
 
-// The cache of words: fixed in size, so that a corpus of any length costs the same memory
+// The cache of words has a fixed size, so that it takes the same memory for a corpus of any length.
 
-// Nearly every word of a Latin script: 15 bytes, and 7 ids of two bytes or 3 of four. Two share a cache line.
+// An entry for nearly every word of a Latin script: up to 15 bytes, and 7 ids of two bytes or 3 of four. Two entries
+// share a cache line.
 template <typename Id>
 struct alignas(32) Brief {
-    uint64_t low, high;  // the bytes, then zeros; the last byte is the length
+    uint64_t low, high;  // the bytes, padded with zeros; the last byte is the length
     Id ids[16 / sizeof(Id) - 1];
     Id count;
 };
 
-// The longer ones.
+// An entry for a longer word.
 template <typename Id>
 struct Broad {
     uint16_t size, count;
@@ -42,7 +43,7 @@ struct Key {
     uint64_t low, high;
 };
 
-// `limit` is where reading must end.
+// Nothing at or after `limit` may be read.
 NATIVE_INLINE Key key_of_word(const uint8_t* word, int64_t n, const uint8_t* limit) {
     Key key = {0, 0};
     uint8_t bytes[16] = {};
@@ -82,18 +83,18 @@ NATIVE_INLINE uint64_t hash_of(const uint8_t* word, int64_t n) {
     return h;
 }
 
-// ---- one thread's own: its cache, and room for what is rare
+// ---- the data of one thread: its cache, and buffers for rare cases
 
 template <typename Id>
 struct Scratch {
-    Brief<Id>* brief;  // (sets, 2): the one in front was met again since it came
+    Brief<Id>* brief;  // (sets, 2): the first of a set was found again after it was added
     Broad<Id>* broad;
     LongWord word;
-    int64_t word_room;  // bytes of the longest word so far
+    int64_t word_room;  // bytes of the longest word that fits
     uint8_t* prefixed;
     int64_t prefixed_room;
     Id* out;
-    bool failed;  // no memory; what follows is passed over
+    bool failed;  // out of memory; the rest is skipped
 };
 
 template <typename Id>
@@ -129,13 +130,13 @@ struct Added {
     uint32_t id;
 };
 
-// Tokens that are found in the text before its words are: those of the first pass, then, in what it left, those of
-// the second (`normalized` ones; a normalizer itself is not known here).
+// Tokens that are found before the text is divided into words: those of the first pass, then, in the remaining text,
+// those of the second (`normalized` tokens; this code does not normalise).
 struct AddedPass {
     Added* tokens;  // longest first
     int64_t count;
-    bool first[256];  // bytes that one of them begins with
-    int single;       // that byte where there is only one, or -1
+    bool first[256];  // whether a token begins with this byte
+    int single;       // that byte if there is only one, or -1
 };
 
 struct Model {
@@ -145,8 +146,8 @@ struct Model {
     uint8_t* added_text;
     void* scratch;  // (threads)
     int threads;
-    bool wide;          // ids of four bytes, else of two
-    bool prefix_space;  // each piece of text begins with a space, its own or one more
+    bool wide;          // ids have four bytes instead of two
+    bool prefix_space;  // each piece of text gets a space in front if it has none
 };
 
 template <typename Id>
@@ -165,7 +166,7 @@ void long_word(const Model& m, Scratch<Id>& s, const uint8_t* word, int64_t n) {
     for (uint32_t i = 0; i < n; i = s.word.next[i]) *s.out++ = static_cast<Id>(s.word.ids[i]);
 }
 
-// A word that the first cache does not have: from the second, or merged and remembered.
+// Encode a word that is not in the first cache: take it from the second, or merge it and store the ids.
 template <typename Id>
 void other_word(const Model& m, Scratch<Id>& s, const uint8_t* word, int64_t n, const Key& key, Brief<Id>* set) {
     Broad<Id>* broad = nullptr;
@@ -183,7 +184,7 @@ void other_word(const Model& m, Scratch<Id>& s, const uint8_t* word, int64_t n, 
     put(s, ids, count);
     constexpr int brief_ids = sizeof(Brief<Id>::ids) / sizeof(Id), broad_ids = sizeof(Broad<Id>::ids) / sizeof(Id);
     if (set && count <= brief_ids) {
-        // A word met once goes behind, where the next one takes its place.
+        // A new word goes to the second position, where the next new word replaces it.
         set[1].low = key.low;
         set[1].high = key.high;
         set[1].count = static_cast<Id>(count);
@@ -220,7 +221,7 @@ void words(const Model& m, Scratch<Id>& s, const uint8_t* p, const uint8_t* end,
     }
 }
 
-// A piece between added tokens.
+// Encode a piece of text between added tokens.
 template <typename Id>
 void piece(const Model& m, Scratch<Id>& s, const uint8_t* p, const uint8_t* end, const uint8_t* limit) {
     if (!m.prefix_space || p == end || *p == ' ') return words(m, s, p, end, limit);
@@ -246,7 +247,7 @@ const uint8_t* next_candidate(const AddedPass& pass, const uint8_t* p, const uin
     return p;
 }
 
-// The longest added token at p, or null.
+// Return the longest added token at p, or null.
 const Added* added_at(const AddedPass& pass, const uint8_t* p, const uint8_t* end) {
     for (int64_t i = 0; i < pass.count; ++i) {
         const Added& one = pass.tokens[i];
@@ -277,13 +278,13 @@ void split_added(const Model& m, Scratch<Id>& s, int number, const uint8_t* p, c
 
 struct Job {
     const uint8_t* text;
-    const int64_t* starts;  // (documents), each with its end; ascending, without overlap
+    const int64_t* starts;  // (documents), like `ends`; ascending and without overlap
     const int64_t* ends;
     int64_t documents;
-    int64_t readable;  // bytes of `text`
-    void* ids;         // (room a byte * bytes + documents + threads * SLACK)
+    int64_t readable;  // number of bytes of `text`
+    void* ids;         // (ids per byte * bytes + documents + threads * SLACK)
     int32_t* lengths;  // (documents)
-    int64_t eod;       // put after each document that has ids, or -1
+    int64_t eod;       // appended to each document that has ids, or -1
     int threads;
 };
 
@@ -291,7 +292,7 @@ int64_t ids_a_byte(const Model& m) { return m.prefix_space ? 2 : 1; }
 
 struct Part {
     int64_t from, to;  // documents
-    int64_t at;        // where its ids begin
+    int64_t at;        // the position of its first id
     int64_t count;
     int64_t fault;
 };
@@ -319,7 +320,7 @@ void encode_part(const Model& m, Scratch<Id>& s, const Job& job, Part& part) {
     part.count = s.out - begin;
 }
 
-// Parts of about equal bytes, one a thread.
+// Divide the documents into parts of about equal bytes, one per thread.
 int divide(const Model& m, const Job& job, Part* parts) {
     const int64_t first = job.documents ? job.starts[0] : 0;
     const int64_t bytes = job.documents ? job.ends[job.documents - 1] - first : 0;
@@ -344,7 +345,7 @@ int64_t encode(const Model& m, const Job& job) {
     const int count = divide(m, job, parts);
     Scratch<Id>* scratch = static_cast<Scratch<Id>*>(m.scratch);
     if (count == 1) {
-        encode_part(m, scratch[0], job, parts[0]);  // no thread is woken: a process that forks later may
+        encode_part(m, scratch[0], job, parts[0]);  // starts no threads, so that the process can still fork later
     } else {
 #pragma omp parallel for schedule(static, 1) num_threads(count)
         for (int i = 0; i < count; ++i) encode_part(m, scratch[i], job, parts[i]);
@@ -359,12 +360,12 @@ int64_t encode(const Model& m, const Job& job) {
     return total;
 }
 
-// ---- building and ending a model
+// ---- creating and freeing a model
 
 struct Spec {
     const uint32_t* byte_ids;     // (256)
     const uint32_t* merges;       // (merge_count, 3): left, right, made
-    const uint8_t* added_text;    // one after the other, the longest of each pass first
+    const uint8_t* added_text;    // concatenated, the longest of each pass first
     const int64_t* added_ends;    // (added_count)
     const uint32_t* added_ids;    // (added_count)
     const uint8_t* added_passes;  // (added_count): 0 or 1
@@ -434,7 +435,7 @@ NATIVE_EXPORT void native_bpe_free(Model* m) {
     std::free(m);
 }
 
-// Null without memory. What `spec` points to may go afterwards.
+// Return a model, or null if memory is short. The data of `spec` may be freed afterwards.
 NATIVE_EXPORT Model* native_bpe_new(const Spec* spec) {
     Model* m = room<Model>(1);
     if (!m) return nullptr;
@@ -450,19 +451,21 @@ NATIVE_EXPORT Model* native_bpe_new(const Spec* spec) {
     return nullptr;
 }
 
-// How many ids were written; -1 without memory, -2 - i where document i is not UTF-8. One call at a time a model.
+// Return the number of ids written; -1 if memory is short, -2 - i if document i is not UTF-8. One call at a time per
+// model.
 NATIVE_EXPORT int64_t native_bpe_encode(const Model* m, const Job* job) {
     return m->wide ? encode<int32_t>(*m, *job) : encode<uint16_t>(*m, *job);
 }
 
-// The ends of the words of one piece of UTF-8, for tests and for the comparison with `tokenizers`; how many.
+// Write the ends of the words of a UTF-8 text without added tokens, for tests and the comparison with `tokenizers`;
+// return their number.
 NATIVE_EXPORT int64_t native_bpe_words(const Model* m, const uint8_t* text, int64_t size, int64_t* ends) {
     int64_t count = 0;
     for (const uint8_t* p = text; p < text + size; ends[count++] = p - text) p = word_end(m->classes, p, text + size);
     return count;
 }
 
-// The ranges of code points that the table has, as (first, end, kind).
+// Return the number of ranges of code points in the table, and their address: (first, end, kind).
 NATIVE_EXPORT int64_t native_bpe_ranges(const uint32_t** ranges) {
     *ranges = &UNICODE_RANGES[0].first;
     return UNICODE_RANGE_COUNT;

@@ -1,4 +1,5 @@
-// The bytes of a word -> ids: the pair of the least rank is merged, the leftmost of equals first, until none is left.
+// Merge the bytes of a word to ids: the pair with the lowest rank first, the leftmost of equals, until no pair can
+// merge.
 #pragma once
 
 #include "../compiled/native.h"
@@ -12,17 +13,17 @@ namespace {
 template <typename T>
 T* room(int64_t count) { return static_cast<T*>(std::calloc(static_cast<size_t>(count ? count : 1), sizeof(T))); }
 
-// A slot of the hash table is one number: left << 43 | right << 23 | rank. Eight of them are a bucket and a cache
-// line, compared together: that most pairs are not there, and some are, would cost a branch wrongly guessed each.
+// A slot of the hash table is one number: left << 43 | right << 23 | rank. Eight slots are a bucket and fill a cache
+// line. They are compared together, because a branch on whether a pair is in the table would often be mispredicted.
 constexpr int RANK_BITS = 23, ID_BITS = 20;
-constexpr uint32_t NEVER = (1u << RANK_BITS) - 1;  // the rank of what does not merge
-constexpr uint32_t NOBODY = (1u << ID_BITS) - 1;   // an id that merges with none
+constexpr uint32_t NEVER = (1u << RANK_BITS) - 1;  // the rank of a pair that does not merge
+constexpr uint32_t NOBODY = (1u << ID_BITS) - 1;   // an id that does not merge with any
 constexpr uint64_t FREE = ~uint64_t{0};
 constexpr int64_t BUCKET = 8;
 
 struct Merges {
     uint32_t byte_ids[256];
-    uint32_t* byte_ranks;  // (256, 256), for the first round
+    uint32_t* byte_ranks;  // (256, 256), for the first step
     uint64_t* slots;       // (buckets, BUCKET), at most half full
     int shift;
     uint32_t* made;  // by rank
@@ -34,7 +35,7 @@ NATIVE_INLINE uint64_t* bucket_of(const Merges& merges, uint64_t pair) {
     return merges.slots + ((pair * 0x9e3779b97f4a7c15u) >> merges.shift) * BUCKET;
 }
 
-// A full bucket goes on in the next one.
+// If a bucket is full, the next one is used.
 NATIVE_INLINE uint64_t* bucket_after(const Merges& merges, uint64_t* bucket) {
     const int64_t size = (int64_t{1} << (64 - merges.shift)) * BUCKET;
     return merges.slots + (bucket - merges.slots + BUCKET) % size;
@@ -43,19 +44,20 @@ NATIVE_INLINE uint64_t* bucket_after(const Merges& merges, uint64_t* bucket) {
 NATIVE_INLINE uint32_t rank_of(const Merges& merges, uint32_t left, uint32_t right) {
     const uint64_t pair = pair_of(left, right);
     for (uint64_t* bucket = bucket_of(merges, pair);; bucket = bucket_after(merges, bucket)) {
-        uint64_t found = FREE;  // one at most is the pair's
+        uint64_t found = FREE;  // at most one slot holds the pair
 #pragma omp simd reduction(& : found)
         for (int j = 0; j < BUCKET; ++j) found &= bucket[j] >> RANK_BITS == pair ? bucket[j] : FREE;
         if (bucket[BUCKET - 1] == FREE || found != FREE) return static_cast<uint32_t>(found) & NEVER;
     }
 }
 
-// Words up to this many bytes are merged by scanning for the least key, rank << 8 | place, 16 at once. The compiler's
-// default vectors do it best: wider ones took a sixth longer, waiting for what was just written in smaller pieces.
+// Words up to this many bytes are merged by searching for the smallest key, rank << 8 | place, 16 keys at a time.
+// The compiler's default vectors are best here: wider ones took a sixth longer, because they wait for smaller writes
+// that have just been made.
 constexpr int SHORT = 256;
 
 NATIVE_INLINE uint32_t least(const uint32_t* keys, int n) {
-    int32_t lane[16];  // signed, because the first vectors know no other minimum; no key has the top bit
+    int32_t lane[16];  // signed, because baseline vectors have no other minimum; keys never have the top bit
     std::memcpy(lane, keys, sizeof lane);
     for (int i = 16; i < n; i += 16) {
 #pragma omp simd
@@ -70,9 +72,10 @@ NATIVE_INLINE uint32_t least(const uint32_t* keys, int n) {
     return static_cast<uint32_t>(best);
 }
 
-// The ids of a word of at most SHORT bytes, in `out`; how many. Place n is nobody's: before the first, after the last.
+// Write the ids of a word of at most SHORT bytes to `out`; return their number. Place n is a sentinel before the
+// first and after the last byte.
 int merge_short(const Merges& merges, const uint8_t* word, int n, uint32_t* out) {
-    uint32_t ids[SHORT + 1], keys[SHORT + 16];  // a key is of the pair that begins in its place
+    uint32_t ids[SHORT + 1], keys[SHORT + 16];  // a key belongs to the pair that begins at its place
     uint16_t next[SHORT + 1], previous[SHORT + 1];
     for (int i = 0; i < n; ++i) {
         ids[i] = merges.byte_ids[word[i]];
@@ -98,7 +101,8 @@ int merge_short(const Merges& merges, const uint8_t* word, int n, uint32_t* out)
     return count;
 }
 
-// A long word's pairs wait in a heap by rank and place: n log n, whatever the word. 28 bytes a byte of the word.
+// The pairs of a long word are in a heap by rank and place: n log n for any word. It takes 28 bytes per byte of the
+// word.
 struct Heap {
     uint64_t* items;  // rank << 32 | place
     int64_t size;
@@ -134,7 +138,7 @@ struct LongWord {
     uint32_t* ids;
     uint32_t* next;
     uint32_t* previous;
-    Heap heap;  // never more than two pairs a byte: a merge takes one out and puts two in
+    Heap heap;  // at most two pairs per byte: a merge removes one and adds two
 };
 
 void merge_long(const Merges& merges, const uint8_t* word, uint32_t n, LongWord& w) {
@@ -150,7 +154,7 @@ void merge_long(const Merges& merges, const uint8_t* word, uint32_t n, LongWord&
     while (w.heap.size) {
         const uint64_t top = pop(w.heap);
         const uint32_t at = static_cast<uint32_t>(top), right = w.next[at];
-        // A pair that has changed since: what was merged away is nobody.
+        // Skip a pair that has changed since it was pushed; merged ids are NOBODY.
         if (w.ids[at] == NOBODY || right >= n || rank_of(merges, w.ids[at], w.ids[right]) != top >> 32) continue;
         const uint32_t after = w.next[right], before = w.previous[at];
         w.ids[at] = merges.made[top >> 32];
@@ -164,15 +168,15 @@ void merge_long(const Merges& merges, const uint8_t* word, uint32_t n, LongWord&
     }
 }
 
-// Where a pair is, or is to be.
+// Return the slot of a pair, or the free slot for it.
 uint64_t* slot_for(const Merges& merges, uint64_t pair) {
     for (uint64_t* bucket = bucket_of(merges, pair);; bucket = bucket_after(merges, bucket))
         for (int64_t j = 0; j < BUCKET; ++j)
             if (bucket[j] == FREE || bucket[j] >> RANK_BITS == pair) return bucket + j;
 }
 
-// Tables for `count` merges, each (left, right, made) in the order of their ranks. Of a pair given twice the last
-// counts. False without memory; `merges` is all zeros before.
+// Build the tables for `count` merges, each (left, right, made), in the order of their ranks. If a pair occurs
+// twice, the last one counts. Return false if memory is short; `merges` must be all zeros before.
 bool load_merges(Merges& merges, const uint32_t* byte_ids, const uint32_t* rows, int64_t count) {
     int bits = 1;
     while ((BUCKET << bits) < 2 * count) ++bits;

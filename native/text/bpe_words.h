@@ -1,5 +1,5 @@
-// Text -> words, as GPT-2's regular expression divides it, found by hand: the class of a character comes from a
-// table, and letters of ASCII are passed eight at a time.
+// Divide text into words as GPT-2's regular expression does, without a regular expression: the class of a character
+// comes from a table, and ASCII letters are skipped eight at a time.
 #pragma once
 
 #include "../compiled/native.h"
@@ -13,7 +13,7 @@ namespace {
 
 struct Classes {
     uint16_t page[0x110000 >> 8];
-    uint8_t* cells;  // (pages, 256); equal pages are kept once: 150 of 4,352
+    uint8_t* cells;  // (pages, 256); equal pages are stored once: 150 of 4,352
     int pages;
 };
 
@@ -47,7 +47,7 @@ struct Character {
     uint8_t size;  // bytes
 };
 
-// The text is known to be UTF-8.
+// The text must be valid UTF-8.
 NATIVE_INLINE Character character(const Classes& classes, const uint8_t* p) {
     const uint32_t c = *p;
     if (c < 0x80) return {classes.cells[c], 1};
@@ -63,13 +63,13 @@ NATIVE_INLINE Character character(const Classes& classes, const uint8_t* p) {
 
 // Words: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 
-// How many of the eight bytes from p are ASCII letters before the first that is none.
+// Return how many of the eight bytes from p are ASCII letters before the first other byte.
 NATIVE_INLINE int leading_letters(const uint8_t* p) {
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     constexpr uint64_t each = 0x0101010101010101u;
     uint64_t x;
     std::memcpy(&x, p, 8);
-    const uint64_t lower = (x & ~(each << 7)) | each * 0x20;  // below 0x80, so that no sum carries
+    const uint64_t lower = (x & ~(each << 7)) | each * 0x20;  // below 0x80, so that additions do not carry
     const uint64_t letter = (lower + each * (0x80 - 'a')) & ~(lower + each * (0x7f - 'z')) & ~x & (each << 7);
     const uint64_t stop = letter ^ (each << 7);
     return stop ? __builtin_ctzll(stop) >> 3 : 8;
@@ -94,7 +94,7 @@ NATIVE_INLINE const uint8_t* run_end(const Classes& classes, const uint8_t* p, c
     return p;
 }
 
-// Bytes of the contraction at the apostrophe p, or 0.
+// Return the number of bytes of the contraction at the apostrophe p, or 0.
 NATIVE_INLINE int contraction(const uint8_t* p, const uint8_t* end) {
     if (end - p < 2) return 0;
     const uint8_t a = p[1];
@@ -104,7 +104,7 @@ NATIVE_INLINE int contraction(const uint8_t* p, const uint8_t* end) {
     return ((a == 'r' || a == 'v') && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
 }
 
-// White space gives its last character to the word after it, unless it has only that one.
+// Return the end of white space at p. Its last character belongs to the next word, unless it is the only one.
 const uint8_t* white_end(const Classes& classes, const uint8_t* p, const uint8_t* end) {
     const uint8_t* last = p;
     const uint8_t* next = p + character(classes, p).size;

@@ -1,6 +1,6 @@
-// Lines of JSON -> the text under one key of each, as UTF-8 one after the other, without an object for anything.
-// Only lines that are certain are answered for: objects that Python's own reader takes too, whose key has a text
-// that UTF-8 can say. All others, the faulty ones among them, are left to that reader.
+// Extract the text under one key from lines of JSON, as concatenated UTF-8, without creating objects. It handles
+// only lines that are certain: objects that Python's reader also accepts, with a text under the key that UTF-8 can
+// encode. All other lines, including invalid ones, are left to Python's reader.
 #include "../compiled/native.h"
 #include "utf8.h"
 
@@ -8,16 +8,16 @@ NATIVE_TEXT(native_text_of_json_lines)
 
 namespace {
 
-constexpr int DEEPEST = 64;            // Python's reader goes on to some hundred
-constexpr int64_t LONGEST_NUMBER = 64;  // it refuses integers of 4,301 digits
+constexpr int DEEPEST = 64;            // Python's reader allows some hundreds
+constexpr int64_t LONGEST_NUMBER = 64;  // Python's reader refuses integers of 4,301 digits
 
-// What is read, and where the text goes that is read on the way. Null instead of a place: leave the line to Python.
+// A line that is read, and where the text is written meanwhile. Functions return null to leave the line to Python.
 struct Line {
     const uint8_t* end;
     const uint8_t* key;
     int64_t key_size;
     uint8_t* text;      // where the found text begins
-    uint8_t* text_end;  // null: none was found yet, or the last one was no text
+    uint8_t* text_end;  // null if no text was found yet, or if the last value was not a text
 };
 
 NATIVE_INLINE const uint8_t* past_white(const Line& line, const uint8_t* p) {
@@ -25,14 +25,15 @@ NATIVE_INLINE const uint8_t* past_white(const Line& line, const uint8_t* p) {
     return p;
 }
 
-// How many of the eight bytes from p are plain before the first quote, backslash or control character.
+// Return how many of the eight bytes from p come before the first quote, backslash or control character.
 NATIVE_INLINE int plain_bytes(const uint8_t* p) {
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     constexpr uint64_t each = 0x0101010101010101u, high = each << 7;
     uint64_t x;
     std::memcpy(&x, p, 8);
     const uint64_t low = x & ~high;
-    // The high bit stays clear where the difference is zero; bytes with a high bit of their own are none of these.
+    // The high bit stays 0 where the difference is zero; bytes whose own high bit is set are none of these
+    // characters.
     const uint64_t quote = ((low ^ each * '"') + each * 0x7f), slash = ((low ^ each * '\\') + each * 0x7f);
     const uint64_t stop = (~(quote & slash & (low + each * 0x60))) & ~x & high;
     return stop ? __builtin_ctzll(stop) >> 3 : 8;
@@ -66,7 +67,8 @@ uint8_t* put_character(uint8_t* out, int code) {
     return out;
 }
 
-// The escape after a backslash before p; `out` moves on, and is null where half a character is left alone.
+// Read the escape whose backslash is before p and advance `out`; return null for an invalid escape or a lone
+// surrogate.
 const uint8_t* escape(const Line& line, const uint8_t* p, uint8_t*& out) {
     if (p >= line.end) return nullptr;
     const char* const names = "\"\\/bfnrt";
@@ -92,14 +94,15 @@ const uint8_t* escape(const Line& line, const uint8_t* p, uint8_t*& out) {
     return p;
 }
 
-// The place after the string whose first quote is before p. With `out` its text is put there, which then is its end.
+// Return the place after the string whose opening quote is before p. With `out`, write its text there and advance
+// `out`.
 const uint8_t* string(const Line& line, const uint8_t* p, uint8_t** out) {
     uint8_t* to = out ? *out : nullptr;
     while (p < line.end) {
         if (line.end - p >= 8) {
             const int plain = plain_bytes(p);
             if (to) {
-                std::memcpy(to, p, 8);  // it fits: no escape is shorter than its character
+                std::memcpy(to, p, 8);  // there is room: an escape is never shorter than its character
                 to += plain;
             }
             p += plain;
@@ -171,7 +174,7 @@ const uint8_t* elements(Line& line, const uint8_t* p, int depth) {
     }
 }
 
-// The value of a member of the outermost object; of the key that is looked for, the last one counts.
+// Read the value under the key in the outermost object; if the key occurs again, the last value counts.
 const uint8_t* found(Line& line, const uint8_t* p) {
     line.text_end = nullptr;
     if (p >= line.end || *p != '"') return value(line, p, 1);
@@ -191,7 +194,7 @@ const uint8_t* members(Line& line, const uint8_t* p, int depth) {
         p = string(line, name, nullptr);
         if (!p) return nullptr;
         const int64_t size = p - 1 - name;
-        // A name with escapes may be the key in disguise.
+        // A name with escapes may be equal to the key.
         if (depth == 0 && std::memchr(name, '\\', static_cast<size_t>(size))) return nullptr;
         const bool is_key =
             depth == 0 && size == line.key_size && std::memcmp(name, line.key, static_cast<size_t>(size)) == 0;
@@ -213,7 +216,7 @@ bool is_plain(Line& line, const uint8_t* p) {
     return p && past_white(line, p) == line.end && line.text_end;
 }
 
-// As Python's bytes.isspace.
+// The same characters as Python's bytes.isspace.
 bool is_blank(const uint8_t* p, const uint8_t* end) {
     while (p < end && (*p == ' ' || (*p >= '\t' && *p <= '\r'))) ++p;
     return p == end;
@@ -225,16 +228,16 @@ struct Reading {
     const uint8_t* key;
     int64_t key_size;
     uint8_t* text;        // (size + 8)
-    int64_t* starts;      // (lines): in `text`, or of the line in `data` where it is left to Python
+    int64_t* starts;      // (lines): position in `text`, or of the line in `data` if it is left to Python
     int64_t* ends;        // (lines)
-    int64_t* numbers;     // (lines): of the line, from 0
+    int64_t* numbers;     // (lines): number of the line, from 0
     int64_t* characters;  // (lines)
-    uint8_t* plain;       // (lines): 0 where it is left to Python
+    uint8_t* plain;       // (lines): 0 if the line is left to Python
 };
 
 }  // namespace
 
-// How many lines are not blank; each has its place in the arrays.
+// Return the number of lines that are not blank; each has an entry in the arrays.
 NATIVE_EXPORT int64_t native_json_lines(const Reading* r) {
     const uint8_t* const end = r->data + r->size;
     uint8_t* text = r->text;

@@ -1,4 +1,4 @@
-// Whether bytes are UTF-8, and how many characters they are.
+// Check whether bytes are UTF-8, and count their characters.
 #pragma once
 
 #include "../compiled/native.h"
@@ -13,7 +13,8 @@ NATIVE_INLINE bool continues(const uint8_t* p, int count) {
     return true;
 }
 
-// Bytes of the well-formed character at p, 0 for none: no surrogates, nothing overlong, nothing above 10FFFF.
+// Return the bytes of the well-formed character at p, or 0; surrogates, overlong forms and values above 10FFFF are
+// invalid.
 NATIVE_INLINE int well_formed(const uint8_t* p, int64_t left) {
     const uint32_t c = *p;
     if (c < 0x80) return 1;
@@ -31,7 +32,8 @@ inline bool is_utf8(const uint8_t* p, const uint8_t* end) {
             p += 8;
             continue;
         }
-        // Most characters of three bytes: not those that may be overlong or a surrogate.
+        // The fast path for most characters of three bytes, except first bytes that may start an overlong form or a
+        // surrogate.
         if (end - p >= 3 && *p > 0xe0 && *p < 0xed && (p[1] & 0xc0u) == 0x80u && (p[2] & 0xc0u) == 0x80u) {
             p += 3;
             continue;
@@ -43,7 +45,7 @@ inline bool is_utf8(const uint8_t* p, const uint8_t* end) {
     return true;
 }
 
-// Every byte but those that go on with a character.
+// Count all bytes except continuation bytes.
 inline int64_t characters_in(const uint8_t* p, int64_t n) {
     int64_t count = 0;
     for (int64_t i = 0; i < n; ++i) count += (p[i] & 0xc0u) != 0x80u;
