@@ -66,7 +66,7 @@ SLOW = 1.0
 HANG = 20
 # In bytes of address space, in addition to what the process has at its start.
 MEMORY = 1 << 30
-# The largest number of names of a node set; with the real limit, a thousand inputs would take seconds each.
+# The largest number of names of a node set here; a set as large as the real limit takes seconds.
 NAMES = 2_000
 
 

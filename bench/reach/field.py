@@ -43,7 +43,7 @@ SETTINGS = {
     "curve25519": CURVE,
     "curve25519, aes128-gcm": (*CURVE, "-o", "Ciphers=aes128-gcm@openssh.com"),
 }
-"""How a peer's ssh is told to talk; the last only where the bulk cipher matters."""
+"""The ssh options of each setting of a peer; the last setting is used only where the bulk cipher matters."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ OTHERS = (Run("eager, fp32, 1", "eager", "fp32", 1), Run("clusterctl, fp32", "ou
 
 
 def losses_row(folder: Path, tell: Any) -> dict[str, Any]:
-    """Return the losses of every run, and the errors of layer norm gradients during ours."""
+    """Return the losses of every run, and the errors of layer norm gradients during the trainer's run."""
     corpus = make_texts(folder)
     losses = {}
     for run in (REFERENCE, *AUTOCASTS, *OTHERS):

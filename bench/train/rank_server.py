@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = ROOT / "tests" / "trainer" / "rank_server.py"
-# Seconds for a training that takes a few.
+# In seconds, the limit for a training that normally takes a few.
 PATIENCE = 300.0
 
 

@@ -1,8 +1,8 @@
-"""The row `start` of bench/train: from a launch to the first step, four ranks on two nodes, beside torchrun.
+"""The row `start` of bench/train: seconds from a launch to the first step, compared with torchrun.
 
-Both start `python -m trainer train` with the same configuration, data and environment, in turn. Ours is `clusterctl
-launch --detach` with sshd nodes in between, code and data already there; torchrun's two agents are started here, at the
-same moment and without a login.
+Both start `python -m trainer train` with the same configuration, data and environment, in turn, with four
+ranks on two nodes. Ours is `clusterctl launch --detach` through sshd nodes that already have the code and
+data. torchrun's two agents are started on this machine at the same moment, without a login.
 """
 
 from __future__ import annotations

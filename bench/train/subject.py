@@ -1,9 +1,10 @@
-"""One subject of bench/train as a process of its own: it takes a step when it is told, and tells what that took.
+"""One subject of bench/train, as a process that takes a step on command and reports its time and memory.
 
-    python -m bench.train.subject SPEC.json      (words on stdin, an answer a line on stdout)
+    python -m bench.train.subject SPEC.json      (commands on stdin, one line of JSON per answer on stdout)
 
-`go` takes a step, `reset` begins to count the highest memory anew, `end` ends. Ours is the trainer as a rank of a
-launch runs it: the gate is where it asks, after each step, whether it has to stop.
+`go` takes a step, `reset` restarts the count of the peak memory, `end` ends the process. Ours is the
+trainer as a rank of a launch runs it: it reports and waits where the trainer checks, after each step,
+whether it must stop.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-# Rows of the product that loads what a process loads at its first one.
+# The size of the first matrix product, which makes libraries load what they load on first use.
 WARM = 256
 
 
@@ -130,7 +131,7 @@ def peer(spec: dict[str, Any], gate: Gate) -> None:
     if why:
         gate.tell({"missing": why})
         gate.end()
-    # Its compiler belongs to the libraries.
+    # The compiler's memory counts as that of the libraries.
     if spec["subject"] == "compile":
         torch.compile(torch.nn.Linear(8, 8))(torch.ones(2, 8)).sum().backward()
     gate.loaded()

@@ -22,8 +22,8 @@ _SURROGATES = range(0xD800, 0xE000)
 FRAME = "a{0}\n1{0}\n!{0}\n"
 _PLACES = (1, 4, 7)
 
-# Frames for comparing kinds in tests. If a character joins its neighbour in one of the first three, that
-# shows its kind; that it joins none (white space) shows only in all three together.
+# One frame per kind. If a character joins its neighbour in one of the first three, it has that kind. That a
+# character is white space, which joins none, shows only in the last frame.
 FRAMES = ("!{0}\n", "a{0}\n", "1{0}\n", FRAME)
 
 Range = tuple[int, int, int]
