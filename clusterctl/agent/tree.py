@@ -337,7 +337,7 @@ class Pieces:
                 result.append((begin, end))
                 last = end
         except (TypeError, ValueError):
-            raise BadTree("it asks for pieces that are not in the tree") from None
+            raise BadTree("it requests pieces that are not in the tree") from None
         return result
 
     def file_count(self, ranges: Sequence[Range]) -> int:

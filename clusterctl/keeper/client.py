@@ -294,7 +294,7 @@ def running_keepers() -> list[RunningKeeper]:
     except FileNotFoundError:
         return []
     except place.WrongPlace as problem:
-        raise UsageError(str(problem), "mend it (chmod 700), or remove it") from None
+        raise UsageError(str(problem), "fix it (chmod 700), or remove it") from None
     keepers = []
     for file in sorted(os.listdir(folder)):
         if file.endswith(place.LINKS):
@@ -335,7 +335,7 @@ def _reached(idle: float) -> socket:
         finally:
             os.close(folder)
     except (place.WrongPlace, OSError) as problem:
-        hint = f"mend it (chmod 700, or remove it); or: {ASK_WITHOUT}"
+        hint = f"fix it (chmod 700), or remove it; or: {ASK_WITHOUT}"
         raise UsageError(f"--persist: {problem}", hint) from None
 
 
@@ -352,7 +352,7 @@ def _connected(folder: int, name: str, idle: float) -> socket:
             return place.connected(folder, name + place.LINKS)
         if time.monotonic() > deadline:
             raise WrongKeeper(
-                f"no keeper came up within {OTHER_LIMIT:.0f} s; see its last words in {name}{place.LOG}"
+                f"no keeper came up within {OTHER_LIMIT:.0f} s; see the end of {name}{place.LOG}"
             )
         if not _start(folder, name, idle):
             # Another command is starting a keeper, which will listen soon.

@@ -158,8 +158,10 @@ PLAIN_KINDS = (
     "ecdsa-sha2-nistp521",
     "ssh-dss",
 )
-"""What any SSH library reads, or no server takes any more (ssh-dss); the empty one is an older form, which names
-its kind elsewhere."""
+"""Key types that every SSH library reads, and ssh-dss, which servers no longer accept.
+
+An older form of key file has no type here (""); it names its kind elsewhere.
+"""
 _OPENSSH = re.compile(rb"-----BEGIN OPENSSH PRIVATE KEY-----(.*?)-----END", re.DOTALL)
 _MAGIC = b"openssh-key-v1\0"
 

@@ -134,7 +134,7 @@ def _load(path: str, passphrase: str | None) -> paramiko.PKey | str:
     except OSError as problem:
         return f"it can't be read: {problem.strerror}"
     except (ValueError, SSHException, UnsupportedAlgorithm) as problem:
-        return LOCKED if passphrase else f"it is no key that can be used: {problem}"
+        return LOCKED if passphrase else f"this key cannot be used: {problem}"
 
 
 def _decoded(data: bytes, secret: bytes | None) -> Any:
@@ -193,7 +193,7 @@ class _Handler(AuthOnlyHandler):
         return super().wait_for_response(event)
 
     def _parse_userauth_info_request(self, m: Any) -> None:
-        raise AuthenticationException("it asks for more than a key")
+        raise AuthenticationException("it requires more than a key")
 
 
 def log_in(session: Session, node: str, way: Way, keys: Keys, limit: float) -> None:

@@ -94,7 +94,7 @@ class Packets(Packetizer):
         self._start = self._at
         while (end := self._ahead.find(b"\n", self._at)) < 0:
             if len(self._ahead) > MAX_BANNER:
-                raise NoSshServer("it talks without end")
+                raise NoSshServer("it sends data without end")
             self._read()
             self._at = self._start
         line = self._ahead[self._at : end]

@@ -167,12 +167,12 @@ class Session(_Transport):  # type: ignore[misc]
             try:
                 line = self.packets.readline(deadline if number else first)
             except TimeoutError:
-                raise NoSshServer(f"nothing was heard of it for {first_word:g} s") from None
+                raise NoSshServer(f"it sent nothing for {first_word:g} s") from None
             if line.startswith("SSH-"):
                 if line.startswith(("SSH-2.0-", "SSH-1.99-")):
                     return line
                 raise paramiko.ssh_exception.IncompatiblePeer(f"it speaks {line[:40]!r}")
-        raise NoSshServer("it talks without end")
+        raise NoSshServer("it sends data without end")
 
     def _verify_key(self, shown: bytes, sig: bytes) -> None:
         super()._verify_key(shown, sig)
@@ -323,7 +323,7 @@ class Session(_Transport):  # type: ignore[misc]
 
     def _ask_whether_alive(self) -> None:
         if self._quiet >= SILENCE and self.authenticated:
-            raise EOFError(f"nothing was heard for {SILENCE:.0f} s")
+            raise EOFError(f"nothing was received for {SILENCE:.0f} s")
         if self._quiet >= BEAT and self.authenticated:
             ask = paramiko.Message()
             ask.add_byte(cMSG_GLOBAL_REQUEST)

@@ -226,7 +226,7 @@ def _worded(node: str, problem: BaseException) -> BaseException:
         return Unreachable(node, f"no common way to encrypt: {problem}", "see `--ssh openssh`")
     if isinstance(problem, (paramiko.SSHException, EOFError, OSError)):
         return Dropped(node, str(problem) or "the connection ended during the handshake")
-    return Dropped(node, f"its answer makes no sense ({type(problem).__name__}: {problem})")
+    return Dropped(node, f"its answer is invalid ({type(problem).__name__}: {problem})")
 
 
 def transport_of(cluster: Cluster) -> SshTransport:

@@ -252,7 +252,7 @@ def _ranges(node: str, frame: Frame, manifest: Manifest) -> list[Range]:
     try:
         return manifest.pieces.checked(json.loads(frame.payload))
     except (ValueError, RecursionError, tree.BadTree):
-        raise RequestFailed(node, "bad-tree", "it asks for pieces that are not in the tree") from None
+        raise RequestFailed(node, "bad-tree", "it requests pieces that are not in the tree") from None
 
 
 def file_source(path: Path, dest: str, recheck: bool = False) -> tuple[Source, str]:

@@ -106,7 +106,7 @@ class Answer(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         node, op = self._from
-        raise RequestFailed(node, "bad-answer", f"its answer to {op!r} makes no sense: it has no {key!r}")
+        raise RequestFailed(node, "bad-answer", f"its answer to {op!r} is invalid: it has no {key!r}")
 
 
 def _words(text: str) -> str:
@@ -334,7 +334,7 @@ class Link:
         while True:
             now = time.monotonic()
             if now - self._heard > self._limit:
-                raise TimeoutError(f"nothing was heard for {self._limit:.0f} s")
+                raise TimeoutError(f"nothing was received for {self._limit:.0f} s")
             if now > self._start_deadline:
                 raise TimeoutError(f"its login scripts did not end within {START_LIMIT:.0f} s")
             if now - self._said > BEAT and self._limit == SILENCE:
@@ -362,7 +362,7 @@ class Link:
                     break
                 self._take(frame)
         except BadFrame as bad:
-            problem = f"its answer makes no sense: {bad}"
+            problem = f"its answer is invalid: {bad}"
         except (OSError, EOFError, ClusterctlError, ValueError) as broken:
             problem = str(getattr(broken, "reason", broken)) or "the connection ended"
         self._break(

@@ -61,10 +61,10 @@ def test_the_earliest_failure_of_all_nodes_is_the_cause_and_a_stop_is_none() -> 
 
 def test_a_lost_node_is_the_cause_of_what_failed_elsewhere(tmp_path: Path) -> None:
     state = state_of(
-        answer("failed", ended(0, 9.0, code=1), failed=0), LinkLost("b", "nothing was heard for 10 s")
+        answer("failed", ended(0, 9.0, code=1), failed=0), LinkLost("b", "nothing was received for 10 s")
     )
     assert state.phase == "unknown"
-    assert state.unreachable == {"b": "nothing was heard for 10 s"}
+    assert state.unreachable == {"b": "nothing was received for 10 s"}
     cause = find_cause(RunDir(tmp_path), state.failure, state.ranks, {"a": "failed", "b": "lost"})
     assert cause.title == "lost b: the node or its link is gone"
 

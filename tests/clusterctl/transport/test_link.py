@@ -109,7 +109,7 @@ def test_a_frozen_node_is_noticed_and_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(link_module, "BEAT", 0.1)
     link = Link("node1", played(HAVE), "~/w")
     began = time.monotonic()
-    with pytest.raises(LinkLost, match="nothing was heard"):
+    with pytest.raises(LinkLost, match="nothing was received"):
         link.open("hello", {}).end()
     assert time.monotonic() - began < 5
 
