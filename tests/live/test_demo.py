@@ -71,7 +71,7 @@ def test_the_demo_shows_the_whole_product_and_works_a_second_time(demo: Shell) -
     assert inside("hostfile", "check", "hostfile").returncode == 0
     again = demo("demo", "--steps", "3", "--mode", "embedded", timeout=200)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert "(embedded)" in again.stdout
+    assert "(mode embedded)" in again.stdout
     assert len(list((folder / "runs").iterdir())) == 2
     nothing_left(demo, again.stdout)
 

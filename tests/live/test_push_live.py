@@ -183,6 +183,6 @@ def test_what_was_pushed_comes_back_folded(made: Sandbox, typed: Shell, source: 
     assert typed("push", "small", "/tmp/small").returncode == 0
     assert typed("push", "small/config", "/tmp/small/own", "-n", "node2").returncode == 0
     done = typed("pull", "/tmp/small", "home", "--fold")
-    assert done.returncode == 0 and f"{NODES} files folded" in done.stderr, done.stderr
+    assert done.returncode == 0 and f"{NODES} files stored once" in done.stderr, done.stderr
     assert (tmp_path / "home" / "node1" / "small" / "config").stat().st_nlink == NODES + 1
     assert (tmp_path / "home" / "node2" / "small" / "own").exists()

@@ -496,7 +496,7 @@ def test_every_attempt_keeps_its_exit_statuses_and_its_cause(
         assert kept["attempt"] == attempt
         assert f"ValueError: ValueError: of attempt {attempt}" in kept["title"]
         ranks = json.loads(run.attempt_state(attempt).read_text())["ranks"]
-        assert [rank["exit_code"] for rank in ranks if rank["exit_code"]]
+        assert [rank["exit_code"] for rank in ranks if rank.get("exit_code")]
     cause = read_cause(run)
     assert cause is not None
     assert run.cause.read_text() == run.attempt_cause(2).read_text()

@@ -197,5 +197,5 @@ def test_other_rules_of_blanking_are_noted_at_a_resume(
     other = {"prefix": str(prefix), **GLM_DATA, "infilling": {"words": 0.9, "sentences": 0.1}}
     train_here(tmp_path, **raw(data=other))
     first, second = (line["notes"] for line in metrics(tmp_path, "start"))
-    assert len(first) == 1 and "a document is one sentence" in first[0]
+    assert len(first) == 1 and "each document counts as one sentence" in first[0]
     assert any("order of samples" in note for note in second)
