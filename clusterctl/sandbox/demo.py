@@ -31,7 +31,7 @@ train:
   steps: {steps}
   micro_batch: 4
   global_batch: 16          # = micro_batch x 4 data parallel ranks x 1 accumulation
-  precision: bf16           # or fp32
+  precision: fp32           # or bf16, where the device computes it fast
   optimizer: {{lr: 3e-3, min_lr: 1e-4, warmup_steps: {warmup}}}
   eval: {{every: 50, batches: 4}}
   save: {{every: 100, keep: 2}}
