@@ -329,7 +329,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; by itself {', '.join(DEFAULT)}"
+        "rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; by default {', '.join(DEFAULT)}"
     )
     parser.add_argument(
         "--peers", default=sys.executable, metavar="PYTHON", help="has transformers and megatron-core"

@@ -58,7 +58,7 @@ class NodeAnswers:
 
 
 def query_node(node: Node, link: Connection, quick: bool = False) -> NodeAnswers:
-    """Return everything that a node reports by itself; `quick` leaves out what is only for people to read."""
+    """Return everything that one node reports about itself; `quick` leaves out what only people read."""
     before = time.time()
     hello = link.call("hello")
     delay = time.time() - before

@@ -107,7 +107,7 @@ class FunctionRun(Run, Generic[T]):
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     def _raise_failures(self, failed: RunFailed) -> None:
-        """Raise FunctionFailed with the exceptions that nodes kept; the run's own error where there is none."""
+        """Raise FunctionFailed with the exceptions that nodes kept, or the run's own error without any."""
         with self.connected() as connections:
             outcomes = connections.on_each(self._folder.read_record().cluster.nodes, self._failures_of)
             self._remove_call(connections)

@@ -35,7 +35,7 @@ class Request:
     restarts: int | None
 
     def as_job(self) -> Job:
-        """Return the checked job; raises every error of the job file at once."""
+        """Return the checked job; raise one error that lists everything wrong with the job file."""
         if isinstance(self.job, (str, Path)):
             texts = [f"{key}={value}" for key, value in self.overrides.items()]
             job = jobs.load(Path(self.job), texts)

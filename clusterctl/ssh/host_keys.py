@@ -26,7 +26,7 @@ class HostKey:
     kind: str
     fingerprint: str
     base64: str = ""
-    """The key itself; empty where only its fingerprint was told."""
+    """The key itself; empty if only its fingerprint is known."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.fingerprint}"

@@ -35,7 +35,7 @@ class Loader:
         """Why newer checkpoints were passed over."""
 
     def load(self, named: Path | None, engine: HasParts, fits: Fits) -> Checkpoint | None:
-        """Load the checkpoint `named`, or else the newest sound one; return it, None where there is none."""
+        """Load the checkpoint `named`, or else the newest sound one; return it, or None without any."""
         paths = [named] if named else found(self.folder.path)
         reports = [_report(path) for path in paths] if self.folder.is_leader else []
         answer = self.board.agree(

@@ -148,7 +148,7 @@ def _within(bounds: Mapping[str, Any], value: object, key: str, faults: list[Fau
     if choices and value not in choices:
         listed = ", ".join(str(choice) for choice in choices)
         remedy = closest_match(value, [str(c) for c in choices]) if isinstance(value, str) else ""
-        # The known words are told already.
+        # The error lists the allowed values already.
         remedy = remedy if remedy.startswith("did you mean") else ""
         faults.append(Fault(key, f"is {_shown(value)}; one of {listed} is needed", remedy))
         return False

@@ -3,7 +3,7 @@
 A model to put layouts in order and to see what a job costs, not a promise: kernels other than matrix products are in
 `efficiency`, and links are taken to be free of others.
 
-Floating point operations a token, by each convention that rates are told in. They differ by up to a half.
+Floating point operations per token, by each convention in which rates are reported. They differ by up to a half.
 """
 
 from __future__ import annotations
