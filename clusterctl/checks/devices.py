@@ -7,9 +7,8 @@ import io
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from clusterctl.checks.query import NodeAnswers
+from clusterctl.checks.answers import CommandResult, NodeAnswers
 from clusterctl.finding import Finding
 from clusterctl.text import device_text
 
@@ -35,14 +34,14 @@ def findings(reply: NodeAnswers) -> Iterator[Finding]:
     tool = "npu-smi" if node.kind == "npu" else "nvidia-smi"
     show = SHOW[tool]
     done = reply.command("smi")
-    if done is None or done["timed_out"] or done["exit_code"] != 0:
+    if done is None or done.timed_out or not done.succeeded:
         yield Finding(
             "bad", node.name, f"{tool} {_trouble(done)}", "install or mend the driver there", "devices", show
         )
         return
-    seen = npus(done["out"]) if node.kind == "npu" else gpus(done["out"], reply.command("busy"))
+    seen = npus(done.out) if node.kind == "npu" else gpus(done.out, reply.command("busy"))
     if not seen:
-        text = f"{tool} says nothing that is understood here: {done['out'].strip()[:80]!r}"
+        text = f"{tool} says nothing that is understood here: {done.out.strip()[:80]!r}"
         yield Finding("warning", node.name, text, "look yourself", "devices", show)
         return
     yield from _each(reply, seen, tool)
@@ -80,10 +79,10 @@ def _each(reply: NodeAnswers, seen: Mapping[int, DeviceSample], tool: str) -> It
 
 def _link(reply: NodeAnswers, device: int) -> Iterator[Finding]:
     done = reply.command(f"link {device}")
-    if done is None or done["exit_code"] != 0:
+    if done is None or not done.succeeded:
         # It was not asked, or its hccn_tool cannot tell; `ranktable verify` checks addresses.
         return
-    match = re.search(r"link status:\s*(\S+)", done["out"])
+    match = re.search(r"link status:\s*(\S+)", done.out)
     if match and match[1].upper() != "UP":
         text = f"device {device}: its network link is {match[1]}"
         remedy = "check the cable and the switch's port"
@@ -92,13 +91,13 @@ def _link(reply: NodeAnswers, device: int) -> Iterator[Finding]:
         )
 
 
-def _trouble(done: Mapping[str, Any] | None) -> str:
+def _trouble(done: CommandResult | None) -> str:
     if done is None:
         return "is not there: the inventory names devices, and no driver tells of them"
-    if done["timed_out"]:
+    if done.timed_out:
         return "does not answer: the driver hangs"
-    words = (done["err"] or done["out"]).strip().splitlines()
-    return f"ended with {done['exit_code']}" + (f": {words[-1][:200]}" if words else "")
+    words = (done.err or done.out).strip().splitlines()
+    return f"ended with {done.exit_code}" + (f": {words[-1][:200]}" if words else "")
 
 
 # ---- what the tools print
@@ -137,10 +136,10 @@ def npus(text: str) -> dict[int, DeviceSample]:
     return {device: DeviceSample(state, tuple(busy.get(device, ()))) for device, state in health.items()}
 
 
-def gpus(text: str, busy: Mapping[str, Any] | None) -> dict[int, DeviceSample]:
+def gpus(text: str, busy: CommandResult | None) -> dict[int, DeviceSample]:
     """Return by device id what nvidia-smi's two queries show."""
     on: dict[str, list[str]] = {}
-    for row in _rows(busy["out"] if busy and busy["exit_code"] == 0 else ""):
+    for row in _rows(busy.out if busy and busy.succeeded else ""):
         if len(row) >= 3 and row[1].isdecimal():
             on.setdefault(row[0], []).append(f"{row[2].rpartition('/')[2]} (pid {row[1]})")
     result = {}
@@ -165,19 +164,18 @@ def _rows(text: str) -> list[list[str]]:
 def driver_versions(reply: NodeAnswers) -> dict[str, str]:
     """Return the versions of the toolkit and the driver, from their files and tools."""
     result = {}
-    files: Mapping[str, str | None] = reply.found["files"]
     patterns = {
         "CANN": r"(?im)^\s*(?:toolkit_installed_version|toolkit_running_version|version)\s*=\s*\[?([^\]\s]+)",
         "driver": r"(?im)^\s*Version\s*=\s*(\S+)",
         "CUDA": r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([^"]+)"|CUDA Version ([0-9.]+)',
     }
     for name, pattern in patterns.items():
-        match = re.search(pattern, files.get(name) or "")
+        match = re.search(pattern, reply.found.files.get(name) or "")
         if match:
             result[name] = next(group for group in match.groups() if group)
     if reply.node.kind == "cuda":
         done = reply.command("smi")
-        rows = _rows(done["out"]) if done and done["exit_code"] == 0 else []
+        rows = _rows(done.out) if done and done.succeeded else []
         drivers = sorted({row[2] for row in rows if len(row) >= 6 and row[2] not in UNSEEN})
         result.update({"driver": ", ".join(drivers)} if drivers else {})
     return result

@@ -22,6 +22,7 @@ from clusterctl.checks import (
 from clusterctl.checks import (
     node as checks_node,
 )
+from clusterctl.checks.answers import NodeAnswers
 from clusterctl.errors import ClusterctlError, Found
 from clusterctl.finding import Finding as Finding
 from clusterctl.inventory import nodeset
@@ -136,7 +137,7 @@ def nodes(cluster: Cluster, connections: Connections, port: int = 0) -> list[Fin
 
 
 def _between(
-    cluster: Cluster, answers: Sequence[query.NodeAnswers], connections: Connections, port: int
+    cluster: Cluster, answers: Sequence[NodeAnswers], connections: Connections, port: int
 ) -> Iterable[Finding]:
     """Yield the checks that involve several nodes; a master that is gone has been reported already."""
     try:

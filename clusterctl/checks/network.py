@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from clusterctl.checks.node import MAX_SKEW, holder, versions
-from clusterctl.checks.query import TIMEOUT, NodeAnswers, tool_paths
+from clusterctl.checks.answers import CommandResult, Commands, Knock, NodeAnswers, OpenedPort, read_answer
+from clusterctl.checks.node import MAX_SKEW, versions
+from clusterctl.checks.query import Question, tool_paths
 from clusterctl.errors import ClusterctlError
 from clusterctl.finding import Finding
 from clusterctl.inventory import nodeset
@@ -30,15 +31,6 @@ if TYPE_CHECKING:
 PATIENCE = 3.0
 
 
-@dataclass(frozen=True)
-class OpenedPort:
-    """The master's port as it was opened, or why it could not be."""
-
-    port: int | None
-    reason: str = ""
-    holders: Sequence[dict[str, Any]] = field(default=(), hash=False)
-
-
 def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) -> list[Finding]:
     """Check that every node reaches a port on which the first node's agent listens as a run's master would.
 
@@ -51,12 +43,14 @@ def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) 
         if opened.port is None:
             return [_taken(master, port, opened)]
         place = {"address": master.address, "port": opened.port, "token": token, "timeout": PATIENCE}
-        outcomes = connections.on_each(nodes, lambda node, link: link.call("knock", place))
+        outcomes = connections.on_each(
+            nodes, lambda node, link: read_answer(Knock, link.call("knock", place))
+        )
     finally:
         if request.result is None:
             with contextlib.suppress(ClusterctlError):
                 request.cancel()
-    reply = {entry.node.name: entry.value for entry in outcomes if entry.error is None}
+    reply = {entry.node.name: entry.value for entry in outcomes if entry.value is not None}
     failed = [
         Finding("bad", entry.node.name, entry.error.message, entry.error.hint, "master-port")
         for entry in outcomes
@@ -68,23 +62,22 @@ def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) 
 def _opened(request: PendingRequest) -> OpenedPort:
     for frame in request:
         return OpenedPort(int(frame.fields["port"]))
-    result = request.result or {}
-    return OpenedPort(None, str(result.get("reason") or "no answer"), result.get("holders") or ())
+    return read_answer(OpenedPort, request.result or {"port": None})
 
 
 def _taken(master: Node, port: int, opened: OpenedPort) -> Finding:
-    by = f" by {holder(opened.holders[0])}" if opened.holders else ""
+    by = f" by {opened.holders[0]}" if opened.holders else ""
     text = f"the master port {port} can't be had there: {opened.reason}{by}"
     remedy = "end what holds it, or leave `master_port` out: a free one is taken then"
     return Finding("bad", master.name, text, remedy, "master-port", f"ss -tlnp 'sport = :{port}'")
 
 
-def _reached(master: Node, port: int, reply: dict[str, Any]) -> Iterator[Finding]:
+def _reached(master: Node, port: int, reply: Mapping[str, Knock]) -> Iterator[Finding]:
     """Yield one finding for each reason, with all the nodes that it applies to."""
     groups: dict[str, list[str]] = {}
     for name, entry in reply.items():
-        if not entry["reached"]:
-            groups.setdefault(str(entry["reason"]), []).append(name)
+        if not entry.reached:
+            groups.setdefault(entry.reason, []).append(name)
     where = f"{master.name} at {master.address}, port {port}"
     for reason, names in groups.items():
         remedy = (
@@ -95,7 +88,7 @@ def _reached(master: Node, port: int, reply: dict[str, Any]) -> Iterator[Finding
             "bad", nodeset.fold(names), f"can't reach {where}: {reason}", remedy, "master-port", fix
         )
     if reply and not groups:
-        slowest = max(float(entry["seconds"]) for entry in reply.values())
+        slowest = max(entry.seconds for entry in reply.values())
         text = f"the master {master.name} is reached at {master.address} by {plural(len(reply), 'node')}"
         text += f", in {slowest * 1000:.1f} ms at most"
         yield Finding("ok", "all nodes", text, check="master-port")
@@ -138,7 +131,7 @@ def _addresses(reply: NodeAnswers) -> dict[int, str]:
     if node.kind != "npu":
         return {}
     reported = dict(zip(node.devices, node.device_ips, strict=False))
-    conf = parse_conf(reply.found["files"].get("hccn.conf") or "")
+    conf = parse_conf(reply.found.files.get("hccn.conf") or "")
     return {
         device: (conf | reported)[device] for device in node.devices if device in conf or device in reported
     }
@@ -149,8 +142,8 @@ def _pings(node: Node, link: Connection, peer: Node, addresses: dict[int, str]) 
     commands = {}
     for device, address in addresses.items():
         argv = [[tool, "-i", str(device), "-ping", "-g", "address", address] for tool in tools]
-        commands[str(device)] = {"argv": argv, "timeout": TIMEOUT}
-    reply = link.call("examine", {"commands": commands})["commands"]
+        commands[str(device)] = asdict(Question(argv))
+    reply = read_answer(Commands, link.call("examine", {"commands": commands})).commands
     for device, address in addresses.items():
         done = reply.get(str(device))
         reason = "" if done is None else ping_failed(done)
@@ -161,16 +154,16 @@ def _pings(node: Node, link: Connection, peer: Node, addresses: dict[int, str]) 
             yield Finding("bad", node.name, text, remedy, "device-ping", fix)
 
 
-def ping_failed(done: dict[str, Any]) -> str:
+def ping_failed(done: CommandResult) -> str:
     """Return why a ping by hccn_tool failed; empty if it succeeded, or if the tool cannot ping."""
-    if done["timed_out"]:
+    if done.timed_out:
         return "hccn_tool does not answer"
-    text = done["out"] + done["err"]
+    text = done.out + done.err
     loss = re.search(r"([0-9.]+) ?% packet loss", text)
     if loss:
         return f"{loss[1]} % of the packets are lost" if float(loss[1]) > 0 else ""
     lines = text.strip().splitlines()
-    return (lines[-1][:200] if lines else f"it ended with {done['exit_code']}") if done["exit_code"] else ""
+    return (lines[-1][:200] if lines else f"it ended with {done.exit_code}") if done.exit_code else ""
 
 
 EVERYWHERE = "all nodes"
@@ -225,9 +218,9 @@ def same_interface(answers: Sequence[NodeAnswers], quick: bool = False) -> Itera
     """Yield findings about the interface for gloo, NCCL and HCCL: from the inventory, or with one name everywhere."""
     groups: dict[str, list[str]] = {}
     for entry in answers:
-        name = entry.node.interface or entry.found["place"]["interface"]
+        name = entry.node.interface or entry.found.place.interface
         if name:
-            groups.setdefault(str(name), []).append(entry.node.name)
+            groups.setdefault(name, []).append(entry.node.name)
     reported = all(entry.node.interface for entry in answers)
     if len(groups) > 1 and not reported:
         reply = "; ".join(f"{nodeset.fold(those)}: {name}" for name, those in groups.items())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from clusterctl.checks.query import HCCL_PORTS, NodeAnswers, hccl_base
+from clusterctl.checks.answers import CommandResult, Disk, NodeAnswers, PythonVersions
+from clusterctl.checks.query import HCCL_PORTS, hccl_base
 from clusterctl.finding import Finding
 from clusterctl.text import plural, size
+from clusterctl.typed_json import BadValue, decode, parse
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -34,9 +35,9 @@ TRAINER = ("torch", "numpy", "safetensors", "tokenizers")
 def findings(reply: NodeAnswers, quick: bool = False) -> Iterator[Finding]:
     """Yield all findings from one node's answers."""
     if not quick:
-        text = f"answers, its host key is known; {plural(reply.hello['cpus'], 'core')}"
+        text = f"answers, its host key is known; {plural(reply.hello.cpus, 'core')}"
         yield Finding(
-            "ok", reply.node.name, f"{text}, Python {reply.hello['python']} for the agent", check="ssh"
+            "ok", reply.node.name, f"{text}, Python {reply.hello.python} for the agent", check="ssh"
         )
     yield from clock(reply)
     yield from room(reply)
@@ -56,41 +57,39 @@ def clock(reply: NodeAnswers) -> Iterator[Finding]:
 
 def room(reply: NodeAnswers) -> Iterator[Finding]:
     """Check disk, inodes, memory and shared memory."""
-    name, workdir = reply.node.name, reply.found["workdir"]
-    disks: Mapping[str, Mapping[str, int]] = reply.found["disks"]
+    name, workdir = reply.node.name, reply.found.workdir
+    disks = reply.found.disks
     for path, entry in disks.items():
         if path == "/dev/shm" or (
-            path != workdir and entry["device"] == disks.get(workdir, {}).get("device")
+            path != workdir and workdir in disks and entry.device == disks[workdir].device
         ):
             continue
         level = "bad" if path == workdir else "warning"
         least = MIN_DISK if path == workdir else MIN_DISK // 8
         move = "free some space, or name another `workdir` in the inventory"
         move = move if path == workdir else "free some space, or set TMPDIR in the node's `env`"
-        if entry["free"] < least:
-            yield Finding(
-                level, name, f"{size(entry['free'])} free for {path}", move, "disk", f"df -h {path}"
-            )
-        if entry["inodes"] > 0 and entry["inodes_free"] < MIN_INODES:
-            text = (
-                f"{entry['inodes_free']} files can still be made in {path} (inodes), whatever space is free"
-            )
+        if entry.free < least:
+            yield Finding(level, name, f"{size(entry.free)} free for {path}", move, "disk", f"df -h {path}")
+        if entry.inodes > 0 and entry.inodes_free < MIN_INODES:
+            text = f"{entry.inodes_free} files can still be made in {path} (inodes), whatever space is free"
             yield Finding(level, name, text, move, "inodes", f"df -i {path}")
     yield from _shared_memory(reply, disks.get("/dev/shm"))
     ranks = max(len(reply.node.devices), 1)
-    if reply.found["memory"]["available"] < MIN_MEMORY * ranks:
-        text = f"{size(reply.found['memory']['available'])} of memory available for {plural(ranks, 'rank')}"
+    if reply.found.memory.available < MIN_MEMORY * ranks:
+        text = f"{size(reply.found.memory.available)} of memory available for {plural(ranks, 'rank')}"
         remedy = "end what else runs there, or use fewer of its devices"
         yield Finding("warning", name, text, remedy, "memory", "ps aux --sort=-rss | head")
 
 
-def _shared_memory(reply: NodeAnswers, shm: Mapping[str, int] | None) -> Iterator[Finding]:
+def _shared_memory(reply: NodeAnswers, shm: Disk | None) -> Iterator[Finding]:
     fix = "sudo mount -o remount,size=16G /dev/shm"
     remedy = "make it larger; a container's is set by --shm-size or --ipc=host"
     if shm is None:
         yield Finding("warning", reply.node.name, "no /dev/shm: data loaders and NCCL need it", remedy, "shm")
-    elif shm["free"] < MIN_SHM:
-        text = f"/dev/shm has {size(shm['free'])} free of {size(shm['total'])}: a full one ends ranks by a bus error"
+    elif shm.free < MIN_SHM:
+        text = (
+            f"/dev/shm has {size(shm.free)} free of {size(shm.total)}: a full one ends ranks by a bus error"
+        )
         yield Finding("warning", reply.node.name, text, remedy, "shm", fix)
 
 
@@ -101,10 +100,10 @@ def limits(reply: NodeAnswers) -> Iterator[Finding]:
         ("NPROC", MIN_PROCESSES, "nproc", "processes and threads", "-u"),
     ]
     # RDMA registers memory, all of which is locked.
-    if reply.found["rdma"]:
+    if reply.found.rdma:
         wanted.append(("MEMLOCK", UNLIMITED, "memlock", "bytes of locked memory, which RDMA needs", "-l"))
     for key, least, check, subject, flag in wanted:
-        soft, hard = reply.found["limits"][key]
+        soft, hard = reply.found.limits[key]
         if soft == UNLIMITED or (least != UNLIMITED and soft >= least):
             continue
         want = "unlimited" if least == UNLIMITED else str(max(least, 65536))
@@ -118,24 +117,24 @@ def limits(reply: NodeAnswers) -> Iterator[Finding]:
 
 def address(reply: NodeAnswers) -> Iterator[Finding]:
     """Check that the address that ranks use is the node's own, and on an interface that is up."""
-    node, place, present = reply.node, reply.found["place"], reply.found["interfaces"]
-    if place["ip"] is None:
-        text = f"does not know its own address {node.address}: {place['reason']}"
+    node, place, present = reply.node, reply.found.place, reply.found.interfaces
+    if place.ip is None:
+        text = f"does not know its own address {node.address}: {place.reason}"
         remedy = "write a number as `address` in the inventory, or mend /etc/hosts there"
         yield Finding("bad", node.name, text, remedy, "address")
-    elif not place["own"]:
+    elif not place.own:
         text = f"{node.address} is no address of its own: a master there can't be bound to it"
         remedy = "write the address of the interface that all nodes share as `address` in the inventory"
         yield Finding("warning", node.name, text, remedy, "address", "ip -brief address")
     if node.interface and node.interface not in present:
         text = f"has no interface {node.interface}: it has {', '.join(present)}"
         yield Finding("bad", node.name, text, "correct `interface` in the inventory", "interface")
-    elif node.interface and not present[node.interface]["up"]:
+    elif node.interface and not present[node.interface].up:
         text = f"its interface {node.interface} is down"
         fix = f"sudo ip link set {node.interface} up"
         yield Finding("bad", node.name, text, "bring it up, or name another as `interface`", "interface", fix)
-    elif node.interface and place["own"] and place["interface"] not in (node.interface, None):
-        text = f"{node.address} is on {place['interface']}, and `interface` says {node.interface}"
+    elif node.interface and place.own and place.interface not in (node.interface, None):
+        text = f"{node.address} is on {place.interface}, and `interface` says {node.interface}"
         remedy = "ranks would meet on one and talk on the other: let the two agree in the inventory"
         yield Finding("warning", node.name, text, remedy, "interface")
 
@@ -147,23 +146,16 @@ def ports(reply: NodeAnswers) -> Iterator[Finding]:
         return
     base = hccl_base(node)
     last = base + HCCL_PORTS - 1
-    for entry in reply.found["ports"]:
-        text = f"port {entry['port']}, which HCCL listens on, is taken by {holder(entry)}"
+    for entry in reply.found.ports:
+        text = f"port {entry.port}, which HCCL listens on, is taken by {entry}"
         remedy = "end it, or set HCCL_IF_BASE_PORT in the inventory's `env`; else the run ends with EI0019"
-        yield Finding("bad", node.name, text, remedy, "hccl-ports", f"ss -tanp 'sport = :{entry['port']}'")
-    low, high = _range(reply.found["ephemeral_ports"])
-    if low <= last and base <= high and not _reserved(reply.found["reserved_ports"], base, last):
+        yield Finding("bad", node.name, text, remedy, "hccl-ports", f"ss -tanp 'sport = :{entry.port}'")
+    low, high = _range(reply.found.ephemeral_ports)
+    if low <= last and base <= high and not _reserved(reply.found.reserved_ports, base, last):
         text = f"the system may give HCCL's ports {base}-{last} to any connection ({low}-{high} are its own)"
         remedy = "reserve them"
         fix = f"sudo sysctl -w net.ipv4.ip_local_reserved_ports={base}-{last}"
         yield Finding("warning", node.name, text, remedy, "hccl-ports", fix)
-
-
-def holder(entry: Mapping[str, Any]) -> str:
-    """Return who holds a port, as far as the node could see it."""
-    return (
-        f"{entry['name']} (pid {entry['pid']})" if entry.get("pid") else f"a process of user {entry['user']}"
-    )
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -188,20 +180,19 @@ def versions(reply: NodeAnswers) -> dict[str, str]:
     from clusterctl.checks.devices import driver_versions
 
     python = python_of(reply)
-    result = {"Python": python["python"], **python["packages"]} if python else {}
+    result = {"Python": python.python, **python.packages} if python else {}
     return {**result, **driver_versions(reply)}
 
 
-def python_of(reply: NodeAnswers) -> dict[str, Any] | None:
+def python_of(reply: NodeAnswers) -> PythonVersions | None:
     """Return what the ranks' Python reports about itself; None if it does not run."""
     done = reply.command("python")
-    if done is None or done["exit_code"] != 0:
+    if done is None or not done.succeeded:
         return None
     try:
-        value = json.loads(done["out"])
-    except ValueError:
+        return decode(PythonVersions, parse(done.out))
+    except BadValue:
         return None
-    return value if isinstance(value, dict) and isinstance(value.get("packages"), dict) else None
 
 
 def libraries(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
@@ -212,7 +203,7 @@ def libraries(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
         remedy = "name the ranks' Python in the inventory: python: /path/to/python"
         yield Finding("bad", node.name, text, remedy, "python")
         return
-    packages = python["packages"]
+    packages = python.packages
     yield from _torch_npu(node, packages)
     if quick:
         return
@@ -223,7 +214,7 @@ def libraries(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
         fix = f"{node.python} -m pip install {' '.join(missing)}"
         yield Finding("warning", node.name, text, remedy, "libraries", fix)
     else:
-        text = f"ranks run with Python {python['python']}, torch {packages['torch']}"
+        text = f"ranks run with Python {python.python}, torch {packages['torch']}"
         yield Finding("ok", node.name, text, check="python")
 
 
@@ -247,13 +238,10 @@ def _release(version: str) -> list[str]:
     return re.findall(r"[0-9]+", version.partition("+")[0])[:3]
 
 
-def _why(done: Mapping[str, Any] | None) -> str:
+def _why(done: CommandResult | None) -> str:
     if done is None:
         return "no such program"
-    if done["timed_out"]:
-        return "no answer in time"
-    lines = (done["err"] or done["out"]).strip().splitlines()
-    return lines[-1][:200] if lines else f"it ended with {done['exit_code']}"
+    return "no answer in time" if done.timed_out else done.last_line()
 
 
 # ---- what is left of earlier runs
@@ -262,19 +250,19 @@ def _why(done: Mapping[str, Any] | None) -> str:
 def left_over(reply: NodeAnswers) -> Iterator[Finding]:
     """Yield processes without a supervisor, and agents whose login is gone."""
     name = reply.node.name
-    for entry in reply.found["runs"]:
-        pids = ", ".join(map(str, entry["pids"][:8])) + (" and more" if len(entry["pids"]) > 8 else "")
-        if entry["supervised"]:
-            text = f"{entry['run']} runs there with {_processes(len(entry['pids']))}"
+    for entry in reply.found.runs:
+        pids = ", ".join(map(str, entry.pids[:8])) + (" and more" if len(entry.pids) > 8 else "")
+        if entry.supervised:
+            text = f"{entry.run} runs there with {_processes(len(entry.pids))}"
             yield Finding("ok", name, text, check="runs")
             continue
-        text = f"{_processes(len(entry['pids']))} left of {entry['run']}, whose supervisor is gone: {pids}"
-        remedy = f"clusterctl stop {entry['run']} where it was started, or kill them"
+        text = f"{_processes(len(entry.pids))} left of {entry.run}, whose supervisor is gone: {pids}"
+        remedy = f"clusterctl stop {entry.run} where it was started, or kill them"
         yield Finding(
-            "warning", name, text, remedy, "left-over", f"kill {' '.join(map(str, entry['pids'][:50]))}"
+            "warning", name, text, remedy, "left-over", f"kill {' '.join(map(str, entry.pids[:50]))}"
         )
-    if reply.found["stale_agents"]:
-        pids = " ".join(map(str, reply.found["stale_agents"]))
+    if reply.found.stale_agents:
+        pids = " ".join(map(str, reply.found.stale_agents))
         text = f"agents that no launcher talks to any more: {pids}"
         yield Finding("warning", name, text, "end them", "stale-agents", f"kill -9 {pids}")
 

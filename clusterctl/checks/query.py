@@ -6,10 +6,10 @@ The first is a greeting, whose clock is compared with ours; the second carries e
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
+from clusterctl.checks.answers import Examined, Hello, NodeAnswers, read_answer
 from clusterctl.ranktable.devices import VENDOR_CONF, VENDOR_SMI, VENDOR_TOOL
 
 if TYPE_CHECKING:
@@ -40,47 +40,46 @@ NVIDIA_FIELDS = "index,uuid,driver_version,memory.total,memory.used,ecc.errors.u
 
 
 @dataclass(frozen=True)
-class NodeAnswers:
-    """What one node answered."""
+class Question:
+    """A command of which the first program that exists runs."""
 
-    node: Node
-    hello: Mapping[str, Any] = field(hash=False)
-    offset: float
-    """Seconds by which its clock is ahead of ours."""
-    delay: float
-    """Seconds of the round trip, which is the largest error of `offset`."""
-    found: Mapping[str, Any] = field(hash=False)
+    argv: list[list[str]]
+    timeout: float = TIMEOUT
 
-    def command(self, name: str) -> Mapping[str, Any] | None:
-        """Return how a command ended; None if the node has no such program, or was not asked for it."""
-        answer: Mapping[str, Any] | None = self.found["commands"].get(name)
-        return answer
+
+@dataclass
+class Questions:
+    """The parameters of the second request."""
+
+    address: str
+    ports: list[int] = field(default_factory=list)
+    commands: dict[str, Question] = field(default_factory=dict)
+    files: dict[str, list[str]] = field(default_factory=dict)
 
 
 def query_node(node: Node, link: Connection, quick: bool = False) -> NodeAnswers:
     """Return everything that one node reports about itself; `quick` leaves out what only people read."""
     before = time.time()
-    hello = link.call("hello")
+    hello = read_answer(Hello, link.call("hello"))
     delay = time.time() - before
-    result = link.call("examine", request_for(node, quick))
-    return NodeAnswers(node, hello, hello["wall"] - (before + delay / 2), delay, result)
+    result = read_answer(Examined, link.call("examine", asdict(questions_for(node, quick))))
+    return NodeAnswers(node, hello, hello.wall - (before + delay / 2), delay, result)
 
 
-def request_for(node: Node, quick: bool = False) -> dict[str, Any]:
-    """Return the parameters of the second request."""
-    request: dict[str, Any] = {"address": node.address, "ports": [], "commands": {}, "files": {}}
-    script = [node.python, "-c", NODE_PYTHON, _json_list(PACKAGES)]
-    request["commands"]["python"] = {"argv": [script], "timeout": TIMEOUT}
+def questions_for(node: Node, quick: bool = False) -> Questions:
+    """Return what the second request asks of a node."""
+    questions = Questions(node.address)
+    questions.commands["python"] = Question([[node.python, "-c", NODE_PYTHON, _json_list(PACKAGES)]])
     if node.kind == "npu":
-        _npu(node, request, quick)
+        _npu(node, questions, quick)
     elif node.kind == "cuda":
-        _cuda(request)
-    return request
+        _cuda(questions)
+    return questions
 
 
-def _npu(node: Node, request: dict[str, Any], quick: bool) -> None:
+def _npu(node: Node, questions: Questions, quick: bool) -> None:
     base = hccl_base(node)
-    request["ports"] = list(range(base, base + HCCL_PORTS))
+    questions.ports = list(range(base, base + HCCL_PORTS))
     home = node.env.get("ASCEND_TOOLKIT_HOME") or node.env.get("ASCEND_HOME_PATH")
     toolkits = [home] if home else []
     toolkits += [
@@ -88,25 +87,28 @@ def _npu(node: Node, request: dict[str, Any], quick: bool) -> None:
         "/usr/local/Ascend/cann/latest",
         "/usr/local/Ascend/cann",
     ]
-    request["files"]["CANN"] = [f"{entry}/version.cfg" for entry in toolkits]
-    request["files"]["driver"] = ["/usr/local/Ascend/driver/version.info"]
+    questions.files["CANN"] = [f"{entry}/version.cfg" for entry in toolkits]
+    questions.files["driver"] = ["/usr/local/Ascend/driver/version.info"]
     smi = [[tool, "info"] for tool in tool_paths(node, "npu-smi", VENDOR_SMI)]
-    request["commands"]["smi"] = {"argv": smi, "timeout": TIMEOUT}
+    questions.commands["smi"] = Question(smi)
     if quick:
         return
     tools = [node.hccn_tool] if node.hccn_tool else ["hccn_tool", VENDOR_TOOL]
-    request["files"]["hccn.conf"] = [node.hccn_conf or VENDOR_CONF]
+    questions.files["hccn.conf"] = [node.hccn_conf or VENDOR_CONF]
     for device in node.devices:
         argv = [[tool, "-i", str(device), "-link", "-g"] for tool in tools]
-        request["commands"][f"link {device}"] = {"argv": argv, "timeout": TIMEOUT}
+        questions.commands[f"link {device}"] = Question(argv)
 
 
-def _cuda(request: dict[str, Any]) -> None:
-    request["files"]["CUDA"] = ["/usr/local/cuda/version.json", "/usr/local/cuda/version.txt"]
-    ways = {"smi": f"--query-gpu={NVIDIA_FIELDS}", "busy": "--query-compute-apps=gpu_uuid,pid,process_name"}
-    for name, question in ways.items():
+def _cuda(questions: Questions) -> None:
+    questions.files["CUDA"] = ["/usr/local/cuda/version.json", "/usr/local/cuda/version.txt"]
+    queries = {
+        "smi": f"--query-gpu={NVIDIA_FIELDS}",
+        "busy": "--query-compute-apps=gpu_uuid,pid,process_name",
+    }
+    for name, question in queries.items():
         argv = ["nvidia-smi", question, "--format=csv,noheader,nounits"]
-        request["commands"][name] = {"argv": [argv], "timeout": TIMEOUT}
+        questions.commands[name] = Question([argv])
 
 
 def tool_paths(node: Node, tool: str, vendor: str) -> list[str]:

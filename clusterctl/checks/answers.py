@@ -1,0 +1,183 @@
+"""What a node answers to the requests of the checks, as typed values; each is decoded where the answer arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.inventory.cluster import Node
+from clusterctl.typed_json import BadValue, decode
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The greeting of an agent."""
+
+    wall: float
+    """Its clock, in seconds since the epoch."""
+    cpus: int
+    python: str
+    """Version of the agent's Python."""
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """How a command on a node ended, and what it printed."""
+
+    exit_code: int | None = None
+    out: str = ""
+    err: str = ""
+    timed_out: bool = False
+
+    @property
+    def succeeded(self) -> bool:
+        return self.exit_code == 0
+
+    def last_line(self) -> str:
+        """Return the end of what it printed, errors first, or else its exit code."""
+        lines = (self.err or self.out).strip().splitlines()
+        return lines[-1][:200] if lines else f"it ended with {self.exit_code}"
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The file system of a path: bytes and inodes for this user."""
+
+    free: int
+    total: int
+    inodes_free: int
+    inodes: int
+    device: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of memory, with the limit of the login's control group applied."""
+
+    total: int
+    available: int
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface."""
+
+    up: bool
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OwnAddress:
+    """How the node sees the address that the inventory gives it."""
+
+    ip: str | None
+    """None if the node cannot resolve it."""
+    own: bool
+    interface: str | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class PortHolder:
+    """A TCP port that is taken; the process is known only if this user may see it."""
+
+    port: int
+    user: int
+    pid: int = 0
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.pid})" if self.pid else f"a process of user {self.user}"
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """Living processes of an attempt on the node."""
+
+    run: str
+    pids: tuple[int, ...]
+    supervised: bool
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The state of a node."""
+
+    workdir: str
+    disks: dict[str, Disk] = field(hash=False)
+    memory: Memory
+    limits: dict[str, tuple[int, ...]] = field(hash=False)
+    """Soft and hard limit by name; -1 is unlimited."""
+    interfaces: dict[str, Interface] = field(hash=False)
+    place: OwnAddress
+    ports: tuple[PortHolder, ...] = ()
+    reserved_ports: str = ""
+    ephemeral_ports: str = ""
+    rdma: tuple[str, ...] = ()
+    runs: tuple[LiveRun, ...] = ()
+    stale_agents: tuple[int, ...] = ()
+    files: dict[str, str | None] = field(default_factory=dict, hash=False)
+    commands: dict[str, CommandResult | None] = field(default_factory=dict, hash=False)
+    """None for a program that the node does not have."""
+
+
+@dataclass(frozen=True)
+class Commands:
+    """The answer to a request that only runs commands."""
+
+    commands: dict[str, CommandResult | None] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Knock:
+    """Whether a node reached the port of another one."""
+
+    reached: bool
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class OpenedPort:
+    """The master's port as it was opened, or why it could not be."""
+
+    port: int | None
+    reason: str = "no answer"
+    holders: tuple[PortHolder, ...] = ()
+
+
+@dataclass(frozen=True)
+class PythonVersions:
+    """The ranks' Python: its version, and the installed packages that the trainer needs."""
+
+    python: str
+    packages: dict[str, str] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class NodeAnswers:
+    """What one node answered."""
+
+    node: Node
+    hello: Hello
+    offset: float
+    """Seconds by which its clock is ahead of ours."""
+    delay: float
+    """Seconds of the round trip, which is the largest error of `offset`."""
+    found: Examined = field(hash=False)
+
+    def command(self, name: str) -> CommandResult | None:
+        """Return how a command ended; None if the node has no such program, or was not asked for it."""
+        return self.found.commands.get(name)
+
+
+def read_answer(kind: type[T], answer: Mapping[str, Any]) -> T:
+    """Return an agent's answer as a `kind`; raise a ClusterctlError for one that no agent of this version sends."""
+    try:
+        return decode(kind, dict(answer))
+    except BadValue as error:
+        raise ClusterctlError(f"the agent's answer cannot be read: {error}", "try again") from None
