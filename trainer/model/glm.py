@@ -77,14 +77,24 @@ class GLM(nn.Module):
         """
         own = self.pieces[piece]
         x = self._embedded(tokens, positions) if x is None else x  # (batch, length, hidden)
-        sight = Sight(unseen(separators, tokens.shape[1]))
-        x = self.recompute.through([self.blocks[str(i)] for i in own.layers], x, sight)
+        x = self._through(x, separators, tokens.shape[1], own)
         if not own.last:
             return x
         x = self.norm(x)
         if targets is None:
             return self.tokens.logits(x)
         return loss_over_counted(partial(self.tokens.loss, x), targets)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, separators: Tensor) -> Tensor:
+        """Return what the output layer reads (batch, length, hidden): the logits of chosen positions cost less."""
+        x = self._through(self._embedded(tokens, positions), separators, tokens.shape[1], self.pieces[0])
+        states: Tensor = self.norm(x)
+        return states
+
+    def _through(self, x: Tensor, separators: Tensor, length: int, piece: Piece) -> Tensor:
+        """Return the result of a piece's layers (batch, length, hidden)."""
+        sight = Sight(unseen(separators, length))
+        return self.recompute.through([self.blocks[str(i)] for i in piece.layers], x, sight)
 
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions(positions[:, 0]) + self.block_positions(positions[:, 1])

@@ -68,11 +68,7 @@ class GPT(nn.Module):
         In a pipeline: run this piece; `x` is the result of the piece before, and the result is the next one's `x`.
         """
         ends, own = self.ends, self.pieces[piece]
-        at = torch.arange(tokens.shape[1], device=tokens.device)
-        if ends and ends.positions:
-            at = masks.positions(tokens, ends.eod)
-        x = self._embedded(tokens, at) if x is None else x  # (batch, sequence, hidden)
-        x = self.recompute.through([self.blocks[str(i)] for i in own.layers], x, self._sight(tokens, at))
+        x = self._through(tokens, x, own)
         if not own.last:
             return x
         x = self.norm(x)
@@ -82,6 +78,19 @@ class GPT(nn.Module):
             targets = masks.counted(tokens, targets, ends.eod)
             return masks.loss_over_counted(partial(self.tokens.loss, x), targets)
         return self.tokens.loss(x, targets)
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Return what the output layer reads (batch, sequence, hidden): the logits of chosen positions cost less."""
+        states: Tensor = self.norm(self._through(tokens, None, self.pieces[0]))
+        return states
+
+    def _through(self, tokens: Tensor, x: Tensor | None, piece: Piece) -> Tensor:
+        """Return the result of a piece's layers (batch, sequence, hidden)."""
+        at = torch.arange(tokens.shape[1], device=tokens.device)
+        if self.ends and self.ends.positions:
+            at = masks.positions(tokens, self.ends.eod)
+        x = self._embedded(tokens, at) if x is None else x
+        return self.recompute.through([self.blocks[str(i)] for i in piece.layers], x, self._sight(tokens, at))
 
     def _embedded(self, tokens: Tensor, at: Tensor) -> Tensor:
         x: Tensor = self.tokens(tokens)
