@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.report.summary import RunSummary
     from clusterctl.transport.fanout import Connections
 
 Detach = Annotated[
@@ -309,7 +310,7 @@ def attach(
     state = read_state(found) if found.controller() is None and found.phase().is_final else None
     if state is not None:
         # The end is recorded here: no node is contacted.
-        conclude(found, state, as_json=as_json)
+        conclude(found, state, as_json=as_json, quiet=quiet)
         return
     with options.connected_to(found) as connections:
         if found.controller() is None and not found.phase().is_final:
@@ -379,18 +380,24 @@ def follow_to_the_end(
 
     state = read_state(run)
     assert state is not None
-    conclude(run, state, as_json=as_json)
+    conclude(run, state, as_json=as_json, quiet=quiet)
 
 
-def conclude(run: RunDir, state: Any, *, as_json: bool) -> None:
-    """Report how the run ended; raise RunFailed unless it finished."""
+def conclude(run: RunDir, state: Any, *, as_json: bool, quiet: bool = False) -> None:
+    """Report what the run reached and how it ended; raise RunFailed unless it finished."""
     from clusterctl.cli import views
+    from clusterctl.report.summary import summarise
     from clusterctl.runs import cause as runs_cause
 
+    summary = summarise(run)
     if as_json:
-        screen.show_json_line({"run": run.run_id, "folder": str(run.root), **state.as_json()})
+        facts = {"run": run.run_id, "folder": str(run.root), **state.as_json()}
+        screen.show_json_line({**facts, "summary": summary.as_json()})
     if state.phase == "finished":
         screen.log(f"finished   {run.root}")
+    if not as_json and not quiet and (summary.trains or state.phase == "finished"):
+        show_end(summary)
+    if state.phase == "finished":
         return
     if state.phase == "stopped" and not state.failure:
         raise RunFailed("the run was stopped before its end", f"clusterctl logs show {run.run_id}")
@@ -398,6 +405,13 @@ def conclude(run: RunDir, state: Any, *, as_json: bool) -> None:
     screen.error_console().print(views.cause_text(cause))
     hint = cause.hint or f"clusterctl logs show {run.run_id} --errors"
     raise RunFailed(f"root cause: {cause.title}", "\n".join(filter(None, (hint, state.verdict))))
+
+
+def show_end(summary: RunSummary) -> None:
+    """Write the summary of a run to stderr."""
+    from clusterctl.cli.end_view import end_block
+
+    screen.log_block(end_block(summary, unicode=screen.has_unicode(screen.error_console())))
 
 
 def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) -> None:
@@ -420,4 +434,7 @@ def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) ->
         with following(run, connections) as watch:
             for _ in watch:
                 pass
+    from clusterctl.report.summary import summarise
+
     screen.log(f"stopped    {plural(sum(left.values()), 'process', 'es')} left; {run.root}")
+    show_end(summarise(run))

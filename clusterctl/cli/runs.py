@@ -136,10 +136,18 @@ def status(
             _watch(found, connections, every, ranks=ranks, as_json=as_json)
             return
         state, overview = _observe(found, connections)
+    from clusterctl.report.summary import summarise
+
+    summary = summarise(found)
     if as_json:
-        screen.show_json(_status_json(found, state, overview))
-    else:
-        screen.show(status_view.whole(overview, all_ranks=ranks))
+        screen.show_json({**_status_json(found, state, overview), "summary": summary.as_json()})
+        return
+    screen.show(status_view.whole(overview, all_ranks=ranks))
+    if state.is_final or summary.steps_done:
+        from clusterctl.cli.end_view import end_block
+
+        unicode = screen.has_unicode(screen.out_console())
+        screen.show("", end_block(summary, unicode=unicode, commands=state.is_final))
 
 
 def _observe(run: RunDir, connections: Connections) -> tuple[RunState, Overview]:

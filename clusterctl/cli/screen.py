@@ -35,6 +35,11 @@ def error_console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def has_unicode(console: Console) -> bool:
+    """Return whether block characters can be written to a console."""
+    return console.encoding.lower().startswith("utf")
+
+
 def safe(text: str) -> Text:
     """Return untrusted text for the console, with control characters escaped and without markup."""
     from rich.text import Text
@@ -119,6 +124,18 @@ def ask(question: str, *, yes: bool = False) -> bool:
         return False
     error_console().print(safe(question + " [y/N] "), end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def log_block(drawn: RenderableType) -> None:
+    """Write a table or another block to stderr; without a terminal its lines are not wrapped."""
+    console = error_console()
+    if console.is_terminal:
+        console.print(drawn, soft_wrap=False)
+        return
+    with console.capture() as captured:
+        console.print(drawn, soft_wrap=False, width=PIPE_WIDTH)
+    sys.stderr.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+    sys.stderr.flush()
 
 
 def report_error(error: ClusterctlError) -> None:

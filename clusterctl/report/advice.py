@@ -1,0 +1,38 @@
+"""Say what can be done with a run next, and what `resume` would do."""
+
+from __future__ import annotations
+
+from clusterctl.jobs.phase import Phase
+from clusterctl.report.summary import RunSummary
+from clusterctl.text import plural
+
+
+def resume_text(summary: RunSummary) -> str:
+    """Return what `clusterctl resume` would do with an ended training; "" where there is nothing to resume."""
+    if not summary.trains or summary.phase not in (Phase.STOPPED, Phase.FAILED, Phase.LOST):
+        return ""
+    if summary.steps_done is None:
+        return "starts the training from its beginning: no step was finished"
+    if summary.checkpoint is None:
+        return f"starts again from step 1: no checkpoint was saved; {plural(summary.steps_done, 'step')} lost"
+    step = summary.checkpoint.step
+    lost = max(summary.steps_done - step, 0)
+    repeated = f"; {plural(lost, 'step')} repeated" if lost else "; nothing is repeated"
+    return f"continues after step {step}{repeated}"
+
+
+def next_commands(summary: RunSummary) -> list[str]:
+    """Return commands to continue with, the most useful first."""
+    run = summary.run
+    if not summary.is_final:
+        return [f"clusterctl attach {run}", f"clusterctl status {run}", f"clusterctl stop {run}"]
+    commands = []
+    if summary.phase is not Phase.FINISHED:
+        commands += [f"clusterctl resume {run}", f"clusterctl logs show {run} --errors"]
+    if summary.checkpoint and summary.checkpoint.here:
+        commands.append(f"clusterctl generate {run} --prompt '...'")
+    if summary.trains and summary.steps_done:
+        commands.append(f"clusterctl report {run} -o report.html")
+    else:
+        commands.append(f"clusterctl logs show {run}")
+    return commands

@@ -1,0 +1,342 @@
+"""Summarise a run from its files here: steps, time, losses, speed, memory, goodput, restarts, checkpoint."""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs.phase import Phase
+from clusterctl.report.curve import means, quantile
+from clusterctl.report.history import History, Steps, read_history
+from clusterctl.runs.cause import Cause
+from clusterctl.runs.state import read_state
+from clusterctl.typed_json import BadValue, decode, encode
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.record import RunRecord
+    from clusterctl.jobs.run_folder import Events, RunDir
+
+# Values of the loss curve that a summary keeps.
+CURVE = 120
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a run, from the start of its ranks to their end."""
+
+    number: int
+    began: float
+    """Seconds since the epoch."""
+    ended: float | None = None
+    ranks: int = 0
+    nodes: tuple[str, ...] = ()
+    phase: str = ""
+    """How it ended; "running" while it has not."""
+    cause: str = ""
+    """The root cause, if it failed."""
+    from_step: int | None = None
+    """How many steps were finished when it began; None for a program without steps."""
+    to_step: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        return max((self.ended or time.time()) - self.began, 0.0)
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """The newest checkpoint of a run."""
+
+    step: int
+    bytes: int | None = None
+    path: str = ""
+    """Where it is on the node of rank 0."""
+    here: str = ""
+    """Where its copy is on this machine; "" if there is none."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a training was, in its median step."""
+
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    slowest_seconds: float | None = None
+    """The 99th percentile of the steps."""
+    tflops: float | None = None
+    """Per device, by the convention `model`."""
+    of_peak: float | None = None
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run for people: what every view of it shows."""
+
+    run: str
+    folder: str
+    name: str
+    phase: Phase
+    ranks: int
+    nodes: int
+    created: float
+    seconds: float
+    """From the launch to the end, without the time between an end and a `resume`."""
+    trains: bool = False
+    verdict: str = ""
+    cause: str = ""
+    steps_done: int | None = None
+    steps: int | None = None
+    tokens: int | None = None
+    parameters: int | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    first_eval: float | None = None
+    last_eval: float | None = None
+    best_eval: float | None = None
+    best_eval_step: int | None = None
+    curve: tuple[float, ...] = ()
+    """The training loss in at most CURVE means."""
+    speed: Speed = Speed()
+    memory_bytes: int | None = None
+    """The highest memory of any rank."""
+    planned_bytes: int | None = None
+    goodput: float | None = None
+    """The share of `seconds` that was spent in steps that count."""
+    device_hours: float = 0.0
+    attempts: tuple[Attempt, ...] = ()
+    restarts: int = 0
+    checkpoint: SavedStep | None = None
+    repeated: int = 0
+    """Steps that were done again after a restart."""
+
+    @property
+    def is_final(self) -> bool:
+        return self.phase.is_final
+
+    def as_json(self) -> dict[str, Any]:
+        result = encode(self)
+        assert isinstance(result, dict)
+        return result
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What was read of a run in order to summarise it."""
+
+    record: RunRecord
+    events: Events
+    history: History
+    phase: Phase
+    verdict: str = ""
+
+
+def summarise(run: RunDir, *, now: float | None = None) -> RunSummary:
+    """Return the summary of a run from its files here; no node is contacted."""
+    return summary_of(run, read_sources(run), now=now)
+
+
+def read_sources(run: RunDir) -> Sources:
+    """Return what the files of a run say."""
+    try:
+        state = read_state(run)
+    except UsageError:
+        state = None
+    verdict = state.verdict if state else ""
+    return Sources(run.read_record(), run.read_events(), read_history(run), run.phase(), verdict)
+
+
+def summary_of(run: RunDir, sources: Sources, *, now: float | None = None) -> RunSummary:
+    """Return the summary of a run from what was read of it."""
+    record, history = sources.record, sources.history
+    now = time.time() if now is None else now
+    attempts = read_attempts(run, sources)
+    seconds = _active_seconds(record, sources.events, now)
+    summary = RunSummary(
+        run=record.run,
+        folder=str(run.root),
+        name=record.job.name,
+        phase=sources.phase,
+        ranks=record.world_size,
+        nodes=len(record.ranks),
+        created=record.created,
+        seconds=seconds,
+        trains=record.job.train is not None or bool(len(history.steps)),
+        verdict=sources.verdict,
+        cause=next((attempt.cause for attempt in reversed(attempts) if attempt.cause), "")
+        if sources.phase in (Phase.FAILED, Phase.LOST)
+        else "",
+        attempts=attempts,
+        restarts=sum(event["event"] == "restart" for event in sources.events.events),
+        device_hours=sum(attempt.seconds * attempt.ranks for attempt in attempts) / 3600,
+    )
+    return _with_training(summary, run, history) if len(history.steps) else summary
+
+
+def _with_training(summary: RunSummary, run: RunDir, history: History) -> RunSummary:
+    steps, kept = history.steps, history.steps.kept()
+    losses = [loss for index in kept if math.isfinite(loss := steps["loss"][index])]
+    evals = history.kept_evals()
+    best = min(evals, key=lambda point: point[1], default=None)
+    peak, planned = _memory(history)
+    spent = math.fsum(seconds for index in kept if math.isfinite(seconds := steps["step_seconds"][index]))
+    start = history.starts[-1] if history.starts else {}
+    return replace(
+        summary,
+        steps_done=int(steps.step[-1]),
+        steps=_whole(history.last.get("steps")) or _whole(start.get("steps")),
+        tokens=_whole(history.last.get("tokens")),
+        parameters=_whole(start.get("parameters")),
+        first_loss=losses[0] if losses else None,
+        last_loss=losses[-1] if losses else None,
+        first_eval=evals[0][1] if evals else None,
+        last_eval=evals[-1][1] if evals else None,
+        best_eval=best[1] if best else None,
+        best_eval_step=best[0] if best else None,
+        curve=tuple(means(losses, CURVE)),
+        speed=_speed(steps, kept, history.last),
+        memory_bytes=peak,
+        planned_bytes=planned,
+        goodput=min(spent / summary.seconds, 1.0) if summary.seconds > 0 and spent else None,
+        checkpoint=_newest_checkpoint(run, history),
+        repeated=len(steps) - len(kept),
+    )
+
+
+def _speed(steps: Steps, kept: Sequence[int], last: Mapping[str, Any]) -> Speed:
+    """Return the speed of the median step; the first step of each start is left out, for it includes warm-up."""
+    first = {index for index in kept if not index or steps.start[index] != steps.start[index - 1]}
+    later = [index for index in kept if index not in first] or list(kept)
+    times, rates = _sorted(steps["step_seconds"], later), _sorted(steps["tokens_per_second"], later)
+    rate = quantile(rates, 0.5) if rates else None
+    tflops, share, at = _model(last.get("tflops")), _model(last.get("of_peak")), last.get("tokens_per_second")
+    # Both are proportional to the rate.
+    factor = rate / at if rate and isinstance(at, (int, float)) and at else None
+    return Speed(
+        tokens_per_second=rate,
+        step_seconds=quantile(times, 0.5) if times else None,
+        slowest_seconds=quantile(times, 0.99) if times else None,
+        tflops=tflops * factor if tflops is not None and factor else None,
+        of_peak=share * factor if share is not None and factor else None,
+    )
+
+
+def _sorted(column: array[float], indexes: Sequence[int]) -> list[float]:
+    return sorted(value for index in indexes if math.isfinite(value := column[index]))
+
+
+def _model(value: Any) -> float | None:
+    number = value.get("model") if isinstance(value, dict) else None
+    return float(number) if isinstance(number, (int, float)) else None
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if isinstance(value, (int, float)) else None
+
+
+def _memory(history: History) -> tuple[int | None, int | None]:
+    """Return the highest measured and planned bytes of any rank."""
+    measured = [count for line in history.memory for count in _numbers(line.get("bytes"))]
+    planned = [count for line in history.memory for count in _numbers(line.get("planned"))]
+    return max(measured, default=None), max(planned, default=None)
+
+
+def _numbers(value: Any) -> list[int]:
+    return [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
+
+
+def _newest_checkpoint(run: RunDir, history: History) -> SavedStep | None:
+    from clusterctl.runs.finish import superseded_steps
+
+    passed_over = superseded_steps([*_in_order(history)])
+    saved = [line for line in history.kept_checkpoints() if line["step"] not in passed_over]
+    if not saved:
+        return None
+    newest = saved[-1]
+    path = str(newest.get("path") or "")
+    here = run.checkpoints / path.rpartition("/")[2] if path else None
+    return SavedStep(
+        int(newest["step"]),
+        _whole(newest.get("bytes")),
+        path,
+        str(here) if here and (here / "manifest.json").is_file() else "",
+    )
+
+
+def _in_order(history: History) -> list[dict[str, Any]]:
+    """Return starts and checkpoints in the order of their times."""
+    return sorted((*history.starts, *history.checkpoints), key=lambda line: line.get("time") or 0.0)
+
+
+def _active_seconds(record: RunRecord, events: Events, now: float) -> float:
+    """Return how long the run was active: from its launch or a `resume` to its end, each time."""
+    total, since, began = 0.0, record.created, True
+    for event in events.events:
+        if event["event"] == "ended" and began:
+            total, began = total + max(event["time"] - since, 0.0), False
+        elif event["event"] == "resumed" and not began:
+            since, began = event["time"], True
+    return total + (max(now - since, 0.0) if began else 0.0)
+
+
+def read_attempts(run: RunDir, sources: Sources) -> tuple[Attempt, ...]:
+    """Return the attempts of a run, oldest first."""
+    found: list[Attempt] = []
+    last_end = 0.0
+    for event in sources.events.events:
+        kind, at = event["event"], event["time"]
+        if kind == "started" and isinstance(event.get("attempt"), int):
+            nodes = tuple(map(str, event.get("nodes") or ()))
+            found.append(Attempt(event["attempt"], at, None, int(event.get("ranks") or 0), nodes))
+            last_end = 0.0
+        elif kind in ("node_ended", "failed"):
+            last_end = at
+        elif kind in ("restart", "ended") and found and found[-1].ended is None:
+            found[-1] = replace(found[-1], ended=last_end or at)
+    if found and found[-1].ended is None and sources.phase.is_final:
+        # Its controller died before it could record the end.
+        found[-1] = replace(found[-1], ended=last_end or _last_time(sources))
+    whole = [_with_end(run, attempt, sources.phase) for attempt in found]
+    return tuple(_with_steps(attempt, sources.history) for attempt in whole)
+
+
+def _last_time(sources: Sources) -> float:
+    times = [event["time"] for event in sources.events.events[-1:]]
+    metric = sources.history.last.get("time")
+    return max([*times, metric] if isinstance(metric, (int, float)) else times, default=0.0)
+
+
+def _with_end(run: RunDir, attempt: Attempt, phase: Phase) -> Attempt:
+    if attempt.ended is None:
+        return replace(attempt, phase=str(phase))
+    cause = _read_cause(run, attempt.number)
+    try:
+        state = read_state(run, run.attempt_state(attempt.number))
+    except UsageError:
+        state = None
+    ended = str(state.phase) if state else "failed" if cause else str(phase)
+    return replace(attempt, phase=ended, cause=cause)
+
+
+def _read_cause(run: RunDir, attempt: int) -> str:
+    path = run.attempt_cause(attempt)
+    try:
+        return decode(Cause, run.read_json(path)).title if path.exists() else ""
+    except (BadValue, UsageError):
+        return ""
+
+
+def _with_steps(attempt: Attempt, history: History) -> Attempt:
+    """Return the attempt with the steps at its beginning and end."""
+    number = next(
+        (index for index, start in enumerate(history.starts) if start.get("attempt") == attempt.number), None
+    )
+    if number is None:
+        return attempt
+    begin = _whole(history.starts[number].get("step")) or 0
+    mine = [index for index, start in enumerate(history.steps.start) if start == number]
+    return replace(attempt, from_step=begin, to_step=history.steps.step[mine[-1]] if mine else begin)
