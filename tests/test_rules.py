@@ -62,6 +62,7 @@ MAY = {
         "compiled": "",
         "text": "compiled",
         "samples": "compiled",
+        "hashes": "compiled",
         "cpu": "compiled",
         "cuda": "",
         "npu": "",

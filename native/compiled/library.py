@@ -24,6 +24,7 @@ CODE = (
     "text/bpe.cpp",
     "text/json_lines.cpp",
     "samples/sample_index.cpp",
+    "hashes/sha256.cpp",
 )
 HEADERS = (
     "compiled/native.h",

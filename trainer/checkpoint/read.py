@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from native.hashes.sha256 import piece_hashes
 from trainer.checkpoint.header import WIDTHS, Entry, Header, decode_header
 from trainer.checkpoint.names import Shape, name_in_file
 from trainer.checkpoint.part import MOMENTS, Box, Part, intersection, volume
@@ -19,8 +23,12 @@ from trainer.errors import CheckpointError
 
 TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 MOST_PIECE_BYTES = 64 << 20
-# Bytes that are read, verified and copied at a time: they stay in the processor's cache.
+# Bytes of a tensor that are copied at a time.
 BLOCK = 2 << 20
+# Bytes that are read and verified at a time: they stay in the processor's cache, and are hashed three pieces at a time.
+WINDOW = 6 << 20
+# Bytes that one thread reads at a time.
+RUN = 96 << 20
 Pieces = Mapping[str, Sequence[tuple[str, Box]]]
 """Of each tensor, the files that hold it and which box of it each holds."""
 
@@ -40,7 +48,7 @@ class Request:
 
 
 class VerifiedFile:
-    """Bytes of one file; each piece is compared with its hash when it is first read."""
+    """Bytes of one file, verified while they are read: each piece is compared with its hash."""
 
     def __init__(self, file: Path, digest: str | None) -> None:
         """`digest`: of the header. None: a file of version 0.1, which is verified as a whole before."""
@@ -49,12 +57,10 @@ class VerifiedFile:
         try:
             self.size = os.fstat(self._handle).st_size
             self.header = self._read_header(digest)
-            self._hashes, self._piece_bytes = self._read_hashes(digest is not None)
+            self.hashes, self.piece_bytes = self._read_hashes(digest is not None)
         except BaseException:
             self.close()
             raise
-        self._kept = -1
-        self._piece = bytearray()
 
     def close(self) -> None:
         os.close(self._handle)
@@ -87,51 +93,82 @@ class VerifiedFile:
             raise CheckpointError(f"{self.file}: its header has not one hash for each piece of its data")
         return hashes, each
 
-    def verify(self) -> None:
-        """Read all pieces."""
-        for at in range(-(-(self.size - self.header.data) // self._piece_bytes)):
-            self._read_piece(at)
+    def piece_at(self, place: int) -> int:
+        """Return the number of the piece that holds a byte of the file."""
+        return (place - self.header.data) // self.piece_bytes
 
-    def read(self, start: int, target: memoryview) -> None:
-        """Fill `target` with the bytes of the file from `start` on."""
-        done = 0
-        while done < len(target):
-            at, skipped = divmod(start + done - self.header.data, self._piece_bytes)
-            begin = self.header.data + at * self._piece_bytes
-            whole = min(self._piece_bytes, self.size - begin)
-            if not skipped and len(target) - done >= whole and at != self._kept:
-                self._read_verified(at, target[done : done + whole])
-                done += whole
-                continue
-            part = min(whole - skipped, len(target) - done)
-            target[done : done + part] = memoryview(self._read_piece(at))[skipped : skipped + part]
-            done += part
+    def place_of(self, piece: int) -> int:
+        """Return where a piece begins in the file; the end of the file for those after the last."""
+        return min(self.header.data + piece * self.piece_bytes, self.size)
 
-    def _read_piece(self, at: int) -> bytearray:
-        """Return a piece, and keep it: the next request often begins in it."""
-        if at != self._kept:
-            begin = self.header.data + at * self._piece_bytes
-            self._piece = bytearray(min(self._piece_bytes, self.size - begin))
-            self._kept = -1
-            self._read_verified(at, memoryview(self._piece))
-            self._kept = at
-        return self._piece
-
-    def _read_verified(self, at: int, target: memoryview) -> None:
-        begin = self.header.data + at * self._piece_bytes
-        done = 0
+    def read_pieces(self, first: int, target: memoryview) -> None:
+        """Fill `target` with whole pieces, from piece `first` on."""
+        begin, done = self.place_of(first), 0
         while done < len(target):
             count = os.preadv(self._handle, [target[done:]], begin + done)
             if not count:
                 raise CheckpointError(f"{self.file}: became shorter while it was read")
             done += count
-        if self._hashes and hashlib.sha256(target).digest() != self._hashes[32 * at : 32 * at + 32]:
-            place = f"bytes {begin:,} to {begin + len(target):,}"
-            raise CheckpointError(f"{self.file}: damaged: {place} are not what was saved (sha256 differs)")
+        if not self.hashes:
+            return
+        found = piece_hashes(target, self.piece_bytes)
+        if found == self.hashes[32 * first : 32 * first + len(found)]:
+            return
+        at = next(at for at in range(0, len(found), 32) if found[at : at + 32] != self._hash(first, at))
+        start = self.place_of(first + at // 32)
+        place = f"bytes {start:,} to {self.place_of(first + at // 32 + 1):,}"
+        raise CheckpointError(f"{self.file}: damaged: {place} are not what was saved (sha256 differs)")
+
+    def _hash(self, first: int, at: int) -> bytes:
+        return self.hashes[32 * first + at : 32 * first + at + 32]
+
+    def verify(self) -> None:
+        """Read all pieces."""
+        window = Window(self)
+        for place in range(self.header.data, self.size, WINDOW):
+            window.bytes_of(place, min(place + WINDOW, self.size), self.size)
+
+
+class Window:
+    """Verified neighbouring pieces of a file in memory, which moves on to the end of the file."""
+
+    def __init__(self, file: VerifiedFile) -> None:
+        self._file = file
+        self._memory = np.empty(0, np.uint8)
+        self._first = self._last = 0
+        """The pieces from the first to before the last are in memory."""
+
+    def bytes_of(self, start: int, stop: int, limit: int) -> NDArray[np.uint8]:
+        """Return the bytes [start, stop) of the file; `limit`: where the bytes end that may be read ahead.
+
+        They are valid until the next call. No call may begin before the one before it.
+        """
+        file = self._file
+        if stop > file.place_of(self._last) or start < file.place_of(self._first):
+            self._move(start, stop, limit)
+        begin = start - file.place_of(self._first)
+        return self._memory[begin : begin + stop - start]
+
+    def _move(self, start: int, stop: int, limit: int) -> None:
+        file, first = self._file, self._file.piece_at(start)
+        end = file.piece_at(min(limit, max(stop, start + WINDOW)) - 1) + 1
+        size = file.place_of(end) - file.place_of(first)
+        memory = self._memory if size <= len(self._memory) else np.empty(size, np.uint8)
+        held = 0
+        if self._first <= first < self._last:
+            # Pieces that were verified already.
+            skipped = file.place_of(first) - file.place_of(self._first)
+            held = file.place_of(self._last) - file.place_of(first)
+            memory[:held] = self._memory[skipped : skipped + held].copy()
+        self._memory, self._first = memory, first
+        # Nothing counts as verified if the next line fails.
+        done, self._last = self._last, first
+        file.read_pieces(done if held else first, memory.data[held:size])
+        self._last = end
 
 
 def read_parts(
-    folder: Path, parts: Sequence[Part], pieces: Pieces, digests: Mapping[str, str | None]
+    folder: Path, parts: Sequence[Part], pieces: Pieces, digests: Mapping[str, str | None], threads: int = 1
 ) -> None:
     """Fill every part from the files that hold it; a CheckpointError names the file or tensor that is wrong."""
     by_file: dict[str, list[tuple[Part, Box]]] = {}
@@ -146,26 +183,53 @@ def read_parts(
             raise CheckpointError(
                 f"{folder}: no file holds all of {part.key}, or several hold the same of it"
             )
-    block = torch.empty(BLOCK, dtype=torch.uint8)
     for name, wanted in sorted(by_file.items()):
         try:
             with VerifiedFile(folder / name, digests[name]) as file:
-                _fill(file, wanted, block)
+                _fill(file, wanted, threads)
         except OSError as error:
             raise CheckpointError(f"{folder / name}: {error.strerror}") from None
 
 
-@torch.no_grad()
-def _fill(file: VerifiedFile, wanted: Sequence[tuple[Part, Box]], block: Tensor) -> None:
+def _fill(file: VerifiedFile, wanted: Sequence[tuple[Part, Box]], threads: int) -> None:
     found = [request for part, box in wanted for request in _requests(file, part, box)]
-    for request in sorted(found, key=lambda request: (request.start, request.stop)):
-        size = request.stop - request.start
-        room = block if size <= len(block) else torch.empty(size, dtype=torch.uint8)
-        file.read(request.start, room.numpy().data[:size])
-        numbers = room[:size].view(request.dtype).view(request.rows)[request.source]
+    runs = list(_runs(file, sorted(found, key=lambda request: (request.start, request.stop))))
+    if threads == 1 or len(runs) == 1:
+        for run in runs:
+            _fill_run(file, run)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(lambda run: _fill_run(file, run), runs):
+            pass
+
+
+def _runs(file: VerifiedFile, requests: Sequence[Request]) -> Iterator[list[Request]]:
+    """Yield neighbouring requests together, up to RUN bytes: no piece between them is without use."""
+    run: list[Request] = []
+    for request in requests:
+        far = run and file.piece_at(request.start) > file.piece_at(run[-1].stop - 1) + 1
+        if run and (far or request.stop - run[0].start > RUN):
+            yield run
+            run = []
+        run.append(request)
+    if run:
+        yield run
+
+
+@torch.no_grad()
+def _fill_run(file: VerifiedFile, run: Sequence[Request]) -> None:
+    window, limit = Window(file), max(request.stop for request in run)
+    for request in run:
+        room = torch.from_numpy(window.bytes_of(request.start, request.stop, limit))
+        numbers = _view(room, request.dtype).view(request.rows)[request.source]
         if not request.key.startswith(MOMENTS) and not _is_finite(numbers):
             raise CheckpointError(f"{file.file}: {request.key} holds numbers that are not finite")
         request.target.copy_(numbers)
+
+
+def _view(room: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return bytes as numbers; those of a file of others may begin anywhere."""
+    return (room if room.data_ptr() % dtype.itemsize == 0 else room.clone()).view(dtype)
 
 
 def _is_finite(numbers: Tensor) -> bool:

@@ -28,6 +28,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainer.checkpoint.header import read_header
@@ -46,6 +47,8 @@ OLD_FILES = ("model.safetensors", "optimizer.safetensors")
 UNFINISHED = ".tmp-"
 # A step that is saved again: the older ones, until the new one is complete on all nodes.
 OLD = ".old"
+# More read no faster from the disks of a node, whose ranks read at the same time.
+MOST_THREADS = 8
 _NAME = re.compile(rf"(step-(\d{{8,}}))({re.escape(OLD)}\d*)?")
 
 
@@ -111,7 +114,8 @@ class Checkpoint:
 
     def fill(self, parts: Sequence[Part]) -> None:
         """Write the saved numbers into every part, verified while they are read."""
-        read_parts(self.path, parts, self.pieces_for(parts), self.digests)
+        threads = min(torch.get_num_threads(), MOST_THREADS)
+        read_parts(self.path, parts, self.pieces_for(parts), self.digests, threads)
 
     @cached_property
     def _old_tensors(self) -> dict[str, tuple[str, Shape]]:

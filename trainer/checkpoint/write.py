@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from native.hashes.sha256 import piece_hashes
 from trainer.checkpoint.names import Held, Shape, held_boxes, name_in_file
 from trainer.checkpoint.part import Part
 
@@ -158,6 +159,11 @@ class PieceHashes:
 
     def add(self, content: memoryview) -> None:
         while content:
+            whole = 0 if self._size else len(content) // PIECE * PIECE
+            if whole:
+                self._hashes.append(piece_hashes(content[:whole], PIECE).hex())
+                content = content[whole:]
+                continue
             piece = content[: PIECE - self._size]
             self._open.update(piece)
             self._size += len(piece)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,7 +17,9 @@ from safetensors.torch import save_file
 
 import trainer.checkpoint.save
 from tests.support.checkpoints import load_with, save_with, saved, state_at, whole_state
+from trainer.checkpoint import read, write
 from trainer.checkpoint.manifest import decode_manifest, encode_manifest
+from trainer.checkpoint.part import Part
 from trainer.checkpoint.store import found, in_use, prune, verify
 from trainer.config.parts import KeepConfig
 from trainer.errors import CheckpointError, TrainingFailed
@@ -337,3 +340,37 @@ def test_a_rank_that_cannot_write_fails_the_save_on_all_and_the_older_one_stays(
     }
     assert [path.name for path in found(tmp_path / "a")] == ["step-00000001"]
     assert (tmp_path / "a" / "latest").read_text() == "step-00000001\n"
+
+
+def test_hashes_do_not_depend_on_how_the_bytes_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "PIECE", 64)
+    data, random = os.urandom(64 * 40 + 5), Random(3)
+    expected = "".join(hashlib.sha256(data[at : at + 64]).hexdigest() for at in range(0, len(data), 64))
+    for most in (1, 63, 64, 200, 5000):
+        hashes, at = write.PieceHashes(), 0
+        while at < len(data):
+            end = at + random.randint(1, most)
+            hashes.add(memoryview(data)[at:end])
+            at = end
+        assert hashes.finish() == expected
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_windows_runs_and_threads_read_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """Pieces smaller than a row, requests larger than a window, and a slice whose neighbours are not read."""
+    monkeypatch.setattr(write, "PIECE", 16)
+    state, path = state_at(1), saved(tmp_path, 1, ranks=3).path
+    for window, run in ((16, 16), (64, 200), (4096, 1 << 20)):
+        monkeypatch.setattr(read, "WINDOW", window)
+        monkeypatch.setattr(read, "RUN", run)
+        checkpoint = verify(path)
+        tensors, parts = read.tensors_to_fill(checkpoint.table, list(state))
+        parts.append(Part("a.weight", (12, 6), ((3, 9), (2, 5)), torch.zeros(6, 3)))
+        read.read_parts(path, parts, checkpoint.pieces_for(parts), checkpoint.digests, threads)
+        assert all(torch.equal(tensors[key], state[key]) for key in state)
+        assert torch.equal(parts[-1].tensor, state["a.weight"][3:9, 2:5])
+    flip_a_bit(path / PART)
+    with pytest.raises(CheckpointError, match=r"part-00000.*damaged: bytes"):
+        read.read_parts(path, parts, checkpoint.pieces_for(parts), checkpoint.digests, threads)
