@@ -40,12 +40,13 @@ MAY = {
         "jobs": "agent inventory hostfile",
         "logs": "inventory transport jobs",
         "sandbox": "jobs",
+        "checkpoints": "agent inventory transport transfer jobs",
         "checks": "inventory transport ranktable jobs keeper",
-        "runs": "agent inventory transport transfer ranktable jobs logs",
+        "runs": "agent inventory transport transfer ranktable jobs logs checkpoints",
         "report": "inventory jobs logs runs",
         "library": "inventory transport ssh exec transfer ranktable hostfile jobs logs checks runs",
         "cli": "agent inventory transport ssh exec transfer ranktable hostfile keeper jobs logs sandbox checks runs"
-        " report",
+        " report checkpoints",
     },
     "trainer": {
         "config": "",
@@ -70,7 +71,7 @@ MAY = {
 }
 # Folders may have this many modules; those named here more, because each file is one command or one operation.
 MOST_FILES = 20
-LARGER = {"clusterctl/agent": 32, "clusterctl/cli": 44}
+LARGER = {"clusterctl/agent": 36, "clusterctl/cli": 44}
 # Files that import folders of their package: the programs themselves, and the Python API.
 PROGRAMS = {"clusterctl": {"__main__", "api"}, "trainer": {"__main__", "generate"}, "native": {"__main__"}}
 

@@ -180,6 +180,10 @@ ELSEWHERE = {
     "listen": ("network", "listen"),
     "knock": ("network", "knock"),
     "fingerprint_folder": ("fingerprint", "fingerprint_folder"),
+    "checkpoints": ("checkpoints", "checkpoints"),
+    "verify_checkpoint": ("checkpoints", "verify_checkpoint"),
+    "hold_checkpoint": ("checkpoints", "hold_checkpoint"),
+    "remove_checkpoint": ("checkpoints", "remove_checkpoint"),
 }
 
 

@@ -277,12 +277,23 @@ EXAMPLES = {
         clusterctl data scatter shards/a shards/b --to /data/shards -n node[1-2] --dry-run
     """,
     "checkpoint": """
+        clusterctl checkpoint list last
         clusterctl checkpoint verify last
+    """,
+    "checkpoint list": """
+        clusterctl checkpoint list
+        clusterctl checkpoint list demo-1120-142501-3fa9 --json
+        clusterctl checkpoint list runs/demo-1/checkpoints
+    """,
+    "checkpoint info": """
+        clusterctl checkpoint info last
+        clusterctl checkpoint info last --step 100
+        clusterctl checkpoint info runs/demo-1/checkpoints/step-00000100 --json
     """,
     "checkpoint verify": """
         clusterctl checkpoint verify
-        clusterctl checkpoint verify last
-        clusterctl checkpoint verify runs/demo-1/checkpoints/step-100
+        clusterctl checkpoint verify last --all
+        clusterctl checkpoint verify runs/demo-1/checkpoints/step-00000100
     """,
     "generate": """
         clusterctl generate last --prompt 'A class definition'

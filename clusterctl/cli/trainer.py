@@ -1,4 +1,4 @@
-"""`data`, `checkpoint`, `generate` and `tensorboard`: commands of the trainer, run in a separate process."""
+"""`data`, `generate` and `tensorboard`: commands of the trainer, run in a separate process."""
 
 from __future__ import annotations
 
@@ -96,15 +96,6 @@ def scatter(
     with options.connected(chosen) as connections, bar("push") as drawn:
         outcomes = transfer_scatter.scatter(folder, portions, to, connections, drawn.of, replace)
     show_pushed(outcomes, as_json)
-
-
-def verify(
-    where: Annotated[
-        str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")
-    ] = "last",
-) -> None:
-    """Compare every file of a checkpoint with its recorded hash."""
-    forward("checkpoint verify", "checkpoint-verify", [str(checkpoint_of(where))])
 
 
 def generate(

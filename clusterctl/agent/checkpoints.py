@@ -1,0 +1,262 @@
+"""What the launcher asks a node about checkpoints: list, verify, protect, complete and remove them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+
+from clusterctl.agent import saved
+from clusterctl.agent.processes import read_limited
+from clusterctl.agent.request import Refused, Request
+from clusterctl.agent.saved import Damaged
+
+# Importing typing takes 10 ms.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional
+
+# A file of this name in a step's folder protects it while the file is younger than FRESH seconds.
+MARK, FRESH = ".in-use.", 600.0
+# Seconds between two renewals of such a file.
+RENEW = 60.0
+OLD, UNFINISHED = ".old", ".tmp-"
+# Bytes between two reports of progress.
+REPORT = 64 << 20
+# What a list copies from a manifest.
+FACTS = (
+    "step",
+    "format",
+    "state",
+    "loss",
+    "eval_loss",
+    "tokens",
+    "consumed_samples",
+    "time",
+    "layout",
+    "save_seconds",
+)
+
+
+# ---- list
+
+
+def checkpoints(request: Request) -> Dict[str, Any]:
+    """Return the checkpoints in a folder, newest first, as far as this node has their files."""
+    return listing(request.path())
+
+
+def listing(folder: str) -> Dict[str, Any]:
+    """Return the checkpoints in a folder, newest first, and the disk that it is on; `missing`: no such folder."""
+    if not os.path.isdir(folder):
+        return {"path": folder, "missing": True, "latest": "", "checkpoints": [], "disk": disk_of(folder)}
+    names = [name for name in os.listdir(folder) if step_of(name) is not None]
+    names.sort(key=lambda name: (-(step_of(name) or 0), OLD in name, name))
+    latest = ""
+    with contextlib.suppress(OSError):
+        latest = read_limited(os.path.join(folder, saved.LATEST), 200).decode("utf-8", "replace").strip()
+    found = [describe(os.path.join(folder, name)) for name in names]
+    return {"path": folder, "missing": False, "latest": latest, "checkpoints": found, "disk": disk_of(folder)}
+
+
+def step_of(name: str) -> Optional[int]:
+    """Return the step of a folder's name such as step-00000100 or step-00000100.old."""
+    word, _, rest = name.partition(OLD)
+    digits = word[5:] if word.startswith("step-") else ""
+    sound = len(digits) >= 8 and digits.isascii() and digits.isdecimal() and (not rest or rest.isdecimal())
+    return int(digits) if sound else None
+
+
+def describe(folder: str) -> Dict[str, Any]:
+    """Return the facts of one checkpoint and the names of the files that are here in their right size."""
+    result: Dict[str, Any] = {"name": os.path.basename(folder), "path": folder, "have": [], "faults": []}
+    result["in_use"] = is_marked(folder)
+    try:
+        manifest = saved.read_manifest(folder)
+    except Damaged as problem:
+        return {**result, "faults": [str(problem)], "step": step_of(result["name"]) or 0, "digest": ""}
+    except OSError as problem:
+        return {
+            **result,
+            "faults": [_text(problem, folder)],
+            "step": step_of(result["name"]) or 0,
+            "digest": "",
+        }
+    for name, entry in manifest["files"].items():
+        path = os.path.join(folder, name)
+        try:
+            size = saved.size_of(path)
+            if size == entry["bytes"]:
+                result["have"].append(name)
+            else:
+                result["faults"].append(
+                    f"{path}: damaged: has {size} bytes, the manifest says {entry['bytes']}"
+                )
+        except FileNotFoundError:
+            pass
+        except (OSError, Damaged) as problem:
+            result["faults"].append(_text(problem, path))
+    result.update((key, manifest.get(key)) for key in FACTS)
+    result["digest"] = digest_of(folder)
+    result["count"] = len(manifest["files"])
+    result["bytes"] = sum(entry["bytes"] for entry in manifest["files"].values())
+    return result
+
+
+def digest_of(folder: str) -> str:
+    """Return the SHA-256 of the manifest, which differs when a step is saved again."""
+    content = read_limited(os.path.join(folder, saved.MANIFEST), saved.MOST_MANIFEST)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _text(problem: Exception, path: str) -> str:
+    return f"{path}: {problem.strerror or problem}" if isinstance(problem, OSError) else str(problem)
+
+
+def disk_of(path: str) -> Dict[str, int]:
+    """Return the free and total bytes of the disk that a path is, or would be, on."""
+    while not os.path.isdir(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    status = os.statvfs(path)
+    return {"free": status.f_bavail * status.f_frsize, "total": status.f_blocks * status.f_frsize}
+
+
+# ---- verify
+
+
+def verify_checkpoint(request: Request) -> Dict[str, Any]:
+    """Compare the files of a checkpoint that are on this node with their hashes; report progress in bytes."""
+    reported = [0]
+
+    def report(done: int) -> None:
+        reported[0] += done
+        if reported[0] >= REPORT:
+            request.send(b"", bytes=reported[0])
+            reported[0] = 0
+        if request.cancelled.is_set():
+            raise Refused("cancelled", "the verification was cancelled")
+
+    result = verify(request.path(), report)
+    request.send(b"", bytes=reported[0])
+    return result
+
+
+def verify(folder: str, report: Any) -> Dict[str, Any]:
+    """Return for each file here its fault ("" if it is sound) and the damaged tensor."""
+    result: Dict[str, Any] = {"path": folder, "files": {}, "faults": [], "digest": ""}
+    try:
+        manifest = saved.read_manifest(folder)
+        result["digest"] = digest_of(folder)
+        saved.check_cover(manifest)
+    except (Damaged, OSError) as problem:
+        tensor = problem.tensor if isinstance(problem, Damaged) else ""
+        result["faults"].append({"fault": _text(problem, folder), "tensor": tensor, "file": saved.MANIFEST})
+        return result
+    for name in manifest["files"]:
+        if not os.path.lexists(os.path.join(folder, name)):
+            continue
+        result["files"][name] = {"fault": "", "tensor": ""}
+        try:
+            saved.verify_file(folder, manifest, name, report)
+        except (Damaged, OSError) as problem:
+            tensor = problem.tensor if isinstance(problem, Damaged) else ""
+            result["files"][name] = {"fault": _text(problem, os.path.join(folder, name)), "tensor": tensor}
+    return result
+
+
+# ---- protect, remove
+
+
+def is_marked(folder: str) -> bool:
+    """Return whether a pull, a copy or a reader protects a checkpoint at the moment."""
+    now = time.time()
+    try:
+        names = [name for name in os.listdir(folder) if name.startswith(MARK)]
+    except OSError:
+        return False
+    for name in names:
+        with contextlib.suppress(OSError):
+            if now - os.stat(os.path.join(folder, name)).st_mtime < FRESH:
+                return True
+    return False
+
+
+def hold_checkpoint(request: Request) -> Dict[str, Any]:
+    """Protect checkpoints from being removed until the request is cancelled or the launcher is gone."""
+    paths = [str(path) for path in request.need("paths", list)]
+    token = f"{os.getpid()}-{request.id}-{os.urandom(4).hex()}"
+    with contextlib.ExitStack() as held:
+        for path in paths:
+            held.enter_context(protected(path, token))
+        request.send(b"", held=True)
+        while not request.cancelled.wait(RENEW):
+            for path in paths:
+                with contextlib.suppress(OSError):
+                    os.utime(os.path.join(path, MARK + token))
+    return {}
+
+
+@contextlib.contextmanager
+def protected(folder: str, token: str) -> Any:
+    """Keep a checkpoint from being removed: by a file for other nodes, and by a lock for this one."""
+    mark = os.path.join(folder, MARK + token)
+    try:
+        with open(mark, "w", encoding="utf-8"):
+            pass
+        handle = os.open(os.path.join(folder, saved.MANIFEST), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as problem:
+        with contextlib.suppress(OSError):
+            os.unlink(mark)
+        raise Refused("not-found", _text(problem, folder)) from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)
+        with contextlib.suppress(OSError):
+            os.unlink(mark)
+
+
+def remove_checkpoint(request: Request) -> Dict[str, Any]:
+    """Remove a step's folder unless it is in use; with `check` only report whether it is."""
+    path = request.path()
+    return remove(path, str(request.params.get("digest") or ""), check=bool(request.params.get("check")))
+
+
+def remove(folder: str, digest: str, check: bool) -> Dict[str, Any]:
+    """Return the bytes that were removed, or would be, and why a folder stays: it is in use, or was saved again."""
+    if step_of(os.path.basename(folder)) is None or os.path.islink(folder):
+        raise Refused("usage", f"{folder} is not the folder of a checkpoint")
+    if not os.path.isdir(folder):
+        return {"bytes": 0, "kept": ""}
+    if is_marked(folder):
+        return {"bytes": 0, "kept": "it is being read or copied"}
+    handle = None
+    with contextlib.suppress(OSError):
+        handle = os.open(os.path.join(folder, saved.MANIFEST), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if handle is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if digest and digest_of(folder) != digest:
+                return {"bytes": 0, "kept": "it was saved again"}
+        size = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder))
+        if not check:
+            _remove(folder)
+    except BlockingIOError:
+        return {"bytes": 0, "kept": "it is being read or copied"}
+    finally:
+        if handle is not None:
+            os.close(handle)
+    return {"bytes": size, "kept": ""}
+
+
+def _remove(folder: str) -> None:
+    import shutil
+
+    # First out of sight: a reader must not choose a folder that is half removed.
+    gone = os.path.join(os.path.dirname(folder), f"{UNFINISHED}{os.path.basename(folder)}-removed")
+    shutil.rmtree(gone, ignore_errors=True)
+    os.rename(folder, gone)
+    shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,319 @@
+"""Read checkpoints without the trainer: manifests, headers of safetensors files, hashes.
+
+The format is described in docs/internals/checkpoints.md; `trainer/checkpoint` writes it. Nothing is allocated because a
+file claims a size.
+
+Runs on nodes too: standard library only, Python 3.8 and newer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+
+from clusterctl.agent import lean
+from clusterctl.agent.lean import NamedTuple
+from clusterctl.agent.processes import read_limited
+
+# Importing typing takes 10 ms.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+FORMAT, OLD_FORMAT = 2, 1
+MANIFEST, LATEST, PARTS = "manifest.json", "latest", ".safetensors"
+# Files of format 1.
+OLD_FILES = ("model.safetensors", "optimizer.safetensors")
+MOMENTS = ("exp_avg.", "exp_avg_sq.")
+# A manifest of 1,536 ranks has 1 MB; the safetensors library has the same limit for headers.
+MOST_MANIFEST, MOST_HEADER = 256 << 20, 100_000_000
+MOST_PIECE = 64 << 20
+WIDTHS = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "I64": 8, "I32": 4, "U8": 1}
+_KEY = b',\n"sha256": "'
+_END = b'"\n}\n'
+_HEX = frozenset("0123456789abcdef")
+
+
+class Damaged(Exception):
+    """A checkpoint that cannot be used; `tensor` is the tensor that is damaged, if one is known."""
+
+    def __init__(self, message: str, tensor: str = "") -> None:
+        super().__init__(message)
+        self.tensor = tensor
+
+
+class Tensor(NamedTuple):
+    """One entry of a header: type, shape, and the first and last + 1 byte in the file."""
+
+    name: str
+    dtype: str
+    shape: List[int]
+    start: int
+    stop: int
+
+
+# ---- the manifest
+
+
+def read_manifest(folder: str) -> Dict[str, Any]:
+    """Return the manifest of a step's folder; raise Damaged with the file and the reason."""
+    path = os.path.join(folder, MANIFEST)
+    check_folder(folder)
+    size_of(path)
+    content = read_limited(path, MOST_MANIFEST + 1)
+    if len(content) > MOST_MANIFEST:
+        raise Damaged(f"{path}: larger than {MOST_MANIFEST >> 20} MB")
+    return decode_manifest(content, path)
+
+
+def decode_manifest(content: bytes, path: str) -> Dict[str, Any]:
+    """Return the manifest in the bytes of `path`, after checking its hash and its entries."""
+    at = content.rfind(_KEY) + len(_KEY)
+    hashed = at >= len(_KEY) and content[at + 64 :] == _END
+    if hashed and hashlib.sha256(content[:at]).hexdigest().encode() != content[at : at + 64]:
+        raise Damaged(f"{path}: damaged: its content does not have the hash that it records")
+    try:
+        manifest = lean.loads(content)
+    except (ValueError, RecursionError):
+        raise Damaged(f"{path}: damaged: not JSON") from None
+    if not isinstance(manifest, dict):
+        raise Damaged(f"{path}: damaged: not a JSON object")
+    number = manifest.get("format")
+    if type(number) is int and number > FORMAT and hashed:
+        raise Damaged(f"{path}: written in format {number} by a newer version: update clusterctl")
+    if number != (FORMAT if hashed else OLD_FORMAT) or type(number) is not int:
+        raise Damaged(f"{path}: damaged: format {number!r:.20} {'with' if hashed else 'without'} a hash")
+    files: Any = manifest.get("files")
+    tensors: Any = manifest.get("tensors")
+    sound = type(manifest.get("step")) is int and manifest["step"] >= 0 and isinstance(files, dict)
+    if not sound or not all(_is_entry(name, entry) for name, entry in files.items()):
+        raise Damaged(f"{path}: damaged: its step or its list of files is missing or wrong")
+    if number == FORMAT and not (isinstance(tensors, dict) and all(map(_is_shape, tensors.values()))):
+        raise Damaged(f"{path}: damaged: its table of tensors is missing or wrong")
+    return manifest
+
+
+def _is_entry(name: str, entry: Any) -> bool:
+    """Return whether `name` is a plain file name, and its entry has a size and a hash."""
+    plain = name == os.path.basename(name) and name not in ("", ".", "..", MANIFEST) and "\0" not in name
+    if not plain or not isinstance(entry, dict) or type(entry.get("bytes")) is not int or entry["bytes"] < 0:
+        return False
+    digest = entry.get("sha256")
+    return isinstance(digest, str) and len(digest) == 64 and _HEX.issuperset(digest)
+
+
+def _is_shape(entry: Any) -> bool:
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    return isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+
+
+def check_folder(folder: str) -> None:
+    """Raise Damaged if every user may change the folder: its hashes would prove nothing."""
+    if os.stat(folder).st_mode & 0o002:
+        raise Damaged(f"{folder}: every user can change it: chmod o-w {folder}, if you trust its content")
+
+
+def size_of(path: str) -> int:
+    """Return the size of a regular file that not every user can change; raise Damaged otherwise."""
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise Damaged(f"{path}: not a regular file")
+    if status.st_mode & 0o002:
+        raise Damaged(f"{path}: every user can change it: chmod o-w {path}, if you trust its content")
+    return status.st_size
+
+
+def boxes_of(manifest: Dict[str, Any], name: str) -> Iterator[Tuple[str, List[int]]]:
+    """Yield each tensor that a file holds some of, with its box as start, stop, start, stop, ..."""
+    keys = list(manifest["tensors"])
+    held = manifest["files"][name].get("holds")
+    try:
+        for box, ranges in held:
+            for first, last in pairs(ranges):
+                if not 0 <= first < last <= len(keys):
+                    raise ValueError
+                for key in keys[first:last]:
+                    yield key, box
+    except (TypeError, ValueError):
+        raise Damaged(f"{MANIFEST}: damaged: files[{name!r}].holds is missing or wrong") from None
+
+
+def pairs(flat: List[int]) -> List[Tuple[int, int]]:
+    """Return (first, second), (third, fourth), ... of a list."""
+    return [(flat[at], flat[at + 1]) for at in range(0, len(flat) - 1, 2)]
+
+
+def volume(box: List[int]) -> int:
+    """Return how many numbers are in a box."""
+    result = 1
+    for start, stop in pairs(box):
+        result *= stop - start
+    return result
+
+
+def check_cover(manifest: Dict[str, Any]) -> None:
+    """Raise Damaged unless the files together hold every tensor exactly once."""
+    if manifest["format"] == OLD_FORMAT:
+        return
+    found = dict.fromkeys(manifest["tensors"], 0)
+    for name in manifest["files"]:
+        if name.endswith(PARTS):
+            for key, box in boxes_of(manifest, name):
+                found[key] += volume(box)
+    for key, entry in manifest["tensors"].items():
+        if found[key] != volume([end for size in entry["shape"] for end in (0, size)]):
+            raise Damaged(f"its files do not hold {key} exactly once", key)
+
+
+# ---- the header of a file
+
+
+def read_header(handle: int, path: str, digest: str = "") -> Tuple[List[Tensor], Dict[str, str], int]:
+    """Return the tensors of an open file in order, its metadata, and where its data begin.
+
+    `digest` is the SHA-256 of the header that the manifest records.
+    """
+    size = os.fstat(handle).st_size
+    length = int.from_bytes(os.pread(handle, 8, 0), "little")
+    if not 2 <= length <= min(size - 8, MOST_HEADER):
+        raise Damaged(f"{path}: claims a header of {length} bytes in a file of {size}")
+    content = os.pread(handle, 8 + length, 0)
+    if digest and hashlib.sha256(content).hexdigest() != digest:
+        raise Damaged(f"{path}: damaged: its header does not have the hash in the manifest")
+    try:
+        document = lean.loads(content[8:])
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise Damaged(f"{path}: its header is not a JSON object")
+    metadata = document.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise Damaged(f"{path}: its metadata are not a JSON object")
+    begin = 8 + length
+    tensors = [_tensor(name, entry, begin, path) for name, entry in document.items()]
+    tensors.sort(key=lambda tensor: (tensor.start, tensor.stop))
+    end = begin
+    for tensor in tensors:
+        if tensor.start != end or tensor.stop > size:
+            raise Damaged(f"{path}: its place overlaps another, leaves a gap or passes the end", tensor.name)
+        end = tensor.stop
+    if end != size:
+        raise Damaged(f"{path}: its tensors end at byte {end}, and it has {size}")
+    return tensors, metadata, begin
+
+
+def _tensor(name: str, entry: Any, begin: int, path: str) -> Tensor:
+    given: Dict[str, Any] = entry if isinstance(entry, dict) else {}
+    dtype: Any = given.get("dtype")
+    shape: Any = given.get("shape")
+    ends: Any = given.get("data_offsets")
+    width = WIDTHS.get(dtype) if isinstance(dtype, str) else None
+    if width is None or not _are_counts(shape) or not _are_counts(ends) or len(ends) != 2:
+        raise Damaged(f"{path}: its type, shape or place is wrong", name)
+    if ends[1] - ends[0] != width * volume([end for each in shape for end in (0, each)]):
+        raise Damaged(f"{path}: its place has not the size of its shape", name)
+    return Tensor(name, dtype, shape, begin + ends[0], begin + ends[1])
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
+
+
+# ---- verification
+
+
+def verify_file(folder: str, manifest: Dict[str, Any], name: str, progress: Callable[[int], None]) -> None:
+    """Compare every byte of a file with its hashes; raise Damaged with the file, and the tensor if one is known.
+
+    `progress` is called with the number of bytes of each piece.
+    """
+    path, entry = os.path.join(folder, name), manifest["files"][name]
+    size = size_of(path)
+    if size != entry["bytes"]:
+        raise Damaged(f"{path}: damaged: has {size} bytes, the manifest says {entry['bytes']}")
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if manifest["format"] == OLD_FORMAT or not name.endswith(PARTS):
+            if _hash(handle, progress) != entry["sha256"]:
+                raise Damaged(f"{path}: damaged: its content is not what was saved (sha256 differs)")
+            return
+        tensors, metadata, begin = read_header(handle, path, entry["sha256"])
+        wanted = {
+            name_in_file(key, box, manifest["tensors"][key]["shape"]) for key, box in boxes_of(manifest, name)
+        }
+        if wanted != {tensor.name for tensor in tensors}:
+            raise Damaged(f"{path}: does not hold the tensors that the manifest says")
+        _verify_pieces(handle, path, tensors, metadata, begin, progress)
+    finally:
+        os.close(handle)
+
+
+def name_in_file(key: str, box: List[int], shape: List[int]) -> str:
+    """Return the name of a box in its file: the tensor's own name if it is the whole, else with its ranges."""
+    if box == [end for size in shape for end in (0, size)]:
+        return key
+    return f"{key}@" + ",".join(f"{start}:{stop}" for start, stop in pairs(box))
+
+
+def _hash(handle: int, progress: Callable[[int], None]) -> str:
+    found = hashlib.sha256()
+    at = 0
+    while True:
+        piece = os.pread(handle, 1 << 20, at)
+        if not piece:
+            return found.hexdigest()
+        found.update(piece)
+        at += len(piece)
+        progress(len(piece))
+
+
+def _verify_pieces(
+    handle: int,
+    path: str,
+    tensors: List[Tensor],
+    metadata: Dict[str, str],
+    begin: int,
+    progress: Callable[[int], None],
+) -> None:
+    try:
+        hashes, each = bytes.fromhex(metadata["sha256"]), int(metadata["sha256_piece_bytes"])
+    except (KeyError, TypeError, ValueError):
+        raise Damaged(f"{path}: its header has no hashes of its data") from None
+    size = os.fstat(handle).st_size
+    if not 0 < each <= MOST_PIECE or len(hashes) != 32 * -(-(size - begin) // each):
+        raise Damaged(f"{path}: its header has not one hash for each piece of its data")
+    for number, start in enumerate(range(begin, size, each)):
+        piece = os.pread(handle, min(each, size - start), start)
+        if hashlib.sha256(piece).digest() != hashes[32 * number : 32 * number + 32]:
+            raise Damaged(
+                f"{path}: damaged: bytes {start} to {start + each} are not what was saved (sha256 differs)",
+                _names_at(tensors, start, start + each),
+            )
+        bad = _not_finite(piece, start, tensors)
+        if bad:
+            raise Damaged(f"{path}: holds numbers that are not finite", bad)
+        progress(len(piece))
+
+
+def _names_at(tensors: List[Tensor], start: int, stop: int) -> str:
+    """Return the tensors that have bytes in a range, in short form."""
+    names = [tensor.name for tensor in tensors if tensor.start < stop and start < tensor.stop]
+    return ", ".join(names[:3]) + (f" or {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _not_finite(piece: bytes, start: int, tensors: List[Tensor]) -> str:
+    """Return the first weight in fp32 of a piece that is infinite or no number, or "".
+
+    Such a number has all bits of its exponent set, so that its highest byte is 7f or ff; few other numbers have that.
+    """
+    high = piece[3::4]
+    for mark in (b"\x7f", b"\xff"):
+        at = high.find(mark)
+        while at >= 0:
+            if piece[4 * at + 2] & 0x80:
+                name = _names_at(tensors, start + 4 * at, start + 4 * at + 1)
+                if not name.startswith(MOMENTS):
+                    return name
+            at = high.find(mark, at + 1)
+    return ""

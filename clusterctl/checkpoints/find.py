@@ -1,0 +1,247 @@
+"""Find the checkpoints of a run or a folder: which machine has which files of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.saved import LATEST, MANIFEST
+from clusterctl.checkpoints.holder import HERE, Entry, Holder, Listing, NodeHolder, ThisMachine
+from clusterctl.contract import CHECKPOINT_DIR
+from clusterctl.errors import UsageError
+from clusterctl.inventory import nodeset
+from clusterctl.jobs.run_folder import NodeFiles, RunDir
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.jobs.record import RunRecord
+    from clusterctl.transport.fanout import Connections
+
+
+class Health(str, Enum):
+    """Whether a checkpoint can be loaded, as far as names, sizes and manifests tell."""
+
+    COMPLETE = "complete"
+    INCOMPLETE = "incomplete"
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One machine and what it has of a checkpoint."""
+
+    holder: Holder
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint, as all machines together have it."""
+
+    step: int
+    digest: str
+    holdings: tuple[Holding, ...]
+
+    @cached_property
+    def facts(self) -> Entry:
+        """Return the facts from a manifest that could be read; without one, from the folder's name."""
+        return next(
+            (holding.entry for holding in self.holdings if holding.entry.digest), self.holdings[0].entry
+        )
+
+    @property
+    def name(self) -> str:
+        return self.facts.name
+
+    @cached_property
+    def copies_of(self) -> Counter[str]:
+        """Return how many machines have each file."""
+        return Counter(name for holding in self.holdings for name in holding.entry.have)
+
+    @property
+    def missing(self) -> int:
+        """Return how many files no machine has."""
+        return self.facts.count - len(self.copies_of)
+
+    @property
+    def copies(self) -> int:
+        """Return the number of machines that have each file, for the file with the fewest."""
+        return 0 if self.missing or not self.copies_of else min(self.copies_of.values())
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return tuple(f"{h.holder.name}: {fault}" for h in self.holdings for fault in h.entry.faults)
+
+    @property
+    def health(self) -> Health:
+        """A fault counts only if no machine has the file in order."""
+        if not self.digest:
+            return Health.DAMAGED
+        if not self.missing:
+            return Health.COMPLETE
+        return Health.DAMAGED if self.faults else Health.INCOMPLETE
+
+    @property
+    def is_resumable(self) -> bool:
+        return self.health is Health.COMPLETE and self.facts.state != "weights"
+
+    @property
+    def in_use(self) -> bool:
+        return any(holding.entry.in_use for holding in self.holdings)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(holding.holder.name for holding in self.holdings)
+
+    def holders_of(self, file: str) -> list[Holding]:
+        """Return the machines that have a file."""
+        return [holding for holding in self.holdings if file in holding.entry.have]
+
+    def as_json(self) -> dict[str, Any]:
+        facts = asdict(self.facts)
+        for key in ("have", "faults", "in_use", "path", "count"):
+            del facts[key]
+        return {
+            **facts,
+            "health": self.health.value,
+            "copies": self.copies,
+            "files": self.facts.count,
+            "missing": self.missing,
+            "faults": list(self.faults),
+            "in_use": self.in_use,
+            "on": {holding.holder.name: holding.entry.path for holding in self.holdings},
+        }
+
+
+@dataclass(frozen=True)
+class Found:
+    """All checkpoints of a run or folder, newest first."""
+
+    source: str
+    checkpoints: tuple[Checkpoint, ...]
+    latest: str = ""
+    """The folder's name of the newest checkpoint that all nodes confirmed."""
+    unreachable: dict[str, str] = field(default_factory=dict, hash=False)
+
+    def at(self, step: int) -> Checkpoint:
+        """Return the checkpoint of a step; raise a UsageError if there is none."""
+        for checkpoint in self.checkpoints:
+            if checkpoint.step == step:
+                return checkpoint
+        steps = ", ".join(str(checkpoint.step) for checkpoint in self.checkpoints) or "none"
+        raise UsageError(f"{self.source}: no checkpoint of step {step}", f"its steps: {steps}")
+
+    def newest(self) -> Checkpoint:
+        """Return the newest complete checkpoint, else the newest; raise a UsageError without any."""
+        complete = [checkpoint for checkpoint in self.checkpoints if checkpoint.health is Health.COMPLETE]
+        if not self.checkpoints:
+            away = f" ({nodeset.fold(list(self.unreachable))} not reached)" if self.unreachable else ""
+            raise UsageError(f"{self.source}: no checkpoint{away}", "a training saves them as `save` says")
+        return (complete or list(self.checkpoints))[0]
+
+    def chosen(self, step: int | None) -> Checkpoint:
+        return self.newest() if step is None else self.at(step)
+
+
+def of_folder(path: Path) -> Found:
+    """Return the checkpoints in a local folder, or the single one that it is."""
+    here = ThisMachine()
+    if (path / MANIFEST).exists():
+        entry = here.entry(str(path.absolute()))
+        return Found(str(path), (Checkpoint(entry.step, entry.digest, (Holding(here, entry),)),))
+    listing = here.listing(str(path.absolute()))
+    if not listing.checkpoints:
+        raise UsageError(f"{path}: no checkpoint in it", "name a run, or a folder with step-... folders")
+    return Found(str(path), combine([(here, listing)]), listing.latest)
+
+
+def is_folder(where: str) -> bool:
+    """Return whether a command line names a folder of checkpoints, not a run."""
+    path = Path(where)
+    return path.is_dir() and not (path / "run.json").is_file() and ("/" in where or _has_checkpoints(path))
+
+
+def _has_checkpoints(path: Path) -> bool:
+    return (path / MANIFEST).exists() or (path / LATEST).exists() or any(path.glob("step-*"))
+
+
+def shared_folder(record: RunRecord) -> str:
+    """Return the folder of the run's checkpoints on a shared disk; "" if each node has its own."""
+    save = (record.job.train or {}).get("save")
+    folder = save.get("dir") if isinstance(save, dict) else None
+    return f"{folder.rstrip('/')}/{record.run}" if isinstance(folder, str) and folder else ""
+
+
+def folder_on(record: RunRecord, run_dir: str) -> str:
+    """Return the folder of checkpoints on a node with this run folder."""
+    return shared_folder(record) or NodeFiles(run_dir).checkpoints
+
+
+def folders_of(record: RunRecord) -> list[tuple[Node, str]]:
+    """Return the nodes that may have checkpoints of a run, with the folder on each: also nodes that left it."""
+    present = [(node, record.run_dirs[node.name]) for node in record.cluster.nodes]
+    names = set(record.cluster.names)
+    present += [(left.node, left.run_dir) for left in record.abandoned if left.node.name not in names]
+    return [(node, folder_on(record, run_dir)) for node, run_dir in present]
+
+
+def of_run(run: RunDir, connections: Connections) -> Found:
+    """Return the checkpoints of a run on its nodes and on this machine."""
+    record = run.read_record()
+    folders = {node.name: (node, folder) for node, folder in folders_of(record)}
+
+    def ask(node: Node, link: Any) -> tuple[Holder, Listing]:
+        holder = NodeHolder(node, link)
+        return holder, holder.listing(folders[node.name][1])
+
+    nodes = [node for node, _ in folders.values()]
+    listings: list[tuple[Holder, Listing]] = []
+    unreachable: dict[str, str] = {}
+    # Every node of a shared disk has the same answer: one of them is enough.
+    for group in [[node] for node in nodes] if shared_folder(record) else [nodes]:
+        for outcome in connections.on_each(group, ask):
+            if outcome.error is None:
+                listings.append(outcome.get())
+            else:
+                unreachable[outcome.node.name] = getattr(outcome.error, "reason", outcome.error.message)
+        if listings and shared_folder(record):
+            unreachable = {}
+            break
+    if run.checkpoints.is_dir():
+        listings.append((ThisMachine(), ThisMachine().listing(str(run.checkpoints))))
+    return Found(run.run_id, combine(listings), latest_of(listings), unreachable)
+
+
+def latest_of(listings: Sequence[tuple[Holder, Listing]]) -> str:
+    """Return the newest name in the `latest` files: some nodes may not have written theirs yet."""
+    return max((listing.latest for holder, listing in listings if holder.name != HERE), default="")
+
+
+def combine(listings: Sequence[tuple[Holder, Listing]]) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints of several machines, newest first.
+
+    Those with the same manifest are one. A machine whose manifest is damaged belongs to the checkpoint of that name.
+    """
+    groups: dict[tuple[int, str], list[Holding]] = {}
+    damaged: list[Holding] = []
+    for holder, listing in listings:
+        for entry in listing.checkpoints:
+            if entry.digest:
+                groups.setdefault((entry.step, entry.digest), []).append(Holding(holder, entry))
+            else:
+                damaged.append(Holding(holder, entry))
+    for holding in damaged:
+        same = [key for key, members in groups.items() if members[0].entry.name == holding.entry.name]
+        groups.setdefault(same[0] if same else (holding.entry.step, ""), []).append(holding)
+    found = [Checkpoint(step, digest, tuple(members)) for (step, digest), members in groups.items()]
+    return tuple(sorted(found, key=lambda item: (-item.step, ".old" in item.name, item.name)))
+
+
+def local_folder(run: RunDir) -> Path:
+    """Return the folder on this machine that `pull` fills."""
+    return run.root / CHECKPOINT_DIR

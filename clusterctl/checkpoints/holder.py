@@ -1,0 +1,220 @@
+"""Ask one machine about its checkpoints: a node over its connection, or this machine directly."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from clusterctl.agent import checkpoints as on_disk
+from clusterctl.agent import saved
+from clusterctl.agent.request import Refused
+from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.inventory.cluster import Node
+from clusterctl.typed_json import BadValue, decode
+
+if TYPE_CHECKING:
+    from clusterctl.transport.fanout import Connection
+
+Report = Callable[[int], None]
+"""Called with the number of bytes that were read since the last call."""
+HERE = "here"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one machine has of a checkpoint."""
+
+    name: str
+    path: str
+    step: int
+    digest: str
+    """The SHA-256 of the manifest; "" if it cannot be read."""
+    have: tuple[str, ...] = ()
+    """The files that are there in their right size."""
+    faults: tuple[str, ...] = ()
+    in_use: bool = False
+    """Whether it is being read or copied."""
+    count: int = 0
+    bytes: int = 0
+    """Over all files of the checkpoint, wherever they are."""
+    state: str | None = None
+    loss: float | None = None
+    eval_loss: float | None = None
+    tokens: int | None = None
+    consumed_samples: int | None = None
+    time: float | None = None
+    save_seconds: float | None = None
+    layout: dict[str, Any] | None = field(default=None, hash=False)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The disk of a folder."""
+
+    free: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The checkpoints in a folder of one machine, newest first."""
+
+    path: str
+    missing: bool
+    latest: str
+    checkpoints: tuple[Entry, ...]
+    disk: Disk
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """The verification of one file: its fault, or "", and the damaged tensor if one is known."""
+
+    fault: str = ""
+    tensor: str = ""
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verification of one machine's part of a checkpoint."""
+
+    path: str
+    files: dict[str, FileCheck] = field(hash=False)
+    faults: tuple[FileCheck, ...] = ()
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """The bytes that a removal freed, or why the folder stays."""
+
+    bytes: int
+    kept: str
+
+
+class Holder(Protocol):
+    """A machine with checkpoints."""
+
+    @property
+    def name(self) -> str:
+        """Return the node's name, or "here"."""
+
+    @property
+    def node(self) -> Node:
+        """Return the node; this machine counts as one."""
+
+    def listing(self, folder: str) -> Listing:
+        """Return the checkpoints in a folder."""
+
+    def verify(self, path: str, report: Report) -> Verification:
+        """Compare the files of a checkpoint with their hashes."""
+
+    def held(self, paths: Sequence[str]) -> AbstractContextManager[None]:
+        """Protect checkpoints from being removed."""
+
+    def remove(self, path: str, digest: str, *, check: bool) -> Removal:
+        """Remove a checkpoint unless it is in use; with `check`, only report whether it is."""
+
+    def manifest(self, path: str) -> dict[str, Any]:
+        """Return the manifest of a checkpoint."""
+
+
+class ThisMachine:
+    """The machine that runs this program."""
+
+    name = HERE
+    node = Node(name=HERE, host="local", address="127.0.0.1")
+
+    def listing(self, folder: str) -> Listing:
+        return _decoded(Listing, on_disk.listing(folder), HERE)
+
+    def entry(self, path: str) -> Entry:
+        """Return the checkpoint in one folder of any name."""
+        return _decoded(Entry, on_disk.describe(path), HERE)
+
+    def verify(self, path: str, report: Report) -> Verification:
+        return _decoded(Verification, on_disk.verify(path, report), HERE)
+
+    @contextlib.contextmanager
+    def held(self, paths: Sequence[str]) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for path in paths:
+                stack.enter_context(on_disk.protected(path, secrets.token_hex(6)))
+            yield
+
+    def remove(self, path: str, digest: str, *, check: bool) -> Removal:
+        try:
+            return _decoded(Removal, on_disk.remove(path, digest, check), HERE)
+        except Refused as refused:
+            raise UsageError(str(refused)) from None
+        except OSError as error:
+            raise WorkFailed(f"{path}: {error.strerror}", "check the folder's permissions") from None
+
+    def manifest(self, path: str) -> dict[str, Any]:
+        try:
+            return saved.read_manifest(path)
+        except saved.Damaged as problem:
+            raise UsageError(str(problem)) from None
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
+
+
+@dataclass(frozen=True)
+class NodeHolder:
+    """A node, over its connection."""
+
+    node: Node
+    connection: Connection = field(hash=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    def listing(self, folder: str) -> Listing:
+        return _decoded(Listing, self.connection.call("checkpoints", {"path": folder}), self.name)
+
+    def verify(self, path: str, report: Report) -> Verification:
+        request = self.connection.open("verify_checkpoint", {"path": path})
+        try:
+            for frame in request:
+                report(int(frame.fields.get("bytes", 0)))
+        except BaseException:
+            request.cancel()
+            raise
+        return _decoded(Verification, request.result, self.name)
+
+    @contextlib.contextmanager
+    def held(self, paths: Sequence[str]) -> Iterator[None]:
+        request = self.connection.open("hold_checkpoint", {"paths": list(paths)})
+        try:
+            next(iter(request), None)
+            yield
+        finally:
+            request.cancel()
+
+    def remove(self, path: str, digest: str, *, check: bool) -> Removal:
+        answer = self.connection.call("remove_checkpoint", {"path": path, "digest": digest, "check": check})
+        return _decoded(Removal, answer, self.name)
+
+    def manifest(self, path: str) -> dict[str, Any]:
+        file = f"{path}/{saved.MANIFEST}"
+        content = self.connection.get(file, limit=saved.MOST_MANIFEST)
+        try:
+            return saved.decode_manifest(content, f"{self.name}:{file}")
+        except saved.Damaged as problem:
+            raise WorkFailed(
+                str(problem), "another node's copy may be sound: see `checkpoint verify`"
+            ) from None
+
+
+def _decoded(kind: type[T], answer: object, name: str) -> T:
+    try:
+        return decode(kind, answer)
+    except BadValue as problem:
+        raise WorkFailed(f"{name}: its answer about checkpoints is wrong: {problem}") from None

@@ -1,0 +1,203 @@
+"""Turn checkpoints into tables, texts and JSON; nothing here prints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from clusterctl.cli.views import facts, table
+from clusterctl.inventory import nodeset
+from clusterctl.text import count, duration, escape_controls, plural, size
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from clusterctl.checkpoints.find import Checkpoint, Found
+    from clusterctl.checkpoints.verify import Verified
+    from clusterctl.cli.progress_bar import Bar
+
+STYLE = {"complete": "green", "incomplete": "yellow", "damaged": "bold red"}
+# Files that `info` lists; --json lists all.
+MOST_FILES = 64
+
+
+def list_json(found: Found) -> dict[str, Any]:
+    return {
+        "source": found.source,
+        "latest": found.latest,
+        "unreachable": found.unreachable,
+        "checkpoints": [checkpoint.as_json() for checkpoint in found.checkpoints],
+    }
+
+
+def list_table(found: Found) -> RenderableType:
+    """Return one row for each checkpoint."""
+    rows = []
+    for checkpoint in found.checkpoints:
+        entry = checkpoint.facts
+        rows.append(
+            [
+                checkpoint.name.removeprefix("step-").lstrip("0") or "0",
+                _health(checkpoint, found.latest),
+                size(entry.bytes) if entry.bytes else "",
+                _number(entry.loss),
+                _number(entry.eval_loss),
+                count(entry.tokens) if entry.tokens is not None else "",
+                _age(entry.time),
+                checkpoint.copies or "",
+                nodes_text(checkpoint.nodes),
+            ]
+        )
+    names = ["STEP", "HEALTH", "SIZE", "LOSS", "EVAL", "TOKENS", "AGE", "COPIES", "ON"]
+    return table(names, rows, right=("STEP", "SIZE", "LOSS", "EVAL", "TOKENS", "AGE", "COPIES"))
+
+
+def _health(checkpoint: Checkpoint, latest: str) -> Text:
+    """Return the health with its details: missing files, weights only, newest, in use."""
+    parts = [checkpoint.health.value]
+    if checkpoint.missing > 0:
+        parts.append(f"{checkpoint.missing} of {checkpoint.facts.count} files missing")
+    parts += ["weights only"] * (checkpoint.facts.state == "weights")
+    parts += ["latest"] * (checkpoint.name == latest)
+    parts += ["in use"] * checkpoint.in_use
+    return Text(", ".join(parts), STYLE[checkpoint.health.value])
+
+
+def nodes_text(names: tuple[str, ...]) -> str:
+    """Return machines in short form: `node[1-4], here`."""
+    nodes = [name for name in names if name != "here"]
+    return ", ".join([*([nodeset.fold(nodes)] if nodes else []), *["here"] * ("here" in names)])
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _age(moment: float | None) -> str:
+    return "" if moment is None else duration(max(0.0, time.time() - moment))
+
+
+def info_json(checkpoint: Checkpoint, manifest: Mapping[str, Any], latest: str) -> dict[str, Any]:
+    files = {
+        name: {
+            "bytes": entry["bytes"],
+            "on": [holding.holder.name for holding in checkpoint.holders_of(name)],
+        }
+        for name, entry in manifest.get("files", {}).items()
+    }
+    kept = ("optimizer_steps", "loss_scale", "config", "data", "torch")
+    more = {key: manifest.get(key) for key in kept}
+    return {
+        **checkpoint.as_json(),
+        "latest": checkpoint.name == latest,
+        "parameters": parameters_of(manifest),
+        **more,
+        "files": files,
+    }
+
+
+def parameters_of(manifest: Mapping[str, Any]) -> int | None:
+    """Return the number of weights; None for checkpoints of version 0.1, which have no table of tensors."""
+    tensors = manifest.get("tensors")
+    if not tensors:
+        return None
+    total = 0
+    for name, entry in tensors.items():
+        if not name.startswith(("exp_avg.", "exp_avg_sq.")):
+            volume = 1
+            for length in entry["shape"]:
+                volume *= length
+            total += volume
+    return total
+
+
+def info(checkpoint: Checkpoint, manifest: Mapping[str, Any], latest: str) -> list[RenderableType]:
+    """Return the facts of a checkpoint and the table of its files."""
+    rows = [(name, escape_controls(text)) for name, text in _facts(checkpoint, manifest)]
+    parts: list[RenderableType] = [
+        Text.assemble(checkpoint.name, ": ", _health(checkpoint, latest)),
+        facts(rows),
+    ]
+    files = list(manifest.get("files", {}).items())
+    if files:
+        shown = [
+            [
+                name,
+                size(entry["bytes"]),
+                nodes_text(tuple(h.holder.name for h in checkpoint.holders_of(name))) or "-",
+            ]
+            for name, entry in files[:MOST_FILES]
+        ]
+        parts += ["", table(["FILE", "SIZE", "ON"], shown, right=("SIZE",))]
+    if len(files) > MOST_FILES:
+        parts.append(f"... and {len(files) - MOST_FILES} more; --json lists all")
+    return parts
+
+
+def _facts(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    entry, weights = checkpoint.facts, parameters_of(manifest)
+    if entry.digest:
+        each = f", {entry.bytes / weights:.2f} bytes per parameter" if weights else ""
+        yield "size", f"{size(entry.bytes)} in {plural(entry.count, 'file')}{each}"
+        model = (manifest.get("config") or {}).get("model") or {}
+        shape = [f"{model[key]} {word}" for key, word in MODEL if isinstance(model.get(key), int)]
+        yield "model", ", ".join(([f"{count(weights)} parameters"] if weights else []) + shape)
+        yield "layout", layout_text(entry.layout or {})
+    losses = [_number(entry.loss) or "unknown"]
+    losses += [f"evaluation {_number(entry.eval_loss)}"] if entry.eval_loss is not None else []
+    yield "loss", ", ".join(losses)
+    if entry.consumed_samples is not None:
+        tokens = f"{count(entry.tokens)} tokens, " if entry.tokens is not None else ""
+        yield "data", f"{tokens}{entry.consumed_samples:,} samples"
+    if entry.time is not None:
+        took = f", saved in {entry.save_seconds:.1f} s" if entry.save_seconds is not None else ""
+        yield "age", f"{_age(entry.time)}{took}"
+    yield "copies", f"{checkpoint.copies} of every file"
+    for holding in checkpoint.holdings:
+        yield holding.holder.name, f"{holding.entry.path} ({plural(len(holding.entry.have), 'file')})"
+    for fault in checkpoint.faults:
+        yield "fault", fault
+
+
+MODEL = (("layers", "layers"), ("hidden", "wide"), ("heads", "heads"), ("sequence", "tokens long"))
+
+
+def layout_text(layout: Mapping[str, Any]) -> str:
+    """Return a layout as the manifest holds it: `4 ranks: tensor 2, data 2, zero 1, torch`."""
+    if not layout:
+        return "unknown"
+    sizes = [f"{key} {layout[key]}" for key in ("tensor", "pipeline", "data") if layout.get(key)]
+    more = [f"zero {layout['zero']}"] if "zero" in layout else []
+    words = [str(layout[key]) for key in ("engine", "precision") if layout.get(key)]
+    return f"{plural(int(layout.get('world') or 0), 'rank')}: " + ", ".join([*sizes, *more, *words])
+
+
+def counters(drawn: Bar, checkpoint: Checkpoint) -> Callable[[str], Callable[[int], None]]:
+    """Return for each machine the function that adds to its bytes on the progress bar."""
+    entry = checkpoint.facts
+
+    def of(name: str) -> Callable[[int], None]:
+        own = next((h for h in checkpoint.holdings if h.holder.name == name), None)
+        total = round(entry.bytes * len(own.entry.have) / entry.count) if own and entry.count else 0
+        report, done = drawn.of(f"{checkpoint.name} {name}"), [0]
+
+        def add(number: int) -> None:
+            done[0] += number
+            report(done[0], max(total, done[0]))
+
+        return add
+
+    return of
+
+
+def verified_text(result: Verified) -> str:
+    """Return one line for a sound checkpoint, else one for each damage."""
+    checkpoint = result.checkpoint
+    if result.ok:
+        files = plural(result.checked, "file")
+        where = nodes_text(checkpoint.nodes)
+        return f"{checkpoint.name}: sound: {files} on {where}, {size(checkpoint.facts.bytes)}, every byte verified"
+    return "\n".join([f"{checkpoint.name}: damaged", *(f"  {damage}" for damage in result.damages)])
