@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from clusterctl.errors import Fault, InputFaults, UsageError
@@ -155,7 +155,7 @@ _GROUPS = """\
 
 def cluster_text(cluster: Cluster) -> str:
     """Return a cluster.yaml that has exactly these nodes."""
-    lines = [f"name: {_yaml(cluster.name)}", "nodes:", *_node_lines(cluster, {})]
+    lines = [f"name: {_yaml(cluster.name)}", "nodes:", *_node_lines(cluster)]
     return "\n".join(lines + _shared_lines(cluster)) + "\n"
 
 
@@ -163,24 +163,31 @@ def commented(cluster: Cluster, origin: str = "") -> str:
     """Return a commented cluster.yaml of these nodes; what most of them share is in `defaults`."""
     devices = Counter(node.devices for node in cluster.nodes).most_common(1)[0][0]
     kind = Counter(node.kind for node in cluster.nodes).most_common(1)[0][0]
-    defaults: dict[str, Any] = {"devices": _device_value(devices), "kind": kind}
     text = _COMMENTED.format(
         origin=f", from {escape_controls(origin)}" if origin else "",
         name=_yaml(cluster.name),
-        devices=f"devices: {_flow(defaults['devices'])} ",
+        devices=f"devices: {_flow(_device_value(devices))} ",
         kind=f"kind: {kind} ",
-        nodes="\n".join(_node_lines(cluster, defaults)),
+        nodes="\n".join(_node_lines(cluster, _Defaults(devices, kind))),
     )
-    beside = "".join(f"{line}\n" for line in _shared_lines(cluster))
+    shared = "".join(f"{line}\n" for line in _shared_lines(cluster))
     return (
         text
-        + beside
+        + shared
         + ("" if cluster.groups else _GROUPS.format(first=f"{nodeset.fold(cluster.names[:2])} "))
     )
 
 
-def _node_lines(cluster: Cluster, defaults: dict[str, Any]) -> list[str]:
-    return [f"  {_yaml(node.name)}: {_flow(_said(node, defaults))}" for node in cluster.nodes]
+@dataclass(frozen=True)
+class _Defaults:
+    """The `defaults` of a file, which its nodes leave out."""
+
+    devices: tuple[int, ...] | None
+    kind: str
+
+
+def _node_lines(cluster: Cluster, defaults: _Defaults | None = None) -> list[str]:
+    return [f"  {_yaml(node.name)}: {_flow(_own_keys(node, defaults))}" for node in cluster.nodes]
 
 
 def _shared_lines(cluster: Cluster) -> list[str]:
@@ -189,7 +196,7 @@ def _shared_lines(cluster: Cluster) -> list[str]:
     return lines + ([f"known_hosts: {_yaml(cluster.known_hosts)}"] if cluster.known_hosts else [])
 
 
-def _said(node: Node, defaults: dict[str, Any]) -> dict[str, Any]:
+def _own_keys(node: Node, defaults: _Defaults | None) -> dict[str, object]:
     """Return the keys that a node needs; the rest follows from its name and the defaults."""
     usual = Node(node.name, node.name, node.host, server_id=node.address)
     needed = {
@@ -197,9 +204,13 @@ def _said(node: Node, defaults: dict[str, Any]) -> dict[str, Any]:
         for item in fields(Node)
         if getattr(node, item.name) != getattr(usual, item.name) and item.name not in ("devices", "kind")
     }
-    alone = {"devices": 1, "kind": "cpu"} if node.kind == "cpu" else {"kind": "cpu"}
-    own = {"kind": node.kind, "devices": _device_value(node.devices)}
-    return {**needed, **{key: value for key, value in own.items() if value != (defaults or alone).get(key)}}
+    if defaults is None:
+        defaults = _Defaults((0,) if node.kind == "cpu" else None, "cpu")
+    if node.kind != defaults.kind:
+        needed["kind"] = node.kind
+    if node.devices != defaults.devices:
+        needed["devices"] = _device_value(node.devices)
+    return needed
 
 
 def _device_value(devices: tuple[int, ...]) -> int | list[int]:

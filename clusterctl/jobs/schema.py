@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from clusterctl.jobs.job import (
     COLLECT_CHOICES,
     DEVICE_ID_CHOICES,
@@ -13,15 +11,17 @@ from clusterctl.jobs.job import (
     ask_trainer,
 )
 
-TEXT: dict[str, Any] = {"type": "string"}
-NUMBER: dict[str, Any] = {"type": "number", "minimum": 0}
-TIME: dict[str, Any] = {"anyOf": [NUMBER, TEXT | {"pattern": "^([0-9.]+(ms|s|m|h|d)?|off)$"}]}
-NAME: dict[str, Any] = TEXT | {"pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,40}$"}
-DEVICES: dict[str, Any] = {"type": ["string", "integer", "array"]}
-WORDS: dict[str, Any] = {"type": "array", "items": {"type": ["string", "number", "boolean"]}}
+# A part of a JSON schema; it is written, never read.
+Schema = dict[str, object]
+TEXT: Schema = {"type": "string"}
+NUMBER: Schema = {"type": "number", "minimum": 0}
+TIME: Schema = {"anyOf": [NUMBER, TEXT | {"pattern": "^([0-9.]+(ms|s|m|h|d)?|off)$"}]}
+NAME: Schema = TEXT | {"pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,40}$"}
+DEVICES: Schema = {"type": ["string", "integer", "array"]}
+WORDS: Schema = {"type": "array", "items": {"type": ["string", "number", "boolean"]}}
 
 
-def job_schema() -> dict[str, Any]:
+def job_schema() -> Schema:
     """Return the JSON schema of a job file."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -33,8 +33,8 @@ def job_schema() -> dict[str, Any]:
     }
 
 
-def _own() -> dict[str, Any]:
-    keys = {
+def _own() -> Schema:
+    keys: dict[str, tuple[Schema, str]] = {
         "name": (NAME, "Name of the runs. Default: the name of the file."),
         "command": (WORDS, "Your own program, as a list of words. A job has either `command` or `train`."),
         "nodes": (TEXT, "Node set of the run: node[1-4], @group. Default: all nodes."),
@@ -78,7 +78,7 @@ def _own() -> dict[str, Any]:
     return {key: {**schema, "description": text} for key, (schema, text) in keys.items()}
 
 
-def _restart() -> dict[str, Any]:
+def _restart() -> Schema:
     return {
         "type": "object",
         "additionalProperties": False,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.ranktable.build import checked
@@ -77,17 +76,32 @@ class Difference:
     server: str | None = None
 
 
+@dataclass(frozen=True)
+class _RankEntry:
+    """What the tables say about one rank: where it is, and all else that the ranks compare."""
+
+    server: str
+    device: int
+    address: str
+    details: Mapping[str, object]
+
+    def __str__(self) -> str:
+        return f"{self.server}, device {self.device}, {self.address or 'no address'}"
+
+
 def diff(left: RankTable, right: RankTable) -> list[Difference]:
     """Return the differences of two tables by rank; like HCCL, ignore the order of keys and white space."""
-    sides = (_places(left), _places(right))
+    sides = (_entries(left), _entries(right))
     differences = [
-        Difference(rank, *_words(sides[0].get(rank), sides[1].get(rank)))
+        Difference(rank, *_describe_entries(sides[0].get(rank), sides[1].get(rank)))
         for rank in sorted(sides[0].keys() | sides[1].keys())
         if sides[0].get(rank) != sides[1].get(rank)
     ]
     tables = [{"version": table.version, **table.extras} for table in (left, right)]
     if tables[0] != tables[1]:
-        differences.insert(0, Difference(None, *_words(*tables)))
+        keys = _changed_keys(*tables)
+        texts = [", ".join(_details(table, keys)) for table in tables]
+        differences.insert(0, Difference(None, texts[0], texts[1]))
     return differences
 
 
@@ -96,34 +110,30 @@ def diff_servers(left: RankTable, right: RankTable) -> list[Difference]:
     sides = (_by_server(left), _by_server(right))
     differences = [found for found in diff(left, right) if found.rank is None]
     for name in dict.fromkeys([*sides[0], *sides[1]]):
-        ranks = [side.get(name, {}) for side in sides]
-        if ranks[0] != ranks[1]:
-            before, after = ranks
-            sides_in_words = (_describe_server(before, after), _describe_server(after, before))
-            differences.append(Difference(None, *sides_in_words, name))
+        before, after = (side.get(name, {}) for side in sides)
+        if before != after:
+            texts = (_describe_server(before, after), _describe_server(after, before))
+            differences.append(Difference(None, *texts, name))
     return differences
 
 
-def _by_server(table: RankTable) -> dict[str, dict[int, dict[str, Any]]]:
-    servers: dict[str, dict[int, dict[str, Any]]] = {}
-    for rank, facts in _places(table).items():
-        servers.setdefault(facts["server"], {})[rank] = facts
+def _by_server(table: RankTable) -> dict[str, dict[int, _RankEntry]]:
+    servers: dict[str, dict[int, _RankEntry]] = {}
+    for rank, entry in _entries(table).items():
+        servers.setdefault(entry.server, {})[rank] = entry
     return servers
 
 
-def _describe_server(here: dict[int, dict[str, Any]], other: dict[int, dict[str, Any]]) -> str:
+def _describe_server(here: dict[int, _RankEntry], other: dict[int, _RankEntry]) -> str:
     """Return a text such as `ranks 8-15, devices 0-7`, with the devices that differ from the other side."""
     if not here:
         return ""
-    theirs = {facts["device"]: facts for facts in other.values()}
-    changed = [facts["device"] for facts in here.values() if theirs.get(facts["device"]) != facts]
-    words = [
-        f"ranks {_folded(list(here))}",
-        f"devices {_folded([facts['device'] for facts in here.values()])}",
-    ]
+    theirs = {entry.device: entry for entry in other.values()}
+    changed = [entry.device for entry in here.values() if theirs.get(entry.device) != entry]
+    texts = [f"ranks {_folded(list(here))}", f"devices {_folded([entry.device for entry in here.values()])}"]
     if other and changed:
-        words.append(f"device {_folded(changed)} differs")
-    return ", ".join(words)
+        texts.append(f"device {_folded(changed)} differs")
+    return ", ".join(texts)
 
 
 def _folded(numbers: list[int]) -> str:
@@ -137,48 +147,47 @@ def _folded(numbers: list[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-_SHOWN = ("server", "device", "address")
-_UNSAID = object()
-
-
-def _places(table: RankTable) -> dict[int, dict[str, Any]]:
-    """Return the entry of each rank: first what a person looks for, then all else that the ranks compare."""
+def _entries(table: RankTable) -> dict[int, _RankEntry]:
+    """Return the entry of each rank."""
     pods = {name: pod.super_pod_id for pod in table.super_pods for name in pod.server_ids}
-    return {
-        device.rank_id: {
-            **{"server": server.server_id, "device": device.device_id, "address": ",".join(device.addresses)},
+    entries = {}
+    for server, device in table.by_rank():
+        details = {
             **({"super device": device.super_device_id} if device.super_device_id else {}),
             **({"super pod": pods[server.server_id]} if server.server_id in pods else {}),
             **{f"server's {key}": inner for key, inner in server.extras.items()},
             **device.extras,
             **({"level_list": list(device.levels)} if device.levels else {}),
         }
-        for server, device in table.by_rank()
-    }
+        addresses = ",".join(device.addresses)
+        entries[device.rank_id] = _RankEntry(server.server_id, device.device_id, addresses, details)
+    return entries
 
 
-def _words(left: dict[str, Any] | None, right: dict[str, Any] | None) -> tuple[str, str]:
-    """Return both sides as texts: where the rank is, and what differs."""
-    sides = (left or {}, right or {})
-    other = [
-        key
-        for key in dict.fromkeys([*sides[0], *sides[1]])
-        if key not in _SHOWN and sides[0].get(key, _UNSAID) != sides[1].get(key, _UNSAID)
+_MISSING = object()
+
+
+def _changed_keys(left: Mapping[str, object], right: Mapping[str, object]) -> list[str]:
+    return [
+        key for key in dict.fromkeys([*left, *right]) if left.get(key, _MISSING) != right.get(key, _MISSING)
     ]
-    return _side(left, other), _side(right, other)
 
 
-def _side(facts: dict[str, Any] | None, other: Sequence[str]) -> str:
-    if facts is None:
-        return ""
-    words = []
-    if "server" in facts:
-        words = [facts["server"], f"device {facts['device']}", facts["address"] or "no address"]
-    for key in other:
-        value = facts.get(key, "")
+def _describe_entries(left: _RankEntry | None, right: _RankEntry | None) -> tuple[str, str]:
+    """Return both sides as texts: where the rank is, and what differs."""
+    keys = _changed_keys(left.details if left else {}, right.details if right else {})
+    sides = [
+        "" if side is None else ", ".join([str(side), *_details(side.details, keys)])
+        for side in (left, right)
+    ]
+    return sides[0], sides[1]
+
+
+def _details(values: Mapping[str, object], keys: Sequence[str]) -> Iterator[str]:
+    for key in keys:
+        value = values.get(key, "")
         text = value if isinstance(value, str) else json.dumps(value)
-        words.append(f"{key} {text}" if text else f"no {key}")
-    return ", ".join(words)
+        yield f"{key} {text}" if text else f"no {key}"
 
 
 def to_version(

@@ -110,64 +110,99 @@ def _places(document: Document, top: Section, version: str) -> Iterator[_Place]:
         if twice:
             nodes.fault(pattern, f"the node {twice} is listed twice", "keep one of them")
         seen.update(names)
-        ids, given = _fields(section, version)
+        values = _read_pattern(section, version)
         for name in names:
-            yield _place(section, name, (ids, given), rank)
-            rank += len(ids)
+            yield _place(section, name, values, rank)
+            rank += len(values.devices)
 
 
-def _fields(section: Section, version: str) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Return the device ids and the values under one pattern, which are the same for all of its nodes."""
-    from clusterctl.inventory.cluster import parse_devices
+@dataclass(frozen=True)
+class _Pattern:
+    """The values under one pattern of the plan, which are the same for all of its nodes."""
 
-    given: dict[str, Any] = {key: section.take_text(key) for key in ("server_id", "super_pod")}
-    names = {"1.2": ("device_ips", "super_device_ids"), "2.0": ("levels",)}.get(version, ("device_ips",))
-    given |= {key: section.take(key, list) or [] for key in names}
-    given["local_ids"] = (section.take("local_ids", list) or []) if version == "2.0" else []
-    lists = {key: value for key, value in given.items() if isinstance(value, list) and value}
-    section.taken.append("devices")
-    devices = section.value.get("devices", len(next(iter(lists.values()), ())))
-    ids: tuple[int, ...] = ()
-    try:
-        ids = parse_devices(devices)
-        if not ids:
-            section.fault("devices", "no devices", 'as in "[0,8)", or a list of device_ips')
-    except UsageError as error:
-        section.fault("devices", error.message, error.hint)
+    devices: tuple[int, ...]
+    server_id: str
+    super_pod: str
+    device_ips: list[object]
+    super_device_ids: list[object] | None
+    """None before version 1.2; the same for `levels` before 2.0."""
+    levels: list[object] | None
+    local_ids: list[object]
+
+
+def _read_pattern(section: Section, version: str) -> _Pattern:
+    """Return the values of one pattern; the section records what is wrong."""
+    names = {"1.2": ("device_ips", "super_device_ids"), "2.0": ("levels", "local_ids")}
+    lists = {key: section.take(key, list) or [] for key in names.get(version, ("device_ips",))}
+    pattern = _Pattern(
+        devices=_devices(section, len(next((value for value in lists.values() if value), ()))),
+        server_id=section.take_text("server_id"),
+        super_pod=section.take_text("super_pod"),
+        device_ips=lists.get("device_ips", []),
+        super_device_ids=lists.get("super_device_ids"),
+        levels=lists.get("levels"),
+        local_ids=lists.get("local_ids", []),
+    )
+    count = len(pattern.devices)
     for key, value in lists.items():
-        if ids and len(value) != len(ids):
+        if count and value and len(value) != count:
             section.fault(
-                key, f"{len(value)} {key} for {len(ids)} devices", "one for each device, in the same order"
+                key, f"{len(value)} {key} for {count} devices", "one for each device, in the same order"
             )
-    if version == "1.2" and not given["super_pod"]:
+    if version == "1.2" and not pattern.super_pod:
         section.fault("super_pod", "'super_pod' is missing, which a3 needs", "the id that npu-smi shows")
-    for key in ("super_device_ids",) if version == "1.2" else ("levels",) if version == "2.0" else ():
-        if key not in lists:
+    for key in ("super_device_ids", "levels"):
+        if key in lists and not lists[key]:
             section.fault(key, f"{key!r} is missing, which version {version} needs", "one for each device")
     section.done()
-    return ids, given
+    return pattern
 
 
-def _place(section: Section, name: str, fields: tuple[tuple[int, ...], dict[str, Any]], rank: int) -> _Place:
-    ids, given = fields
-    server_id = _fill(given["server_id"] or name, name)
+def _devices(section: Section, default: int) -> tuple[int, ...]:
+    from clusterctl.inventory.cluster import parse_devices
+
+    section.taken.append("devices")
+    try:
+        ids = parse_devices(section.value.get("devices", default))
+    except UsageError as error:
+        section.fault("devices", error.message, error.hint)
+        return ()
+    if not ids:
+        section.fault("devices", "no devices", 'as in "[0,8)", or a list of device_ips')
+    return ids
+
+
+def _place(section: Section, name: str, pattern: _Pattern, rank: int) -> _Place:
+    server_id = _fill(pattern.server_id or name, name)
     if loops_back(server_id):
         section.fault(
             "server_id", f"{server_id} means every node itself", "an address that the other nodes can reach"
         )
-    local_ids = given["local_ids"] or ids
-    devices = tuple(
-        Device(
-            device,
-            _fill(_at(given.get("device_ips", ()), place), name),
-            rank + place,
-            _fill(_at(given["super_device_ids"], place), name) if "super_device_ids" in given else None,
-            local_id=local_ids[place] if "levels" in given and place < len(local_ids) else None,
-            levels=_filled(given["levels"][place : place + 1], name) if "levels" in given else (),
-        )
-        for place, device in enumerate(ids)
+    return _Place(
+        section.path,
+        tuple(_device(pattern, name, index, rank + index) for index in range(len(pattern.devices))),
+        server_id,
+        _fill(pattern.super_pod, name),
     )
-    return _Place(section.path, devices, server_id, _fill(given["super_pod"], name))
+
+
+def _device(pattern: _Pattern, name: str, index: int, rank: int) -> Device:
+    """Return the device at an index of the pattern's lists, for one node."""
+    super_ids, levels = pattern.super_device_ids, pattern.levels
+    local_ids = pattern.local_ids or list(pattern.devices)
+    return Device(
+        pattern.devices[index],
+        _fill(_at(pattern.device_ips, index), name),
+        rank,
+        _fill(_at(super_ids, index), name) if super_ids is not None else None,
+        local_id=_local_id(local_ids, index) if levels is not None else None,
+        levels=_filled(levels[index : index + 1], name) if levels is not None else (),
+    )
+
+
+def _local_id(values: Sequence[Any], index: int) -> Any:
+    """Return the local id as the plan gives it; the check of the table reports a wrong type."""
+    return values[index] if index < len(values) else None
 
 
 def _at(values: Sequence[object], place: int) -> str:

@@ -37,7 +37,9 @@ def built(output: Path, tokenizer: Path, *inputs: Path | str, **options: Any) ->
     filters = {name: options.pop(name) for name in list(options) if name in Filters.__dataclass_fields__}
     options.setdefault("filters", Filters(**filters))
     recipe = {name: options.pop(name) for name in list(options) if name in Recipe.__dataclass_fields__}
-    return build(Order(tuple(map(str, inputs)), tokenizer, output, Recipe(**recipe), **options))
+    manifest = build(Order(tuple(map(str, inputs)), tokenizer, output, Recipe(**recipe), **options))
+    found: dict[str, Any] = json.loads(json.dumps(manifest.as_json()))
+    return found
 
 
 def texts_in(prefix: Path, tokenizer: Path) -> list[str]:

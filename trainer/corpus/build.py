@@ -4,14 +4,13 @@ identical bytes."""
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,22 +31,31 @@ from trainer.corpus.inputs import (
     Reader,
     find_inputs,
 )
+from trainer.corpus.manifest import (
+    FileRecord,
+    Manifest,
+    TokenizerRecord,
+    load_manifest,
+    manifest_path,
+    write_manifest,
+)
 from trainer.corpus.open import STDIN
 from trainer.corpus.pool import make_all
 from trainer.corpus.store import (
     MANIFEST,
     PLAN,
+    BuildPlan,
     Lock,
     Store,
     hashes_path,
-    manifest_path,
     put_in_place,
+    read_plan,
     work_folder,
 )
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.corpus.worker import UNITS, Recipe
 from trainer.errors import DataError, DataFailed
-from trainer.files import replace_file, sha256, sync
+from trainer.files import sha256, sync
 
 DROPPED = ("bad", "short", "language", "duplicate")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -98,9 +106,7 @@ class Order:
             raise DataError("\n".join(faults), "see `clusterctl data build --help`")
 
 
-def build(
-    order: Order, tell: Tell = lambda text: None, progress: Progress = lambda *_: None
-) -> dict[str, Any]:
+def build(order: Order, tell: Tell = lambda text: None, progress: Progress = lambda *_: None) -> Manifest:
     """Build, or resume an interrupted build; return the manifest."""
     inputs, tokenizer = opened(order)
     plan = make_plan(order, inputs, tokenizer)
@@ -118,32 +124,39 @@ def build(
 
 def opened(order: Order) -> tuple[list[Input], Tokenizer]:
     """Return the inputs found and the tokenizer loaded; raise one error that lists all faults."""
-    found: dict[str, Any] = {}
     faults: list[DataError] = []
-    for name, does in (
-        ("order", order.check),
-        ("inputs", lambda: find_inputs(order.inputs, order.kind if order.kind in KINDS else "")),
-        ("tokenizer", lambda: Tokenizer.load(order.tokenizer, order.eod)),
-    ):
-        try:
-            found[name] = does()
-        except DataError as error:
-            faults.append(error)
-    if faults:
+    inputs: list[Input] = []
+    tokenizer: Tokenizer | None = None
+    with _collected(faults):
+        order.check()
+    with _collected(faults):
+        inputs = find_inputs(order.inputs, order.kind if order.kind in KINDS else "")
+    with _collected(faults):
+        tokenizer = Tokenizer.load(order.tokenizer, order.eod)
+    if faults or tokenizer is None:
         hints = "\n  try: ".join(dict.fromkeys(fault.hint for fault in faults if fault.hint))
         raise DataError("\n".join(fault.message for fault in faults), hints)
-    return found["inputs"], found["tokenizer"]
+    return inputs, tokenizer
+
+
+@contextmanager
+def _collected(faults: list[DataError]) -> Iterator[None]:
+    """Add an error raised in the block to `faults` and continue after it."""
+    try:
+        yield
+    except DataError as error:
+        faults.append(error)
 
 
 def _build(
     order: Order,
     inputs: Sequence[Input],
     tokenizer: Tokenizer,
-    plan: dict[str, Any],
+    plan: BuildPlan,
     folder: Path,
     tell: Tell,
     progress: Progress,
-) -> dict[str, Any]:
+) -> Manifest:
     if order.fresh:
         (folder / PLAN).unlink(missing_ok=True)
     if not (_is_finished(folder, plan)):
@@ -163,22 +176,22 @@ def _build(
         # Part of an earlier, interrupted build.
         hashes_path(order.output).unlink(missing_ok=True)
     put_in_place(folder, order.output)
-    found: dict[str, Any] = json.loads(manifest_path(order.output).read_bytes())
-    return found
+    manifest = load_manifest(manifest_path(order.output))
+    assert manifest is not None
+    return manifest
 
 
-def make_plan(order: Order, inputs: Sequence[Input], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return everything that determines the bytes of the result: parts made with another plan are unusable."""
-    return {
-        "inputs": [[source.name, source.kind, *_stamp(source.name)] for source in inputs],
-        "tokenizer": tokenizer.sha256,
-        "end of document": tokenizer.eod,
-        "options": json.loads(json.dumps(asdict(order.recipe))),
-        "language model": _stamp(order.recipe.filters.language_model)
-        if order.recipe.filters.language
-        else [],
-        "part": PART_BYTES,
-    }
+def make_plan(order: Order, inputs: Sequence[Input], tokenizer: Tokenizer) -> BuildPlan:
+    """Return everything that determines the bytes of the result."""
+    filters = order.recipe.filters
+    return BuildPlan(
+        inputs=[[source.name, source.kind, *_stamp(source.name)] for source in inputs],
+        tokenizer=tokenizer.sha256,
+        eod=tokenizer.eod,
+        recipe=order.recipe,
+        language_model=_stamp(filters.language_model) if filters.language else [],
+        part_bytes=PART_BYTES,
+    )
 
 
 def _stamp(name: str) -> list[int]:
@@ -188,13 +201,10 @@ def _stamp(name: str) -> list[int]:
     return [0 if stat.S_ISDIR(status.st_mode) else status.st_size, status.st_mtime_ns]
 
 
-def _is_finished(folder: Path, plan: dict[str, Any]) -> bool:
+def _is_finished(folder: Path, plan: BuildPlan) -> bool:
     """Return whether all parts were made before and only the final files are missing."""
-    try:
-        before = json.loads((folder / PLAN).read_bytes())
-    except (OSError, ValueError):
-        return False
-    return bool((folder / MANIFEST).is_file() and before == plan)
+    before = read_plan(folder)
+    return before is not None and (folder / MANIFEST).is_file() and not plan.differences(before)
 
 
 def _refuse_to_replace(order: Order) -> None:
@@ -266,8 +276,7 @@ def _finish(order: Order, reader: Reader, store: Store, tokenizer: Tokenizer) ->
         write_index(index, store.dtype, lengths, marks)
     sync(store.path("bin"))
     sync(store.path("idx"))
-    manifest = make_manifest(order, reader, store, tokenizer)
-    replace_file(store.path(MANIFEST), json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n")
+    write_manifest(store.path(MANIFEST), make_manifest(order, reader, store, tokenizer))
 
 
 def _why_empty(store: Store) -> str:
@@ -276,39 +285,39 @@ def _why_empty(store: Store) -> str:
     return "the input has no document with text in it" + (f" ({', '.join(gone)})" if gone else "")
 
 
-def make_manifest(order: Order, reader: Reader, store: Store, tokenizer: Tokenizer) -> dict[str, Any]:
+def make_manifest(order: Order, reader: Reader, store: Store, tokenizer: Tokenizer) -> Manifest:
     """Return the manifest; nothing in it depends on time, on the workers or on interruptions."""
     recipe = order.recipe
     filters = asdict(recipe.filters) if recipe.filters != type(recipe.filters)() else {}
     if recipe.filters.language:
         filters["language_model_sha256"] = sha256(Path(recipe.filters.language_model))
-    return {
-        "format": 1,
-        "documents": store.documents,
-        "empty_documents": store.facts["empty"],
-        "sequences": store.sequences,
-        "tokens": store.tokens,
-        "characters": store.facts["characters"],
-        "bytes": store.path("bin").stat().st_size,
-        "token_type": store.dtype.name,
-        "unit": recipe.unit,
-        "append_eod": recipe.append_eod,
-        "vocab": tokenizer.vocab,
-        "largest_id": int(store.counts.nonzero()[0][-1]),
-        "eod": tokenizer.eod,
-        "eod_token": tokenizer.token_of(tokenizer.eod),
-        "glm": tokenizer.glm_ids(),
-        "tokenizer": {"path": str(order.tokenizer), "sha256": tokenizer.sha256},
-        "dropped": {why: store.facts[why] for why in DROPPED},
-        "bad": store.bad,
-        "filters": {**filters, "dedup": recipe.dedup},
-        "unigram_entropy_nats": entropy(store.counts),
-        "inputs": [source.as_json() for source in reader.seen],
-        "outputs": {
-            "bin": {"bytes": store.path("bin").stat().st_size, "sha256": store.digest.hexdigest()},
-            "idx": {"bytes": store.path("idx").stat().st_size, "sha256": sha256(store.path("idx"))},
+    size = store.path("bin").stat().st_size
+    return Manifest(
+        documents=store.documents,
+        empty_documents=store.facts["empty"],
+        sequences=store.sequences,
+        tokens=store.tokens,
+        characters=store.facts["characters"],
+        bytes=size,
+        token_type=store.dtype.name,
+        unit=recipe.unit,
+        append_eod=recipe.append_eod,
+        vocab=tokenizer.vocab,
+        largest_id=int(store.counts.nonzero()[0][-1]),
+        eod=tokenizer.eod,
+        eod_token=tokenizer.token_of(tokenizer.eod),
+        glm=tokenizer.glm_ids(),
+        tokenizer=TokenizerRecord(str(order.tokenizer), tokenizer.sha256),
+        dropped={why: store.facts[why] for why in DROPPED},
+        bad=tuple(store.bad),
+        filters={**filters, "dedup": recipe.dedup},
+        unigram_entropy_nats=entropy(store.counts),
+        inputs=tuple(source.record() for source in reader.seen),
+        outputs={
+            "bin": FileRecord(size, store.digest.hexdigest()),
+            "idx": FileRecord(store.path("idx").stat().st_size, sha256(store.path("idx"))),
         },
-    }
+    )
 
 
 def entropy(counts: NDArray[np.int64]) -> float:

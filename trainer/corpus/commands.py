@@ -7,14 +7,20 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.corpus.build import Order
+    from trainer.corpus.info import CorpusInfo
+    from trainer.corpus.manifest import Manifest
+    from trainer.corpus.shards import PairCounts
+    from trainer.corpus.tokenizer import WrittenTokenizer
+    from trainer.corpus.verify import Repaired
 
 SPREAD = (
     "clusterctl data build --on node[1-4] ... spreads it over nodes, each building a part, and brings the result "
@@ -31,6 +37,18 @@ def add_verbs(verb: ADD) -> None:
     build = verb("data-build", _build, "build Megatron's .bin/.idx from texts, with a manifest")
     build.epilog = SPREAD
     _build_arguments(build)
+    shares = verb(
+        "data-shares", _shares, "divide the inputs of a build into shares, one per node; prints JSON"
+    )
+    _build_arguments(shares)
+    shares.add_argument("--count", type=int, required=True)
+    shares.add_argument("--folder", type=Path, required=True)
+    for parser in (*_checking_verbs(verb), *_writing_verbs(verb)):
+        parser.add_argument("--json", action="store_true")
+
+
+def _checking_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
+    """Add the verbs that read a pair, or correct its index."""
     info = verb("data-info", _info, "describe a .bin/.idx pair")
     info.add_argument("prefix", type=prefix_of, help="path of the pair without .bin or .idx")
     info.add_argument("--tokenizer", type=Path, help="to show samples (default: the one its manifest names)")
@@ -41,12 +59,6 @@ def add_verbs(verb: ADD) -> None:
     info.add_argument(
         "--tokens", metavar="BUDGET", help="show how many epochs this token budget is: 2.5B, 300e9"
     )
-    shares = verb(
-        "data-shares", _shares, "divide the inputs of a build into shares, one per node; prints JSON"
-    )
-    _build_arguments(shares)
-    shares.add_argument("--count", type=int, required=True)
-    shares.add_argument("--folder", type=Path, required=True)
     check = verb(
         "data-verify", _verify, "check every rule for a .bin/.idx pair; exit code 1 if one is broken"
     )
@@ -62,6 +74,11 @@ def add_verbs(verb: ADD) -> None:
     mend.add_argument("prefix", type=prefix_of)
     mend.add_argument("--output", type=Path, help="keep the pair and write another (its .bin is a hard link)")
     mend.add_argument("--dry-run", action="store_true")
+    return [info, check, mend]
+
+
+def _writing_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
+    """Add the verbs that write pairs from pairs."""
     cut = verb("data-split", _split, "split a corpus into shards, or into train, valid and test")
     cut.add_argument("prefix", type=prefix_of)
     cut.add_argument(
@@ -82,11 +99,10 @@ def add_verbs(verb: ADD) -> None:
     join.add_argument(
         "--dedup", action="store_true", help="drop later copies across the pairs (by --keep-hashes)"
     )
-    for each in (cut, join):
-        each.add_argument("--output", type=Path, required=True, metavar="PREFIX")
-        each.add_argument("--replace", action="store_true", help="overwrite existing files of that name")
-    for each in (info, check, mend, cut, join):
-        each.add_argument("--json", action="store_true")
+    for parser in (cut, join):
+        parser.add_argument("--output", type=Path, required=True, metavar="PREFIX")
+        parser.add_argument("--replace", action="store_true", help="overwrite existing files of that name")
+    return [cut, join]
 
 
 def _inputs(parser: argparse.ArgumentParser) -> None:
@@ -196,13 +212,17 @@ def _build(arguments: argparse.Namespace) -> int:
         meter.say("interrupted; the same command resumes the build")
         raise
     meter.clear()
-    return _show(arguments, {"prefix": str(arguments.output), **manifest}, _build_text)
+    if arguments.json:
+        _write_json({"prefix": str(arguments.output), **manifest.as_json()})
+    else:
+        sys.stdout.write(_build_text(str(arguments.output), manifest))
+    return 0
 
 
 def _shares(arguments: argparse.Namespace) -> int:
     from trainer.corpus.node_shares import make_shares
 
-    _write_json(make_shares(_order(arguments), arguments.count, arguments.folder))
+    _write_json(asdict(make_shares(_order(arguments), arguments.count, arguments.folder)))
     return 0
 
 
@@ -274,21 +294,24 @@ def _repair(arguments: argparse.Namespace) -> int:
 def _split(arguments: argparse.Namespace) -> int:
     from trainer.corpus.shards import split
 
-    return _show(
-        arguments,
-        split(arguments.prefix, arguments.output, arguments.parts, arguments.split, arguments.replace),
-        lambda made: "".join(map(_pair_text, made)),
-    )
+    made = split(arguments.prefix, arguments.output, arguments.parts, arguments.split, arguments.replace)
+    return _show_pairs(arguments, made, [asdict(pair) for pair in made])
 
 
 def _merge(arguments: argparse.Namespace) -> int:
     from trainer.corpus.shards import merge
 
-    return _show(
-        arguments,
-        merge(list(dict.fromkeys(arguments.prefix)), arguments.output, arguments.replace, arguments.dedup),
-        _pair_text,
-    )
+    prefixes = list(dict.fromkeys(arguments.prefix))
+    made = merge(prefixes, arguments.output, arguments.replace, arguments.dedup)
+    return _show_pairs(arguments, [made], asdict(made))
+
+
+def _show_pairs(arguments: argparse.Namespace, made: Sequence[PairCounts], as_json: Any) -> int:
+    if arguments.json:
+        _write_json(as_json)
+    else:
+        sys.stdout.write("".join(_pair_text(pair.prefix, pair) for pair in made))
+    return 0
 
 
 def prefix_of(name: str) -> Path:
@@ -313,9 +336,18 @@ def token_count(text: str) -> int:
 # -- show ---------------------------------------------------------------------------------------------------
 
 
-def _show(arguments: argparse.Namespace, answer: Any, as_text: Callable[[Any], str]) -> int:
+class Answer(Protocol):
+    """The result of a verb."""
+
+    def as_json(self) -> Any: ...
+
+
+A = TypeVar("A", bound=Answer)
+
+
+def _show(arguments: argparse.Namespace, answer: A, as_text: Callable[[A], str]) -> int:
     if arguments.json:
-        _write_json(answer)
+        _write_json(answer.as_json())
     else:
         sys.stdout.write(as_text(answer))
     return 0
@@ -325,84 +357,77 @@ def _write_json(answer: Any) -> None:
     sys.stdout.write(json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
 
 
-def _tokenizer_text(made: dict[str, Any]) -> str:
-    text = f"{made['output']}: {made['vocab']} tokens, a document ends with {made['eod_token']} ({made['eod']})\n"
-    glm = made.get("glm") or {}
-    return text + "".join(f"  {name:7} {number}\n" for name, number in glm.items())
+def _tokenizer_text(made: WrittenTokenizer) -> str:
+    text = f"{made.output}: {made.vocab} tokens, a document ends with {made.eod_token} ({made.eod})\n"
+    return text + "".join(f"  {name:7} {number}\n" for name, number in (made.glm or {}).items())
 
 
-def _pair_text(made: dict[str, Any]) -> str:
-    counts = ", ".join(
-        _some(made[f"{noun}s"], noun) for noun in ("document", "token", "byte") if f"{noun}s" in made
-    )
-    return f"{made['prefix']}: {counts}\n"
+def _pair_text(prefix: str, pair: PairCounts | Manifest) -> str:
+    numbers = {"document": pair.documents, "token": pair.tokens, "byte": pair.bytes}
+    counts = ", ".join(_some(number, noun) for noun, number in numbers.items() if number is not None)
+    return f"{prefix}: {counts}\n"
 
 
 def _some(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def _build_text(made: dict[str, Any]) -> str:
-    lines = [_pair_text(made).rstrip()]
-    gone = [f"{count:,} {why}" for why, count in made["dropped"].items() if count]
+def _build_text(prefix: str, made: Manifest) -> str:
+    lines = [_pair_text(prefix, made).rstrip()]
+    gone = [f"{count:,} {why}" for why, count in (made.dropped or {}).items() if count]
     if gone:
         lines.append(f"  left out: {', '.join(gone)}")
-    lines += [f"  bad: {line}" for line in made["bad"]]
-    if made["empty_documents"]:
-        lines.append(f"  empty: {_some(made['empty_documents'], 'document')}; --min-chars 1 leaves them out")
-    end = f"{made['eod_token']} ({made['eod']})"
+    lines += [f"  bad: {line}" for line in made.bad]
+    if made.empty_documents:
+        lines.append(f"  empty: {_some(made.empty_documents, 'document')}; --min-chars 1 leaves them out")
+    end = f"{made.eod_token} ({made.eod})"
     lines.append(
-        f"  each ends with {end}"
-        if made["append_eod"]
-        else f"  no {end} after documents: --append-eod adds it"
+        f"  each ends with {end}" if made.append_eod else f"  no {end} after documents: --append-eod adds it"
     )
     return "\n".join(lines) + "\n"
 
 
-def _repair_text(answer: dict[str, Any]) -> str:
-    if "why" in answer:
-        return f"{answer['prefix']}: {answer['why']}\n"
-    verb = "counts" if answer["repaired"] else "would count"
+def _repair_text(answer: Repaired) -> str:
+    if answer.why:
+        return f"{answer.prefix}: {answer.why}\n"
+    verb = "counts" if answer.repaired else "would count"
     return (
-        f"{answer['prefix']}: {verb} the end of {answer['documents']:,} documents (id {answer['end_of_document']}): "
-        f"{answer['tokens_before']:,} tokens become {answer['tokens']:,}\n"
+        f"{answer.prefix}: {verb} the end of {answer.documents:,} documents (id {answer.end_of_document}): "
+        f"{answer.tokens_before:,} tokens become {answer.tokens:,}\n"
     )
 
 
-def _info_text(found: dict[str, Any]) -> str:
+def _info_text(info: CorpusInfo) -> str:
     lines = [
-        f"{found['prefix']}",
-        f"  documents   {found['documents']:,}"
-        + (f" ({found['empty_documents']:,} empty)" if found["empty_documents"] else ""),
-        f"  sequences   {found['sequences']:,}",
-        f"  tokens      {found['tokens']:,} ({found['token_type']}, {found['bytes']:,} bytes)",
-        f"  largest id  {found['largest_id']}" + (f" of {found['vocab']}" if found["vocab"] else ""),
-        f"  ends in     {_end_text(found)}",
-        f"  entropy     {found['unigram_entropy_nats']:.3f} nats per token by frequency alone",
+        info.prefix,
+        f"  documents   {info.documents:,}"
+        + (f" ({info.empty_documents:,} empty)" if info.empty_documents else ""),
+        f"  sequences   {info.sequences:,}",
+        f"  tokens      {info.tokens:,} ({info.token_type}, {info.bytes:,} bytes)",
+        f"  largest id  {info.largest_id}" + (f" of {info.vocab}" if info.vocab else ""),
+        f"  ends in     {_end_text(info)}",
+        f"  entropy     {info.unigram_entropy_nats:.3f} nats per token by frequency alone",
     ]
-    if found["epochs"]:
-        times = found["epochs"]["epochs"]
+    if info.epochs:
+        times = info.epochs.epochs
         lines.append(
-            f"  {found['epochs']['tokens']:,} tokens are {times:.2f} epochs"
-            if times
-            else "  no tokens, no epochs"
+            f"  {info.epochs.tokens:,} tokens are {times:.2f} epochs" if times else "  no tokens, no epochs"
         )
-    lines.append(f"  tokens of a document (median {found['median_document']:,}):")
-    most = max((entry["documents"] for entry in found["document_lengths"]), default=1)
-    for entry in found["document_lengths"]:
-        bar = "#" * -(-entry["documents"] * 40 // most)
-        lines.append(f"    {entry['from']:>9,} - {entry['below'] - 1:<9,} {entry['documents']:>10,} {bar}")
-    for entry in found["samples"]:
-        text = " ".join(_printable(entry["text"]).split())
-        lines.append(f"  document {entry['document']:,} ({entry['tokens']:,} tokens): {text[:120]}")
+    lines.append(f"  tokens of a document (median {info.median_document:,}):")
+    most = max((entry.documents for entry in info.document_lengths), default=1)
+    for entry in info.document_lengths:
+        bar = "#" * -(-entry.documents * 40 // most)
+        lines.append(f"    {entry.first:>9,} - {entry.below - 1:<9,} {entry.documents:>10,} {bar}")
+    for sample in info.samples:
+        text = " ".join(_printable(sample.text).split())
+        lines.append(f"  document {sample.document:,} ({sample.tokens:,} tokens): {text[:120]}")
     return "\n".join(lines) + "\n"
 
 
-def _end_text(found: dict[str, Any]) -> str:
-    if found["ends_in"] is None:
+def _end_text(info: CorpusInfo) -> str:
+    if info.ends_in is None:
         return "no common token"
-    known = found["eod"] == found["ends_in"]
-    return f"{found['ends_in']}" + (", the end of a document" if known else "")
+    return f"{info.ends_in}" + (", the end of a document" if info.eod == info.ends_in else "")
 
 
 def _printable(text: str) -> str:

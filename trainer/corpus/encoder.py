@@ -26,6 +26,7 @@ from native.text.unicode_classes import CODE_POINTS, FRAMES, OTHER
 from trainer.corpus.indexed import token_type
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError
+from trainer.json_types import JsonObject
 
 Encoded = tuple[NDArray[Any], NDArray[np.int32]]
 """The ids of all documents, one after the other, and how many each has."""
@@ -141,7 +142,7 @@ def _text(document: int, data: bytes) -> str:
         raise NotText(document, "not UTF-8") from None
 
 
-def _tables(definition: dict[str, Any]) -> bpe.Tables:
+def _tables(definition: JsonObject) -> bpe.Tables:
     """Return the tables for the C++ code; raise NotExact for another kind of tokenizer."""
     if faults := [*_faults(definition)]:
         raise NotExact("; ".join(faults))
@@ -161,7 +162,7 @@ def _tables(definition: dict[str, Any]) -> bpe.Tables:
     )
 
 
-def _faults(definition: dict[str, Any]) -> Iterable[str]:
+def _faults(definition: JsonObject) -> Iterable[str]:
     """Yield every part of a tokenizer.json that the C++ code does not handle as `tokenizers` does."""
     for key in ("normalizer", "truncation", "padding"):
         if definition.get(key) is not None:
@@ -178,7 +179,7 @@ def _faults(definition: dict[str, Any]) -> Iterable[str]:
     yield from _model_faults(definition["model"])
 
 
-def _leaves_ids(after: dict[str, Any] | None) -> bool:
+def _leaves_ids(after: JsonObject | None) -> bool:
     """Return whether the post-processor only adds special tokens, which are not used here."""
     kind = after["type"] if after else "ByteLevel"
     if after and kind == "Sequence":
@@ -188,7 +189,7 @@ def _leaves_ids(after: dict[str, Any] | None) -> bool:
     return kind in ("ByteLevel", "RobertaProcessing", "BertProcessing")
 
 
-def _model_faults(model: dict[str, Any]) -> Iterable[str]:
+def _model_faults(model: JsonObject) -> Iterable[str]:
     if model.get("type", "BPE") != "BPE":
         yield f"its model is {model['type']}, not BPE"
         return

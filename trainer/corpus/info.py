@@ -2,53 +2,117 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.corpus.build import entropy
 from trainer.corpus.indexed import Corpus, bin_path, open_corpus
+from trainer.corpus.manifest import Manifest, TokenizerRecord
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.corpus.verify import read_manifest, token_pieces
 from trainer.errors import DataError
+from trainer.json_types import JsonObject
 
 SAMPLE_TOKENS = 48
 
 
+@dataclass(frozen=True)
+class LengthRange:
+    """How many documents have a number of tokens in [first, below)."""
+
+    first: int
+    below: int
+    documents: int
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """How many times a budget of tokens passes over the corpus; None for an empty corpus."""
+
+    tokens: int
+    epochs: float | None
+
+
+@dataclass(frozen=True)
+class DocumentSample:
+    """The beginning of a document."""
+
+    document: int
+    tokens: int
+    text: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CorpusInfo:
+    """Everything that `data info` shows; None for what only a manifest knows."""
+
+    prefix: str
+    documents: int
+    empty_documents: int
+    sequences: int
+    tokens: int
+    token_type: str
+    bytes: int
+    largest_id: int
+    shortest: int
+    longest: int
+    document_lengths: tuple[LengthRange, ...]
+    median_document: int
+    unigram_entropy_nats: float
+    eod: int | None
+    ends_in: int | None
+    """The id at the end of every document, if it is the same."""
+    vocab: int | None
+    tokenizer: TokenizerRecord | None
+    epochs: Epochs | None
+    samples: tuple[DocumentSample, ...]
+    idx_sha256: str
+
+    def as_json(self) -> JsonObject:
+        lengths = [
+            {"from": entry.first, "below": entry.below, "documents": entry.documents}
+            for entry in self.document_lengths
+        ]
+        return {**asdict(self), "document_lengths": lengths}
+
+
 def describe(
     prefix: Path, tokenizer: Path | None = None, samples: int = 0, budget: int = 0, eod: str = ""
-) -> dict[str, Any]:
+) -> CorpusInfo:
     """Return everything that `data info` shows; samples need the tokenizer, given or found through the
     manifest."""
     corpus = open_corpus(prefix)
     manifest, _ = read_manifest(prefix)
     counts = _id_counts(corpus)
     lengths = document_lengths(corpus)
-    words = _tokenizer(tokenizer, manifest, samples, eod)
-    return {
-        "prefix": str(prefix),
-        "documents": corpus.documents,
-        "empty_documents": int((lengths == 0).sum()),
-        "sequences": len(corpus.lengths),
-        "tokens": len(corpus.tokens),
-        "token_type": corpus.tokens.dtype.name,
-        "bytes": bin_path(prefix).stat().st_size,
-        "largest_id": len(counts) - 1,
-        "shortest": int(corpus.lengths.min()) if len(corpus.lengths) else 0,
-        "longest": int(corpus.lengths.max(initial=0)),
-        "document_lengths": histogram(lengths),
-        "median_document": int(np.median(lengths)) if len(lengths) else 0,
-        "unigram_entropy_nats": entropy(counts) if len(counts) else 0.0,
-        "eod": (manifest or {}).get("eod"),
-        "ends_in": _common_end(corpus),
-        "vocab": (manifest or {}).get("vocab"),
-        "tokenizer": (manifest or {}).get("tokenizer"),
-        "epochs": epochs(budget, len(corpus.tokens)) if budget else None,
-        "samples": _samples(corpus, words, samples) if words else [],
-        "idx_sha256": corpus.identity(),
-    }
+    decoder = _tokenizer(tokenizer, manifest, samples, eod)
+    return CorpusInfo(
+        prefix=str(prefix),
+        documents=corpus.documents,
+        empty_documents=int((lengths == 0).sum()),
+        sequences=len(corpus.lengths),
+        tokens=len(corpus.tokens),
+        token_type=corpus.tokens.dtype.name,
+        bytes=bin_path(prefix).stat().st_size,
+        largest_id=len(counts) - 1,
+        shortest=int(corpus.lengths.min()) if len(corpus.lengths) else 0,
+        longest=int(corpus.lengths.max(initial=0)),
+        document_lengths=tuple(histogram(lengths)),
+        median_document=int(np.median(lengths)) if len(lengths) else 0,
+        unigram_entropy_nats=entropy(counts) if len(counts) else 0.0,
+        eod=manifest.eod if manifest else None,
+        ends_in=_common_end(corpus),
+        vocab=manifest.vocab if manifest else None,
+        tokenizer=manifest.tokenizer if manifest else None,
+        epochs=epochs(budget, len(corpus.tokens)) if budget else None,
+        samples=tuple(_samples(corpus, decoder, samples)) if decoder else (),
+        idx_sha256=corpus.identity(),
+    )
 
 
 def document_lengths(corpus: Corpus) -> NDArray[np.int64]:
@@ -57,7 +121,7 @@ def document_lengths(corpus: Corpus) -> NDArray[np.int64]:
     return np.diff(ends[corpus.marks])
 
 
-def histogram(lengths: NDArray[np.int64]) -> list[dict[str, int]]:
+def histogram(lengths: NDArray[np.int64]) -> list[LengthRange]:
     """Return how many documents have [from, below) tokens, by powers of two."""
     if not len(lengths):
         return []
@@ -65,17 +129,17 @@ def histogram(lengths: NDArray[np.int64]) -> list[dict[str, int]]:
     powers[lengths > 0] = np.log2(lengths[lengths > 0]).astype(np.int64) + 1
     counts = np.bincount(powers)
     return [
-        {"from": 0 if not power else 1 << (power - 1), "below": 1 << power, "documents": int(count)}
+        LengthRange(0 if not power else 1 << (power - 1), 1 << power, int(count))
         for power, count in enumerate(counts)
         if power >= int(powers.min())
     ]
 
 
-def epochs(budget: int, tokens: int) -> dict[str, Any]:
+def epochs(budget: int, tokens: int) -> Epochs:
     """Return how many times a budget of tokens passes over the corpus."""
     if budget <= 0:
         raise DataError(f"--tokens {budget}: a budget has at least one token")
-    return {"tokens": budget, "epochs": budget / tokens if tokens else None}
+    return Epochs(budget, budget / tokens if tokens else None)
 
 
 def _id_counts(corpus: Corpus) -> NDArray[np.int64]:
@@ -100,33 +164,26 @@ def _common_end(corpus: Corpus) -> int | None:
     return int(ends[0]) if len(ends) and (ends == ends[0]).all() else None
 
 
-def _tokenizer(
-    given: Path | None, manifest: dict[str, Any] | None, samples: int, eod: str
-) -> Tokenizer | None:
+def _tokenizer(given: Path | None, manifest: Manifest | None, samples: int, eod: str) -> Tokenizer | None:
     if not samples:
         return None
-    recorded = (manifest or {}).get("tokenizer") or {}
+    recorded = manifest and manifest.tokenizer
     if given is None:
-        path = Path(str(recorded.get("path", "")))
-        if not recorded or not path.exists():
+        if not recorded or not Path(recorded.path).exists():
             return None
-        given = path
-    words = Tokenizer.load(given, eod or str((manifest or {}).get("eod_token") or ""))
-    if recorded and words.sha256 != recorded.get("sha256"):
+        given = Path(recorded.path)
+    decoder = Tokenizer.load(given, eod or (manifest and manifest.eod_token) or "")
+    if recorded and decoder.sha256 != recorded.sha256:
         raise DataError(
             f"{given}: is not the tokenizer that made this data", "name the right one with --tokenizer"
         )
-    return words
+    return decoder
 
 
-def _samples(corpus: Corpus, words: Tokenizer, count: int) -> list[dict[str, Any]]:
-    """Return the beginnings of documents spread over the corpus."""
+def _samples(corpus: Corpus, decoder: Tokenizer, count: int) -> Iterator[DocumentSample]:
+    """Yield the beginnings of documents spread over the corpus."""
     numbers = np.unique(np.linspace(0, corpus.documents - 1, min(count, corpus.documents)).astype(int))
-    found = []
     for number in numbers.tolist():
         ids = corpus.document(number)
         beginning = ids[:SAMPLE_TOKENS].tolist()
-        found.append(
-            {"document": number, "tokens": len(ids), "text": words.decode(beginning), "ids": beginning[:8]}
-        )
-    return found
+        yield DocumentSample(number, len(ids), decoder.decode(beginning), tuple(beginning[:8]))

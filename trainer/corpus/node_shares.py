@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainer.corpus.build import Order, opened
 from trainer.corpus.inputs import Input
@@ -29,7 +28,24 @@ class Slice:
     size: int
 
 
-def make_shares(order: Order, count: int, folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Share:
+    """One node's part: a folder with its inputs."""
+
+    folder: str
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The parts of a build, and the options that are the same on every node."""
+
+    shares: tuple[Share, ...]
+    words: tuple[str, ...]
+
+
+def make_shares(order: Order, count: int, folder: Path) -> Shares:
     """Write `count` shares below `folder` (fewer if there is less to divide); whole files become hard
     links."""
     inputs, _ = opened(order)
@@ -40,14 +56,8 @@ def make_shares(order: Order, count: int, folder: Path) -> dict[str, Any]:
     for number, slices in enumerate(shares):
         place = folder / f"{number:05d}"
         _write(slices, place, order)
-        made.append(
-            {
-                "folder": str(place),
-                "files": len(slices),
-                "bytes": sum(piece.end - piece.begin for piece in slices),
-            }
-        )
-    return {"shares": made, "words": words_of(order)}
+        made.append(Share(str(place), len(slices), sum(piece.end - piece.begin for piece in slices)))
+    return Shares(tuple(made), tuple(words_of(order)))
 
 
 def words_of(order: Order) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from trainer.corpus.manifest import InputRecord
 from trainer.errors import DataError
 
 PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -27,8 +28,8 @@ class Seen:
     bytes: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
 
-    def as_json(self) -> dict[str, Any]:
-        return {"path": self.name, "bytes": self.bytes, "sha256": self.digest.hexdigest()}
+    def record(self) -> InputRecord:
+        return InputRecord(self.name, self.bytes, self.digest.hexdigest())
 
 
 def open_stream(name: str, seen: Seen) -> BinaryIO:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +22,25 @@ from trainer.corpus.indexed import (
     idx_path,
     open_corpus,
 )
-from trainer.corpus.store import BAD_KEPT, hashes_path, manifest_path
+from trainer.corpus.manifest import FileRecord, Manifest, manifest_path, write_manifest
+from trainer.corpus.store import BAD_KEPT, hashes_path
 from trainer.corpus.verify import read_manifest
 from trainer.errors import DataError
-from trainer.files import replace_file, sha256
+from trainer.files import sha256
 
 TOKENS_AT_ONCE = 1 << 24
 NAMES = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """What a new pair contains."""
+
+    prefix: str
+    documents: int
+    sequences: int
+    tokens: int
+    bytes: int
 
 
 def shard_name(prefix: Path, number: int, count: int) -> Path:
@@ -37,8 +48,8 @@ def shard_name(prefix: Path, number: int, count: int) -> Path:
 
 
 def split(
-    prefix: Path, output: Path, parts: int = 0, fractions: str = "", replace: bool = False
-) -> list[dict[str, Any]]:
+    prefix: Path, output: Path, parts: int = 0, fractions: str = "", overwrite: bool = False
+) -> list[PairCounts]:
     """Write `parts` shards with about equal numbers of tokens, or train, valid and test by `fractions`
     (949,50,1)."""
     corpus = open_corpus(prefix)
@@ -50,7 +61,7 @@ def split(
     else:
         edges = _fraction_edges(corpus, fractions)
         names = [output.with_name(f"{output.name}-{name}") for name in NAMES]
-    _refuse_existing(names, replace)
+    _refuse_existing(names, overwrite)
     manifest, _ = read_manifest(prefix)
     made = []
     for name, (begin, end) in zip(names, pairwise(edges), strict=True):
@@ -58,9 +69,8 @@ def split(
             continue
         with Writer(name, corpus.tokens.dtype) as writer:
             _copy(corpus, begin, end, writer)
-        made.append(
-            _tell(name, writer, manifest, {"split_from": str(prefix), "documents_from": [begin, end]})
-        )
+        source = manifest and replace(_common(manifest), split_from=str(prefix), documents_from=(begin, end))
+        made.append(_finished(name, writer, source))
     return made
 
 
@@ -92,9 +102,9 @@ def _fraction_edges(corpus: Corpus, fractions: str) -> list[int]:
     return edges
 
 
-def _refuse_existing(names: Iterable[Path], replace: bool) -> None:
+def _refuse_existing(names: Iterable[Path], overwrite: bool) -> None:
     existing = [str(path) for name in names for path in (bin_path(name), idx_path(name)) if path.exists()]
-    if existing and not replace:
+    if existing and not overwrite:
         raise DataError(
             f"{', '.join(existing)}: exists already", "use --replace to overwrite, or another --output"
         )
@@ -133,9 +143,7 @@ def _size(corpus: Corpus, begin: int, end: int) -> int:
     return int(corpus.lengths[int(corpus.marks[begin]) : int(corpus.marks[end])].sum(dtype=np.int64))
 
 
-def merge(
-    prefixes: Sequence[Path], output: Path, replace: bool = False, dedup: bool = False
-) -> dict[str, Any]:
+def merge(prefixes: Sequence[Path], output: Path, overwrite: bool = False, dedup: bool = False) -> PairCounts:
     """Merge the documents of several pairs; pairs of other types or tokenizers are refused, all in one
     error.
 
@@ -144,32 +152,50 @@ def merge(
     corpora = _open_all(prefixes)
     if output in prefixes:
         raise DataError(f"{output}: is one of those to be merged", "name another --output")
-    _refuse_existing([output], replace)
+    _refuse_existing([output], overwrite)
     manifests = [read_manifest(prefix)[0] for prefix in prefixes]
     keeps = _firsts(corpora, output) if dedup else [None] * len(corpora)
     with Writer(output, corpora[0].tokens.dtype) as writer:
         for corpus, keep in zip(corpora, keeps, strict=True):
             _copy(corpus, 0, corpus.documents, writer, keep)
     whole = [manifest for manifest in manifests if manifest is not None]
-    first = whole[0] if len(whole) == len(manifests) else None
-    origin = {"merged_from": [str(prefix) for prefix in prefixes], **_sums(whole)}
-    if dedup:
-        origin["dropped"]["duplicate"] += sum(corpus.documents for corpus in corpora) - writer.documents
-    return _tell(output, writer, first, origin)
+    if len(whole) < len(manifests):
+        return _finished(output, writer, None)
+    duplicates = sum(corpus.documents for corpus in corpora) - writer.documents
+    return _finished(output, writer, _merged(prefixes, whole, duplicates))
 
 
-def _sums(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the totals of the manifests of several pairs."""
-    dropped: Counter[str] = Counter({"bad": 0, "short": 0, "language": 0, "duplicate": 0})
+def _merged(prefixes: Sequence[Path], manifests: Sequence[Manifest], duplicates: int) -> Manifest:
+    """Return what the pairs have in common, with the totals of their manifests."""
+    dropped: Counter[str] = Counter({"bad": 0, "short": 0, "language": 0, "duplicate": duplicates})
     for manifest in manifests:
-        dropped.update(manifest.get("dropped", {}))
-    return {
-        "empty_documents": sum(manifest.get("empty_documents", 0) for manifest in manifests),
-        "characters": sum(manifest.get("characters", 0) for manifest in manifests),
-        "dropped": dict(dropped),
-        "bad": [line for manifest in manifests for line in manifest.get("bad", [])][:BAD_KEPT],
-        "inputs": [source for manifest in manifests for source in manifest.get("inputs", [])],
-    }
+        dropped.update(manifest.dropped or {})
+    return replace(
+        _common(manifests[0]),
+        merged_from=tuple(str(prefix) for prefix in prefixes),
+        empty_documents=sum(manifest.empty_documents or 0 for manifest in manifests),
+        characters=sum(manifest.characters or 0 for manifest in manifests),
+        dropped=dict(dropped),
+        bad=tuple(line for manifest in manifests for line in manifest.bad)[:BAD_KEPT],
+        inputs=tuple(source for manifest in manifests for source in manifest.inputs),
+    )
+
+
+def _common(manifest: Manifest) -> Manifest:
+    """Return the values of a manifest that are those of its parts too."""
+    return Manifest(
+        format=manifest.format,
+        token_type=manifest.token_type,
+        unit=manifest.unit,
+        append_eod=manifest.append_eod,
+        vocab=manifest.vocab,
+        eod=manifest.eod,
+        eod_token=manifest.eod_token,
+        glm=manifest.glm,
+        tokenizer=manifest.tokenizer,
+        filters=manifest.filters,
+        outputs={},
+    )
 
 
 def _firsts(corpora: Sequence[Corpus], output: Path) -> list[NDArray[np.bool_]]:
@@ -205,9 +231,9 @@ def _open_all(prefixes: Sequence[Path]) -> list[Corpus]:
     faults += _unlike("holds", [(corpus.prefix, corpus.tokens.dtype.name) for corpus in corpora])
     named = [(prefix, read_manifest(prefix)[0]) for prefix in prefixes]
     known = [
-        (prefix, manifest["tokenizer"]["sha256"][:12])
+        (prefix, manifest.tokenizer.sha256[:12])
         for prefix, manifest in named
-        if manifest and manifest.get("tokenizer")
+        if manifest and manifest.tokenizer
     ]
     faults += _unlike("was made with the tokenizer", known)
     if faults:
@@ -225,38 +251,25 @@ def _unlike(relation: str, values: Sequence[tuple[Path, str]]) -> list[str]:
     ]
 
 
-def _tell(
-    prefix: Path, writer: Writer, source: dict[str, Any] | None, origin: dict[str, Any]
-) -> dict[str, Any]:
+def _finished(prefix: Path, writer: Writer, source: Manifest | None) -> PairCounts:
     """Write the manifest of the new pair if its source has one: the common values, its own counts and
     hashes."""
     outputs = {
-        ending: {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        ending: FileRecord(path.stat().st_size, sha256(path))
         for ending, path in (("bin", bin_path(prefix)), ("idx", idx_path(prefix)))
     }
-    counts = {"documents": writer.documents, "sequences": writer.sequences, "tokens": writer.tokens}
-    if source is not None:
-        kept = (
-            "format",
-            "token_type",
-            "unit",
-            "append_eod",
-            "vocab",
-            "eod",
-            "eod_token",
-            "glm",
-            "tokenizer",
-            "filters",
-        )
-        manifest = {
-            **{key: source[key] for key in kept if key in source},
-            **counts,
-            **origin,
-            "outputs": outputs,
-        }
-        replace_file(
-            manifest_path(prefix), json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n"
-        )
-    else:
+    counts = PairCounts(
+        str(prefix), writer.documents, writer.sequences, writer.tokens, outputs["bin"].bytes or 0
+    )
+    if source is None:
         manifest_path(prefix).unlink(missing_ok=True)
-    return {"prefix": str(prefix), **counts, "bytes": outputs["bin"]["bytes"]}
+        return counts
+    manifest = replace(
+        source,
+        documents=counts.documents,
+        sequences=counts.sequences,
+        tokens=counts.tokens,
+        outputs=outputs,
+    )
+    write_manifest(manifest_path(prefix), manifest)
+    return counts

@@ -17,15 +17,18 @@ import socket
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.corpus.worker import Made
+from trainer.corpus.manifest import manifest_path
+from trainer.corpus.worker import Made, Recipe
 from trainer.errors import DataError
 from trainer.files import replace_file, sync
+from trainer.json_types import JsonObject
 
 SPOOLS = ("bin", "lengths", "marks", "hashes")
 LOCK, PLAN, JOURNAL, MANIFEST = "lock", "plan.json", "journal", "manifest.json"
@@ -36,10 +39,6 @@ BAD_KEPT = 100
 
 def work_folder(prefix: Path) -> Path:
     return prefix.with_name(f".{prefix.name}.building")
-
-
-def manifest_path(prefix: Path) -> Path:
-    return prefix.with_name(prefix.name + ".manifest.json")
 
 
 def hashes_path(prefix: Path) -> Path:
@@ -75,10 +74,70 @@ class Lock:
         os.close(self._handle)
 
 
+@dataclass(frozen=True)
+class BuildPlan:
+    """Everything that determines the bytes of the result: parts made with another plan are unusable."""
+
+    inputs: list[list[object]]
+    """Of each input: name, kind, size and time of change."""
+    tokenizer: str
+    """Hash of the tokenizer."""
+    eod: int
+    recipe: Recipe
+    language_model: list[int]
+    """Size and time of change; empty without one."""
+    part_bytes: int
+
+    def as_json(self) -> JsonObject:
+        """Return what plan.json holds; the keys are shown to the user when one has changed."""
+        value: JsonObject = {
+            "inputs": self.inputs,
+            "tokenizer": self.tokenizer,
+            "end of document": self.eod,
+            "options": asdict(self.recipe),
+            "language model": self.language_model,
+            "part": self.part_bytes,
+        }
+        return value
+
+    def differences(self, before: JsonObject) -> set[str]:
+        """Return the keys whose values differ from a plan.json."""
+        now = self.as_json()
+        return {key for key in {*now, *before} if now.get(key) != before.get(key)}
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """One part that is complete on disk."""
+
+    part: int
+    mark: str
+    sizes: dict[str, int]
+    """The length of each file after this part."""
+    crc: int
+    """Checksum of what the part added."""
+    facts: dict[str, int]
+    bad: list[str]
+
+    @classmethod
+    def parse(cls, line: bytes) -> JournalEntry:
+        """Return the entry in a line; raise ValueError, KeyError or TypeError for a damaged one."""
+        value = json.loads(line)
+        sizes = {name: int(value["sizes"][name]) for name in SPOOLS}
+        return cls(
+            value["part"],
+            str(value["mark"]),
+            sizes,
+            value["crc"],
+            dict(value["facts"]),
+            list(value["bad"]),
+        )
+
+
 class Store:
     """The files of a build in progress; the caller holds its lock."""
 
-    def __init__(self, folder: Path, plan: dict[str, Any], dtype: np.dtype[Any], vocab: int) -> None:
+    def __init__(self, folder: Path, plan: BuildPlan, dtype: np.dtype[Any], vocab: int) -> None:
         self.folder = folder
         self.dtype = dtype
         self.note = ""
@@ -100,9 +159,9 @@ class Store:
 
     # -- what was there
 
-    def _begin(self, plan: dict[str, Any]) -> None:
-        before = _read_plan(self.folder / PLAN)
-        changed = sorted(key for key in {*plan, *(before or {})} if plan.get(key) != (before or {}).get(key))
+    def _begin(self, plan: BuildPlan) -> None:
+        before = read_plan(self.folder)
+        changed = sorted(plan.differences(before)) if before is not None else []
         if before is not None and not changed:
             self._take_up()
             return
@@ -110,7 +169,7 @@ class Store:
             self.note = f"started again: {', '.join(changed)} changed since {self.folder.name} was made"
         for name in (MANIFEST, JOURNAL, *SPOOLS):
             (self.folder / name).unlink(missing_ok=True)
-        replace_file(self.folder / PLAN, json.dumps(plan, indent=1).encode())
+        replace_file(self.folder / PLAN, json.dumps(plan.as_json(), indent=1).encode())
 
     def _take_up(self) -> None:
         """Keep the parts that are complete; truncate the files after the first incomplete one."""
@@ -130,18 +189,17 @@ class Store:
 
     def _is_whole(self, line: bytes) -> bool:
         try:
-            entry = json.loads(line)
-            sizes = {name: int(entry["sizes"][name]) for name in SPOOLS}
-            if not line.endswith(b"\n") or entry["part"] != len(self.marks):
+            entry = JournalEntry.parse(line)
+            if not line.endswith(b"\n") or entry.part != len(self.marks):
                 return False
-            added = {name: self._read(name, self._sizes[name], sizes[name]) for name in SPOOLS}
+            added = {name: self._read(name, self._sizes[name], entry.sizes[name]) for name in SPOOLS}
         except (ValueError, KeyError, TypeError, OSError):
             return False
-        if any(len(data) != sizes[name] - self._sizes[name] for name, data in added.items()):
+        if any(len(data) != entry.sizes[name] - self._sizes[name] for name, data in added.items()):
             return False
-        if _crc(added) != entry["crc"]:
+        if _crc(added) != entry.crc:
             return False
-        self._account(entry, sizes, added["bin"])
+        self._account(entry, added["bin"])
         return True
 
     def _read(self, name: str, begin: int, end: int) -> bytes:
@@ -163,22 +221,15 @@ class Store:
         for name, data in added.items():
             _write(self._files[name], data)
         sizes = {name: self._sizes[name] + len(data) for name, data in added.items()}
-        entry = {
-            "part": made.number,
-            "mark": made.mark,
-            "sizes": sizes,
-            "crc": _crc(added),
-            "facts": made.facts,
-            "bad": made.bad,
-        }
-        _write(self._journal, json.dumps(entry).encode() + b"\n")
-        self._account(entry, sizes, added["bin"])
+        entry = JournalEntry(made.number, made.mark, sizes, _crc(added), made.facts, made.bad)
+        _write(self._journal, json.dumps(asdict(entry)).encode() + b"\n")
+        self._account(entry, added["bin"])
 
-    def _account(self, entry: dict[str, Any], sizes: dict[str, int], tokens: bytes) -> None:
-        self.marks.append(str(entry["mark"]))
-        self.facts.update(entry["facts"])
-        self.bad += entry["bad"][: BAD_KEPT - len(self.bad)]
-        self._sizes = sizes
+    def _account(self, entry: JournalEntry, tokens: bytes) -> None:
+        self.marks.append(entry.mark)
+        self.facts.update(entry.facts)
+        self.bad += entry.bad[: BAD_KEPT - len(self.bad)]
+        self._sizes = entry.sizes
         self.digest.update(tokens)
         self.counts += np.bincount(np.frombuffer(tokens, self.dtype), minlength=len(self.counts))
 
@@ -208,9 +259,10 @@ class Store:
             file.close()
 
 
-def _read_plan(path: Path) -> dict[str, Any] | None:
+def read_plan(folder: Path) -> JsonObject | None:
+    """Return the plan of an earlier build as it was written, or None without a readable one."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads((folder / PLAN).read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from trainer.errors import DataError, InputError
 from trainer.files import replace_file, sha256
+from trainer.json_types import JsonObject
 
 END_OF_DOCUMENT = "<|endoftext|>"
 # Every byte, and the end of a document.
@@ -71,9 +73,9 @@ class Tokenizer:
         digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
         return cls(inner, number, digest, str(path))
 
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> JsonObject:
         """Return the tokenizer in the form of tokenizer.json."""
-        found: dict[str, Any] = json.loads(self._inner.to_str())
+        found: JsonObject = json.loads(self._inner.to_str())
         return found
 
     def id_of(self, token: str) -> int | None:
@@ -219,7 +221,25 @@ def _own_end(inner: tokenizers.Tokenizer, file: Path) -> str:
 # -- make ---------------------------------------------------------------------------------------------------
 
 
-def train_tokenizer(texts: Iterator[str], vocab: int, output: Path) -> dict[str, object]:
+@dataclass(frozen=True)
+class WrittenTokenizer:
+    """A tokenizer that was written to a file."""
+
+    output: str
+    vocab: int
+    sha256: str
+    eod: int
+    eod_token: str
+    asked_vocab: int | None = None
+    """The size that was asked for, if it was trained."""
+    glm: dict[str, int] | None = None
+    """GLM's special ids by name, if they were added."""
+
+    def as_json(self) -> JsonObject:
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def train_tokenizer(texts: Iterator[str], vocab: int, output: Path) -> WrittenTokenizer:
     """Train a vocabulary on texts; write `output`, and `<output>.info.json` with the eod id.
 
     An output whose name does not end in .json is a folder; it also gets vocab.json and merges.txt.
@@ -238,10 +258,10 @@ def train_tokenizer(texts: Iterator[str], vocab: int, output: Path) -> dict[str,
         show_progress=False,
     )
     inner.train_from_iterator(texts, trainer)
-    return {**_write(inner, output, END_OF_DOCUMENT), "asked_vocab": vocab}
+    return replace(_write(inner, output, END_OF_DOCUMENT), asked_vocab=vocab)
 
 
-def lay_glm_tokens(path: Path, output: Path, eod: str = "") -> dict[str, object]:
+def lay_glm_tokens(path: Path, output: Path, eod: str = "") -> WrittenTokenizer:
     """Write a tokenizer with GLM's special tokens after its last id."""
     tokenizer = Tokenizer.load(path, eod)
     existing = [token for token in GLM_TOKENS.values() if tokenizer.id_of(token) is not None]
@@ -250,26 +270,21 @@ def lay_glm_tokens(path: Path, output: Path, eod: str = "") -> dict[str, object]
     inner = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.definition()))
     inner.add_special_tokens(list(GLM_TOKENS.values()))
     end = tokenizer.token_of(tokenizer.eod) or ""
-    return {
-        **_write(inner, output, end),
-        "glm": {name: inner.token_to_id(content) for name, content in GLM_TOKENS.items()},
-    }
+    return replace(_write(inner, output, end), glm=Tokenizer(inner, 0).glm_ids())
 
 
-def _write(inner: tokenizers.Tokenizer, output: Path, end: str) -> dict[str, object]:
+def _write(inner: tokenizers.Tokenizer, output: Path, end: str) -> WrittenTokenizer:
     file = output if output.suffix == ".json" else output / FILE
     file.parent.mkdir(parents=True, exist_ok=True)
     replace_file(file, inner.to_str().encode())
     if file is not output:
         _write_pair(json.loads(inner.to_str()), output, end)
-    info = {
-        "vocab": inner.get_vocab_size(),
-        "sha256": sha256(file),
-        "eod": inner.token_to_id(end),
-        "eod_token": end,
-    }
+    number = inner.token_to_id(end)
+    assert number is not None
+    made = WrittenTokenizer(str(file), inner.get_vocab_size(), sha256(file), number, end)
+    info = {key: value for key, value in made.as_json().items() if key != "output"}
     replace_file(file.with_name(file.name + ".info.json"), json.dumps(info, indent=2).encode() + b"\n")
-    return {"output": str(file), **info}
+    return made
 
 
 def _write_pair(definition: Mapping[str, Any], folder: Path, end: str) -> None:

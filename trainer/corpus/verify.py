@@ -3,7 +3,6 @@ proved."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -22,10 +21,11 @@ from trainer.corpus.indexed import (
     switch,
     write_index,
 )
-from trainer.corpus.store import manifest_path
+from trainer.corpus.manifest import FileRecord, Manifest, load_manifest, manifest_path
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError
 from trainer.files import sha256
+from trainer.json_types import JsonObject
 
 TOKENS_AT_ONCE = 1 << 22
 
@@ -55,8 +55,26 @@ class Verified:
         """Whether both files exist."""
         return all(path(Path(self.prefix)).is_file() for path in (bin_path, idx_path))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         return {"ok": not self.findings, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What `repair` did, or would do; only `why` if there was nothing to repair."""
+
+    prefix: str
+    repaired: bool
+    why: str = ""
+    end_of_document: int | None = None
+    documents: int = 0
+    tokens_before: int = 0
+    tokens: int = 0
+
+    def as_json(self) -> JsonObject:
+        if self.why:
+            return {"prefix": self.prefix, "repaired": self.repaired, "why": self.why}
+        return {key: value for key, value in asdict(self).items() if key != "why"}
 
 
 def verify(prefix: Path, vocab: int | None = None, hashes: bool = True) -> Verified:
@@ -82,15 +100,15 @@ def verify(prefix: Path, vocab: int | None = None, hashes: bool = True) -> Verif
     if manifest is not None:
         checked.append("manifest")
         findings += _against(prefix, manifest, hashes)
-    known = vocab if vocab is not None else (manifest or {}).get("vocab")
+    known = vocab if vocab is not None or manifest is None else manifest.vocab
     largest = -1
     if not any("has" in finding.what and ".bin" in finding.what for finding in findings):
         checked.append("ids")
         low, largest = id_range(bin_path(prefix), index.dtype)
         findings += _ids_outside(prefix, low, largest, known)
-        if manifest is not None and manifest.get("largest_id", largest) != largest:
+        if manifest is not None and manifest.largest_id not in (None, largest):
             problem = f"{bin_path(prefix)}: its largest token id is {largest}, its manifest records "
-            findings.append(Finding(f"{problem}{manifest['largest_id']}", _changed(bin_path(prefix))))
+            findings.append(Finding(f"{problem}{manifest.largest_id}", _changed(bin_path(prefix))))
     if not index.tokens:
         findings.append(Finding(f"{prefix}: has no tokens", "build it from texts that have some"))
     return Verified(
@@ -104,31 +122,21 @@ def verify(prefix: Path, vocab: int | None = None, hashes: bool = True) -> Verif
     )
 
 
-def read_manifest(prefix: Path) -> tuple[dict[str, Any] | None, list[Finding]]:
+def read_manifest(prefix: Path) -> tuple[Manifest | None, list[Finding]]:
     """Return the manifest written when the pair was built, if any, and its faults."""
     path = manifest_path(prefix)
     try:
-        found = json.loads(path.read_bytes())
-        outputs = found["outputs"]
-        sound = isinstance(outputs["bin"]["sha256"], str) and isinstance(found["vocab"], int)
-        sound = sound and all(isinstance(output, dict) for output in outputs.values())
-    except FileNotFoundError:
-        return None, []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        sound = False
-    if not sound:
+        return load_manifest(path), []
+    except ValueError:
         return None, [Finding(f"{path}: not a manifest of a build", "build the data again, or delete it")]
-    return found, []
 
 
-def _against(prefix: Path, manifest: dict[str, Any], hashes: bool) -> Iterator[Finding]:
+def _against(prefix: Path, manifest: Manifest, hashes: bool) -> Iterator[Finding]:
     for ending, path in (("bin", bin_path(prefix)), ("idx", idx_path(prefix))):
-        recorded, size = manifest["outputs"].get(ending, {}), path.stat().st_size
-        if recorded.get("bytes") != size:
-            yield Finding(
-                f"{path}: has {size} bytes, its manifest says {recorded.get('bytes')}", _changed(path)
-            )
-        elif hashes and sha256(path) != recorded.get("sha256"):
+        recorded, size = manifest.outputs.get(ending, FileRecord(None, "")), path.stat().st_size
+        if recorded.bytes != size:
+            yield Finding(f"{path}: has {size} bytes, its manifest says {recorded.bytes}", _changed(path))
+        elif hashes and sha256(path) != recorded.sha256:
             yield Finding(f"{path}: is not the file that was built: its hash is another", _changed(path))
 
 
@@ -147,10 +155,9 @@ def id_range(binary: Path, dtype: np.dtype[Any]) -> tuple[int, int]:
 def recorded_largest_id(prefix: Path, bytes_of_tokens: int) -> int | None:
     """Return the largest token id that the manifest of a pair records; None without one, or with another size."""
     manifest, _ = read_manifest(prefix)
-    largest = (manifest or {}).get("largest_id")
-    written = ((manifest or {}).get("outputs") or {}).get("bin") or {}
-    same = isinstance(written, dict) and written.get("bytes") == bytes_of_tokens
-    return largest if same and isinstance(largest, int) and largest >= 0 else None
+    if manifest is None or manifest.outputs["bin"].bytes != bytes_of_tokens:
+        return None
+    return manifest.largest_id if manifest.largest_id is not None and manifest.largest_id >= 0 else None
 
 
 def token_pieces(binary: Path, dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
@@ -199,7 +206,7 @@ def _missing_ends(index: Index, binary: Path) -> tuple[NDArray[np.int64], int] |
     return lengths, end
 
 
-def repair(prefix: Path, output: Path | None = None, dry_run: bool = False) -> dict[str, Any]:
+def repair(prefix: Path, output: Path | None = None, dry_run: bool = False) -> Repaired:
     """Count the uncounted ends of documents; the old index stays as `.idx.before`.
 
     With `output` the repaired pair is written there, its `.bin` a hard link or a copy.
@@ -208,7 +215,7 @@ def repair(prefix: Path, output: Path | None = None, dry_run: bool = False) -> d
     if index is None:
         raise DataError("\n".join(problem for problem, _ in faults), faults[0][1])
     if not faults:
-        return {"prefix": str(prefix), "repaired": False, "why": "there is nothing to repair"}
+        return Repaired(str(prefix), False, "there is nothing to repair")
     missing = _missing_ends(index, bin_path(prefix))
     if missing is None or len(faults) > 1:
         raise DataError(
@@ -221,17 +228,16 @@ def repair(prefix: Path, output: Path | None = None, dry_run: bool = False) -> d
             "build it again; only uncounted end-of-document tokens can be repaired",
         )
     lengths, end = missing
-    answer = {
-        "prefix": str(output or prefix),
-        "repaired": not dry_run,
-        "end_of_document": end,
-        "documents": len(index.marks) - 1,
-        "tokens_before": index.tokens,
-        "tokens": int(lengths.sum()),
-    }
     if not dry_run:
         _write_repaired(index, lengths, prefix, output or prefix)
-    return answer
+    return Repaired(
+        str(output or prefix),
+        not dry_run,
+        end_of_document=end,
+        documents=len(index.marks) - 1,
+        tokens_before=index.tokens,
+        tokens=int(lengths.sum()),
+    )
 
 
 def _write_repaired(index: Index, lengths: NDArray[np.int64], prefix: Path, output: Path) -> None:

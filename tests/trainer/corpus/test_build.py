@@ -20,7 +20,8 @@ import pytest
 from tests.support.building import SAYINGS, built, pair_bytes, small_tokenizer, texts_in, verb, write_lines
 from trainer.corpus.documents import sentences
 from trainer.corpus.indexed import Writer, open_corpus
-from trainer.corpus.store import manifest_path, work_folder
+from trainer.corpus.manifest import manifest_path
+from trainer.corpus.store import work_folder
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError, DataFailed
 

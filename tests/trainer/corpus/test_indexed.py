@@ -42,8 +42,8 @@ def test_what_was_written_is_read_back(golden: Path) -> None:
     assert (corpus.lengths.tolist(), corpus.offsets.tolist()) == ([3, 2, 1, 4], [0, 3, 5, 6])
     assert corpus.documents == 3
     shown = describe(golden)
-    assert (shown["tokens"], shown["largest_id"], shown["longest"]) == (10, 10, 4)
-    assert shown["unigram_entropy_nats"] == pytest.approx(np.log(10))
+    assert (shown.tokens, shown.largest_id, shown.longest) == (10, 10, 4)
+    assert shown.unigram_entropy_nats == pytest.approx(np.log(10))
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,10 @@ def test_shares_built_each_by_itself_make_the_same_pair(words: Path, tmp_path: P
     whole = built(tmp_path / "whole", words, *inputs, append_eod=True, dedup=True)
     cut = make_shares(order(words, tmp_path / "out", *inputs, dedup=True), count, tmp_path / "shares")
     prefixes = []
-    for number, share in enumerate(cut["shares"]):
+    for number, share in enumerate(cut.shares):
         prefix = tmp_path / "built" / str(number) / "c"
-        argv = ["--input", f"{share['folder']}/in", "--tokenizer", f"{share['folder']}/tokenizer"]
-        done = verb("data-build", *argv, "--output", str(prefix), *cut["words"], "--json")
+        argv = ["--input", f"{share.folder}/in", "--tokenizer", f"{share.folder}/tokenizer"]
+        done = verb("data-build", *argv, "--output", str(prefix), *cut.words, "--json")
         assert done.returncode == 0, done.stderr
         prefixes.append(prefix)
     merge(prefixes, tmp_path / "out", dedup=True)
@@ -67,8 +67,8 @@ def test_whole_files_are_not_copied_and_a_cut_one_says_its_line(words: Path, tmp
 def test_fewer_files_than_nodes_give_fewer_shares(words: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one document")
     cut = make_shares(order(words, tmp_path / "out", tmp_path / "a.txt"), 4, tmp_path / "shares")
-    assert len(cut["shares"]) == 1
-    built(tmp_path / "c", words, f"{cut['shares'][0]['folder']}/in")
+    assert len(cut.shares) == 1
+    built(tmp_path / "c", words, f"{cut.shares[0].folder}/in")
     assert texts_in(tmp_path / "c", words) == ["one document"]
 
 

@@ -109,7 +109,7 @@ def test_the_end_of_a_document_is_the_tokenizers_own(words: Path, tmp_path: Path
 
 def test_a_trained_tokenizer_comes_as_the_files_of_other_tools_too(tmp_path: Path) -> None:
     made = train_tokenizer(iter(TEXTS), 300, tmp_path / "words")
-    assert made["output"] == str(tmp_path / "words" / "tokenizer.json")
+    assert made.output == str(tmp_path / "words" / "tokenizer.json")
     names = {path.name for path in (tmp_path / "words").iterdir()}
     assert names == {"tokenizer.json", "tokenizer.json.info.json", "vocab.json", "merges.txt"}
     whole, two = Tokenizer.load(tmp_path / "words"), Tokenizer.load(tmp_path / "words" / "vocab.json")
@@ -119,9 +119,9 @@ def test_a_trained_tokenizer_comes_as_the_files_of_other_tools_too(tmp_path: Pat
 def test_glms_tokens_follow_the_vocabulary_in_their_order(words: Path, tmp_path: Path) -> None:
     vocab = Tokenizer.load(words).vocab
     made = lay_glm_tokens(words, tmp_path / "glm.json")
-    assert list(made["glm"].values()) == list(range(vocab, vocab + 9))  # type: ignore[attr-defined]
+    assert made.glm and list(made.glm.values()) == list(range(vocab, vocab + 9))
     glm = Tokenizer.load(tmp_path / "glm.json")
-    assert glm.glm_ids() == made["glm"] and Tokenizer.load(words).glm_ids() is None
+    assert glm.glm_ids() == made.glm and Tokenizer.load(words).glm_ids() is None
     assert (glm.eod, glm.vocab) == (0, vocab + 9)
     assert glm.encode("a [gMASK] b")[1:].count(vocab + 6) == 1
     assert glm.encode(TEXTS[1]) == Tokenizer.load(words).encode(TEXTS[1])
@@ -139,5 +139,5 @@ def test_the_real_gpt2_vocabulary_gives_its_known_ids() -> None:
 @pytest.mark.skipif(not GPT2.exists(), reason="the real GPT-2 tokenizer is not beside the repository")
 def test_glms_tokens_on_gpt2s_vocabulary_have_the_ids_that_glm_has(tmp_path: Path) -> None:
     made = lay_glm_tokens(GPT2, tmp_path / "glm.json")
-    assert made["glm"] == {"sop": 50257, "eop": 50258, "cls": 50259, "mask": 50260, "sep": 50261, "unk": 50262,
+    assert made.glm == {"sop": 50257, "eop": 50258, "cls": 50259, "mask": 50260, "sep": 50261, "unk": 50262,
                            "gmask": 50263, "smask": 50264, "dblock": 50265}  # fmt: skip

@@ -11,9 +11,9 @@ import pytest
 from tests.support.building import SAYINGS, built, pair_bytes, small_tokenizer, verb, write_lines
 from trainer.corpus.commands import token_count
 from trainer.corpus.indexed import Writer, open_corpus
-from trainer.corpus.info import describe, histogram
+from trainer.corpus.info import Epochs, describe, histogram
+from trainer.corpus.manifest import manifest_path
 from trainer.corpus.shards import merge, shard_name, split
-from trainer.corpus.store import manifest_path
 from trainer.corpus.verify import repair, verify
 from trainer.errors import DataError, InputError
 
@@ -136,12 +136,12 @@ def test_uncounted_ends_are_found_and_counted_exactly(tmp_path: Path, end: int) 
     prefix = with_defect(tmp_path / "c", DOCUMENTS, end)
     assert any("clusterctl data repair" in one.remedy for one in verify(prefix).findings)
     before = pair_bytes(prefix)
-    assert repair(prefix, dry_run=True)["repaired"] is False and pair_bytes(prefix) == before
+    assert repair(prefix, dry_run=True).repaired is False and pair_bytes(prefix) == before
     answer = repair(prefix)
-    assert (answer["tokens_before"], answer["tokens"], answer["end_of_document"]) == (48, 52, end)
+    assert (answer.tokens_before, answer.tokens, answer.end_of_document) == (48, 52, end)
     assert pair_bytes(prefix) == pair_bytes(written(tmp_path / "right", ended(DOCUMENTS, end)))
     assert (tmp_path / "c.idx.before").read_bytes() == before[1]
-    assert verify(prefix).findings == () and repair(prefix)["why"] == "there is nothing to repair"
+    assert verify(prefix).findings == () and repair(prefix).why == "there is nothing to repair"
 
 
 def test_a_repair_can_leave_the_pair_as_it_is(tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def documents_of(prefix: Path) -> list[list[int]]:
 def test_shards_joined_are_the_corpus_again(pair: Path, parts: int) -> None:
     made = split(pair, pair.with_name("s"), parts=parts)
     names = [shard_name(pair.with_name("s"), number, parts) for number in range(parts)]
-    assert [one["prefix"] for one in made] == [str(name) for name in names]
-    sizes = [one["tokens"] for one in made]
-    assert min(one["documents"] for one in made) > 0 and max(sizes) < 2 * sum(sizes) / parts + 200
+    assert [one.prefix for one in made] == [str(name) for name in names]
+    sizes = [one.tokens for one in made]
+    assert min(one.documents for one in made) > 0 and max(sizes) < 2 * sum(sizes) / parts + 200
     merge(names, pair.with_name("m"))
     assert pair_bytes(pair.with_name("m")) == pair_bytes(pair)
     assert all(verify(name).findings == () for name in [*names, pair.with_name("m")])
@@ -191,7 +191,7 @@ def test_shards_joined_are_the_corpus_again(pair: Path, parts: int) -> None:
 
 def test_shares_are_cut_as_the_trainer_cuts_them(pair: Path) -> None:
     made = split(pair, pair.with_name("s"), fractions="80,20,0")
-    assert [(one["prefix"].rsplit("-", 1)[1], one["documents"]) for one in made] == [
+    assert [(one.prefix.rsplit("-", 1)[1], one.documents) for one in made] == [
         ("train", 12),
         ("valid", 3),
     ]
@@ -230,7 +230,7 @@ def test_what_does_not_belong_together_is_not_merged(pair: Path, tmp_path: Path)
     with pytest.raises(DataError, match="was made with the tokenizer 000000000000, but"):
         merge([pair, pair.with_name("d")], tmp_path / "m")
     with pytest.raises(DataError, match="is one of those to be merged"):
-        merge([pair], pair, replace=True)
+        merge([pair], pair, overwrite=True)
 
 
 def test_splits_that_make_no_sense_are_refused(pair: Path) -> None:
@@ -242,7 +242,7 @@ def test_splits_that_make_no_sense_are_refused(pair: Path) -> None:
     split(pair, out, parts=2)
     with pytest.raises(DataError, match="exists already"):
         split(pair, out, parts=2)
-    split(pair, out, parts=2, replace=True)
+    split(pair, out, parts=2, overwrite=True)
 
 
 # -- info
@@ -250,10 +250,10 @@ def test_splits_that_make_no_sense_are_refused(pair: Path) -> None:
 
 def test_info_tells_lengths_samples_and_epochs(pair: Path, material: Path) -> None:
     found = describe(pair, samples=2, budget=10 * len(open_corpus(pair).tokens))
-    assert (found["documents"], found["eod"], found["ends_in"], found["vocab"]) == (15, 0, 0, 300)
-    assert found["epochs"]["epochs"] == 10
-    assert [one["text"][:11] for one in found["samples"]] == ["the cat sat", "One. Two! T"]
-    assert sum(one["documents"] for one in found["document_lengths"]) == 15
+    assert (found.documents, found.eod, found.ends_in, found.vocab) == (15, 0, 0, 300)
+    assert found.epochs and found.epochs.epochs == 10
+    assert [one.text[:11] for one in found.samples] == ["the cat sat", "One. Two! T"]
+    assert sum(one.documents for one in found.document_lengths) == 15
     done = verb("data-info", str(pair), "--tokens", "2.5B", "--tokenizer", str(material / "tokenizer.json"))
     text = done.stdout.decode()
     for part in (
@@ -264,15 +264,15 @@ def test_info_tells_lengths_samples_and_epochs(pair: Path, material: Path) -> No
         "####",
     ):
         assert part in text
-    assert json.loads(verb("data-info", str(pair), "--json").stdout)["tokens"] == found["tokens"]
+    assert json.loads(verb("data-info", str(pair), "--json").stdout)["tokens"] == found.tokens
 
 
 def test_info_of_a_corpus_without_a_manifest_or_without_tokens(tmp_path: Path) -> None:
     written(tmp_path / "c", DOCUMENTS)
     found = describe(tmp_path / "c", samples=2, budget=5)
-    assert (found["empty_documents"], found["ends_in"], found["samples"]) == (1, None, [])
+    assert (found.empty_documents, found.ends_in, found.samples) == (1, None, ())
     written(tmp_path / "e", [[], []])
-    assert describe(tmp_path / "e", budget=5)["epochs"]["epochs"] is None
+    assert describe(tmp_path / "e", budget=5).epochs == Epochs(5, None)
 
 
 def test_another_tokenizer_than_the_datas_own_is_refused(pair: Path, tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_another_tokenizer_than_the_datas_own_is_refused(pair: Path, tmp_path: P
 
 def test_lengths_fall_into_powers_of_two() -> None:
     shown = histogram(np.array([0, 1, 2, 3, 4, 1024, 1023]))
-    assert [(one["from"], one["below"], one["documents"]) for one in shown if one["documents"]] == [
+    assert [(one.first, one.below, one.documents) for one in shown if one.documents] == [
         (0, 1, 1), (1, 2, 1), (2, 4, 2), (4, 8, 1), (512, 1024, 1), (1024, 2048, 1)]  # fmt: skip
 
 

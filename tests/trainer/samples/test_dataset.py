@@ -11,7 +11,7 @@ import pytest
 
 from trainer.config.data import DataConfig, Source
 from trainer.corpus.indexed import Writer, bin_path, idx_path, write_index
-from trainer.corpus.store import manifest_path
+from trainer.corpus.manifest import manifest_path
 from trainer.errors import DataError
 from trainer.samples.cache import IndexCache
 from trainer.samples.dataset import Batches, Data, Share
