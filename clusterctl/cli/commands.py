@@ -40,7 +40,8 @@ SECTIONS = {
     "Nodes": ("nodes", "exec", "push", "pull", "keeper"),
     "Rank tables": ("ranktable", "hostfile"),
     "Runs": ("plan", "launch", "runs", "status", "attach", "resume", "stop", "logs", "control", "schema"),
-    "Training, data and models": ("data", "checkpoint", "generate", "tensorboard"),
+    "Results": ("report", "compare", "tensorboard"),
+    "Training, data and models": ("data", "checkpoint", "generate"),
 }
 
 TABLE = {
@@ -93,6 +94,8 @@ TABLE = {
     "logs tail": Verb("Show the last lines; -f keeps following", "logs:tail", ssh=True),
     "logs show": Verb("Show the logs of a run", "logs:show", ssh=True),
     "logs pull": Verb("Fetch the logs from the nodes", "logs:pull"),
+    "report": Verb("Write a run as one HTML file", "report:report"),
+    "compare": Verb("Compare runs: settings, losses, speed", "report:compare"),
     "data": Verb("Build, verify and edit training data"),
     "data tokenizer": Verb("Train a tokenizer; add GLM's tokens"),
     "data tokenizer train": Verb("Train a byte-level BPE tokenizer", forwards="tokenizer-train"),

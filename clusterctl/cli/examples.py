@@ -232,6 +232,16 @@ EXAMPLES = {
         clusterctl logs pull last ./logs
         clusterctl logs pull last --dry-run
     """,
+    "report": """
+        clusterctl report last -o report.html
+        clusterctl report demo-1122 --against demo-1121 -o diff.html
+        clusterctl report last --csv steps.csv
+    """,
+    "compare": """
+        clusterctl compare demo-1121 demo-1122
+        clusterctl compare last demo-1121 --html compare.html
+        clusterctl compare last demo-1121 --tolerance 1e-6 --json
+    """,
     "data": """
         clusterctl data build --input corpus.jsonl --tokenizer tokenizer.json --output data/corpus --append-eod
         clusterctl data info data/corpus

@@ -1,0 +1,34 @@
+"""Export a run's metrics as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import TYPE_CHECKING
+
+from clusterctl.report.history import COLUMNS, read_history
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.run_folder import RunDir
+
+HEAD = ("event", "step", "attempt", *COLUMNS)
+
+
+def as_csv(run: RunDir) -> str:
+    """Return the steps and evaluations of a run as CSV, in the order in which they were done."""
+    history = read_history(run)
+    attempts = [start.get("attempt", "") for start in history.starts] or [""]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEAD)
+    steps = history.steps
+    columns = [steps[name] for name in COLUMNS]
+    for index, step in enumerate(steps.step):
+        values = ["" if math.isnan(column[index]) else f"{column[index]:.10g}" for column in columns]
+        writer.writerow(["step", step, attempts[min(steps.start[index], len(attempts) - 1)], *values])
+    blank = [""] * (len(COLUMNS) - 2)
+    for line in history.evals:
+        attempt = attempts[min(line["start"], len(attempts) - 1)]
+        writer.writerow(["eval", line["step"], attempt, line["loss"], *blank, line.get("time", "")])
+    return text.getvalue()
