@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from trainer.corpus.commands import add_verbs
 from trainer.env import Env
 from trainer.errors import InputError, TrainerError
+from trainer.weights.commands import add_verbs as add_weights_verbs
 
 
 def _check(_: argparse.Namespace) -> int:
@@ -160,6 +161,7 @@ def _parser(called: str) -> argparse.ArgumentParser:
         "--run-dir", type=Path, help="where metrics and checkpoints go (default: the folder of the config)"
     )
     add_verbs(verb)
+    add_weights_verbs(verb)
     board = verb(
         "tensorboard", _tensorboard, "write a run's metrics as TensorBoard's files, with Megatron's tags"
     )

@@ -107,10 +107,12 @@ TABLE = {
     "data split": Verb("Split a corpus into parts", forwards="data-split"),
     "data merge": Verb("Merge .bin/.idx pairs", forwards="data-merge"),
     "data scatter": Verb("Distribute the shards of a corpus over nodes", "trainer:scatter", ssh=True),
-    "checkpoint": Verb("List, verify, compare, fetch and prune checkpoints"),
+    "checkpoint": Verb("List, verify, convert and prune checkpoints"),
     "checkpoint list": Verb("List checkpoints and where they are", "checkpoint:list_", ssh=True),
     "checkpoint info": Verb("Show a checkpoint and where its files are", "checkpoint:info", ssh=True),
     "checkpoint verify": Verb("Compare every file with its hash", "checkpoint:verify", ssh=True),
+    "checkpoint import": Verb("Convert other programs' checkpoints to ours", "weights:import_"),
+    "checkpoint export": Verb("Convert a checkpoint for another program", "weights:export"),
     "generate": Verb("Generate text from a checkpoint", "trainer:generate"),
     "tensorboard": Verb("Write TensorBoard files from a run", "trainer:tensorboard"),
 }

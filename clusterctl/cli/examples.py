@@ -305,6 +305,14 @@ EXAMPLES = {
         clusterctl checkpoint verify last --all
         clusterctl checkpoint verify runs/demo-1/checkpoints/step-00000100
     """,
+    "checkpoint import": """
+        clusterctl checkpoint import downloads/gpt2 -o weights/gpt2
+        clusterctl checkpoint import downloads/gpt2 -o weights/gpt2 --dry-run
+    """,
+    "checkpoint export": """
+        clusterctl checkpoint export last --to hf -o exports/gpt2
+        clusterctl checkpoint export runs/demo-1/checkpoints/step-100 --to hf --dtype bf16 -o exports/gpt2
+    """,
     "generate": """
         clusterctl generate last --prompt 'A class definition'
         clusterctl generate last -p 'A class' --max-tokens 200 --temperature 0

@@ -14,7 +14,7 @@ from trainer.errors import CheckpointError
 # The library's own limit.
 MOST_BYTES = 100_000_000
 MOST_DIMENSIONS = 8
-WIDTHS = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "I64": 8, "I32": 4, "U8": 1}
+WIDTHS = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 
 
 @dataclass(frozen=True)

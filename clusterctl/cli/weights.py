@@ -1,0 +1,70 @@
+"""`checkpoint import` and `checkpoint export`: run by the trainer in a separate process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.trainer import checkpoint_of, forward
+
+Output = Annotated[
+    Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write; it must not exist.")
+]
+State = Annotated[
+    bool, typer.Option("--state", help="Convert the state of the optimizer too, if the format has it.")
+]
+
+
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A checkpoint of another program.")],
+    output: Output,
+    form: Annotated[
+        str | None,
+        typer.Option("--from", metavar="FORMAT", help="The format of SRC. Default: detected from its files."),
+    ] = None,
+    *,
+    state: State = False,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """Write another program's checkpoint as one of ours.
+
+    The result is a checkpoint of step 0, or with --state of the step where the other program saved it. Start a
+    conversion that was stopped again, and it continues.
+    """
+    arguments = [str(source), "--output", str(output), *(["--from", form] if form else [])]
+    forward("checkpoint import", "checkpoint-import", [*arguments, *_flags(state, dry_run, as_json)])
+
+
+def export(
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="The format to write: hf.")],
+    output: Output,
+    where: Annotated[
+        str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")
+    ] = "last",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="TYPE", help="The type of the weights: fp32, bf16 or fp16.")
+    ] = "fp32",
+    tensor: Annotated[
+        int, typer.Option("--tensor", min=1, metavar="N", help="Megatron: divide each matrix into N files.")
+    ] = 1,
+    pipeline: Annotated[
+        int, typer.Option("--pipeline", min=1, metavar="N", help="Megatron: divide the layers into N stages.")
+    ] = 1,
+    *,
+    state: State = False,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """Write a checkpoint of ours in the format of another program."""
+    sizes = ["--tensor", str(tensor), "--pipeline", str(pipeline)]
+    arguments = [str(checkpoint_of(where)), "--output", str(output), "--to", to, "--dtype", dtype, *sizes]
+    forward("checkpoint export", "checkpoint-export", [*arguments, *_flags(state, dry_run, as_json)])
+
+
+def _flags(state: bool, dry_run: bool, as_json: bool) -> list[str]:
+    given = {"--state": state, "--dry-run": dry_run, "--json": as_json}
+    return [name for name, wanted in given.items() if wanted]

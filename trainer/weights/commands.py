@@ -1,0 +1,91 @@
+"""The verbs of `clusterctl checkpoint import` and `export`: parse arguments, print the result. Loads no torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import InputError
+
+ADD = Callable[[str, Any, str], argparse.ArgumentParser]
+
+
+def add_verbs(verb: ADD) -> None:
+    """Add both verbs with their arguments."""
+    inward = verb("checkpoint-import", _import, "write another program's checkpoint as one of ours")
+    inward.add_argument("source", type=Path)
+    inward.add_argument("--output", type=Path, required=True, metavar="DIR")
+    inward.add_argument("--from", dest="form", default="", metavar="FORMAT")
+    outward = verb("checkpoint-export", _export, "write a checkpoint of ours in another format")
+    outward.add_argument("source", type=Path)
+    outward.add_argument("--output", type=Path, required=True, metavar="DIR")
+    outward.add_argument("--to", dest="form", required=True, metavar="FORMAT")
+    outward.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
+    outward.add_argument("--tensor", type=int, default=1)
+    outward.add_argument("--pipeline", type=int, default=1)
+    for parser in (inward, outward):
+        parser.add_argument("--state", action="store_true")
+        parser.add_argument("--dry-run", action="store_true")
+        parser.add_argument("--json", action="store_true")
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from trainer.device import prepare_import
+
+    prepare_import()
+    from trainer.weights.convert import import_weights, readable
+
+    _check_format(arguments.form, ["", *readable()], "--from")
+    done = import_weights(
+        arguments.source, arguments.output, arguments.form, arguments.state, arguments.dry_run
+    )
+    _show(done, arguments, f"from {done['from']}")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from trainer.device import prepare_import
+
+    prepare_import()
+    from trainer.weights.contents import Wanted
+    from trainer.weights.convert import export_weights, writable
+
+    _check_format(arguments.form, writable(), "--to")
+    for name in ("tensor", "pipeline"):
+        if getattr(arguments, name) < 1:
+            raise InputError(f"--{name} is {getattr(arguments, name)}; at least 1 is needed")
+    wanted = Wanted(arguments.state, arguments.dtype, arguments.tensor, arguments.pipeline)
+    done = export_weights(arguments.source, arguments.output, arguments.form, wanted, arguments.dry_run)
+    _show(done, arguments, f"to {done['to']}")
+    return 0
+
+
+def _check_format(name: str, known: list[str], option: str) -> None:
+    if name not in known:
+        raise InputError(f"{option} {name}: no such format", f"use one of {', '.join(filter(None, known))}")
+
+
+def _show(done: Mapping[str, Any], arguments: argparse.Namespace, direction: str) -> None:
+    """Print what was done, or with --dry-run what would be."""
+    if arguments.json:
+        sys.stdout.write(json.dumps(done, indent=2) + "\n")
+        return
+    for note in done["notes"]:
+        sys.stderr.write(f"note: {note}\n")
+    model = done["model"]
+    size = f"{model['kind']}, {model['layers']} layers, hidden {model['hidden']}, vocabulary {model['vocab']}"
+    state = "weights and the state of the optimizer" if done["state"] else "weights"
+    lines = [
+        f"{done['output']}: {direction}: {state} of {done['parameters']:,} parameters ({size}), step {done['step']}"
+    ]
+    if arguments.dry_run:
+        lines.append(f"nothing was written; {done['bytes'] / 1e6:,.1f} MB in fp32 would be")
+    else:
+        lines.append(f"{done['bytes'] / 1e6:,.1f} MB in fp32, {done['seconds']:.1f} s, verified")
+    if done.get("resumed_files"):
+        lines.append(f"{done['resumed_files']} files were there from a conversion that was stopped")
+    sys.stdout.write("".join(f"{line}\n" for line in lines))

@@ -1,0 +1,142 @@
+"""The two commands: detect a format, read it, and write another, with progress."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.manifest import MANIFEST
+from trainer.checkpoint.store import in_use
+from trainer.errors import InputError
+from trainer.weights.contents import Contents, Report, Wanted
+from trainer.weights.huggingface import is_huggingface, read_huggingface, write_huggingface
+from trainer.weights.ours import read_ours, write_ours
+from trainer.weights.target import Target, identity_of, open_target
+
+# Seconds between two lines of progress.
+REDRAW = 0.2
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of another program; a function that is None is not supported."""
+
+    title: str
+    recognises: Callable[[Path], bool] | None = None
+    read: Callable[[Path, bool], Contents] | None = None
+    write: Callable[[Contents, Target, Wanted, Report], None] | None = None
+    state: bool = False
+    """Whether it can hold the optimizer's state."""
+
+
+FORMATS: Mapping[str, Format] = {
+    "hf": Format("Hugging Face", is_huggingface, read_huggingface, write_huggingface),
+}
+
+
+def import_weights(
+    source: Path, output: Path, name: str = "", state: bool = False, dry_run: bool = False
+) -> dict[str, Any]:
+    """Write another program's checkpoint as one of ours; return what was done."""
+    began = time.monotonic()
+    name = name or detected(source)
+    read = FORMATS[name].read
+    if read is None:
+        raise InputError(f"{FORMATS[name].title} cannot be imported", "name another format with --from")
+    contents = read(source, state)
+    answer = _answer(contents, output, {"from": name})
+    if dry_run:
+        return answer
+    identity = identity_of(source, {"format": name, "state": state, "version": 1})
+    with open_target(output, identity, answer["bytes"]) as target:
+        write_ours(contents, target, _shown("import"))
+        target.publish()
+    return {**answer, "resumed_files": target.resumed, "seconds": time.monotonic() - began}
+
+
+def export_weights(
+    checkpoint: Path, output: Path, name: str, wanted: Wanted, dry_run: bool = False
+) -> dict[str, Any]:
+    """Write a checkpoint of ours in another format; return what was done."""
+    began = time.monotonic()
+    form = FORMATS[name]
+    if form.write is None:
+        raise InputError(
+            f"a checkpoint cannot be exported to {form.title}", f"use one of {', '.join(writable())}"
+        )
+    if wanted.state and not form.state:
+        raise InputError(f"{form.title} has no place for the optimizer's state", "leave out --state")
+    contents = read_ours(checkpoint, wanted.state)
+    answer = _answer(contents, output, {"to": name, **asdict(wanted)})
+    if dry_run:
+        return answer
+    identity = identity_of(checkpoint, {"format": name, **asdict(wanted), "version": 1})
+    with in_use(checkpoint), open_target(output, identity, answer["bytes"]) as target:
+        form.write(contents, target, wanted, _shown("export"))
+        target.publish()
+    return {**answer, "resumed_files": target.resumed, "seconds": time.monotonic() - began}
+
+
+def readable() -> list[str]:
+    """Return the formats that can be imported."""
+    return [name for name, form in FORMATS.items() if form.read]
+
+
+def writable() -> list[str]:
+    """Return the formats that a checkpoint can be exported to."""
+    return [name for name, form in FORMATS.items() if form.write]
+
+
+def detected(source: Path) -> str:
+    """Return the name of the format of a folder or file."""
+    if not source.exists():
+        raise InputError(f"{source}: no such file or folder", "check the path")
+    if (source / MANIFEST).is_file():
+        raise InputError(f"{source} is a checkpoint of ours already", "use it as it is")
+    found = [name for name, form in FORMATS.items() if form.recognises and form.recognises(source)]
+    if not found:
+        titles = ", ".join(FORMATS[name].title for name in readable())
+        raise InputError(f"{source}: of no format that is known: {titles}", "name its format with --from")
+    return found[0]
+
+
+def _answer(contents: Contents, output: Path, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known before anything is written."""
+    return {
+        "output": str(output),
+        **more,
+        "source": dict(contents.origin),
+        "model": asdict(contents.model),
+        "parameters": contents.model.parameters(),
+        "tensors": len(contents.tensors),
+        "bytes": sum(4 * tensor.bytes // tensor.dtype.itemsize for tensor in contents.tensors.values()),
+        "step": contents.progress.step,
+        "state": contents.with_state,
+        "notes": list(contents.notes),
+    }
+
+
+def _shown(verb: str) -> Report:
+    """Return a function that draws the progress on a terminal."""
+    if not sys.stderr.isatty():
+        return lambda done, total: None
+    began = last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < REDRAW and done < total:
+            return
+        last = now
+        rate = done / max(now - began, 1e-9)
+        line = (
+            f"{verb} {done / total:4.0%}  {done / 1e9:,.2f} of {total / 1e9:,.2f} GB  {rate / 1e6:,.0f} MB/s"
+        )
+        sys.stderr.write(f"\r\x1b[K{line}" + ("\n" if done >= total else ""))
+        sys.stderr.flush()
+
+    return report

@@ -1,0 +1,279 @@
+"""Folders of Hugging Face: config.json, safetensors files (one, or several with an index), tokenizer, model card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.checkpoint.manifest import check_access
+from trainer.checkpoint.store import TOKENIZER
+from trainer.config.rules import model_faults
+from trainer.corpus.tokenizer import CONFIG, Tokenizer
+from trainer.errors import CheckpointError, DataError, InputError
+from trainer.weights.card import model_card
+from trainer.weights.contents import Contents, Report, Wanted
+from trainer.weights.families import FAMILIES, Family, Keys
+from trainer.weights.files.safetensors import read_safetensors, write_safetensors
+from trainer.weights.files.torch_read import read_torch
+from trainer.weights.lazy import Lazy, cast
+from trainer.weights.ours import SIDE_FILES, shapes_for
+from trainer.weights.rules import check_shapes, refuse_unknown, rules_of, to_ours, to_theirs
+from trainer.weights.target import Target
+
+CONFIG_FILE = "config.json"
+GENERATION = "generation_config.json"
+CARD = "README.md"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+OLD_SINGLE = "pytorch_model.bin"
+OLD_INDEX = "pytorch_model.bin.index.json"
+MOST_JSON = 64 << 20
+SHARD = 4 << 30
+"""Bytes of tensors in a file of an export."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LONG = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def is_huggingface(folder: Path) -> bool:
+    """Return whether a folder is one of Hugging Face."""
+    names = (SINGLE, INDEX, OLD_SINGLE, OLD_INDEX)
+    return (folder / CONFIG_FILE).is_file() and any((folder / name).is_file() for name in names)
+
+
+# -- read ---------------------------------------------------------------------------------------------------
+
+
+def read_huggingface(folder: Path, state: bool) -> Contents:
+    """Return the contents of a folder; nothing of its tensors is read yet."""
+    if state:
+        problem = f"{folder}: Hugging Face's folders hold no state of an optimizer"
+        raise InputError(problem, "leave out --state")
+    check_access(folder)
+    document = read_json(folder / CONFIG_FILE)
+    family = _family_of(document, folder)
+    keys = Keys(f"{folder / CONFIG_FILE}", document)
+    model = family.read(keys)
+    keys.faults += [f"{fault}" for fault in model_faults(model)] if not keys.faults else []
+    keys.check()
+    found = {_bare(name, family): tensor for name, tensor in _tensors(folder).items()}
+    rules = list(rules_of(family.rules, model.layers))
+    tied = {family.head} if family.head not in {name for rule in rules for name in rule.theirs} else set()
+    needed = [name for rule in rules for name in rule.theirs]
+    refuse_unknown(str(folder), needed, found.keys() - tied, family.ignored)
+    shapes = shapes_for(model)
+    tensors = {rule.ours: to_ours(rule, model, found) for rule in rules}
+    check_shapes(str(folder), shapes, tensors)
+    files, notes = _side_files(folder)
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    origin = {"format": "huggingface", "path": str(folder), "family": family.name, "dtype": "/".join(dtypes)}
+    return Contents(model, tensors, origin, files, notes=tuple(notes))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file."""
+    try:
+        if file.stat().st_size > MOST_JSON:
+            raise CheckpointError(f"{file}: larger than {MOST_JSON >> 20} MB")
+        document = json.loads(file.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{file}: not a JSON object")
+    return document
+
+
+def _family_of(document: Mapping[str, Any], folder: Path) -> Family:
+    name = document.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
+        problem = f"{folder / CONFIG_FILE}: model_type is {name!r}"
+        raise CheckpointError(problem, f"these can be mapped: {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def _bare(name: str, family: Family) -> str:
+    """Return the name without what may stand before it."""
+    prefix = next((prefix for prefix in family.prefixes if prefix and name.startswith(prefix)), "")
+    return name[len(prefix) :]
+
+
+def _tensors(folder: Path) -> dict[str, Lazy]:
+    """Return all tensors of a folder by the names in its files."""
+    for single, index, read in (
+        (SINGLE, INDEX, read_safetensors),
+        (OLD_SINGLE, OLD_INDEX, read_torch_tensors),
+    ):
+        if (folder / index).is_file():
+            return dict(_from_shards(folder, index, read))
+        if (folder / single).is_file():
+            return read(folder / single)
+    raise CheckpointError(f"{folder}: has neither {SINGLE} nor {INDEX}")
+
+
+def read_torch_tensors(file: Path) -> dict[str, Lazy]:
+    """Return the tensors of a pytorch_model.bin."""
+    document = read_torch(file)
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{file}: not a mapping of names to tensors")
+    return {name: tensor for name, tensor in document.items() if isinstance(tensor, Lazy)}
+
+
+def _from_shards(folder: Path, index: str, read: Any) -> Iterator[tuple[str, Lazy]]:
+    names = read_json(folder / index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
+        raise CheckpointError(f"{folder / index}: has no weight_map of names to files")
+    shards = {}
+    for file in sorted(set(names.values())):
+        if file != Path(file).name or file in ("", ".", ".."):
+            raise CheckpointError(f"{folder / index}: {file!r} is not the name of a file in this folder")
+        shards[file] = read(folder / file)
+    for name, file in names.items():
+        if name not in shards[file]:
+            raise CheckpointError(f"{folder / file}: does not hold {name}, as {index} says")
+        yield name, shards[file][name]
+
+
+def _side_files(folder: Path) -> tuple[dict[str, Path | bytes], list[str]]:
+    """Return the tokenizer and what else goes into a checkpoint of ours, and notes."""
+    files: dict[str, Path | bytes] = {name: folder / name for name in SIDE_FILES if (folder / name).is_file()}
+    notes = []
+    try:
+        tokenizer = Tokenizer.load(folder)
+        files.setdefault(TOKENIZER, json.dumps(tokenizer.definition()).encode())
+    except DataError as error:
+        if TOKENIZER in files:
+            notes.append(f"the tokenizer is copied, and `generate` cannot use it: {error.message}")
+        else:
+            notes.append(f"there is no tokenizer: {error.message}")
+    return files, notes
+
+
+# -- write --------------------------------------------------------------------------------------------------
+
+
+def write_huggingface(contents: Contents, target: Target, wanted: Wanted, report: Report) -> None:
+    """Write a folder that transformers loads."""
+    family = family_for(contents)
+    tensors = {}
+    for rule in rules_of(family.rules, contents.model.layers):
+        named = to_theirs(rule, contents.model, contents.tensors[rule.ours])
+        for name, tensor in named.items():
+            full = name if name == family.head else f"{next(iter(family.prefixes), '')}{name}"
+            tensors[full] = cast(tensor, DTYPES[wanted.dtype])
+    shards = list(_shards(tensors))
+    names = [SINGLE]
+    if len(shards) > 1:
+        names = [f"model-{at:05d}-of-{len(shards):05d}.safetensors" for at in range(1, len(shards) + 1)]
+    total, done = sum(tensor.bytes for tensor in tensors.values()), 0
+
+    def wrote(size: int) -> None:
+        nonlocal done
+        done += size
+        report(done, total)
+
+    for file, held in zip(names, shards, strict=True):
+        finished = file in target.entries
+        target.write(file, partial(_write_shard, held, wrote))
+        if finished:
+            wrote(sum(tensor.bytes for tensor in held.values()))
+        target.verify(file)
+    if len(shards) > 1:
+        weight_map = {name: file for file, held in zip(names, shards, strict=True) for name in sorted(held)}
+        numbers = sum(tensor.bytes // tensor.dtype.itemsize for tensor in tensors.values())
+        index = {"metadata": {"total_parameters": numbers, "total_size": total}, "weight_map": weight_map}
+        target.write_bytes(INDEX, as_json(index))
+    _write_rest(contents, family, target, wanted)
+
+
+def family_for(contents: Contents) -> Family:
+    """Return the family as which a model of ours can be written: the one that it came from, if it still fits."""
+    fitting = [family for family in FAMILIES.values() if family.fits(contents.model)]
+    if not fitting:
+        problem = f"no family of Hugging Face computes this model: {_variant(contents)}"
+        raise InputError(problem, "export it to another format")
+    origin = contents.origin.get("origin") or {}
+    return next((family for family in fitting if family.name == origin.get("family")), fitting[0])
+
+
+def _variant(contents: Contents) -> str:
+    model = contents.model
+    if model.kind != "gpt":
+        return f"it is a {model.kind}"
+    odd = {"rotary": model.rotary, "swiglu": model.swiglu, "query_groups": model.groups != model.heads}
+    return (
+        ", ".join(name for name, given in odd.items() if given) or "its settings belong to several families"
+    )
+
+
+def _shards(tensors: Mapping[str, Lazy]) -> Iterator[dict[str, Lazy]]:
+    current, size = dict[str, Lazy](), 0
+    for name, tensor in tensors.items():
+        if current and size + tensor.bytes > SHARD:
+            yield current
+            current, size = {}, 0
+        current[name] = tensor
+        size += tensor.bytes
+    yield current
+
+
+def _write_shard(held: Mapping[str, Lazy], wrote: Any, file: Path) -> Mapping[str, Any]:
+    return write_safetensors(file, held, {"format": "pt"}, wrote)
+
+
+def _write_rest(contents: Contents, family: Family, target: Target, wanted: Wanted) -> None:
+    """Write the config, the tokenizer, the generation config and the model card."""
+    ends = _ends(contents)
+    dtype = LONG[DTYPES[wanted.dtype]]
+    config = {
+        "architectures": [family.architecture],
+        "model_type": family.name,
+        **family.write(contents.model),
+        **{key: ends["id"] for key in ("bos_token_id", "eos_token_id") if ends},
+        "tie_word_embeddings": True,
+        # The new spelling and the old one.
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "use_cache": True,
+    }
+    target.write_bytes(CONFIG_FILE, as_json(config))
+    for name, content in contents.files.items():
+        target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
+    if TOKENIZER in contents.files and CONFIG not in contents.files:
+        target.write_bytes(CONFIG, as_json(_tokenizer_config(contents, ends)))
+    if GENERATION not in contents.files:
+        generation = {key: ends["id"] for key in ("bos_token_id", "eos_token_id") if ends}
+        target.write_bytes(GENERATION, as_json({"_from_model_config": True, **generation}))
+    target.write_bytes(CARD, model_card(contents, wanted.dtype).encode())
+
+
+def _ends(contents: Contents) -> dict[str, Any]:
+    """Return the token that ends a document and its id; nothing without a tokenizer that has it."""
+    file = contents.files.get(TOKENIZER)
+    if not isinstance(file, Path):
+        return {}
+    try:
+        tokenizer = Tokenizer.load(file)
+    except DataError:
+        return {}
+    return {"id": tokenizer.eod, "token": tokenizer.token_of(tokenizer.eod)}
+
+
+def _tokenizer_config(contents: Contents, ends: Mapping[str, Any]) -> dict[str, Any]:
+    named = {key: ends["token"] for key in ("bos_token", "eos_token") if ends}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": contents.model.sequence,
+        "clean_up_tokenization_spaces": False,
+        **named,
+    }
+
+
+def as_json(document: object) -> bytes:
+    """Return the bytes of a JSON file."""
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,147 @@
+"""Tensors that are read when they are used, so that a conversion never holds more than one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+BLOCK = 16 << 20
+"""Bytes of the rows that are converted at a time."""
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """A tensor of at least one dimension; `read(start, stop)` returns its rows [start, stop)."""
+
+    shape: Shape
+    dtype: torch.dtype
+    read: Callable[[int, int], Tensor]
+    at_once: bool = False
+    """Whether reading some rows costs as much as reading all of them."""
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """Return the bytes of a row."""
+        numbers = 1
+        for size in self.shape[1:]:
+            numbers *= size
+        return numbers * self.dtype.itemsize
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    def whole(self) -> Tensor:
+        return self.read(0, self.rows)
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Yield all rows in order, about BLOCK bytes at a time."""
+        step = max(1, BLOCK // max(1, self.row_bytes))
+        if self.at_once:
+            yield from self.whole().split(step)
+            return
+        for start in range(0, self.rows, step):
+            yield self.read(start, min(self.rows, start + step))
+
+
+def in_memory(tensor: Tensor) -> Lazy:
+    """Return a tensor that is in memory already."""
+    return Lazy(tuple(tensor.shape), tensor.dtype, lambda start, stop: tensor[start:stop])
+
+
+def zeros(shape: Shape, dtype: torch.dtype) -> Lazy:
+    """Return a tensor of zeros."""
+    return Lazy(shape, dtype, lambda start, stop: torch.zeros((stop - start, *shape[1:]), dtype=dtype))
+
+
+def rows_of(inner: Lazy, first: int, last: int) -> Lazy:
+    """Return the rows [first, last) as a tensor."""
+    shape = (last - first, *inner.shape[1:])
+    return Lazy(
+        shape, inner.dtype, lambda start, stop: inner.read(first + start, first + stop), inner.at_once
+    )
+
+
+def stacked(parts: Sequence[Lazy]) -> Lazy:
+    """Return the rows of all parts, one part after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    ends = [0]
+    for part in parts:
+        ends.append(ends[-1] + part.rows)
+
+    def read(start: int, stop: int) -> Tensor:
+        found = [
+            part.read(max(start, begin) - begin, min(stop, end) - begin)
+            for part, begin, end in zip(parts, ends, ends[1:], strict=False)
+            if max(start, begin) < min(stop, end)
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    shape = (ends[-1], *parts[0].shape[1:])
+    return Lazy(shape, parts[0].dtype, read, any(part.at_once for part in parts))
+
+
+def side_by_side(parts: Sequence[Lazy]) -> Lazy:
+    """Return the columns of all parts, one part after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    shape = (parts[0].rows, sum(part.shape[1] for part in parts), *parts[0].shape[2:])
+    at_once = any(part.at_once for part in parts)
+    return Lazy(
+        shape,
+        parts[0].dtype,
+        lambda start, stop: torch.cat([part.read(start, stop) for part in parts], 1),
+        at_once,
+    )
+
+
+def columns_of(inner: Lazy, first: int, last: int) -> Lazy:
+    """Return the columns [first, last) as a tensor."""
+    shape = (inner.rows, last - first, *inner.shape[2:])
+    return Lazy(
+        shape,
+        inner.dtype,
+        lambda start, stop: inner.read(start, stop)[:, first:last].contiguous(),
+        inner.at_once,
+    )
+
+
+def transposed(inner: Lazy) -> Lazy:
+    """Return the transpose of a matrix."""
+    rows, columns = inner.shape
+    return Lazy(
+        (columns, rows),
+        inner.dtype,
+        lambda start, stop: inner.whole().t()[start:stop].contiguous(),
+        at_once=True,
+    )
+
+
+def reshaped(inner: Lazy, shape: Shape) -> Lazy:
+    """Return the same numbers in another shape."""
+    return Lazy(
+        shape, inner.dtype, lambda start, stop: inner.whole().reshape(shape)[start:stop], at_once=True
+    )
+
+
+def cast(inner: Lazy, dtype: torch.dtype) -> Lazy:
+    """Return the numbers in another type."""
+    if dtype == inner.dtype:
+        return inner
+    return Lazy(inner.shape, dtype, lambda start, stop: inner.read(start, stop).to(dtype), inner.at_once)
+
+
+def padded(inner: Lazy, rows: int) -> Lazy:
+    """Return the tensor followed by rows of zeros, `rows` in all."""
+    if rows == inner.rows:
+        return inner
+    return stacked([inner, zeros((rows - inner.rows, *inner.shape[1:]), inner.dtype)])

@@ -1,0 +1,201 @@
+"""Our own checkpoints as contents, and contents as a checkpoint of ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import native
+from trainer.checkpoint.manifest import FORMAT, MANIFEST, PARTS, encode_manifest
+from trainer.checkpoint.names import Shape, tensor_table
+from trainer.checkpoint.part import MOMENTS, Part, whole_box
+from trainer.checkpoint.read import read_parts
+from trainer.checkpoint.store import TOKENIZER, Checkpoint, open_checkpoint, verify, verify_file
+from trainer.checkpoint.write import write_parts
+from trainer.config.model_sizes import ModelConfig
+from trainer.config.reader import read_section
+from trainer.config.rules import model_faults
+from trainer.config.train_config import TrainConfig
+from trainer.corpus.tokenizer import CONFIG
+from trainer.engine.rank_state import shapes_of
+from trainer.errors import CheckpointError, Fault
+from trainer.model.glm import GLM
+from trainer.model.gpt import GPT
+from trainer.weights.contents import Contents, Progress, Report
+from trainer.weights.lazy import Lazy
+from trainer.weights.rules import check_shapes, refuse_unknown, with_moments
+from trainer.weights.target import Target
+
+LEAST_FILE = 128 << 20
+"""Bytes of a file of an imported checkpoint; half of the largest tensor, where that is more."""
+SIDE_FILES = (
+    TOKENIZER,
+    CONFIG,
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "added_tokens.json",
+)
+"""Files beside the tensors that an import takes along and an export writes again."""
+
+
+def shapes_for(model: ModelConfig) -> dict[str, Shape]:
+    """Return the logical tensors of a model and their shapes."""
+    with torch.device("meta"):
+        return shapes_of((GLM if model.kind == "glm" else GPT)(model, native.choose("cpu")))
+
+
+# -- read ---------------------------------------------------------------------------------------------------
+
+
+def read_ours(folder: Path, state: bool) -> Contents:
+    """Return the contents of a checkpoint of ours; its tensors are verified while they are read."""
+    found = open_checkpoint(folder)
+    if found.is_old:
+        verify(folder)
+    faults: list[Fault] = []
+    model = read_section(ModelConfig, found.manifest["config"]["model"], "model", faults)
+    faults += model_faults(model)
+    if faults:
+        raise CheckpointError(f"{folder}: {faults[0]}")
+    shapes, names = shapes_for(model), list(found.weights)
+    if state:
+        names = with_moments(names)
+        if names[-1] not in found.table:
+            problem = f"{folder}: holds weights alone: it has no state of an optimizer"
+            raise CheckpointError(problem, "leave out --state")
+    tensors = {name: _lazy(found, name) for name in names}
+    refuse_unknown(str(folder), shapes, found.weights)
+    check_shapes(str(folder), shapes, tensors)
+    for name in set(found.files) - {file for file in found.files if file.endswith(PARTS)}:
+        verify_file(found, name)
+    manifest = found.manifest
+    progress = Progress(
+        found.step,
+        int(manifest["optimizer_steps"]),
+        int(manifest["consumed_samples"]),
+        manifest.get("loss_scale", {}),
+    )
+    facts = {key: manifest.get(key) for key in ("tokens", "loss", "eval_loss", "origin") if manifest.get(key)}
+    origin = {"format": "clusterctl", "path": str(folder), **facts}
+    files = {name: folder / name for name in SIDE_FILES if name in found.files}
+    return Contents(model, tensors, origin, files, progress, manifest["config"])
+
+
+def _lazy(found: Checkpoint, name: str) -> Lazy:
+    shape = found.table[name]
+    whole = Part(name, shape, whole_box(shape), torch.empty(0))
+    pieces = cache(lambda: found.pieces_for([whole]))
+
+    def read(start: int, stop: int) -> Tensor:
+        rows = torch.empty((stop - start, *shape[1:]))
+        part = Part(name, shape, ((start, stop), *whole_box(shape[1:])), rows)
+        read_parts(found.path, [part], pieces(), found.digests)
+        return rows
+
+    return Lazy(shape, torch.float32, read)
+
+
+# -- write --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows of a tensor that go into one file."""
+
+    key: str
+    first: int
+    last: int
+
+
+def write_ours(contents: Contents, target: Target, report: Report) -> None:
+    """Write a checkpoint of ours, file by file, and compare it with the hashes in its manifest."""
+    shapes = shapes_for(contents.model)
+    refuse_unknown("the source", shapes, contents.parameters)
+    check_shapes("the source", shapes, contents.tensors)
+    table = tensor_table(shapes, contents.with_state)
+    total, done = sum(contents.tensors[key].rows * _row_bytes(shape) for key, shape in table.items()), 0
+    names = []
+    for number, slices in enumerate(_files(contents.tensors, table)):
+        name = f"part-{number:05d}{PARTS}"
+        names.append(name)
+        target.write(name, partial(_write_file, contents.tensors, table, slices))
+        done += sum((piece.last - piece.first) * _row_bytes(table[piece.key]) for piece in slices)
+        report(done, total)
+    for name, content in contents.files.items():
+        names.append(name)
+        target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
+    entries = {name: dict(target.entries[name]) for name in names}
+    tensors = {key: {"dtype": "F32", "shape": list(shape)} for key, shape in table.items()}
+    head = {"format": FORMAT, "step": contents.progress.step}
+    manifest = {**head, **_facts(contents), "tensors": tensors, "files": entries}
+    target.write_bytes(MANIFEST, encode_manifest(manifest))
+    verify(target.aside)
+
+
+def _row_bytes(shape: Shape) -> int:
+    numbers = 4
+    for size in shape[1:]:
+        numbers *= size
+    return numbers
+
+
+def _files(tensors: Mapping[str, Lazy], table: Mapping[str, Shape]) -> Iterator[list[Slice]]:
+    """Yield the slices of each file, in the order of the table."""
+    largest = max(shape[0] * _row_bytes(shape) for shape in table.values())
+    most = max(LEAST_FILE, largest // 2)
+    current, size = list[Slice](), 0
+    for key, shape in table.items():
+        each = _row_bytes(shape)
+        step = shape[0] if tensors[key].at_once else max(1, most // each)
+        for first in range(0, shape[0], step):
+            last = min(shape[0], first + step)
+            if current and size + (last - first) * each > most:
+                yield current
+                current, size = [], 0
+            current.append(Slice(key, first, last))
+            size += (last - first) * each
+    yield current
+
+
+def _write_file(
+    tensors: Mapping[str, Lazy], table: Mapping[str, Shape], slices: Sequence[Slice], file: Path
+) -> dict[str, Any]:
+    parts = []
+    for piece in slices:
+        shape = table[piece.key]
+        box = ((piece.first, piece.last), *whole_box(shape[1:]))
+        rows = tensors[piece.key].read(piece.first, piece.last).to(torch.float32).contiguous()
+        if not piece.key.startswith(MOMENTS) and not torch.isfinite(rows).all():
+            raise CheckpointError(f"{piece.key} holds numbers that are not finite")
+        parts.append(Part(piece.key, shape, box, rows))
+    return write_parts(file, parts, table).as_json()
+
+
+def _facts(contents: Contents) -> dict[str, Any]:
+    """Return the entries of the manifest that do not come from the files."""
+    progress = contents.progress
+    config = {**TrainConfig().as_json(), **contents.config, "model": asdict(contents.model)}
+    layout = {"world": 1, "data": 1, "tensor": 1, "pipeline": 1, "zero": 0, "engine": "import"}
+    return {
+        "state": "all" if contents.with_state else "weights",
+        "optimizer_steps": progress.optimizer_steps,
+        "consumed_samples": progress.consumed_samples,
+        "tokens": progress.consumed_samples * contents.model.sequence,
+        "loss": None,
+        "eval_loss": None,
+        "loss_scale": dict(progress.loss_scale),
+        "layout": layout,
+        "config": config,
+        "data": {},
+        "origin": dict(contents.origin),
+        "torch": torch.__version__,
+        "time": time.time(),
+    }

@@ -1,0 +1,171 @@
+"""Tables of names: which tensors of another program are one of ours, and how their numbers are arranged.
+
+A rule holds in both directions, so that one table serves the import and the export of a family. The optimizer's
+averages are arranged as the parameter that they belong to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from trainer.checkpoint.part import MOMENTS
+from trainer.config.model_sizes import ModelConfig
+from trainer.errors import CheckpointError
+from trainer.weights.lazy import Lazy, Shape, rows_of, stacked, transposed
+
+LAYER = "{n}"
+
+
+class Rows(Enum):
+    """The order of the rows of another program's projection to queries, keys and values."""
+
+    SECTIONS = "all queries, all keys, all values"
+    GROUPS = "for each group its queries, its key, its value"
+    NUMBERS = "for each head, for each of its numbers, query, key, value"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One tensor of ours and those of another program; `{n}` stands for the number of the layer."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    """Several: the rows of ours, one tensor after the other."""
+    transposed: bool = False
+    rows: Rows = Rows.SECTIONS
+
+    def of_layer(self, ours: int, theirs: int | None = None) -> Rule:
+        """Return the rule of one layer, which may have another number there."""
+        number = str(ours if theirs is None else theirs)
+        names = tuple(name.replace(LAYER, number) for name in self.theirs)
+        return Rule(self.ours.replace(LAYER, str(ours)), names, self.transposed, self.rows)
+
+
+def rule(ours: str, *theirs: str, transposed: bool = False, rows: Rows = Rows.SECTIONS) -> Rule:
+    """Return a rule."""
+    return Rule(ours, theirs, transposed, rows)
+
+
+def rules_of(rules: Sequence[Rule], layers: int) -> Iterator[Rule]:
+    """Yield the rules of a model with so many layers."""
+    for entry in rules:
+        if LAYER in entry.ours:
+            yield from (entry.of_layer(number) for number in range(layers))
+        else:
+            yield entry
+
+
+def sections_of(model: ModelConfig, ours: str) -> tuple[int, ...]:
+    """Return the rows of each section of one of our tensors; () where it has one."""
+    if ".attention.qkv." in ours:
+        keys = model.groups * model.head_size
+        return (model.qkv_width - 2 * keys, keys, keys)
+    if ".feed_forward.up." in ours and model.swiglu:
+        return (model.inner, model.inner)
+    return ()
+
+
+def to_ours(entry: Rule, model: ModelConfig, found: Mapping[str, Lazy]) -> Lazy:
+    """Return our tensor of a rule from theirs."""
+    parts = [found[name] for name in entry.theirs]
+    joined = stacked([transposed(part) if entry.transposed else part for part in parts])
+    if entry.rows is Rows.GROUPS:
+        return from_groups(joined, model)
+    if entry.rows is Rows.NUMBERS:
+        return permuted(joined, number_order(model))
+    return joined
+
+
+def to_theirs(entry: Rule, model: ModelConfig, ours: Lazy) -> dict[str, Lazy]:
+    """Return their tensors of a rule from ours."""
+    if entry.rows is Rows.GROUPS:
+        ours = to_groups(ours, model)
+    elif entry.rows is Rows.NUMBERS:
+        ours = permuted(ours, torch.argsort(number_order(model)))
+    if len(entry.theirs) == 1:
+        return {entry.theirs[0]: transposed(ours) if entry.transposed else ours}
+    sections, first, parts = sections_of(model, entry.ours), 0, {}
+    for name, size in zip(entry.theirs, sections, strict=True):
+        part = rows_of(ours, first, first + size)
+        parts[name] = transposed(part) if entry.transposed else part
+        first += size
+    return parts
+
+
+def from_groups(theirs: Lazy, model: ModelConfig) -> Lazy:
+    """Return sections of queries, keys and values, from rows in groups."""
+    size, queries = model.head_size, model.heads // model.groups
+    each = (queries + 2) * size
+    starts = [group * each for group in range(model.groups)]
+    parts = [rows_of(theirs, start, start + queries * size) for start in starts]
+    for at in (queries, queries + 1):
+        parts += [rows_of(theirs, start + at * size, start + (at + 1) * size) for start in starts]
+    return stacked(parts)
+
+
+def to_groups(ours: Lazy, model: ModelConfig) -> Lazy:
+    """Return rows in groups, from sections of queries, keys and values."""
+    size, queries = model.head_size, model.heads // model.groups
+    keys = sections_of(model, ".attention.qkv.")[0]
+    values = keys + model.groups * size
+    parts = []
+    for group in range(model.groups):
+        parts.append(rows_of(ours, group * queries * size, (group + 1) * queries * size))
+        parts += [rows_of(ours, start + group * size, start + (group + 1) * size) for start in (keys, values)]
+    return stacked(parts)
+
+
+def permuted(inner: Lazy, order: torch.Tensor) -> Lazy:
+    """Return the rows in another order: row i is the inner tensor's row order[i]."""
+    return Lazy(
+        inner.shape,
+        inner.dtype,
+        lambda start, stop: inner.whole()[order[start:stop]],
+        at_once=True,
+    )
+
+
+def number_order(model: ModelConfig) -> torch.Tensor:
+    """Return for each row of our sections its place where query, key and value of a number are neighbours."""
+    heads, size = model.heads, model.head_size
+    return torch.arange(3 * heads * size).view(heads, size, 3).permute(2, 0, 1).reshape(-1)
+
+
+def refuse_unknown(
+    source: str, needed: Collection[str], found: Collection[str], ignored: str = r"(?!)"
+) -> None:
+    """Raise a CheckpointError that names tensors that are missing, or that no rule maps."""
+    missing = sorted(set(needed) - set(found))
+    unknown = sorted(name for name in set(found) - set(needed) if not re.fullmatch(ignored, name))
+    faults = []
+    if missing:
+        faults.append(f"{source}: lacks {_some(missing)}")
+    if unknown:
+        faults.append(f"{source}: holds {_some(unknown)}, which this kind of model does not have")
+    if faults:
+        raise CheckpointError("\n".join(faults), "check that the config belongs to these weights")
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def check_shapes(source: str, wanted: Mapping[str, Shape], found: Mapping[str, Lazy]) -> None:
+    """Raise a CheckpointError that names tensors whose shape is not the one that the config makes."""
+    faults = [
+        f"{source}: {name} is {list(found[name].shape)}, and the config makes it {list(shape)}"
+        for name, shape in wanted.items()
+        if name in found and found[name].shape != shape
+    ]
+    if faults:
+        raise CheckpointError("\n".join(faults[:5]), "check that the config belongs to these weights")
+
+
+def with_moments(names: Sequence[str]) -> list[str]:
+    """Return names and those of their averages."""
+    return [*names, *(f"{moment}.{name}" for moment in MOMENTS for name in names)]

@@ -1,0 +1,146 @@
+"""The folder that a conversion writes: under a temporary name, continued after a kill, renamed when it is complete."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.disk import disk_failures
+from trainer.errors import InputError, TrainingFailed
+from trainer.files import sha256, sync
+
+UNFINISHED = ".unfinished-"
+JOURNAL = ".journal"
+
+
+class Target:
+    """Files of a folder that appears whole. A file that the journal names is not written again."""
+
+    def __init__(self, path: Path, aside: Path, journal: int, done: dict[str, dict[str, Any]]) -> None:
+        self.path, self.aside = path, aside
+        self._journal, self._done = journal, done
+        self.resumed = len(done)
+        """Files that an earlier conversion, which was killed, had finished."""
+
+    @property
+    def entries(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return what the journal says of each finished file: its size, its hash and more."""
+        return self._done
+
+    def write(self, name: str, write: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Have `write` make a file, if it is not finished yet; return its entry."""
+        if name not in self._done:
+            file = self.aside / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.unlink(missing_ok=True)
+            entry = dict(write(file))
+            line = json.dumps({"name": name, **entry}) + "\n"
+            os.write(self._journal, line.encode())
+            os.fsync(self._journal)
+            self._done[name] = entry
+        return self._done[name]
+
+    def write_bytes(self, name: str, content: bytes) -> Mapping[str, Any]:
+        """Write a small file."""
+
+        def write(file: Path) -> dict[str, Any]:
+            file.write_bytes(content)
+            sync(file)
+            return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+        return self.write(name, write)
+
+    def verify(self, name: str) -> None:
+        """Read a file again and compare it with what was written."""
+        entry = self._done[name]
+        if sha256(self.aside / name) != entry["sha256"]:
+            problem = f"{self.path / name}: the disk does not return what was written to it"
+            raise TrainingFailed(problem, "look at the disk of this folder, and try again")
+
+    def publish(self) -> None:
+        """Give the folder its name."""
+        (self.aside / JOURNAL).unlink()
+        for folder, _, _ in os.walk(self.aside):
+            sync(Path(folder))
+        with contextlib.suppress(FileNotFoundError, OSError):
+            # An empty folder may stand there.
+            self.path.rmdir()
+        os.rename(self.aside, self.path)
+        sync(self.path.parent)
+
+
+@contextlib.contextmanager
+def open_target(path: Path, identity: Mapping[str, Any], need: int) -> Iterator[Target]:
+    """Yield the target of a conversion that `identity` tells from others; `need`: bytes that it will take."""
+    path = path.resolve()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} exists", "remove it, or name another folder with -o")
+    aside = path.with_name(f"{UNFINISHED}{path.name}")
+    with disk_failures(path, need):
+        aside.mkdir(parents=True, exist_ok=True)
+        journal = os.open(aside / JOURNAL, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(journal, path)
+            done = _finished(journal, identity, aside)
+            _check_room(path, need - sum(int(entry["bytes"]) for entry in done.values()))
+            yield Target(path, aside, journal, done)
+        finally:
+            os.close(journal)
+
+
+def _lock(journal: int, path: Path) -> None:
+    try:
+        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"{path} is being written by another conversion", "wait for it") from None
+
+
+def _finished(journal: int, identity: Mapping[str, Any], aside: Path) -> dict[str, dict[str, Any]]:
+    """Return the entries of files that the same conversion has finished; of another one, remove everything."""
+    first = json.dumps(identity, sort_keys=True)
+    content = os.pread(journal, os.fstat(journal).st_size, 0).decode(errors="replace")
+    lines = content.split("\n")
+    done = {}
+    if lines[0] == first:
+        # The last line may be half written.
+        for line in lines[1:-1]:
+            entry = json.loads(line)
+            name = entry.pop("name")
+            file = aside / name
+            if file.is_file() and file.stat().st_size == entry["bytes"]:
+                done[name] = entry
+        os.ftruncate(journal, len("\n".join(lines[:-1]).encode()) + 1)
+    else:
+        for found in aside.iterdir():
+            if found.name != JOURNAL:
+                shutil.rmtree(found) if found.is_dir() else found.unlink()
+        os.ftruncate(journal, 0)
+        os.pwrite(journal, f"{first}\n".encode(), 0)
+        os.fsync(journal)
+    os.lseek(journal, 0, os.SEEK_END)
+    return done
+
+
+def _check_room(path: Path, need: int) -> None:
+    status = os.statvfs(path.parent)
+    free = status.f_bavail * status.f_frsize
+    if need > free:
+        problem = f"{path}: {need / 1e6:,.0f} MB are needed, and the disk has {free / 1e6:,.0f} MB left"
+        raise InputError(problem, "make room, or name another folder with -o")
+
+
+def identity_of(folder: Path, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tells a source from others: its path, and the size and time of each file."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else [folder]
+    listing = [
+        [str(file.relative_to(folder)), file.stat().st_size, file.stat().st_mtime_ns] for file in files
+    ]
+    digest = hashlib.sha256(json.dumps(listing).encode()).hexdigest()
+    return {"source": str(folder.resolve()), "files": digest, **more}
