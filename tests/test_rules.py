@@ -57,6 +57,7 @@ MAY = {
         "plan": "config samples corpus",
         "engine": "config parallel model checkpoint",
         "checkpoint": "config parallel",
+        "evaluate": "config corpus parallel samples model engine checkpoint generate",
         "weights": "config corpus parallel model engine checkpoint",
         "train": "config corpus parallel samples model plan engine checkpoint",
     },

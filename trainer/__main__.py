@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from trainer.corpus.commands import add_verbs
 from trainer.env import Env
 from trainer.errors import InputError, TrainerError
+from trainer.evaluate import command as evaluation
 from trainer.weights.commands import add_verbs as add_weights_verbs
 
 
@@ -168,6 +169,7 @@ def _parser(called: str) -> argparse.ArgumentParser:
     board.add_argument("run", type=Path, metavar="RUN_DIR")
     board.add_argument("--output", type=Path, metavar="DIR", help="default: tensorboard/ in the run's folder")
     _add_generate(verb("generate", _generate, "generate text from a checkpoint"))
+    evaluation.add_verb(verb)
     verb("checkpoint-verify", _checkpoint_verify, "compare a checkpoint with its manifest").add_argument(
         "folder", type=Path
     )

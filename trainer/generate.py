@@ -127,7 +127,7 @@ def fill(
     model: GLM, words: Tokenizer, data: Mapping[str, Any], prompt: str, sampling: Sampling
 ) -> dict[str, object]:
     """Fill in the blanks of a prompt, or continue one without a blank; `data` is the data config of the training."""
-    tokens = _own_tokens(model, words, data)
+    tokens = own_tokens(model, words, data)
     texts, masks = _parts(prompt)
     pieces = [words.encode(text) for text in texts]
     _check(model, words, tokens, pieces, len(masks))
@@ -150,7 +150,7 @@ def fill(
     return {"text": words.decode(whole), "tokens": total, "blanks": written}
 
 
-def _own_tokens(model: GLM, words: Tokenizer, data: Mapping[str, Any]) -> GlmTokens:
+def own_tokens(model: GLM, words: Tokenizer, data: Mapping[str, Any]) -> GlmTokens:
     """Return the ids of GLM's special tokens in the training."""
     eos = words.eod if data.get("eod") is None else int(data["eod"])
     if data.get("tokenizer"):

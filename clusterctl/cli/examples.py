@@ -318,6 +318,11 @@ EXAMPLES = {
         clusterctl generate last -p 'A class' --max-tokens 200 --temperature 0
         clusterctl generate runs/demo-1/checkpoints/step-100 -p 'A class' --json
     """,
+    "eval": """
+        clusterctl eval last --task ppl --split test
+        clusterctl eval last --task lambada=lambada_test.jsonl --json
+        clusterctl eval checkpoints/step-00001000 --task wikitext=wiki.test.tokens --stride 32
+    """,
     "tensorboard": """
         clusterctl tensorboard last
         clusterctl tensorboard last -o ./tensorboard

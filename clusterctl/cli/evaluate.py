@@ -1,0 +1,73 @@
+"""`eval`: evaluate a checkpoint on local files, with the trainer in a separate process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.trainer import checkpoint_of, forward
+
+TASKS = "ppl, lambada, wikitext, copa or choice"
+
+
+def evaluate(
+    where: Annotated[
+        str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")
+    ] = "last",
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option("--task", "-t", metavar="TASK[=FILE]", help=f"Repeatable: {TASKS}."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FILE", help="The data of tasks that name no file.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="FILE", help="Default: the one in the checkpoint.")
+    ] = None,
+    convention: Annotated[
+        str, typer.Option("--convention", metavar="NAME", help="How to count; each task lists its own.")
+    ] = "",
+    stride: Annotated[
+        int, typer.Option("--stride", min=1, metavar="N", help="Tokens between overlapping windows.")
+    ] = 32,
+    pattern: Annotated[
+        int, typer.Option("--pattern", min=0, metavar="N", help="The wording of a GLM's cloze question.")
+    ] = 0,
+    split: Annotated[
+        str, typer.Option("--split", metavar="PART", help="Part of a corpus: train, valid, test or all.")
+    ] = "all",
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, metavar="N", help="Evaluate only the first N documents.")
+    ] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Where to write results. Default: with the run."),
+    ] = None,
+    *,
+    as_json: options.Json = False,
+) -> None:
+    """Evaluate a checkpoint on local files.
+
+    Nothing is downloaded. Results name the convention, the hashes of data and tokenizer, and standard errors. An
+    interrupted evaluation continues where it stopped.
+    """
+    from clusterctl.errors import UsageError
+
+    if not tasks:
+        raise UsageError("--task is missing", f"name one: {TASKS}, for example --task lambada=test.jsonl")
+    arguments = ["--checkpoint", str(checkpoint_of(where)), "--output", str(output or results_of(where))]
+    for task in tasks:
+        arguments += ["--task", task]
+    for name, given in (("--data", data), ("--tokenizer", tokenizer), ("--convention", convention)):
+        arguments += [name, str(given)] if given else []
+    numbers = (("--stride", stride), ("--pattern", pattern), ("--split", split), ("--limit", limit))
+    arguments += [str(part) for pair in numbers for part in pair]
+    forward("eval", "evaluate", [*arguments, *(["--json"] if as_json else [])])
+
+
+def results_of(where: str) -> Path:
+    """Return the folder for results: in the folder of a run, or ./evaluations for a checkpoint's folder."""
+    return Path("evaluations") if Path(where).is_dir() else options.run_named(where).root / "evaluations"

@@ -1,0 +1,1 @@
+"""Evaluation of a checkpoint on local files: perplexity, LAMBADA, WikiText, COPA, multiple choice."""

@@ -1,0 +1,129 @@
+"""`python -m trainer evaluate`: results of one or several tasks on stdout."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.env import Env
+from trainer.errors import InputError
+
+# Seconds between two lines of progress: on a terminal, and elsewhere.
+EVERY = (0.5, 30.0)
+
+
+def add_verb(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the command to the trainer's parser."""
+    parser = add("evaluate", run, "evaluate a checkpoint on local files")
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--tokenizer", type=Path, help="default: the one in the checkpoint")
+    parser.add_argument("--task", action="append", required=True, metavar="TASK[=FILE]")
+    parser.add_argument("--data", type=Path, metavar="FILE")
+    parser.add_argument("--output", type=Path, default=Path("evaluations"), metavar="DIR")
+    parser.add_argument("--convention", default="")
+    parser.add_argument("--stride", type=int, default=32)
+    parser.add_argument("--pattern", type=int, default=0)
+    parser.add_argument("--split", default="all")
+    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--device", default="", help="cpu, cuda or npu; default: the best available")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate, show the results and return 0."""
+    from trainer.device import open_device
+    from trainer.evaluate.evaluate import Options, Order, Subject, check_task, evaluate
+    from trainer.parallel.group import Group, leave
+
+    tasks = [_task(text, arguments.data) for text in arguments.task]
+    for name, _ in tasks:
+        check_task(name)
+    _check_numbers(arguments)
+    own = Env.read()
+    device = open_device(arguments.device, own.local_rank, own.local_world_size, None, deterministic=False)
+    group = Group.join(own, device)
+    subject = Subject.load(arguments.checkpoint, arguments.tokenizer, device)
+    options = Options(
+        arguments.convention, arguments.stride, arguments.pattern, arguments.split, arguments.limit
+    )
+    shown = []
+    for name, data in tasks:
+        order = Order(
+            arguments.checkpoint,
+            name,
+            data,
+            arguments.tokenizer,
+            arguments.output,
+            options,
+            arguments.batch_tokens,
+        )
+        result = evaluate(subject, order, group, _Report(name, group.rank))
+        shown.append(result.as_json())
+        if group.rank == 0 and not arguments.json:
+            _show(result.as_json())
+    if group.rank == 0 and arguments.json:
+        sys.stdout.write(json.dumps(shown, indent=2) + "\n")
+    leave(group, 0)
+    return 0
+
+
+def _task(text: str, data: Path | None) -> tuple[str, Path | None]:
+    name, given, file = text.partition("=")
+    return name, Path(file) if given else data
+
+
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    faults = [
+        f"--{name} is {value}; at least {least} is needed"
+        for name, value, least in (
+            ("stride", arguments.stride, 1),
+            ("limit", arguments.limit, 0),
+            ("batch-tokens", arguments.batch_tokens, 1),
+        )
+        if value < least
+    ]
+    if faults:
+        raise InputError("\n".join(faults))
+
+
+class _Report:
+    """Lines of progress on stderr: one line that changes on a terminal, a new one every 30 s elsewhere."""
+
+    def __init__(self, task: str, rank: int) -> None:
+        self._task, self._rank = task, rank
+        self._started = time.monotonic()
+        self._shown = self._started - EVERY[0]
+
+    def __call__(self, done: int, total: int, tokens: int) -> None:
+        now, terminal = time.monotonic(), sys.stderr.isatty()
+        if self._rank or (now - self._shown < EVERY[not terminal] and done < total):
+            return
+        self._shown = now
+        speed = tokens / max(now - self._started, 1e-9)
+        text = f"{self._task}: {min(done, total):,} of {total:,} requests, {speed:,.0f} tokens/s"
+        end = "\n" if not terminal or done >= total else ""
+        sys.stderr.write(("\r\033[K" if terminal else "") + text + end)
+        sys.stderr.flush()
+
+
+def _show(result: dict[str, object]) -> None:
+    metrics = result["metrics"]
+    assert isinstance(metrics, dict)
+    lines = [
+        f"{result['task']} ({result['convention']}) on {result['data']}, step {result['step']}:"
+        f" {result['documents']:,} documents, {result['tokens']:,} tokens, {result['seconds']} s"
+    ]
+    for name, metric in metrics.items():
+        error = metric["standard_error"]
+        more = "" if error is None else f"  ± {error:.4g}"
+        lines.append(f"  {name:20} {metric['value']:.6g}{more}")
+    if result["truncated"]:
+        lines.append(
+            f"  {result['truncated']:,} contexts are longer than the model's window; the left part was cut"
+        )
+    sys.stdout.write("\n".join(lines) + "\n")

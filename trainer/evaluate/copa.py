@@ -1,0 +1,118 @@
+"""COPA: which of two sentences is the cause or the effect of a premise.
+
+A GPT continues the premise (lm-eval's zero-shot convention). A GLM fills in the mask of a question that names both
+choices (GLM's cloze, patterns 0 and 1); the choice with the larger sum of log probabilities counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.errors import InputError
+from trainer.evaluate.choice import largest
+from trainer.evaluate.request import Example, Request, Score
+from trainer.evaluate.rows import Record, check_faults, read_records
+from trainer.evaluate.statistics import Metric, mean
+from trainer.evaluate.task import Inputs, accuracy
+from trainer.evaluate.text import Reader
+
+EXAMPLE = '{"premise": "…", "choice1": "…", "choice2": "…", "question": "cause", "label": 0}'
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "premise": str,
+    "choice1": str,
+    "choice2": str,
+    "question": str,
+    "label": int,
+}
+PATTERNS = 2
+_CLOZE = {"cause": " because", "effect": ", so"}
+_CONTINUED = {"cause": "because", "effect": "therefore"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One record of a COPA file."""
+
+    premise: str
+    choices: tuple[str, str]
+    asks: str
+    label: int
+
+
+class Copa:
+    """The questions of one file."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        own = ("glm-cloze",) if inputs.reader.glm else ("lm-eval",)
+        self.convention = inputs.pick("copa", own)
+        if not 0 <= inputs.pattern < PATTERNS:
+            raise InputError(f"--pattern is {inputs.pattern}; COPA has the patterns 0 and 1")
+        self.questions = read_questions(inputs)
+        make = _cloze if inputs.reader.glm else _continued
+        self.examples = [make(question, inputs) for question in self.questions]
+
+    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
+        right = [
+            largest([score.log_likelihood for score in own]) == question.label
+            for own, question in zip(scores, self.questions, strict=True)
+        ]
+        return {"accuracy": mean(accuracy(right))}
+
+
+def read_questions(inputs: Inputs) -> list[Question]:
+    """Return the questions of a file in SuperGLUE's form."""
+    records = read_records(inputs.data, FIELDS, EXAMPLE)[: inputs.limit or None]
+    faults = [f"{inputs.data}:{record.line}: {fault}" for record in records if (fault := _fault(record))]
+    check_faults(faults, f"each line has the form {EXAMPLE}")
+    return [_question(record) for record in records]
+
+
+def _fault(record: Record) -> str:
+    value = record.value
+    if value["question"] not in _CLOZE:
+        return f"field 'question' is {value['question']!r}; use cause or effect"
+    if value["label"] not in (0, 1):
+        return f"field 'label' is {value['label']}; use 0 or 1"
+    empty = [name for name in ("premise", "choice1", "choice2") if not str(value[name]).strip()]
+    return f"field {empty[0]!r} is empty" if empty else ""
+
+
+def _question(record: Record) -> Question:
+    value = record.value
+    choices = str(value["choice1"]), str(value["choice2"])
+    return Question(str(value["premise"]), choices, str(value["question"]), 0 if value["label"] == 0 else 1)
+
+
+def _continued(question: Question, inputs: Inputs) -> Example:
+    context = f"{question.premise.strip()[:-1]} {_CONTINUED[question.asks]}"
+    texts = [f" {choice[0].lower()}{choice[1:]}" for choice in question.choices]
+    pairs = [inputs.reader.continuation(context, text) for text in texts]
+    return Example(tuple(request for request, _ in pairs), any(cut for _, cut in pairs))
+
+
+def _cloze(question: Question, inputs: Inputs) -> Example:
+    first, second = (_sentence_part(choice) for choice in question.choices)
+    listed = f'"{first}" or "{second}"?' if inputs.pattern == 0 else f"{first} or {second}?"
+    before = f"{listed} {question.premise.strip().rstrip('.!?')}{_CLOZE[question.asks]}"
+    source, mask = cloze_source(inputs.reader, before, ".")
+    targets = [inputs.reader.tokenizer.encode(f" {choice}") for choice in (first, second)]
+    length = len(source) + max(map(len, targets))
+    if length > inputs.reader.window:
+        problem = f"a question makes {length} tokens, and the model reads {inputs.reader.window}"
+        raise InputError(problem, "shorten the premise, or use a model with a longer window")
+    return Example(tuple(Request(source, tuple(target), mask) for target in targets))
+
+
+def cloze_source(reader: Reader, before: str, after: str) -> tuple[tuple[int, ...], int]:
+    """Return the source of a cloze question, a text with one [MASK] in it, and the index of its mask."""
+    assert reader.glm is not None
+    encode, tokens = reader.tokenizer.encode, reader.glm
+    head = [tokens.enc, *encode(before)]
+    return (*head, tokens.mask, *encode(after), tokens.eos), len(head)
+
+
+def _sentence_part(choice: str) -> str:
+    """Return a choice as part of a sentence: first letter in lower case, without the final punctuation."""
+    text = choice.strip().rstrip(".!?")
+    return text[:1].lower() + text[1:]

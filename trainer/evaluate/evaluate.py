@@ -1,0 +1,202 @@
+"""Evaluate a checkpoint on tasks: load it, score every request once over all ranks, write the results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainer.checkpoint.manifest import MANIFEST
+from trainer.checkpoint.store import TOKENIZER, Checkpoint, open_checkpoint
+from trainer.corpus.indexed import idx_path
+from trainer.corpus.tokenizer import Tokenizer
+from trainer.device import Device
+from trainer.engine.passes import Model
+from trainer.errors import DataError, InputError
+from trainer.evaluate.choice import Choices
+from trainer.evaluate.copa import Copa
+from trainer.evaluate.corpus import Perplexity, prefix_of
+from trainer.evaluate.lambada import Lambada
+from trainer.evaluate.request import Request, Score
+from trainer.evaluate.results import Progress, Result, Source, write_result
+from trainer.evaluate.scorer import BATCH_TOKENS, Scorer
+from trainer.evaluate.task import Inputs, Task
+from trainer.evaluate.text import Reader
+from trainer.evaluate.wikitext import wikitext
+from trainer.files import sha256
+from trainer.generate import load_model, own_tokens
+from trainer.model.glm import GLM
+from trainer.parallel.group import Group
+
+TASKS: Mapping[str, Callable[[Inputs], Task]] = {
+    "ppl": Perplexity,
+    "lambada": Lambada,
+    "wikitext": wikitext,
+    "copa": Copa,
+    "choice": Choices,
+}
+# Tasks that continue a text, which a GLM does not do.
+CONTINUING = ("ppl", "lambada", "wikitext", "choice")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to read and score the data; part of an evaluation's identity."""
+
+    convention: str = ""
+    stride: int = 32
+    pattern: int = 0
+    split: str = "all"
+    limit: int = 0
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the user asks for."""
+
+    checkpoint: Path
+    task: str
+    data: Path | None
+    """None for the corpus of the training."""
+    tokenizer: Path | None = None
+    output: Path = Path("evaluations")
+    options: Options = field(default_factory=Options)
+    batch_tokens: int = BATCH_TOKENS
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A loaded checkpoint with what reads texts for it."""
+
+    checkpoint: Checkpoint
+    model: Model
+    reader: Reader
+
+    @classmethod
+    def load(cls, folder: Path, tokenizer: Path | None, device: Device) -> Subject:
+        """Load a checkpoint and its tokenizer; refuse a tokenizer with more ids than the model."""
+        checkpoint = open_checkpoint(folder)
+        if tokenizer is None and TOKENIZER not in checkpoint.files:
+            raise InputError(f"{folder}: contains no tokenizer", "name one with --tokenizer")
+        words = Tokenizer.load(tokenizer or folder / TOKENIZER)
+        model = load_model(checkpoint).to(device.name)
+        if words.vocab > model.config.vocab:
+            problem = f"the tokenizer has {words.vocab:,} ids, and the model {model.config.vocab:,}"
+            raise InputError(problem, "use the tokenizer that made the training data")
+        glm = None
+        if isinstance(model, GLM):
+            glm = own_tokens(model, words, checkpoint.manifest["config"]["data"])
+        return cls(checkpoint, model, Reader(words, model.config.sequence, glm))
+
+
+Report = Callable[[int, int, int], None]
+"""Called after each batch with the requests that are done, all requests, and the tokens read by this process."""
+
+
+def evaluate(subject: Subject, order: Order, group: Group, report: Report) -> Result:
+    """Run one task over the ranks of a group; rank 0 writes the result into the order's folder."""
+    if order.task in CONTINUING and subject.reader.glm is not None:
+        raise InputError(f"task {order.task} continues a text, and this model is a GLM", "use --task copa")
+    inputs = _inputs(subject, order)
+    task = TASKS[order.task](inputs)
+    source = _source(subject, order, inputs, task)
+    key = hashlib.sha256(json.dumps(source.__dict__, sort_keys=True).encode()).hexdigest()
+    requests = [request for example in task.examples for request in example.requests]
+    started = time.monotonic()
+    with Progress(order.output, key, group.rank) as progress:
+        scores = _score(subject, order, requests, progress, group, report)
+        result = Result(
+            source,
+            task.metrics(_by_example(task, scores)),
+            len(task.examples),
+            sum(example.truncated for example in task.examples),
+            sum(request.length for request in requests),
+            time.monotonic() - started,
+        )
+        if group.rank == 0:
+            write_result(order.output, key, result)
+        group.barrier()
+        progress.remove()
+    return result
+
+
+def _inputs(subject: Subject, order: Order) -> Inputs:
+    config, options = subject.checkpoint.manifest["config"], order.options
+    data = order.data
+    if data is None:
+        prefix = config.get("data", {}).get("prefix", "")
+        if order.task != "ppl" or not prefix:
+            raise InputError(f"task {order.task} needs data", "name a local file with --data")
+        data = Path(prefix)
+    if not data.exists() and prefix_of(data) is None:
+        raise DataError(f"{data} does not exist", "name a local file, or a corpus without .bin, with --data")
+    fractions = str(config.get("data", {}).get("split", ""))
+    return Inputs(
+        data,
+        subject.reader,
+        options.convention,
+        options.stride,
+        options.pattern,
+        options.split,
+        fractions,
+        options.limit,
+    )
+
+
+def _source(subject: Subject, order: Order, inputs: Inputs, task: Task) -> Source:
+    prefix = prefix_of(inputs.data)
+    path = subject.checkpoint.path
+    return Source(
+        order.task,
+        task.convention,
+        str(path),
+        subject.checkpoint.step,
+        sha256(path / MANIFEST),
+        str(inputs.data),
+        sha256(idx_path(prefix) if prefix else inputs.data),
+        subject.reader.tokenizer.sha256,
+        order.options.__dict__ | {"convention": task.convention},
+    )
+
+
+def _score(
+    subject: Subject,
+    order: Order,
+    requests: Sequence[Request],
+    progress: Progress,
+    group: Group,
+    report: Report,
+) -> list[Score]:
+    """Return the score of every request; each rank computes every so-many-th batch of those that are missing."""
+    scorer = Scorer(subject.model, subject.reader.glm, order.batch_tokens)
+    done = group.share(progress.read(len(requests)))
+    missing = [index for index in range(len(requests)) if index not in done]
+    own, tokens = dict[int, Score](), 0
+    batches = list(scorer.batches([requests[index] for index in missing]))
+    for batch in batches[group.rank :: group.world]:
+        indices = [missing[place] for place in batch]
+        made = dict(zip(indices, scorer.score([requests[index] for index in indices]), strict=True))
+        progress.add(made)
+        own |= made
+        tokens += sum(requests[index].length for index in indices)
+        report(len(done) + len(own) * group.world, len(requests), tokens)
+    for others in group.gather(own):
+        done |= others
+    return [done[index] for index in range(len(requests))]
+
+
+def _by_example(task: Task, scores: Sequence[Score]) -> list[list[Score]]:
+    taken, grouped = iter(scores), []
+    for example in task.examples:
+        grouped.append([next(taken) for _ in example.requests])
+    return grouped
+
+
+def check_task(name: str) -> str:
+    """Return the name of a task; refuse an unknown one."""
+    if name not in TASKS:
+        raise InputError(f"there is no task {name!r}", f"use one of: {', '.join(TASKS)}")
+    return name

@@ -1,0 +1,51 @@
+"""LAMBADA: predict the last word of a passage.
+
+Conventions: `lm-eval` and `megatron-strict` ask for the last word, all of whose tokens must be the most likely ones;
+`megatron` asks only for the last token. Figures of different data files differ by several points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainer.evaluate.request import Example, Score
+from trainer.evaluate.rows import Record, check_faults, read_records
+from trainer.evaluate.statistics import Metric, mean, perplexity
+from trainer.evaluate.task import Inputs, accuracy, sums
+from trainer.evaluate.text import Reader
+
+CONVENTIONS = ("lm-eval", "megatron-strict", "megatron")
+EXAMPLE = '{"text": "a passage whose last word is the answer"}'
+
+
+class Lambada:
+    """The passages of one file."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.convention = inputs.pick("lambada", CONVENTIONS)
+        records = read_records(inputs.data, {"text": str}, EXAMPLE)[: inputs.limit or None]
+        faults = [
+            f"{inputs.data}:{record.line}: the text has fewer than two words"
+            for record in records
+            if len(str(record.value["text"]).split()) < 2
+        ]
+        check_faults(faults, f"each line has the form {EXAMPLE}")
+        self.examples = [self._example(record, inputs.reader) for record in records]
+
+    def _example(self, record: Record, reader: Reader) -> Example:
+        text = str(record.value["text"])
+        if self.convention == "megatron":
+            ids = reader.tokenizer.encode(text)
+            request, cut = reader.cut(ids[:-1], ids[-1:])
+        elif self.convention == "megatron-strict":
+            last = text.split()[-1]
+            ids = reader.tokenizer.encode(text[: text.rfind(last)].strip())
+            request, cut = reader.cut(ids, reader.tokenizer.encode(f" {last}"))
+        else:
+            *before, word = text.split(" ")
+            request, cut = reader.continuation(" ".join(before), f" {word}")
+        return Example((request,), cut)
+
+    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
+        right = [score.greedy for own in scores for score in own]
+        return {"accuracy": mean(accuracy(right)), "perplexity": perplexity(sums(scores))}

@@ -1,0 +1,116 @@
+"""The result of an evaluation as a file, and the scores that an unfinished one leaves."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from trainer.errors import InputError
+from trainer.evaluate.request import Score
+from trainer.evaluate.statistics import Metric
+from trainer.files import replace_file
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """What was evaluated on what: everything that a figure depends on."""
+
+    task: str
+    convention: str
+    checkpoint: str
+    step: int
+    checkpoint_sha256: str
+    """Of the manifest, which contains the hashes of all files."""
+    data: str
+    data_sha256: str
+    tokenizer_sha256: str
+    options: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The figures of one task."""
+
+    source: Source
+    metrics: Mapping[str, Metric]
+    documents: int
+    truncated: int
+    """Documents whose context lost tokens on the left."""
+    tokens: int
+    """Tokens that the model read."""
+    seconds: float
+
+    def as_json(self) -> dict[str, object]:
+        """Return the result as it is written and shown."""
+        return {
+            "format": FORMAT,
+            **asdict(self.source),
+            "metrics": {
+                name: {"value": metric.value, "standard_error": metric.error}
+                for name, metric in self.metrics.items()
+            },
+            "documents": self.documents,
+            "truncated": self.truncated,
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 3),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+
+
+def write_result(folder: Path, key: str, result: Result) -> Path:
+    """Write a result into a folder and return its file; the same evaluation replaces its older result."""
+    file = folder / f"{result.source.task}-step-{result.source.step:08d}-{key[:12]}.json"
+    replace_file(file, (json.dumps(result.as_json(), indent=1) + "\n").encode())
+    return file
+
+
+class Progress:
+    """Scores of finished requests in a file, so that an evaluation continues after it was killed."""
+
+    def __init__(self, folder: Path, key: str, rank: int) -> None:
+        """`key` identifies the evaluation; every rank writes its own file and reads those of all."""
+        self._folder, self._key = folder, key
+        self._file = folder / f".unfinished-{key}-{rank}.jsonl"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._stream = self._file.open("a", encoding="ascii")
+        except OSError as error:
+            raise InputError(f"{folder}: {error.strerror}", "name a folder with --output") from None
+
+    def read(self, requests: int) -> dict[int, Score]:
+        """Return the scores that are there, by the request's index; ignore a line that was cut off."""
+        scores = {}
+        for file in sorted(self._folder.glob(f".unfinished-{self._key}-*.jsonl")):
+            for line in file.read_text(encoding="ascii", errors="replace").splitlines():
+                try:
+                    index, likelihood, greedy = json.loads(line)
+                    if 0 <= index < requests:
+                        scores[int(index)] = Score(float(likelihood), bool(greedy))
+                except (ValueError, TypeError):
+                    continue
+        return scores
+
+    def add(self, scores: Mapping[int, Score]) -> None:
+        """Record the scores of one batch."""
+        lines = (json.dumps([index, score.log_likelihood, score.greedy]) for index, score in scores.items())
+        # A line that a kill cut off must not swallow the first of these.
+        self._stream.write("\n" + "\n".join(lines) + "\n")
+        self._stream.flush()
+
+    def remove(self) -> None:
+        """Delete this rank's file: the result is complete."""
+        self._file.unlink(missing_ok=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.close()

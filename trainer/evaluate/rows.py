@@ -1,0 +1,75 @@
+"""Read the records of a task's data file and report all faults together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.errors import DataError
+
+MOST_FAULTS = 10
+
+
+@dataclass(frozen=True)
+class Record:
+    """One JSON object of a file; `line` counts from 1."""
+
+    line: int
+    value: Mapping[str, object]
+
+
+def read_records(path: Path, fields: Mapping[str, type | tuple[type, ...]], example: str) -> list[Record]:
+    """Return the records of a JSON-lines file; refuse one that lacks a field or has a wrong type in it."""
+    records, faults = [], list[str]()
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            faults.append(f"{path}:{number}: not JSON: {error}")
+            continue
+        fault = _fault(value, fields)
+        if fault:
+            faults.append(f"{path}:{number}: {fault}")
+        else:
+            records.append(Record(number, value))
+    check_faults(faults, f"each line has the form {example}")
+    if not records:
+        raise DataError(f"{path}: contains no records", f"each line has the form {example}")
+    return records
+
+
+def check_faults(faults: list[str], remedy: str) -> None:
+    """Raise an error with the first faults and the number of the others."""
+    if not faults:
+        return
+    more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
+    raise DataError("\n".join([*faults[:MOST_FAULTS], *more]), remedy)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file; refuse one that is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}", "name a local file with --data") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}") from None
+
+
+def _lines(path: Path) -> list[str]:
+    return read_text(path).split("\n")
+
+
+def _fault(value: object, fields: Mapping[str, type | tuple[type, ...]]) -> str:
+    if not isinstance(value, dict):
+        return "not a JSON object"
+    for name, kinds in fields.items():
+        if name not in value:
+            return f"has no field {name!r} (it has: {', '.join(sorted(map(str, value))) or 'none'})"
+        if not isinstance(value[name], kinds) or isinstance(value[name], bool):
+            return f"field {name!r} has the wrong type: {type(value[name]).__name__}"
+    return ""

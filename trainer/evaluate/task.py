@@ -1,0 +1,63 @@
+"""What every task provides, and what it is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from trainer.errors import InputError
+from trainer.evaluate.request import Example, Score
+from trainer.evaluate.statistics import Metric
+from trainer.evaluate.text import Reader
+
+
+class Task(Protocol):
+    """Examples with requests, and the metrics that follow from their scores."""
+
+    convention: str
+
+    @property
+    def examples(self) -> Sequence[Example]:
+        """Return the documents of the task as requests."""
+
+    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
+        """Return the figures of the task from the scores of each example's requests."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the user asks: the data, and how to read and score it."""
+
+    data: Path
+    reader: Reader
+    convention: str = ""
+    """One of the task's conventions; "" for its first."""
+    stride: int = 32
+    """Tokens between the starts of overlapping windows (Megatron's convention for WikiText)."""
+    pattern: int = 0
+    """Which wording of a GLM cloze question."""
+    split: str = "all"
+    """Which part of a corpus in .bin/.idx form: train, valid, test or all."""
+    fractions: str = ""
+    """How the training divided its corpora, as in train.data.split."""
+    limit: int = 0
+    """Use only the first N documents; 0 for all."""
+
+    def pick(self, task: str, conventions: Sequence[str]) -> str:
+        """Return the convention to use; refuse one that the task does not have."""
+        if self.convention and self.convention not in conventions:
+            problem = f"task {task} has no convention {self.convention!r}"
+            raise InputError(problem, f"use one of: {', '.join(conventions)}")
+        return self.convention or conventions[0]
+
+
+def sums(scores: Sequence[Sequence[Score]]) -> list[float]:
+    """Return the log likelihood of each example: the sum over its requests."""
+    return [sum(score.log_likelihood for score in own) for own in scores]
+
+
+def accuracy(right: Sequence[bool]) -> list[float]:
+    """Return 1.0 for each right answer and 0.0 for each wrong one."""
+    return [float(value) for value in right]

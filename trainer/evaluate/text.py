@@ -1,0 +1,67 @@
+"""Turn texts into requests for a model with a limited window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trainer.corpus.tokenizer import Tokenizer
+from trainer.errors import InputError
+from trainer.evaluate.request import Example, Request
+from trainer.samples.glm_windows import GlmTokens
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The tokenizer and the window of the model that is evaluated."""
+
+    tokenizer: Tokenizer
+    window: int
+    """The most tokens that the model reads."""
+    glm: GlmTokens | None = None
+    """GLM's special tokens, if the model is a GLM."""
+
+    def continuation(self, context: str, target: str) -> tuple[Request, bool]:
+        """Return the request for a target that continues a context, and whether the context was cut.
+
+        As lm-eval does: spaces at the end of the context belong to the target, the whole text is encoded at once, and
+        an empty context becomes the end of a document.
+        """
+        stripped = context.rstrip()
+        context, target = stripped, context[len(stripped) :] + target
+        whole = self.tokenizer.encode(context + target)
+        before = self.tokenizer.encode(context) if context else []
+        ids = (before or [self.tokenizer.eod], whole[len(before) :])
+        return self.cut(*ids)
+
+    def cut(self, context: Sequence[int], target: Sequence[int]) -> tuple[Request, bool]:
+        """Return a request whose context keeps the last tokens that fit the window, and whether it lost any."""
+        room = self.window + 1 - len(target)
+        if not target or room < 1:
+            problem = f"a text to score has {len(target)} tokens, and the model reads {self.window}"
+            raise InputError(problem, "score texts of at least one token that fit the window")
+        return Request(tuple(context[-room:]), tuple(target)), len(context) > room
+
+    def rolling(self, ids: Sequence[int]) -> Example:
+        """Return requests that score every token of a document once, in disjoint windows, as lm-eval does.
+
+        The first window begins with the end of a document; the last one is filled up with context.
+        """
+        known, requests = [self.tokenizer.eod, *ids], []
+        for start in range(0, len(ids), self.window):
+            end = min(start + self.window, len(ids))
+            # `known` is shifted by one: known[i] precedes ids[i].
+            first = max(0, end - self.window)
+            requests.append(Request(tuple(known[first : start + 1]), tuple(ids[start:end])))
+        return Example(tuple(requests))
+
+    def overlapping(self, ids: Sequence[int], stride: int) -> Iterator[Request]:
+        """Yield requests that score every token but the first, in windows that start every `stride` tokens.
+
+        As Megatron does: the first window counts whole, every later one counts its last `stride` tokens.
+        """
+        for start in range(0, max(1, len(ids) - 1), stride):
+            scored = 1 if start == 0 else start + self.window + 1 - stride
+            end = min(start + self.window + 1, len(ids))
+            if scored < end:
+                yield Request(tuple(ids[start:scored]), tuple(ids[scored:end]))

@@ -1,0 +1,87 @@
+"""WikiText: perplexity per word of articles.
+
+`lm-eval`: a file of JSON lines with one article each; disjoint windows per article; words and bytes are counted before
+the tokenisation of the corpus is undone. `megatron`: the corpus as one text; overlapping windows over the whole stream;
+perplexity per token, and the same adjusted to the words of the original.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.errors import DataError
+from trainer.evaluate import detokenize
+from trainer.evaluate.request import Example, Score
+from trainer.evaluate.rows import read_records, read_text
+from trainer.evaluate.statistics import Metric, exp, ratio_perplexity
+from trainer.evaluate.task import Inputs, Task, sums
+
+CONVENTIONS = ("lm-eval", "megatron")
+EXAMPLE = '{"page": "the text of one article"}'
+# Megatron limits the exponent, so that a diverged model still has a finite perplexity.
+MOST_LOSS = 20.0
+
+
+def wikitext(inputs: Inputs) -> Task:
+    """Return the task for a file: articles as JSON lines, or the corpus as one text."""
+    is_lines = inputs.data.suffix in (".jsonl", ".json")
+    chosen = inputs.pick("wikitext", CONVENTIONS) if inputs.convention else CONVENTIONS[0 if is_lines else 1]
+    return Articles(inputs) if chosen == "lm-eval" else Stream(inputs)
+
+
+class Articles:
+    """Articles scored one by one, as lm-eval's task `wikitext` does."""
+
+    convention = "lm-eval"
+
+    def __init__(self, inputs: Inputs) -> None:
+        records = read_records(inputs.data, {"page": str}, EXAMPLE)[: inputs.limit or None]
+        pages = [str(record.value["page"]) for record in records]
+        self.words = [float(len(re.split(r"\s+", page))) for page in pages]
+        self.bytes = [float(len(page.encode())) for page in pages]
+        encode, rolling = inputs.reader.tokenizer.encode, inputs.reader.rolling
+        self.examples = [rolling(encode(detokenize.wikitext(page))) for page in pages]
+
+    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
+        totals = sums(scores)
+        bits = -sum(totals) / sum(self.bytes) / 0.6931471805599453
+        return {
+            "word_perplexity": ratio_perplexity(totals, self.words),
+            "byte_perplexity": ratio_perplexity(totals, self.bytes),
+            "bits_per_byte": Metric(bits),
+        }
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Tokens of a corpus: words of the original, and ids of the tokenizer."""
+
+    original: int
+    encoded: int
+
+
+class Stream:
+    """A corpus scored as one stream, as Megatron's zero-shot task `WIKITEXT103` does."""
+
+    convention = "megatron"
+
+    def __init__(self, inputs: Inputs) -> None:
+        text = read_text(inputs.data)
+        ids = inputs.reader.tokenizer.encode(detokenize.wikitext(text))
+        self.counts = _Counts(len(text.strip().split(" ")), len(ids))
+        if min(self.counts.original, self.counts.encoded) < 2:
+            raise DataError(f"{inputs.data}: contains fewer than two words")
+        requests = inputs.reader.overlapping(ids, min(inputs.stride, inputs.reader.window))
+        self.examples = [Example((request,)) for request in requests][: inputs.limit or None]
+
+    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
+        counted = sum(len(request.target) for example in self.examples for request in example.requests)
+        loss = -sum(sums(scores)) / counted
+        adjusted = loss * (self.counts.encoded - 1) / (self.counts.original - 1)
+        return {
+            "loss": Metric(loss),
+            "perplexity": Metric(exp(min(MOST_LOSS, loss))),
+            "adjusted_perplexity": Metric(exp(min(MOST_LOSS, adjusted))),
+        }
