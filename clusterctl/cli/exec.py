@@ -34,14 +34,32 @@ PATIENCE = 2.0
 
 @dataclass(frozen=True)
 class Form:
-    """How the output is shown; by default, lines as they arrive."""
+    """The options that say how the output is shown; by default, lines as they arrive."""
 
-    fold: bool = False
-    diff: bool = False
-    against: str | None = None
-    json: bool = False
-    json_lines: bool = False
-    out: Path | None = None
+    fold: Annotated[
+        bool, typer.Option("--fold", "-b", help="Print equal output once, under the names of its nodes.")
+    ] = False
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show only how nodes differ from the most common output.")
+    ] = False
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="NODE", help="Show only how nodes differ from this node."),
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FOLDER", help="Write the output to files instead: NODE.out and NODE.err."
+        ),
+    ] = None
+    json: options.Json = False
+    json_lines: Annotated[
+        bool,
+        typer.Option(
+            "--json-lines",
+            help="Print one JSON object per line of output and per node that ends, as they arrive.",
+        ),
+    ] = False
 
     def check(self, cluster: Cluster) -> None:
         named = {
@@ -56,6 +74,26 @@ class Form:
             raise UsageError(f"{' and '.join(wanted)} cannot be combined", "choose one of them")
         if self.against is not None and self.against not in cluster.names:
             raise UsageError(f"--against {self.against!r} is not one of the chosen nodes", "name one of them")
+
+
+@dataclass(frozen=True)
+class CommandOptions:
+    """The options that say how the command runs on each node."""
+
+    shell: Annotated[bool, typer.Option("--shell", help="Run CMD as one line of /bin/sh on each node.")] = (
+        False
+    )
+    literal: Annotated[bool, typer.Option("--literal", help="Do not replace {node}, {n}, {address}.")] = False
+    stdin: Annotated[
+        bool, typer.Option("--stdin", help="Send the standard input of this command to every node.")
+    ] = False
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", min=0.01, metavar="SECONDS", help="Stop the command after this many seconds."
+        ),
+    ] = None
+    fanout: options.Fanout = None
 
 
 class Sink(Protocol):
@@ -80,53 +118,12 @@ def exec_(
             "replaced for each node; write {{node}} for a literal {node}.",
         ),
     ],
+    *,
     cluster: options.ClusterFile = None,
     exclude: options.Exclude = None,
-    fold: Annotated[
-        bool, typer.Option("--fold", "-b", help="Print equal output once, under the names of its nodes.")
-    ] = False,
-    diff: Annotated[
-        bool, typer.Option("--diff", help="Show only how nodes differ from the most common output.")
-    ] = False,
-    against: Annotated[
-        str | None,
-        typer.Option("--against", metavar="NODE", help="Show only how nodes differ from this node."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="FOLDER", help="Write the output to files instead: NODE.out and NODE.err."
-        ),
-    ] = None,
-    as_json: options.Json = False,
-    json_lines: Annotated[
-        bool,
-        typer.Option(
-            "--json-lines",
-            help="Print one JSON object per line of output and per node that ends, as they arrive.",
-        ),
-    ] = False,
-    shell: Annotated[
-        bool, typer.Option("--shell", help="Run CMD as one line of /bin/sh on each node.")
-    ] = False,
-    literal: Annotated[
-        bool, typer.Option("--literal", help="Do not replace {node}, {n}, {address}.")
-    ] = False,
-    stdin: Annotated[
-        bool, typer.Option("--stdin", help="Send the standard input of this command to every node.")
-    ] = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout", min=0.01, metavar="SECONDS", help="Stop the command after this many seconds."
-        ),
-    ] = None,
-    fanout: Annotated[
-        int | None, typer.Option("--fanout", min=1, metavar="N", help="Use at most N nodes at the same time.")
-    ] = None,
-    connect_timeout: options.ConnectTimeout = None,
-    accept_new: options.AcceptNew = False,
-    persist: options.Persist = None,
+    form: Form,
+    how: CommandOptions,
+    connection: options.ConnectionOptions,
     dry_run: options.DryRun = False,
 ) -> None:
     """Run a command on many nodes in parallel. The exit code is the largest one of the nodes, or 255 if a node is
@@ -135,15 +132,14 @@ def exec_(
     from clusterctl.exec.command import Command
 
     chosen = options.cluster_of(cluster, selection, exclude)
-    form = Form(fold, diff, against, as_json, json_lines, out)
     form.check(chosen)
-    command = Command(tuple(words), shell, literal, timeout)
+    command = Command(tuple(words), how.shell, how.literal, how.timeout)
     if dry_run:
-        _foresee(command, chosen, as_json or json_lines)
+        _foresee(command, chosen, form.json or form.json_lines)
         return
-    at_once = len(chosen.nodes) if stdin else fanout or load_settings().fanout
-    with options.connected(chosen, accept_new, persist, connect_timeout, at_once) as connections:
-        outcomes = _Execution(command, chosen, form, connections).run(stdin, fanout)
+    at_once = len(chosen.nodes) if how.stdin else how.fanout or load_settings().fanout
+    with connection.open(chosen, at_once) as connections:
+        outcomes = _Execution(command, chosen, form, connections).run(how.stdin, how.fanout)
     _show_endings(outcomes)
     raise typer.Exit(output.exit_code(outcomes))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli.options import ClusterFile, DryRun, Exclude, Force, Json, Nodes, cluster_of
+from clusterctl.cli.options import DryRun, Force, Json, NodeOptions
 from clusterctl.hostfile.formats import MAX_SLOTS
 
 if TYPE_CHECKING:
@@ -44,10 +45,72 @@ SlotExclude = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class SlotOptions:
+    """The options that choose slots of a hostfile."""
+
+    include: SlotFilter = None
+    exclude: SlotExclude = None
+
+    def narrowed(self, source: Source) -> Source:
+        from clusterctl.hostfile import convert as hostfile_convert
+
+        return hostfile_convert.narrowed(source, self.include, self.exclude)
+
+
+@dataclass(frozen=True)
+class HostfileOutput:
+    """The options that say what is written, and where."""
+
+    master_port: MasterPort = MASTER_PORT
+    lossy: Lossy = False
+    output: Output = None
+    force: Force = False
+    dry_run: DryRun = False
+    json: Json = False
+
+    def write(self, source: Source, to: str, kind: str = "cpu", reached: bool = False) -> None:
+        """Write the nodes in a format to the file, or show them; report what the format cannot hold."""
+        from clusterctl.hostfile import convert as hostfile_convert
+
+        lost = hostfile_convert.losses(source, to)
+        if to == "torchrun" and self.output is None:
+            _show_torchrun(source, self)
+        else:
+            text = hostfile_convert.render(
+                source,
+                to,
+                lossy=self.lossy,
+                kind=kind,
+                reached=reached,
+                port=self.master_port,
+            )
+            self._save(text, len(source.entries), to)
+        _show_losses(source, to, lost)
+
+    def _save(self, text: str, nodes: int, to: str) -> None:
+        from clusterctl.cli import screen
+        from clusterctl.files import save_new
+        from clusterctl.text import plural
+
+        saved = self.output is not None and save_new(
+            self.output, text, force=self.force, dry_run=self.dry_run
+        )
+        written = saved and not self.dry_run
+        if self.json:
+            name = str(self.output) if self.output else None
+            screen.show_json({"format": to, "nodes": nodes, "text": text, "file": name, "written": written})
+        elif self.output is None or self.dry_run:
+            screen.write(text)
+        elif written:
+            screen.write(f"{self.output}: written: {plural(nodes, 'node')}\n")
+        else:
+            screen.write(f"{self.output}: already has this content\n")
+
+
 def build(
-    cluster: ClusterFile = None,
-    nodes: Nodes = None,
-    exclude: Exclude = None,
+    selection: NodeOptions,
+    target: HostfileOutput,
     to: Annotated[str, typer.Option("--to", "--format", metavar="FORMAT", help=FORMATS)] = "deepspeed",
     slots: Annotated[
         int | None,
@@ -58,33 +121,19 @@ def build(
             help="Slots per node. Default: its number of devices, at least 1.",
         ),
     ] = None,
-    master_port: MasterPort = MASTER_PORT,
-    lossy: Lossy = False,
-    output: Output = None,
-    force: Force = False,
-    dry_run: DryRun = False,
-    json: Json = False,
 ) -> None:
     """Write the inventory as a hostfile for another launcher."""
     from clusterctl.hostfile import convert as hostfile_convert
 
-    source = hostfile_convert.of_cluster(cluster_of(cluster, nodes, exclude), slots)
-    lost = hostfile_convert.losses(source, to)
-    if to == "torchrun" and output is None:
-        _show_torchrun(source, master_port, lossy, json)
-    else:
-        text = hostfile_convert.render(source, to, lossy=lossy, reached=True, port=master_port)
-        _write(text, output, force, dry_run, len(source.entries), to if json else None)
-    _say_what_is_lost(source, to, lost)
+    target.write(hostfile_convert.of_cluster(selection.chosen(), slots), to, reached=True)
 
 
 def check(
     file: AnyFile,
+    slots: SlotOptions,
     target: Annotated[
         str | None, typer.Option("--for", metavar="FORMAT", help="Also check that this launcher can use it.")
     ] = None,
-    include: SlotFilter = None,
-    exclude: SlotExclude = None,
     json: Json = False,
 ) -> None:
     """List every error in a hostfile; exit with 1 if there is one. With --include or --exclude, list the slots that are
@@ -98,7 +147,7 @@ def check(
 
     source = detect.read(file)
     if not source.faults:
-        source = hostfile_convert.narrowed(source, include, exclude)
+        source = slots.narrowed(source)
     faults = [*source.faults, *(hostfile_convert.losses(source, target) if target else ())]
     ranks = sum(entry.slots or 1 for entry in source.entries)
     if json:
@@ -110,7 +159,7 @@ def check(
             f"{clusterctl_text.plural(len(source.entries), 'node')}, {clusterctl_text.plural(ranks, 'slot')}"
         )
         screen.write(f"{file}: ok: {size} ({source.dialect})\n")
-        for line in hostfile_convert.slots_left(source) if include or exclude else ():
+        for line in hostfile_convert.slots_left(source) if slots != SlotOptions() else ():
             screen.write(f"  {line}\n")
     for fault in () if json else faults:
         screen.out_console().print(screen.safe(str(fault)), soft_wrap=True)
@@ -124,8 +173,8 @@ def convert(
         str,
         typer.Option("--to", metavar="FORMAT", help=FORMATS),
     ],
-    include: SlotFilter = None,
-    exclude: SlotExclude = None,
+    chosen: SlotOptions,
+    target: HostfileOutput,
     slots: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Slots per node where the file gives none."),
@@ -134,12 +183,6 @@ def convert(
         str | None,
         typer.Option(metavar="KIND", help="Kind of the devices in a cluster.yaml: cpu, cuda or npu."),
     ] = None,
-    master_port: MasterPort = MASTER_PORT,
-    lossy: Lossy = False,
-    output: Output = None,
-    force: Force = False,
-    dry_run: DryRun = False,
-    json: Json = False,
 ) -> None:
     """Write the same nodes in another format. Refused if the format cannot hold everything, unless --lossy."""
     from clusterctl.errors import InputFaults
@@ -149,18 +192,11 @@ def convert(
     source = detect.read(file)
     if source.faults:
         raise InputFaults(source.faults)
-    source = hostfile_convert.narrowed(hostfile_convert.with_slots(source, slots), include, exclude)
-    lost = hostfile_convert.losses(source, to)
-    if to == "torchrun" and output is None:
-        _show_torchrun(source, master_port, lossy, json)
-    else:
-        text = hostfile_convert.render(source, to, lossy=lossy, kind=_kind(kind), port=master_port)
-        _write(text, output, force, dry_run, len(source.entries), to if json else None)
-    _say_what_is_lost(source, to, lost)
+    target.write(chosen.narrowed(hostfile_convert.with_slots(source, slots)), to, _kind(kind))
 
 
-def _say_what_is_lost(source: Source, to: str, lost: Sequence[Fault]) -> None:
-    """Each thing once, however many nodes it is lost of."""
+def _show_losses(source: Source, to: str, lost: Sequence[Fault]) -> None:
+    """Show what the format cannot hold: each kind of loss once, with the number of nodes."""
     from clusterctl.cli import screen
     from clusterctl.hostfile import convert as hostfile_convert
 
@@ -186,15 +222,16 @@ def _kind(given: str | None) -> str:
     return kind
 
 
-def _show_torchrun(source: Source, port: int, lossy: bool, json: bool) -> None:
+def _show_torchrun(source: Source, to: HostfileOutput) -> None:
     from dataclasses import asdict
 
     from clusterctl.cli import screen, views
     from clusterctl.hostfile import convert as hostfile_convert
 
-    rows = hostfile_convert.torchrun(source, lossy=lossy, port=port)
+    port = to.master_port
+    rows = hostfile_convert.torchrun(source, lossy=to.lossy, port=port)
     master = {"nnodes": len(rows), "master_addr": rows[0].node, "master_port": port}
-    if json:
+    if to.json:
         screen.show_json({**master, "nodes": [asdict(row) for row in rows]})
         return
     columns = ["NODE", "NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER"]
@@ -203,22 +240,3 @@ def _show_torchrun(source: Source, port: int, lossy: bool, json: bool) -> None:
     screen.show(views.table(columns, cells, right=columns[1:4]))
     width = max(len(row.node) for row in rows) + 1
     screen.write("\n" + "".join(f"{row.node + ':':<{width}} {row.command}\n" for row in rows))
-
-
-def _write(
-    text: str, output: Path | None, force: bool, dry_run: bool, nodes: int, as_json: str | None = None
-) -> None:
-    from clusterctl import text as clusterctl_text
-    from clusterctl.cli import screen
-    from clusterctl.files import save_new
-
-    written = output is not None and save_new(output, text, force=force, dry_run=dry_run) and not dry_run
-    if as_json:
-        summary: dict[str, Any] = {"format": as_json, "nodes": nodes, "text": text}
-        screen.show_json({**summary, "file": str(output) if output else None, "written": written})
-    elif output is None or dry_run:
-        screen.write(text)
-    elif written:
-        screen.write(f"{output}: written: {clusterctl_text.plural(nodes, 'node')}\n")
-    else:
-        screen.write(f"{output}: holds this already\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -42,6 +42,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen;
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique prefix of one, or `last`.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+Fanout = Annotated[
+    int | None, typer.Option("--fanout", min=1, metavar="N", help="Use at most N nodes at the same time.")
+]
 # Help of `--replace`, shared by `push` and `data scatter`.
 REPLACE = "Overwrite a folder even if clusterctl did not create it (its contents are lost)."
 AcceptNew = Annotated[
@@ -78,21 +81,39 @@ class NodeOptions:
     nodes: Nodes = None
     exclude: Exclude = None
 
+    @property
+    def narrows(self) -> bool:
+        """True if the options choose a part of the inventory."""
+        return bool(self.nodes or self.exclude)
+
     def chosen(self) -> Cluster:
         """Return the chosen nodes of the inventory."""
         return cluster_of(self.cluster, self.nodes, self.exclude)
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """The options that say how nodes are reached."""
+
+    connect_timeout: ConnectTimeout = None
+    accept_new: AcceptNew = False
+    persist: Persist = None
+
+    def open(self, cluster: Cluster, at_once: int | None = None) -> AbstractContextManager[Connections]:
+        """Return connections to a cluster's nodes; at most `at_once` connect at the same time."""
+        return connected(cluster, self.accept_new, self.persist, self.connect_timeout, at_once)
 
 
 def flat(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` as typer needs it: a dataclass parameter becomes one parameter for each of its fields."""
     import inspect
 
-    groups: dict[str, Any] = {}
+    groups: dict[str, type[Any]] = {}
     flattened: list[inspect.Parameter] = []
     types = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         kind = types[name]
-        if not is_dataclass(kind):
+        if not (isinstance(kind, type) and is_dataclass(kind)):
             flattened.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         groups[name] = kind
@@ -168,21 +189,26 @@ def connected(
     from clusterctl.transport.fanout import Connections
 
     settings = load_settings()
-    ways: dict[str, Any] = {
-        "accept_new": accept_new or settings.accept_new_host_keys,
-        "ssh": ssh_option.chosen(),
-        "connect_timeout": connect_timeout or settings.connect_timeout,
-    }
+    ssh = ssh_option.chosen()
+    trust_new = accept_new or settings.accept_new_host_keys
+    patience = connect_timeout or settings.connect_timeout
     ssh_option.warn_without_ssh(cluster)
     kept_for = duration(persist or settings.persist)
     if kept_for:
         from clusterctl.keeper.client import KeeperTransport
 
-        transport: Transport = KeeperTransport(cluster, ways, kept_for, screen.ask_secret)
+        transport: Transport = KeeperTransport(
+            cluster,
+            {"accept_new": trust_new, "ssh": ssh, "connect_timeout": patience},
+            kept_for,
+            screen.ask_secret,
+        )
     else:
         most = len(cluster.nodes) if at_once is None else at_once
-        open_files.require(cluster.nodes, most, children=ways["ssh"] == "openssh")
-        transport = transport_to(cluster, ask=screen.ask_secret, **ways)
+        open_files.require(cluster.nodes, most, children=ssh == "openssh")
+        transport = transport_to(
+            cluster, ask=screen.ask_secret, accept_new=trust_new, ssh=ssh, connect_timeout=patience
+        )
     with Connections(transport, settings.fanout, kept=bool(kept_for)) as connections:
         yield connections
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,30 +16,24 @@ from clusterctl.errors import UsageError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from clusterctl.cli.progress_bar import Bar
     from clusterctl.inventory.cluster import Node
-    from clusterctl.transfer.push import PushResult, Source, Would
-    from clusterctl.transport.fanout import Connection, Outcome
-
-Fanout = Annotated[
-    int | None, typer.Option("--fanout", min=1, metavar="N", help="Use at most N nodes at the same time.")
-]
+    from clusterctl.transfer.push import PushEstimate, PushResult, Source
+    from clusterctl.transfer.relay import Relay
+    from clusterctl.transport.fanout import Connection, Connections, Outcome
 
 
-def push(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="A local folder or file.")],
-    node_path: Annotated[
-        str | None, typer.Argument(metavar="[NODE_PATH]", help="Path on the nodes. Default: ~/NAME.")
-    ] = None,
-    cluster: options.ClusterFile = None,
-    nodes: options.Nodes = None,
-    exclude: options.Exclude = None,
+@dataclass(frozen=True)
+class PushOptions:
+    """The options that say what a push copies, and how."""
+
     replace: Annotated[
         bool,
         typer.Option("--replace", help=options.REPLACE),
-    ] = False,
+    ] = False
     include_vcs: Annotated[
         bool, typer.Option("--include-vcs", help="Also push .git and other version-control folders.")
-    ] = False,
+    ] = False
     relay: Annotated[
         str,
         typer.Option(
@@ -47,69 +42,101 @@ def push(
             help="Copy from node to node over TLS, so that about one copy leaves this machine. auto: for 4 MB or "
             "more to 3 or more nodes. plain: always, verified but not encrypted, for a trusted network.",
         ),
-    ] = "auto",
+    ] = "auto"
     checksum: Annotated[
         bool,
         typer.Option("--checksum", help="Compare files by content, not by size and time."),
-    ] = False,
-    fanout: Fanout = None,
-    accept_new: options.AcceptNew = False,
-    connect_timeout: options.ConnectTimeout = None,
-    persist: options.Persist = None,
+    ] = False
+    fanout: options.Fanout = None
+
+
+def push(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A local folder or file.")],
+    *,
+    node_path: Annotated[
+        str | None, typer.Argument(metavar="[NODE_PATH]", help="Path on the nodes. Default: ~/NAME.")
+    ] = None,
+    selection: options.NodeOptions,
+    how: PushOptions,
+    connection: options.ConnectionOptions,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
     """Copy a file or folder to every node. Only differences are sent, files that are gone here are deleted there, and
     the result is verified by hash. An interrupted push is resumed by the next one."""
-    from clusterctl.cli.progress_bar import bar, begun, promised
-    from clusterctl.transfer import push as pushing
+    from clusterctl.cli.progress_bar import bar
     from clusterctl.transfer.relay import relay_for
-    from clusterctl.transfer.unchanged import UnchangedCheck
-    from clusterctl.transport.fanout import on_each
 
-    chosen = options.cluster_of(cluster, nodes, exclude)
+    chosen = selection.chosen()
     if not source.exists():
         raise UsageError(f"{source}: no such file or folder", "give the file or folder to push")
-    reading: Future[tuple[Source, str]] = promised()
-
-    def look(node: Node) -> Would:
-        link = connections.of(node)
-        return pushing.look(link, *reading.result(), replace=replace)
-
-    def send(node: Node) -> PushResult:
-        unchanged = glance.at(node) if glances else None
-        if unchanged is not None:
-            return unchanged
-        link = connections.of(node)
-        return pushing.push_tree(
-            link, *reading.result(), replace=replace, recheck=checksum, note=glances, progress=drawn.of(node.name),
-            relay=others,
-        )  # fmt: skip
-
     with (
-        options.connected(chosen, accept_new, persist, connect_timeout) as connections,
-        relay_for(relay, chosen.nodes) as others,
+        connection.open(chosen) as connections,
+        relay_for(how.relay, chosen.nodes) as relay,
         bar("push") as drawn,
     ):
-        glance, glances = UnchangedCheck(connections, reading.result), not (connections.kept or checksum)
-        # Connect to the nodes while the folder is read.
-        each: Future[list[Outcome[Any]]] = begun(
-            lambda: on_each(chosen.nodes, look if dry_run else send, fanout=fanout or connections.fanout)
+        pushing = _Push(how, connections, relay, drawn)
+        work = pushing.estimate if dry_run else pushing.send
+        tree, dest, outcomes = pushing.on_each(
+            chosen.nodes, work, lambda: _source(source, node_path, how.include_vcs, how.checksum)
         )
-        try:
-            tree, dest = _source(source, node_path, include_vcs, checksum)
-        except BaseException as problem:
-            reading.set_exception(problem)
-            raise
-        for warning in tree.manifest.warnings:
-            screen.log(f"warning: {warning}", style="yellow")
-        reading.set_result((tree, dest))
-        _load_tables()
-        outcomes = each.result()
     if dry_run:
         _show_dry_run(tree, dest, outcomes, as_json)
     else:
         show_pushed(outcomes, as_json)
+
+
+class _Push:
+    """One `push`: nodes are connected while the folder is read; the work on a node waits for the folder."""
+
+    def __init__(self, how: PushOptions, connections: Connections, relay: Relay | None, drawn: Bar) -> None:
+        from clusterctl.cli.progress_bar import promised
+        from clusterctl.transfer.unchanged import UnchangedCheck
+
+        self.how, self.connections, self.relay, self.drawn = how, connections, relay, drawn
+        self.reading: Future[tuple[Source, str]] = promised()
+        self.unchanged: UnchangedCheck | None = None
+        if not (connections.kept or how.checksum):
+            self.unchanged = UnchangedCheck(connections, self.reading.result)
+
+    def estimate(self, node: Node) -> PushEstimate:
+        """Return what a push would change on a node."""
+        from clusterctl.transfer import push as pushing
+
+        link = self.connections.of(node)
+        return pushing.estimate(link, *self.reading.result(), replace=self.how.replace)
+
+    def send(self, node: Node) -> PushResult:
+        from clusterctl.transfer import push as pushing
+
+        unchanged = self.unchanged.at(node) if self.unchanged else None
+        if unchanged is not None:
+            return unchanged
+        link = self.connections.of(node)
+        return pushing.push_tree(
+            link, *self.reading.result(), replace=self.how.replace, recheck=self.how.checksum,
+            note=self.unchanged is not None, progress=self.drawn.of(node.name), relay=self.relay,
+        )  # fmt: skip
+
+    def on_each(
+        self, nodes: Sequence[Node], work: Callable[[Node], Any], read: Callable[[], tuple[Source, str]]
+    ) -> tuple[Source, str, list[Outcome[Any]]]:
+        """Run `work` on each node while `read` reads the source; return the source, its path there, the outcomes."""
+        from clusterctl.cli.progress_bar import begun
+        from clusterctl.transport.fanout import on_each
+
+        fanout = self.how.fanout or self.connections.fanout
+        each: Future[list[Outcome[Any]]] = begun(lambda: on_each(nodes, work, fanout=fanout))
+        try:
+            tree, dest = read()
+        except BaseException as problem:
+            self.reading.set_exception(problem)
+            raise
+        for warning in tree.manifest.warnings:
+            screen.log(f"warning: {warning}", style="yellow")
+        self.reading.set_result((tree, dest))
+        _load_tables()
+        return tree, dest, each.result()
 
 
 def _load_tables() -> None:
@@ -134,17 +161,13 @@ def pull(
     dest: Annotated[
         Path, typer.Argument(metavar="DST", help="A local folder; the files of each node go to DST/<node>/.")
     ],
-    cluster: options.ClusterFile = None,
-    nodes: options.Nodes = None,
-    exclude: options.Exclude = None,
+    selection: options.NodeOptions,
+    connection: options.ConnectionOptions,
     fold: Annotated[
         bool,
         typer.Option("--fold", help="Store files that are equal on several nodes once (hard links)."),
     ] = False,
-    fanout: Fanout = None,
-    accept_new: options.AcceptNew = False,
-    connect_timeout: options.ConnectTimeout = None,
-    persist: options.Persist = None,
+    fanout: options.Fanout = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
@@ -154,7 +177,7 @@ def pull(
     from clusterctl.cli.progress_bar import bar
     from clusterctl.transfer import pull as pulling
 
-    chosen = options.cluster_of(cluster, nodes, exclude)
+    chosen = selection.chosen()
     places = {node.name: pulling.pull_place(dest, node.name, node_path) for node in chosen.nodes}
     if dry_run:
         rows = [{"node": name, "from": node_path, "to": str(place)} for name, place in places.items()]
@@ -164,7 +187,7 @@ def pull(
             else screen.write("".join(f"{row['node']}: {node_path} -> {row['to']}\n" for row in rows))
         )
     _refuse_dest(dest)
-    with options.connected(chosen, accept_new, persist, connect_timeout) as connections, bar("pull") as drawn:
+    with connection.open(chosen) as connections, bar("pull") as drawn:
 
         def work(node: Node, link: Connection, others: tuple[Path, ...] = ()) -> PushResult:
             progress = drawn.of(node.name)
@@ -190,7 +213,7 @@ def _refuse_dest(dest: Path) -> None:
         raise UsageError(f"{dest}: {existing} is {reason}", "give a local folder that exists or can be made")
 
 
-def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[Would]], as_json: bool) -> None:
+def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[PushEstimate]], as_json: bool) -> None:
     from dataclasses import asdict
 
     from clusterctl import text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,17 +12,15 @@ from clusterctl.cli.options import (
     AcceptNew,
     ClusterFile,
     DryRun,
-    Exclude,
     Force,
     Json,
-    Nodes,
+    NodeOptions,
     cluster_of,
     connected,
     has_inventory,
 )
 
 if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster
     from clusterctl.ranktable.api import RankTable
     from clusterctl.ranktable.check import Report
     from clusterctl.ranktable.finding import Finding
@@ -64,54 +63,86 @@ Devices = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class TableOutput:
+    """The options that say where a new table is written."""
+
+    output: Output = None
+    force: Force = False
+    dry_run: DryRun = False
+    json: Json = False
+
+    def write(self, table: RankTable) -> None:
+        """Write the table to its file, or show it; report what was done."""
+        import hashlib
+
+        from clusterctl.cli import screen
+        from clusterctl.ranktable import api
+
+        text = table.render()
+        if str(self.output) == "-":
+            screen.write(text)
+            return
+        path = self.output or Path(api.file_name(table))
+        changed = api.save(table, path, self.force, self.dry_run)
+        if self.json:
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            counts = {"version": table.version, "servers": len(table.servers), "ranks": table.ranks}
+            written = changed and not self.dry_run
+            screen.show_json({"file": str(path), **counts, "sha256": digest, "written": written})
+            return
+        how = "already has this table" if not changed else "would be written" if self.dry_run else "written"
+        screen.write(f"{path}: {how}: {_size(len(table.servers), table.ranks)}\n")
+        if self.dry_run:
+            screen.write(text)
+
+
+@dataclass(frozen=True)
+class DeviceQuery:
+    """The options of a table that is built from the answers of nodes."""
+
+    devices: Devices = None
+    hardware: ForNew = None
+    skip_incomplete: Annotated[
+        bool, typer.Option("--skip-incomplete", help="Leave out devices without an address, with a warning.")
+    ] = False
+
+
 def build(
-    cluster: ClusterFile = None,
-    nodes: Nodes = None,
-    exclude: Exclude = None,
-    devices: Devices = None,
+    selection: NodeOptions,
+    query: DeviceQuery,
+    to: TableOutput,
     plan: Annotated[
         Path | None, typer.Option("--from", metavar="PLAN", help="Build from a plan file; contact no node.")
     ] = None,
-    skip_incomplete: Annotated[
-        bool, typer.Option("--skip-incomplete", help="Leave out devices without an address, with a warning.")
-    ] = False,
-    output: Output = None,
-    hardware: ForNew = None,
-    force: Force = False,
-    dry_run: DryRun = False,
     accept_new: AcceptNew = False,
-    json: Json = False,
 ) -> None:
     """Ask the nodes for the addresses of their devices and write one table for all nodes."""
-    from clusterctl.inventory.cluster import named_devices
+    from clusterctl.errors import UsageError
     from clusterctl.ranktable import plan as ranktable_plan
 
-    which = None if devices is None else named_devices(devices)
-    if plan:
-        _only_plan(cluster, nodes, exclude, devices, hardware, skip_incomplete)
-        table = ranktable_plan.load_plan(plan)
-    else:
-        table = _asked(cluster_of(cluster, nodes, exclude), which, hardware, skip_incomplete, accept_new)
-    _write(table, output, force, dry_run, json)
-
-
-def _only_plan(*others: object) -> None:
-    from clusterctl.errors import UsageError
-
-    if any(others):
+    if plan is None:
+        to.write(_from_nodes(selection, query, accept_new))
+        return
+    if selection != NodeOptions() or query != DeviceQuery():
         problem = "--from uses the plan alone: not -c, -n, -x, --devices, --for or --skip-incomplete"
         raise UsageError(problem, "write nodes, devices and `for:` into the plan")
+    to.write(ranktable_plan.load_plan(plan))
 
 
-def _asked(
-    chosen: Cluster, which: tuple[int, ...] | None, hardware: str | None, skip: bool, accept_new: bool
-) -> RankTable:
+def _from_nodes(selection: NodeOptions, query: DeviceQuery, accept_new: bool) -> RankTable:
+    """Return the table that the nodes' answers give; report what was left out."""
     from clusterctl.cli import screen
+    from clusterctl.inventory.cluster import named_devices
     from clusterctl.ranktable import api, from_nodes
 
-    api.buildable(hardware)
+    devices = None if query.devices is None else named_devices(query.devices)
+    chosen = selection.chosen()
+    api.buildable(query.hardware)
     with connected(chosen, accept_new) as connections:
-        built = from_nodes.build_from_nodes(chosen, connections, which, hardware, skip)
+        built = from_nodes.build_from_nodes(
+            chosen, connections, devices, query.hardware, query.skip_incomplete
+        )
     if built.detected:
         screen.log(f"{built.detected}; --for a2 writes 1.0")
     for line in built.other_sources:
@@ -123,28 +154,26 @@ def _asked(
 
 def merge(
     files: Tables,
-    output: Output = None,
+    to: TableOutput,
     sort: Annotated[
         str, typer.Option(metavar="ORDER", help="Order of the servers: given, address, name or inventory.")
     ] = "given",
     cluster: ClusterFile = None,
     hardware: For = None,
-    force: Force = False,
-    dry_run: DryRun = False,
-    json: Json = False,
 ) -> None:
     """Merge several tables into one; ranks follow the order of the files."""
     from clusterctl.ranktable import api
 
     tables = api.load_all(files, hardware)
     known = api.server_places(cluster_of(cluster)) if sort == "inventory" else None
-    _write(api.merge(api.in_order(tables, sort, known), hardware), output, force, dry_run, json)
+    to.write(api.merge(api.in_order(tables, sort, known), hardware))
 
 
 def convert(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A rank table in any form, a plan or a hostfile.")
     ],
+    target: TableOutput,
     to: Annotated[
         str | None,
         typer.Option(
@@ -162,10 +191,6 @@ def convert(
         str | None, typer.Option("--super-pod", metavar="ID", help="Put all servers in this super pod.")
     ] = None,
     lossy: Annotated[bool, typer.Option("--lossy", help="Leave out what the format cannot hold.")] = False,
-    output: Output = None,
-    force: Force = False,
-    dry_run: DryRun = False,
-    json: Json = False,
 ) -> None:
     """Convert a table to another version, a plan or a hostfile, and back. Refused if a required value is unknown; the
     message names it."""
@@ -175,18 +200,16 @@ def convert(
 
     if to is None or to in hostfile_ranktable.VERSIONS:
         table = hostfile_ranktable.as_table(file, to, facts, super_pod)
-        _write(table, output, force, dry_run, json)
+        target.write(table)
         return
     text = hostfile_ranktable.as_text(file, to, lossy)
-    changed = (
-        output is not None and str(output) != "-" and save_new(output, text, force=force, dry_run=dry_run)
-    )
-    written = changed and not dry_run
-    if json:
-        screen.show_json(
-            {"format": to, "file": str(output) if output else None, "text": text, "written": written}
-        )
-    elif output is None or str(output) == "-" or dry_run:
+    output = None if str(target.output) == "-" else target.output
+    changed = output is not None and save_new(output, text, force=target.force, dry_run=target.dry_run)
+    written = changed and not target.dry_run
+    if target.json:
+        name = str(target.output) if target.output else None
+        screen.show_json({"format": to, "file": name, "text": text, "written": written})
+    elif output is None or target.dry_run:
         screen.write(text)
     else:
         screen.write(f"{output}: {'written' if written else 'already has this content'}\n")
@@ -298,6 +321,7 @@ def diff(
 
 def cut(
     file: Table,
+    to: TableOutput,
     nodes: Annotated[
         str | None, typer.Option("--nodes", "-n", metavar="SET", help="Keep these servers.")
     ] = None,
@@ -306,10 +330,6 @@ def cut(
     ] = None,
     drop: Annotated[str | None, typer.Option(metavar="SET", help="Leave out these servers.")] = None,
     cluster: ClusterFile = None,
-    output: Output = None,
-    force: Force = False,
-    dry_run: DryRun = False,
-    json: Json = False,
 ) -> None:
     """Write a part of a table, with ranks numbered from 0. Name servers by server_id or by the inventory's names."""
     from clusterctl.ranktable import api, edit
@@ -321,7 +341,7 @@ def cut(
         ranks=None if ranks is None else edit.parse_ranks(ranks),
         drop=_servers(drop, table, cluster) if drop else (),
     )
-    _write(part, output, force, dry_run, json)
+    to.write(part)
 
 
 def _servers(chosen: str, table: RankTable, file: Path | None) -> list[str]:
@@ -341,29 +361,6 @@ def _servers(chosen: str, table: RankTable, file: Path | None) -> list[str]:
         if len(names) < len(known):
             raise
     return [names[name] for name in nodeset.select(chosen, list(names), found.groups)]
-
-
-def _write(table: RankTable, output: Path | None, force: bool, dry_run: bool, json: bool) -> None:
-    import hashlib
-
-    from clusterctl.cli import screen
-    from clusterctl.ranktable import api
-
-    text = table.render()
-    if str(output) == "-":
-        screen.write(text)
-        return
-    path = output or Path(api.file_name(table))
-    changed = api.save(table, path, force, dry_run)
-    if json:
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        counts = {"version": table.version, "servers": len(table.servers), "ranks": table.ranks}
-        screen.show_json({"file": str(path), **counts, "sha256": digest, "written": changed and not dry_run})
-        return
-    how = "already has this table" if not changed else "would be written" if dry_run else "written"
-    screen.write(f"{path}: {how}: {_size(len(table.servers), table.ranks)}\n")
-    if dry_run:
-        screen.write(text)
 
 
 def _size(servers: int, ranks: int) -> str:

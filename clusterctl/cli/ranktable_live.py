@@ -25,12 +25,10 @@ Table = Annotated[Path, typer.Argument(metavar="FILE", help="A rank table.")]
 
 def push(
     file: Table,
+    selection: options.NodeOptions,
     to: Annotated[
         str | None, typer.Option("--to", metavar="PATH", help="Path on the nodes. Default: ~/NAME.")
     ] = None,
-    cluster: options.ClusterFile = None,
-    nodes: options.Nodes = None,
-    exclude: options.Exclude = None,
     accept_new: options.AcceptNew = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -41,9 +39,9 @@ def push(
 
     table = live.read(file)
     path = live.checked_path(to or live.default_path(file))
-    found = options.cluster_of(cluster, nodes, exclude)
-    chosen = live.nodes_of(found, table, chosen=bool(nodes or exclude))
-    if not (nodes or exclude):
+    found = selection.chosen()
+    chosen = live.nodes_of(found, table, chosen=selection.narrows)
+    if not selection.narrows:
         _warn_of_missing(live.missing_servers(found, table))
     if dry_run:
         return _show_dry_run(file, table, path, [node.name for node in chosen], as_json)
@@ -55,12 +53,10 @@ def push(
 
 def verify(
     file: Table,
+    selection: options.NodeOptions,
     at: Annotated[
         str | None, typer.Option("--at", metavar="PATH", help="Path on the nodes. Default: ~/NAME.")
     ] = None,
-    cluster: options.ClusterFile = None,
-    nodes: options.Nodes = None,
-    exclude: options.Exclude = None,
     accept_new: options.AcceptNew = False,
     as_json: options.Json = False,
 ) -> None:
@@ -72,14 +68,14 @@ def verify(
 
     table = live.read(file)
     path = live.checked_path(at or live.default_path(file))
-    found = options.cluster_of(cluster, nodes, exclude)
-    chosen = live.nodes_of(found, table, chosen=bool(nodes or exclude))
-    drifts = _absent(found, table) if not (nodes or exclude) else []
+    found = selection.chosen()
+    chosen = live.nodes_of(found, table, chosen=selection.narrows)
+    drifts = _absent(found, table) if not selection.narrows else []
     with options.connected(found, accept_new) as connections:
         outcomes = connections.on_each(chosen, lambda node, link: truth.verify(link, node, table, path))
     reports = [outcome.value for outcome in outcomes if outcome.value is not None]
     drifts += [drift for report in reports for drift in report.drifts]
-    if not (nodes or exclude) and len(reports) == len(outcomes):
+    if not selection.narrows and len(reports) == len(outcomes):
         drifts += truth.unclaimed(table, reports)
     if as_json:
         screen.show_json(_verified_json(file, table, outcomes, drifts))

@@ -73,8 +73,8 @@ def from_variables(variables: Mapping[str, str]) -> tuple[list[Entry], list[Faul
     names = [name for name in VARIABLES if variables.get(name)]
     entries, faults = inspect_text("".join(f"{name}={variables[name]}\n" for name in names), "")
     lines_of = {f":{number}": f"${name}" for number, name in enumerate(names, 1)}
-    worded = [replace(fault, where=lines_of.get(fault.where, "the Slurm allocation")) for fault in faults]
-    return [replace(entry, line=0) for entry in entries], worded
+    renamed = [replace(fault, where=lines_of.get(fault.where, "the Slurm allocation")) for fault in faults]
+    return [replace(entry, line=0) for entry in entries], renamed
 
 
 def _named(lists: Iterable[tuple[int, str]], source: str, faults: list[Fault]) -> Iterator[Entry]:

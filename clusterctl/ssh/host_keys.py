@@ -123,7 +123,7 @@ def _lines_of(name: str, path: Path) -> list[str]:
     return done.stdout.decode(errors="replace").splitlines()
 
 
-def surely_new(name: str, files: Sequence[Path]) -> bool:
+def is_new(name: str, files: Sequence[Path]) -> bool:
     """Return whether no line of these files can name the host; hashed names, patterns and markers may."""
     for path in files:
         try:

@@ -146,7 +146,7 @@ class OpenSshTransport:
             # needed.
             if self._accept_new:
                 for place, hop in enumerate(chain(way)):
-                    if host_keys.surely_new(hop.name, self._known_hosts(hop)):
+                    if host_keys.is_new(hop.name, self._known_hosts(hop)):
                         new[place] = Path(folder) / str(place)
             while True:
                 try:

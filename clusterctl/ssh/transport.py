@@ -151,7 +151,7 @@ class SshTransport:
                 log_in(login.session, node, way, self._all_keys(), HANDSHAKE_LIMIT)
             except BaseException as problem:
                 login.close()
-                raise _worded(node, problem) from None
+                raise _launcher_error(node, problem) from None
             return login
 
     def _shake_hands(self, node: str, way: Way, judge: Callable[[HostKey], None]) -> Login:
@@ -174,7 +174,7 @@ class SshTransport:
                 raise Unreachable(
                     node, f"its ProxyCommand said: {proxy_words}", f"try `{way.proxy_command}`"
                 ) from None
-            raise _worded(node, problem) from None
+            raise _launcher_error(node, problem) from None
         return Login(session, way.user, then)
 
     def _limit(self, way: Way) -> float:
@@ -209,7 +209,7 @@ def _enough(shown: list[HostKey], key: HostKey) -> None:
     raise _Enough
 
 
-def _worded(node: str, problem: BaseException) -> BaseException:
+def _launcher_error(node: str, problem: BaseException) -> BaseException:
     """Return one of our own errors for what paramiko raised."""
     import paramiko
 

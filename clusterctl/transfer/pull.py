@@ -15,7 +15,7 @@ from clusterctl.agent import tree
 from clusterctl.agent.frames import ByteReader, Frame
 from clusterctl.agent.tree import Range
 from clusterctl.agent.tree_build import Base, Builder
-from clusterctl.transfer.push import Progress, PushResult, worded
+from clusterctl.transfer.push import Progress, PushResult, launcher_error
 from clusterctl.transport.fanout import Connection
 
 
@@ -68,7 +68,7 @@ def pull_tree(
             builder.close()
     except BaseException as problem:
         request.cancel()
-        raise worded(connection.node, problem) from None
+        raise launcher_error(connection.node, problem) from None
     for _ in replies:
         pass
     files = builder.pieces.file_count(wanted)

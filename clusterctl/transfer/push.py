@@ -6,8 +6,9 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from dataclasses import replace as dataclass_replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,46 @@ class PushResult:
     """Bytes that came from other nodes."""
     notes: tuple[str, ...] = ()
     """What did not go as planned."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a tree goes on a node, and how: the parameters of a request to its agent."""
+
+    dest: str
+    replace: bool = False
+    recheck: bool = False
+    """Compare files by content."""
+    note: bool = False
+    """Record the state of an unchanged tree."""
+    look: bool = False
+    """Only report what would be sent."""
+    content_named: bool = False
+    """`dest` is named by its hash and never changes."""
+    relay: bool = False
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The agent's last message about a tree."""
+
+    path: str
+    unchanged: bool
+    relayed: int = 0
+    files: int = 0
+    bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Reply:
+        return cls(
+            str(value.get("path")),
+            bool(value.get("unchanged")),
+            int(value.get("relayed", 0)),
+            int(value.get("files", 0)),
+            int(value.get("bytes", 0)),
+            tuple(str(note) for note in value.get("notes", ())),
+        )
 
 
 class Source:
@@ -96,8 +137,8 @@ def push_tree(
     only with `replace`. With a `relay` the node may receive data from other nodes. With `note` the node
     records the state of an unchanged tree for the next UnchangedCheck.
     """
-    params = {"dest": dest, "replace": replace, "recheck": recheck, "note": note}
-    return _Sending(connection, source, params, progress, relay).result()
+    target = Target(dest, replace=replace, recheck=recheck, note=note)
+    return _Sending(connection, source, target, progress, relay).result()
 
 
 def push_store(
@@ -111,11 +152,11 @@ def push_store(
     """Store a tree on the node under its hash, where it never changes; send nothing if it is there already."""
     workdir = str(connection.hello()["workdir"])
     dest = f"{workdir}/store/{kind}/{source.manifest.id}"
-    return _Sending(connection, source, {"dest": dest, "content_named": True}, progress, relay).result()
+    return _Sending(connection, source, Target(dest, content_named=True), progress, relay).result()
 
 
 @dataclass(frozen=True)
-class Would:
+class PushEstimate:
     """What a push would send to one node."""
 
     path: str
@@ -124,26 +165,20 @@ class Would:
     bytes: int
 
 
-def look(connection: Connection, source: Source, dest: str, *, replace: bool = False) -> Would:
+def estimate(connection: Connection, source: Source, dest: str, *, replace: bool = False) -> PushEstimate:
     """Return what a push would send to a node; change nothing there."""
-    request = _open(connection, source, {"dest": dest, "replace": replace, "look": True})
+    request = _open(connection, source, Target(dest, replace=replace, look=True))
     for frame in request:
         if frame.fields.get("manifest"):
             _send_manifest(request, source.manifest)
-    result = request.result or {}
-    return Would(
-        str(result.get("path")),
-        bool(result.get("unchanged")),
-        int(result.get("files", 0)),
-        int(result.get("bytes", 0)),
-    )
+    reply = Reply.of(request.result or {})
+    return PushEstimate(reply.path, reply.unchanged, reply.files, reply.bytes)
 
 
-def _open(connection: Connection, source: Source, params: dict[str, Any]) -> PendingRequest:
+def _open(connection: Connection, source: Source, target: Target) -> PendingRequest:
     manifest = source.manifest
-    params = {**params, "single": source.single}
     named = {"tree": manifest.id, "manifest_size": len(manifest.text), "table_size": len(manifest.table)}
-    return connection.open("receive", {**params, **named})
+    return connection.open("receive", {**asdict(target), "single": source.single, **named})
 
 
 def _send_manifest(request: PendingRequest, manifest: Manifest) -> None:
@@ -158,7 +193,7 @@ class _Sending:
         self,
         connection: Connection,
         source: Source,
-        params: dict[str, Any],
+        target: Target,
         progress: Progress | None,
         relay: Relay | None,
     ) -> None:
@@ -168,10 +203,10 @@ class _Sending:
         self._relay = relay
         self._began = time.monotonic()
         self._sent = self._relayed = self._files = self._total = 0
-        self._requests = _open(connection, source, {**params, "relay": relay is not None})
+        self._requests = _open(connection, source, dataclass_replace(target, relay=relay is not None))
 
     def result(self) -> PushResult:
-        reply: dict[str, Any] = {}
+        reply: Reply | None = None
         try:
             for frame in self._requests:
                 reply = self._answer(frame)
@@ -181,21 +216,15 @@ class _Sending:
             self._requests.cancel()
             if self._relay:
                 self._relay.leave(self._node)
-            raise worded(self._node, problem) from None
-        reply = reply or self._requests.result or {}
-        notes = tuple(str(note) for note in reply.get("notes", ()))
+            raise launcher_error(self._node, problem) from None
+        reply = reply or Reply.of(self._requests.result or {})
+        seconds = time.monotonic() - self._began
         return PushResult(
-            str(reply.get("path")),
-            self._sent,
-            self._files,
-            time.monotonic() - self._began,
-            bool(reply.get("unchanged")),
-            int(reply.get("relayed", 0)),
-            notes,
+            reply.path, self._sent, self._files, seconds, reply.unchanged, reply.relayed, reply.notes
         )
 
-    def _answer(self, frame: Frame) -> dict[str, Any]:
-        """Fulfil the node's requests; return its last message, once the tree is in place."""
+    def _answer(self, frame: Frame) -> Reply | None:
+        """Fulfil the node's requests; return its last message once the tree is in place, else None."""
         fields = frame.fields
         if fields.get("manifest"):
             _send_manifest(self._requests, self._source.manifest)
@@ -203,26 +232,28 @@ class _Sending:
             self._begin(_ranges(self._node, frame, self._source.manifest))
         elif fields.get("feed"):
             if self._relay:
-                self._relay.tell(self._relayed, int(fields.get("failed", 0)))
+                self._relay.record(self._relayed, int(fields.get("failed", 0)))
             self._feed(_ranges(self._node, frame, self._source.manifest))
         elif "listening" in fields and self._relay:
-            self._say(self._relay.join(self._node, int(fields["listening"])))
+            self._send_json(self._relay.join(self._node, int(fields["listening"])))
         elif "got" in fields:
             self._relayed = int(fields["got"])
             if self._relay:
-                self._relay.tell(self._relayed, 0)
+                self._relay.record(self._relayed, 0)
             self._report()
         elif fields.get("built") and self._relay:
             self._relay.linger(self._requests)
-            return dict(json.loads(frame.payload))
-        return {}
+            return Reply.of(json.loads(frame.payload))
+        return None
 
     def _begin(self, wanted: list[Range]) -> None:
         pieces = self._source.manifest.pieces
         self._total = pieces.size(wanted)
         self._files = pieces.file_count(wanted)
         if self._relay:
-            self._say(self._relay.terms(self._node, self._total, sum(end - begin for begin, end in wanted)))
+            self._send_json(
+                self._relay.terms(self._node, self._total, sum(end - begin for begin, end in wanted))
+            )
         else:
             self._feed(wanted)
 
@@ -238,7 +269,7 @@ class _Sending:
         self._sent += len(data)
         self._report()
 
-    def _say(self, value: Any) -> None:
+    def _send_json(self, value: Any) -> None:
         text = json.dumps(value).encode()
         self._requests.send(b"%d\n" % len(text) + text)
 
@@ -264,7 +295,7 @@ def file_source(path: Path, dest: str, recheck: bool = False) -> tuple[Source, s
     return Source(path, make_file_manifest(path, name, recheck), single=True), target
 
 
-def worded(node: str, problem: BaseException) -> BaseException:
+def launcher_error(node: str, problem: BaseException) -> BaseException:
     """Return an error of the shared tree code as one of the launcher's errors."""
     if isinstance(problem, tree.BadTree):
         return RequestFailed(node, "bad-tree", str(problem), "nothing was changed")

@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError, UsageError
 
@@ -53,7 +53,7 @@ class Relay:
             self._terms = self._terms or (_plain_terms() if self._plain else _tls_terms())
         return {**self._terms, "address": self._addresses[node]}
 
-    def join(self, node: str, port: int) -> list[dict[str, Any]]:
+    def join(self, node: str, port: int) -> list[dict[str, str | int]]:
         """Add a node that listens (unless the port is 0); return nodes to request data from, best first."""
         with self._change:
             members = list(self._members)
@@ -77,7 +77,7 @@ class Relay:
         with self._change:
             self._members = [member for member in self._members if member[0] != node]
 
-    def tell(self, relayed: int, failed: int) -> None:
+    def record(self, relayed: int, failed: int) -> None:
         """Record whether a node received data from other nodes, and whether it failed to reach any."""
         with self._change:
             self._worked = self._worked or relayed > 0

@@ -245,10 +245,10 @@ def test_after_some_that_reached_none_nobody_is_sent_to_another(tmp_path: Path) 
     relay = Relay([local_node(tmp_path, name) for name in names])
     for name in names[:HOPELESS]:
         relay.join(name, 1)
-        relay.tell(0, 2)
+        relay.record(0, 2)
     assert relay.join("node8", 1) == []
     # One reached another after all.
-    relay.tell(5, 0)
+    relay.record(5, 0)
     assert relay.join("node7", 1) != []
 
 

@@ -207,7 +207,7 @@ def test_another_file_is_kept_and_a_dry_run_writes_nothing(folder: Path) -> None
     assert not (folder / "m").exists()
     said = json.loads(typed("convert", "ds", "--to", "mpich", "-o", "m", "--json").stdout)
     assert said == {"format": "mpich", "nodes": 2, "text": "w0:4\nw1:4\n", "file": "m", "written": True}
-    assert typed("convert", "ds", "--to", "mpich", "-o", "m").stdout == "m: holds this already\n"
+    assert typed("convert", "ds", "--to", "mpich", "-o", "m").stdout == "m: already has this content\n"
     assert "another file" in refused("convert", "ds", "--to", "slurm", "-o", "m")
 
 

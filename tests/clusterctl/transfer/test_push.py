@@ -21,8 +21,8 @@ from clusterctl.transfer.pull import fold, pull_place, pull_tree
 from clusterctl.transfer.push import (
     PushResult,
     Source,
+    estimate,
     file_source,
-    look,
     make_manifest,
     push_store,
     push_tree,
@@ -319,11 +319,11 @@ def test_a_rehearsal_says_what_would_travel_and_changes_nothing(
     link: Connection, source: Path, tmp_path: Path
 ) -> None:
     manifest = make_manifest(source)
-    would = look(link, Source(source, manifest), str(tmp_path / "deep" / "dest"))
+    would = estimate(link, Source(source, manifest), str(tmp_path / "deep" / "dest"))
     assert (would.files, would.bytes) == (len(manifest.files), manifest.size) and not would.unchanged
     assert not (tmp_path / "deep").exists()
     push_tree(link, Source(source, manifest), str(tmp_path / "dest"))
-    assert look(link, Source(source, manifest), str(tmp_path / "dest")).unchanged
+    assert estimate(link, Source(source, manifest), str(tmp_path / "dest")).unchanged
 
 
 def test_a_file_that_changes_while_it_is_sent_is_noticed(
