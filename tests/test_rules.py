@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -78,10 +79,12 @@ LARGER = {"clusterctl/agent": 36, "clusterctl/cli": 44}
 PROGRAMS = {"clusterctl": {"__main__", "api"}, "trainer": {"__main__", "generate"}, "native": {"__main__"}}
 
 
+@cache
 def sources(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
@@ -98,6 +101,7 @@ def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
 def modules(*packages: str) -> dict[str, Path]:
     """Return every module of some packages by its dotted name."""
     found = {}
@@ -108,9 +112,15 @@ def modules(*packages: str) -> dict[str, Path]:
     return found
 
 
+@cache
+def every_node(path: Path) -> list[ast.AST]:
+    """Return all nodes of a module's tree."""
+    return list(ast.walk(parsed(path)))
+
+
 def imported_modules(path: Path, known: dict[str, Path]) -> Iterator[tuple[str, int]]:
     """Yield each known module that a file imports, and the line: in functions and under TYPE_CHECKING too."""
-    for node in ast.walk(parsed(path)):
+    for node in every_node(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -283,7 +293,7 @@ def test_the_environment_is_read_in_one_module_a_package() -> None:
                 continue
             found += [
                 f"{named(path)}:{node.lineno}"
-                for node in ast.walk(parsed(path))
+                for node in every_node(path)
                 if isinstance(node, ast.Attribute)
                 and node.attr in ("environ", "getenv", "environb")
                 and isinstance(node.value, ast.Name)
@@ -295,7 +305,7 @@ def test_the_environment_is_read_in_one_module_a_package() -> None:
 def strings(path: Path) -> set[str]:
     return {
         node.value
-        for node in ast.walk(parsed(path))
+        for node in every_node(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
 
@@ -411,7 +421,7 @@ def test_no_module_goes_against_the_habits() -> None:
         for path in sources(package):
             if path.name in ("utils.py", "common.py", "helpers.py"):
                 found.append(f"{named(path)}: a name that says nothing")
-            for node in ast.walk(parsed(path)):
+            for node in every_node(path):
                 if isinstance(node, ast.Global):
                     found.append(f"{named(path)}:{node.lineno}: global")
                 if isinstance(node, ast.ExceptHandler) and named(path) not in doors:
@@ -426,7 +436,7 @@ def test_no_module_goes_against_the_habits() -> None:
 def test_no_shell_stands_between_an_argument_and_its_program() -> None:
     found = []
     for path in sources("clusterctl") + sources("trainer"):
-        for node in ast.walk(parsed(path)):
+        for node in every_node(path):
             if (
                 isinstance(node, ast.keyword)
                 and node.arg == "shell"
