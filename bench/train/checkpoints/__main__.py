@@ -1,0 +1,22 @@
+"""Start one measurement of checkpoints: `python -m bench.train.checkpoints times`, `... pairs --help`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+NAMES = {
+    "times": "save and load times next to torch's distributed checkpoints",
+}
+
+
+def main() -> int:
+    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
+        sys.stderr.write("\n".join(f"{name:<10} {title}" for name, title in NAMES.items()) + "\n")
+        return 2
+    name = sys.argv.pop(1)
+    return int(importlib.import_module(f"bench.train.checkpoints.{name}").main() or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
