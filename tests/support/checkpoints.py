@@ -116,6 +116,7 @@ def save_with(
     step: int,
     keep: KeepConfig = KeepConfig(9),
     tokenizer: Path | None = None,
+    read_back: bool = True,
     **facts: Any,
 ) -> list[int | BaseException]:
     """Save the state of a step with one rank for each of `folders`."""
@@ -126,7 +127,7 @@ def save_with(
 
     def work(rank: int) -> int:
         board = Board(Group(rank, len(folders), Device("cpu"), store=store), "saves")
-        order = SaveOrder(step, f"token-{step}", table, {**FACTS, **facts}, tokenizer, keep)
+        order = SaveOrder(step, f"token-{step}", table, {**FACTS, **facts}, tokenizer, keep, read_back)
         return save_parts(order, parts_by_rows(state, rank, len(folders)), seen_by(folders, rank), board)
 
     return in_threads(work, len(folders))

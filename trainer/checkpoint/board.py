@@ -10,8 +10,8 @@ from typing import Any
 from trainer.errors import TrainingFailed
 from trainer.parallel.group import Group
 
-# Seconds between two looks at the board.
-SOONEST, LATEST = 0.002, 0.2
+# Seconds between two looks at the board: a share of the wait so far, more for many ranks, whose looks add up.
+SOONEST, LATEST, SHARE = 0.002, 0.2, 0.05
 
 
 class Board:
@@ -36,11 +36,11 @@ class Board:
         """Return the entries under these keys once all are posted, without a time limit."""
         if self._store is None:
             return [json.loads(self._own[key]) for key in keys]
-        full, pause = [f"{self._name}/{key}" for key in keys], SOONEST
+        full, began = [f"{self._name}/{key}" for key in keys], time.monotonic()
+        soonest = min(LATEST, SOONEST * (1 + self.world / 16))
         try:
             while not self._store.check(full):
-                time.sleep(pause)
-                pause = min(1.5 * pause, LATEST)
+                time.sleep(min(max(soonest, SHARE * (time.monotonic() - began)), LATEST))
             return [json.loads(content) for content in self._store.multi_get(full)]
         except RuntimeError as error:
             # torch's network errors are RuntimeErrors.

@@ -15,12 +15,13 @@ import torch
 from trainer.checkpoint.background import BackgroundSave, Staging
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.folders import meet_at
+from trainer.checkpoint.keep import remove_unfinished
 from trainer.checkpoint.names import Shape, tensor_table
 from trainer.checkpoint.part import MOMENTS, HasParts, Part
 from trainer.checkpoint.resume import Loader
 from trainer.checkpoint.save import SaveOrder, save_parts
 from trainer.checkpoint.saved import Saved, SaveSkipped
-from trainer.checkpoint.store import TOKENIZER, Checkpoint, folder_of, remove_unfinished
+from trainer.checkpoint.store import TOKENIZER, Checkpoint, folder_of
 from trainer.config.train_config import TrainConfig
 from trainer.errors import CheckpointError
 from trainer.files import sha256
@@ -96,8 +97,9 @@ class Checkpointer:
                 return [SaveSkipped(progress.step, step)]
         reports += self.finish()
         parts = self._owned()
-        work = partial(self._saved, self._order(progress), began)
-        if last or not self._is_large(parts):
+        in_background = self._is_large(parts) and not last
+        work = partial(self._saved, self._order(progress, self._reads_back(in_background or last)), began)
+        if not in_background:
             saved = work(parts, 0.0)
             return [*reports, saved]
         copies = self._staging.copy(parts)
@@ -134,12 +136,23 @@ class Checkpointer:
             self._in_background = self.group.any(size > SMALL) if wanted is None else wanted
         return self._in_background
 
-    def _order(self, progress: Progress) -> SaveOrder:
+    def _reads_back(self, without_stall: bool) -> bool:
+        """Return whether the files are read back; by default where training does not wait, or they are small."""
+        by_default = without_stall or self.config.save.background != "never"
+        return {"always": True, "never": False}.get(self.config.save.verify, by_default)
+
+    def _order(self, progress: Progress, read_back: bool) -> SaveOrder:
         self._count += 1
         tokenizer = Path(self.config.data.tokenizer) if self.config.data.tokenizer else None
         token = f"{self._token}-{self._count}"
         return SaveOrder(
-            progress.step, token, self.table, self._facts(progress), tokenizer, self.config.save.keep
+            progress.step,
+            token,
+            self.table,
+            self._facts(progress),
+            tokenizer,
+            self.config.save.keep,
+            read_back,
         )
 
     def _facts(self, progress: Progress) -> dict[str, Any]:

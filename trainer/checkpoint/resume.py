@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from typing import Any
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.disk import disk_failures
 from trainer.checkpoint.folders import Folder, exchange_files
+from trainer.checkpoint.keep import in_use
 from trainer.checkpoint.manifest import MANIFEST
 from trainer.checkpoint.part import HasParts, Part
-from trainer.checkpoint.store import OLD, Checkpoint, check_size, found, in_use, open_checkpoint, verify
+from trainer.checkpoint.store import OLD, Checkpoint, check_size, found, open_checkpoint, verify
 from trainer.errors import CheckpointError
 from trainer.files import replace_file
 from trainer.parallel.group import Group
@@ -59,20 +61,23 @@ class Loader:
     def _try(self, key: str, path: Path, entry: dict[str, Any], engine: HasParts, fits: Fits) -> str:
         """Load a checkpoint; return why it is damaged, or "". A CheckpointError where it does not fit."""
         self._share_manifest(key, path, entry)
-        fault = self.board.agree(
-            f"{key}/fits", None, lambda _: _fault_of(lambda: fits(open_checkpoint(path)))
-        )
-        if fault:
-            raise CheckpointError(fault, "correct the config, or use resume: never to begin anew")
-        checkpoint, parts = open_checkpoint(path), engine.parts()
-        fault = _fault_of(lambda: _check_keys(checkpoint, parts))
-        if not entry["everywhere"]:
-            fault = self._bring_files(key, checkpoint, parts, fault)
-        if not fault:
-            steps = int(checkpoint.manifest["optimizer_steps"])
-            with in_use(path):
+        with ExitStack() as stack:
+            fault = _fault_of(lambda: stack.enter_context(in_use(path, mark=self.folder.is_leader)))
+            answer = self.board.agree(f"{key}/fits", fault, partial(_check_fit, path=path, fits=fits))
+            if answer["other"]:
+                raise CheckpointError(
+                    answer["other"], "correct the config, or use resume: never to begin anew"
+                )
+            if answer["damaged"]:
+                return str(answer["damaged"])
+            checkpoint, parts = open_checkpoint(path), engine.parts()
+            fault = _fault_of(lambda: _check_keys(checkpoint, parts))
+            if not entry["everywhere"]:
+                fault = self._bring_files(key, checkpoint, parts, fault)
+            if not fault:
+                steps = int(checkpoint.manifest["optimizer_steps"])
                 fault = _fault_of(lambda: engine.load_parts(checkpoint.fill, steps))
-        return str(self.board.agree(f"{key}/loaded", fault, _first))
+            return str(self.board.agree(f"{key}/loaded", fault, _first))
 
     def _share_manifest(self, key: str, path: Path, entry: dict[str, Any]) -> None:
         """Give the manifest to nodes that lack it, before their ranks read it."""
@@ -108,6 +113,12 @@ def _fault_of(work: Callable[[], object]) -> str:
     except CheckpointError as error:
         return error.message
     return ""
+
+
+def _check_fit(faults: Sequence[str], path: Path, fits: Fits) -> dict[str, str]:
+    """Return which rank cannot open the checkpoint, or else why it does not fit the training."""
+    damaged = _first(faults)
+    return {"damaged": damaged, "other": "" if damaged else _fault_of(lambda: fits(open_checkpoint(path)))}
 
 
 def _first(faults: Sequence[str]) -> str:

@@ -1,11 +1,12 @@
 """One save: every rank writes its own file, rank 0 collects their hashes, and each node publishes the same manifest.
 
 The ranks agree through the board, so that no collective waits for a disk. The order on each node is: files and their
-fsync, manifest, one rename. `latest` names a checkpoint only after all nodes have renamed it.
+fsync, reading them back, manifest, one rename. `latest` names a checkpoint only after all nodes have renamed it.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -16,24 +17,29 @@ from typing import Any
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.disk import disk_failures
 from trainer.checkpoint.folders import Folder
+from trainer.checkpoint.keep import prune, remove_old
 from trainer.checkpoint.manifest import FORMAT, MANIFEST, PARTS, encode_manifest
 from trainer.checkpoint.names import Shape
 from trainer.checkpoint.part import Part
+from trainer.checkpoint.read import VerifiedFile
 from trainer.checkpoint.store import (
     TOKENIZER,
     UNFINISHED,
     check_size,
     folder_of,
     open_checkpoint,
-    prune,
     publish,
-    remove_old,
+    verify_file,
     write_latest,
 )
-from trainer.checkpoint.write import write_parts
+from trainer.checkpoint.write import WrittenFile, write_parts
 from trainer.config.parts import KeepConfig
-from trainer.errors import TrainerError, TrainingFailed
+from trainer.errors import CheckpointError, TrainerError, TrainingFailed
 from trainer.files import sha256, sync
+
+DISK_FAULT = (
+    "the disk does not return what was written to it: look at `dmesg` on this node, and use another disk"
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,8 @@ class SaveOrder:
     facts: Mapping[str, Any]
     tokenizer: Path | None
     keep: KeepConfig
+    read_back: bool = True
+    """Read every file from the disk and compare its hashes before the checkpoint is published."""
 
 
 def save_parts(order: SaveOrder, parts: Sequence[Part], folder: Folder, board: Board, nice: int = 0) -> int:
@@ -94,6 +102,9 @@ def _attempt(work: Any) -> dict[str, Any]:
     """Return what `work` returns, or what the other ranks must learn of its failure."""
     try:
         result: dict[str, Any] = work()
+    except CheckpointError as error:
+        # What was just written is not what the disk returns.
+        return {"error": f"not saved: {error.message}", "hint": DISK_FAULT}
     except TrainerError as error:
         return {"error": error.message, "hint": error.hint}
     return result
@@ -112,7 +123,9 @@ def _write(
         if not parts:
             return {}
         name = f"part-{rank:05d}{PARTS}"
-        return {name: write_parts(aside / name, parts, order.table, nice).as_json()}
+        written = write_parts(aside / name, parts, order.table, nice)
+        check_written(aside / name, written, order.read_back)
+        return {name: written.as_json()}
 
 
 def _manifest(order: SaveOrder, board: Board, key: str, began: float) -> dict[str, Any]:
@@ -141,6 +154,28 @@ def _manifest(order: SaveOrder, board: Board, key: str, began: float) -> dict[st
     }
 
 
+def check_written(file: Path, written: WrittenFile, read_back: bool) -> None:
+    """Compare a file with what was written: its size and header, with `read_back` all of it, as the disk has it.
+
+    A CheckpointError names the place that differs.
+    """
+    drop_cached(file)
+    with VerifiedFile(file, written.sha256) as stream:
+        if stream.size != written.bytes:
+            raise CheckpointError(f"{file}: has {stream.size} bytes, and {written.bytes} were written")
+        if read_back:
+            stream.verify()
+
+
+def drop_cached(file: Path) -> None:
+    """Have the next read of a synced file come from its disk, where the system can do that."""
+    handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
+
+
 def _describe(file: Path | None) -> dict[str, Any]:
     assert file is not None
     with disk_failures(file):
@@ -155,9 +190,13 @@ def _publish(manifest: Mapping[str, Any], order: SaveOrder, aside: Path, target:
         if order.tokenizer is not None:
             shutil.copyfile(order.tokenizer, aside / TOKENIZER)
         (aside / MANIFEST).write_bytes(encode_manifest(manifest))
+        for file in (aside / MANIFEST, *([aside / TOKENIZER] if order.tokenizer is not None else [])):
+            sync(file)
+            drop_cached(file)
         written = open_checkpoint(aside)
         for name in (path.name for path in aside.iterdir() if path.name != MANIFEST):
             check_size(written, name)
-            sync(aside / name)
+            if name == TOKENIZER:
+                verify_file(written, name)
         publish(aside, target)
     return {"bytes": written.bytes}

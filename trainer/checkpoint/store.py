@@ -1,4 +1,4 @@
-"""A training's folder of checkpoints: open, verify, publish and prune them.
+"""A training's folder of checkpoints: open, verify and publish them.
 
     checkpoints/latest                     the name of the newest one that is complete on all nodes
     checkpoints/step-00000100/
@@ -16,13 +16,10 @@ Version 0.1 wrote one whole file of weights and one of moments (format 1); these
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import re
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,11 +29,10 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.header import read_header
-from trainer.checkpoint.manifest import MANIFEST, OLD_FORMAT, PARTS, check_file, read_manifest
+from trainer.checkpoint.manifest import OLD_FORMAT, PARTS, check_file, read_manifest
 from trainer.checkpoint.names import Shape, boxes_held, meet, name_in_file
 from trainer.checkpoint.part import MOMENTS, Box, Part, intersection, volume, whole_box
 from trainer.checkpoint.read import VerifiedFile, read_parts, tensors_to_fill
-from trainer.config.parts import KeepConfig
 from trainer.errors import CheckpointError
 from trainer.files import replace_file, sha256, sync
 
@@ -225,77 +221,6 @@ def old_name(target: Path) -> Path:
     return next(path for path in names if not path.exists())
 
 
-def remove_old(target: Path) -> None:
-    """Remove older checkpoints of a step that is now complete on all nodes."""
-    for path in target.parent.glob(f"{target.name}{OLD}*"):
-        _remove_unused(path)
-
-
 def write_latest(folder: Path, name: str) -> None:
     """Record the newest checkpoint that is complete on all nodes."""
     replace_file(folder / LATEST, f"{name}\n".encode())
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed save left; no other save may be in progress in this folder."""
-    for path in folder.glob(f"{UNFINISHED}*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def in_use(path: Path) -> Iterator[None]:
-    """Keep a checkpoint from being pruned while it is read."""
-    try:
-        handle = os.open(path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CheckpointError(f"{path / MANIFEST}: {error.strerror}") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(handle)
-
-
-def prune(folder: Path, keep: KeepConfig, complete: str) -> list[Path]:
-    """Remove the checkpoints that `keep` does not name; never `complete`, nor one that is being read.
-
-    `complete`: the name of one that was just confirmed by all nodes.
-    """
-    every = found(folder)
-    paths = [path for path in every if OLD not in path.name]
-    kept = {complete, *(path.name for path in paths[: keep.last])}
-    steps = {path: int(path.name.rpartition("-")[2]) for path in paths}
-    kept |= {path.name for path, step in steps.items() if keep.every and step % keep.every == 0}
-    if keep.best:
-        losses = {path: _eval_loss(path) for path in paths}
-        measured = [path for path in paths if losses[path] is not None]
-        kept |= {path.name for path in sorted(measured, key=lambda path: losses[path] or 0.0)[: keep.best]}
-    old = [path for path in every if path.name.partition(OLD)[0] not in kept]
-    return [path for path in old if _remove_unused(path)]
-
-
-def _eval_loss(path: Path) -> float | None:
-    try:
-        loss = read_manifest(path).get("eval_loss")
-    except CheckpointError:
-        return None
-    return float(loss) if isinstance(loss, (int, float)) else None
-
-
-def _remove_unused(path: Path) -> bool:
-    try:
-        handle = os.open(path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        shutil.rmtree(path, ignore_errors=True)
-        return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Out of sight first: a reader must not choose what is half removed.
-        gone = path.with_name(f"{UNFINISHED}{path.name}-removed")
-        os.rename(path, gone)
-        shutil.rmtree(gone, ignore_errors=True)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return True

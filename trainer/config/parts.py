@@ -131,6 +131,8 @@ class SaveConfig:
     """Write while training continues, from a copy in memory; auto does so where a rank saves more than 64 MB."""
     busy: str = setting("wait", choices=("wait", "skip"))
     """When a checkpoint is due while the one before is still being written: wait for it, or skip the new one."""
+    verify: str = setting("auto", choices=("auto", "always", "never"))
+    """Read each checkpoint back from the disk before it counts as saved; auto does so unless training waits for it."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.keep import in_use
 from trainer.checkpoint.manifest import MANIFEST
-from trainer.checkpoint.store import in_use
 from trainer.errors import InputError
 from trainer.weights.contents import Contents, Report, Wanted
 from trainer.weights.huggingface import is_huggingface, read_huggingface, write_huggingface

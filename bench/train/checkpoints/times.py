@@ -1,9 +1,9 @@
 """Save and load times of a GPT-2 124M with AdamW on two ranks, next to torch's distributed checkpoints in one run.
 
-`python -m bench.train.checkpoints times`: prints a JSON object with the median of each time in seconds and the ratios.
-Both write 12 bytes per parameter to the same disk, in turn; ours hashes everything, torch's hashes nothing. A load fills
-what a rank of ZeRO 1 needs to continue: all weights and its share of the moments. `torch_load_own` fills only what the
-rank saved, half of the weights; a training would still have to exchange them.
+`python -m bench.train.checkpoints times` prints a JSON object with the median of each time in seconds, the processor
+time of both ranks for a load, and the ratios. Both write 12 bytes per parameter to the same disk, in turn; ours hashes
+everything, torch's nothing. A load fills what a rank of ZeRO 1 needs to continue: all weights and its share of the
+moments. `torch_load_own` fills only what the rank saved, half of the weights; a training would still exchange them.
 """
 
 from __future__ import annotations
@@ -106,15 +106,19 @@ def ratios(seconds: dict[str, float]) -> dict[str, float]:
         "save / torch's save (at most 1.3)": seconds["save"] / seconds["torch_save"],
         "load / torch's load (at most 1.2)": seconds["load"] / seconds["torch_load"],
         "load / torch's load of what each rank saved": seconds["load"] / seconds["torch_load_own"],
+        "processor time of a load / torch's": seconds["load_processor"] / seconds["torch_load_processor"],
     }
 
 
 def timed(times: dict[str, list[float]], key: str, work: Callable[[], Any]) -> Any:
     dist.barrier()
-    began = time.monotonic()
+    began, processor = time.monotonic(), time.process_time()
     result = work()
-    dist.barrier()
+    used = torch.tensor(time.process_time() - processor)
+    dist.all_reduce(used)
     times[key].append(time.monotonic() - began)
+    if "load" in key:
+        times[f"{key}_processor"].append(float(used))
     return result
 
 
@@ -131,7 +135,12 @@ def measure_ours(
 
 
 def measure_torch(
-    state: dict[str, Any], own: dict[str, Any], folder: Path, number: int, processes: Any, times: dict[str, list[float]]
+    state: dict[str, Any],
+    own: dict[str, Any],
+    folder: Path,
+    number: int,
+    processes: Any,
+    times: dict[str, list[float]],
 ) -> None:
     place = {kind: str(folder / f"{kind}-{number}") for kind in ("save", "thread", "process")}
     timed(times, "torch_save", lambda: dcp.save(state, checkpoint_id=place["save"]))

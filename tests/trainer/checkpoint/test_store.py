@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import trainer.checkpoint.save
 from tests.support.checkpoints import load_with, save_with, saved, state_at, whole_state
-from trainer.checkpoint import read, write
+from trainer.checkpoint import keep, read, save, write
+from trainer.checkpoint.keep import in_use, is_marked, prune
 from trainer.checkpoint.manifest import decode_manifest, encode_manifest
 from trainer.checkpoint.part import Part
-from trainer.checkpoint.store import found, in_use, prune, verify
+from trainer.checkpoint.store import Checkpoint, found, verify
 from trainer.config.parts import KeepConfig
 from trainer.errors import CheckpointError, TrainingFailed
 from trainer.files import sha256
@@ -307,7 +307,7 @@ def test_a_step_saved_again_on_one_node_of_two_alone_loses_nothing(
     folders = [tmp_path / "a", tmp_path / "b"]
     for step in (1, 2):
         save_with(folders, step)
-    publish = trainer.checkpoint.save.publish
+    publish = save.publish
 
     def publish_on_a(aside: Path, target: Path) -> None:
         if "/b/" in str(target):
@@ -315,7 +315,7 @@ def test_a_step_saved_again_on_one_node_of_two_alone_loses_nothing(
         publish(aside, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.checkpoint.save, "publish", publish_on_a)
+        patch.setattr(save, "publish", publish_on_a)
         for _ in range(2):
             assert all(isinstance(error, TrainingFailed) for error in save_with(folders, 2, eval_loss=1.0))
     assert sorted(path.name for path in found(folders[0]))[1:] == [
@@ -374,3 +374,64 @@ def test_windows_runs_and_threads_read_the_same_numbers(
     flip_a_bit(path / PART)
     with pytest.raises(CheckpointError, match=r"part-00000.*damaged: bytes"):
         read.read_parts(path, parts, checkpoint.pieces_for(parts), checkpoint.digests, threads)
+
+
+@pytest.mark.parametrize("read_back", [True, False])
+def test_a_disk_that_changes_what_was_written_fails_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_back: bool
+) -> None:
+    saved(tmp_path, 1)
+    drop = save.drop_cached
+
+    def harm(file: Path) -> None:
+        drop(file)
+        if file.name == PART:
+            flip_a_bit(file)
+
+    monkeypatch.setattr(save, "drop_cached", harm)
+    if read_back:
+        with pytest.raises(TrainingFailed, match=r"not saved: .*part-00000.*damaged: bytes") as caught:
+            saved(tmp_path, 2, read_back=True)
+        assert "dmesg" in caught.value.hint
+        assert [path.name for path in found(tmp_path)] == ["step-00000001"]
+        assert (tmp_path / "latest").read_text() == "step-00000001\n"
+    else:
+        saved(tmp_path, 2, read_back=False)
+        assert load_with([tmp_path])[0][0] == 1
+
+
+def test_a_mark_of_another_program_protects_a_checkpoint_while_it_is_fresh(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        saved(tmp_path, step)
+    mark = tmp_path / "step-00000002" / ".in-use.copy"
+    mark.touch()
+    assert [path.name for path in prune(tmp_path, KeepConfig(1), "step-00000003")] == ["step-00000001"]
+    assert verify(tmp_path / "step-00000002").step == 2
+    os.utime(mark, (time.time() - 601,) * 2)
+    assert [path.name for path in prune(tmp_path, KeepConfig(1), "step-00000003")] == ["step-00000002"]
+
+
+def test_a_load_marks_the_checkpoint_and_renews_the_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = saved(tmp_path, 1).path, list[list[str]]()
+    fill = Checkpoint.fill
+
+    def look(self: Checkpoint, parts: object) -> None:
+        seen.append([file.name for file in path.glob(".in-use.*")])
+        assert is_marked(path) and prune(tmp_path, KeepConfig(1), "step-00000009") == []
+        fill(self, parts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Checkpoint, "fill", look)
+    load_with([tmp_path] * 2)
+    assert [len(names) for names in seen] == [1, 1]
+    assert not is_marked(path) and not list(path.glob(".in-use.*"))
+    monkeypatch.setattr(keep, "RENEWED", 0.01)
+    with in_use(path, mark=True):
+        (file,) = path.glob(".in-use.*")
+        os.utime(file, (0, 0))
+        for _ in range(500):
+            time.sleep(0.01)
+            if is_marked(path):
+                break
+        assert is_marked(path)
