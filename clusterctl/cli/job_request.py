@@ -62,6 +62,19 @@ class JobRequest(NodeOptions):
         typer.Option("--env", metavar="NAME=VALUE", help="For a command: set an environment variable."),
     ] = None
 
+    per_node: Annotated[
+        bool,
+        typer.Option("--per-node", help="For a command: start it once per node, instead of once per device."),
+    ] = False
+    env_style: Annotated[
+        str | None,
+        typer.Option(
+            "--env-style",
+            metavar="STYLE",
+            help="For a command: also set the variables of torchrun (default), mindspore or mpi.",
+        ),
+    ] = None
+
     def with_what_if(self, imagined: WhatIf) -> JobRequest:
         """Return the request for a plan on imaginary nodes, where the folders of the job need not exist."""
         from clusterctl.jobs import what_if
@@ -93,13 +106,26 @@ class JobRequest(NodeOptions):
             )
         if len(words) == 1 and words[0].endswith((".yaml", ".yml", ".json")):
             job = jobs.load(Path(words[0]), self.overrides or (), choice.faults)
+            job = self._changed(job)
             return job if self.devices is None else replace(job, devices=named_devices(self.devices))
         if self.overrides:
             raise UsageError(
                 "--set needs a job file", "pass settings of a command as its own arguments, after `--`"
             )
         pairs = dict(_pair(text) for text in self.env or ())
-        return jobs.from_command(words, None if self.no_code else self._code_folder(), self.devices, pairs)
+        code = None if self.no_code else self._code_folder()
+        return self._changed(jobs.from_command(words, code, self.devices, pairs))
+
+    def _changed(self, job: Job) -> Job:
+        """Return the job with what `--per-node` and `--env-style` say."""
+        from clusterctl.errors import did_you_mean
+        from clusterctl.jobs.job import ENV_STYLES
+
+        if self.env_style and self.env_style not in ENV_STYLES:
+            near = did_you_mean(self.env_style, ENV_STYLES) or f"one of {', '.join(ENV_STYLES)}"
+            raise UsageError(f"--env-style {self.env_style}: unknown", near)
+        job = replace(job, env_style=self.env_style) if self.env_style else job
+        return replace(job, processes="node") if self.per_node else job
 
     def _code_folder(self) -> Path:
         folder = (self.code or Path.cwd()).resolve()

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clusterctl.contract import METRICS_FILE
+from clusterctl.jobs.job import devices_on
 from clusterctl.text import (
     count,
     device_text,
@@ -73,7 +74,7 @@ def plan_table(plan: Plan) -> Table:
     for node in plan.nodes:
         ranks = [process.rank for process in node.processes]
         shown = f"[{ranks[0]},{ranks[-1] + 1})" if ranks else "none"
-        devices = f"{device_text([process.device for process in node.processes])} {node.node.kind}"
+        devices = f"{device_text(devices_on(plan.job, node.node))} {node.node.kind}"
         rows.append([node.node.name, node.node.address, devices, shown])
     return table(["NODE", "ADDRESS", "DEVICES", "RANKS"], rows)
 
@@ -98,6 +99,8 @@ def plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Group:
 def _plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if plan.job.command:
         yield "command", escape_controls(" ".join(plan.job.command))
+    if plan.job.per_node:
+        yield "starts", "one process per node" + _filled(plan)
     if plan.job.forward:
         yield "forward", f"{', '.join(plan.job.forward)} (values from this shell)"
     if summary:
@@ -113,6 +116,18 @@ def _plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Iterator[tuple[str, s
                 "corpus",
                 f"{use['share']:.1%} {name}: {use['epochs']:.2g} epochs of {count(use['tokens'])} tokens",
             )
+
+
+def _filled(plan: Plan) -> str:
+    """Return which options of a launcher are filled in on the first node."""
+    from clusterctl.jobs.job import launcher_shape
+    from clusterctl.jobs.launchers import additions
+
+    if not plan.job.fills_launcher:
+        return ""
+    shape = launcher_shape(plan.job, plan.cluster, 0, plan.facts.master_port, "HOSTFILE")
+    added = additions(plan.job.command, shape)
+    return f", with {' '.join(added)} (on the first node)" if added else ""
 
 
 def loss_curve(

@@ -21,7 +21,7 @@ from clusterctl.inventory.cluster import (
     named_devices,
     parse_devices,
 )
-from clusterctl.jobs import placeholders
+from clusterctl.jobs import launchers, placeholders
 from clusterctl.jobs.restarts import Restart
 from clusterctl.settings import duration, environment
 
@@ -29,6 +29,7 @@ RANK_TABLE_CHOICES = ("auto", "always", "never")
 COLLECT_CHOICES = ("checkpoints", "profile")
 GROW_CHOICES = ("restart", "checkpoint")
 ENV_STYLES = ("torchrun", "mindspore", "mpi")
+PROCESS_CHOICES = ("auto", "device", "node")
 DEVICE_ID_CHOICES = ("visible", "physical")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
 
@@ -53,6 +54,8 @@ class Job:
     """A local folder with training data that is pushed."""
     data_there: str = ""
     """A folder with training data that every node already has; it is compared, not pushed."""
+    processes: str = "auto"
+    """Whether each device or each node gets a process; auto: a node if the command is a launcher such as torchrun."""
     env: dict[str, str] = field(default_factory=dict, hash=False)
     """More environment variables; placeholders such as `{node.address}` are filled for each rank."""
     env_style: str = "torchrun"
@@ -76,6 +79,16 @@ class Job:
     percentile of its steps, at least 30. For a program that reports no steps: seconds without output; None: never."""
     source: str = ""
     document: Document | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def per_node(self) -> bool:
+        """Whether each node gets one process, which uses all of its devices."""
+        return self.processes == "node" or self.fills_launcher
+
+    @property
+    def fills_launcher(self) -> bool:
+        """Whether the command is a launcher whose open options are filled in."""
+        return self.processes != "device" and launchers.recognise(self.command) is not None
 
 
 def load(
@@ -114,6 +127,7 @@ def _read(top: Section, path: Path) -> Job:
         code=_folder(top, "code", path),
         data=_folder(top, "data", path),
         data_there=_data_there(top),
+        processes=_choice(top, "processes", PROCESS_CHOICES, "auto"),
         env=top.take_env("env"),
         env_style=_choice(top, "env_style", ENV_STYLES, "torchrun"),
         forward=_words(top, "forward"),
@@ -198,6 +212,7 @@ def from_command(
     raw = (
         words[-1] if words and re.match(r"python|(ba|z)?sh$", words[0]) else words[0] if words else "command"
     )
+    raw = Path(launchers.program_of(argv)).stem or raw
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", raw).strip("-.")[:30] or "command"
     chosen = None if devices is None else named_devices(devices)
     return Job(
@@ -314,7 +329,10 @@ def check(job: Job, cluster: Cluster) -> dict[str, Any]:
     parts = {"command": job.command, "env": job.env} if job.document else {}
     own = _placeholder_faults(job, parts, placeholders.OF_RANK)
     in_train = _placeholder_faults(job, {"train": job.train}, placeholders.OF_NODE)
-    faults = [*_device_faults(job, cluster), *own, *in_train]
+    faults = [*_device_faults(job, cluster), *own, *in_train, *_launcher_faults(job, cluster)]
+    if job.processes == "node" and job.train is not None:
+        problem = "'node' does not fit the embedded trainer, which has a rank for each device"
+        faults.append(_fault(job, ("processes",), problem, "leave out processes"))
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
     if not world and not faults:
         faults.append(
@@ -394,6 +412,35 @@ def _device_faults(job: Job, cluster: Cluster) -> Sequence[Fault]:
             remedy = f"write [{ordered}]: CANN takes ASCEND_RT_VISIBLE_DEVICES in ascending order only"
             faults.append(_fault(job, ("devices",), problem, remedy))
     return faults
+
+
+def launcher_shape(
+    job: Job, cluster: Cluster, node_rank: int, master_port: int, hostfile: str
+) -> launchers.Shape:
+    """Return what a launcher in the job's command needs to know on one node."""
+    first = cluster.nodes[0]
+    used = devices_on(job, cluster.nodes[node_rank])
+    return launchers.Shape(
+        node_rank=node_rank,
+        devices=tuple(len(devices_on(job, node)) for node in cluster.nodes),
+        names=(first.name, first.host),
+        master=first.address,
+        master_port=master_port,
+        hostfile=hostfile,
+        kind=cluster.nodes[node_rank].kind,
+        first_device=used[0] if used else 0,
+    )
+
+
+def _launcher_faults(job: Job, cluster: Cluster) -> list[Fault]:
+    """Return what in a launcher's command contradicts the nodes, each problem once."""
+    if not job.fills_launcher or not cluster.nodes:
+        return []
+    found: dict[launchers.Problem, None] = {}
+    for number in range(len(cluster.nodes)):
+        shape = launcher_shape(job, cluster, number, job.master_port or 29500, "hostfile")
+        found |= dict.fromkeys(launchers.problems(job.command, shape))
+    return [_fault(job, ("command",), problem.text, problem.remedy) for problem in found]
 
 
 def check_train(job: Job, world: int) -> dict[str, Any]:

@@ -8,10 +8,12 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.jobs import launchers
 from clusterctl.jobs.facts import Facts as Facts
 from clusterctl.jobs.job import (
     Job,
     devices_on,
+    launcher_shape,
     train_part,
 )
 from clusterctl.jobs.placeholders import fill, fill_all
@@ -92,7 +94,7 @@ def make_plan(cluster: Cluster, job: Job, facts: Facts | None = None) -> Plan:
     from clusterctl.hostfile import formats as hostfile
 
     facts = facts or Facts(forwarded={}, master_port=job.master_port or 29500)
-    world = sum(len(devices_on(job, node)) for node in cluster.nodes)
+    sizes = [1 if job.per_node else len(devices_on(job, node)) for node in cluster.nodes]
     master = cluster.nodes[0].address
     plans, first = [], 0
     # All ranks derive the same values from it.
@@ -102,17 +104,18 @@ def make_plan(cluster: Cluster, job: Job, facts: Facts | None = None) -> Plan:
             node=node,
             node_rank=number,
             nodes=len(cluster.nodes),
-            world_size=world,
+            world_size=sum(sizes),
             first_rank=first,
             devices=devices_on(job, node),
+            processes=sizes[number],
             master=master,
             master_port=facts.master_port,
             run_dir=run_dir_on(node, facts),
             code=_code_on(node, job, facts),
             data=data_on(node, job, facts),
         )
-        plans.append(_node_plan(place, same, facts))
-        first += len(place.devices)
+        plans.append(_node_plan(place, same, facts, cluster))
+        first += place.processes
     slots = {node.name: len(devices_on(job, node)) for node in cluster.nodes}
     return Plan(job, cluster, facts, master, hostfile.deepspeed(cluster, slots), tuple(plans))
 
@@ -142,7 +145,7 @@ def rank_table_wanted(job: Job, cluster: Cluster) -> bool:
     )
 
 
-def _node_plan(place: NodePlace, job: Job, facts: Facts) -> NodePlan:
+def _node_plan(place: NodePlace, job: Job, facts: Facts, cluster: Cluster) -> NodePlan:
     node = place.node
     if facts.rank_table and ".json" in place.run_dir:
         problem = f"{node.name}: the run's folder {place.run_dir} contains '.json'"
@@ -151,9 +154,9 @@ def _node_plan(place: NodePlace, job: Job, facts: Facts) -> NodePlan:
     if python.startswith("~/"):
         python = python.replace("~", facts.homes.get(node.name, "~"), 1)
     processes = []
-    for local_rank, device in enumerate(place.devices):
+    for local_rank, device in enumerate(place.devices[: place.processes]):
         env = rank_environment(place, local_rank, job, facts)
-        argv = _argv(job, python, place, local_rank)
+        argv = _argv(job, python, place, local_rank, cluster)
         rank = place.first_rank + local_rank
         cwd = place.code or place.run_dir
         processes.append(ProcessSpec(rank, local_rank, device, argv, env, cwd, posixpath.dirname(python)))
@@ -161,12 +164,17 @@ def _node_plan(place: NodePlace, job: Job, facts: Facts) -> NodePlan:
     return NodePlan(node, place.run_dir, tuple(processes), train)
 
 
-def _argv(job: Job, python: str, place: NodePlace, local_rank: int) -> tuple[str, ...]:
+def _argv(job: Job, python: str, place: NodePlace, local_rank: int, cluster: Cluster) -> tuple[str, ...]:
     """Return the command of one rank; `python` as its first word is the Python of the node."""
     if job.train is not None:
         config = NodeFiles(place.run_dir).train_config
         return (python, "-u", "-m", "trainer", "train", config)
-    first, *others = job.command
+    command = list(job.command)
+    if job.fills_launcher:
+        files = NodeFiles(place.run_dir)
+        shape = launcher_shape(job, cluster, place.node_rank, place.master_port, files.hostfile)
+        command = launchers.completed(command, shape)
+    first, *others = command
     words = (python if first in ("python", "python3") else first, *others)
     values = place.placeholders_of(local_rank)
     strict = job.document is not None

@@ -15,6 +15,7 @@ from clusterctl import contract
 from clusterctl.inventory.cluster import Node
 from clusterctl.jobs.facts import Facts
 from clusterctl.jobs.job import Job
+from clusterctl.jobs.launchers import recognise
 from clusterctl.jobs.placeholders import fill
 from clusterctl.jobs.run_folder import NodeFiles
 
@@ -29,6 +30,8 @@ class NodePlace:
     world_size: int
     first_rank: int
     devices: tuple[int, ...]
+    processes: int
+    """One for each device, or one that uses all of them."""
     master: str
     master_port: int
     run_dir: str
@@ -64,6 +67,7 @@ def rank_environment(place: NodePlace, local_rank: int, job: Job, facts: Facts) 
     env = {
         **facts.forwarded,
         **_runtime(place, facts),
+        **_of_launcher(place, job),
         **_devices(place, local_rank, job, facts),
         **_torch(place, rank, local_rank),
         **_STYLES[job.env_style](place, rank, local_rank, job, facts),
@@ -82,13 +86,21 @@ def rank_environment(place: NodePlace, local_rank: int, job: Job, facts: Facts) 
     }
 
 
+def _of_launcher(place: NodePlace, job: Job) -> dict[str, str]:
+    """Return what a launcher in the job's command needs in addition to its options."""
+    launcher = recognise(job.command) if job.fills_launcher else None
+    # Without it accelerate's processes do not join each other on CPUs.
+    on_cpus = launcher is not None and launcher.name == "accelerate" and place.node.kind == "cpu"
+    return {"ACCELERATE_USE_CPU": "true"} if on_cpus else {}
+
+
 def _torch(place: NodePlace, rank: int, local_rank: int) -> dict[str, str]:
     """Return what torch.distributed reads, in every style."""
     return {
         contract.RANK: str(rank),
         contract.LOCAL_RANK: str(local_rank),
         contract.WORLD_SIZE: str(place.world_size),
-        contract.LOCAL_WORLD_SIZE: str(len(place.devices)),
+        contract.LOCAL_WORLD_SIZE: str(place.processes),
         contract.GROUP_RANK: str(place.node_rank),
         contract.MASTER_ADDR: place.master,
         contract.MASTER_PORT: str(place.master_port),
@@ -129,7 +141,7 @@ def _mindspore(place: NodePlace, rank: int, local_rank: int, job: Job, facts: Fa
 
 def _mpi(place: NodePlace, rank: int, local_rank: int, job: Job, facts: Facts) -> dict[str, str]:
     """Return what Open MPI, MPICH and Intel MPI set, for programs that read their rank from it."""
-    local_size = str(len(place.devices))
+    local_size = str(place.processes)
     return {
         "OMPI_COMM_WORLD_RANK": str(rank),
         "OMPI_COMM_WORLD_SIZE": str(place.world_size),

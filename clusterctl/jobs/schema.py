@@ -7,6 +7,7 @@ from clusterctl.jobs.job import (
     DEVICE_ID_CHOICES,
     ENV_STYLES,
     GROW_CHOICES,
+    PROCESS_CHOICES,
     RANK_TABLE_CHOICES,
     ask_trainer,
 )
@@ -46,6 +47,10 @@ def _own() -> Schema:
         "code": (TEXT, "Folder to push. The ranks start in it."),
         "data": (TEXT, "Folder with data to push. `{data}` in the job is its path on each node."),
         "data_there": (TEXT, "Folder with data that is already on all nodes. It is compared, not pushed."),
+        "processes": (
+            {"enum": list(PROCESS_CHOICES)},
+            "What gets a process. auto: each device, or each node if the command is torchrun, deepspeed or the like.",
+        ),
         "env": (
             {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
             "Environment variables of the ranks. {node.address} and the like are replaced for each rank.",

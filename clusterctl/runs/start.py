@@ -14,7 +14,7 @@ from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.files import replace_file
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import plan
-from clusterctl.jobs.job import Job
+from clusterctl.jobs.job import Job, devices_on
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, RunRecord
 from clusterctl.jobs.run_folder import (
@@ -294,7 +294,8 @@ def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> dict[str, 
         "grace": made.job.grace,
         "hang_after": made.job.hang_after,
         "kind": part.node.kind,
-        "devices": [process.device for process in part.processes],
+        # A process per node uses all devices of the node.
+        "devices": list(devices_on(made.job, part.node)),
         "share_devices": made.job.share_devices,
         "secrets": sorted(made.facts.forwarded),
         "master_port": made.facts.master_port if part is made.nodes[0] else None,

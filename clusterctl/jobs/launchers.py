@@ -1,0 +1,298 @@
+"""Commands that start the ranks of a node themselves: torchrun, deepspeed, accelerate, msrun, mpirun.
+
+Such a command runs once per node. What it leaves open (number of nodes and devices, rank of the node, address and port
+of the first node, hostfile) is filled in; what contradicts the nodes of the run is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The nodes of a run, as one of them needs to know them."""
+
+    node_rank: int
+    devices: tuple[int, ...]
+    """How many devices each node has."""
+    names: tuple[str, ...]
+    """What the first node may be called: its name, host and address."""
+    master: str
+    master_port: int
+    hostfile: str
+    kind: str = "cpu"
+    first_device: int = 0
+
+    @property
+    def nodes(self) -> int:
+        return len(self.devices)
+
+    @property
+    def world(self) -> int:
+        return sum(self.devices)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a command, and what to do."""
+
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a launcher: its spellings, the value to fill in, and the values that fit the run."""
+
+    names: tuple[str, ...]
+    value: str
+    allowed: tuple[str, ...] = ()
+    """Further values that fit; None of them is filled in."""
+    fill: bool = True
+    form: str = "="
+    """How the option is written: "=" as --name=value, " " as two words, "" without a value."""
+
+    @property
+    def words(self) -> list[str]:
+        name = self.names[0]
+        return {"=": [f"{name}={self.value}"], " ": [name, self.value], "": [name]}[self.form]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One program that starts ranks, as it stands in a command."""
+
+    name: str
+    words: int
+    """How many words of the command name it: 3 for `python -m torch.distributed.run`."""
+    flags: frozenset[str]
+    """Its options without a value."""
+    options: Callable[[Shape, dict[str, str]], list[Option]]
+
+
+def recognise(command: Sequence[str]) -> Launcher | None:
+    """Return the launcher that a command begins with; None for any other program."""
+    command = tuple(command)
+    first = PurePath(command[0]).name if command else ""
+    if first.startswith("python") and len(command) > 2 and command[1] == "-m" and command[2] in TORCH_MODULES:
+        return Launcher(command[2], 3, TORCH_FLAGS, _torchrun)
+    if first == "accelerate":
+        return (
+            Launcher("accelerate", 2, ACCELERATE_FLAGS, _accelerate) if command[1:2] == ("launch",) else None
+        )
+    if first in MPI:
+        return Launcher(first, 1, frozenset(), _mpi)
+    known = {
+        "torchrun": Launcher("torchrun", 1, TORCH_FLAGS, _torchrun),
+        "deepspeed": Launcher("deepspeed", 1, DEEPSPEED_FLAGS, _deepspeed),
+        "msrun": Launcher("msrun", 1, frozenset(), _msrun),
+    }
+    return known.get(first)
+
+
+def program_of(command: Sequence[str]) -> str:
+    """Return the program that a launcher's command starts; "" for any other command."""
+    launcher = recognise(command)
+    if launcher is None:
+        return ""
+    rest = [word for word in command[_program(launcher, command) :] if not word.startswith("-")]
+    return next((word for word in rest if not PurePath(word).name.startswith("python")), "")
+
+
+def completed(command: Sequence[str], shape: Shape) -> list[str]:
+    """Return a launcher's command with the options that it leaves open."""
+    launcher = recognise(command)
+    if launcher is None:
+        return list(command)
+    return [*command[: launcher.words], *_missing(launcher, command, shape), *command[launcher.words :]]
+
+
+def additions(command: Sequence[str], shape: Shape) -> list[str]:
+    """Return the options that are filled in."""
+    launcher = recognise(command)
+    return _missing(launcher, command, shape) if launcher else []
+
+
+def _missing(launcher: Launcher, command: Sequence[str], shape: Shape) -> list[str]:
+    given = _given(launcher, command)
+    missing = [option for option in launcher.options(shape, given) if option.fill]
+    return [
+        word for option in missing if not any(name in given for name in option.names) for word in option.words
+    ]
+
+
+def problems(command: Sequence[str], shape: Shape) -> Iterator[Problem]:
+    """Yield what in a launcher's command contradicts the nodes of the run."""
+    launcher = recognise(command)
+    if launcher is None:
+        return
+    if launcher.name in MPI and shape.nodes > 1:
+        rest = " ".join(command[_program(launcher, command) :]) or "PROGRAM"
+        yield Problem(
+            f"{launcher.name} would start ranks on other nodes with its own SSH",
+            f"clusterctl starts the ranks: launch --env-style mpi -- {rest}",
+        )
+        return
+    given = _given(launcher, command)
+    if launcher.options is _torchrun and "--standalone" in given and shape.nodes > 1:
+        yield Problem(
+            f"{launcher.name} --standalone is for one node, and the run has {shape.nodes}",
+            "leave out --standalone: the first node's address is filled in",
+        )
+    if launcher.name == "deepspeed" and shape.kind != "cpu" and shape.first_device:
+        yield Problem(
+            "deepspeed counts devices from 0, and the run's devices do not begin there",
+            "use devices from 0 on, or start the ranks without deepspeed's launcher",
+        )
+    for option in launcher.options(shape, given):
+        for name in option.names:
+            if name in given and not _fits(given[name], option):
+                yield Problem(
+                    f"{launcher.name} {name} {given[name]} does not fit the run, which needs {option.value}",
+                    f"leave out {name}: it is filled in on every node",
+                )
+
+
+def _fits(value: str, option: Option) -> bool:
+    if value in (option.value, *option.allowed) or "{" in value:
+        return True
+    low, colon, high = value.partition(":")
+    # A range of nodes, as torchrun takes it.
+    if colon and low.isdigit() and high.isdigit() and option.value.isdigit():
+        return int(low) <= int(option.value) <= int(high)
+    return False
+
+
+def _given(launcher: Launcher, command: Sequence[str]) -> dict[str, str]:
+    """Return the options that a command gives to its launcher; the value of a flag is ""."""
+    given: dict[str, str] = {}
+    index, end = launcher.words, _program(launcher, command)
+    while index < end:
+        name, equals, value = command[index].partition("=")
+        name = _spelled(name)
+        if equals or name in launcher.flags:
+            given[name] = value
+            index += 1
+        else:
+            given[name] = command[index + 1] if index + 1 < end else ""
+            index += 2
+    return given
+
+
+def _spelled(name: str) -> str:
+    """Return an option in the spelling of our tables: torchrun and others take - and _ alike."""
+    return "--" + name[2:].replace("-", "_") if name.startswith("--") else name
+
+
+def _program(launcher: Launcher, command: Sequence[str]) -> int:
+    """Return the index of the program that the launcher starts; the length of the command if there is none."""
+    index = launcher.words
+    while index < len(command) and command[index].startswith("-"):
+        word = command[index]
+        if word in ("-m", "--module", "--"):
+            return index
+        index += 1 if "=" in word or _spelled(word) in launcher.flags else 2
+    return min(index, len(command))
+
+
+TORCH_FLAGS = frozenset(("--standalone", "--no_python", "--run_path", "--use_env", "--disable_nccl_affinity"))
+DEEPSPEED_FLAGS = frozenset(
+    (
+        "--no_python", "--module", "--no_local_rank", "--save_pid", "--bind_cores_to_rank", "--force_multi",
+        "--no_ssh", "--no_ssh_check", "--elastic_training", "--enable_elastic_training",
+    )
+)  # fmt: skip
+ACCELERATE_FLAGS = frozenset(
+    (
+        "--multi_gpu", "--cpu", "--use_cpu", "--tpu", "--use_deepspeed", "--use_fsdp", "--use_megatron_lm",
+        "--use_xpu", "--debug", "--no_python", "--tpu_cluster", "--tpu_use_cluster", "--quiet", "-q",
+        "--same_network", "--enable_cpu_affinity", "--tpu_use_sudo",
+    )
+)  # fmt: skip
+ACCELERATE_DEFAULTS = (("--mixed_precision", "no"), ("--dynamo_backend", "no"))
+# With one of these the user has chosen how accelerate runs.
+ACCELERATE_KINDS = frozenset(
+    ("--multi_gpu", "--cpu", "--use_cpu", "--use_deepspeed", "--use_fsdp", "--use_megatron_lm", "--tpu")
+)
+
+
+def _torchrun(shape: Shape, given: dict[str, str]) -> list[Option]:
+    here = str(shape.devices[shape.node_rank])
+    options = [Option(("--nproc_per_node",), here, ("auto", "gpu", "cpu", "npu", "xpu"))]
+    if "--standalone" in given:
+        return options
+    options.append(Option(("--nnodes",), str(shape.nodes)))
+    if given.get("--rdzv_backend", "static") != "static":
+        # A rendezvous of the user's choice: all nodes meet at the first one.
+        endpoint = f"{shape.master}:{shape.master_port}"
+        where = tuple(f"{name}:{shape.master_port}" for name in shape.names)
+        named = given.get("--rdzv_endpoint", endpoint)
+        identity = given.get("--rdzv_id", "clusterctl")
+        return [
+            *options,
+            Option(("--rdzv_endpoint",), endpoint, (*where, named)),
+            Option(("--rdzv_id",), "clusterctl", (identity,)),
+        ]
+    port = given.get("--master_port", str(shape.master_port))
+    return [
+        *options,
+        Option(("--node_rank",), str(shape.node_rank)),
+        Option(("--master_addr",), shape.master, shape.names),
+        Option(("--master_port",), str(shape.master_port), (port,)),
+    ]
+
+
+def _deepspeed(shape: Shape, given: dict[str, str]) -> list[Option]:
+    port = given.get("--master_port", str(shape.master_port))
+    mine = given.get("--hostfile", shape.hostfile)
+    return [
+        Option(("--hostfile", "-H"), shape.hostfile, (mine,)),
+        Option(("--no_ssh",), "", form=""),
+        Option(("--node_rank",), str(shape.node_rank)),
+        Option(("--master_addr",), shape.master, shape.names),
+        Option(("--master_port",), str(shape.master_port), (port,)),
+        Option(("--num_nodes",), str(shape.nodes), fill=False),
+        Option(("--num_gpus",), str(shape.devices[shape.node_rank]), fill=False),
+    ]
+
+
+def _accelerate(shape: Shape, given: dict[str, str]) -> list[Option]:
+    port = given.get("--main_process_port", str(shape.master_port))
+    options = [
+        Option(("--num_processes",), str(shape.world)),
+        Option(("--num_machines",), str(shape.nodes)),
+        Option(("--machine_rank",), str(shape.node_rank)),
+        Option(("--main_process_ip",), shape.master, shape.names),
+        Option(("--main_process_port",), str(shape.master_port), (port,)),
+    ]
+    # Without a configuration file accelerate guesses from the devices that it sees.
+    if "--config_file" not in given:
+        options += [Option((name,), value, (given.get(name, value),)) for name, value in ACCELERATE_DEFAULTS]
+        if shape.world > 1 and not ACCELERATE_KINDS & given.keys():
+            # Its name for torchrun on every node; the processes find out themselves that there are only CPUs.
+            options.append(Option(("--multi_gpu",), "", form=""))
+    return options
+
+
+def _msrun(shape: Shape, given: dict[str, str]) -> list[Option]:
+    port = given.get("--master_port", str(shape.master_port))
+    return [
+        Option(("--worker_num",), str(shape.world)),
+        Option(("--local_worker_num",), str(shape.devices[shape.node_rank])),
+        Option(("--node_rank",), str(shape.node_rank)),
+        Option(("--master_addr",), shape.master, shape.names),
+        Option(("--master_port",), str(shape.master_port), (port,)),
+        Option(("--join",), "True", (given.get("--join", "True"),)),
+    ]
+
+
+def _mpi(shape: Shape, given: dict[str, str]) -> list[Option]:
+    # `-np` and `-n` of all MPIs; a smaller number is the user's choice.
+    number = next((given[name] for name in ("-np", "-n", "--np") if name in given), str(shape.world))
+    return [Option(("-np", "-n", "--np"), str(shape.world), (number,), form=" ")]

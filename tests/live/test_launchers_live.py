@@ -1,0 +1,64 @@
+"""Real launchers on two nodes of two devices: torchrun, DeepSpeed's, accelerate's."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.live.conftest import Shell
+
+pytestmark = pytest.mark.live
+
+PROGRAM = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}, sum {int(total)}", flush=True)
+dist.destroy_process_group()
+"""
+ACCELERATED = """
+import torch
+from accelerate import Accelerator
+
+state = Accelerator()
+total = state.reduce(torch.ones(1), "sum")
+print(f"rank {state.process_index} of {state.num_processes}, sum {int(total)}", flush=True)
+"""
+
+
+def ranks(shell: Shell, program: str, *command: str) -> set[str]:
+    """Launch a program and return the line of each of its processes."""
+    if not (Path(sys.executable).parent / command[0]).exists() and shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    (shell.folder / "train.py").write_text(program)
+    done = shell("launch", "--", *command, "train.py", timeout=300)
+    assert done.returncode == 0, done.stderr
+    logs = (shell.folder / "runs").glob("*/attempts/1/logs/*/*.out")
+    return set(re.findall(r"rank \d of \d, sum \d", "".join(path.read_text() for path in logs)))
+
+
+ALL = {f"rank {rank} of 4, sum 4" for rank in range(4)}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch here")
+def test_torchrun_trains_on_all_nodes_together(shell: Shell) -> None:
+    assert ranks(shell, PROGRAM, "torchrun") == ALL
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="no deepspeed here")
+def test_deepspeed_trains_on_all_nodes_together(shell: Shell) -> None:
+    assert ranks(shell, PROGRAM, "deepspeed") == ALL
+
+
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="no accelerate here")
+def test_accelerate_trains_on_all_nodes_together(shell: Shell) -> None:
+    assert ranks(shell, ACCELERATED, "accelerate", "launch") == ALL
