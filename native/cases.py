@@ -116,6 +116,10 @@ def _layer_norm(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
     return x.to(case.dtype), weight.to(case.dtype), bias.to(case.dtype)
 
 
+def _rms_norm(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
+    return _layer_norm(case, generator)[:2]
+
+
 def _gelu(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
     return ((4 * torch.randn(case.shape, generator=generator)).to(case.dtype),)
 
@@ -187,6 +191,7 @@ def _not_a_number(logits: Tensor, targets: Tensor) -> None:
 
 _MAKERS: Mapping[str, Callable[[Case, torch.Generator], tuple[Tensor, ...]]] = {
     "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
     "gelu": _gelu,
     "cross_entropy": _cross_entropy,
     "linear_cross_entropy": _linear_cross_entropy,
@@ -209,6 +214,8 @@ _EDITS: Mapping[str, Callable[[Tensor, Tensor], None]] = {
 _ERRORS = {
     ("layer_norm", _FP32): (2e-6, 2e-6),
     ("layer_norm", _BF16): (4e-3, 4e-3),
+    ("rms_norm", _FP32): (2e-6, 2e-6),
+    ("rms_norm", _BF16): (4e-3, 4e-3),
     ("gelu", _FP32): (1e-6, 1e-6),
     ("gelu", _BF16): (4e-3, 8e-3),
     ("cross_entropy", _FP32): (1e-6, 2e-6),
@@ -232,6 +239,7 @@ _LARGE_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 }
 _LARGE: tuple[tuple[str, str, tuple[int, ...]], ...] = (
     ("layer_norm", "1,024 x 768", (1024, 768)),
+    ("rms_norm", "1,024 x 768", (1024, 768)),
     ("gelu", "1,024 x 3,072", (1024, 3072)),
     ("cross_entropy", "512 x 2,048", (512, 2048)),
     ("cross_entropy", "1,024 x 50,304", (1024, 50304)),
@@ -244,6 +252,9 @@ _SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, Any]], ...] = (
     ("layer_norm", "odd", (7, 129), {"eps": 1e-3}),
     # The weight's gradient is a sum over 1,024 rows.
     ("layer_norm", "rows", (1024, 96), _NONE),
+    ("rms_norm", "small", (3, 5, 64), _NONE),
+    ("rms_norm", "odd", (7, 129), {"eps": 1e-3}),
+    ("rms_norm", "rows", (1024, 96), _NONE),
     ("gelu", "exact", (33, 65), _NONE),
     ("gelu", "tanh", (33, 65), {"approximate": "tanh"}),
     ("gelu", "threads", (90, 513), {"approximate": "tanh"}),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.optim.adamw import adamw as functional_adamw
 
 from native.update import AdamWStep
@@ -33,6 +35,34 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5
     """
     wide = None if bias is None else _wide(bias)
     return F.layer_norm(_wide(x), x.shape[-1:], _wide(weight), wide, eps).to(x.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    """Return `x` divided by the root of its mean square, times the weight; computed in fp32, in the type of `x`.
+
+    It keeps `x` and one number per row for the backward pass; torch's own function keeps another copy of `x`.
+    """
+    result: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = _wide(x)
+        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, inverse)
+        return (wide * inverse * _wide(weight)).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, inverse = ctx.saved_tensors
+        normal, slope = _wide(x) * inverse, _wide(upstream)
+        of_weight = (slope * normal).flatten(0, -2).sum(0).to(weight.dtype)
+        slope = slope * _wide(weight)
+        own = inverse * (slope - normal * (slope * normal).mean(-1, keepdim=True))
+        return own.to(x.dtype), of_weight, None
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:

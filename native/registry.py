@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 REFERENCE = "reference"
-OPS = ("layer_norm", "gelu", "cross_entropy", "linear_cross_entropy", "attention", "adamw", "square_sum")
+OPS = (
+    "layer_norm",
+    "rms_norm",
+    "gelu",
+    "cross_entropy",
+    "linear_cross_entropy",
+    "attention",
+    "adamw",
+    "square_sum",
+)
+CPU_OPS = tuple(op for op in OPS if op != "rms_norm")
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Backend:
 
 # In the order in which `auto` tries them; the reference is last and serves every device that torch does.
 BACKENDS = (
-    Backend("cpu", "cpu", {op: f"native.cpu.{op}" for op in OPS}),
+    Backend("cpu", "cpu", {op: f"native.cpu.{op}" for op in CPU_OPS}),
     Backend("cuda", "cuda", {"attention": "native.cuda.attention"}),
     Backend("npu", "npu", {"attention": "native.npu.attention", "adamw": "native.npu.adamw"}),
     Backend(REFERENCE, None, dict.fromkeys(OPS, "native.reference")),
@@ -86,6 +96,7 @@ class Choice:
     def __init__(self, chosen: Sequence[Chosen], functions: Mapping[str, Callable[..., Any]]) -> None:
         self._chosen = tuple(chosen)
         self._layer_norm = functions["layer_norm"]
+        self._rms_norm = functions["rms_norm"]
         self._gelu = functions["gelu"]
         self._cross_entropy = functions["cross_entropy"]
         self._linear_cross_entropy = functions["linear_cross_entropy"]
@@ -96,6 +107,11 @@ class Choice:
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
         """Return `x` normalised over the last dimension; computed in fp32, returned in the type of `x`."""
         normal: Tensor = self._layer_norm(x, weight, bias, eps)
+        return normal
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+        """Return `x` over the root of its mean square, times `weight`; computed in fp32, in the type of `x`."""
+        normal: Tensor = self._rms_norm(x, weight, eps)
         return normal
 
     def gelu(self, x: Tensor, approximate: str = "none") -> Tensor:

@@ -24,7 +24,7 @@ from trainer.checkpoint.store import (
     verify,
 )
 from trainer.config.glm import SPECIAL_TOKENS
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.config.reader import read_section
 from trainer.config.rules import model_faults
 from trainer.corpus.tokenizer import GLM_TOKENS, Tokenizer

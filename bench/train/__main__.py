@@ -35,7 +35,7 @@ from bench.train.field import (
     start_all,
     take_turns,
 )
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 
 SMALL = {"layers": 6, "hidden": 384, "heads": 6, "sequence": 256, "vocab": 50257}
 WORKS = {

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import native
 from trainer.checkpoint.manifest import encode_manifest, read_manifest
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.corpus.build import Order, build
 from trainer.corpus.tokenizer import Tokenizer, train_tokenizer
 from trainer.corpus.worker import Recipe

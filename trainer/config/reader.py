@@ -65,7 +65,9 @@ def read_section(kind: type[T], raw: object, key: str, faults: list[Fault], star
     for item in fields(kind):  # type: ignore[arg-type]
         where = f"{key}.{item.name}"
         if item.name in raw:
-            value = _read_field(item.metadata, hints[item.name], raw[item.name], where, faults)
+            # A section within a named size changes that size's own section.
+            inner = None if start is None else getattr(start, item.name)
+            value = _read_field(item.metadata, hints[item.name], raw[item.name], where, faults, inner)
             if value is not BAD and _within(item.metadata, value, where, faults):
                 values[item.name] = value
         elif item.metadata.get("required") and start is None:
@@ -73,7 +75,11 @@ def read_section(kind: type[T], raw: object, key: str, faults: list[Fault], star
     return kind(**{**{name: getattr(begin, name) for name in known}, **values})
 
 
-def _read_field(bounds: Mapping[str, Any], kind: Any, raw: object, key: str, faults: list[Fault]) -> Any:
+def _read_field(
+    bounds: Mapping[str, Any], kind: Any, raw: object, key: str, faults: list[Fault], start: Any
+) -> Any:
+    if start is not None and is_dataclass(kind):
+        return read_section(typing.cast("type[Any]", kind), raw, key, faults, start)
     if bounds.get("read") is None:
         return read_value(kind, raw, key, faults)
     try:

@@ -9,8 +9,9 @@ from trainer.config.amounts import in_samples
 from trainer.config.chips import NAMED
 from trainer.config.glm import SPECIAL_TOKENS, Infilling, Windows
 from trainer.config.layout import Layout, nearest_batches
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.config.parts import LossScaleConfig
+from trainer.config.rope import RopeConfig
 from trainer.errors import Fault
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
 
 def model_faults(model: ModelConfig) -> Iterator[Fault]:
     """Yield the faults of a model alone."""
-    if model.hidden % model.heads:
+    if model.hidden % model.heads and not model.head_dim:
         fitting = [heads for heads in range(1, model.hidden + 1) if model.hidden % heads == 0]
         best = min(fitting, key=lambda heads: abs(heads - model.heads))
         problem = f"hidden {model.hidden} does not divide by {model.heads} heads"
@@ -71,13 +72,40 @@ def model_faults(model: ModelConfig) -> Iterator[Fault]:
         yield Fault("train.model.query_groups", problem, "use a divisor of heads, or 0")
     if model.rotary and model.kind == "glm":
         yield Fault("train.model.rotary", "GLM's two rows of positions are learned", "leave rotary out")
-    if model.rotary and model.head_size % 2:
-        yield Fault("train.model.rotary", f"rotates pairs, and a head has {model.head_size} numbers")
+    if model.rotary:
+        yield from _rope_faults(model)
+    elif model.rope != RopeConfig():
+        yield Fault("train.model.rope", "goes with rotary: true, and rotary is false", "add rotary: true")
     if model.swiglu and model.kind == "glm":
         yield Fault("train.model.swiglu", "GLM's feed-forward part is a GELU", "leave swiglu out")
+    if model.window and model.kind == "glm":
+        yield Fault("train.model.window", "GLM's source is seen whole", "leave window out")
     if 0 < model.positions < model.sequence and not model.rotary:
         problem = f"{model.positions} positions are fewer than a sample's {model.sequence} tokens"
         yield Fault("train.model.positions", problem, f"use {model.sequence} or more, or 0")
+
+
+def _rope_faults(model: ModelConfig) -> Iterator[Fault]:
+    rope, key = model.rope, "train.model.rope"
+    if rope.part > 1:
+        yield Fault(f"{key}.part", f"is {rope.part}; at most 1 is needed")
+    elif model.rotary_size % 2 or not model.rotary_size:
+        yield Fault(
+            f"{key}.part" if rope.part < 1 else "train.model.rotary",
+            f"rotates pairs, and {model.rotary_size} numbers of a head's {model.head_size} are rotated",
+            "change it so that this number is even and not 0",
+        )
+    if rope.scaling == "none" and rope.factor != 1:
+        problem = f"is {rope.factor:g}, and scaling is none"
+        yield Fault(f"{key}.factor", problem, "add scaling: linear, dynamic, yarn or llama3")
+    if rope.low_freq >= rope.high_freq:
+        yield Fault(
+            f"{key}.high_freq", f"is {rope.high_freq:g}; more than low_freq {rope.low_freq:g} is needed"
+        )
+    if rope.beta_slow >= rope.beta_fast:
+        yield Fault(
+            f"{key}.beta_fast", f"is {rope.beta_fast:g}; more than beta_slow {rope.beta_slow:g} is needed"
+        )
 
 
 def _engine_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:

@@ -11,7 +11,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any
 
-from trainer.config.model_sizes import SIZES, ModelConfig
+from trainer.config.model import ModelConfig
+from trainer.config.model_sizes import SIZES
 from trainer.config.train_config import TrainConfig
 
 PLAIN = {int: "integer", float: "number", bool: "boolean", str: "string"}

@@ -11,7 +11,8 @@ from trainer.config.amounts import BatchSizes
 from trainer.config.chips import NAMED
 from trainer.config.data import DataConfig, listed_sources
 from trainer.config.layout import Layout, Piece, pieces_of
-from trainer.config.model_sizes import SIZES, ModelConfig, sized
+from trainer.config.model import ModelConfig
+from trainer.config.model_sizes import SIZES, sized
 from trainer.config.parts import (
     BatchRamp,
     EvalConfig,

@@ -28,7 +28,7 @@ from trainer.engine.passes import Batch, Model, loss_weights, tokens_of
 from trainer.engine.rank_state import clip_factor, norm_of, saves_copy, shapes_of
 from trainer.engine.torch_engine import StepResult
 from trainer.errors import InputError
-from trainer.model.layers import cuts_of
+from trainer.model.cuts import cuts_of
 from trainer.parallel.group import Groups
 
 
@@ -57,7 +57,7 @@ class DeepSpeedEngine:
         self.deepspeed = import_deepspeed(device)
         # The loss uses the table too, outside of the table's own forward pass.
         if config.zero == 3:
-            self.deepspeed.zero.register_external_parameter(model, model.tokens.weight)
+            self.deepspeed.zero.register_external_parameter(model, model.head.weight)
         self.runner: DeepSpeedRunner
         if self.pipeline.stages > 1:
             self.runner = PipelineRunner(self.deepspeed, model, device, config.precision, groups)

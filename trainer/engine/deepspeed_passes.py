@@ -105,7 +105,10 @@ class PipelineRunner:
         own = (model, device, precision, line.is_first)
         middle = [pipe.LayerSpec(_Stage, *own) for _ in range(line.stages - 2)]
         first, last = (
-            pipe.TiedLayerSpec("ends", _Stage, *own, tied_weight_attr=f"model.{TIED}") for _ in range(2)
+            pipe.TiedLayerSpec("ends", _Stage, *own, tied_weight_attr=f"model.{TIED}")
+            if model.config.tied
+            else pipe.LayerSpec(_Stage, *own)
+            for _ in range(2)
         )
         topology = deepspeed.runtime.pipe.topology.PipeModelDataParallelTopology
         # It prints how it divides the layers, and broadcasts the tied table, which must not be differentiated.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trainer.checkpoint.part import MOMENTS, Box, Part, flat_boxes, volume, whole_box
 from trainer.engine.optimizer import ShardedAdamW
-from trainer.model.layers import Cut
+from trainer.model.cuts import Cut
 from trainer.parallel.tensor import Parallel
 
 

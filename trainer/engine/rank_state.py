@@ -17,7 +17,8 @@ from trainer.config.train_config import TrainConfig
 from trainer.engine.optimizer import ShardedAdamW, owners
 from trainer.engine.parts import Place, optimizer_parts
 from trainer.engine.passes import Model
-from trainer.model.layers import Cut, LayerNorm, cuts_of, own_of
+from trainer.model.cuts import Cut, cuts_of, own_of
+from trainer.model.norm import Norm
 from trainer.parallel.group import Group
 from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline
 from trainer.parallel.tensor import Parallel
@@ -128,7 +129,7 @@ def moves_optimizer(config: TrainConfig, data: Group) -> bool:
 
 def lowered(model: nn.Module) -> list[str]:
     """Return the names of parameters that may have a 16-bit type: all but those of layer norms."""
-    norms = (module for module in model.modules() if isinstance(module, LayerNorm))
+    norms = (module for module in model.modules() if isinstance(module, Norm))
     kept = {parameter for norm in norms for parameter in norm.parameters()}
     return [name for name, parameter in model.named_parameters() if parameter not in kept]
 

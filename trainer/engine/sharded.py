@@ -31,7 +31,8 @@ from trainer.engine.rank_state import (
     moves_optimizer,
     saves_copy,
 )
-from trainer.model.layers import LayerNorm, cuts_of
+from trainer.model.cuts import cuts_of
+from trainer.model.norm import Norm
 from trainer.parallel.group import Group
 from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline
 
@@ -153,7 +154,7 @@ class ShardedState:
 
 
 def _norms_of(model: nn.Module) -> set[nn.Parameter]:
-    norms = (module for module in model.modules() if isinstance(module, LayerNorm))
+    norms = (module for module in model.modules() if isinstance(module, Norm))
     return {parameter for norm in norms for parameter in norm.parameters()}
 
 

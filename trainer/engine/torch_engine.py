@@ -26,7 +26,7 @@ from trainer.engine.rank_state import (
     ReplicatedState,
     shapes_of,
 )
-from trainer.model.layers import cuts_of
+from trainer.model.cuts import cuts_of
 from trainer.parallel.group import Groups
 
 

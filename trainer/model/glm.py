@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 import native
 from trainer.config.layout import Piece, pieces_of
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
+from trainer.model.attention import Sight
 from trainer.model.layers import (
     Block,
-    LayerNorm,
     PositionTable,
-    Sight,
     TokenTable,
     initialize,
     residual_deviation,
 )
 from trainer.model.masks import UNCOUNTED, future, loss_over_counted
+from trainer.model.norm import Norm
 from trainer.model.recompute import NOTHING, Recompute
 from trainer.model.token_ids import check_token_ids
 from trainer.parallel.tensor import ALONE, SEQUENCE, Parallel
@@ -49,7 +49,7 @@ class GLM(nn.Module):
         self.config, self.parallel, self.recompute = config, parallel, recompute
         self.pieces = tuple(pieces) or pieces_of(config.layers)
         begins, closes = (any(getattr(piece, end) for piece in self.pieces) for end in ("first", "last"))
-        if begins or closes:
+        if begins or (closes and config.tied):
             self.tokens = TokenTable(config, ops, parallel)
         if begins:
             self.positions = PositionTable(config, parallel)
@@ -58,7 +58,9 @@ class GLM(nn.Module):
             {str(i): Block(config, ops, parallel, recompute) for piece in self.pieces for i in piece.layers}
         )
         if closes:
-            self.norm = LayerNorm(config, ops)
+            self.norm = Norm(config, ops)
+            if not config.tied:
+                self.output = TokenTable(config, ops, parallel)
         initialize(self, config.init_std, residual_deviation(config), seed, parallel)
 
     def forward(
@@ -82,8 +84,8 @@ class GLM(nn.Module):
             return x
         x = self.norm(x)
         if targets is None:
-            return self.tokens.logits(x)
-        return loss_over_counted(partial(self.tokens.loss, x), targets)
+            return self.head.logits(x)
+        return loss_over_counted(partial(self.head.loss, x), targets)
 
     def hidden(self, tokens: Tensor, positions: Tensor, separators: Tensor) -> Tensor:
         """Return what the output layer reads (batch, length, hidden): the logits of chosen positions cost less."""
@@ -99,6 +101,11 @@ class GLM(nn.Module):
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions(positions[:, 0]) + self.block_positions(positions[:, 1])
         return F.dropout(x, self.config.dropout, self.training)
+
+    @property
+    def head(self) -> TokenTable:
+        """Return the output matrix."""
+        return self.tokens if self.config.tied else self.output
 
     def check_ids(self, micro: Sequence[Tensor]) -> None:
         """Raise DataError if a token or a counted target of a micro-batch is outside the vocabulary."""

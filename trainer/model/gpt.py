@@ -1,4 +1,4 @@
-"""The GPT decoder: learned positions, layer norm before each part, embedding tied to the output."""
+"""The GPT decoder: a norm before each part; its config chooses positions, norms, biases and the output matrix."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor, nn
 
 import native
 from trainer.config.layout import Piece, pieces_of
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.model import masks
+from trainer.model.attention import Sight
 from trainer.model.layers import (
     Block,
-    LayerNorm,
     PositionTable,
-    Sight,
     TokenTable,
     initialize,
     residual_deviation,
-    turns,
 )
 from trainer.model.masks import Ends
+from trainer.model.norm import Norm
 from trainer.model.recompute import NOTHING, Recompute
+from trainer.model.rotary import turns
 from trainer.model.token_ids import check_token_ids
 from trainer.parallel.tensor import ALONE, Parallel
 
@@ -50,14 +50,16 @@ class GPT(nn.Module):
         self.config, self.ends, self.recompute = config, ends, recompute
         self.parallel, self.pieces = parallel, tuple(pieces) or pieces_of(config.layers)
         begins, closes = (any(getattr(piece, end) for piece in self.pieces) for end in ("first", "last"))
-        if begins or closes:
+        if begins or (closes and config.tied):
             self.tokens = TokenTable(config, ops, parallel)
         self.positions = PositionTable(config, parallel) if begins and not config.rotary else None
         self.blocks = nn.ModuleDict(
             {str(i): Block(config, ops, parallel, recompute) for piece in self.pieces for i in piece.layers}
         )
         if closes:
-            self.norm = LayerNorm(config, ops)
+            self.norm = Norm(config, ops)
+            if not config.tied:
+                self.output = TokenTable(config, ops, parallel)
         initialize(self, config.init_std, residual_deviation(config), seed, parallel)
 
     def forward(
@@ -73,11 +75,11 @@ class GPT(nn.Module):
             return x
         x = self.norm(x)
         if targets is None:
-            return self.tokens.logits(x)
+            return self.head.logits(x)
         if ends and ends.loss:
             targets = masks.counted(tokens, targets, ends.eod)
-            return masks.loss_over_counted(partial(self.tokens.loss, x), targets)
-        return self.tokens.loss(x, targets)
+            return masks.loss_over_counted(partial(self.head.loss, x), targets)
+        return self.head.loss(x, targets)
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Return what the output layer reads (batch, sequence, hidden): the logits of chosen positions cost less."""
@@ -101,7 +103,16 @@ class GPT(nn.Module):
     def _sight(self, tokens: Tensor, at: Tensor) -> Sight:
         apart = self.ends is not None and self.ends.attention
         hidden = masks.hidden(tokens, self.ends.eod) if apart and self.ends else None
-        return Sight(hidden, turns(at, self.config.head_size) if self.config.rotary else None)
+        length, window = tokens.shape[1], self.config.window
+        if 0 < window < length:
+            far = masks.outside(length, window, tokens.device)
+            hidden = far if hidden is None else hidden | far
+        return Sight(hidden, turns(at, self.config, length) if self.config.rotary else None)
+
+    @property
+    def head(self) -> TokenTable:
+        """Return the output matrix."""
+        return self.tokens if self.config.tied else self.output
 
     def check_ids(self, micro: Sequence[Tensor]) -> None:
         """Raise DataError if a token of a micro-batch is outside the vocabulary."""

@@ -33,6 +33,12 @@ def future(length: int, device: torch.device) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
 
 
+def outside(length: int, window: int, device: torch.device) -> Tensor:
+    """Return (1, 1, length, length), True where a column's token is later than a row's or `window` or more before."""
+    at = torch.arange(length, device=device)
+    return (future(length, device) | (at.unsqueeze(-1) - at >= window)).view(1, 1, length, length)
+
+
 def counted(inputs: Tensor, targets: Tensor, eod: int) -> Tensor:
     """Return the targets, without those whose input is an end of document."""
     return targets.masked_fill(inputs == eod, UNCOUNTED)

@@ -119,8 +119,10 @@ class Groups:
     """Stages of the same pipeline, which see the same samples."""
 
     @classmethod
-    def of(cls, everyone: Group, layout: Layout, sequence: bool = False, interleave: int = 1) -> Groups:
-        """Return the groups of a layout. A collective of all ranks."""
+    def of(
+        cls, everyone: Group, layout: Layout, sequence: bool = False, interleave: int = 1, tied: bool = True
+    ) -> Groups:
+        """Return the groups of a layout; `tied`: see Pipeline. A collective of all ranks."""
         stage, data, tensor = layout.place(everyone.rank)
         tensor_group, pipeline = ALONE, UNDIVIDED
         if layout.tensor > 1:
@@ -129,7 +131,7 @@ class Groups:
         data_group = _new_group([layout.rank(stage, at, tensor) for at in range(layout.data)], everyone)
         if layout.pipeline > 1:
             pipeline = _new_pipeline(
-                [layout.rank(at, data, tensor) for at in range(layout.pipeline)], everyone, interleave
+                [layout.rank(at, data, tensor) for at in range(layout.pipeline)], everyone, interleave, tied
             )
         return cls(everyone, data_group, tensor_group, pipeline)
 
@@ -152,7 +154,7 @@ def _new_group(members: Sequence[int], everyone: Group) -> Group:
     return Group(members.index(everyone.rank), len(members), everyone.device, members, handle)
 
 
-def _new_pipeline(members: Sequence[int], everyone: Group, interleave: int) -> Pipeline:
+def _new_pipeline(members: Sequence[int], everyone: Group, interleave: int, tied: bool) -> Pipeline:
     """Return the pipeline of `members`, with the groups for messages between stages."""
     pipeline = _new_group(members, everyone)
     # Then two neighbours send in both directions.
@@ -169,7 +171,9 @@ def _new_pipeline(members: Sequence[int], everyone: Group, interleave: int) -> P
     if len(members) > 2 and pipeline.rank in (0, pipeline.world - 1):
         both = [members[0], members[-1]]
         ends = dist.new_group(both, timeout=PATIENCE, use_local_synchronization=True)
-    return Pipeline(pipeline.rank, tuple(members), interleave, pipeline.handle, ends, (backward, forward))
+    return Pipeline(
+        pipeline.rank, tuple(members), interleave, tied, pipeline.handle, ends, (backward, forward)
+    )
 
 
 def _open_store(environment: Env) -> Any:

@@ -31,6 +31,8 @@ class Pipeline:
     """The rank of every stage."""
     interleave: int = 1
     """Pieces of the model per stage."""
+    tied: bool = True
+    """Whether the first and the last stage share the token table."""
     group: Any = None
     """torch's process group of these ranks."""
     ends: Any = None
@@ -71,8 +73,8 @@ class Pipeline:
         return float(self.sum(torch.tensor(value, dtype=kind, device=device.name)).item())
 
     def sum_ends(self, x: Tensor) -> None:
-        """Sum in place over the first and the last stage."""
-        if self.stages > 1 and (self.is_first or self.is_last):
+        """Sum in place over the first and the last stage, if they share the token table."""
+        if self.tied and self.stages > 1 and (self.is_first or self.is_last):
             dist.all_reduce(x, group=self.ends)
 
     def counts(self, name: str) -> bool:

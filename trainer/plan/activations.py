@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 
 # Bytes of an fp32 number.
 WIDE = 4
@@ -62,22 +62,48 @@ class MicroBatch:
         """Return the bytes of this rank's part of a (tokens, hidden) tensor in the type of the matrices."""
         return self.width * self.tokens * self.model.hidden // self.tensor
 
+    @property
+    def heads_share(self) -> int:
+        """Return the bytes of this rank's queries, and of its result of attention."""
+        return self.width * self.tokens * self.model.attention_width // self.tensor
+
+    @property
+    def is_masked(self) -> bool:
+        """Return whether attention has a mask other than the causal one."""
+        return self.model.kind == "glm" or 0 < self.model.window < self.model.sequence
+
 
 def layer(micro: MicroBatch, selective: bool = False) -> int:
     """Return the bytes of one block; with `selective`, without the inside of attention."""
     model = micro.model
-    norms = 2 * norm(micro)
+    norms = block_norms(micro)
     # Only the rank's own part of a gathered input is kept.
     into_matrices = 2 * micro.width * micro.own_tokens * model.hidden
     inner = micro.width * micro.tokens * model.inner // micro.tensor
     # Gate, up, silu(gate), product.
     feed_forward = 4 * inner if model.swiglu else 2 * inner
-    kept = norms + into_matrices + attention(micro, selective) + micro.wide_share + feed_forward
+    kept = norms + into_matrices + attention(micro, selective) + micro.heads_share + feed_forward
     return kept + 2 * dropout(micro)
 
 
-def norm(micro: MicroBatch) -> int:
-    """Return the bytes of a layer norm: its input (a copy in fp32, except for a CPU's kernel), means, deviations."""
+def block_norms(micro: MicroBatch) -> int:
+    """Return the bytes of a block's norms; norms of the same input keep it once, unless each makes a copy."""
+    model = micro.model
+    shared = micro.residual if model.parallel_residual and not copies_input(micro) else 0
+    after = 2 * norm(micro, micro.width) if model.sandwich_norms else 0
+    return 2 * norm(micro) - shared + after
+
+
+def copies_input(micro: MicroBatch) -> bool:
+    """Return whether a norm keeps a copy of its input in fp32: layer norm of 16 bits, except for a CPU's kernel."""
+    return micro.model.norm == "layer" and micro.kind != "cpu" and not micro.cast and micro.width < WIDE
+
+
+def norm(micro: MicroBatch, width: int = 0) -> int:
+    """Return the bytes of a norm of the residual stream, or of a result of `width`: its input and facts of each row."""
+    if micro.model.norm == "rms":
+        own = micro.own_tokens
+        return (width * own * micro.model.hidden if width else micro.residual) + WIDE * own
     copied = micro.kind != "cpu" or micro.cast
     return (
         WIDE * micro.own_tokens * micro.model.hidden if copied else micro.residual
@@ -94,27 +120,35 @@ def dropout(micro: MicroBatch) -> int:
 def attention(micro: MicroBatch, selective: bool = False) -> int:
     """Return the bytes that attention keeps, from the projection to its result, which is not counted."""
     model = micro.model
+    rows = WIDE * micro.tokens * (model.heads + model.groups) // micro.tensor if model.qk_norm else 0
+    return rows + _core(micro, selective)
+
+
+def _core(micro: MicroBatch, selective: bool) -> int:
+    model = micro.model
     qkv = micro.width * micro.tokens * model.qkv_width // micro.tensor
     keys = micro.width * micro.tokens * model.groups * model.head_size // micro.tensor
     if selective:
         return _handed(micro, qkv, keys)
     if model.attention_dropout:
         return (
-            micro.wide_share + _handed_to_products(micro, qkv, keys) + dropped_scores(micro) + _masks(micro)
+            micro.heads_share + _handed_to_products(micro, qkv, keys) + dropped_scores(micro) + _masks(micro)
         )
-    if micro.core is AttentionCore.KERNEL or model.kind == "glm":
+    if micro.core is AttentionCore.KERNEL or micro.is_masked:
         sums = WIDE * micro.samples * model.heads // micro.tensor * model.sequence
-        return _handed(micro, qkv, keys) + sums + (_masks(micro) if model.kind == "glm" else 0)
+        return _handed(micro, qkv, keys) + sums + (micro.width * _masks(micro) if micro.is_masked else 0)
     if micro.core is AttentionCore.BLOCKS and model.sequence > BLOCK:
-        return micro.wide_share + _handed(micro, qkv, keys, queries=False) + block_scores(micro)
+        return micro.heads_share + _handed(micro, qkv, keys, queries=False) + block_scores(micro)
     # Scaled queries, keys and values, mask.
-    return micro.wide_share + _handed_to_products(micro, qkv, keys) + scores(micro) + _masks(micro)
+    return micro.heads_share + _handed_to_products(micro, qkv, keys) + scores(micro) + _masks(micro)
 
 
 def _handed_to_products(micro: MicroBatch, qkv: int, keys: int) -> int:
     """Return the bytes of keys and values: a product of many samples' views copies them."""
     copied = micro.model.groups != micro.model.heads or micro.samples > 1
-    return 2 * micro.wide_share if copied else _handed(micro, qkv, keys, queries=False)
+    if copied:
+        return 2 * micro.heads_share + (qkv if micro.model.qk_norm else 0)
+    return _handed(micro, qkv, keys, queries=False)
 
 
 def _masks(micro: MicroBatch) -> int:
@@ -130,10 +164,13 @@ def dropped_scores(micro: MicroBatch) -> int:
 
 def _handed(micro: MicroBatch, qkv: int, keys: int, queries: bool = True) -> int:
     """Return the bytes of the core's inputs: views of the projection, or copies with rotary positions or groups."""
-    own = micro.wide_share if queries else 0
-    if micro.model.groups != micro.model.heads:
-        return 2 * micro.wide_share + (qkv if queries and not micro.model.rotary else own)
-    return qkv + keys + own if micro.model.rotary else qkv
+    model, own = micro.model, micro.heads_share if queries else 0
+    moved = model.rotary or model.qk_norm
+    if model.groups != model.heads:
+        # The norms of queries and keys keep the projection.
+        projection = qkv if model.qk_norm or (queries and not moved) else 0
+        return 2 * micro.heads_share + projection + (own if moved else 0)
+    return qkv + keys + own if moved else qkv
 
 
 def block_scores(micro: MicroBatch) -> int:
@@ -164,9 +201,7 @@ def cast_layer(micro: MicroBatch) -> int:
     """Return the bytes of the copies of one block's weights that autocast makes and the graph keeps."""
     if not micro.cast or micro.width == WIDE:
         return 0
-    model = micro.model
-    matrices = model.hidden * (model.qkv_width + model.hidden + model.up_width + model.inner)
-    return micro.width * matrices // micro.tensor
+    return micro.width * micro.model.matrix_parameters() // micro.tensor
 
 
 def cast_table(micro: MicroBatch) -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer.config.layout import Layout, accumulation
-from trainer.config.model_sizes import SIZES, VOCAB_MULTIPLE, ModelConfig
+from trainer.config.model import VOCAB_MULTIPLE, ModelConfig
+from trainer.config.model_sizes import SIZES
 from trainer.config.parts import ProfileConfig
 from trainer.plan.hardware import Hardware
 from trainer.plan.memory import Memory

@@ -122,15 +122,15 @@ def parameters_of(config: TrainConfig, layout: Layout, stage: int) -> int:
 def sizes_of(config: TrainConfig, layout: Layout, stage: int) -> Sizes:
     """Return the parameters of one rank of a stage, by part."""
     model, tensor = config.model, layout.tensor
-    matrices = model.hidden * (model.qkv_width + model.hidden + model.up_width + model.inner)
-    cut = matrices + model.qkv_width + model.up_width
+    cut = model.divided_parameters()
     layer = cut // tensor + model.layer_parameters() - cut
     layers = sum(end - start for start, end in layer_ranges(config, layout, stage))
     first, last = stage == 0, stage == layout.pipeline - 1
     table = model.padded(tensor) // tensor * model.hidden if first or last else 0
+    tables = (first + last if not model.tied else first or last) * table
     positions = model.position_tables * model.position_rows * model.hidden if first else 0
-    norm = 2 * model.hidden if last else 0
-    return Sizes(layers * layer + table + positions + norm, layers, layer, table, table + positions)
+    norm = model.norm_width if last else 0
+    return Sizes(layers * layer + tables + positions + norm, layers, layer, table, tables + positions)
 
 
 def under_way(config: TrainConfig, layout: Layout, stage: int) -> float:
@@ -234,7 +234,7 @@ def _moments(
         casts = 0
     working = casts + _again(config, micro, sizes.layers) + _working(micro) + state.gathered
     # Waits for the embedding's part, which comes last.
-    waiting = table if last and state.gradients else 0
+    waiting = table if last and state.gradients and config.model.tied else 0
     begun = state.coming * (sizes.layer + sizes.table * last) // sizes.all
     yield Moment("layer", begun, through, 0, working + waiting)
     yield Moment("layer", state.coming, through // max(1, sizes.layers), 0, working + waiting)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer.config.layout import Layout, accumulation
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.plan.activations import WIDE, MicroBatch
 from trainer.plan.hardware import UPDATED_GBYTES, Hardware
 from trainer.plan.memory import layer_ranges, micro_batch_of, moves_optimizer, parameters_of
@@ -156,13 +156,17 @@ CONVENTIONS = {
 
 def layer_forward(model: ModelConfig) -> int:
     """Return the operations of one token through one block."""
-    matrices = model.hidden * (model.qkv_width + model.hidden + model.up_width + model.inner)
-    return 2 * matrices + attention_forward(model)
+    return 2 * model.matrix_parameters() + attention_forward(model)
 
 
 def attention_forward(model: ModelConfig) -> int:
     """Return the operations of attention for one token; a causal model sees half of the sequence on average."""
-    return (4 if model.kind == "glm" else 2) * model.sequence * model.hidden
+    if model.kind == "glm":
+        return 4 * model.sequence * model.attention_width
+    sequence, window = model.sequence, min(model.window or model.sequence, model.sequence)
+    # Twice the mean number of keys of a token, of which the first ones have fewer than the window.
+    keys = (2 * window * sequence - window * window) // sequence
+    return 2 * keys * model.attention_width
 
 
 def head_forward(model: ModelConfig, tensor: int = 1) -> int:
@@ -178,8 +182,10 @@ def recomputed(model: ModelConfig, mode: str) -> int:
 def per_token(model: ModelConfig, recompute: str = "none") -> dict[str, int]:
     """Return the operations of training per token, by convention."""
     passes = 3 * (model.layers * layer_forward(model) + head_forward(model))
+    # An embedding apart from the output matrix multiplies nothing.
+    numbers = model.parameters() - (0 if model.tied else model.vocab * model.hidden)
     return {
         "model": passes,
         "hardware": passes + model.layers * recomputed(model, recompute),
-        "palm": 6 * model.parameters() + 12 * model.layers * model.hidden * model.sequence,
+        "palm": 6 * numbers + 12 * model.layers * model.attention_width * model.sequence,
     }

@@ -80,7 +80,7 @@ def run_training(
     ops = _choose_ops(config, device)
     group = Group.join(environment, device, always=config.engine == "deepspeed")
     layout = config.layout(group.world)
-    groups = Groups.of(group, layout, config.parallel.sequence, config.parallel.interleave)
+    groups = Groups.of(group, layout, config.parallel.sequence, config.parallel.interleave, config.model.tied)
     startup.done("group")
     model = build_model(config, ops, groups)
     if config.engine != "deepspeed" and (config.zero < 2 or groups.data.world == 1):
@@ -94,6 +94,10 @@ def run_training(
     if config.data.reset_attention:
         checkpointer.notes.append(
             "note: train.data.reset_attention uses torch's attention with a mask, not the fused op"
+        )
+    if 0 < config.model.window < config.model.sequence:
+        checkpointer.notes.append(
+            "note: train.model.window uses torch's attention with a mask, not the fused op"
         )
     if config.offload and device.kind == "cpu":
         checkpointer.notes.append("note: train.offload has no effect on a CPU")

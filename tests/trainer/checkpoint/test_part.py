@@ -5,7 +5,7 @@ import torch
 
 from trainer.checkpoint.part import Part, flat_boxes, intersection, volume
 from trainer.engine.parts import Place
-from trainer.model.layers import Cut
+from trainer.model.cuts import Cut
 from trainer.parallel.tensor import Parallel
 
 

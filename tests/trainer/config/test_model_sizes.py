@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.config.model_sizes import SIZES, ModelConfig
+from trainer.config.model import ModelConfig
+from trainer.config.model_sizes import SIZES
 
 # Billions, as published or derived from the shapes; GPT-2's own exactly.
 BILLIONS = {

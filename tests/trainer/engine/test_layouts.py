@@ -18,7 +18,28 @@ TrainHere = Callable[..., Any]
 GPT = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocab": 60}
 NEWER_GPT = {**GPT, "query_groups": 2, "rotary": True, "swiglu": True, "ffn": 64}
 GLM = {"kind": "glm", "layers": 2, "hidden": 32, "heads": 4, "sequence": 48, "vocab": 69}
-MODELS = {"gpt": GPT, "newer-gpt": NEWER_GPT, "glm": GLM}
+LLAMA = {**NEWER_GPT, "norm": "rms", "bias": "none", "tied": False}
+QWEN_3 = {**LLAMA, "qk_norm": True, "head_dim": 16}
+NEOX = {**GPT, "rotary": True, "rope": {"part": 0.5}, "parallel_residual": True, "tied": False}
+# With a small eps, norms of small results would amplify rounding over the steps.
+GLM_4 = {
+    **LLAMA,
+    "rope": {"part": 0.5, "interleaved": True},
+    "bias": "qkv",
+    "sandwich_norms": True,
+    "eps": 1e-2,
+}
+STARCODER = {**GPT, "query_groups": 2, "rotary": True, "window": 5}
+MODELS = {
+    "gpt": GPT,
+    "newer-gpt": NEWER_GPT,
+    "glm": GLM,
+    "llama": LLAMA,
+    "qwen3": QWEN_3,
+    "neox": NEOX,
+    "glm4": GLM_4,
+    "starcoder": STARCODER,
+}
 STEPS = 20
 
 
@@ -73,6 +94,25 @@ LAYOUTS = [
         "newer-gpt", 4, {"parallel": {"tensor": 2, "sequence": True}, "zero": 1}, id="newer-gpt-2x2-zero1"
     ),
     pytest.param("glm", 2, {"zero": 1}, id="glm-data2-zero1"),
+    pytest.param("qwen3", 2, {"parallel": {"tensor": 2}}, id="qwen3-tensor2"),
+    pytest.param(
+        "qwen3", 4, {"parallel": {"tensor": 2, "sequence": True}, "zero": 3}, id="qwen3-2x2-sequence-zero3"
+    ),
+    pytest.param("neox", 2, {"zero": 3}, id="neox-data2-zero3"),
+    pytest.param(
+        "glm4",
+        4,
+        {"parallel": {"tensor": 2, "sequence": True}, "zero": 1, "recompute": "selective"},
+        id="glm4-2x2-sequence-zero1-recompute",
+    ),
+    pytest.param("starcoder", 2, {"parallel": {"tensor": 2}, "recompute": "full"}, id="starcoder-tensor2"),
+    pytest.param(
+        "qwen3",
+        4,
+        {"parallel": {"tensor": 2}, "zero": 3, "engine": "deepspeed"},
+        id="qwen3-2x2-deepspeed-zero3",
+        marks=pytest.mark.slow,
+    ),
     pytest.param("gpt", 4, {"zero": 3, "micro_batch": 1, "offload": True}, id="gpt-data4-zero3"),
     pytest.param(
         "glm", 4, {"parallel": {"tensor": 2, "sequence": True}, "zero": 2}, id="glm-2x2-sequence-zero2"
@@ -126,6 +166,21 @@ PIPELINES = [
         id="newer-gpt-2x2x2-sequence-zero1",
     ),
     pytest.param("glm", 4, {"parallel": {"pipeline": 4}, "recompute": "full"}, id="glm-pipeline4"),
+    pytest.param("llama", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="llama-pipeline2"),
+    pytest.param(
+        "qwen3",
+        8,
+        {"parallel": {"pipeline": 2, "tensor": 2, "sequence": True}, "micro_batch": 2, "zero": 3},
+        id="qwen3-2x2x2-sequence-zero3",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "llama",
+        2,
+        {"parallel": {"pipeline": 2}, "micro_batch": 2, "engine": "deepspeed"},
+        id="llama-pipeline2-deepspeed",
+        marks=pytest.mark.slow,
+    ),
     pytest.param(
         "newer-gpt",
         4,

@@ -11,7 +11,7 @@ import torch
 
 import native
 from trainer.config.layout import Layout
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.config.parts import LossScaleConfig
 from trainer.device import Device
 from trainer.engine.optimizer import LossScale

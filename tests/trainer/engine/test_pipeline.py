@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import native
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.config.parts import ParallelConfig
 from trainer.config.train_config import TrainConfig
 from trainer.model.gpt import GPT

@@ -12,7 +12,7 @@ import torch
 from trainer.checkpoint.store import open_checkpoint
 from trainer.device import Device
 from trainer.engine.rank_state import GradientBuffer, ReplicatedState
-from trainer.model.layers import Cut
+from trainer.model.cuts import Cut
 from trainer.parallel.group import Group
 from trainer.parallel.tensor import ALONE
 from trainer.plan.resolve import read_config

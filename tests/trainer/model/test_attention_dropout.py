@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import native
-from trainer.config.model_sizes import ModelConfig
-from trainer.model.layers import Attention, Block
+from trainer.config.model import ModelConfig
+from trainer.model.attention import Attention
+from trainer.model.layers import Block
 from trainer.model.masks import future
 from trainer.model.recompute import NOTHING
 from trainer.parallel.tensor import ALONE, Parallel

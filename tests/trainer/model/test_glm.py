@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import native
-from trainer.config.model_sizes import SIZES, ModelConfig
+from trainer.config.model import ModelConfig
+from trainer.config.model_sizes import SIZES
 from trainer.corpus.tokenizer import Tokenizer, lay_glm_tokens, train_tokenizer
 from trainer.errors import DataError, InputError
 from trainer.generate import Sampling, generate

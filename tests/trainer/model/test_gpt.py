@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import native
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.model.gpt import GPT
 
 CONFIG = ModelConfig(layers=2, hidden=32, heads=2, sequence=16, vocab=60)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import native
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.model import masks
 from trainer.model.gpt import GPT
 from trainer.model.masks import Ends

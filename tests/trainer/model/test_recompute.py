@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import native
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.model.recompute import NOTHING, Recompute

@@ -7,7 +7,7 @@ from collections import Counter, deque
 import pytest
 
 from trainer.config.layout import Layout
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.config.parts import ParallelConfig
 from trainer.config.train_config import TrainConfig
 from trainer.engine.pipeline import UNTAKEN

@@ -15,10 +15,15 @@ import native
 from native.compiled import library
 from trainer.config.chips import NAMED
 from trainer.config.layout import Layout
-from trainer.config.model_sizes import SIZES, ModelConfig
+from trainer.config.model import ModelConfig
+from trainer.config.model_sizes import SIZES
+from trainer.config.rope import RopeConfig
 from trainer.config.train_config import TrainConfig
-from trainer.model.layers import Block, Sight, turns
+from trainer.model.attention import Sight
+from trainer.model.layers import Block
 from trainer.model.recompute import Recompute
+from trainer.model.masks import outside
+from trainer.model.rotary import turns
 from trainer.parallel.tensor import Parallel
 from trainer.plan import activations as kept
 from trainer.plan.activations import AttentionCore
@@ -35,6 +40,12 @@ SHAPES = [
     {"query_groups": 2},
     {"query_groups": 2, "rotary": True},
     {"swiglu": True},
+    {"norm": "rms"},
+    {"norm": "rms", "bias": "none", "sandwich_norms": True},
+    {"parallel_residual": True, "rotary": True, "rope": RopeConfig(part=0.25)},
+    {"query_groups": 2, "rotary": True, "qk_norm": True, "head_dim": 32},
+    {"rotary": True, "qk_norm": True, "rope": RopeConfig(interleaved=True)},
+    {"window": 64},
     {"dropout": 0.1},
     {"attention_dropout": 0.1},
     {"attention_dropout": 0.1, "query_groups": 2, "rotary": True},
@@ -147,14 +158,18 @@ def check_a_block(
         x = x.detach().bfloat16().requires_grad_()
         for name, parameter in block.named_parameters():
             parameter.data = parameter.data.to(torch.float32 if "norm" in name else torch.bfloat16)
-    turning = turns(torch.arange(sequence), 16) if model.rotary else None
+    turning = turns(torch.arange(sequence), model) if model.rotary else None
+    far = outside(sequence, model.window, x.device) if 0 < model.window < sequence else None
     with torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"):
-        found = kept_by(lambda: block(x * 1.0, Sight(None, turning)), list(block.parameters()))
+        found = kept_by(lambda: block(x * 1.0, Sight(far, turning)), list(block.parameters()))
     cast = precision == "bf16, cast"
     one = kept.MicroBatch(model, samples, 4 if precision == "fp32" else 2, kind, core, cast=cast)
     # Too little to be counted; in bf16 each use has its copy.
-    angles = 0 if turning is None else 64 * sequence
+    angles = 0 if turning is None else 8 * sequence * (model.rotary_size // 2)
     counted = kept.layer(one, mode == "selective") + kept.cast_layer(one)
+    if far is not None and mode == "selective":
+        # All blocks share it.
+        counted += far.nbytes
     assert counted == pytest.approx(found - angles, rel=0.01)
 
 

@@ -1,0 +1,158 @@
+"""The shape of a model and its arithmetic: parameters and padded vocabulary. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trainer.config.reader import setting
+from trainer.config.rope import RopeConfig
+
+# Matrix kernels want aligned rows; Megatron pads to 128 x tensor parallel.
+VOCAB_MULTIPLE = 128
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a model."""
+
+    kind: str = setting("gpt", choices=("gpt", "glm"))
+    """gpt predicts the next token; glm fills in blanks (two rows of positions, the source seen whole)."""
+    layers: int = setting(4, least=1)
+    """Blocks."""
+    hidden: int = setting(128, least=1)
+    """Width of the residual stream."""
+    heads: int = setting(4, least=1)
+    """Attention heads; hidden divides by it, unless head_dim is given."""
+    query_groups: int = setting(0, least=0)
+    """Heads of keys and values, each shared by heads / query_groups queries; 0 means as many as heads."""
+    head_dim: int = setting(0, least=0)
+    """Width of a head; 0 means hidden / heads."""
+    sequence: int = setting(128, least=2)
+    """Tokens per sample."""
+    positions: int = setting(0, least=0)
+    """Learned positions, or with rotary the longest sequence that the model is meant for; 0 means one for each token
+    of a sample. GLM has two tables, of one more each."""
+    rotary: bool = setting(False)
+    """Rotate queries and keys by their position instead of adding learned positions."""
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    """With rotary: base, rotated part and scaling."""
+    window: int = setting(0, least=0)
+    """Tokens that a token attends to, itself included; 0 means all before it."""
+    norm: str = setting("layer", choices=("layer", "rms"))
+    """layer subtracts the mean and has a bias; rms divides by the root of the mean square alone."""
+    qk_norm: bool = setting(False)
+    """Divide each head's query and key by their root mean square, with a weight, before they are rotated."""
+    sandwich_norms: bool = setting(False)
+    """Norms also after attention and after the feed-forward part, before their results are added."""
+    parallel_residual: bool = setting(False)
+    """Attention and the feed-forward part both read the block's input, and both results are added to it."""
+    bias: str = setting("all", choices=("all", "qkv", "none"))
+    """Which matrices of a block add a bias; qkv: queries, keys and values alone."""
+    tied: bool = setting(True)
+    """Whether the token table is the output matrix too."""
+    vocab: int = setting(2048, least=2)
+    """Token ids that exist; the table is padded to a multiple of 128, and padded ids never appear."""
+    ffn: int = setting(0, least=0)
+    """Width inside the feed-forward part; 0 means 4 x hidden, with swiglu 8/3 x hidden rounded up to 64."""
+    swiglu: bool = setting(False)
+    """Use a gated feed-forward part, silu(gate) x up, instead of GELU; `activation` is then unused."""
+    dropout: float = setting(0.0, least=0.0, below=1.0)
+    """Chance to drop an activation, in training only."""
+    attention_dropout: float = setting(0.0, least=0.0, below=1.0)
+    """Chance to drop an attention probability, in training only. Above 0 no kernel is used: all scores are kept."""
+    activation: str = setting("gelu_tanh", choices=("gelu_tanh", "gelu"))
+    """gelu_tanh is what GPT-2 was trained with; gelu is the exact form."""
+    eps: float = setting(1e-5, above=0.0)
+    """Added to the variance by norms."""
+    init_std: float = setting(0.02, above=0.0)
+    """Deviation of the initial weights; the two projections into the residual use it / sqrt(2 x layers)."""
+
+    @property
+    def inner(self) -> int:
+        if self.swiglu and not self.ffn:
+            return -(-8 * self.hidden // (3 * 64)) * 64
+        return self.ffn or 4 * self.hidden
+
+    @property
+    def up_width(self) -> int:
+        """Return the output width of the first feed-forward matrix: gate and up, or up alone."""
+        return 2 * self.inner if self.swiglu else self.inner
+
+    @property
+    def groups(self) -> int:
+        """Return the heads of keys and values."""
+        return self.query_groups or self.heads
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden // self.heads
+
+    @property
+    def attention_width(self) -> int:
+        """Return the width of all heads' queries together."""
+        return self.heads * self.head_size
+
+    @property
+    def qkv_width(self) -> int:
+        """Return the width of queries, keys and values together."""
+        return self.attention_width + 2 * self.groups * self.head_size
+
+    @property
+    def rotary_size(self) -> int:
+        """Return how many numbers of a head are rotated."""
+        return int(self.head_size * self.rope.part)
+
+    @property
+    def context(self) -> int:
+        """Return the longest sequence that the model is meant for."""
+        return self.positions or self.sequence
+
+    @property
+    def position_rows(self) -> int:
+        """Return the rows of each learned position table; GLM's row 0 means outside of a span."""
+        if self.rotary and self.kind == "gpt":
+            return 0
+        return (self.positions or self.sequence) + (1 if self.kind == "glm" else 0)
+
+    @property
+    def position_tables(self) -> int:
+        return 2 if self.kind == "glm" else 1
+
+    @property
+    def padded_vocab(self) -> int:
+        return self.padded(1)
+
+    def padded(self, tensor: int) -> int:
+        """Return the rows of the token table shared by so many tensor parallel ranks, each with a multiple of 128."""
+        unit = VOCAB_MULTIPLE * tensor
+        return -(-self.vocab // unit) * unit
+
+    @property
+    def norm_width(self) -> int:
+        """Return the parameters of one norm of the residual stream."""
+        return self.hidden * (2 if self.norm == "layer" else 1)
+
+    @property
+    def norms(self) -> int:
+        """Return the norms of the residual stream in one block."""
+        return 4 if self.sandwich_norms else 2
+
+    def matrix_parameters(self) -> int:
+        """Return the numbers of a block's matrices, which tensor parallel ranks divide."""
+        return self.hidden * (self.qkv_width + self.attention_width + self.up_width + self.inner)
+
+    def divided_parameters(self) -> int:
+        """Return the parameters of a block that tensor parallel ranks divide: matrices, and biases of their columns."""
+        biases = {"all": self.qkv_width + self.up_width, "qkv": self.qkv_width, "none": 0}[self.bias]
+        return self.matrix_parameters() + biases
+
+    def layer_parameters(self) -> int:
+        """Return the parameters of one block."""
+        rows = 2 * self.hidden if self.bias == "all" else 0
+        heads = 2 * self.head_size if self.qk_norm else 0
+        return self.divided_parameters() + rows + heads + self.norms * self.norm_width
+
+    def parameters(self) -> int:
+        """Return the parameters of the model, without the padding of the vocabulary."""
+        tables = self.vocab * (1 if self.tied else 2) + self.position_tables * self.position_rows
+        return tables * self.hidden + self.layers * self.layer_parameters() + self.norm_width

@@ -1,0 +1,37 @@
+"""Norms: of the residual stream, and of each head's queries and keys."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import native
+from trainer.config.model import ModelConfig
+from trainer.model.cuts import Cut
+from trainer.parallel.tensor import ALONE, Parallel
+
+
+class Norm(nn.Module):
+    """Layer norm or root mean square norm by the chosen backend; its weights stay fp32 in every precision.
+
+    torch's bf16 backward of layer norm sums their gradients in bf16 and was seen to be off by 4.0 in 118.
+    """
+
+    def __init__(
+        self, config: ModelConfig, ops: native.Choice, width: int = 0, heads_of: Parallel = ALONE
+    ) -> None:
+        """`width`: of a head, whose norm is by root mean square; `heads_of`: the ranks that have other heads."""
+        super().__init__()
+        # A norm of heads sees the whole sequence, and `enter` sums its gradient over the ranks.
+        partial = not width
+        self.cuts = {"weight": Cut(partial=partial), "bias": Cut(partial=partial)}
+        self.weight = nn.Parameter(torch.ones(width or config.hidden))
+        has_bias = config.norm == "layer" and not width
+        self.bias = nn.Parameter(torch.zeros(config.hidden)) if has_bias else None
+        self.eps, self.ops, self.heads_of = config.eps, ops, heads_of
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.heads_of.enter(self.weight)
+        if self.bias is None:
+            return self.ops.rms_norm(x, weight, self.eps)
+        return self.ops.layer_norm(x, weight, self.bias, self.eps)

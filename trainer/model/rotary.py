@@ -1,0 +1,85 @@
+"""Rotary positions: the angles of a model's family and scaling, and the rotation of queries and keys."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from trainer.config.model import ModelConfig
+from trainer.config.rope import RopeConfig
+
+# Cosines and sines of rotary positions, each (batch or 1, 1, sequence, rotated numbers / 2).
+Turns = tuple[Tensor, Tensor]
+
+
+def turns(at: Tensor, config: ModelConfig, length: int = 0) -> Turns:
+    """Return cosines and sines for the positions `at`, (sequence,) or (batch, sequence).
+
+    `length`: the tokens that the sequences will have in all, which dynamic scaling depends on; 0: the largest position.
+    """
+    rope = config.rope
+    if rope.scaling == "dynamic" and not length:
+        length = int(at.max().item()) + 1
+    angles = at.float().unsqueeze(-1) * frequencies(
+        rope, config.rotary_size, config.context, length, at.device
+    )
+    angles = angles.view(-1, 1, *angles.shape[-2:])
+    cosines, sines = angles.cos(), angles.sin()
+    if rope.scaling == "yarn":
+        factor = rope.attention or 0.1 * math.log(rope.factor) + 1.0
+        return cosines * factor, sines * factor
+    return cosines, sines
+
+
+def frequencies(rope: RopeConfig, size: int, context: int, length: int, device: torch.device) -> Tensor:
+    """Return the angle per position of each pair, (size / 2,)."""
+    original = rope.original or context
+    base = rope.base
+    if rope.scaling == "dynamic" and length > original:
+        base *= (rope.factor * length / original - (rope.factor - 1)) ** (size / (size - 2))
+    pairs = torch.arange(0, size, 2, device=device, dtype=torch.float32)
+    plain = torch.exp(pairs * (-math.log(base) / size))
+    if rope.scaling == "linear":
+        return plain / rope.factor
+    if rope.scaling == "llama3":
+        # How often a pair turns over the original positions.
+        often = plain * (original / (2 * math.pi))
+        fast = ((often - rope.low_freq) / (rope.high_freq - rope.low_freq)).clamp(0.0, 1.0)
+        return plain * (fast + (1.0 - fast) / rope.factor)
+    if rope.scaling == "yarn":
+        fast = _unscaled_part(rope, size, original, device)
+        return plain * (fast + (1.0 - fast) / rope.factor)
+    return plain
+
+
+def _unscaled_part(rope: RopeConfig, size: int, original: int, device: torch.device) -> Tensor:
+    """Return for each pair 1 where yarn leaves it as it is, 0 where it divides it by the factor, and between."""
+
+    def pair_of(often: float) -> float:
+        return size * math.log(original / (often * 2 * math.pi)) / (2 * math.log(rope.base))
+
+    first = max(math.floor(pair_of(rope.beta_fast)), 0)
+    last = min(math.ceil(pair_of(rope.beta_slow)), size - 1)
+    width = last - first if last != first else 0.001
+    ramp = (torch.arange(size // 2, device=device, dtype=torch.float32) - first) / width
+    return 1.0 - ramp.clamp(0.0, 1.0)
+
+
+def turned(x: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool = False) -> Tensor:
+    """Return `x` with rotary positions: each pair of a head's rotated numbers turns by an angle of its position.
+
+    Pairs are (i, i + half), or with `interleaved` neighbours. Numbers beyond the rotated ones stay as they are.
+    """
+    size = 2 * cosines.shape[-1]
+    rotated, rest = x[..., :size], x[..., size:]
+    cosines, sines = cosines.to(x.dtype), sines.to(x.dtype)
+    if interleaved:
+        first, second = rotated[..., 0::2], rotated[..., 1::2]
+        pairs = torch.stack([first * cosines - second * sines, second * cosines + first * sines], -1)
+        parts = [pairs.flatten(-2)]
+    else:
+        first, second = rotated.chunk(2, -1)
+        parts = [first * cosines - second * sines, second * cosines + first * sines]
+    return torch.cat([*parts, rest] if rest.shape[-1] else parts, -1)
