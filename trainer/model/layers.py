@@ -116,7 +116,9 @@ class Block(nn.Module):
         self.attention = Attention(config, ops, parallel, recompute)
         self.norm_2 = Norm(config, ops)
         self.feed_forward = FeedForward(config, ops, parallel)
-        self.post_norm_1, self.post_norm_2 = (Norm(config, ops) if config.sandwich_norms else None for _ in range(2))
+        self.post_norm_1, self.post_norm_2 = (
+            Norm(config, ops) if config.sandwich_norms else None for _ in range(2)
+        )
         self.parallel_residual = config.parallel_residual
 
     def forward(self, x: Tensor, sight: Sight = PLAIN) -> Tensor:

@@ -91,7 +91,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "Mistral",
     ),
     "qwen2.5": ("qwen2.5-7B", {"query_groups": 2}, rope_of("qwen2.5-7B"), "Qwen2"),
-    "qwen3": ("qwen3-8B", {"query_groups": 2, "head_dim": 24}, {**rope_of("qwen3-8B"), "head_dim": 24}, "Qwen3"),
+    "qwen3": (
+        "qwen3-8B",
+        {"query_groups": 2, "head_dim": 24},
+        {**rope_of("qwen3-8B"), "head_dim": 24},
+        "Qwen3",
+    ),
     "gpt-neox": (
         "pythia-70M",
         {"rope": RopeConfig(part=0.25)},

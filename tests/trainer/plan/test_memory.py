@@ -21,8 +21,8 @@ from trainer.config.rope import RopeConfig
 from trainer.config.train_config import TrainConfig
 from trainer.model.attention import Sight
 from trainer.model.layers import Block
-from trainer.model.recompute import Recompute
 from trainer.model.masks import outside
+from trainer.model.recompute import Recompute
 from trainer.model.rotary import turns
 from trainer.parallel.tensor import Parallel
 from trainer.plan import activations as kept
