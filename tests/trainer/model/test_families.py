@@ -193,7 +193,7 @@ def tensors_of(peer: dict[str, Tensor], own: ModelConfig, kind: str) -> dict[str
 
 def load(own: GPT, tensors: dict[str, Tensor]) -> None:
     parameters = dict(own.named_parameters())
-    assert {name for name in parameters} == set(tensors)
+    assert set(parameters) == set(tensors)
     with torch.no_grad():
         for name, tensor in tensors.items():
             # The token tables are padded by rows.
