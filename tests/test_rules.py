@@ -191,6 +191,25 @@ def test_folders_stay_small_and_no_prefix_stands_for_a_folder() -> None:
     assert not wrong
 
 
+# Longer modules and functions are split.
+MOST_LINES = {"module": 500, "function": 60}
+
+
+def test_modules_and_functions_stay_short() -> None:
+    wrong = []
+    for package in (*PACKAGES, "bench"):
+        for path in sources(package):
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            if lines > MOST_LINES["module"]:
+                wrong.append(f"{named(path)}: {lines} lines")
+            for node in ast.walk(parsed(path)):
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                    if lines > MOST_LINES["function"]:
+                        wrong.append(f"{named(path)}:{node.lineno}: {node.name} has {lines} lines")
+    assert not wrong
+
+
 # Names of local variables that say nothing about the value.
 VAGUE = {"one", "there", "what", "told"}
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.reach.field import (
@@ -22,6 +21,7 @@ from bench.reach.field import (
     make_payload,
     make_tree,
 )
+from bench.reach.figures import Measured, Sizes
 from bench.reach.inside import IDLE, TEN, Watched
 from bench.reach.model import Point
 
@@ -37,77 +37,8 @@ UPLINK = "200mbit"
 EXECS, BULK = tuple(SETTINGS)[:2], tuple(SETTINGS)
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes and numbers of runs of a measurement."""
-
-    nodes: tuple[int, ...] = (64, 256)
-    push_nodes: int = 32
-    small_nodes: tuple[int, ...] = (8, 32)
-    uplink_nodes: int = 16
-    line_nodes: int = 16
-    storm_nodes: int = 64
-    model_nodes: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
-    runs: int = 5
-    uplink_runs: int = 1
-    """Runs of the peers whose time depends only on the link: 200 MB to 16 nodes at 200 Mbit/s takes 128 s."""
-    storm_runs: int = 20
-    megabytes: int = 200
-    files: int = 2000
-    lines: int = 100_000
-
-    @property
-    def most(self) -> int:
-        return max(
-            *self.nodes,
-            self.push_nodes,
-            *self.small_nodes,
-            self.uplink_nodes,
-            self.line_nodes,
-            *self.model_nodes,
-        )
-
-
-@dataclass
-class Measured:
-    """The samples of one tool at one kind of work."""
-
-    row: str
-    nodes: int
-    tool: str
-    samples: list[Sample] = field(default_factory=list)
-    missing: str = ""
-    """Why it was not measured; empty if it was."""
-    note: str = ""
-
-    @property
-    def wall(self) -> float:
-        return statistics.median(sample.wall for sample in self.samples)
-
-    @property
-    def cpu(self) -> float:
-        return statistics.median(sample.cpu for sample in self.samples)
-
-    @property
-    def failed(self) -> int:
-        return sum(sample.failed for sample in self.samples)
-
-    def value(self) -> dict[str, object]:
-        measured = bool(self.samples)
-        return {
-            "row": self.row,
-            "nodes": self.nodes,
-            "tool": self.tool,
-            "missing": self.missing,
-            "note": self.note,
-            "wall": self.wall if measured else None,
-            "cpu": self.cpu if measured else None,
-            "failed": self.failed,
-            "walls": [round(sample.wall, 4) for sample in self.samples],
-        }
-
-
-Way = Callable[[], Sample]
+Method = Callable[[], Sample]
+"""Runs one tool once."""
 Tell = Callable[[str], None]
 
 
@@ -131,43 +62,43 @@ class Bench:
             yield from self.warm(count)
         yield from self.ten()
 
-    def hostnames(self, count: int) -> dict[str, Way | str]:
+    def hostnames(self, count: int) -> dict[str, Method | str]:
         f = self.field
         cold = f.clusterctl("exec", f.names(count), "--", "hostname")
-        ways: dict[str, Way | str] = {OURS: lambda: self.named(cold, count)}
+        methods: dict[str, Method | str] = {OURS: lambda: self.named(cold, count)}
         for transport in ("paramiko", "openssh"):
             argv = f.clusterctl("exec", "--ssh", transport, f.names(count), "--", "hostname")
-            ways[f"{OURS} --ssh {transport}"] = self.if_known(
+            methods[f"{OURS} --ssh {transport}"] = self.if_known(
                 "exec", "--ssh", lambda a=argv: self.named(a, count)
             )
         for setting in EXECS:
-            ways[f"pdsh, {setting}"] = lambda s=setting: self.named(
+            methods[f"pdsh, {setting}"] = lambda s=setting: self.named(
                 self.pdsh(count, 32, "hostname"), count, s
             )
-            ways[f"pdsh -f {count}, {setting}"] = lambda s=setting: self.named(
+            methods[f"pdsh -f {count}, {setting}"] = lambda s=setting: self.named(
                 self.pdsh(count, count, "hostname"), count, s
             )
-            ways[f"clush -f {count}, {setting}"] = lambda s=setting: self.named(
+            methods[f"clush -f {count}, {setting}"] = lambda s=setting: self.named(
                 self.clush(count, s, "hostname"), count
             )
-        return ways
+        return methods
 
     def warm(self, count: int) -> Iterator[Measured]:
         f = self.field
         persist = f.clusterctl("exec", "--persist", "10m", f.names(count), "--", "hostname")
         options = " ".join(f.ssh_options("curve25519", masters=True))
         pdsh = self.pdsh(count, count, "hostname")
-        ways: dict[str, Way | str] = {
+        methods: dict[str, Method | str] = {
             f"{OURS} --persist": self.if_known("exec", "--persist", lambda: self.named(persist, count)),
             "pdsh over ControlMasters": lambda: self.counted(
                 f.run(pdsh, PDSH_SSH_ARGS_APPEND=options), count
             ),
         }
-        for way in ways.values():
-            if callable(way):
+        for method in methods.values():
+            if callable(method):
                 # Opens the connections that stay open.
-                way()
-        yield from self.compared("exec, warm", count, ways)
+                method()
+        yield from self.compared("exec, warm", count, methods)
         self.tell(f"    {f.end_background()} background processes ended")
 
     def ten(self) -> Iterator[Measured]:
@@ -175,16 +106,16 @@ class Bench:
         count = min(self.sizes.nodes)
         f = self.field
         argv = [sys.executable, "-c", TEN, str(f.inventory), f.names(count)]
-        ways: dict[str, Way | str] = {f"{OURS}, whole process": lambda: f.run(argv)}
+        methods: dict[str, Method | str] = {f"{OURS}, whole process": lambda: f.run(argv)}
         for setting in EXECS:
             options = " ".join(f.ssh_options(setting))
             script = (
                 "for i in 0 1 2 3 4 5 6 7 8 9; do " + " ".join(self.pdsh(count, count, "hostname")) + "; done"
             )
-            ways[f"ten pdsh -f {count}, {setting}"] = lambda s=script, o=options: f.run(
+            methods[f"ten pdsh -f {count}, {setting}"] = lambda s=script, o=options: f.run(
                 ["/bin/sh", "-c", s], PDSH_SSH_ARGS_APPEND=o
             )
-        rows = list(self.compared("ten commands", count, ways, runs=min(3, self.sizes.runs)))
+        rows = list(self.compared("ten commands", count, methods, runs=min(3, self.sizes.runs)))
         own = Measured("ten commands", count, f"{OURS}, connected")
         for sample in rows[0].samples:
             with_cpu = sample.output.split()
@@ -220,9 +151,9 @@ class Bench:
             if how != "off" or settings == BULK
         }
         peers = {
-            f"{name}, {setting}": self.tool(name, way)
+            f"{name}, {setting}": self.tool(name, method)
             for setting in settings
-            for name, way in self.copies(self.payload, count, setting).items()
+            for name, method in self.copies(self.payload, count, setting).items()
         }
         done = list(
             self.compared(
@@ -244,7 +175,7 @@ class Bench:
         )
         yield from done
 
-    def relayed(self, count: int, how: str) -> Way | str:
+    def relayed(self, count: int, how: str) -> Method | str:
         f = self.field
         argv = f.clusterctl("push", str(self.payload), f"{DEST}/payload", "-n", f.names(count))
         return (
@@ -272,22 +203,22 @@ class Bench:
             def lacking(count: int = count, last: str = last, size: int = size) -> int:
                 return f.lacking(count, f"tree/{last}", size)
 
-            ways: dict[str, Way | str] = {OURS: lambda a=push: f.run(a)}
+            methods: dict[str, Method | str] = {OURS: lambda a=push: f.run(a)}
             for setting in EXECS:
-                for name, way in self.copies(self.tree, count, setting).items():
-                    ways[f"{name}, {setting}"] = self.tool(name, way)
-            yield from self.compared("small files, cold", count, ways, before=f.clear, after=lacking)
+                for name, method in self.copies(self.tree, count, setting).items():
+                    methods[f"{name}, {setting}"] = self.tool(name, method)
+            yield from self.compared("small files, cold", count, methods, before=f.clear, after=lacking)
             f.clear()
-            same: dict[str, Way | str] = {OURS: lambda a=push: f.run(a)}
+            same: dict[str, Method | str] = {OURS: lambda a=push: f.run(a)}
             for setting in EXECS:
-                way = self.copies(self.tree, count, setting)["rsync"]
-                same[f"rsync, {setting}"] = self.tool("rsync", way)
+                method = self.copies(self.tree, count, setting)["rsync"]
+                same[f"rsync, {setting}"] = self.tool("rsync", method)
             for command in (push, self.rsync(self.tree, EXECS[1], f.places[0])):
                 f.run(command)
             self.everywhere(lambda place: self.rsync(self.tree, EXECS[1], place), count)
             yield from self.compared("small files, unchanged", count, same, after=lacking)
 
-    def copies(self, source: Path, count: int, setting: str) -> dict[str, Way]:
+    def copies(self, source: Path, count: int, setting: str) -> dict[str, Method]:
         """Return every peer that can copy a folder to nodes, to all nodes at the same time."""
         f = self.field
         options = f.ssh_options(setting)
@@ -306,7 +237,7 @@ class Bench:
             str(source),
         ]
         pdcp = ["pdcp", "-R", "ssh", "-r", "-f", str(count), "-w", f.addresses(count), str(source), DEST]
-        found: dict[str, Way] = {
+        found: dict[str, Method] = {
             "clush --copy": lambda: f.run([*clush, "--dest", f"{DEST}/"]),
             "pdcp": lambda: f.run(pdcp, PDSH_SSH_ARGS_APPEND=" ".join(options)),
             "rsync": lambda: self.everywhere(lambda place: self.rsync(source, setting, place), count),
@@ -347,16 +278,16 @@ class Bench:
             return Sample(sample.wall, sample.cpu, 0 if found == count * each else 1)
 
         ours = f.clusterctl("exec", f.names(count), "--", *command)
-        ways: dict[str, Way | str] = {OURS: lambda: counted(ours)}
+        methods: dict[str, Method | str] = {OURS: lambda: counted(ours)}
         for setting in EXECS:
             options = " ".join(f.ssh_options(setting))
-            ways[f"pdsh, {setting}"] = self.tool(
+            methods[f"pdsh, {setting}"] = self.tool(
                 "pdsh", lambda o=options: counted(self.pdsh(count, count, quoted), PDSH_SSH_ARGS_APPEND=o)
             )
-            ways[f"clush, {setting}"] = self.tool(
+            methods[f"clush, {setting}"] = self.tool(
                 "clush", lambda s=setting: counted(self.clush(count, s, quoted))
             )
-        for measured in self.compared("lines", count, ways):
+        for measured in self.compared("lines", count, methods):
             if measured.samples:
                 measured.note = f"{count * each / measured.wall:,.0f} lines/s"
             yield measured
@@ -367,14 +298,14 @@ class Bench:
         count = max(self.sizes.nodes)
         f = self.field
         ours = f.clusterctl("exec", f.names(count), "--", "sleep", "3")
-        ways = {OURS: (ours, {})}
+        methods = {OURS: (ours, {})}
         if shutil.which("pdsh"):
             pdsh_options = " ".join(f.ssh_options(EXECS[1]))
-            ways[f"pdsh -f {count}"] = (
+            methods[f"pdsh -f {count}"] = (
                 self.pdsh(count, count, "sleep 3"),
                 {"PDSH_SSH_ARGS_APPEND": pdsh_options},
             )
-        for name, (argv, extra) in ways.items():
+        for name, (argv, extra) in methods.items():
             process = f.start(argv, **extra)
             watched = Watched(process.pid)
             process.communicate()
@@ -409,12 +340,12 @@ class Bench:
             f.write_inventory(same, nodes)
             for row, inventory in (("storm, one sshd", same), ("storm, one bastion", behind)):
                 argv = f.clusterctl("exec", "all", "--", "hostname", inventory=inventory)
-                ways: dict[str, Way | str] = {OURS: lambda a=argv: self.counted(f.run(a), count)}
+                methods: dict[str, Method | str] = {OURS: lambda a=argv: self.counted(f.run(a), count)}
                 if inventory is same:
-                    ways.update(self.storm_peers(addresses))
-                yield from self.compared(row, count, ways, runs=runs)
+                    methods.update(self.storm_peers(addresses))
+                yield from self.compared(row, count, methods, runs=runs)
 
-    def storm_peers(self, addresses: Sequence[str]) -> dict[str, Way | str]:
+    def storm_peers(self, addresses: Sequence[str]) -> dict[str, Method | str]:
         """Return pdsh and clush for the same sshd."""
         f, count = self.field, len(addresses)
         options = " ".join([*f.ssh_options(EXECS[1]), "-p", str(OneDefaultSshd.PORT)])
@@ -451,42 +382,42 @@ class Bench:
         self,
         row: str,
         count: int,
-        ways: dict[str, Way | str],
+        methods: dict[str, Method | str],
         *,
         runs: int | None = None,
         before: Callable[[], None] = lambda: None,
         after: Callable[[], int] = lambda: 0,
     ) -> list[Measured]:
         """Measure all variants in turn, so that a slow minute affects all of them; repeat for every run."""
-        found = {name: Measured(row, count, name) for name in ways}
-        for name, way in ways.items():
-            if isinstance(way, str):
-                found[name].missing = way
+        found = {name: Measured(row, count, name) for name in methods}
+        for name, method in methods.items():
+            if isinstance(method, str):
+                found[name].missing = method
         for turn in range(runs or self.sizes.runs):
             self.tell(f"    {row}, {count} nodes, turn {turn + 1}")
-            for name, way in ways.items():
-                if isinstance(way, str):
+            for name, method in methods.items():
+                if isinstance(method, str):
                     continue
                 before()
                 self.field.forget_words()
-                sample = way()
+                sample = method()
                 failed = max(sample.failed, after())
                 if failed:
                     self.tell(f"    {name}: {failed} failed: {self.field.last_words()}")
                 found[name].samples.append(Sample(sample.wall, sample.cpu, failed, sample.output[-200:]))
         return list(found.values())
 
-    def tool(self, name: str, way: Way) -> Way | str:
-        """Return `way` if the peer is installed, else the reason why not."""
+    def tool(self, name: str, method: Method) -> Method | str:
+        """Return `method` if the peer is installed, else the reason why not."""
         program = name.split()[0]
         if shutil.which(program):
-            return way
+            return method
         return f"{program} is not installed (package {PACKAGES.get(program, program)})"
 
-    def if_known(self, verb: str, option: str, way: Way) -> Way | str:
-        """Return `way` if this version of clusterctl has the option, else the reason why not."""
+    def if_known(self, verb: str, option: str, method: Method) -> Method | str:
+        """Return `method` if this version of clusterctl has the option, else the reason why not."""
         shown = self.field.run([*self.field.clusterctl(verb)[:2], "--help"], COLUMNS="200").output
-        return way if option.encode() in shown else f"this version has no {option}"
+        return method if option.encode() in shown else f"this version has no {option}"
 
     def pdsh(self, count: int, fanout: int, command: str) -> list[str]:
         return ["pdsh", "-R", "ssh", "-f", str(fanout), "-w", self.field.addresses(count), command]

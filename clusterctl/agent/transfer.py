@@ -13,13 +13,14 @@ from clusterctl.agent import (
     tree_cache,
     tree_state,
 )
+from clusterctl.agent.file_calls import matches_entry
 from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.lean import NamedTuple
 from clusterctl.agent.pieces import MAX_ANSWER, read_answer, take_pieces
 from clusterctl.agent.processes import read_limited
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.tree import BadTree, Entry
-from clusterctl.agent.tree_build import Base, Builder, is_as_said
+from clusterctl.agent.tree_build import Base, Builder
 from clusterctl.agent.tree_cache import CacheEntry, Memory
 
 # Importing typing takes 10 ms.
@@ -220,7 +221,7 @@ def _holds(dest: str, record: Record, place: str) -> Optional[Dict[str, CacheEnt
         for entry in record.entries:
             path = f"{dest}/{entry.path}"
             if entry.kind != "f":
-                if not is_as_said(dest, entry):
+                if not matches_entry(dest, entry):
                     return None
                 continue
             status = os.lstat(path)

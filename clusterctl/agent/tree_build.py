@@ -14,6 +14,17 @@ import time
 from hashlib import sha256
 
 from clusterctl.agent import tree
+from clusterctl.agent.file_calls import (
+    copy_file,
+    exchange,
+    is_plain_folder,
+    make_folder,
+    matches_entry,
+    nearest_folder,
+    remove_tree,
+    status_of,
+    write_at,
+)
 from clusterctl.agent.lean import NamedTuple
 from clusterctl.agent.request import Refused
 from clusterctl.agent.tree import Entry, Piece, Pieces, Range
@@ -26,9 +37,6 @@ if TYPE_CHECKING:
 
     Data = Union[bytes, memoryview]
 
-AT_FDCWD, RENAME_EXCHANGE = -100, 2
-# Shares one file's blocks with another one's until either is written.
-FICLONE = 0x40049409
 # Seconds after which an old tree whose remover was killed is cleared away.
 STALE = 3600.0
 LOCK_PAUSE = 0.05
@@ -136,7 +144,7 @@ class Builder:
         return (
             self._in_place == len(self.files)
             and os.path.isdir(self.root)
-            and all(is_as_said(self.root, entry) for entry in self.entries)
+            and all(matches_entry(self.root, entry) for entry in self.entries)
         )
 
     # ---- aside
@@ -156,7 +164,7 @@ class Builder:
         return waited
 
     def _try_stage(self) -> bool:
-        _make_folder(self.staging)
+        make_folder(self.staging)
         try:
             handle = os.open(self.staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -171,7 +179,7 @@ class Builder:
                 os.close(handle)
                 # This file system has no locks: the last transfer to switch wins.
                 return False
-        mine, present = os.fstat(handle), _lstat(self.staging)
+        mine, present = os.fstat(handle), status_of(self.staging)
         if present is None or present.st_ino != mine.st_ino:
             os.close(handle)
             return False
@@ -225,7 +233,7 @@ class Builder:
 
     def room(self, wanted: Sequence[Range]) -> None:
         """Raise an error before the first byte if the disk cannot hold what would be sent."""
-        folder = self.staging if os.path.isdir(self.staging) else _nearest(os.path.dirname(self.dest))
+        folder = self.staging if os.path.isdir(self.staging) else nearest_folder(os.path.dirname(self.dest))
         disk = os.statvfs(folder)
         copied = sum(self.files[place].size for place in self.have)
         needed = self.pieces.size(wanted) + copied + 4096 * len(self.entries)
@@ -261,7 +269,7 @@ class Builder:
         if piece.size == self.files[piece.file].size:
             return self.take_file(piece.file, data)
         self._verify(piece, sha256(data).digest())
-        _write(self._handle_of(piece.file), data, piece.offset)
+        write_at(self._handle_of(piece.file), data, piece.offset)
         self._mark(number, number + 1)
 
     def take_file(self, place: int, data: Data) -> None:
@@ -272,7 +280,7 @@ class Builder:
         handle = os.open(f"{self.staging}/{path}", NEW_FILE, mode)
         try:
             if os.write(handle, data) != len(data):
-                _write(handle, data, 0)
+                write_at(handle, data, 0)
             status = os.fstat(handle)
             # Add the permissions that the umask removed.
             if status.st_mode & 0o7777 != mode:
@@ -300,7 +308,7 @@ class Builder:
             view = self._buffer[: piece.size - done]
             fill(view)
             digest.update(view)
-            _write(handle, view, piece.offset + done)
+            write_at(handle, view, piece.offset + done)
             done += len(view)
         self._verify(piece, digest.digest())
         self._mark(number, number + 1)
@@ -393,7 +401,7 @@ class Builder:
             self._moved = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
             return
         self._clear_stale()
-        present = _lstat(self.dest)
+        present = status_of(self.dest)
         if present is None:
             os.rename(self.staging, self.dest)
             return
@@ -402,7 +410,7 @@ class Builder:
         os.rename(self.staging, aside)
         if stat.S_ISDIR(present.st_mode):
             os.chmod(aside, stat.S_IMODE(present.st_mode) | 0o700)
-        if not _exchange(aside, self.dest):
+        if not exchange(aside, self.dest):
             old = aside + ".old"
             os.rename(self.dest, old)
             os.rename(aside, self.dest)
@@ -416,7 +424,7 @@ class Builder:
             self._change.notify_all()
         self._close_handle()
         if self._lock is not None:
-            present = _lstat(self.staging)
+            present = status_of(self.staging)
             if (
                 present is not None
                 and present.st_ino == os.fstat(self._lock).st_ino
@@ -443,93 +451,3 @@ class Builder:
 def _damaged(path: str) -> Refused:
     subject = f"{path} changed while it was sent, or arrived damaged"
     return Refused("damaged", f"{subject}; the old tree is untouched")
-
-
-def _write(handle: int, data: Data, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(handle, view, offset)
-        view, offset = view[count:], offset + count
-
-
-def _lstat(path: str) -> Optional[os.stat_result]:
-    try:
-        return os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _nearest(path: str) -> str:
-    """Return the folder itself, or the nearest above it that exists."""
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    return path
-
-
-def is_as_said(root: str, entry: Entry) -> bool:
-    """Return True if a name below `root` has its entry's kind, and mode or target; its content is not compared."""
-    status = _lstat(os.path.join(root, entry.path))
-    if status is None:
-        return False
-    if entry.kind == "l":
-        return stat.S_ISLNK(status.st_mode) and os.readlink(os.path.join(root, entry.path)) == entry.content
-    kind = stat.S_ISDIR(status.st_mode) if entry.kind == "d" else stat.S_ISREG(status.st_mode)
-    mode = entry.mode | 0o700 if entry.kind == "d" else entry.mode
-    return kind and stat.S_IMODE(status.st_mode) & 0o777 == mode
-
-
-def is_plain_folder(root: str, folder: str, known: Dict[str, bool]) -> bool:
-    """Return True if no link leads to a folder below `root` on the way; `known` keeps the answers."""
-    if folder not in known:
-        above = is_plain_folder(root, folder.rpartition("/")[0], known)
-        status = _lstat(os.path.join(root, folder)) if above else None
-        known[folder] = status is not None and stat.S_ISDIR(status.st_mode)
-    return known[folder]
-
-
-def _make_folder(path: str) -> None:
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        # An earlier push was interrupted, or another one is running.
-        return
-
-
-def copy_file(source: str, target: str) -> None:
-    """Copy a file without linking it: a program that still writes into the old tree must not change the new one.
-
-    If the file system can share blocks until one of them is written, it does.
-    """
-    handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with open(handle, "wb", buffering=0) as new, open(source, "rb", buffering=0) as present:
-        try:
-            fcntl.ioctl(new.fileno(), FICLONE, present.fileno())
-        except OSError:
-            # Imported here, because it takes 2 ms of every push.
-            import shutil
-
-            shutil.copyfileobj(present, new, 1 << 20)
-
-
-def remove_tree(path: str) -> None:
-    """Remove a tree even if a folder in it is not writable."""
-    if os.path.islink(path) or not os.path.isdir(path):
-        os.unlink(path)
-        return
-    for folder, _, _ in os.walk(path):
-        os.chmod(folder, 0o700)
-    import shutil
-
-    shutil.rmtree(path)
-
-
-def _exchange(first: str, second: str) -> bool:
-    """Swap two names in one step (Linux 3.15 and newer, on most file systems); return False if that fails."""
-    # Imported here, because it takes 2 ms of every agent's start.
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    call = getattr(libc, "renameat2", None)
-    if call is None:
-        return False
-    return bool(call(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0)

@@ -12,10 +12,12 @@ from random import Random
 import pytest
 
 from bench.fuzz import __main__ as fuzz
+from bench.fuzz import readers
+from clusterctl.errors import ClusterctlError
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "cases" / "fuzz"
-DOORS = fuzz.doors()
+READERS = fuzz.readers()
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,7 @@ def limits() -> Iterator[None]:
 def test_what_once_found_something_is_answered_well(path: Path) -> None:
     case = json.loads(path.read_text())
     data = bytes.fromhex(case["hex"]) if "hex" in case else case["text"].encode()
-    assert fuzz.answer(DOORS[path.parent.name], data) == (case["expect"], ""), case["about"]
+    assert fuzz.answer(READERS[path.parent.name], data) == (case["expect"], ""), case["about"]
 
 
 def test_mutated_inputs_are_read_or_refused_in_words() -> None:
@@ -41,13 +43,13 @@ def test_mutated_inputs_are_read_or_refused_in_words() -> None:
         timeout=100,
     )
     assert ran.returncode == 0, ran.stdout
-    assert ran.stdout.startswith("12,000 inputs") and ran.stdout.count(" 0 finds") == len(DOORS), ran.stdout
+    assert ran.stdout.startswith("12,000 inputs") and ran.stdout.count(" 0 finds") == len(READERS), ran.stdout
 
 
 def test_an_input_is_told_by_its_seed_and_number() -> None:
-    for door in DOORS.values():
-        made = [door.make(Random(number)) for number in range(200)]
-        assert made == [door.make(Random(number)) for number in range(200)] and len(set(made)) > 100
+    for reader in READERS.values():
+        made = [reader.make(Random(number)) for number in range(200)]
+        assert made == [reader.make(Random(number)) for number in range(200)] and len(set(made)) > 100
 
 
 @pytest.mark.parametrize(
@@ -55,12 +57,12 @@ def test_an_input_is_told_by_its_seed_and_number() -> None:
     [
         (lambda data: {}["x"], "KeyError"),
         (lambda data: (_ for _ in ()).throw(RecursionError("deep")), "RecursionError"),
-        (lambda data: fuzz._in_words(fuzz.ClusterctlError(" ")), "a refusal without words"),
+        (lambda data: readers.check_wording(ClusterctlError(" ")), "a refusal without words"),
     ],
 )
 def test_what_is_no_refusal_in_words_is_a_find(hold: object, what: str) -> None:
-    door = fuzz.Door("nodeset", 1, lambda random: b"", hold)  # type: ignore[arg-type]
-    said, why = fuzz.answer(door, b"abc")
+    reader = fuzz.Reader("nodeset", 1, lambda random: b"", hold)  # type: ignore[arg-type]
+    said, why = fuzz.answer(reader, b"abc")
     assert said == "find" and what in why
 
 
@@ -69,9 +71,9 @@ def test_a_find_is_made_small() -> None:
         assert b"x" not in data, "an x"
         return "read"
 
-    door = fuzz.Door("nodeset", 1, lambda random: b"", hold)
-    _, what = fuzz.answer(door, b"some text with x in it")
-    assert fuzz.smaller(door, b"some text with x in it", what) == b"x"
+    reader = fuzz.Reader("nodeset", 1, lambda random: b"", hold)
+    _, what = fuzz.answer(reader, b"some text with x in it")
+    assert fuzz.smaller(reader, b"some text with x in it", what) == b"x"
 
 
 def test_a_hang_and_a_slow_answer_are_finds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +83,6 @@ def test_a_hang_and_a_slow_answer_are_finds(monkeypatch: pytest.MonkeyPatch) -> 
         return "read"
 
     monkeypatch.setattr(fuzz, "HANG", 0.2)
-    assert "still at work" in fuzz.answer(fuzz.Door("nodeset", 1, lambda random: b"", spin), b"x")[1]
+    assert "still at work" in fuzz.answer(fuzz.Reader("nodeset", 1, lambda random: b"", spin), b"x")[1]
     monkeypatch.setattr(fuzz, "SLOW", 0.0)
-    assert "took" in fuzz.answer(fuzz.Door("nodeset", 1, lambda random: b"", spin), b"")[1]
+    assert "took" in fuzz.answer(fuzz.Reader("nodeset", 1, lambda random: b"", spin), b"")[1]

@@ -6,13 +6,13 @@ import pytest
 
 from bench.reach import __main__ as reach
 from bench.reach.field import Sample
+from bench.reach.figures import Measured, Sizes
 from bench.reach.model import (
     Point,
     fit,
     model_of,
     report,
 )
-from bench.reach.rows import Measured, Sizes
 
 
 def points(start: float, client: float, server: float, cores: int) -> list[Point]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -90,21 +90,7 @@ def run_training(
     startup.done("model")
     checkpointer = Checkpointer(config, engine, group, run_dir / CHECKPOINT_DIR, data.identity())
     step = checkpointer.resume()
-    checkpointer.notes += data.notes
-    if config.data.reset_attention:
-        checkpointer.notes.append(
-            "note: train.data.reset_attention uses torch's attention with a mask, not the fused op"
-        )
-    if 0 < config.model.window < config.model.sequence:
-        checkpointer.notes.append(
-            "note: train.model.window uses torch's attention with a mask, not the fused op"
-        )
-    if config.offload and device.kind == "cpu":
-        checkpointer.notes.append("note: train.offload has no effect on a CPU")
-    if config.model.kind == "glm" and not config.data.tokenizer:
-        checkpointer.notes.append(
-            "note: without train.data.tokenizer each document counts as one sentence for [sMASK]"
-        )
+    checkpointer.notes += [*data.notes, *_notes(config, device)]
     startup.done("checkpoint")
     start = started(config, environment, group, device, ops, checkpointer, step, startup)
     watchers = observers(config, environment, run_dir, device, start)
@@ -123,6 +109,18 @@ def run_training(
         dropout_place=groups.dropout_place,
     )
     return train(run, step), group
+
+
+def _notes(config: TrainConfig, device: Device) -> Iterator[str]:
+    """Yield notes about settings that have another effect than a user might expect."""
+    if config.data.reset_attention:
+        yield "note: train.data.reset_attention uses torch's attention with a mask, not the fused op"
+    if 0 < config.model.window < config.model.sequence:
+        yield "note: train.model.window uses torch's attention with a mask, not the fused op"
+    if config.offload and device.kind == "cpu":
+        yield "note: train.offload has no effect on a CPU"
+    if config.model.kind == "glm" and not config.data.tokenizer:
+        yield "note: without train.data.tokenizer each document counts as one sentence for [sMASK]"
 
 
 def _open_data(config: TrainConfig, cache: Path) -> Data:
