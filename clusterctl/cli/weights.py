@@ -25,6 +25,12 @@ def import_(
         str | None,
         typer.Option("--from", metavar="FORMAT", help="The format of SRC. Default: detected from its files."),
     ] = None,
+    heads: Annotated[
+        int, typer.Option("--heads", min=0, metavar="N", help="Attention heads, if SRC does not record them.")
+    ] = 0,
+    vocab: Annotated[
+        int, typer.Option("--vocab", min=0, metavar="N", help="Tokens, if the table of SRC has padding.")
+    ] = 0,
     *,
     state: State = False,
     dry_run: options.DryRun = False,
@@ -36,11 +42,12 @@ def import_(
     conversion that was stopped again, and it continues.
     """
     arguments = [str(source), "--output", str(output), *(["--from", form] if form else [])]
+    arguments += ["--heads", str(heads), "--vocab", str(vocab)]
     forward("checkpoint import", "checkpoint-import", [*arguments, *_flags(state, dry_run, as_json)])
 
 
 def export(
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="The format to write: hf.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="The format to write: hf, megatron, mindspore, ...")],
     output: Output,
     where: Annotated[
         str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")

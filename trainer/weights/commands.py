@@ -20,6 +20,8 @@ def add_verbs(verb: ADD) -> None:
     inward.add_argument("source", type=Path)
     inward.add_argument("--output", type=Path, required=True, metavar="DIR")
     inward.add_argument("--from", dest="form", default="", metavar="FORMAT")
+    inward.add_argument("--heads", type=int, default=0)
+    inward.add_argument("--vocab", type=int, default=0)
     outward = verb("checkpoint-export", _export, "write a checkpoint of ours in another format")
     outward.add_argument("source", type=Path)
     outward.add_argument("--output", type=Path, required=True, metavar="DIR")
@@ -37,12 +39,12 @@ def _import(arguments: argparse.Namespace) -> int:
     from trainer.device import prepare_import
 
     prepare_import()
+    from trainer.weights.contents import Asked
     from trainer.weights.convert import import_weights, readable
 
     _check_format(arguments.form, ["", *readable()], "--from")
-    done = import_weights(
-        arguments.source, arguments.output, arguments.form, arguments.state, arguments.dry_run
-    )
+    asked = Asked(arguments.state, arguments.heads, arguments.vocab)
+    done = import_weights(arguments.source, arguments.output, arguments.form, asked, arguments.dry_run)
     _show(done, arguments, f"from {done['from']}")
     return 0
 

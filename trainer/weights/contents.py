@@ -53,8 +53,19 @@ class Contents:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What the user asked of an import."""
+
+    state: bool = False
+    heads: int = 0
+    """Attention heads, where the source does not record them; 0: not given."""
+    vocab: int = 0
+    """Tokens without the padding of the table, where the source does not record them; 0: not given."""
+
+
+@dataclass(frozen=True)
 class Wanted:
-    """What the user asked of a conversion."""
+    """What the user asked of an export."""
 
     state: bool = False
     dtype: str = "fp32"

@@ -12,8 +12,12 @@ from typing import Any
 from trainer.checkpoint.keep import in_use
 from trainer.checkpoint.manifest import MANIFEST
 from trainer.errors import InputError
-from trainer.weights.contents import Contents, Report, Wanted
+from trainer.weights.contents import Asked, Contents, Report, Wanted
+from trainer.weights.glm import is_glm, read_glm
 from trainer.weights.huggingface import is_huggingface, read_huggingface, write_huggingface
+from trainer.weights.megatron import is_megatron, read_megatron, write_megatron
+from trainer.weights.mindspore import is_mindspore, read_mindformers, write_ckpt, write_ms_safetensors
+from trainer.weights.oneflow import is_oneflow, read_oneflow
 from trainer.weights.ours import read_ours, write_ours
 from trainer.weights.target import Target, identity_of, open_target
 
@@ -27,7 +31,7 @@ class Format:
 
     title: str
     recognises: Callable[[Path], bool] | None = None
-    read: Callable[[Path, bool], Contents] | None = None
+    read: Callable[[Path, Asked], Contents] | None = None
     write: Callable[[Contents, Target, Wanted, Report], None] | None = None
     state: bool = False
     """Whether it can hold the optimizer's state."""
@@ -35,11 +39,18 @@ class Format:
 
 FORMATS: Mapping[str, Format] = {
     "hf": Format("Hugging Face", is_huggingface, read_huggingface, write_huggingface),
+    "megatron": Format("Megatron", is_megatron, read_megatron, write_megatron),
+    "glm": Format("GLM", is_glm, read_glm),
+    "oneflow": Format("OneFlow", is_oneflow, read_oneflow),
+    "mindspore": Format("MindSpore", is_mindspore, read_mindformers, write_ckpt, state=True),
+    "mindspore-safetensors": Format(
+        "MindSpore's safetensors", None, read_mindformers, write_ms_safetensors, state=True
+    ),
 }
 
 
 def import_weights(
-    source: Path, output: Path, name: str = "", state: bool = False, dry_run: bool = False
+    source: Path, output: Path, name: str = "", asked: Asked = Asked(), dry_run: bool = False
 ) -> dict[str, Any]:
     """Write another program's checkpoint as one of ours; return what was done."""
     began = time.monotonic()
@@ -47,11 +58,11 @@ def import_weights(
     read = FORMATS[name].read
     if read is None:
         raise InputError(f"{FORMATS[name].title} cannot be imported", "name another format with --from")
-    contents = read(source, state)
+    contents = read(source, asked)
     answer = _answer(contents, output, {"from": name})
     if dry_run:
         return answer
-    identity = identity_of(source, {"format": name, "state": state, "version": 1})
+    identity = identity_of(source, {"format": name, **asdict(asked), "version": 1})
     with open_target(output, identity, answer["bytes"]) as target:
         write_ours(contents, target, _shown("import"))
         target.publish()

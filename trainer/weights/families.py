@@ -36,11 +36,11 @@ class Keys:
                 return self._document[name]
         return default
 
-    def number(self, *names: str, default: int | None = None, most: int = 1 << 24) -> int:
-        """Return a positive whole number, at most `most`."""
+    def number(self, *names: str, default: int | None = None, least: int = 1, most: int = 1 << 24) -> int:
+        """Return a whole number."""
         value = self.get(*names, default=default)
-        if type(value) is not int or not 1 <= value <= most:
-            self.faults.append(f"{names[0]} is {value!r}: a whole number from 1 to {most:,} is needed")
+        if type(value) is not int or not least <= value <= most:
+            self.faults.append(f"{names[0]} is {value!r}: a whole number from {least} to {most:,} is needed")
             return 1
         return value
 

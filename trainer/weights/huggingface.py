@@ -16,7 +16,7 @@ from trainer.config.rules import model_faults
 from trainer.corpus.tokenizer import CONFIG, Tokenizer
 from trainer.errors import CheckpointError, DataError, InputError
 from trainer.weights.card import model_card
-from trainer.weights.contents import Contents, Report, Wanted
+from trainer.weights.contents import Asked, Contents, Report, Wanted
 from trainer.weights.families import FAMILIES, Family, Keys
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
 from trainer.weights.files.torch_read import read_torch
@@ -48,9 +48,9 @@ def is_huggingface(folder: Path) -> bool:
 # -- read ---------------------------------------------------------------------------------------------------
 
 
-def read_huggingface(folder: Path, state: bool) -> Contents:
+def read_huggingface(folder: Path, asked: Asked) -> Contents:
     """Return the contents of a folder; nothing of its tensors is read yet."""
-    if state:
+    if asked.state:
         problem = f"{folder}: Hugging Face's folders hold no state of an optimizer"
         raise InputError(problem, "leave out --state")
     check_access(folder)

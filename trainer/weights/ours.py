@@ -28,6 +28,7 @@ from trainer.engine.rank_state import shapes_of
 from trainer.errors import CheckpointError, Fault
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
+from trainer.model.layers import Cut, cuts_of
 from trainer.weights.contents import Contents, Progress, Report
 from trainer.weights.lazy import Lazy
 from trainer.weights.rules import check_shapes, refuse_unknown, with_moments
@@ -50,6 +51,12 @@ def shapes_for(model: ModelConfig) -> dict[str, Shape]:
     """Return the logical tensors of a model and their shapes."""
     with torch.device("meta"):
         return shapes_of((GLM if model.kind == "glm" else GPT)(model, native.choose("cpu")))
+
+
+def cuts_for(model: ModelConfig) -> dict[str, Cut]:
+    """Return how tensor parallel ranks divide each tensor of a model."""
+    with torch.device("meta"):
+        return cuts_of((GLM if model.kind == "glm" else GPT)(model, native.choose("cpu")))
 
 
 # -- read ---------------------------------------------------------------------------------------------------

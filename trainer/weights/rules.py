@@ -70,23 +70,46 @@ def sections_of(model: ModelConfig, ours: str) -> tuple[int, ...]:
     return ()
 
 
+@dataclass(frozen=True)
+class Heads:
+    """The heads of a projection to queries, keys and values, or of one rank's part of it."""
+
+    groups: int
+    queries: int
+    """Heads of queries that share the key and value of a group."""
+    size: int
+
+    @classmethod
+    def of(cls, model: ModelConfig, parts: int = 1) -> Heads:
+        return cls(model.groups // parts, model.heads // model.groups, model.head_size)
+
+
 def to_ours(entry: Rule, model: ModelConfig, found: Mapping[str, Lazy]) -> Lazy:
     """Return our tensor of a rule from theirs."""
     parts = [found[name] for name in entry.theirs]
     joined = stacked([transposed(part) if entry.transposed else part for part in parts])
-    if entry.rows is Rows.GROUPS:
-        return from_groups(joined, model)
-    if entry.rows is Rows.NUMBERS:
-        return permuted(joined, number_order(model))
-    return joined
+    return in_sections(joined, entry.rows, Heads.of(model))
+
+
+def in_sections(theirs: Lazy, rows: Rows, heads: Heads) -> Lazy:
+    """Return sections of queries, keys and values, from another order of rows."""
+    if rows is Rows.SECTIONS:
+        return theirs
+    if rows is Rows.NUMBERS:
+        return permuted(theirs, number_order(heads))
+    size, queries = heads.size, heads.queries
+    each = (queries + 2) * size
+    starts = [group * each for group in range(heads.groups)]
+    parts = [rows_of(theirs, start, start + queries * size) for start in starts]
+    for at in (queries, queries + 1):
+        parts += [rows_of(theirs, start + at * size, start + (at + 1) * size) for start in starts]
+    return stacked(parts)
 
 
 def to_theirs(entry: Rule, model: ModelConfig, ours: Lazy) -> dict[str, Lazy]:
     """Return their tensors of a rule from ours."""
     if entry.rows is Rows.GROUPS:
-        ours = to_groups(ours, model)
-    elif entry.rows is Rows.NUMBERS:
-        ours = permuted(ours, torch.argsort(number_order(model)))
+        ours = in_groups(ours, Heads.of(model))
     if len(entry.theirs) == 1:
         return {entry.theirs[0]: transposed(ours) if entry.transposed else ours}
     sections, first, parts = sections_of(model, entry.ours), 0, {}
@@ -97,24 +120,13 @@ def to_theirs(entry: Rule, model: ModelConfig, ours: Lazy) -> dict[str, Lazy]:
     return parts
 
 
-def from_groups(theirs: Lazy, model: ModelConfig) -> Lazy:
-    """Return sections of queries, keys and values, from rows in groups."""
-    size, queries = model.head_size, model.heads // model.groups
-    each = (queries + 2) * size
-    starts = [group * each for group in range(model.groups)]
-    parts = [rows_of(theirs, start, start + queries * size) for start in starts]
-    for at in (queries, queries + 1):
-        parts += [rows_of(theirs, start + at * size, start + (at + 1) * size) for start in starts]
-    return stacked(parts)
-
-
-def to_groups(ours: Lazy, model: ModelConfig) -> Lazy:
+def in_groups(ours: Lazy, heads: Heads) -> Lazy:
     """Return rows in groups, from sections of queries, keys and values."""
-    size, queries = model.head_size, model.heads // model.groups
-    keys = sections_of(model, ".attention.qkv.")[0]
-    values = keys + model.groups * size
+    size, queries = heads.size, heads.queries
+    keys = heads.groups * queries * size
+    values = keys + heads.groups * size
     parts = []
-    for group in range(model.groups):
+    for group in range(heads.groups):
         parts.append(rows_of(ours, group * queries * size, (group + 1) * queries * size))
         parts += [rows_of(ours, start + group * size, start + (group + 1) * size) for start in (keys, values)]
     return stacked(parts)
@@ -130,10 +142,14 @@ def permuted(inner: Lazy, order: torch.Tensor) -> Lazy:
     )
 
 
-def number_order(model: ModelConfig) -> torch.Tensor:
+def number_order(heads: Heads) -> torch.Tensor:
     """Return for each row of our sections its place where query, key and value of a number are neighbours."""
-    heads, size = model.heads, model.head_size
-    return torch.arange(3 * heads * size).view(heads, size, 3).permute(2, 0, 1).reshape(-1)
+    return (
+        torch.arange(3 * heads.groups * heads.size)
+        .view(heads.groups, heads.size, 3)
+        .permute(2, 0, 1)
+        .reshape(-1)
+    )
 
 
 def refuse_unknown(

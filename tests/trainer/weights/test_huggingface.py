@@ -23,7 +23,7 @@ from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import CheckpointError, InputError
 from trainer.generate import load_model
 from trainer.weights import huggingface, ours
-from trainer.weights.contents import Wanted
+from trainer.weights.contents import Asked, Wanted
 from trainer.weights.convert import export_weights, import_weights
 
 HIDDEN, LAYERS, VOCAB = 32, 2, 300
@@ -175,7 +175,7 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
         import_weights(source, tmp_path / "ours")
     assert (tmp_path / "ours" / "mine.txt").read_text() == "mine"
     with pytest.raises(InputError, match="hold no state"):
-        import_weights(source, tmp_path / "other", state=True)
+        import_weights(source, tmp_path / "other", asked=Asked(state=True))
 
 
 def test_a_conversion_that_was_killed_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

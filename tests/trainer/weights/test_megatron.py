@@ -1,0 +1,216 @@
+"""Megatron's folders: files written here by other means than ours, and what other programs read of our exports."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.weights import GPT, assert_equal, checkpoint, random_state, state_of
+from trainer.config.model_sizes import ModelConfig
+from trainer.errors import CheckpointError, InputError
+from trainer.weights.contents import Asked, Wanted
+from trainer.weights.convert import export_weights, import_weights
+
+OLD_NAMES = {
+    "norm_1": "input_layernorm",
+    "attention.qkv": "attention.query_key_value",
+    "attention.out": "attention.dense",
+    "norm_2": "post_attention_layernorm",
+    "feed_forward.up": "mlp.dense_h_to_4h",
+    "feed_forward.down": "mlp.dense_4h_to_h",
+}
+BY_ROWS = ("attention.qkv.weight", "attention.qkv.bias", "feed_forward.up.weight", "feed_forward.up.bias")
+BY_COLUMNS = ("attention.out.weight", "feed_forward.down.weight")
+
+
+def qkv_of_rank(whole: Tensor, model: ModelConfig, rank: int, ranks: int, version: float) -> Tensor:
+    """Return a rank's rows of queries, keys and values in the order of a version."""
+    heads = whole.unflatten(0, (3, model.heads, model.head_size)).chunk(ranks, 1)[rank]
+    if version >= 2:
+        heads = heads.transpose(0, 1)
+    elif version >= 1:
+        heads = heads.permute(1, 2, 0, *range(3, heads.dim()))
+    return heads.flatten(0, 2).clone()
+
+
+def write_megatron(
+    folder: Path,
+    model: ModelConfig,
+    state: dict[str, Tensor],
+    version: float = 3.0,
+    tensor: int = 1,
+    pipeline: int = 1,
+    pieces: int = 1,
+    **arguments: Any,
+) -> Path:
+    """Write the files of all ranks as Megatron's older generation does, with `pieces` of the model on each stage."""
+    each = model.layers // (pipeline * pieces)
+    padded = torch.zeros(model.padded(tensor), model.hidden)
+    padded[: model.vocab] = state["tokens.weight"]
+    for stage in range(pipeline):
+        for rank in range(tensor):
+            chunks = []
+            for piece in range(pieces):
+                first = (piece * pipeline + stage) * each
+                language: dict[str, Any] = {"encoder": {}}
+                if first == 0:
+                    words = {"weight": padded.chunk(tensor)[rank].clone()}
+                    positions = {"weight": state["positions.weight"]}
+                    language["embedding"] = {"word_embeddings": words, "position_embeddings": positions}
+                for number in range(each):
+                    for ours, theirs in OLD_NAMES.items():
+                        for leaf in ("weight", "bias"):
+                            part = state[f"blocks.{first + number}.{ours}.{leaf}"]
+                            if ours == "attention.qkv":
+                                part = qkv_of_rank(part, model, rank, tensor, version)
+                            elif f"{ours}.{leaf}" in BY_ROWS:
+                                part = part.chunk(tensor, 0)[rank].clone()
+                            elif f"{ours}.{leaf}" in BY_COLUMNS:
+                                part = part.chunk(tensor, 1)[rank].clone()
+                            language["encoder"][f"layers.{number}.{theirs}.{leaf}"] = part
+                chunk: dict[str, Any] = {"language_model": language}
+                if first + each == model.layers:
+                    for leaf in ("weight", "bias"):
+                        language["encoder"][f"final_layernorm.{leaf}"] = state[f"norm.{leaf}"]
+                    if first:
+                        chunk["word_embeddings_for_head"] = {"weight": padded.chunk(tensor)[rank].clone()}
+                chunks.append(chunk)
+            given = {
+                "num_attention_heads": model.heads,
+                "layernorm_epsilon": 1e-5,
+                "vocab_size": 300,
+                **arguments,
+            }
+            document: dict[str, Any] = {"args": argparse.Namespace(**given), "iteration": 70}
+            if version:
+                document["checkpoint_version"] = version
+            document |= (
+                {"model": chunks[0]}
+                if pieces == 1
+                else {f"model{at}": chunk for at, chunk in enumerate(chunks)}
+            )
+            name = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pipeline > 1 else "")
+            (folder / "iter_0000070" / name).mkdir(parents=True)
+            torch.save(document, folder / "iter_0000070" / name / "model_optim_rng.pt")
+    (folder / "latest_checkpointed_iteration.txt").write_text("70")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("version", "tensor", "pipeline", "pieces"),
+    [
+        (0, 1, 1, 1),
+        (0, 2, 2, 1),
+        (1.0, 2, 1, 1),
+        (2.0, 4, 1, 1),
+        (3.0, 1, 1, 1),
+        (3.0, 2, 2, 1),
+        (3.0, 1, 2, 2),
+    ],
+)
+def test_every_version_and_division_gives_the_same_tensors(
+    tmp_path: Path, version: float, tensor: int, pipeline: int, pieces: int
+) -> None:
+    state = random_state(GPT)
+    write_megatron(tmp_path / "megatron", GPT, state, version, tensor, pipeline, pieces)
+    done = import_weights(tmp_path / "megatron", tmp_path / "ours")
+    assert done["from"] == "megatron" and done["model"]["activation"] == "gelu_tanh"
+    assert_equal(state_of(tmp_path / "ours"), state)
+
+
+def test_files_of_old_versions_of_torch_are_read(tmp_path: Path) -> None:
+    state = random_state(GPT)
+    write_megatron(tmp_path / "megatron", GPT, state, version=0)
+    file = tmp_path / "megatron/iter_0000070/mp_rank_00/model_optim_rng.pt"
+    document = torch.load(file, weights_only=False)
+    torch.save(document, file, _use_new_zipfile_serialization=False)
+    import_weights(tmp_path / "megatron", tmp_path / "ours")
+    assert_equal(state_of(tmp_path / "ours"), state)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (2, 2), (1, 4)])
+def test_an_export_is_what_megatron_would_have_written(tmp_path: Path, tensor: int, pipeline: int) -> None:
+    state = random_state(GPT)
+    source = checkpoint(tmp_path / "ours", GPT, state)
+    export_weights(source, tmp_path / "export", "megatron", Wanted(tensor=tensor, pipeline=pipeline))
+    write_megatron(tmp_path / "expected", GPT, state, 3.0, tensor, pipeline)
+    assert (tmp_path / "export/latest_checkpointed_iteration.txt").read_text() == "release"
+    for file in (tmp_path / "expected").glob("iter_0000070/*/model_optim_rng.pt"):
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            own = torch.load(tmp_path / "export/release" / file.parent.name / file.name, weights_only=True)
+            expected = torch.load(file, weights_only=True)
+        assert own["checkpoint_version"] == 3.0 and own["args"].num_layers == 4
+        own_tensors, expected_tensors = dict(flat(own["model"])), dict(flat(expected["model"]))
+        renamed = {
+            name.replace(".attention.", ".self_attention."): one for name, one in expected_tensors.items()
+        }
+        assert_equal(own_tensors, renamed)
+    import_weights(tmp_path / "export", tmp_path / "again")
+    assert_equal(state_of(tmp_path / "again"), state)
+
+
+def flat(document: dict[str, Any], prefix: str = "") -> Any:
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"apply_residual_connection_post_layernorm": True},
+            "apply_residual_connection_post_layernorm is True",
+        ),
+        ({"squared_relu": True}, "squared_relu is True"),
+        ({"num_experts": 8}, "num_experts is 8"),
+        ({"num_attention_heads": 5}, "does not divide"),
+        ({"hidden_dropout": "often"}, "hidden_dropout is 'often'"),
+    ],
+)
+def test_variants_that_cannot_be_mapped_are_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    write_megatron(tmp_path / "megatron", GPT, random_state(GPT), **change)
+    with pytest.raises(CheckpointError, match=message):
+        import_weights(tmp_path / "megatron", tmp_path / "ours")
+
+
+def test_a_missing_rank_and_a_wrong_version_are_named(tmp_path: Path) -> None:
+    folder = write_megatron(tmp_path / "megatron", GPT, random_state(GPT), 3.0, 2, 2)
+    (folder / "iter_0000070/mp_rank_01_001/model_optim_rng.pt").unlink()
+    with pytest.raises(CheckpointError, match="lacks mp_rank_01_001"):
+        import_weights(folder, tmp_path / "ours")
+    other = write_megatron(tmp_path / "other", GPT, random_state(GPT), 4.0)
+    with pytest.raises(CheckpointError, match=re.escape("checkpoint_version is 4.0")):
+        import_weights(other, tmp_path / "ours")
+
+
+def test_what_the_file_does_not_record_can_be_named(tmp_path: Path) -> None:
+    state = random_state(GPT)
+    write_megatron(tmp_path / "megatron", GPT, state)
+    file = tmp_path / "megatron/iter_0000070/mp_rank_00/model_optim_rng.pt"
+    document = torch.load(file, weights_only=False)
+    del document["args"]
+    torch.save(document, file)
+    with pytest.raises(InputError, match="number of attention heads"):
+        import_weights(tmp_path / "megatron", tmp_path / "ours")
+    import_weights(tmp_path / "megatron", tmp_path / "ours", asked=Asked(heads=4, vocab=300))
+    assert_equal(state_of(tmp_path / "ours"), state)
+
+
+def test_an_export_refuses_sizes_that_do_not_divide(tmp_path: Path) -> None:
+    model = replace(GPT, heads=8)
+    source = checkpoint(tmp_path / "ours", model, random_state(model))
+    with pytest.raises(InputError, match="--tensor 3 does not divide 8 heads") as caught:
+        export_weights(source, tmp_path / "export", "megatron", Wanted(tensor=3, pipeline=3))
+    assert "--pipeline 3 does not divide 4 layers" in caught.value.message

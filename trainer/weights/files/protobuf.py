@@ -1,0 +1,284 @@
+"""MindSpore's .ckpt: a list of named tensors as protobuf, read with bounded lengths and written in slices.
+
+    message Checkpoint { repeated Value value = 1; }
+    message Value { required string tag = 1; required TensorProto tensor = 2; }
+    message TensorProto { repeated int64 dims = 1; required string tensor_type = 2; required bytes tensor_content = 3; }
+
+A large parameter is several Values with the same tag, each with the dims of the whole; their contents are joined.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import math
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from trainer.errors import CheckpointError
+from trainer.weights.files.safetensors import bytes_of, read_bytes
+from trainer.weights.lazy import Lazy
+
+TYPES = {
+    "Float32": torch.float32,
+    "Float16": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Float64": torch.float64,
+    "Int64": torch.int64,
+    "Int32": torch.int32,
+    "Int16": torch.int16,
+    "Int8": torch.int8,
+    "UInt8": torch.uint8,
+    "Bool": torch.bool,
+}
+NAMES = {kind: name for name, kind in TYPES.items()}
+SLICE = 512 << 20
+"""Bytes of a Value's content that are written at a time."""
+MOST_NAME = 4096
+MOST_VALUES = 1_000_000
+MOST_DIMS = 8
+CRC = b"crc_num"
+BYTES, VARINT = 2, 0
+
+
+@dataclass
+class _Found:
+    """A tensor whose Values were found: its type and shape, and where its contents are."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    pieces: list[tuple[int, int]] = field(default_factory=list)
+
+
+class _Fields:
+    """The fields of a message that lies in [at, end) of a file."""
+
+    def __init__(self, file: Path, stream: BinaryIO, at: int, end: int) -> None:
+        self.file, self.stream, self.at, self.end = file, stream, at, end
+
+    def varint(self) -> int:
+        value = shift = 0
+        while True:
+            self.stream.seek(self.at)
+            content = self.stream.read(1)
+            if not content or self.at >= self.end or shift > 63:
+                raise CheckpointError(f"{self.file}: a number at byte {self.at:,} does not end")
+            self.at += 1
+            value |= (content[0] & 0x7F) << shift
+            shift += 7
+            if content[0] < 0x80:
+                return value
+
+    def next(self) -> tuple[int, int, int] | None:
+        """Return the number of the next field, where its content begins, and its length; a varint's value as length."""
+        if self.at >= self.end:
+            return None
+        key = self.varint()
+        number, kind = key >> 3, key & 7
+        if kind == VARINT:
+            return number, -1, self.varint()
+        if kind != BYTES:
+            raise CheckpointError(f"{self.file}: a field of kind {kind} at byte {self.at:,}")
+        length = self.varint()
+        begin = self.at
+        if length > self.end - begin:
+            raise CheckpointError(f"{self.file}: claims {length:,} bytes at byte {begin:,}, and has fewer")
+        self.at = begin + length
+        return number, begin, length
+
+    def text(self, begin: int, length: int) -> str:
+        if length > MOST_NAME:
+            raise CheckpointError(f"{self.file}: a name of {length:,} bytes")
+        self.stream.seek(begin)
+        try:
+            return self.stream.read(length).decode()
+        except UnicodeDecodeError:
+            raise CheckpointError(f"{self.file}: a name at byte {begin:,} is no text") from None
+
+
+def read_mindspore(file: Path) -> dict[str, Lazy]:
+    """Return the tensors of a file; their contents are read when they are used."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            end = _without_crc(file, stream, size)
+            found = _values(_Fields(file, stream, 0, end))
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}") from None
+    return {name: _lazy(file, name, entry) for name, entry in found.items()}
+
+
+def _without_crc(file: Path, stream: BinaryIO, size: int) -> int:
+    """Return where the values end; where a checksum follows them, compare it."""
+    tail = len(CRC) + 10
+    if size < tail:
+        return size
+    stream.seek(size - tail)
+    content = stream.read(tail)
+    if not content.startswith(CRC):
+        return size
+    stream.seek(0)
+    crc, left = 0, size - tail
+    while left:
+        piece = stream.read(min(left, 1 << 20))
+        crc = zlib.crc32(piece, crc)
+        left -= len(piece)
+    if crc != int.from_bytes(content[len(CRC) :], "big"):
+        raise CheckpointError(f"{file}: damaged: its content does not have the checksum that it records")
+    return size - tail
+
+
+def _values(fields: _Fields) -> dict[str, _Found]:
+    found: dict[str, _Found] = {}
+    count = 0
+    while (entry := fields.next()) is not None:
+        number, begin, length = entry
+        count += 1
+        if number != 1 or begin < 0 or count > MOST_VALUES:
+            raise CheckpointError(f"{fields.file}: not a checkpoint of MindSpore")
+        _value(_Fields(fields.file, fields.stream, begin, begin + length), found)
+    return found
+
+
+def _value(fields: _Fields, found: dict[str, _Found]) -> None:
+    tag, tensor = "", None
+    while (entry := fields.next()) is not None:
+        number, begin, length = entry
+        if number == 1 and begin >= 0:
+            tag = fields.text(begin, length)
+        elif number == 2 and begin >= 0:
+            tensor = _Fields(fields.file, fields.stream, begin, begin + length)
+        else:
+            raise CheckpointError(f"{fields.file}: {tag!r} is not a tensor", "only tensors are read")
+    if not tag or tensor is None:
+        raise CheckpointError(f"{fields.file}: a value without a name or a tensor")
+    _tensor(tensor, tag, found)
+
+
+def _tensor(fields: _Fields, tag: str, found: dict[str, _Found]) -> None:
+    dims, dtype, piece = list[int](), "", (0, 0)
+    while (entry := fields.next()) is not None:
+        number, begin, length = entry
+        if number == 1 and begin < 0:
+            dims.append(length)
+        elif number == 1:
+            packed = _Fields(fields.file, fields.stream, begin, begin + length)
+            while packed.at < packed.end:
+                dims.append(packed.varint())
+        elif number == 2 and begin >= 0:
+            dtype = fields.text(begin, length)
+        elif number == 3 and begin >= 0:
+            piece = (begin, length)
+        if len(dims) > MOST_DIMS:
+            raise CheckpointError(f"{fields.file}: {tag} has more than {MOST_DIMS} dimensions")
+    whole = found.setdefault(tag, _Found(dtype, tuple(dims)))
+    if (whole.dtype, whole.dims) != (dtype, tuple(dims)):
+        raise CheckpointError(f"{fields.file}: the pieces of {tag} differ in shape or type")
+    whole.pieces.append(piece)
+
+
+def _lazy(file: Path, name: str, entry: _Found) -> Lazy:
+    dtype, shape = TYPES.get(entry.dtype), entry.dims or (1,)
+    if dtype is None:
+        raise CheckpointError(f"{file}: {name} is of type {entry.dtype!r}, which is not known")
+    held = sum(length for _, length in entry.pieces)
+    if held != math.prod(shape) * dtype.itemsize:
+        raise CheckpointError(
+            f"{file}: {name} has {held:,} bytes, and its shape {list(shape)} needs another number"
+        )
+    ends = [0]
+    for _, length in entry.pieces:
+        ends.append(ends[-1] + length)
+    return Lazy(shape, dtype, partial(_rows, file, dtype, shape, entry.pieces, ends))
+
+
+def _rows(
+    file: Path,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    pieces: list[tuple[int, int]],
+    ends: list[int],
+    start: int,
+    stop: int,
+) -> Tensor:
+    """Return rows, whose bytes may lie in several pieces."""
+    each = math.prod(shape[1:]) * dtype.itemsize
+    first, last = start * each, stop * each
+    parts = []
+    at = max(0, bisect.bisect_right(ends, first) - 1)
+    while at < len(pieces) and ends[at] < last:
+        begin, end = max(first, ends[at]), min(last, ends[at + 1])
+        if begin < end:
+            parts.append(read_bytes(file, pieces[at][0] + begin - ends[at], end - begin))
+        at += 1
+    content = (
+        parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+    )
+    return content.view(dtype).view(stop - start, *shape[1:])
+
+
+# -- write --------------------------------------------------------------------------------------------------
+
+
+def write_mindspore(
+    file: Path, tensors: Mapping[str, Lazy], wrote: Callable[[int], None]
+) -> dict[str, int | str]:
+    """Write a file and have the disk hold it; return its size and hash."""
+    digest, size = hashlib.sha256(), 0
+    with file.open("wb") as stream:
+
+        def put(content: bytes | memoryview) -> None:
+            nonlocal size
+            stream.write(content)
+            digest.update(content)
+            size += len(content)
+
+        for name, tensor in tensors.items():
+            for first, last in _slices(tensor):
+                put(_start(name, tensor, (last - first) * tensor.row_bytes))
+                for block in Lazy(
+                    (last - first, *tensor.shape[1:]), tensor.dtype, _shifted(tensor, first), tensor.at_once
+                ).blocks():
+                    data = bytes_of(block)
+                    put(data)
+                    wrote(len(data))
+        stream.flush()
+        os.fsync(stream.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _shifted(tensor: Lazy, first: int) -> Callable[[int, int], Tensor]:
+    return lambda start, stop: tensor.read(first + start, first + stop)
+
+
+def _slices(tensor: Lazy) -> list[tuple[int, int]]:
+    """Return the rows of each Value."""
+    step = max(1, SLICE // max(1, tensor.row_bytes))
+    return [(first, min(tensor.rows, first + step)) for first in range(0, tensor.rows, step)]
+
+
+def _start(name: str, tensor: Lazy, length: int) -> bytes:
+    """Return a Value without the content of its tensor, which follows."""
+    head = b"".join(b"\x08" + _varint(size) for size in tensor.shape)
+    kind = NAMES[tensor.dtype].encode()
+    head += b"\x12" + _varint(len(kind)) + kind + b"\x1a" + _varint(length)
+    inner = b"\x12" + _varint(len(head) + length) + head
+    tag = name.encode()
+    start = b"\x0a" + _varint(len(tag)) + tag + inner
+    return b"\x0a" + _varint(len(start) + length) + start
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])

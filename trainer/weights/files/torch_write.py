@@ -1,0 +1,131 @@
+"""Files of torch.save, written tensor by tensor: torch itself would need all of them in memory."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import hashlib
+import io
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+import torch._utils
+
+from trainer.weights.files.safetensors import bytes_of
+from trainer.weights.lazy import Lazy
+
+TYPES = {
+    torch.float32: torch.FloatStorage,
+    torch.float16: torch.HalfStorage,
+    torch.bfloat16: torch.BFloat16Storage,
+    torch.int64: torch.LongStorage,
+    torch.int32: torch.IntStorage,
+}
+FOLDER = "archive"
+
+
+class _Numbers:
+    """Stands for the storage of a tensor in the pickle."""
+
+    def __init__(self, key: str, tensor: Lazy) -> None:
+        self.key, self.tensor = key, tensor
+
+
+class _Pickler(pickle.Pickler):
+    """Writes each Lazy as torch writes a tensor, and collects them."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file, protocol=2)
+        self.tensors: list[Lazy] = []
+
+    def persistent_id(self, value: Any) -> Any:
+        if not isinstance(value, _Numbers):
+            return None
+        tensor = value.tensor
+        count = tensor.bytes // tensor.dtype.itemsize
+        return ("storage", TYPES[tensor.dtype], value.key, "cpu", count)
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, Lazy):
+            return NotImplemented
+        numbers = _Numbers(str(len(self.tensors)), value)
+        self.tensors.append(value)
+        strides: list[int] = []
+        each = 1
+        for size in reversed(value.shape):
+            strides.insert(0, each)
+            each *= size
+        hooks: dict[int, Any] = collections.OrderedDict()
+        return torch._utils._rebuild_tensor_v2, (numbers, 0, value.shape, tuple(strides), False, hooks)
+
+
+class _Hashed(io.RawIOBase):
+    """A file that hashes what is written to it; the archive is written from front to back."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._at = stream, 0
+        self.digest = hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def tell(self) -> int:
+        return self._at
+
+    def write(self, content: Any) -> int:
+        view = memoryview(content).cast("B")
+        self._stream.write(view)
+        self.digest.update(view)
+        self._at += len(view)
+        return len(view)
+
+
+def write_torch(file: Path, document: object, wrote: Callable[[int], None]) -> dict[str, int | str]:
+    """Write an object of plain values and Lazy tensors; return the size and hash of the file."""
+    content = io.BytesIO()
+    pickler = _Pickler(content)
+    pickler.dump(document)
+    with file.open("wb") as stream:
+        hashed = _Hashed(stream)
+        with zipfile.ZipFile(hashed, "w", zipfile.ZIP_STORED) as archive:
+            _entry(archive, "data.pkl", content.getvalue())
+            _entry(archive, "byteorder", b"little")
+            for key, tensor in enumerate(pickler.tensors):
+                _write_tensor(archive, f"{FOLDER}/data/{key}", tensor, wrote)
+            _entry(archive, "version", b"3\n")
+        size = hashed.tell()
+        stream.flush()
+        os.fsync(stream.fileno())
+    return {"bytes": size, "sha256": hashed.digest.hexdigest()}
+
+
+def _entry(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    archive.writestr(_info(f"{FOLDER}/{name}", len(content)), content)
+
+
+def _write_tensor(archive: zipfile.ZipFile, name: str, tensor: Lazy, wrote: Callable[[int], None]) -> None:
+    with archive.open(_info(name, tensor.bytes), "w", force_zip64=True) as entry:
+        for block in tensor.blocks():
+            data = bytes_of(block)
+            entry.write(data)
+            wrote(len(data))
+
+
+def _info(name: str, size: int) -> zipfile.ZipInfo:
+    # The same time in every file: the same weights make the same bytes.
+    info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+    info.file_size = size
+    return info
+
+
+def namespace(values: Mapping[str, object]) -> argparse.Namespace:
+    """Return the arguments of a program as it saves them."""
+    return argparse.Namespace(**values)

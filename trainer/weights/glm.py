@@ -1,0 +1,122 @@
+"""Folders of THUDM's GLM: mp_rank_XX_model_states.pt, for any model parallel size. Weights only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.manifest import check_access
+from trainer.config.model_sizes import ModelConfig
+from trainer.errors import CheckpointError, InputError
+from trainer.weights.contents import Asked, Contents
+from trainer.weights.files.torch_read import attributes, read_torch
+from trainer.weights.known_sizes import heads_for, vocab_for
+from trainer.weights.lazy import Lazy, rows_of
+from trainer.weights.megatron import flat
+from trainer.weights.megatron_names import IGNORED, core_name, core_of, layer_of
+from trainer.weights.ours import cuts_for, shapes_for
+from trainer.weights.rules import check_shapes, refuse_unknown
+from trainer.weights.tensor_parts import joined
+
+LATEST = "latest"
+_FILE = re.compile(r"mp_rank_(\d{2})_model_states\.pt")
+BLOCK_POSITIONS = "embedding.block_position_embeddings.weight"
+# Longest sequence of GLM's pretraining; the position tables may be longer.
+SEQUENCE = 512
+
+
+def is_glm(folder: Path) -> bool:
+    """Return whether a folder holds the files of a GLM."""
+    try:
+        files = _files(folder)
+        return bool(files) and BLOCK_POSITIONS in _tensors(files[0])
+    except CheckpointError:
+        return False
+
+
+def read_glm(folder: Path, asked: Asked) -> Contents:
+    """Return the contents of a folder; nothing of its tensors is read yet."""
+    if asked.state:
+        problem = f"{folder}: the state of GLM's optimizer is divided by ZeRO, and is not read"
+        raise InputError(problem, "leave out --state")
+    check_access(folder)
+    files = _files(folder)
+    if not files or sorted(files) != list(range(len(files))):
+        raise CheckpointError(f"{folder}: lacks some of mp_rank_XX_model_states.pt")
+    ranks = [_tensors(files[rank]) for rank in range(len(files))]
+    names = set(ranks[0])
+    if any(set(held) != names for held in ranks) or BLOCK_POSITIONS not in names:
+        raise CheckpointError(f"{folder}: the ranks' files hold different tensors, or not those of a GLM")
+    model, notes = _model(folder, ranks[0], len(ranks), asked, read_torch(files[0]))
+    shapes, cuts = shapes_for(model), cuts_for(model)
+    refuse_unknown(str(folder), [core_of(name) for name in shapes], names, IGNORED)
+    tensors = {}
+    for name in shapes:
+        # A rank's rows are all its queries, all its keys, all its values: our order.
+        whole = joined([held[core_of(name)] for held in ranks], cuts[name])
+        table = cuts[name].rows is not None and whole.rows >= model.vocab
+        tensors[name] = rows_of(whole, 0, model.vocab) if table else whole
+    check_shapes(str(folder), shapes, tensors)
+    origin = {"format": "glm", "path": str(folder), "tensor": len(ranks)}
+    return Contents(model, tensors, origin, notes=tuple(notes))
+
+
+def _files(folder: Path) -> dict[int, Path]:
+    """Return the files of the ranks: in the folder, or in the one that `latest` names."""
+    pointer = folder / LATEST
+    if pointer.is_file():
+        tag = pointer.read_text(errors="replace")[:256].strip()
+        if not tag or tag != Path(tag).name or tag in (".", ".."):
+            raise CheckpointError(f"{pointer}: {tag!r} is not the name of a folder")
+        folder = folder / tag
+    found = {}
+    for path in folder.glob("mp_rank_*_model_states.pt"):
+        if match := _FILE.fullmatch(path.name):
+            found[int(match[1])] = path
+    return found
+
+
+def _tensors(file: Path) -> dict[str, Lazy]:
+    """Return the tensors of a rank under Megatron-core's names."""
+    document = read_torch(file)
+    module = document.get("module") if isinstance(document, dict) else None
+    if module is None:
+        raise CheckpointError(f"{file}: has no entry 'module'")
+    found = {}
+    for path, tensor in flat(module, file):
+        name = re.sub(r"^(module\.)+", "", path)
+        name = re.sub(
+            r"^(transformer\.)?(word|position|block_position)_embeddings\.", r"embedding.\2_embeddings.", name
+        )
+        found[core_name(name)] = tensor
+    return found
+
+
+def _model(
+    folder: Path, held: Mapping[str, Lazy], ranks: int, asked: Asked, document: Any
+) -> tuple[ModelConfig, list[str]]:
+    table, positions = held["embedding.word_embeddings.weight"], held[BLOCK_POSITIONS].rows - 1
+    layers = 1 + max((layer_of(name) or 0 for name in held), default=0)
+    hidden = table.shape[1]
+    recorded = attributes(document.get("args")).get("num_attention_heads")
+    given = asked.heads or (recorded if type(recorded) is int and recorded > 0 else 0)
+    heads, notes = heads_for(str(folder), "glm", layers, hidden, given)
+    vocab, more = vocab_for("glm", table.rows * ranks, asked.vocab)
+    if hidden % heads:
+        raise CheckpointError(f"{folder}: hidden {hidden} does not divide by {heads} heads")
+    inner = ranks * held["decoder.layers.0.mlp.linear_fc1.weight"].rows
+    model = ModelConfig(
+        "glm",
+        layers,
+        hidden,
+        heads,
+        sequence=min(positions, SEQUENCE),
+        positions=positions,
+        vocab=vocab,
+        ffn=0 if inner == 4 * hidden else inner,
+        dropout=0.1,
+        attention_dropout=0.1,
+    )
+    return model, notes + more

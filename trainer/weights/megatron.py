@@ -1,0 +1,413 @@
+"""Megatron's folders of mp_rank_XX[_YYY]/model_optim_rng.pt: any tensor and pipeline size, versions 0 to 3."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.manifest import check_access
+from trainer.config.model_sizes import ModelConfig
+from trainer.config.rules import model_faults
+from trainer.errors import CheckpointError, InputError
+from trainer.model.layers import Cut
+from trainer.weights.contents import Asked, Contents, Report, Wanted
+from trainer.weights.families import Keys
+from trainer.weights.files.torch_read import attributes, read_torch
+from trainer.weights.files.torch_write import namespace, write_torch
+from trainer.weights.huggingface import DTYPES
+from trainer.weights.known_sizes import heads_for, vocab_for
+from trainer.weights.lazy import Lazy, cast, padded, rows_of
+from trainer.weights.megatron_names import (
+    IGNORED,
+    OUTPUT,
+    core_name,
+    core_of,
+    layer_of,
+    older_name,
+    with_layer,
+)
+from trainer.weights.ours import cuts_for, shapes_for
+from trainer.weights.rules import Heads, Rows, check_shapes, in_groups, in_sections, refuse_unknown
+from trainer.weights.target import Target
+from trainer.weights.tensor_parts import joined, part_of
+
+FILE = "model_optim_rng.pt"
+POINTER = "latest_checkpointed_iteration.txt"
+_RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
+DEEPEST = 12
+"""Levels of dicts in a state dict."""
+
+
+@dataclass(frozen=True)
+class RankStates:
+    """What the files of all ranks hold: their documents by (tensor rank, stage), and how many of each there are."""
+
+    folder: Path
+    documents: Mapping[tuple[int, int], Mapping[str, Any]]
+    tensor: int
+    pipeline: int
+
+    @property
+    def first(self) -> Mapping[str, Any]:
+        return self.documents[0, 0]
+
+
+# -- read ---------------------------------------------------------------------------------------------------
+
+
+def is_megatron(folder: Path) -> bool:
+    """Return whether a folder holds files of Megatron's ranks."""
+    try:
+        found = _iteration_folder(folder)
+    except CheckpointError:
+        return False
+    return any((path / FILE).is_file() for path in found.glob("mp_rank_*"))
+
+
+def read_megatron(folder: Path, asked: Asked) -> Contents:
+    """Return the contents of a folder; nothing of its tensors is read yet."""
+    check_access(folder)
+    found = _iteration_folder(folder)
+    files = {path.name: path / FILE for path in found.glob("mp_rank_*") if (path / FILE).is_file()}
+    if not files:
+        raise CheckpointError(f"{found}: holds no mp_rank_XX/{FILE}")
+    states = read_ranks(found, files)
+    return contents_of(states, "megatron", asked)
+
+
+def _iteration_folder(folder: Path) -> Path:
+    """Return the folder with the ranks: this one, or the one that its pointer names."""
+    pointer = folder / POINTER
+    if not pointer.is_file():
+        return folder
+    text = pointer.read_text(errors="replace")[:64].strip()
+    if text != "release" and not text.isdecimal():
+        raise CheckpointError(f"{pointer}: names no iteration: {text!r}")
+    return folder / (text if text == "release" else f"iter_{int(text):07d}")
+
+
+def read_ranks(folder: Path, files: Mapping[str, Path]) -> RankStates:
+    """Return the documents of all ranks, from files by the names of their folders."""
+    documents = {}
+    for name, file in sorted(files.items()):
+        match = _RANK.match(name)
+        if match is None:
+            continue
+        if match[3] is not None:
+            raise CheckpointError(f"{folder / name}: a mixture of experts", "our models have no experts")
+        document = read_torch(file)
+        if not isinstance(document, dict):
+            raise CheckpointError(f"{file}: not a dict")
+        documents[int(match[1]), int(match[2] or 0)] = document
+    tensor, pipeline = (1 + max((key[at] for key in documents), default=0) for at in (0, 1))
+    missing = [
+        f"mp_rank_{t:02d}_{p:03d}" for t in range(tensor) for p in range(pipeline) if (t, p) not in documents
+    ]
+    if missing:
+        raise CheckpointError(f"{folder}: lacks {', '.join(missing[:4])}", "copy the files of all ranks")
+    return RankStates(folder, documents, tensor, pipeline)
+
+
+def contents_of(states: RankStates, form: str, asked: Asked, key: str = "model") -> Contents:
+    """Return the contents of all ranks; `key` names the state dict of the model in their documents."""
+    if asked.state:
+        problem = f"{states.folder}: the state of Megatron's optimizer is not read"
+        raise InputError(problem, "leave out --state")
+    arguments = attributes(states.first.get("args"))
+    found = _by_name(states, key)
+    model, notes = _model(states, arguments, found, asked)
+    shapes, cuts = shapes_for(model), cuts_for(model)
+    rows = qkv_rows(states)
+    tied = {OUTPUT} if model_is_tied(shapes) else set()
+    refuse_unknown(str(states.folder), [core_of(name) for name in shapes], found.keys() - tied, IGNORED)
+    if model.heads % states.tensor or model.groups % states.tensor:
+        raise CheckpointError(f"{states.folder}: {states.tensor} ranks do not divide {model.heads} heads")
+    heads = Heads.of(model, states.tensor)
+    tensors = {}
+    for name in shapes:
+        parts = found[core_of(name)]
+        if ".attention.qkv." in name:
+            parts = [in_sections(part, rows, heads) for part in parts]
+        whole = joined(parts, cuts[name])
+        table = cuts[name].rows is not None and whole.rows >= model.vocab
+        tensors[name] = rows_of(whole, 0, model.vocab) if table else whole
+    check_shapes(str(states.folder), shapes, tensors)
+    iteration = states.first.get("iteration")
+    origin = {
+        "format": form,
+        "path": str(states.folder),
+        "tensor": states.tensor,
+        "pipeline": states.pipeline,
+        "iteration": iteration if type(iteration) is int else None,
+    }
+    return Contents(model, tensors, origin, notes=tuple(notes))
+
+
+def model_is_tied(shapes: Mapping[str, object]) -> bool:
+    """Return whether a model has one table for input and output."""
+    return "output.weight" not in shapes
+
+
+def qkv_rows(states: RankStates) -> Rows:
+    """Return the order of the rows of queries, keys and values, which the version of the checkpoint tells."""
+    version = states.first.get("checkpoint_version", 0)
+    if type(version) not in (int, float) or not 0 <= version <= 3:
+        problem = f"{states.folder}: checkpoint_version is {version!r}"
+        raise CheckpointError(problem, "versions 0 to 3 are known")
+    if version >= 2:
+        return Rows.GROUPS
+    return Rows.NUMBERS if version >= 1 else Rows.SECTIONS
+
+
+def _by_name(states: RankStates, key: str) -> dict[str, list[Lazy]]:
+    """Return the parts of each tensor by Megatron-core's name, with the number of its layer in the whole model."""
+    keys = (
+        [key] if key in states.first else [name for name in states.first if re.fullmatch(rf"{key}\d+", name)]
+    )
+    if not keys:
+        raise CheckpointError(f"{states.folder}: holds no weights: its files have no entry {key!r}")
+    found: dict[str, list[Lazy]] = {}
+    before = 0
+    # Interleaved stages hold several pieces of the model: the first pieces of all stages come first.
+    for name in sorted(keys, key=lambda name: (len(name), name)):
+        for stage in range(states.pipeline):
+            pieces = [
+                {
+                    core_name(path): tensor
+                    for path, tensor in flat(states.documents[t, stage].get(name), states.folder)
+                }
+                for t in range(states.tensor)
+            ]
+            numbers = {layer_of(path) for path in pieces[0]} - {None}
+            for path in pieces[0]:
+                number = layer_of(path)
+                parts = [piece.get(path) for piece in pieces]
+                if any(part is None for part in parts):
+                    raise CheckpointError(f"{states.folder}: not every rank of stage {stage} has {path}")
+                whole = path if number is None else with_layer(path, before + number)
+                found.setdefault(whole, [part for part in parts if part is not None])
+            before += len(numbers)
+    return found
+
+
+def flat(document: object, folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Lazy]]:
+    """Yield every tensor of nested dicts with the keys on the way to it, joined by dots."""
+    if depth > DEEPEST:
+        raise CheckpointError(f"{folder}: its dicts contain each other")
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{folder}: the state of the model is not a dict")
+    for key, value in document.items():
+        if isinstance(value, Lazy):
+            yield f"{prefix}{key}", value
+        elif isinstance(value, dict):
+            yield from flat(value, folder, f"{prefix}{key}.", depth + 1)
+
+
+def _model(
+    states: RankStates, arguments: Mapping[str, Any], found: Mapping[str, Sequence[Lazy]], asked: Asked
+) -> tuple[ModelConfig, list[str]]:
+    """Return the config of the model from the arguments of the training, or from the shapes alone."""
+    keys = Keys(f"{states.folder}: args", arguments)
+    tables = [found.get(f"embedding.{name}.weight") for name in ("word_embeddings", "position_embeddings")]
+    if tables[0] is None:
+        raise CheckpointError(f"{states.folder}: holds no embedding.word_embeddings.weight")
+    padded_rows = sum(part.rows for part in tables[0])
+    layers = 1 + max((layer_of(name) or 0 for name in found), default=0)
+    hidden = tables[0][0].shape[1]
+    notes: list[str] = []
+    heads = asked.heads or (keys.number("num_attention_heads") if arguments else 0)
+    if not heads:
+        heads, notes = heads_for(str(states.folder), "gpt", layers, hidden, 0)
+    real = asked.vocab or keys.number("vocab_size", default=0, least=0)
+    vocab, more = vocab_for("gpt", padded_rows, real if real <= padded_rows else 0)
+    positions = tables[1][0].rows if tables[1] else keys.number("max_position_embeddings", default=1024)
+    model = from_arguments(keys, layers, hidden, heads, vocab, positions, found)
+    keys.faults += [str(fault) for fault in model_faults(model)] if not keys.faults else []
+    keys.check()
+    return model, notes + more
+
+
+def from_arguments(
+    keys: Keys,
+    layers: int,
+    hidden: int,
+    heads: int,
+    vocab: int,
+    positions: int,
+    found: Mapping[str, Sequence[Lazy]],
+) -> ModelConfig:
+    """Return the config that Megatron's arguments describe."""
+    rotary = "embedding.position_embeddings.weight" not in found
+    swiglu = keys.get("swiglu", default=False) is True
+    up = found.get("decoder.layers.0.mlp.linear_fc1.weight", [])
+    inner = sum(part.rows for part in up) // (2 if swiglu else 1)
+    keys.must_be("apply_residual_connection_post_layernorm", False, False, "our blocks add before the norm")
+    for name in ("num_experts", "squared_relu", "multi_latent_attention"):
+        keys.must_be(
+            name, keys.get(name) if not keys.get(name) else None, None, "our models have no such part"
+        )
+    tanh = keys.get("openai_gelu", default=False) or keys.get("bias_gelu_fusion", default=True)
+    groups = keys.number("num_query_groups", default=heads) if keys.get("group_query_attention") else heads
+    return ModelConfig(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        query_groups=0 if groups == heads else groups,
+        sequence=positions,
+        rotary=rotary,
+        vocab=vocab,
+        ffn=0 if inner == 4 * hidden and not swiglu else inner,
+        swiglu=swiglu,
+        dropout=keys.real("hidden_dropout", default=0.0),
+        attention_dropout=keys.real("attention_dropout", default=0.0),
+        activation="gelu_tanh" if tanh else "gelu",
+        eps=keys.real("norm_epsilon", "layernorm_epsilon", default=1e-5),
+        init_std=keys.real("init_method_std", default=0.02),
+    )
+
+
+# -- write --------------------------------------------------------------------------------------------------
+
+
+def write_megatron(contents: Contents, target: Target, wanted: Wanted, report: Report) -> None:
+    """Write a folder that Megatron-LM loads with `--load`; version 3, in the names of its older generation."""
+    model, parts = contents.model, divided(contents, wanted)
+    total = sum(tensor.bytes for held in parts.values() for tensor in held.values())
+    done = 0
+
+    def wrote(size: int) -> None:
+        nonlocal done
+        done += size
+        report(done, total)
+
+    arguments = arguments_for(contents, wanted)
+    for (rank, stage), held in parts.items():
+        name = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if wanted.pipeline > 1 else "")
+        document = {
+            "args": namespace(arguments),
+            "checkpoint_version": 3.0,
+            "iteration": 0,
+            "model": nested(held),
+        }
+        file = f"release/{name}/{FILE}"
+        finished = file in target.entries
+        target.write(file, partial(_write_rank, document, wrote))
+        if finished:
+            wrote(sum(tensor.bytes for tensor in held.values()))
+        target.verify(file)
+    target.write_bytes(POINTER, b"release")
+    for name, content in contents.files.items():
+        target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
+    assert model.layers
+
+
+def _write_rank(document: Mapping[str, Any], wrote: Callable[[int], None], file: Path) -> Mapping[str, Any]:
+    return write_torch(file, dict(document), wrote)
+
+
+def divided(contents: Contents, wanted: Wanted) -> dict[tuple[int, int], dict[str, Lazy]]:
+    """Return the tensors of each rank and stage under Megatron-core's names, with the layers of a stage from 0."""
+    model, tensor, pipeline = contents.model, wanted.tensor, wanted.pipeline
+    if model.kind != "gpt":
+        raise InputError(f"Megatron has no {model.kind}", "export it to another format")
+    checks = {"heads": model.heads, "query groups": model.groups, "inner width": model.inner}
+    faults = [
+        f"--tensor {tensor} does not divide {value} {name}"
+        for name, value in checks.items()
+        if value % tensor
+    ]
+    if model.layers % pipeline:
+        faults.append(f"--pipeline {pipeline} does not divide {model.layers} layers")
+    if faults:
+        raise InputError("\n".join(faults))
+    each, cuts, parameters = model.layers // pipeline, cuts_for(model), contents.parameters
+    found = {}
+    for stage in range(pipeline):
+        names = [name for name in parameters if stage in stages_of(core_of(name), each, pipeline)]
+        for rank in range(tensor):
+            held = {}
+            for name in names:
+                core = core_of(name)
+                number = layer_of(core)
+                local = core if number is None else with_layer(core, number - stage * each)
+                part = rank_part(parameters[name], name, cuts[name], model, rank, tensor)
+                held[local] = cast(part, DTYPES[wanted.dtype])
+            if stage and stage == pipeline - 1 and "output.weight" not in parameters:
+                table = rank_part(
+                    parameters["tokens.weight"], "tokens.weight", cuts["tokens.weight"], model, rank, tensor
+                )
+                held["word_embeddings_for_head.weight"] = cast(table, DTYPES[wanted.dtype])
+            found[rank, stage] = held
+    return found
+
+
+def stages_of(core: str, each: int, pipeline: int) -> tuple[int, ...]:
+    """Return the stages that hold a tensor."""
+    number = layer_of(core)
+    if number is not None:
+        return (number // each,)
+    return (0,) if core.startswith("embedding.") else (pipeline - 1,)
+
+
+def rank_part(whole: Lazy, name: str, cut: Cut, model: ModelConfig, rank: int, ranks: int) -> Lazy:
+    """Return one rank's part of a tensor of ours, in Megatron's order of rows."""
+    if cut.rows is not None:
+        whole = padded(whole, model.padded(ranks))
+    part = part_of(whole, cut, rank, ranks)
+    return in_groups(part, Heads.of(model, ranks)) if ".attention.qkv." in name else part
+
+
+def nested(held: Mapping[str, Lazy]) -> dict[str, Any]:
+    """Return the state dict of a rank as the older generation nests it."""
+    language: dict[str, Any] = {}
+    document: dict[str, Any] = {"language_model": language}
+    for core, tensor in held.items():
+        if core.startswith("word_embeddings_for_head"):
+            document["word_embeddings_for_head"] = {"weight": tensor}
+            continue
+        part, _, rest = older_name(core).partition(".")
+        if part == "embedding":
+            table, _, leaf = rest.partition(".")
+            language.setdefault(part, {})[table] = {leaf: tensor}
+        else:
+            language.setdefault(part, {})[rest] = tensor
+    return document
+
+
+def arguments_for(contents: Contents, wanted: Wanted) -> dict[str, object]:
+    """Return the arguments with which Megatron builds this model."""
+    model = contents.model
+    return {
+        "num_layers": model.layers,
+        "hidden_size": model.hidden,
+        "ffn_hidden_size": model.inner,
+        "num_attention_heads": model.heads,
+        "kv_channels": model.head_size,
+        "group_query_attention": model.groups != model.heads,
+        "num_query_groups": model.groups,
+        "seq_length": model.sequence,
+        "max_position_embeddings": model.positions or model.sequence,
+        "position_embedding_type": "rope" if model.rotary else "learned_absolute",
+        "vocab_size": model.vocab,
+        "padded_vocab_size": model.padded(wanted.tensor),
+        "make_vocab_size_divisible_by": 128,
+        "swiglu": model.swiglu,
+        "openai_gelu": False,
+        "bias_gelu_fusion": model.activation == "gelu_tanh" and not model.swiglu,
+        "hidden_dropout": model.dropout,
+        "attention_dropout": model.attention_dropout,
+        "layernorm_epsilon": model.eps,
+        "norm_epsilon": model.eps,
+        "init_method_std": model.init_std,
+        "tensor_model_parallel_size": wanted.tensor,
+        "pipeline_model_parallel_size": wanted.pipeline,
+        "params_dtype": DTYPES[wanted.dtype],
+        "bf16": wanted.dtype == "bf16",
+        "fp16": wanted.dtype == "fp16",
+        "iteration": 0,
+        "consumed_train_samples": 0,
+    }

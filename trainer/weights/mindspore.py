@@ -1,0 +1,173 @@
+"""MindFormers' GPT-2 in MindSpore's files: .ckpt (protobuf) and safetensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.part import MOMENTS
+from trainer.config.model_sizes import ModelConfig
+from trainer.errors import CheckpointError, InputError
+from trainer.weights.contents import Asked, Contents, Report, Wanted
+from trainer.weights.files.protobuf import read_mindspore, write_mindspore
+from trainer.weights.files.safetensors import read_safetensors, write_safetensors
+from trainer.weights.huggingface import DTYPES
+from trainer.weights.known_sizes import heads_for
+from trainer.weights.lazy import Lazy, cast
+from trainer.weights.ours import shapes_for
+from trainer.weights.rules import Rule, check_shapes, refuse_unknown, rule, rules_of, to_ours, to_theirs
+from trainer.weights.target import Target
+
+# MindSpore's optimizers name the averages of a parameter so.
+AVERAGES = {"exp_avg": "adam_m", "exp_avg_sq": "adam_v"}
+FILE = "gpt2"
+_TABLE = "backbone.embedding.word_embedding.embedding_table"
+_POSITIONS = "backbone.embedding.position_embedding.embedding_table"
+# Steps, rates and loss scales that MindSpore saves beside the model.
+IGNORED = (
+    r"global_step|epoch_num|step_num|current_(epoch|step)(_num)?|learning_rate|loss_scale|scale_sense|beta[12]_power|"
+    r"last_overflow_iterator_time|current_iterator_step|last_overflow.*|accu_grads\..*|.*\.masked_beta"
+)
+
+
+def _pairs(ours: str, theirs: str, transposed: bool = False, norm: bool = False) -> list[Rule]:
+    weight, bias = ("gamma", "beta") if norm else ("weight", "bias")
+    return [
+        rule(f"{ours}.weight", f"{theirs}.{weight}", transposed=transposed),
+        rule(f"{ours}.bias", f"{theirs}.{bias}"),
+    ]
+
+
+# Queries, keys and values are outputs x inputs, all other matrices inputs x outputs.
+RULES = [
+    rule("tokens.weight", _TABLE),
+    rule("positions.weight", _POSITIONS),
+    *_pairs("blocks.{n}.norm_1", "backbone.blocks.{n}.layernorm1", norm=True),
+    *(
+        rule(
+            f"blocks.{{n}}.attention.qkv.{leaf}",
+            *(f"backbone.blocks.{{n}}.attention.dense{i}.{leaf}" for i in (1, 2, 3)),
+        )
+        for leaf in ("weight", "bias")
+    ),
+    *_pairs("blocks.{n}.attention.out", "backbone.blocks.{n}.attention.projection", transposed=True),
+    *_pairs("blocks.{n}.norm_2", "backbone.blocks.{n}.layernorm2", norm=True),
+    *_pairs("blocks.{n}.feed_forward.up", "backbone.blocks.{n}.output.mapping", transposed=True),
+    *_pairs("blocks.{n}.feed_forward.down", "backbone.blocks.{n}.output.projection", transposed=True),
+    *_pairs("norm", "backbone.layernorm", norm=True),
+]
+
+
+def is_mindspore(source: Path) -> bool:
+    """Return whether a file, or the only file of a folder, holds MindFormers' GPT-2."""
+    try:
+        return _TABLE in _tensors(_file(source))
+    except CheckpointError:
+        return False
+
+
+def read_mindformers(source: Path, asked: Asked) -> Contents:
+    """Return the contents of a file; nothing of its tensors is read yet."""
+    file = _file(source)
+    found = _tensors(file)
+    if _TABLE not in found or _POSITIONS not in found:
+        raise CheckpointError(f"{file}: does not hold MindFormers' GPT-2: it has no {_TABLE}")
+    numbers = [int(match[1]) for name in found if (match := re.match(r"backbone\.blocks\.(\d+)\.", name))]
+    vocab, hidden = found[_TABLE].rows, found[_TABLE].shape[-1]
+    layers = 1 + max(numbers, default=0)
+    heads, notes = heads_for(str(file), "gpt", layers, hidden, asked.heads)
+    if hidden % heads:
+        raise CheckpointError(f"{file}: hidden {hidden} does not divide by {heads} heads")
+    up = found.get("backbone.blocks.0.output.mapping.bias")
+    inner = up.rows if up else 4 * hidden
+    model = ModelConfig(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        sequence=found[_POSITIONS].rows,
+        vocab=asked.vocab or vocab,
+        ffn=0 if inner == 4 * hidden else inner,
+    )
+    tensors = _ours(file, model, found, asked.state)
+    origin = {"format": "mindspore", "path": str(file)}
+    return Contents(model, tensors, origin, notes=tuple(notes))
+
+
+def _ours(file: Path, model: ModelConfig, found: Mapping[str, Lazy], state: bool) -> dict[str, Lazy]:
+    rules = list(rules_of(RULES, model.layers))
+    needed = [name for entry in rules for name in entry.theirs]
+    averages = [f"{average}.{name}" for average in AVERAGES.values() for name in needed]
+    if state and not set(averages) & set(found):
+        raise CheckpointError(f"{file}: holds weights alone", "leave out --state")
+    wanted = [*needed, *averages] if state else needed
+    refuse_unknown(str(file), wanted, found.keys() - (set() if state else set(averages)), IGNORED)
+    tensors = {}
+    for moment in ("", *MOMENTS) if state else ("",):
+        before = f"{AVERAGES[moment]}." if moment else ""
+        for entry in rules:
+            theirs = {name: found[f"{before}{name}"] for name in entry.theirs}
+            tensors[f"{moment}.{entry.ours}" if moment else entry.ours] = to_ours(entry, model, theirs)
+    shapes = shapes_for(model)
+    every = {**shapes, **{f"{moment}.{name}": shape for moment in MOMENTS for name, shape in shapes.items()}}
+    check_shapes(str(file), every, tensors)
+    return tensors
+
+
+def _file(source: Path) -> Path:
+    """Return the file: the source itself, or the only one in a folder."""
+    if source.is_file():
+        return source
+    files = [*sorted(source.glob("*.ckpt")), *sorted(source.glob("*.safetensors"))]
+    if len(files) != 1:
+        problem = f"{source}: holds {len(files)} files of MindSpore"
+        raise CheckpointError(problem, "name the .ckpt or .safetensors file itself")
+    return files[0]
+
+
+def _tensors(file: Path) -> dict[str, Lazy]:
+    return read_safetensors(file) if file.suffix == ".safetensors" else read_mindspore(file)
+
+
+# -- write --------------------------------------------------------------------------------------------------
+
+
+def write_ckpt(contents: Contents, target: Target, wanted: Wanted, report: Report) -> None:
+    """Write a folder with a .ckpt that `mindspore.load_checkpoint` reads."""
+    _write(contents, target, wanted, report, f"{FILE}.ckpt")
+
+
+def write_ms_safetensors(contents: Contents, target: Target, wanted: Wanted, report: Report) -> None:
+    """Write a folder with a safetensors file under MindSpore's names."""
+    _write(contents, target, wanted, report, f"{FILE}.safetensors")
+
+
+def _write(contents: Contents, target: Target, wanted: Wanted, report: Report, name: str) -> None:
+    model = contents.model
+    if set(shapes_for(model)) != {entry.ours for entry in rules_of(RULES, model.layers)}:
+        raise InputError("MindFormers' GPT-2 has learned positions and layer norms alone", "export it as hf")
+    tensors: dict[str, Lazy] = {}
+    for moment in ("", *MOMENTS) if contents.with_state else ("",):
+        before = f"{AVERAGES[moment]}." if moment else ""
+        for entry in rules_of(RULES, model.layers):
+            ours = contents.tensors[f"{moment}.{entry.ours}" if moment else entry.ours]
+            for theirs, tensor in to_theirs(entry, model, ours).items():
+                dtype = DTYPES[wanted.dtype] if not moment else tensor.dtype
+                tensors[f"{before}{theirs}"] = cast(tensor, dtype)
+    total, done = sum(tensor.bytes for tensor in tensors.values()), 0
+
+    def wrote(size: int) -> None:
+        nonlocal done
+        done += size
+        report(done, total)
+
+    def write(file: Path) -> Mapping[str, Any]:
+        if name.endswith(".ckpt"):
+            return write_mindspore(file, tensors, wrote)
+        return write_safetensors(file, tensors, {"format": "ms"}, wrote)
+
+    target.write(name, write)
+    target.verify(name)
+    for other, content in contents.files.items():
+        target.write_bytes(other, content if isinstance(content, bytes) else content.read_bytes())

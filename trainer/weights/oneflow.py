@@ -1,0 +1,152 @@
+"""Snapshots of OneFlow's GPT: a folder for each variable, with raw numbers in `out` and its shape in `meta`."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint.manifest import check_access
+from trainer.checkpoint.part import MOMENTS
+from trainer.config.model_sizes import ModelConfig
+from trainer.errors import CheckpointError
+from trainer.weights.contents import Asked, Contents, Progress
+from trainer.weights.files.safetensors import read_bytes
+from trainer.weights.known_sizes import heads_for, vocab_for
+from trainer.weights.lazy import Lazy, Shape, rows_of
+from trainer.weights.ours import shapes_for
+from trainer.weights.rules import Rows, Rule, check_shapes, refuse_unknown, rule, rules_of, to_ours
+
+MOST_META = 4096
+TYPES = {"kFloat": torch.float32, "kFloat16": torch.float16, "kDouble": torch.float64}
+_SNAPSHOT = re.compile(r"iter\D*(\d+).*snapshot")
+# What follows the name of a variable in the names of its averages.
+ENDINGS = {"exp_avg": "-m", "exp_avg_sq": "-v"}
+
+
+def _pairs(ours: str, theirs: str, weight: str, bias: str, rows: Rows = Rows.SECTIONS) -> list[Rule]:
+    matrix = weight == "weight"
+    return [
+        rule(f"{ours}.weight", f"{theirs}-{weight}", transposed=matrix, rows=rows),
+        rule(f"{ours}.bias", f"{theirs}-{bias}", rows=rows),
+    ]
+
+
+# Matrices are inputs x outputs; the heads are in Megatron's order.
+RULES = [
+    rule("tokens.weight", "model-wte"),
+    rule("positions.weight", "model-wpe"),
+    *_pairs("blocks.{n}.norm_1", "model-h{n}-layernorm_1", "gamma", "beta"),
+    *_pairs("blocks.{n}.attention.qkv", "model-h{n}-attn-c_attn", "weight", "bias", Rows.GROUPS),
+    *_pairs("blocks.{n}.attention.out", "model-h{n}-attn-c_proj", "weight", "bias"),
+    *_pairs("blocks.{n}.norm_2", "model-h{n}-layernorm_2", "gamma", "beta"),
+    *_pairs("blocks.{n}.feed_forward.up", "model-h{n}-mlp-c_fc", "weight", "bias"),
+    *_pairs("blocks.{n}.feed_forward.down", "model-h{n}-mlp-c_proj", "weight", "bias"),
+    *_pairs("norm", "model-layernorm_f", "gamma", "beta"),
+]
+
+
+def is_oneflow(folder: Path) -> bool:
+    """Return whether a folder is a snapshot, or holds some."""
+    try:
+        return (_snapshot(folder) / "model-wte" / "out").is_file()
+    except CheckpointError:
+        return False
+
+
+def read_oneflow(folder: Path, asked: Asked) -> Contents:
+    """Return the contents of a snapshot; the newest where the folder holds several."""
+    check_access(folder)
+    snapshot = _snapshot(folder)
+    found = {path.parent.name: _variable(path.parent) for path in snapshot.glob("*/out")}
+    if "model-wte" not in found or "model-wpe" not in found:
+        raise CheckpointError(f"{snapshot}: has no variables model-wte and model-wpe")
+    numbers = [int(match[1]) for name in found if (match := re.match(r"model-h(\d+)-", name))]
+    table, positions = found["model-wte"], found["model-wpe"].rows
+    layers, hidden = 1 + max(numbers, default=0), table.shape[-1]
+    heads, notes = heads_for(str(snapshot), "gpt", layers, hidden, asked.heads)
+    vocab, more = vocab_for("gpt", table.rows, asked.vocab)
+    inner = found["model-h0-mlp-c_fc-bias"].rows if "model-h0-mlp-c_fc-bias" in found else 4 * hidden
+    if hidden % heads:
+        raise CheckpointError(f"{snapshot}: hidden {hidden} does not divide by {heads} heads")
+    model = ModelConfig(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        sequence=positions,
+        vocab=vocab,
+        ffn=0 if inner == 4 * hidden else inner,
+    )
+    match = _SNAPSHOT.fullmatch(snapshot.name)
+    step = int(match[1]) if match and asked.state else 0
+    tensors = _tensors(snapshot, model, found, asked.state)
+    origin = {"format": "oneflow", "path": str(snapshot)}
+    return Contents(model, tensors, origin, progress=Progress(step, step), notes=(*notes, *more))
+
+
+def _tensors(snapshot: Path, model: ModelConfig, found: dict[str, Lazy], state: bool) -> dict[str, Lazy]:
+    rules = list(rules_of(RULES, model.layers))
+    needed = {name for entry in rules for name in entry.theirs}
+    averages = {f"{name}{ending}" for name in needed for ending in ENDINGS.values()}
+    refuse_unknown(
+        str(snapshot),
+        needed | averages if state else needed,
+        found.keys() - ({*()} if state else averages),
+        "System-Train-.*",
+    )
+    tensors = {}
+    for moment in ("", *MOMENTS) if state else ("",):
+        ending = ENDINGS.get(moment, "")
+        for entry in rules:
+            theirs = {name: found[f"{name}{ending}"] for name in entry.theirs}
+            whole = to_ours(entry, model, theirs)
+            if entry.ours == "tokens.weight" and whole.rows >= model.vocab:
+                whole = rows_of(whole, 0, model.vocab)
+            tensors[f"{moment}.{entry.ours}" if moment else entry.ours] = whole
+    shapes = shapes_for(model)
+    check_shapes(
+        str(snapshot), {**shapes, **{f"{m}.{n}": s for m in MOMENTS for n, s in shapes.items()}}, tensors
+    )
+    return tensors
+
+
+def _snapshot(folder: Path) -> Path:
+    """Return the snapshot: this folder, or the newest in it."""
+    if (folder / "model-wte").is_dir():
+        return folder
+    named = [
+        (int(match[1]), path)
+        for path in folder.glob("iter*snapshot")
+        if (match := _SNAPSHOT.fullmatch(path.name))
+    ]
+    if not named:
+        raise CheckpointError(f"{folder}: is no snapshot of OneFlow's GPT, and holds none")
+    return max(named)[1]
+
+
+def _variable(folder: Path) -> Lazy:
+    """Return one variable; its file must have the size of its shape."""
+    file, meta = folder / "out", folder / "meta"
+    try:
+        with meta.open(errors="replace") as stream:
+            text = stream.read(MOST_META)
+        size = file.stat().st_size
+    except OSError as error:
+        raise CheckpointError(f"{meta}: {error.strerror}") from None
+    shape = tuple(int(number) for number in re.findall(r"\bdim:\s*(\d{1,9})\b", text))
+    name = re.search(r"\bdata_type:\s*(\w+)", text)
+    dtype = TYPES.get(name[1] if name else "kFloat")
+    if dtype is None or not shape:
+        raise CheckpointError(f"{meta}: names no shape, or a type that is not one of {', '.join(TYPES)}")
+    if size != math.prod(shape) * dtype.itemsize:
+        raise CheckpointError(f"{file}: has {size:,} bytes, and its shape {list(shape)} needs another number")
+    return Lazy(shape, dtype, partial(_rows, file, dtype, shape))
+
+
+def _rows(file: Path, dtype: torch.dtype, shape: Shape, start: int, stop: int) -> Tensor:
+    each = math.prod(shape[1:]) * dtype.itemsize
+    return read_bytes(file, start * each, (stop - start) * each).view(dtype).view(stop - start, *shape[1:])

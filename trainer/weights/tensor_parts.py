@@ -1,0 +1,39 @@
+"""Tensors that another program divided among its tensor parallel ranks: join the parts, or cut a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainer.model.layers import Cut
+from trainer.weights.lazy import Lazy, columns_of, rows_of, side_by_side, stacked
+
+
+def joined(parts: Sequence[Lazy], cut: Cut) -> Lazy:
+    """Return the whole of the ranks' parts; the rows of a token table keep their padding."""
+    if cut.dim is None or len(parts) == 1:
+        return parts[0]
+    if cut.dim == 1:
+        return side_by_side(parts)
+    if not cut.sections:
+        return stacked(parts)
+    pieces, first = [], 0
+    for size in cut.sections:
+        each = size // len(parts)
+        pieces += [rows_of(part, first, first + each) for part in parts]
+        first += each
+    return stacked(pieces)
+
+
+def part_of(whole: Lazy, cut: Cut, rank: int, ranks: int) -> Lazy:
+    """Return one rank's part of a whole, whose rows may be padded already."""
+    if cut.dim is None or ranks == 1:
+        return whole
+    if cut.dim == 1:
+        each = whole.shape[1] // ranks
+        return columns_of(whole, rank * each, (rank + 1) * each)
+    pieces, first = [], 0
+    for size in cut.sections or (whole.rows,):
+        each = size // ranks
+        pieces.append(rows_of(whole, first + rank * each, first + (rank + 1) * each))
+        first += size
+    return stacked(pieces)
