@@ -47,7 +47,9 @@ def import_(
 
 
 def export(
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="The format to write: hf, megatron, mindspore, ...")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="FORMAT", help="The format to write: hf, megatron, mindspore, ...")
+    ],
     output: Output,
     where: Annotated[
         str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")
