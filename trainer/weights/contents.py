@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.part import MOMENTS
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.weights.lazy import Lazy
 
 Report = Callable[[int, int], None]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.weights.rules import Rule, rule
 

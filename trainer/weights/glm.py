@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.manifest import check_access
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import Asked, Contents
 from trainer.weights.files.torch_read import attributes, read_torch

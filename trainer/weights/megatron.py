@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.manifest import check_access
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.config.rules import model_faults
 from trainer.errors import CheckpointError, InputError
-from trainer.model.layers import Cut
+from trainer.model.cuts import Cut
 from trainer.weights.contents import Asked, Contents, Report, Wanted
 from trainer.weights.families import Keys
 from trainer.weights.files.torch_read import attributes, read_torch

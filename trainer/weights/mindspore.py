@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.part import MOMENTS
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import Asked, Contents, Report, Wanted
 from trainer.weights.files.protobuf import read_mindspore, write_mindspore

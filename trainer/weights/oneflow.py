@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainer.checkpoint.manifest import check_access
 from trainer.checkpoint.part import MOMENTS
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.weights.contents import Asked, Contents, Progress
 from trainer.weights.files.safetensors import read_bytes

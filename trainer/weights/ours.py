@@ -19,16 +19,16 @@ from trainer.checkpoint.part import MOMENTS, Part, whole_box
 from trainer.checkpoint.read import read_parts
 from trainer.checkpoint.store import TOKENIZER, Checkpoint, open_checkpoint, verify, verify_file
 from trainer.checkpoint.write import write_parts
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.config.reader import read_section
 from trainer.config.rules import model_faults
 from trainer.config.train_config import TrainConfig
 from trainer.corpus.tokenizer import CONFIG
 from trainer.engine.rank_state import shapes_of
 from trainer.errors import CheckpointError, Fault
+from trainer.model.cuts import Cut, cuts_of
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
-from trainer.model.layers import Cut, cuts_of
 from trainer.weights.contents import Contents, Progress, Report
 from trainer.weights.lazy import Lazy
 from trainer.weights.rules import check_shapes, refuse_unknown, with_moments

@@ -14,7 +14,7 @@ from enum import Enum
 import torch
 
 from trainer.checkpoint.part import MOMENTS
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.weights.lazy import Lazy, Shape, rows_of, stacked, transposed
 

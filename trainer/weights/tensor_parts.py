@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer.model.layers import Cut
+from trainer.model.cuts import Cut
 from trainer.weights.lazy import Lazy, columns_of, rows_of, side_by_side, stacked
 
 

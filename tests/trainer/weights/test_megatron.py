@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.support.weights import GPT, assert_equal, checkpoint, random_state, state_of
-from trainer.config.model_sizes import ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import Asked, Wanted
 from trainer.weights.convert import export_weights, import_weights
