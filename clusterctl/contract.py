@@ -52,6 +52,8 @@ CACHE_DIR = "CLUSTERCTL_CACHE_DIR"
 # Files that the trainer writes below RUN_DIR and the launcher reads.
 # One JSON object a line: event, step, loss, tokens_per_second, ...
 METRICS_FILE = "metrics.jsonl"
+# Results of `clusterctl eval`, in the folder of a run on the launching machine.
+EVALUATIONS_DIR = "evaluations"
 # Folders such as step-00000100, each with a manifest.json.
 CHECKPOINT_DIR = "checkpoints"
 HEARTBEAT_DIR = (

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from clusterctl.report.advice import next_commands, resume_text
 from clusterctl.report.curve import sparkline
+from clusterctl.report.evaluations import figures_text
 from clusterctl.text import count, duration, escape_controls, plural, size
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 ATTEMPTS = 5
 # Columns of the loss curve.
 WIDTH = 40
+# Results of evaluations that are listed, the newest ones.
+EVALUATIONS = 8
 
 
 def end_block(summary: RunSummary, *, unicode: bool = True, commands: bool = True) -> Table:
@@ -60,6 +63,8 @@ def _facts(summary: RunSummary, *, unicode: bool) -> Iterator[tuple[str, str]]:
     if summary.goodput is not None:
         yield "goodput", f"{summary.goodput:.0%} of the time in steps that count"
     yield from _restarts(summary)
+    for result in summary.evaluations[-EVALUATIONS:]:
+        yield result.task, f"{figures_text(result)} (step {result.step:,}, {result.convention})"
     if summary.checkpoint:
         yield "checkpoint", checkpoint_text(summary)
 

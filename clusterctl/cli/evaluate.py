@@ -9,6 +9,7 @@ import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.trainer import checkpoint_of, forward
+from clusterctl.contract import EVALUATIONS_DIR
 
 TASKS = "ppl, lambada, wikitext, copa or choice"
 
@@ -70,4 +71,4 @@ def evaluate(
 
 def results_of(where: str) -> Path:
     """Return the folder for results: in the folder of a run, or ./evaluations for a checkpoint's folder."""
-    return Path("evaluations") if Path(where).is_dir() else options.run_named(where).root / "evaluations"
+    return Path(EVALUATIONS_DIR) if Path(where).is_dir() else options.run_named(where).root / EVALUATIONS_DIR

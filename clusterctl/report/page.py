@@ -16,6 +16,7 @@ from clusterctl import __version__
 from clusterctl.report import charts
 from clusterctl.report.charts import Bar, Line, Span
 from clusterctl.report.config import differences, flat_config
+from clusterctl.report.evaluations import figures_text
 from clusterctl.report.history import History
 from clusterctl.report.summary import RunSummary, Sources, read_sources, summary_of
 from clusterctl.report.tables import details, facts, pre, table
@@ -313,6 +314,14 @@ def _results(subject: Subject) -> str:
     )
     text += table(
         ["Step", "Validation loss", "Perplexity"], evals, right=("Step", "Validation loss", "Perplexity")
+    )
+    text += table(
+        ["Step", "Task", "Convention", "Documents", "Figures", "Data"],
+        [
+            [result.step, result.task, result.convention, result.documents, figures_text(result), result.data]
+            for result in subject.summary.evaluations[-ROWS:]
+        ],
+        right=("Step", "Documents"),
     )
     samples = [
         pre(f"step {line.get('step', '')}: {line.get('text', '')}"[:4000]) for line in history.samples[-10:]

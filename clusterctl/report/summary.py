@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.errors import UsageError
 from clusterctl.jobs.phase import Phase
 from clusterctl.report.curve import means, quantile
+from clusterctl.report.evaluations import Evaluation, read_evaluations
 from clusterctl.report.history import History, Steps, read_history
 from clusterctl.runs.cause import Cause
 from clusterctl.runs.state import read_state
@@ -113,6 +114,8 @@ class RunSummary:
     checkpoint: SavedStep | None = None
     repeated: int = 0
     """Steps that were done again after a restart."""
+    evaluations: tuple[Evaluation, ...] = ()
+    """Results of `clusterctl eval`."""
 
     @property
     def is_final(self) -> bool:
@@ -172,6 +175,7 @@ def summary_of(run: RunDir, sources: Sources, *, now: float | None = None) -> Ru
         else "",
         attempts=attempts,
         restarts=sum(event["event"] == "restart" for event in sources.events.events),
+        evaluations=read_evaluations(run),
         device_hours=sum(attempt.seconds * attempt.ranks for attempt in attempts) / 3600,
     )
     return _with_training(summary, run, history) if len(history.steps) else summary
