@@ -260,3 +260,98 @@ def _remove(folder: str) -> None:
     shutil.rmtree(gone, ignore_errors=True)
     os.rename(folder, gone)
     shutil.rmtree(gone, ignore_errors=True)
+
+
+# ---- copies from other nodes
+
+
+def complete_checkpoint(request: Request) -> Dict[str, Any]:
+    """Move files that were copied to the folder `source` into the checkpoint `path`; remove `source`.
+
+    `digest` is that of the manifest which the files belong to. A checkpoint that this node lacks is made of them.
+    """
+    source, path = request.path("source"), request.path()
+    try:
+        return {"files": complete(source, path, request.need("digest", str))}
+    finally:
+        import shutil
+
+        shutil.rmtree(source, ignore_errors=True)
+
+
+def complete(source: str, folder: str, digest: str) -> int:
+    """Return how many files were moved; raise Refused if one is not what the manifest says."""
+    new = not os.path.lexists(folder)
+    own = source if new else folder
+    try:
+        if digest_of(own) != digest:
+            raise Refused("changed", f"{folder} was saved again meanwhile")
+        manifest = saved.read_manifest(own)
+        names = [name for name in os.listdir(source) if name in manifest["files"]]
+        for name in names:
+            _check_copy(os.path.join(source, name), manifest["files"][name])
+        for name in names if not new else ():
+            os.replace(os.path.join(source, name), os.path.join(folder, name))
+    except (OSError, Damaged) as problem:
+        raise Refused("damaged", _text(problem, source)) from None
+    if new:
+        _sync(os.path.join(source, saved.MANIFEST))
+        _sync(source)
+        os.rename(source, folder)
+        _sync(os.path.dirname(folder))
+    else:
+        _sync(folder)
+    return len(names)
+
+
+def _check_copy(path: str, entry: Dict[str, Any]) -> None:
+    """Raise Damaged unless a copied file has the size and the header that the manifest records; have the disk hold it.
+
+    The copy was verified when it arrived; the header tells whether it is the file of this save.
+    """
+    if saved.size_of(path) != entry["bytes"]:
+        raise Damaged(f"{path}: has not the size that the manifest says")
+    if path.endswith(saved.PARTS) and "holds" in entry:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            saved.read_header(handle, path, entry["sha256"])
+        finally:
+            os.close(handle)
+    _sync(path)
+
+
+def _sync(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# ---- shared disks
+
+SHARED_MARK = ".shared-"
+
+
+def probe_shared(request: Request) -> Dict[str, Any]:
+    """Write, look for, or remove a file in a folder, so that other nodes can tell whether they share it.
+
+    `fault` says why the folder cannot be used; `seen` whether the file of `token` is there.
+    """
+    folder, action = request.path(), request.need("action", str)
+    mark = os.path.join(folder, f"{SHARED_MARK}{request.need('token', str)}")
+    try:
+        if not os.path.isdir(folder):
+            return {"seen": False, "fault": f"{folder}: no such folder"}
+        saved.check_folder(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return {"seen": False, "fault": f"{folder}: this user may not write to it"}
+        if action == "write":
+            with open(mark, "x", encoding="utf-8"):
+                pass
+        elif action == "remove":
+            os.unlink(mark)
+        # A network disk may show a new file some seconds later; a list of the folder asks it again.
+        return {"seen": os.path.basename(mark) in os.listdir(folder), "fault": ""}
+    except (OSError, Damaged) as problem:
+        return {"seen": False, "fault": _text(problem, folder)}

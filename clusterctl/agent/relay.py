@@ -25,7 +25,23 @@ from clusterctl.agent.tree_build import Builder
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
+    from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Type
+
+    from clusterctl.agent.tree import Pieces
+
+    class Served(Protocol):
+        """A tree whose pieces are served: one that is being received, or one that is whole."""
+
+        pieces: Pieces
+        ready: bytearray
+        is_shared: bool
+
+        def await_piece(self, number: int, timeout: float) -> bool:
+            """Return whether a piece is there after at most `timeout` seconds."""
+
+        def open_file(self, file: int) -> int:
+            """Open a file of the tree for reading."""
+
 
 # Before a piece stands its size + 1; a 0 means only that the sender is alive.
 LENGTH = struct.Struct(">I")
@@ -49,7 +65,7 @@ REPORT = 0.5
 class Giver:
     """Serves this node's pieces to the others of the transfer while it receives them itself."""
 
-    def __init__(self, builder: Builder, terms: Dict[str, Any]) -> None:
+    def __init__(self, builder: Served, terms: Dict[str, Any]) -> None:
         """Listen on this node's address in the cluster, and nowhere else; raise OSError if that is not possible."""
         builder.is_shared = True
         self._builder = builder
@@ -118,7 +134,7 @@ def _end(connection: socket.socket) -> None:
 class _Serving:
     """Answers the requests of one node in order, as the pieces arrive here."""
 
-    def __init__(self, builder: Builder, stream: Wire) -> None:
+    def __init__(self, builder: Served, stream: Wire) -> None:
         self._builder = builder
         self._stream = stream
         self._small = bytearray()

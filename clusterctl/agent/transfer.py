@@ -43,7 +43,8 @@ def receive(request: Request) -> Dict[str, Any]:
     `dest` may be a path below the work folder's store (there it is enough that it exists: its name is its content),
     or any folder that does not exist, is empty, or came from an earlier push; any other only with `replace`. `look`
     only reports what would be sent. `recheck` also reads files whose times say that they did not change. With
-    `single` the tree is one file, and `dest` is that file, which is replaced.
+    `single` the tree is one file, and `dest` is that file, which is replaced. With `transient` no record is kept for
+    the next push: the files will be moved elsewhere.
     """
     dest = request.path("dest")
     named, single = bool(request.params.get("content_named")), bool(request.params.get("single"))
@@ -63,8 +64,9 @@ def receive(request: Request) -> Dict[str, Any]:
     builder = _builder(request, dest)
     builder.look([Base(builder.root, old.rows if old else {})])
     if builder.is_same() and not (old and not single and _left_over(builder, old)):
-        name, text = request.need("tree", str), builder.manifest
-        _write_record(place, builder.root, name, builder.entries, builder.known, manifest=text)
+        if not request.params.get("transient"):
+            name, text = request.need("tree", str), builder.manifest
+            _write_record(place, builder.root, name, builder.entries, builder.known, manifest=text)
         return _same(dest)
     if request.params.get("look"):
         return _would(builder, _other_bases(request, dest) if named else [])
@@ -135,8 +137,9 @@ def _put_in_place(request: Request, builder: Builder, place: str, old: Optional[
     if old is not None and not request.params.get("single"):
         builder.keep_others([entry.path for entry in old.entries])
     builder.switch()
-    name, entries, text = request.need("tree", str), builder.entries, builder.manifest
-    _write_record(place, builder.root, name, entries, {}, builder.written, text)
+    if not request.params.get("transient"):
+        name, entries, text = request.need("tree", str), builder.entries, builder.manifest
+        _write_record(place, builder.root, name, entries, {}, builder.written, text)
     return {"path": builder.dest, "unchanged": False}
 
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.saved import LATEST, MANIFEST
-from clusterctl.checkpoints.holder import HERE, Entry, Holder, Listing, NodeHolder, ThisMachine
-from clusterctl.contract import CHECKPOINT_DIR
+from clusterctl.checkpoints.holder import Entry, Holder, Listing, NodeHolder, ThisMachine
 from clusterctl.errors import UsageError
 from clusterctl.inventory import nodeset
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
+from clusterctl.transport.fanout import within
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.jobs.record import RunRecord
-    from clusterctl.transport.fanout import Connections
+    from clusterctl.transport.fanout import Connection, Connections
 
 
 class Health(str, Enum):
@@ -190,58 +190,85 @@ def folders_of(record: RunRecord) -> list[tuple[Node, str]]:
     return [(node, folder_on(record, run_dir)) for node, run_dir in present]
 
 
+def of_nodes(
+    folders: Sequence[tuple[Node, str]], connections: Connections, patience: float | None = None
+) -> Found:
+    """Return the checkpoints on some nodes, each with its folder, as far as they answer within `patience` seconds."""
+    folder_of = {node.name: folder for node, folder in folders}
+
+    def ask(node: Node, link: Connection) -> tuple[Holder, Listing]:
+        holder = NodeHolder(node, link)
+        return holder, holder.listing(folder_of[node.name])
+
+    outcomes = within(connections, [node for node, _ in folders], ask, patience)
+    listings = [outcome.get() for outcome in outcomes if outcome.ok]
+    unreachable = {
+        outcome.node.name: getattr(outcome.error, "reason", str(outcome.error))
+        for outcome in outcomes
+        if not outcome.ok
+    }
+    return Found(fold_or_empty(folder_of), combine(listings), latest_of(listings), unreachable)
+
+
+def fold_or_empty(names: Iterable[str]) -> str:
+    """Return node names as a node set, "" without any."""
+    found = list(names)
+    return nodeset.fold(found) if found else ""
+
+
 def of_run(run: RunDir, connections: Connections) -> Found:
     """Return the checkpoints of a run on its nodes and on this machine."""
     record = run.read_record()
-    folders = {node.name: (node, folder) for node, folder in folders_of(record)}
+    folders = folders_of(record)
+    if shared_folder(record):
+        # Every node of a shared disk has the same answer: one of them is enough.
+        folders = first_reachable(folders, connections)
+    found = of_nodes(folders, connections)
+    if not run.checkpoints.is_dir():
+        return replace(found, source=run.run_id)
+    here: tuple[Holder, Listing] = (ThisMachine(), ThisMachine().listing(str(run.checkpoints)))
+    checkpoints = merge(found.checkpoints, combine([here]))
+    return Found(run.run_id, checkpoints, found.latest, found.unreachable)
 
-    def ask(node: Node, link: Any) -> tuple[Holder, Listing]:
-        holder = NodeHolder(node, link)
-        return holder, holder.listing(folders[node.name][1])
 
-    nodes = [node for node, _ in folders.values()]
-    listings: list[tuple[Holder, Listing]] = []
-    unreachable: dict[str, str] = {}
-    # Every node of a shared disk has the same answer: one of them is enough.
-    for group in [[node] for node in nodes] if shared_folder(record) else [nodes]:
-        for outcome in connections.on_each(group, ask):
-            if outcome.error is None:
-                listings.append(outcome.get())
-            else:
-                unreachable[outcome.node.name] = getattr(outcome.error, "reason", outcome.error.message)
-        if listings and shared_folder(record):
-            unreachable = {}
-            break
-    if run.checkpoints.is_dir():
-        listings.append((ThisMachine(), ThisMachine().listing(str(run.checkpoints))))
-    return Found(run.run_id, combine(listings), latest_of(listings), unreachable)
+def first_reachable(folders: Sequence[tuple[Node, str]], connections: Connections) -> list[tuple[Node, str]]:
+    """Return the first of the nodes that answers, or all if none does."""
+    for node, folder in folders:
+        if connections.on_each([node], lambda node, link: link.hello())[0].ok:
+            return [(node, folder)]
+    return list(folders)
+
+
+def merge(first: Sequence[Checkpoint], second: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints of two lists; those with the same manifest become one."""
+    holdings = [holding for checkpoint in (*first, *second) for holding in checkpoint.holdings]
+    return grouped(holdings)
 
 
 def latest_of(listings: Sequence[tuple[Holder, Listing]]) -> str:
     """Return the newest name in the `latest` files: some nodes may not have written theirs yet."""
-    return max((listing.latest for holder, listing in listings if holder.name != HERE), default="")
+    return max((listing.latest for _, listing in listings), default="")
 
 
 def combine(listings: Sequence[tuple[Holder, Listing]]) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints of several machines, newest first.
+    """Return the checkpoints of several machines, newest first."""
+    return grouped([Holding(holder, entry) for holder, listing in listings for entry in listing.checkpoints])
+
+
+def grouped(holdings: Iterable[Holding]) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints that these holdings are of, newest first.
 
     Those with the same manifest are one. A machine whose manifest is damaged belongs to the checkpoint of that name.
     """
     groups: dict[tuple[int, str], list[Holding]] = {}
     damaged: list[Holding] = []
-    for holder, listing in listings:
-        for entry in listing.checkpoints:
-            if entry.digest:
-                groups.setdefault((entry.step, entry.digest), []).append(Holding(holder, entry))
-            else:
-                damaged.append(Holding(holder, entry))
+    for holding in holdings:
+        if holding.entry.digest:
+            groups.setdefault((holding.entry.step, holding.entry.digest), []).append(holding)
+        else:
+            damaged.append(holding)
     for holding in damaged:
         same = [key for key, members in groups.items() if members[0].entry.name == holding.entry.name]
         groups.setdefault(same[0] if same else (holding.entry.step, ""), []).append(holding)
     found = [Checkpoint(step, digest, tuple(members)) for (step, digest), members in groups.items()]
     return tuple(sorted(found, key=lambda item: (-item.step, ".old" in item.name, item.name)))
-
-
-def local_folder(run: RunDir) -> Path:
-    """Return the folder on this machine that `pull` fills."""
-    return run.root / CHECKPOINT_DIR

@@ -155,6 +155,13 @@ def push_store(
     return _Sending(connection, source, Target(dest, content_named=True), progress, relay).result()
 
 
+def push_apart(
+    connection: Connection, source: Source, dest: str, relay: Relay, progress: Progress | None = None
+) -> PushResult:
+    """Put a tree into a new folder from which its files will be moved: the node keeps no record of it."""
+    return _Sending(connection, source, {"dest": dest, "transient": True}, progress, relay).result()
+
+
 @dataclass(frozen=True)
 class PushEstimate:
     """What a push would send to one node."""

@@ -1,0 +1,94 @@
+"""Offer files of a folder to another node: it fetches them from here as it does in a relayed push."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+from clusterctl.agent import lean, tree
+from clusterctl.agent.frames import CHUNK
+from clusterctl.agent.pieces import read_answer
+from clusterctl.agent.relay import Giver, prepared
+from clusterctl.agent.request import Refused, Request
+from clusterctl.agent.tree import BadTree, Pieces
+
+# Importing typing takes 10 ms.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict
+
+# How much lower than the training's the priority of reading and hashing is.
+NICE = 10
+
+
+class WholeTree:
+    """Files that are all here, as the relay serves them."""
+
+    def __init__(self, root: str, pieces: Pieces) -> None:
+        self.root = root
+        self.pieces = pieces
+        self.ready = bytearray(b"\1" * pieces.count)
+        self.is_shared = True
+
+    def await_piece(self, number: int, timeout: float) -> bool:
+        """Return True: every piece is here."""
+        return True
+
+    def open_file(self, file: int) -> int:
+        """Open a file for reading."""
+        path = os.path.join(self.root, self.pieces.files[file].path)
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def offer(request: Request) -> Dict[str, Any]:
+    """Send the manifest of some files of a folder, then serve their pieces as the launcher's messages say.
+
+    `{"terms": ...}` lets another node fetch them: the reply has the port. `{"pieces": ...}` sends pieces in the reply.
+    `{"end": true}` ends the offer.
+    """
+    folder, names = request.path(), {str(name) for name in request.need("files", list)}
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    scanned = tree.scan(folder, lambda path, is_dir: path not in names)
+    missing = names - {entry.path for entry in scanned.entries if entry.kind == "f"}
+    if missing:
+        raise Refused("not-found", f"{folder}: has no file {', '.join(sorted(missing)[:5])}")
+    manifest = tree.to_bytes(scanned.entries)
+    sizes = {"manifest": len(manifest), "table": len(scanned.table)}
+    content = manifest + scanned.table
+    for begin in range(0, len(content), CHUNK):
+        request.send(content[begin : begin + CHUNK], **sizes)
+    request.send(b"", ready=True)
+    whole = WholeTree(
+        folder, Pieces([entry for entry in scanned.entries if entry.kind == "f"], scanned.table)
+    )
+    with contextlib.ExitStack() as serving:
+        while _serve(request, whole, read_answer(request), serving):
+            continue
+    return {"path": folder}
+
+
+def _serve(request: Request, whole: WholeTree, message: Any, serving: contextlib.ExitStack) -> bool:
+    """Do what one message of the launcher says; return False for the last one."""
+    if not isinstance(message, dict):
+        raise Refused("usage", "offer: a message must be an object")
+    if "terms" in message:
+        giver, problem = None, ""
+        try:
+            giver = Giver(whole, prepared(message["terms"], os.path.join(request.workdir, "tmp")))
+            serving.callback(giver.close)
+            request.on_cancel.append(giver.close)
+        except OSError as error:
+            problem = str(error)
+        request.send(b"", listening=giver.port if giver else 0, why=problem)
+    elif "pieces" in message:
+        try:
+            wanted = whole.pieces.checked(message["pieces"])
+            tree.send_pieces(
+                lambda entry: os.path.join(whole.root, entry.path), whole.pieces, wanted, request.send
+            )
+        except BadTree as problem:
+            raise Refused("changed", f"{problem}; copy it again") from None
+        request.send(lean.dumps(True).encode(), sent=True)
+    return "end" not in message

@@ -1,0 +1,93 @@
+"""Before an attempt starts: find the newest checkpoint that all living nodes together have, and complete the new nodes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from clusterctl.checkpoints.find import Checkpoint, Found, folder_on, of_nodes, shared_folder
+from clusterctl.checkpoints.moves import Move, move_all
+from clusterctl.inventory.nodeset import fold
+from clusterctl.text import plural, size
+from clusterctl.transport.fanout import raise_failures
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.jobs.plan import Plan
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.transport.fanout import Connections
+
+# Seconds in which nodes that left the run may answer: they may be dead, and connecting to those takes longer.
+PATIENCE = 5.0
+
+
+def bring_checkpoint(run: RunDir, made: Plan, connections: Connections) -> str:
+    """Move the files that the nodes of an attempt lack to them; return which checkpoint it will continue from, or "".
+
+    Nodes that left the run are asked too. Each rank's own file goes to the node of that rank; whatever else its ranks
+    read they fetch from each other when they load.
+    """
+    record = run.read_record()
+    if record.job.train is None:
+        return ""
+    plan = {part.node.name: (part.node, folder_on(record, part.run_dir)) for part in made.nodes}
+    if shared_folder(record):
+        found = of_nodes(list(plan.values())[:1], connections)
+        newest = _newest(found)
+        return _text(newest, found, "on the shared disk") if newest else ""
+    before = [(node, folder_on(record, record.run_dirs[node.name])) for node in record.cluster.nodes]
+    before += [(left.node, folder_on(record, left.run_dir)) for left in record.abandoned]
+    others = {node.name: (node, folder) for node, folder in before if node.name not in plan}
+    found = of_nodes([*plan.values(), *others.values()], connections, patience=PATIENCE)
+    newest = _newest(found)
+    if newest is None:
+        return ""
+    began = time.monotonic()
+    moves = moves_for(newest, made, plan)
+    outcomes = move_all(newest, moves, connections)
+    raise_failures(outcomes)
+    moved = sum(outcome.get() for outcome in outcomes)
+    text = _text(newest, found, f"complete on {fold(list(newest.nodes))}")
+    if moves:
+        files = plural(sum(len(move.names) for move in moves), "file")
+        targets = fold(sorted({move.target.name for move in moves}))
+        text += f"; {files} ({size(moved)}) moved to {targets} in {time.monotonic() - began:.1f} s"
+    return text
+
+
+def _newest(found: Found) -> Checkpoint | None:
+    return next((checkpoint for checkpoint in found.checkpoints if checkpoint.is_resumable), None)
+
+
+def _text(newest: Checkpoint, found: Found, where: str) -> str:
+    """Return which checkpoint was chosen, and the newer ones that are not complete over the living nodes."""
+    newer = [f"{item.name} lacks {plural(item.missing, 'file')}" for item in found.checkpoints if item.step > newest.step]
+    passed = f"; passed over: {', '.join(newer)}" if newer else ""
+    return f"{newest.name}: the newest checkpoint that the living nodes have, {where}{passed}"
+
+
+def moves_for(checkpoint: Checkpoint, made: Plan, folders: dict[str, tuple[Node, str]]) -> list[Move]:
+    """Return the moves after which each node has its ranks' own files, and the nodes together have all files."""
+    node_of = {process.rank: part.node.name for part in made.nodes for process in part.processes}
+    same_world = (checkpoint.facts.layout or {}).get("world") == made.world_size
+    wanted: dict[tuple[str, str], list[str]] = {}
+    for number, file in enumerate(sorted(checkpoint.copies_of)):
+        holders = [holding.holder.name for holding in checkpoint.holders_of(file)]
+        rank = _rank_of(file)
+        target = node_of.get(rank) if same_world and rank is not None else None
+        if target is None and not any(name in folders for name in holders):
+            # Another layout: any node will do, as long as one of the attempt has the file.
+            target = list(folders)[number % len(folders)]
+        if target is not None and target not in holders:
+            living = [name for name in holders if name in folders] or holders
+            wanted.setdefault((living[0], target), []).append(file)
+    by_name = {holding.holder.name: holding for holding in checkpoint.holdings}
+    return [
+        Move(by_name[source], *folders[target], tuple(files)) for (source, target), files in wanted.items()
+    ]
+
+
+def _rank_of(file: str) -> int | None:
+    """Return the rank that wrote a file such as part-00003.safetensors."""
+    word = file.partition(".")[0].removeprefix("part-")
+    return int(word) if file.startswith("part-") and word.isascii() and word.isdecimal() else None

@@ -1,0 +1,132 @@
+"""Keep copies of each checkpoint's files on other nodes, while the run goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from clusterctl.checkpoints.find import Checkpoint, folder_on, of_nodes, shared_folder
+from clusterctl.checkpoints.moves import copies_wanted, move_all
+from clusterctl.errors import ClusterctlError
+from clusterctl.jobs.job import Job
+from clusterctl.text import plural, size
+from clusterctl.transport.fanout import raise_failures
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.jobs.record import RunRecord
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.runs.updates import Update
+    from clusterctl.transport.fanout import Connections
+
+# Seconds that the end of a run waits for the copies of its last checkpoint.
+LAST = 600.0
+
+
+def copies_of(job: Job) -> int:
+    """Return how many nodes shall have each file of a checkpoint."""
+    save = (job.train or {}).get("save")
+    copies = save.get("copies", 1) if isinstance(save, dict) else 1
+    return copies if type(copies) is int else 1
+
+
+class Copier:
+    """Copies each complete checkpoint in a thread of its own, from node to node.
+
+    The newest step whose copies are complete stays protected from pruning until a newer one has its copies.
+    """
+
+    def __init__(self, run: RunDir, connections: Connections, copies: int) -> None:
+        self.run, self.connections, self.copies = run, connections, copies
+        self._saved, self._closed, self._idle = threading.Event(), threading.Event(), threading.Event()
+        self._held = ExitStack()
+        self._failed = ""
+        # Of the newest checkpoint with all its copies.
+        self._digest = ""
+
+    def start(self) -> None:
+        # A checkpoint of an earlier attempt may lack copies.
+        self._saved.set()
+        threading.Thread(target=self._work, daemon=True, name="copy checkpoints").start()
+
+    def note(self, update: Update) -> None:
+        """Note a checkpoint that the trainer reported."""
+        if update.metric is not None and update.metric.get("event") == "checkpoint":
+            self._idle.clear()
+            self._saved.set()
+
+    def finish(self) -> None:
+        """Wait until the newest checkpoint has its copies, or cannot have them."""
+        self._idle.clear()
+        self._saved.set()
+        self._idle.wait(LAST)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._saved.set()
+
+    def _work(self) -> None:
+        while self._saved.wait() and not self._closed.is_set():
+            self._saved.clear()
+            try:
+                self._copy_newest()
+                self._failed = ""
+            except ClusterctlError as error:
+                # A lost node is detected elsewhere; the next checkpoint is tried again.
+                if error.message != self._failed:
+                    self.run.add_event("note", text=f"a checkpoint has not all its copies: {error.message}")
+                self._failed = error.message
+            if not self._saved.is_set():
+                self._idle.set()
+        self._held.close()
+
+    def _copy_newest(self) -> None:
+        began = time.monotonic()
+        record = self.run.read_record()
+        folders = folders_in(record)
+        found = of_nodes(list(folders.values()), self.connections)
+        newest = next((item for item in found.checkpoints if item.is_resumable), None)
+        if newest is None or newest.digest == self._digest:
+            return
+        moves = copies_wanted(newest, folders, self.copies)
+        outcomes = move_all(newest, moves, self.connections)
+        self._protect(newest)
+        raise_failures(outcomes)
+        if moves:
+            moved = sum(outcome.get() for outcome in outcomes)
+            seconds = time.monotonic() - began
+            text = f"{newest.name} is on {self.copies} nodes each: copied {size(moved)} in {seconds:.1f} s"
+            facts = {"step": newest.step, "bytes": moved, "seconds": round(seconds, 3)}
+            self.run.add_event("copied", **facts, copies=self.copies, text=text)
+        self._digest = newest.digest
+
+    def _protect(self, newest: Checkpoint) -> None:
+        """Protect the newest checkpoint with copies, and let go of the one before."""
+        before, self._held = self._held, ExitStack()
+        try:
+            for holding in newest.holdings:
+                self._held.enter_context(holding.holder.held([holding.entry.path]))
+        finally:
+            before.close()
+
+
+def folders_in(record: RunRecord) -> dict[str, tuple[Node, str]]:
+    """Return each node of the present attempt, with its folder of checkpoints."""
+    return {node.name: (node, folder_on(record, record.run_dirs[node.name])) for node in record.cluster.nodes}
+
+
+def copier_for(run: RunDir, connections: Connections) -> Copier | None:
+    """Return what copies the checkpoints of a run, None if its job wants no copies."""
+    record = run.read_record()
+    copies = copies_of(record.job)
+    if copies < 2 or shared_folder(record):
+        return None
+    return Copier(run, connections, copies)
+
+
+def describe(checkpoint: Checkpoint) -> str:
+    """Return a checkpoint for a log line: `step-00000100 (complete on node1, node2)`."""
+    on = ", ".join(checkpoint.nodes)
+    return f"{checkpoint.name}, {plural(checkpoint.facts.count, 'file')} on {on}"
