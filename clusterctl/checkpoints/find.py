@@ -15,6 +15,7 @@ from clusterctl.checkpoints.holder import Entry, Holder, Listing, NodeHolder, Th
 from clusterctl.errors import UsageError
 from clusterctl.inventory import nodeset
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
+from clusterctl.jobs.saving import saving_of
 from clusterctl.transport.fanout import within
 
 if TYPE_CHECKING:
@@ -172,9 +173,8 @@ def _has_checkpoints(path: Path) -> bool:
 
 def shared_folder(record: RunRecord) -> str:
     """Return the folder of the run's checkpoints on a shared disk; "" if each node has its own."""
-    save = (record.job.train or {}).get("save")
-    folder = save.get("dir") if isinstance(save, dict) else None
-    return f"{folder.rstrip('/')}/{record.run}" if isinstance(folder, str) and folder else ""
+    folder = saving_of(record.job).dir
+    return f"{folder}/{record.run}" if folder else ""
 
 
 def folder_on(record: RunRecord, run_dir: str) -> str:
@@ -183,11 +183,13 @@ def folder_on(record: RunRecord, run_dir: str) -> str:
 
 
 def folders_of(record: RunRecord) -> list[tuple[Node, str]]:
-    """Return the nodes that may have checkpoints of a run, with the folder on each: also nodes that left it."""
-    present = [(node, record.run_dirs[node.name]) for node in record.cluster.nodes]
-    names = set(record.cluster.names)
-    present += [(left.node, left.run_dir) for left in record.abandoned if left.node.name not in names]
-    return [(node, folder_on(record, run_dir)) for node, run_dir in present]
+    """Return the nodes that may have checkpoints of a run, also spares and those that left it, with each folder."""
+    folders = {node.name: (node, record.run_dirs[node.name]) for node in record.cluster.nodes}
+    for left in record.abandoned:
+        folders.setdefault(left.node.name, (left.node, left.run_dir))
+    for node in record.spares:
+        folders.setdefault(node.name, (node, f"{node.workdir}/runs/{record.run}/{node.name}"))
+    return [(node, folder_on(record, run_dir)) for node, run_dir in folders.values()]
 
 
 def of_nodes(

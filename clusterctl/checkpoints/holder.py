@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from clusterctl.agent import checkpoints as on_disk
 from clusterctl.agent import saved
 from clusterctl.agent.request import Refused
-from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.errors import LinkLost, UsageError, WorkFailed
 from clusterctl.inventory.cluster import Node
 from clusterctl.typed_json import BadValue, decode
 
@@ -196,7 +196,9 @@ class NodeHolder:
             next(iter(request), None)
             yield
         finally:
-            request.cancel()
+            # A node that is gone needs no cancelling.
+            with contextlib.suppress(LinkLost):
+                request.cancel()
 
     def remove(self, path: str, digest: str, *, check: bool) -> Removal:
         answer = self.connection.call("remove_checkpoint", {"path": path, "digest": digest, "check": check})

@@ -40,7 +40,9 @@ def copies_wanted(checkpoint: Checkpoint, folders: Mapping[str, tuple[Node, str]
     names = list(folders)
     wanted: dict[tuple[str, str], list[str]] = {}
     for file, count in checkpoint.copies_of.items():
-        have = [holding.holder.name for holding in checkpoint.holders_of(file) if holding.holder.name in folders]
+        have = [
+            holding.holder.name for holding in checkpoint.holders_of(file) if holding.holder.name in folders
+        ]
         if not have:
             continue
         first = names.index(have[0])
@@ -54,9 +56,7 @@ def copies_wanted(checkpoint: Checkpoint, folders: Mapping[str, tuple[Node, str]
     ]
 
 
-def move_all(
-    checkpoint: Checkpoint, moves: Sequence[Move], connections: Connections
-) -> list[Outcome[int]]:
+def move_all(checkpoint: Checkpoint, moves: Sequence[Move], connections: Connections) -> list[Outcome[int]]:
     """Move files, all sources at the same time; return for each source the bytes that reached their targets.
 
     The checkpoint is protected from pruning meanwhile.

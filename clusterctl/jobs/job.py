@@ -23,6 +23,7 @@ from clusterctl.inventory.cluster import (
 )
 from clusterctl.jobs import launchers, placeholders
 from clusterctl.jobs.restarts import Restart
+from clusterctl.jobs.saving import saving_faults
 from clusterctl.settings import duration, environment
 
 RANK_TABLE_CHOICES = ("auto", "always", "never")
@@ -341,6 +342,8 @@ def check(job: Job, cluster: Cluster) -> dict[str, Any]:
     if job.device_ids == "physical" and job.train is not None:
         problem = "'physical' does not fit the embedded trainer, which counts the visible devices"
         faults.append(_fault(job, ("device_ids",), problem, "device_ids: visible"))
+    for path, problem, remedy in saving_faults(job, len(cluster.nodes)):
+        faults.append(_fault(job, path, problem, remedy))
     summary: dict[str, Any] = {}
     if job.train is not None and not in_train:
         answer = check_train(replace(job, train=train_part(job, cluster)), max(world, 1))

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.frames import SILENCE
 from clusterctl.agent.processes import identity, is_alive
+from clusterctl.checkpoints.copies import copier_for
+from clusterctl.checkpoints.find import shared_folder
 from clusterctl.errors import ClusterctlError, InputFaults, WorkFailed
 from clusterctl.files import open_private
 from clusterctl.inventory.cluster import Cluster, Node
@@ -75,7 +77,10 @@ class Control:
         moves = self.job.restart is not None and (
             self.policy.min_nodes or self.policy.spare_nodes or record.spares
         )
-        self.carrier = Carrier(run, connections) if moves and self.job.train is not None else None
+        self.copier = copier_for(run, connections)
+        # Where nodes keep copies for each other, or share a disk, none is needed here.
+        alone = self.copier is None and not shared_folder(record)
+        self.carrier = Carrier(run, connections) if moves and alone and self.job.train is not None else None
         # Why the last attempt could not start.
         self.refused = ""
         # Two threads write the record: the one for abandoned nodes, and this one at a restart.
@@ -87,6 +92,8 @@ class Control:
         threading.Thread(target=self._chase, daemon=True, name="chase").start()
         if self.carrier:
             self.carrier.start()
+        if self.copier:
+            self.copier.start()
         if reason := self._missing_variables():
             yield self._note(reason)
         try:
@@ -106,6 +113,8 @@ class Control:
             self.closed.set()
             if self.carrier:
                 self.carrier.close()
+            if self.copier:
+                self.copier.close()
 
     def _attempt(self) -> Any:
         """Watch one attempt to its end; return how it ended."""
@@ -126,9 +135,12 @@ class Control:
                 self.run.add_event("note", node=update.node, text=update.note)
             if self.carrier:
                 self.carrier.note(update)
+            saved = (update.metric or {}).get("event") == "checkpoint"
+            if saved and self.copier:
+                self.copier.note()
             if update.pace:
                 yield from self._stragglers(paces, update)
-            if (update.metric or {}).get("event") == "checkpoint" and self.policy.grow == "checkpoint":
+            if saved and self.policy.grow == "checkpoint":
                 threading.Thread(target=self._grow, daemon=True, name="grow").start()
             yield update
         lost = [name for name, phase in watch.ends.items() if phase is Phase.LOST]
@@ -206,6 +218,8 @@ class Control:
     def _conclude(self, state: RunState, decision: Decision) -> None:
         if self.run.stop_asked.exists() and state.phase is not Phase.FINISHED:
             state = replace(state, phase=Phase.STOPPED)
+        if self.copier and state.phase in (Phase.FINISHED, Phase.STOPPED):
+            self.copier.finish()
         conclude(self.run, self.connections, replace(state, verdict=decision.why))
 
     # -- the next attempt

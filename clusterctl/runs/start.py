@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.checkpoints.restart import bring_checkpoint
+from clusterctl.checkpoints.shared import check_shared
 from clusterctl.environment import inherited
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.files import replace_file
@@ -23,6 +25,7 @@ from clusterctl.jobs.run_folder import (
     make_runs,
     new_run_id,
 )
+from clusterctl.jobs.saving import saving_of
 from clusterctl.runs.master_port import free_port
 from clusterctl.runs.query import current_state
 from clusterctl.runs.stage import (
@@ -120,6 +123,9 @@ def start_next(
     facts = replace(facts, run_id=run.run_id, attempt=record.attempt + 1)
     made = plan.make_plan(cluster, job, facts)
     before(made)
+    if text := bring_checkpoint(run, made, connections):
+        run.add_event("note", text=text)
+        tell("checkpoint", text)
     start_all(run, made, connections, tell)
 
 
@@ -141,6 +147,9 @@ def prepare(
 ) -> plan.Facts:
     """Return the facts about a run that only its nodes know."""
     from clusterctl.ranktable import from_nodes
+
+    if folder := saving_of(job).dir:
+        tell("checkpoint", check_shared(folder, cluster.nodes, connections))
 
     table = ""
     if plan.rank_table_wanted(job, cluster):

@@ -86,6 +86,12 @@ class Checkpointer:
         self._writing: BackgroundSave | None = None
         self._in_background: bool | None = None
 
+    def require_shared(self, folder: str) -> None:
+        """Raise a CheckpointError if a folder is named that all nodes must share, and they do not."""
+        if folder and len(self.folder.all_leaders) > 1:
+            problem = f"train.save.dir: {folder}: the nodes do not share it"
+            raise CheckpointError(problem, "mount one disk there on every node, or leave dir out")
+
     def save(self, progress: Progress, last: bool = False) -> list[Report]:
         """Save, or begin to; return what has been saved since the last call. `last`: training ends here."""
         began = time.monotonic()

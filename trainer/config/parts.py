@@ -133,6 +133,11 @@ class SaveConfig:
     """When a checkpoint is due while the one before is still being written: wait for it, or skip the new one."""
     verify: str = setting("auto", choices=("auto", "always", "never"))
     """Read each checkpoint back from the disk before it counts as saved; auto does so unless training waits for it."""
+    dir: str = setting("")
+    """A folder on a disk that all nodes share, for checkpoints that are written once and read by all; they go into
+    <dir>/<run>. Empty: each node keeps the files of its own ranks."""
+    copies: int = setting(1, least=1)
+    """Nodes that hold each file of a checkpoint: with 2, losing a node loses no checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,22 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
         (_profile_faults(config, layout), "steps profile"),
         (_chip_faults(config), "precision hardware.chip hardware.kind"),
         (_precision_faults(config), "precision loss_scale"),
+        (_save_faults(config), "save"),
     ]
     found: list[Fault] = []
     for rule, keys in rules:
         if not any(fault.is_of(key) for fault in (*before, *found) for key in keys.split()):
             found += rule
     return found
+
+
+def _save_faults(config: TrainConfig) -> Iterator[Fault]:
+    folder, copies = config.save.dir, config.save.copies
+    if folder and not folder.startswith(("/", "~/")):
+        yield Fault("train.save.dir", f"{folder!r} is not an absolute path", "as in /shared/checkpoints")
+    if folder and copies > 1:
+        problem = f"{copies} copies of checkpoints that all nodes share"
+        yield Fault("train.save.copies", problem, "leave it out: the shared disk is the only place")
 
 
 def model_faults(model: ModelConfig) -> Iterator[Fault]:

@@ -11,6 +11,7 @@ import torch
 
 import native
 from trainer.checkpoint.checkpointer import Checkpointer
+from trainer.checkpoint.manifest import check_access
 from trainer.config.data import DataConfig
 from trainer.config.glm import SPECIAL_TOKENS
 from trainer.config.train_config import TrainConfig
@@ -88,7 +89,9 @@ def run_training(
         model.to(device.name)
     engine = _engine(model, config, groups, device, ops)
     startup.done("model")
-    checkpointer = Checkpointer(config, engine, group, run_dir / CHECKPOINT_DIR, data.identity())
+    folder = _checkpoint_folder(config, environment, run_dir)
+    checkpointer = Checkpointer(config, engine, group, folder, data.identity())
+    checkpointer.require_shared(config.save.dir)
     step = checkpointer.resume()
     checkpointer.notes += [*data.notes, *_notes(config, device)]
     startup.done("checkpoint")
@@ -121,6 +124,17 @@ def _notes(config: TrainConfig, device: Device) -> Iterator[str]:
         yield "note: train.offload has no effect on a CPU"
     if config.model.kind == "glm" and not config.data.tokenizer:
         yield "note: without train.data.tokenizer each document counts as one sentence for [sMASK]"
+
+
+def _checkpoint_folder(config: TrainConfig, environment: Env, run_dir: Path) -> Path:
+    """Return where this run's checkpoints are: in the run's folder, or on a disk that all nodes share."""
+    if not config.save.dir:
+        return run_dir / CHECKPOINT_DIR
+    shared = Path(config.save.dir).expanduser()
+    if not shared.is_dir():
+        raise InputError(f"train.save.dir: {shared}: no such folder", "create it on the shared disk")
+    check_access(shared)
+    return shared / (environment.run_id or run_dir.name)
 
 
 def _open_data(config: TrainConfig, cache: Path) -> Data:

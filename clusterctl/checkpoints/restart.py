@@ -1,15 +1,17 @@
-"""Before an attempt starts: find the newest checkpoint that all living nodes together have, and complete the new nodes."""
+"""Before an attempt starts: find the newest checkpoint that all living nodes together have.
+
+Nodes that joined the run get the files of their ranks.
+"""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.checkpoints.find import Checkpoint, Found, folder_on, of_nodes, shared_folder
+from clusterctl.checkpoints.find import Checkpoint, Found, folder_on, folders_of, of_nodes, shared_folder
 from clusterctl.checkpoints.moves import Move, move_all
 from clusterctl.inventory.nodeset import fold
 from clusterctl.text import plural, size
-from clusterctl.transport.fanout import raise_failures
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -17,15 +19,15 @@ if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transport.fanout import Connections
 
-# Seconds in which nodes that left the run may answer: they may be dead, and connecting to those takes longer.
+# Seconds in which a node must answer: connecting to a dead one takes longer.
 PATIENCE = 5.0
 
 
 def bring_checkpoint(run: RunDir, made: Plan, connections: Connections) -> str:
     """Move the files that the nodes of an attempt lack to them; return which checkpoint it will continue from, or "".
 
-    Nodes that left the run are asked too. Each rank's own file goes to the node of that rank; whatever else its ranks
-    read they fetch from each other when they load.
+    Spares are asked too: they may have been nodes of the run. Each rank's own file goes to the node of that rank;
+    whatever else its ranks read they fetch from each other when they load.
     """
     record = run.read_record()
     if record.job.train is None:
@@ -35,19 +37,21 @@ def bring_checkpoint(run: RunDir, made: Plan, connections: Connections) -> str:
         found = of_nodes(list(plan.values())[:1], connections)
         newest = _newest(found)
         return _text(newest, found, "on the shared disk") if newest else ""
-    before = [(node, folder_on(record, record.run_dirs[node.name])) for node in record.cluster.nodes]
-    before += [(left.node, folder_on(record, left.run_dir)) for left in record.abandoned]
-    others = {node.name: (node, folder) for node, folder in before if node.name not in plan}
-    found = of_nodes([*plan.values(), *others.values()], connections, patience=PATIENCE)
+    # Nodes that were given up are not asked: they become spares as soon as they answer.
+    dead = {left.node.name for left in record.abandoned}
+    others = [entry for entry in folders_of(record) if entry[0].name not in {*plan, *dead}]
+    found = of_nodes([*plan.values(), *others], connections, patience=PATIENCE)
     newest = _newest(found)
     if newest is None:
         return ""
     began = time.monotonic()
     moves = moves_for(newest, made, plan)
     outcomes = move_all(newest, moves, connections)
-    raise_failures(outcomes)
-    moved = sum(outcome.get() for outcome in outcomes)
     text = _text(newest, found, f"complete on {fold(list(newest.nodes))}")
+    if failed := [outcome.error.message for outcome in outcomes if outcome.error is not None]:
+        # The ranks can still fetch the files from each other.
+        return f"{text}; not moved: {'; '.join(failed)}"
+    moved = sum(outcome.get() for outcome in outcomes)
     if moves:
         files = plural(sum(len(move.names) for move in moves), "file")
         targets = fold(sorted({move.target.name for move in moves}))
@@ -61,7 +65,11 @@ def _newest(found: Found) -> Checkpoint | None:
 
 def _text(newest: Checkpoint, found: Found, where: str) -> str:
     """Return which checkpoint was chosen, and the newer ones that are not complete over the living nodes."""
-    newer = [f"{item.name} lacks {plural(item.missing, 'file')}" for item in found.checkpoints if item.step > newest.step]
+    newer = [
+        f"{item.name} lacks {plural(item.missing, 'file')}"
+        for item in found.checkpoints
+        if item.step > newest.step
+    ]
     passed = f"; passed over: {', '.join(newer)}" if newer else ""
     return f"{newest.name}: the newest checkpoint that the living nodes have, {where}{passed}"
 

@@ -7,29 +7,21 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from clusterctl.checkpoints.find import Checkpoint, folder_on, of_nodes, shared_folder
+from clusterctl.checkpoints.find import Checkpoint, folder_on, of_nodes
 from clusterctl.checkpoints.moves import copies_wanted, move_all
 from clusterctl.errors import ClusterctlError
-from clusterctl.jobs.job import Job
-from clusterctl.text import plural, size
+from clusterctl.jobs.saving import saving_of
+from clusterctl.text import size
 from clusterctl.transport.fanout import raise_failures
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.jobs.record import RunRecord
     from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.runs.updates import Update
     from clusterctl.transport.fanout import Connections
 
 # Seconds that the end of a run waits for the copies of its last checkpoint.
 LAST = 600.0
-
-
-def copies_of(job: Job) -> int:
-    """Return how many nodes shall have each file of a checkpoint."""
-    save = (job.train or {}).get("save")
-    copies = save.get("copies", 1) if isinstance(save, dict) else 1
-    return copies if type(copies) is int else 1
 
 
 class Copier:
@@ -51,11 +43,10 @@ class Copier:
         self._saved.set()
         threading.Thread(target=self._work, daemon=True, name="copy checkpoints").start()
 
-    def note(self, update: Update) -> None:
-        """Note a checkpoint that the trainer reported."""
-        if update.metric is not None and update.metric.get("event") == "checkpoint":
-            self._idle.clear()
-            self._saved.set()
+    def note(self) -> None:
+        """Note that the trainer has saved a checkpoint."""
+        self._idle.clear()
+        self._saved.set()
 
     def finish(self) -> None:
         """Wait until the newest checkpoint has its copies, or cannot have them."""
@@ -120,13 +111,5 @@ def folders_in(record: RunRecord) -> dict[str, tuple[Node, str]]:
 def copier_for(run: RunDir, connections: Connections) -> Copier | None:
     """Return what copies the checkpoints of a run, None if its job wants no copies."""
     record = run.read_record()
-    copies = copies_of(record.job)
-    if copies < 2 or shared_folder(record):
-        return None
-    return Copier(run, connections, copies)
-
-
-def describe(checkpoint: Checkpoint) -> str:
-    """Return a checkpoint for a log line: `step-00000100 (complete on node1, node2)`."""
-    on = ", ".join(checkpoint.nodes)
-    return f"{checkpoint.name}, {plural(checkpoint.facts.count, 'file')} on {on}"
+    saving = saving_of(record.job)
+    return Copier(run, connections, saving.copies) if saving.copies > 1 and not saving.dir else None

@@ -1,0 +1,130 @@
+"""Checkpoints of runs on real SSH nodes: copies that outlive a node, a shared disk, commands that ask the nodes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.sandbox import cluster, namespaces
+from tests.live.conftest import Shell, clean_environment
+from tests.live.test_restarts_live import wait_for
+from tests.live.test_training import data as data
+from tests.live.test_training import job_file, losses
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Sandbox]:
+    why = namespaces.why_not()
+    if why:
+        pytest.skip(why)
+    directory = tmp_path_factory.mktemp("three") / "sandbox"
+    yield cluster.up(directory, nodes=3, devices=1, mode="namespaces")
+    cluster.down(directory)
+
+
+def listed(shell: Shell, run: RunDir) -> list[dict[str, Any]]:
+    done = shell("checkpoint", "list", run.run_id, "--json")
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["checkpoints"]
+    return rows
+
+
+def copied(run: RunDir) -> list[int]:
+    return [event["step"] for event in run.event_lines() if event["event"] == "copied"]
+
+
+def test_a_node_is_lost_with_its_disk_and_the_run_goes_on_from_the_newest_copied_step(
+    tmp_path: Path, data: Path, three_nodes: cluster.Sandbox
+) -> None:
+    shell = Shell(tmp_path, {**clean_environment(), "CLUSTERCTL_CLUSTER": str(three_nodes.cluster_file)})
+    name = job_file(shell, data, steps=400)
+    with (tmp_path / name).open("a") as file:
+        file.write("restart: {max: 2, backoff: 0.1, spare_nodes: node3}\n")
+    options = ["--set", "train.save.copies=2", "--set", "train.save.every=20", "--set", "collect=[]"]
+    done = shell("launch", "--detach", name, *options)
+    assert done.returncode == 0, done.stderr
+    run = RunDir(tmp_path / "runs" / done.stdout.strip())
+    wait_for(lambda: copied(run), seconds=120)
+    three_nodes.kill("node1")
+    safe = copied(run)[-1]
+    shutil.rmtree(three_nodes.directory / "node1" / "home" / ".clusterctl")
+    followed = shell("attach", run.run_id, timeout=300)
+    assert followed.returncode == 0, followed.stderr
+    assert run.read_record().ranks == {"node3": (0,), "node2": (1,)}
+    starts = [metric["step"] for metric in run.metric_lines() if metric["event"] == "start"]
+    assert len(starts) == 2
+    assert starts[1] >= safe
+    texts = [str(event.get("text")) for event in run.event_lines()]
+    moved = [text for text in texts if "moved to node3" in text]
+    assert f"step-{starts[1]:08d}: the newest checkpoint that the living nodes have" in moved[0], texts
+    assert losses(run.root).keys() == set(range(1, 401))
+    # Nothing was copied to this machine, and the last checkpoint has its copies too.
+    assert not run.checkpoints.exists()
+    newest = listed(shell, run)[0]
+    assert (newest["step"], newest["health"], newest["copies"]) == (400, "complete", 2)
+    assert sorted(newest["on"]) == ["node2", "node3"]
+    verified = shell("checkpoint", "verify", run.run_id, "--all")
+    assert verified.returncode == 0, verified.stderr
+
+
+def test_a_shared_folder_is_written_once_and_found_there(shell: Shell, data: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    name = job_file(shell, data)
+    folder = ["--set", f"train.save.dir={shared}", "--set", "collect=[]"]
+    missing = shell("launch", name, *folder)
+    assert missing.returncode == 4
+    assert f"node1: {shared}: no such folder" in missing.stderr
+    shared.mkdir()
+    shared.chmod(0o777)
+    assert "every user can change it" in shell("launch", name, *folder).stderr
+    shared.chmod(0o755)
+    done = shell("launch", name, *folder, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert f"{shared} is shared by node[1-2]" in done.stderr
+    run = RunDir(Path(json.loads(shell("runs", "--json").stdout)[0]["folder"]))
+    (own,) = (path for path in shared.iterdir() if not path.name.startswith("."))
+    assert own.name == run.run_id
+    rows = listed(shell, run)
+    assert [row["step"] for row in rows] == [12, 8, 4]
+    assert [row["health"] for row in rows] == ["complete"] * 3
+    assert rows[0]["on"] == {"node1": str(own / "step-00000012")}
+    assert not list(run.root.parent.parent.glob("**/node2/checkpoints/step-*"))
+
+
+def test_a_folder_that_nodes_do_not_share_is_refused(shell: Shell, data: Path, cluster_file: Path) -> None:
+    for node in ("node1", "node2"):
+        (cluster_file.parent / node / "home" / "own").mkdir(exist_ok=True)
+    name = job_file(shell, data)
+    done = shell("launch", name, "--set", "train.save.dir=~/own")
+    assert done.returncode == 4
+    assert "node2: ~/own is another folder than on node1" in done.stderr
+
+
+def test_more_copies_than_nodes_are_refused(shell: Shell, data: Path) -> None:
+    done = shell("plan", job_file(shell, data), "--set", "train.save.copies=3")
+    assert done.returncode == 2
+    assert "3 copies need as many nodes, and the run has 2" in done.stderr
+
+
+def test_a_damaged_file_on_a_node_is_found_there(shell: Shell, data: Path) -> None:
+    done = shell("launch", job_file(shell, data), "--set", "collect=[]", timeout=200)
+    assert done.returncode == 0, done.stderr
+    run = RunDir(Path(json.loads(shell("runs", "--json").stdout)[0]["folder"]))
+    assert shell("checkpoint", "verify", run.run_id).returncode == 0
+    step = Path(listed(shell, run)[0]["on"]["node2"])
+    part = next(step.glob("part-*"))
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+    found = shell("checkpoint", "verify", run.run_id)
+    assert found.returncode == 1
+    assert f"node2: {part}: damaged" in found.stdout
+    assert "(tensor " in found.stdout
