@@ -111,6 +111,17 @@ def _checkpoint_verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _checkpoint_diff(_: argparse.Namespace) -> int:
+    from trainer.device import prepare_import
+
+    question = json.load(sys.stdin)
+    prepare_import()
+    from trainer.checkpoint.compare import compare
+
+    _show(compare(Path(question["first"]), Path(question["second"]), question["pairs"]))
+    return 0
+
+
 def _tensorboard(arguments: argparse.Namespace) -> int:
     from trainer.env import METRICS_FILE, TENSORBOARD_DIR
     from trainer.train.tensorboard import convert
@@ -168,6 +179,7 @@ def _parser(called: str) -> argparse.ArgumentParser:
     )
     board.add_argument("run", type=Path, metavar="RUN_DIR")
     board.add_argument("--output", type=Path, metavar="DIR", help="default: tensorboard/ in the run's folder")
+    verb("checkpoint-diff", _checkpoint_diff, "compare the tensors of two checkpoints: JSON on stdin and stdout")
     _add_generate(verb("generate", _generate, "generate text from a checkpoint"))
     evaluation.add_verb(verb)
     verb("checkpoint-verify", _checkpoint_verify, "compare a checkpoint with its manifest").add_argument(

@@ -284,12 +284,17 @@ def _write_record(
 
 
 def send_tree(request: Request) -> Dict[str, Any]:
-    """Send a folder or a file: its manifest, then the bytes of the pieces that the launcher requests."""
+    """Send a folder or a file: its manifest, then the bytes of the pieces that the launcher requests.
+
+    With `files`, only these files directly in the folder are sent.
+    """
     path = request.path()
     if not os.path.lexists(path):
         raise Refused("not-found", f"no {path}")
     if os.path.isdir(path):
-        root, scanned = path, tree.scan(path)
+        files = request.params.get("files")
+        names = {str(name) for name in files} if isinstance(files, list) else None
+        root, scanned = path, tree.scan(path, lambda name, is_dir: names is not None and name not in names)
     else:
         root, scanned = os.path.dirname(path), _one_file(path)
     manifest = tree.to_bytes(scanned.entries)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.errors import Found as SomethingFound
+from clusterctl.errors import UsageError
+from clusterctl.text import escape_controls
 
 if TYPE_CHECKING:
-    from clusterctl.checkpoints.find import Found
+    from clusterctl.checkpoints.diff import Side
+    from clusterctl.checkpoints.find import Checkpoint, Found
 
 Where = Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a folder with checkpoints.")]
 Step = Annotated[
@@ -97,3 +100,129 @@ def verify(
             f"{found.source}: damaged or incomplete: {names}",
             "a resume passes such checkpoints over and uses an older one; see `clusterctl checkpoint list`",
         )
+
+
+def pull(
+    where: Where = "last",
+    step: Step = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="The checkpoint's folder here. Default: in the run's folder."
+        ),
+    ] = None,
+    *,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """Fetch a checkpoint from the nodes that have its files, each file once, and verify every byte."""
+    from clusterctl.checkpoints import find
+    from clusterctl.checkpoints.pull import plan_pull
+    from clusterctl.checkpoints.pull import pull as fetch
+    from clusterctl.cli.progress_bar import bar
+    from clusterctl.text import plural, size
+
+    with found_at(where) as found:
+        checkpoint = found.chosen(step)
+        if output is None:
+            if find.is_folder(where):
+                raise UsageError(f"{where} is on this machine", "-o DIR names the folder of a copy")
+            output = options.run_named(where).checkpoints / checkpoint.name
+        made = plan_pull(checkpoint, manifest_of(checkpoint), output.absolute())
+        if not dry_run:
+            with bar("pull") as drawn:
+                fetch(made, drawn.of)
+    if as_json:
+        return screen.show_json({"dry_run": dry_run, **made.as_json()})
+    verb = "would fetch" if dry_run else "fetched and verified"
+    for part in made.fetches:
+        files = plural(len(part.names), "file")
+        screen.write(f"{verb} {files} ({size(part.bytes)}) from {part.holding.holder.name}\n")
+    screen.write(escape_controls(f"{made.dest}: step {checkpoint.step}, {size(checkpoint.facts.bytes)}") + "\n")
+
+
+def manifest_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the manifest of a checkpoint from a machine where it can be read; raise a UsageError without one."""
+    holding = next((holding for holding in checkpoint.holdings if holding.entry.digest), None)
+    if holding is None:
+        raise UsageError("\n".join(checkpoint.faults) or f"{checkpoint.name} has no manifest", "choose another step")
+    return holding.holder.manifest(holding.entry.path)
+
+
+def prune(
+    where: Where = "last",
+    last: Annotated[
+        int | None, typer.Option("--keep-last", min=1, metavar="N", help="Keep the newest N checkpoints.")
+    ] = None,
+    every: Annotated[
+        int, typer.Option("--keep-every", min=0, metavar="N", help="Keep those whose step is a multiple of N.")
+    ] = 0,
+    best: Annotated[
+        int, typer.Option("--keep-best", min=0, metavar="N", help="Keep the N with the lowest evaluation loss.")
+    ] = 0,
+    *,
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    as_json: options.Json = False,
+) -> None:
+    """Delete old checkpoints of a run on its nodes and here, or of a folder. The newest complete checkpoint stays, and
+    so does one that is being read or copied."""
+    from clusterctl.checkpoints.prune import Keep
+    from clusterctl.checkpoints.prune import prune as remove
+    from clusterctl.cli import checkpoint_view
+    from clusterctl.text import plural, size
+
+    if last is None and not every and not best:
+        raise UsageError("nothing says what to keep", "as in --keep-last 2, with --keep-every and --keep-best")
+    keep = Keep(last or 1, every, best)
+    with found_at(where) as found:
+        results = remove(found, keep, dry_run=True)
+        gone = [result for result in results if not result.kept]
+        if not dry_run and gone:
+            if not screen.ask(f"delete {plural(len(gone), 'checkpoint')} of {found.source}?", yes=yes):
+                problem = f"{plural(len(gone), 'checkpoint')} would be deleted"
+                raise UsageError(problem, "--yes deletes them, --dry-run lists them")
+            results = remove(found, keep, dry_run=False)
+    if as_json:
+        return screen.show_json({"dry_run": dry_run, "checkpoints": [result.as_json() for result in results]})
+    for result in results:
+        screen.write(escape_controls(checkpoint_view.pruned_line(result, dry_run=dry_run)) + "\n")
+    gone = [result for result in results if not result.kept]
+    verb = "would delete" if dry_run else "deleted"
+    freed = size(sum(result.bytes for result in gone))
+    screen.log(f"{verb} {plural(len(gone), 'checkpoint')}, {freed}; kept {len(results) - len(gone)}")
+
+
+def diff(
+    first: Annotated[str, typer.Argument(metavar="RUN[:STEP]|DIR", help="A run, or a checkpoint's folder.")],
+    second: Annotated[str, typer.Argument(metavar="RUN[:STEP]|DIR", help="What it is compared with.")],
+    *,
+    as_json: options.Json = False,
+) -> None:
+    """Show which tensors of two checkpoints differ, and by how much. The nodes that have the files compare them; the
+    exit code is 1 if any tensor differs."""
+    from clusterctl.cli import checkpoint_view
+    from clusterctl.cli.checkpoint_diff import compared
+
+    with side_at(first) as one_side, side_at(second) as other_side:
+        result = compared(one_side, other_side)
+    if as_json:
+        screen.show_json(checkpoint_view.diff_json(result))
+    else:
+        screen.show(*checkpoint_view.diff(result))
+    if not result.equal:
+        raise SomethingFound(f"{first} and {second} differ")
+
+
+@contextmanager
+def side_at(where: str) -> Iterator[Side]:
+    """Yield the checkpoint that one argument of `diff` names."""
+    from clusterctl.checkpoints.diff import Side
+    from clusterctl.checkpoints.find import is_folder
+
+    name, colon, step = where.rpartition(":")
+    named = colon and step.isascii() and step.isdecimal() and not is_folder(where)
+    with found_at(name if named else where) as found:
+        checkpoint = found.chosen(int(step) if named else None)
+        code = {} if is_folder(where) else options.run_named(name if named else where).read_record().code_paths
+        yield Side(checkpoint, manifest_of(checkpoint), code)

@@ -15,7 +15,9 @@ from clusterctl.text import count, duration, escape_controls, plural, size
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from clusterctl.checkpoints.diff import Compared
     from clusterctl.checkpoints.find import Checkpoint, Found
+    from clusterctl.checkpoints.prune import Pruned
     from clusterctl.checkpoints.verify import Verified
     from clusterctl.cli.progress_bar import Bar
 
@@ -201,3 +203,42 @@ def verified_text(result: Verified) -> str:
         where = nodes_text(checkpoint.nodes)
         return f"{checkpoint.name}: sound: {files} on {where}, {size(checkpoint.facts.bytes)}, every byte verified"
     return "\n".join([f"{checkpoint.name}: damaged", *(f"  {damage}" for damage in result.damages)])
+
+
+def pruned_line(result: Pruned, *, dry_run: bool) -> str:
+    """Return one line about a checkpoint that was removed, or stays."""
+    where = nodes_text(result.checkpoint.nodes)
+    if result.kept:
+        return f"kept {result.checkpoint.name}: {result.kept}"
+    return f"{'would delete' if dry_run else 'deleted'} {result.checkpoint.name} ({size(result.bytes)} on {where})"
+
+
+# Tensors that `diff` lists; --json lists all.
+MOST_TENSORS = 20
+
+
+def diff_json(compared: Compared) -> dict[str, Any]:
+    return {
+        "equal": compared.equal,
+        "tensors": {key: difference.as_json() for key, difference in compared.differences.items()},
+        "shapes": {key: list(pair) for key, pair in compared.shapes.items()},
+    }
+
+
+def diff(compared: Compared) -> list[RenderableType]:
+    """Return the summary, and the tensors that differ most."""
+    total, different = len(compared.differences), compared.different
+    parts: list[RenderableType] = [Text(f"{len(different)} of {total} tensors differ")]
+    for key, (shape, other) in compared.shapes.items():
+        parts.append(Text(escape_controls(f"{key}: {shape or 'absent'} in the first, {other or 'absent'} in the second")))
+    if different:
+        rows = []
+        for key in different[:MOST_TENSORS]:
+            one_tensor = compared.differences[key]
+            share = f"{one_tensor.different:,} of {one_tensor.numbers:,}"
+            rows.append([key, share, f"{one_tensor.largest:.3g}", f"{one_tensor.relative:.3g}"])
+        right = ("NUMBERS", "LARGEST", "RELATIVE")
+        parts.append(table(["TENSOR", "NUMBERS", "LARGEST", "RELATIVE"], rows, right=right))
+    if len(different) > MOST_TENSORS:
+        parts.append(f"... and {len(different) - MOST_TENSORS} more; --json lists all")
+    return parts

@@ -305,6 +305,20 @@ EXAMPLES = {
         clusterctl checkpoint verify last --all
         clusterctl checkpoint verify runs/demo-1/checkpoints/step-00000100
     """,
+    "checkpoint diff": """
+        clusterctl checkpoint diff last:100 last:200
+        clusterctl checkpoint diff last runs/demo-1/checkpoints/step-00000100 --json
+    """,
+    "checkpoint pull": """
+        clusterctl checkpoint pull last
+        clusterctl checkpoint pull last --step 100 -o /data/best
+        clusterctl checkpoint pull last --dry-run
+    """,
+    "checkpoint prune": """
+        clusterctl checkpoint prune last --keep-last 2 --dry-run
+        clusterctl checkpoint prune last --keep-last 1 --keep-every 1000 --keep-best 1 --yes
+        clusterctl checkpoint prune /shared/checkpoints/demo-1 --keep-last 3
+    """,
     "checkpoint import": """
         clusterctl checkpoint import downloads/gpt2 -o weights/gpt2
         clusterctl checkpoint import downloads/gpt2 -o weights/gpt2 --dry-run

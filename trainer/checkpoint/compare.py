@@ -1,0 +1,116 @@
+"""Compare the numbers of two checkpoints, file by file; the boxes of their files may differ."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint.header import Entry
+from trainer.checkpoint.manifest import OLD_FORMAT
+from trainer.checkpoint.part import Box, intersection, whole_box
+from trainer.checkpoint.read import BLOCK, TYPES, VerifiedFile
+from trainer.checkpoint.store import open_checkpoint
+from trainer.errors import CheckpointError
+
+
+@dataclass
+class Difference:
+    """How much a tensor differs, over the numbers that were compared."""
+
+    numbers: int = 0
+    different: int = 0
+    largest: float = 0.0
+    """The largest absolute difference; infinite if a number is not finite in one of the two alone."""
+    squares: float = 0.0
+    """The sum of the squares of the differences."""
+    squares_of_first: float = 0.0
+    """The sum of the squares of the first checkpoint's numbers."""
+
+    def add(self, first: Tensor, second: Tensor) -> None:
+        """Add blocks of the same numbers."""
+        differ = (first != second) & ~(first.isnan() & second.isnan())
+        self.numbers += first.numel()
+        # The usual case of equal checkpoints needs no more arithmetic.
+        count = int(differ.sum())
+        self.squares_of_first += float(first.double().square().sum())
+        if not count:
+            return
+        self.different += count
+        gap = (first.double() - second.double()).abs()[differ]
+        gap = gap.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        self.largest = max(self.largest, float(gap.max()))
+        self.squares += float(gap.square().sum())
+
+
+def compare(first: Path, second: Path, pairs: Iterable[Sequence[str]]) -> dict[str, Any]:
+    """Return the difference of each tensor over pairs of files, the first of which belongs to the first checkpoint."""
+    digests = open_checkpoint(first), open_checkpoint(second)
+    found: dict[str, Difference] = {}
+    try:
+        for name, other in pairs:
+            with (
+                VerifiedFile(first / name, _digest(digests[0].manifest, name)) as one_file,
+                VerifiedFile(second / other, _digest(digests[1].manifest, other)) as other_file,
+            ):
+                _compare_files(one_file, other_file, found)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: {error.strerror}") from None
+    return {key: asdict(difference) for key, difference in found.items()}
+
+
+def _digest(manifest: Mapping[str, Any], name: str) -> str | None:
+    return None if manifest["format"] == OLD_FORMAT else manifest["files"][os.path.basename(name)]["sha256"]
+
+
+def _compare_files(first: VerifiedFile, second: VerifiedFile, found: dict[str, Difference]) -> None:
+    others: dict[str, list[tuple[Box, Entry]]] = {}
+    for key, box, entry in _boxes(second):
+        others.setdefault(key, []).append((box, entry))
+    for key, box, entry in _boxes(first):
+        for other_box, other in others.get(key, ()):
+            shared = intersection(box, other_box) if len(box) == len(other_box) else None
+            if shared is not None:
+                difference = found.setdefault(key, Difference())
+                for rows in _row_blocks(shared, entry, other):
+                    part = (rows, *shared[1:])
+                    difference.add(_read(first, entry, box, part), _read(second, other, other_box, part))
+
+
+def _boxes(file: VerifiedFile) -> Iterator[tuple[str, Box, Entry]]:
+    """Yield the logical name and the box of each tensor in a file."""
+    for name, entry in file.header.entries.items():
+        key, _, ranges = name.partition("@")
+        try:
+            pairs = [part.split(":") for part in ranges.split(",")] if ranges else []
+            box = tuple((int(start), int(stop)) for start, stop in pairs) or whole_box(entry.shape)
+        except ValueError:
+            raise CheckpointError(f"{file.file}: tensor {name}: its name has wrong ranges") from None
+        yield key, box, entry
+
+
+def _row_blocks(shared: Box, *entries: Entry) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows that take at most a block of memory in each file, or one row."""
+    each = max((entry.stop - entry.start) // max(1, entry.shape[0] if entry.shape else 1) for entry in entries)
+    start, stop = shared[0]
+    step = max(1, BLOCK // max(1, each))
+    for row in range(start, stop, step):
+        yield row, min(stop, row + step)
+
+
+def _read(file: VerifiedFile, entry: Entry, box: Box, part: Box) -> Tensor:
+    """Return a part of a box in a file, as fp32."""
+    if entry.dtype not in TYPES:
+        raise CheckpointError(f"{file.file}: numbers of type {entry.dtype} cannot be compared")
+    each = (entry.stop - entry.start) // entry.shape[0]
+    first, last = part[0][0] - box[0][0], part[0][1] - box[0][0]
+    content = torch.empty((last - first) * each, dtype=torch.uint8)
+    file.read(entry.start + first * each, content.numpy().data)
+    numbers = content.view(TYPES[entry.dtype]).view(last - first, *entry.shape[1:])
+    inner = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(part[1:], box[1:], strict=True))
+    return numbers[(slice(None), *inner)].float()
