@@ -179,7 +179,11 @@ def _parser(called: str) -> argparse.ArgumentParser:
     )
     board.add_argument("run", type=Path, metavar="RUN_DIR")
     board.add_argument("--output", type=Path, metavar="DIR", help="default: tensorboard/ in the run's folder")
-    verb("checkpoint-diff", _checkpoint_diff, "compare the tensors of two checkpoints: JSON on stdin and stdout")
+    verb(
+        "checkpoint-diff",
+        _checkpoint_diff,
+        "compare the tensors of two checkpoints: JSON on stdin and stdout",
+    )
     _add_generate(verb("generate", _generate, "generate text from a checkpoint"))
     evaluation.add_verb(verb)
     verb("checkpoint-verify", _checkpoint_verify, "compare a checkpoint with its manifest").add_argument(

@@ -203,15 +203,14 @@ def protected(folder: str, token: str) -> Any:
     """Keep a checkpoint from being removed: by a file for other nodes, and by a lock for this one."""
     mark = os.path.join(folder, MARK + token)
     try:
-        with open(mark, "w", encoding="utf-8"):
-            pass
         handle = os.open(os.path.join(folder, saved.MANIFEST), os.O_RDONLY | os.O_CLOEXEC)
     except OSError as problem:
-        with contextlib.suppress(OSError):
-            os.unlink(mark)
         raise Refused("not-found", _text(problem, folder)) from None
     try:
         fcntl.flock(handle, fcntl.LOCK_SH)
+        # A folder that this user may only read cannot be removed by this user either.
+        with contextlib.suppress(PermissionError), open(mark, "w", encoding="utf-8"):
+            pass
         yield
     finally:
         os.close(handle)

@@ -29,7 +29,7 @@ MOMENTS = ("exp_avg.", "exp_avg_sq.")
 # A manifest of 1,536 ranks has 1 MB; the safetensors library has the same limit for headers.
 MOST_MANIFEST, MOST_HEADER = 256 << 20, 100_000_000
 MOST_PIECE = 64 << 20
-WIDTHS = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "I64": 8, "I32": 4, "U8": 1}
+WIDTHS = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 _KEY = b',\n"sha256": "'
 _END = b'"\n}\n'
 _HEX = frozenset("0123456789abcdef")

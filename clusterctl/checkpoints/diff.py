@@ -115,7 +115,9 @@ def pairs_of(first: Side, second: Side) -> list[Pair]:
 def _boxes(manifest: Mapping[str, Any]) -> dict[str, list[tuple[str, list[int]]]]:
     """Return the boxes of each file with tensors."""
     if "tensors" not in manifest:
-        raise UsageError("a checkpoint of version 0.1 has no table of tensors", "save it again with this version")
+        raise UsageError(
+            "a checkpoint of version 0.1 has no table of tensors", "save it again with this version"
+        )
     names = [name for name in manifest["files"] if name.endswith(PARTS)]
     try:
         return {name: list(boxes_of(dict(manifest), name)) for name in names}
@@ -131,7 +133,10 @@ def _meet(box: Sequence[int], other: Sequence[int]) -> bool:
 
 def shapes_that_differ(first: Side, second: Side) -> dict[str, tuple[str, str]]:
     """Return the shapes of tensors that are not the same in both."""
-    tables = [{key: str(entry["shape"]) for key, entry in side.manifest["tensors"].items()} for side in (first, second)]
+    tables = [
+        {key: str(entry["shape"]) for key, entry in side.manifest["tensors"].items()}
+        for side in (first, second)
+    ]
     keys = sorted(tables[0].keys() | tables[1].keys())
     shapes = {key: (tables[0].get(key, ""), tables[1].get(key, "")) for key in keys}
     return {key: pair for key, pair in shapes.items() if pair[0] != pair[1]}
@@ -200,7 +205,11 @@ def _ask_node(holder: NodeHolder, code: str, question: Mapping[str, Any]) -> obj
     done = holder.connection.run(argv, cwd=code or None, stdin=json.dumps(question).encode())
     if not done.ok:
         lines = [line for line in done.error_text.splitlines() if line.startswith("error: ")]
-        problem = lines[0].removeprefix("error: ") if lines else done.error_text.strip()[-300:] or f"exit {done.code}"
+        problem = (
+            lines[0].removeprefix("error: ")
+            if lines
+            else done.error_text.strip()[-300:] or f"exit {done.code}"
+        )
         raise WorkFailed(f"{holder.name}: {problem}", "see `clusterctl checkpoint verify`")
     return parse(done.stdout)
 
@@ -212,4 +221,3 @@ def _decoded(answer: object, name: str) -> dict[str, Difference]:
         return {str(key): decode(Difference, value) for key, value in answer.items()}
     except BadValue as problem:
         raise WorkFailed(f"{name}: the trainer's answer is wrong: {problem}") from None
-

@@ -57,7 +57,9 @@ class Pull:
 def plan_pull(checkpoint: Checkpoint, manifest: Mapping[str, Any], dest: Path) -> Pull:
     """Return which machine sends which file: of several, the one that sends least so far."""
     if checkpoint.health is not Health.COMPLETE:
-        problem = f"{checkpoint.name} is {checkpoint.health.value}: {checkpoint.missing} of its files are missing"
+        problem = (
+            f"{checkpoint.name} is {checkpoint.health.value}: {checkpoint.missing} of its files are missing"
+        )
         raise UsageError(problem, "choose another --step; see `clusterctl checkpoint list`")
     own = ThisMachine().entry(str(dest)) if (dest / MANIFEST).exists() else None
     if own is not None and own.digest != checkpoint.digest:
@@ -137,4 +139,3 @@ def _put_in_place(whole: Path, dest: Path) -> None:
         return
     for path in sorted(whole.iterdir(), key=lambda path: path.name == MANIFEST):
         os.replace(path, dest / path.name)
-

@@ -108,7 +108,10 @@ def pull(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="DIR", help="The checkpoint's folder here. Default: in the run's folder."
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="The checkpoint's folder here. Default: in the run's folder.",
         ),
     ] = None,
     *,
@@ -138,14 +141,18 @@ def pull(
     for part in made.fetches:
         files = plural(len(part.names), "file")
         screen.write(f"{verb} {files} ({size(part.bytes)}) from {part.holding.holder.name}\n")
-    screen.write(escape_controls(f"{made.dest}: step {checkpoint.step}, {size(checkpoint.facts.bytes)}") + "\n")
+    screen.write(
+        escape_controls(f"{made.dest}: step {checkpoint.step}, {size(checkpoint.facts.bytes)}") + "\n"
+    )
 
 
 def manifest_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the manifest of a checkpoint from a machine where it can be read; raise a UsageError without one."""
     holding = next((holding for holding in checkpoint.holdings if holding.entry.digest), None)
     if holding is None:
-        raise UsageError("\n".join(checkpoint.faults) or f"{checkpoint.name} has no manifest", "choose another step")
+        raise UsageError(
+            "\n".join(checkpoint.faults) or f"{checkpoint.name} has no manifest", "choose another step"
+        )
     return holding.holder.manifest(holding.entry.path)
 
 
@@ -155,10 +162,12 @@ def prune(
         int | None, typer.Option("--keep-last", min=1, metavar="N", help="Keep the newest N checkpoints.")
     ] = None,
     every: Annotated[
-        int, typer.Option("--keep-every", min=0, metavar="N", help="Keep those whose step is a multiple of N.")
+        int,
+        typer.Option("--keep-every", min=0, metavar="N", help="Keep those whose step is a multiple of N."),
     ] = 0,
     best: Annotated[
-        int, typer.Option("--keep-best", min=0, metavar="N", help="Keep the N with the lowest evaluation loss.")
+        int,
+        typer.Option("--keep-best", min=0, metavar="N", help="Keep the N with the lowest evaluation loss."),
     ] = 0,
     *,
     dry_run: options.DryRun = False,
@@ -173,7 +182,9 @@ def prune(
     from clusterctl.text import plural, size
 
     if last is None and not every and not best:
-        raise UsageError("nothing says what to keep", "as in --keep-last 2, with --keep-every and --keep-best")
+        raise UsageError(
+            "nothing says what to keep", "as in --keep-last 2, with --keep-every and --keep-best"
+        )
     keep = Keep(last or 1, every, best)
     with found_at(where) as found:
         results = remove(found, keep, dry_run=True)
@@ -224,5 +235,7 @@ def side_at(where: str) -> Iterator[Side]:
     named = colon and step.isascii() and step.isdecimal() and not is_folder(where)
     with found_at(name if named else where) as found:
         checkpoint = found.chosen(int(step) if named else None)
-        code = {} if is_folder(where) else options.run_named(name if named else where).read_record().code_paths
+        code = (
+            {} if is_folder(where) else options.run_named(name if named else where).read_record().code_paths
+        )
         yield Side(checkpoint, manifest_of(checkpoint), code)

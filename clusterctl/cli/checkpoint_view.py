@@ -230,7 +230,11 @@ def diff(compared: Compared) -> list[RenderableType]:
     total, different = len(compared.differences), compared.different
     parts: list[RenderableType] = [Text(f"{len(different)} of {total} tensors differ")]
     for key, (shape, other) in compared.shapes.items():
-        parts.append(Text(escape_controls(f"{key}: {shape or 'absent'} in the first, {other or 'absent'} in the second")))
+        parts.append(
+            Text(
+                escape_controls(f"{key}: {shape or 'absent'} in the first, {other or 'absent'} in the second")
+            )
+        )
     if different:
         rows = []
         for key in different[:MOST_TENSORS]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent import tree
 from clusterctl.agent.tree import Range
 from clusterctl.transfer.manifest import Manifest
-from clusterctl.transfer.push import Progress, PushResult, Source, push_apart, worded
+from clusterctl.transfer.push import Progress, PushResult, Source, launcher_error, push_apart
 from clusterctl.transfer.relay import Relay
 from clusterctl.transport.link import PendingRequest, RequestFailed
 
@@ -59,7 +59,7 @@ class Offer(Source):
             entries = tree.parse(bytes(content[: sizes["manifest"]]))
             return Manifest(tuple(entries), (), bytes(content[sizes["manifest"] :]))
         except tree.BadTree as problem:
-            raise worded(self._node, problem) from None
+            raise launcher_error(self._node, problem) from None
 
     def send(self, ranges: list[Range], send: Callable[[bytes], None]) -> None:
         """Pass the bytes of some pieces on."""
@@ -111,7 +111,7 @@ class Between(Relay):
         self._port = self._offer.listen({**terms, "address": self._source.address})
         return terms
 
-    def join(self, node: str, port: int) -> list[dict[str, Any]]:
+    def join(self, node: str, port: int) -> list[dict[str, str | int]]:
         """Return the source as the only node to fetch from."""
         if not self._port:
             return []

@@ -33,16 +33,19 @@ def pull_tree(
     *,
     progress: Progress | None = None,
     others: tuple[Path, ...] = (),
+    files: Sequence[str] | None = None,
 ) -> PushResult:
     """Make the local folder `dest` equal to a folder on the node; a file arrives inside a folder.
 
     Nothing is written outside `dest`, even if the node sends bad paths, and the data is compared with the
     hashes of the node's manifest. Data that is already in one of the local folders `others` is not sent. An
-    interrupted pull is resumed by the next one.
+    interrupted pull is resumed by the next one. With `files`, only these files of the folder are pulled.
     """
     began = time.monotonic()
     dest = Path(os.path.abspath(dest))
-    request = connection.open("tree", {"path": node_path})
+    request = connection.open(
+        "tree", {"path": node_path, **({} if files is None else {"files": list(files)})}
+    )
     replies = iter(request)
     try:
         builder = _builder(dest, replies)
@@ -71,8 +74,8 @@ def pull_tree(
         raise launcher_error(connection.node, problem) from None
     for _ in replies:
         pass
-    files = builder.pieces.file_count(wanted)
-    return PushResult(str(dest), total, files, time.monotonic() - began, False)
+    count = builder.pieces.file_count(wanted)
+    return PushResult(str(dest), total, count, time.monotonic() - began, False)
 
 
 def _take(builder: Builder, wanted: list[Range], source: ByteReader) -> None:

@@ -64,6 +64,8 @@ class Target:
     content_named: bool = False
     """`dest` is named by its hash and never changes."""
     relay: bool = False
+    transient: bool = False
+    """Keep no record: the files will be moved from there."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def push_apart(
     connection: Connection, source: Source, dest: str, relay: Relay, progress: Progress | None = None
 ) -> PushResult:
     """Put a tree into a new folder from which its files will be moved: the node keeps no record of it."""
-    return _Sending(connection, source, {"dest": dest, "transient": True}, progress, relay).result()
+    return _Sending(connection, source, Target(dest, transient=True), progress, relay).result()
 
 
 @dataclass(frozen=True)

@@ -128,3 +128,23 @@ def test_a_damaged_file_on_a_node_is_found_there(shell: Shell, data: Path) -> No
     assert found.returncode == 1
     assert f"node2: {part}: damaged" in found.stdout
     assert "(tensor " in found.stdout
+
+
+def test_pull_diff_and_prune_of_a_run_ask_its_nodes(shell: Shell, data: Path) -> None:
+    done = shell("launch", job_file(shell, data), "--set", "collect=[]", timeout=200)
+    assert done.returncode == 0, done.stderr
+    run = RunDir(Path(json.loads(shell("runs", "--json").stdout)[0]["folder"]))
+    equal = shell("checkpoint", "diff", run.run_id, f"{run.run_id}:12")
+    assert equal.returncode == 0, equal.stderr
+    differ = shell("checkpoint", "diff", f"{run.run_id}:8", f"{run.run_id}:12", "--json")
+    assert differ.returncode == 1
+    assert any(entry["different"] for entry in json.loads(differ.stdout)["tensors"].values())
+    pulled = shell("checkpoint", "pull", run.run_id, "--step", "8")
+    assert pulled.returncode == 0, pulled.stderr
+    folder = run.checkpoints / "step-00000008"
+    assert shell("checkpoint", "verify", str(folder)).returncode == 0
+    assert shell("checkpoint", "diff", str(folder), f"{run.run_id}:8").returncode == 0
+    pruned = shell("checkpoint", "prune", run.run_id, "--keep-last", "1", "--yes")
+    assert pruned.returncode == 0, pruned.stderr
+    assert [row["step"] for row in listed(shell, run)] == [12]
+    assert not folder.exists()

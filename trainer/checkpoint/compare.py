@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from torch import Tensor
 from trainer.checkpoint.header import Entry
 from trainer.checkpoint.manifest import OLD_FORMAT
 from trainer.checkpoint.part import Box, intersection, whole_box
-from trainer.checkpoint.read import BLOCK, TYPES, VerifiedFile
+from trainer.checkpoint.read import BLOCK, TYPES, VerifiedFile, Window, view_as
 from trainer.checkpoint.store import open_checkpoint
 from trainer.errors import CheckpointError
 
@@ -55,10 +56,10 @@ def compare(first: Path, second: Path, pairs: Iterable[Sequence[str]]) -> dict[s
     try:
         for name, other in pairs:
             with (
-                VerifiedFile(first / name, _digest(digests[0].manifest, name)) as one_file,
+                VerifiedFile(first / name, _digest(digests[0].manifest, name)) as file,
                 VerifiedFile(second / other, _digest(digests[1].manifest, other)) as other_file,
             ):
-                _compare_files(one_file, other_file, found)
+                _compare_files(file, other_file, found)
     except OSError as error:
         raise CheckpointError(f"{error.filename}: {error.strerror}") from None
     return {key: asdict(difference) for key, difference in found.items()}
@@ -68,6 +69,7 @@ def _digest(manifest: Mapping[str, Any], name: str) -> str | None:
     return None if manifest["format"] == OLD_FORMAT else manifest["files"][os.path.basename(name)]["sha256"]
 
 
+@torch.no_grad()
 def _compare_files(first: VerifiedFile, second: VerifiedFile, found: dict[str, Difference]) -> None:
     others: dict[str, list[tuple[Box, Entry]]] = {}
     for key, box, entry in _boxes(second):
@@ -77,9 +79,9 @@ def _compare_files(first: VerifiedFile, second: VerifiedFile, found: dict[str, D
             shared = intersection(box, other_box) if len(box) == len(other_box) else None
             if shared is not None:
                 difference = found.setdefault(key, Difference())
-                for rows in _row_blocks(shared, entry, other):
-                    part = (rows, *shared[1:])
-                    difference.add(_read(first, entry, box, part), _read(second, other, other_box, part))
+                pieces = _pieces(first, entry, box, shared), _pieces(second, other, other_box, shared)
+                for numbers, others_numbers in zip(*pieces, strict=True):
+                    difference.add(numbers, others_numbers)
 
 
 def _boxes(file: VerifiedFile) -> Iterator[tuple[str, Box, Entry]]:
@@ -94,23 +96,18 @@ def _boxes(file: VerifiedFile) -> Iterator[tuple[str, Box, Entry]]:
         yield key, box, entry
 
 
-def _row_blocks(shared: Box, *entries: Entry) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows that take at most a block of memory in each file, or one row."""
-    each = max((entry.stop - entry.start) // max(1, entry.shape[0] if entry.shape else 1) for entry in entries)
-    start, stop = shared[0]
-    step = max(1, BLOCK // max(1, each))
-    for row in range(start, stop, step):
-        yield row, min(stop, row + step)
-
-
-def _read(file: VerifiedFile, entry: Entry, box: Box, part: Box) -> Tensor:
-    """Return a part of a box in a file, as fp32."""
+def _pieces(file: VerifiedFile, entry: Entry, box: Box, shared: Box) -> Iterator[Tensor]:
+    """Yield the numbers of a part of a box, some rows at a time: as many for every box with the part."""
     if entry.dtype not in TYPES:
         raise CheckpointError(f"{file.file}: numbers of type {entry.dtype} cannot be compared")
     each = (entry.stop - entry.start) // entry.shape[0]
-    first, last = part[0][0] - box[0][0], part[0][1] - box[0][0]
-    content = torch.empty((last - first) * each, dtype=torch.uint8)
-    file.read(entry.start + first * each, content.numpy().data)
-    numbers = content.view(TYPES[entry.dtype]).view(last - first, *entry.shape[1:])
-    inner = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(part[1:], box[1:], strict=True))
-    return numbers[(slice(None), *inner)].float()
+    first = entry.start - box[0][0] * each
+    inner = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(shared[1:], box[1:], strict=True))
+    window, limit = Window(file), first + shared[0][1] * each
+    step = max(1, BLOCK // (4 * max(1, math.prod(stop - start for start, stop in shared[1:]))))
+    for row in range(shared[0][0], shared[0][1], step):
+        last = min(row + step, shared[0][1])
+        content = torch.from_numpy(window.bytes_of(first + row * each, first + last * each, limit))
+        numbers = view_as(content, TYPES[entry.dtype]).view(last - row, *entry.shape[1:])
+        rows = (slice(None), *inner)
+        yield numbers[rows].float()

@@ -221,13 +221,13 @@ def _fill_run(file: VerifiedFile, run: Sequence[Request]) -> None:
     window, limit = Window(file), max(request.stop for request in run)
     for request in run:
         room = torch.from_numpy(window.bytes_of(request.start, request.stop, limit))
-        numbers = _view(room, request.dtype).view(request.rows)[request.source]
+        numbers = view_as(room, request.dtype).view(request.rows)[request.source]
         if not request.key.startswith(MOMENTS) and not _is_finite(numbers):
             raise CheckpointError(f"{file.file}: {request.key} holds numbers that are not finite")
         request.target.copy_(numbers)
 
 
-def _view(room: Tensor, dtype: torch.dtype) -> Tensor:
+def view_as(room: Tensor, dtype: torch.dtype) -> Tensor:
     """Return bytes as numbers; those of a file of others may begin anywhere."""
     return (room if room.data_ptr() % dtype.itemsize == 0 else room.clone()).view(dtype)
 

@@ -16,7 +16,7 @@ from clusterctl.agent import checkpoints, saved
 from clusterctl.agent.request import Refused
 from tests.support import checkpoints as made
 from trainer.checkpoint.manifest import encode_manifest
-from trainer.checkpoint.store import in_use
+from trainer.checkpoint.keep import FRESH, IN_USE, in_use
 
 
 @pytest.fixture
@@ -189,3 +189,4 @@ def test_the_names_agree_with_the_trainers() -> None:
     assert (saved.WIDTHS, saved.MOST_HEADER) == (header.WIDTHS, header.MOST_BYTES)
     assert tuple(name[:-1] for name in saved.MOMENTS) == MOMENTS
     assert (checkpoints.OLD, checkpoints.UNFINISHED) == (store.OLD, store.UNFINISHED)
+    assert (checkpoints.MARK, checkpoints.FRESH) == (IN_USE, FRESH)

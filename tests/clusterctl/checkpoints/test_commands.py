@@ -77,3 +77,52 @@ def test_a_folder_that_is_no_checkpoint_is_a_wrong_command(tmp_path: Path) -> No
     done = clusterctl("list", tmp_path)
     assert done.returncode == 2
     assert "no checkpoint in it" in done.stderr
+
+
+def test_diff_shows_what_differs_between_layouts(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    made.saved(other, 100, ranks=3)
+    same = clusterctl("diff", folder / "step-00000100", other / "step-00000100")
+    assert same.returncode == 0, same.stderr
+    assert "0 of 6 tensors differ" in same.stdout
+    done = clusterctl("diff", folder / "step-00000100", folder / "step-00000200")
+    assert done.returncode == 1
+    assert "6 of 6 tensors differ" in done.stdout
+    assert "a.weight" in done.stdout
+    answer = json.loads(
+        clusterctl("diff", folder / "step-00000100", folder / "step-00000200", "--json").stdout
+    )
+    assert not answer["equal"]
+    assert answer["tensors"]["b.bias"]["numbers"] == 12
+
+
+def test_prune_asks_what_to_keep_and_deletes_the_rest(folder: Path) -> None:
+    assert "nothing says what to keep" in clusterctl("prune", folder).stderr
+    listed = clusterctl("prune", folder, "--keep-last", 1, "--dry-run")
+    assert "would delete step-00000100" in listed.stdout
+    refused = clusterctl("prune", folder, "--keep-last", 1)
+    assert refused.returncode == 2
+    done = clusterctl("prune", folder, "--keep-last", 1, "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [row["kept"] for row in json.loads(done.stdout)["checkpoints"]] == ["the newest complete one", ""]
+    assert [path.name for path in folder.glob("step-*")] == ["step-00000200"]
+
+
+def test_pull_copies_a_folder_and_refuses_a_damaged_one(folder: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "copy"
+    done = clusterctl("pull", folder, "--step", 100, "-o", dest)
+    assert done.returncode == 0, done.stderr
+    assert clusterctl("verify", dest).returncode == 0
+    again = clusterctl("pull", folder, "--step", 100, "-o", dest, "--json")
+    assert json.loads(again.stdout)["bytes"] == 0
+    other = clusterctl("pull", folder, "--step", 200, "-o", dest)
+    assert "another checkpoint is there" in other.stderr
+    path = folder / "step-00000200" / "part-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 4
+    path.write_bytes(content)
+    damaged = clusterctl("pull", folder, "-o", tmp_path / "bad")
+    assert damaged.returncode == 4
+    assert "it was not put in place" in damaged.stderr
+    assert not (tmp_path / "bad").exists()
