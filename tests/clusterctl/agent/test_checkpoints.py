@@ -15,8 +15,8 @@ import torch
 from clusterctl.agent import checkpoints, saved
 from clusterctl.agent.request import Refused
 from tests.support import checkpoints as made
-from trainer.checkpoint.manifest import encode_manifest
 from trainer.checkpoint.keep import FRESH, IN_USE, in_use
+from trainer.checkpoint.manifest import encode_manifest
 
 
 @pytest.fixture
