@@ -111,5 +111,5 @@ def folders_in(record: RunRecord) -> dict[str, tuple[Node, str]]:
 def copier_for(run: RunDir, connections: Connections) -> Copier | None:
     """Return what copies the checkpoints of a run, None if its job wants no copies."""
     record = run.read_record()
-    saving = saving_of(record.job)
+    saving = saving_of(record.job.train)
     return Copier(run, connections, saving.copies) if saving.copies > 1 and not saving.dir else None

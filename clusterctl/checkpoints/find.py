@@ -173,7 +173,7 @@ def _has_checkpoints(path: Path) -> bool:
 
 def shared_folder(record: RunRecord) -> str:
     """Return the folder of the run's checkpoints on a shared disk; "" if each node has its own."""
-    folder = saving_of(record.job).dir
+    folder = saving_of(record.job.train).dir
     return f"{folder}/{record.run}" if folder else ""
 
 

@@ -342,7 +342,7 @@ def check(job: Job, cluster: Cluster) -> dict[str, Any]:
     if job.device_ids == "physical" and job.train is not None:
         problem = "'physical' does not fit the embedded trainer, which counts the visible devices"
         faults.append(_fault(job, ("device_ids",), problem, "device_ids: visible"))
-    for path, problem, remedy in saving_faults(job, len(cluster.nodes)):
+    for path, problem, remedy in saving_faults(job.train, len(cluster.nodes)):
         faults.append(_fault(job, path, problem, remedy))
     summary: dict[str, Any] = {}
     if job.train is not None and not in_train:

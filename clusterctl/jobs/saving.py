@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from clusterctl.document import Key
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.job import Job
 
 
 @dataclass(frozen=True)
@@ -22,18 +19,18 @@ class Saving:
     """How many nodes shall have each file."""
 
 
-def saving_of(job: Job) -> Saving:
-    """Return the values of a job; wrong ones, which the trainer reports, count as not given."""
-    save = (job.train or {}).get("save")
+def saving_of(train: Mapping[str, Any] | None) -> Saving:
+    """Return the values of a job's train part; wrong ones, which the trainer reports, count as not given."""
+    save = (train or {}).get("save")
     if not isinstance(save, dict):
         return Saving()
     folder, copies = save.get("dir"), save.get("copies")
     return Saving(folder.rstrip("/") if isinstance(folder, str) else "", copies if type(copies) is int else 1)
 
 
-def saving_faults(job: Job, nodes: int) -> Iterator[tuple[Key, str, str]]:
+def saving_faults(train: Mapping[str, Any] | None, nodes: int) -> Iterator[tuple[Key, str, str]]:
     """Yield key, problem and remedy of what does not fit the nodes."""
-    saving = saving_of(job)
+    saving = saving_of(train)
     if "{" in saving.dir:
         remedy = "write one path that is the same on all nodes"
         yield ("train", "save", "dir"), f"{saving.dir!r} has a placeholder", remedy

@@ -148,7 +148,7 @@ def prepare(
     """Return the facts about a run that only its nodes know."""
     from clusterctl.ranktable import from_nodes
 
-    if folder := saving_of(job).dir:
+    if folder := saving_of(job.train).dir:
         tell("checkpoint", check_shared(folder, cluster.nodes, connections))
 
     table = ""
