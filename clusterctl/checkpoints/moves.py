@@ -72,16 +72,16 @@ def move_all(checkpoint: Checkpoint, moves: Sequence[Move], connections: Connect
 
 def _move(checkpoint: Checkpoint, move: Move, connections: Connections) -> int:
     target = NodeHolder(move.target, connections.of(move.target))
-    there = next((h for h in checkpoint.holdings if h.holder.name == move.target.name), None)
+    present = next((h for h in checkpoint.holdings if h.holder.name == move.target.name), None)
     name = checkpoint.name
-    path = there.entry.path if there else f"{move.folder}/{name.partition('.')[0]}"
+    path = present.entry.path if present else f"{move.folder}/{name.partition('.')[0]}"
     aside = posixpath.join(
         move.folder, f"{UNFINISHED}copies", f"{name}-{move.source.holder.name}-{secrets.token_hex(4)}"
     )
-    names = move.names if there else (MANIFEST, *move.names)
+    names = move.names if present else (MANIFEST, *move.names)
     with ExitStack() as held:
         held.enter_context(move.source.holder.held([move.source.entry.path]))
-        if there:
+        if present:
             held.enter_context(target.held([path]))
         result = copy_between(
             End(move.source.holder.node, connections.of(move.source.holder.node)),
