@@ -164,9 +164,9 @@ class Measure:
         config = config_of(self.model, self.prefix, **layout.config())
         try:
             done = self.server.train(ranks, config)
-            off = _apart(done.losses, self.alone.losses)
+            off = apart(done.losses, self.alone.losses)
             wrong = ["too far"] if not off <= ALLOWED else []
-            wrong += ["another norm"] if not _apart(done.norms, self.alone.norms) <= ALLOWED_NORM else []
+            wrong += ["another norm"] if not apart(done.norms, self.alone.norms) <= ALLOWED_NORM else []
             same = self.seen.setdefault((ranks, *layout.kept()), done.losses) == done.losses
             wrong += ["other bits than without recomputation"] if not same else []
             if self.resume and layout.recompute is NONE:
@@ -184,7 +184,7 @@ class Measure:
         return wrong if half.files == whole.files else [*wrong, "another checkpoint after a resume"]
 
 
-def _apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
+def apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
     if len(ours) != len(theirs):
         return float("inf")
     return max(abs(a - b) / b for a, b in zip(ours, theirs, strict=True))

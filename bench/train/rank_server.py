@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVER = ROOT / "tests" / "trainer" / "rank_server.py"
+SERVER = ROOT / "tests" / "support" / "rank_server.py"
 # In seconds, the limit for a training that normally takes a few.
 PATIENCE = 300.0
 
@@ -59,9 +59,9 @@ class Server:
 
     def train(self, ranks: int, config: dict[str, Any], again: bool = False) -> Trained:
         """Run a whole training; with `again`, from the newest checkpoint of the one before."""
-        run_dir, file = self.folder / "run", self.folder / "train.json"
+        run_dir, file = self.run_dir, self.folder / "train.json"
         if again:
-            (run_dir / "metrics.jsonl").unlink()
+            (run_dir / "metrics.jsonl").unlink(missing_ok=True)
         else:
             shutil.rmtree(run_dir, ignore_errors=True)
         file.write_text(json.dumps(config))
@@ -79,6 +79,17 @@ class Server:
         """Repeat the second half of the training before, from the checkpoint in its middle."""
         folders = sorted((self.folder / "run" / "checkpoints").glob("step-*"))
         shutil.rmtree(folders[-1])
+        return self.train(ranks, config, again=True)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    def continue_from(self, checkpoint: Path, ranks: int, config: dict[str, Any]) -> Trained:
+        """Run the rest of a training from a copy of a checkpoint's folder."""
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+        step = json.loads((checkpoint / "manifest.json").read_text())["step"]
+        shutil.copytree(checkpoint, self.run_dir / "checkpoints" / f"step-{step:08d}")
         return self.train(ranks, config, again=True)
 
     def _ask(self, ranks: int, config: dict[str, Any], run_dir: Path, file: Path) -> dict[str, Any]:

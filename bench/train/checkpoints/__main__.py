@@ -6,6 +6,7 @@ import importlib
 import sys
 
 NAMES = {
+    "pairs": "continue in every layout from the checkpoints of every other",
     "times": "save and load times next to torch's distributed checkpoints",
 }
 

@@ -103,6 +103,7 @@ def test_a_checkpoint_goes_from_one_engine_and_layout_to_any_other(
 
 RESUMED = [
     pytest.param(2, {"zero": 3, "precision": "bf16"}, id="zero3-bf16"),
+    pytest.param(2, {"zero": 0, "precision": "fp16"}, id="zero0-fp16"),
     pytest.param(2, {"zero": 2, "offload": True, "model": {"dropout": 0.1}}, id="zero2-offload-dropout"),
     pytest.param(
         4, {"zero": 1, "parallel": {"pipeline": 2}, "model": {"dropout": 0.1}}, id="pipeline-zero1-dropout"
