@@ -17,9 +17,11 @@ from trainer.corpus.tokenizer import CONFIG, Tokenizer
 from trainer.errors import CheckpointError, DataError, InputError
 from trainer.weights.card import model_card
 from trainer.weights.contents import Asked, Contents, Report, Wanted
-from trainer.weights.families import FAMILIES, Family, Keys
+from trainer.weights.families.family import Family
+from trainer.weights.families.registry import FAMILIES
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
 from trainer.weights.files.torch_read import read_torch
+from trainer.weights.keys import Keys
 from trainer.weights.lazy import Lazy, cast
 from trainer.weights.ours import SIDE_FILES, shapes_for
 from trainer.weights.rules import check_shapes, refuse_unknown, rules_of, to_ours, to_theirs
@@ -57,15 +59,18 @@ def read_huggingface(folder: Path, asked: Asked) -> Contents:
     document = read_json(folder / CONFIG_FILE)
     family = _family_of(document, folder)
     keys = Keys(f"{folder / CONFIG_FILE}", document)
+    if document.get("quantization_config"):
+        keys.faults.append("quantization_config: quantized weights are not read")
     model = family.read(keys)
     keys.faults += [f"{fault}" for fault in model_faults(model)] if not keys.faults else []
     keys.check()
     found = {_bare(name, family): tensor for name, tensor in _tensors(folder).items()}
-    rules = list(rules_of(family.rules, model.layers))
-    tied = {family.head} if family.head not in {name for rule in rules for name in rule.theirs} else set()
+    shapes = shapes_for(model)
+    rules = list(rules_of(family.rules, model.layers, shapes))
+    # Old files hold the output matrix although it is the token table.
+    tied = {family.head} if model.tied else set()
     needed = [name for rule in rules for name in rule.theirs]
     refuse_unknown(str(folder), needed, found.keys() - tied, family.ignored)
-    shapes = shapes_for(model)
     tensors = {rule.ours: to_ours(rule, model, found) for rule in rules}
     check_shapes(str(folder), shapes, tensors)
     files, notes = _side_files(folder)
@@ -161,7 +166,7 @@ def write_huggingface(contents: Contents, target: Target, wanted: Wanted, report
     """Write a folder that transformers loads."""
     family = family_for(contents)
     tensors = {}
-    for rule in rules_of(family.rules, contents.model.layers):
+    for rule in rules_of(family.rules, contents.model.layers, contents.parameters):
         named = to_theirs(rule, contents.model, contents.tensors[rule.ours])
         for name, tensor in named.items():
             full = name if name == family.head else f"{next(iter(family.prefixes), '')}{name}"
@@ -205,10 +210,18 @@ def _variant(contents: Contents) -> str:
     model = contents.model
     if model.kind != "gpt":
         return f"it is a {model.kind}"
-    odd = {"rotary": model.rotary, "swiglu": model.swiglu, "query_groups": model.groups != model.heads}
-    return (
-        ", ".join(name for name, given in odd.items() if given) or "its settings belong to several families"
-    )
+    odd = {
+        "rotary": model.rotary,
+        "swiglu": model.swiglu,
+        "query_groups": model.groups != model.heads,
+        "window": model.window > 0,
+        f"norm {model.norm}": True,
+        f"bias {model.bias}": True,
+        "qk_norm": model.qk_norm,
+        "sandwich_norms": model.sandwich_norms,
+        "parallel_residual": model.parallel_residual,
+    }
+    return ", ".join(name for name, given in odd.items() if given)
 
 
 def _shards(tensors: Mapping[str, Lazy]) -> Iterator[dict[str, Lazy]]:
@@ -234,8 +247,8 @@ def _write_rest(contents: Contents, family: Family, target: Target, wanted: Want
         "architectures": [family.architecture],
         "model_type": family.name,
         **family.write(contents.model),
-        **{key: ends["id"] for key in ("bos_token_id", "eos_token_id") if ends},
-        "tie_word_embeddings": True,
+        **_ids(contents, ends),
+        "tie_word_embeddings": contents.model.tied,
         # The new spelling and the old one.
         "dtype": dtype,
         "torch_dtype": dtype,
@@ -262,6 +275,15 @@ def _ends(contents: Contents) -> dict[str, Any]:
     except DataError:
         return {}
     return {"id": tokenizer.eod, "token": tokenizer.token_of(tokenizer.eod)}
+
+
+def _ids(contents: Contents, ends: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ids of the special tokens: those of the import, else the tokenizer's; null leaves no default."""
+    given = contents.files.get(GENERATION)
+    known = read_json(given) if isinstance(given, Path) else {}
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    usual = {"bos_token_id": ends.get("id"), "eos_token_id": ends.get("id")}
+    return {name: known.get(name, usual.get(name)) for name in names}
 
 
 def _tokenizer_config(contents: Contents, ends: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from trainer.config.rules import model_faults
 from trainer.errors import CheckpointError, InputError
 from trainer.model.cuts import Cut
 from trainer.weights.contents import Asked, Contents, Report, Wanted
-from trainer.weights.families import Keys
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
 from trainer.weights.huggingface import DTYPES
+from trainer.weights.keys import Keys
 from trainer.weights.known_sizes import heads_for, vocab_for
 from trainer.weights.lazy import Lazy, cast, padded, rows_of
 from trainer.weights.megatron_names import (

@@ -51,13 +51,13 @@ def rule(ours: str, *theirs: str, transposed: bool = False, rows: Rows = Rows.SE
     return Rule(ours, theirs, transposed, rows)
 
 
-def rules_of(rules: Sequence[Rule], layers: int) -> Iterator[Rule]:
-    """Yield the rules of a model with so many layers."""
+def rules_of(rules: Sequence[Rule], layers: int, shapes: Collection[str] | None = None) -> Iterator[Rule]:
+    """Yield the rules of a model with so many layers; with `shapes`, of the tensors alone that the model has."""
     for entry in rules:
-        if LAYER in entry.ours:
-            yield from (entry.of_layer(number) for number in range(layers))
-        else:
-            yield entry
+        for number in range(layers) if LAYER in entry.ours else (0,):
+            layer = entry.of_layer(number)
+            if shapes is None or layer.ours in shapes:
+                yield layer
 
 
 def sections_of(model: ModelConfig, ours: str) -> tuple[int, ...]:
