@@ -126,7 +126,8 @@ def _tensorboard(arguments: argparse.Namespace) -> int:
     from trainer.env import METRICS_FILE, TENSORBOARD_DIR
     from trainer.train.tensorboard import convert
 
-    metrics, folder = arguments.run / METRICS_FILE, arguments.output or arguments.run / TENSORBOARD_DIR
+    metrics = arguments.run if arguments.run.is_file() else arguments.run / METRICS_FILE
+    folder = arguments.output or metrics.parent / TENSORBOARD_DIR
     if not metrics.is_file():
         raise InputError(f"{metrics} does not exist", "name the folder of a run that trains")
     if folder.is_dir() and any(folder.iterdir()):

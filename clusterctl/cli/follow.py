@@ -53,7 +53,9 @@ class Follower:
     def show(self, update: Update) -> None:
         """Show one update."""
         if update.metric is not None:
-            self._metric(update)
+            # The steps of a program are in the lines that it writes.
+            if self.trains:
+                self._metric(update)
         elif self.quiet:
             return
         elif update.chunk and self.as_json:

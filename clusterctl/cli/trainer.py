@@ -148,7 +148,7 @@ def tensorboard(
     ] = None,
 ) -> None:
     """Write the metrics of a training as TensorBoard files, with Megatron's tags. TensorBoard need not be installed."""
-    folder = Path(where) if (Path(where) / METRICS_FILE).is_file() else options.run_named(where).root
+    folder = Path(where) if (Path(where) / METRICS_FILE).is_file() else options.run_named(where).progress
     arguments = ["--output", str(output)] if output else []
     forward("tensorboard", "tensorboard", [str(folder), *arguments])
 

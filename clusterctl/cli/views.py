@@ -120,13 +120,13 @@ def _plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Iterator[tuple[str, s
 
 def _filled(plan: Plan) -> str:
     """Return which options of a launcher are filled in on the first node."""
-    from clusterctl.jobs.job import launcher_shape
+    from clusterctl.jobs.job import launcher_shapes
     from clusterctl.jobs.launchers import additions
 
     if not plan.job.fills_launcher:
         return ""
-    shape = launcher_shape(plan.job, plan.cluster, 0, plan.facts.master_port, "HOSTFILE")
-    added = additions(plan.job.command, shape)
+    shapes = launcher_shapes(plan.job, plan.cluster, plan.facts.master_port, "HOSTFILE")
+    added = additions(plan.job.command, shapes[0])
     return f", with {' '.join(added)} (on the first node)" if added else ""
 
 

@@ -24,6 +24,7 @@ from clusterctl.inventory.cluster import (
 from clusterctl.jobs import launchers, placeholders
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.saving import saving_faults
+from clusterctl.jobs.step_pattern import compiled
 from clusterctl.settings import duration, environment
 
 RANK_TABLE_CHOICES = ("auto", "always", "never")
@@ -78,6 +79,8 @@ class Job:
     hang_after: float | None = None
     """Seconds without a step after which a training counts as hung; 0 means never. None: three times the 99th
     percentile of its steps, at least 30. For a program that reports no steps: seconds without output; None: never."""
+    progress: str = ""
+    """For a program: a pattern that finds its steps in its output; "" for the known formats, "off" for none."""
     source: str = ""
     document: Document | None = field(default=None, repr=False, compare=False)
 
@@ -139,6 +142,7 @@ def _read(top: Section, path: Path) -> Job:
         share_devices=top.take("share_devices", bool, False) or False,
         restart=_restart(top),
         hang_after=_seconds(top, "hang_after", None),
+        progress=_progress(top),
         source=str(path),
     )
 
@@ -255,6 +259,21 @@ def _port(top: Section) -> int:
     if not 0 <= port < 65536:
         top.fault("master_port", f"{port} is not a port", "1024 to 65535, or 0 to let the first node choose")
     return port
+
+
+def _progress(top: Section) -> str:
+    top.taken.append("progress")
+    # YAML reads `off` as false.
+    value = top.value.get("progress")
+    if value in (None, "", False, "off"):
+        return "off" if value in (False, "off") else ""
+    try:
+        compiled(str(value))
+    except ValueError as error:
+        top.fault(
+            "progress", f"{value!r}: {error}", r"as in 'step (?P<step>\d+)/(?P<steps>\d+) loss (?P<loss>\S+)'"
+        )
+    return str(value)
 
 
 def _devices(top: Section) -> tuple[int, ...] | None:
@@ -417,32 +436,18 @@ def _device_faults(job: Job, cluster: Cluster) -> Sequence[Fault]:
     return faults
 
 
-def launcher_shape(
-    job: Job, cluster: Cluster, node_rank: int, master_port: int, hostfile: str
-) -> launchers.Shape:
-    """Return what a launcher in the job's command needs to know on one node."""
-    first = cluster.nodes[0]
-    used = devices_on(job, cluster.nodes[node_rank])
-    return launchers.Shape(
-        node_rank=node_rank,
-        devices=tuple(len(devices_on(job, node)) for node in cluster.nodes),
-        names=(first.name, first.host),
-        master=first.address,
-        master_port=master_port,
-        hostfile=hostfile,
-        kind=cluster.nodes[node_rank].kind,
-        first_device=used[0] if used else 0,
-    )
+def launcher_shapes(
+    job: Job, cluster: Cluster, master_port: int, hostfile: str = "hostfile"
+) -> list[launchers.Shape]:
+    """Return what a launcher in the job's command needs to know, for each node."""
+    devices = [devices_on(job, node) for node in cluster.nodes]
+    return launchers.shapes(cluster.nodes, devices, master_port, hostfile)
 
 
 def _launcher_faults(job: Job, cluster: Cluster) -> list[Fault]:
     """Return what in a launcher's command contradicts the nodes, each problem once."""
-    if not job.fills_launcher or not cluster.nodes:
-        return []
-    found: dict[launchers.Problem, None] = {}
-    for number in range(len(cluster.nodes)):
-        shape = launcher_shape(job, cluster, number, job.master_port or 29500, "hostfile")
-        found |= dict.fromkeys(launchers.problems(job.command, shape))
+    shapes = launcher_shapes(job, cluster, job.master_port or 29500) if job.fills_launcher else []
+    found = dict.fromkeys(problem for shape in shapes for problem in launchers.problems(job.command, shape))
     return [_fault(job, ("command",), problem.text, problem.remedy) for problem in found]
 
 

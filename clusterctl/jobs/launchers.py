@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from clusterctl.inventory.cluster import Node
+
 TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun")
 
@@ -36,6 +38,25 @@ class Shape:
     @property
     def world(self) -> int:
         return sum(self.devices)
+
+
+def shapes(
+    nodes: Sequence[Node], devices: Sequence[Sequence[int]], master_port: int, hostfile: str
+) -> list[Shape]:
+    """Return the shape of a run for each of its nodes; `devices` are those that the run uses on each."""
+    return [
+        Shape(
+            node_rank=number,
+            devices=tuple(map(len, devices)),
+            names=(nodes[0].name, nodes[0].host),
+            master=nodes[0].address,
+            master_port=master_port,
+            hostfile=hostfile,
+            kind=node.kind,
+            first_device=devices[number][0] if devices[number] else 0,
+        )
+        for number, node in enumerate(nodes)
+    ]
 
 
 @dataclass(frozen=True)
@@ -110,7 +131,9 @@ def completed(command: Sequence[str], shape: Shape) -> list[str]:
     launcher = recognise(command)
     if launcher is None:
         return list(command)
-    return [*command[: launcher.words], *_missing(launcher, command, shape), *command[launcher.words :]]
+    # The node's Python has this module wherever torch is; the script torchrun may be missing, or be another Python's.
+    name = ["python", "-m", TORCH_MODULES[0]] if command[0] == "torchrun" else command[: launcher.words]
+    return [*name, *_missing(launcher, command, shape), *command[launcher.words :]]
 
 
 def additions(command: Sequence[str], shape: Shape) -> list[str]:

@@ -13,7 +13,7 @@ from clusterctl.jobs.facts import Facts as Facts
 from clusterctl.jobs.job import (
     Job,
     devices_on,
-    launcher_shape,
+    launcher_shapes,
     train_part,
 )
 from clusterctl.jobs.placeholders import fill, fill_all
@@ -172,8 +172,8 @@ def _argv(job: Job, python: str, place: NodePlace, local_rank: int, cluster: Clu
     command = list(job.command)
     if job.fills_launcher:
         files = NodeFiles(place.run_dir)
-        shape = launcher_shape(job, cluster, place.node_rank, place.master_port, files.hostfile)
-        command = launchers.completed(command, shape)
+        shapes = launcher_shapes(job, cluster, place.master_port, files.hostfile)
+        command = launchers.completed(command, shapes[place.node_rank])
     first, *others = command
     words = (python if first in ("python", "python3") else first, *others)
     values = place.placeholders_of(local_rank)

@@ -159,6 +159,19 @@ class RunDir:
         return self.root / contract.METRICS_FILE
 
     @property
+    def log_steps(self) -> Path:
+        """The steps of a program, as they were found in its output."""
+        return self.root / "steps.jsonl"
+
+    @property
+    def progress(self) -> Path:
+        """The file that holds the run's steps: the metrics that it wrote, else what its output showed."""
+        with contextlib.suppress(OSError):
+            if self.metrics.stat().st_size:
+                return self.metrics
+        return self.log_steps if self.log_steps.exists() else self.metrics
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / contract.CHECKPOINT_DIR
 
@@ -279,14 +292,14 @@ class RunDir:
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:
         """Yield the trainer's metrics as far as they were copied here, without damaged lines."""
-        for line in whole_lines(self.metrics):
+        for line in whole_lines(self.progress):
             if (metric := metric_of(_json_object(line))) is not None:
                 yield metric
 
     def last_step(self) -> dict[str, Any] | None:
         """Return the last step among the metrics that were copied here; mostly, only the end of the file is read."""
         try:
-            with self.metrics.open("rb") as file:
+            with self.progress.open("rb") as file:
                 start = max(0, os.fstat(file.fileno()).st_size - METRICS_TAIL)
                 file.seek(start)
                 lines = file.read(METRICS_TAIL).split(b"\n")
@@ -298,7 +311,7 @@ class RunDir:
                 return metric
         if not start:
             return None
-        return next(filter(None, map(_step_of, reversed(list(whole_lines(self.metrics))))), None)
+        return next(filter(None, map(_step_of, reversed(list(whole_lines(self.progress))))), None)
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,10 @@ def _own() -> Schema:
         ),
         "share_devices": ({"type": "boolean"}, "Allow devices that another run is using."),
         "restart": (_restart(), "Restart the run after a failure."),
+        "progress": (
+            {"type": ["string", "boolean"]},
+            "For a program: a regular expression with groups step, steps, loss, ... that finds its steps; or off.",
+        ),
         "hang_after": (
             TIME,
             "Treat the run as hung after this long without a step (or output, for your own program).",

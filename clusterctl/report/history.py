@@ -124,7 +124,7 @@ def read_history(run: RunDir) -> History:
 def _blocks(run: RunDir) -> Iterator[bytes]:
     """Yield the metrics in blocks of whole lines; a last line without its end is left out."""
     try:
-        file = run.metrics.open("rb")
+        file = run.progress.open("rb")
     except OSError:
         return
     rest = b""

@@ -45,6 +45,7 @@ class KeptWatch:
         self.run, self.first, self.attempt, self.read = run, first, 0, 0
         self.sources = {
             run.metrics: Source("", -1, Stream.METRICS),
+            run.log_steps: Source("", -1, Stream.METRICS),
             run.events: Source("", -1, Stream.EVENTS),
         }
         self.offsets = {run.events: run.events.stat().st_size if run.events.exists() else 0}

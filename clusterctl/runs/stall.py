@@ -51,9 +51,17 @@ class Silence:
         self._ranks: Mapping[str, Collection[int]] = record.ranks
         self._clock = clock
         self._last = clock(), "", -1
+        # Only steps break the silence.
+        self._by_step = False
 
     def broken_by(self, node: str, rank: int) -> None:
-        """Note output of a rank."""
+        """Note output of a rank; once it has reported steps, other output does not count."""
+        if not self._by_step:
+            self._last = self._clock(), node, rank
+
+    def stepped(self, node: str, rank: int, *, finished: bool) -> None:
+        """Note a step in the output of a rank; after the last one, any output counts again."""
+        self._by_step = not finished
         self._last = self._clock(), node, rank
 
     def has_heartbeats(self) -> None:

@@ -20,6 +20,7 @@ from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.lines import LineCutter
 from clusterctl.logs.store import LogKeeper, LogTimes, half_line
 from clusterctl.runs.kept_watch import KeptWatch
+from clusterctl.runs.log_steps import LogSteps
 from clusterctl.runs.stall import Hang, Outage, Silence
 from clusterctl.runs.state import SUPERVISOR_SILENCE
 from clusterctl.runs.stop import stop_nodes
@@ -81,6 +82,7 @@ class Watch:
         self.orphaned: set[str] = set()
         self.stopper: threading.Thread | None = None
         self.silence = Silence(self.record)
+        self.log_steps = LogSteps(run, self.record)
         # By node, how many reports in a row said that its supervisor does not respond.
         self.stuck: Counter[str] = Counter()
 
@@ -316,6 +318,9 @@ class Watch:
                 offset += before[path]
                 fresh = LogKeeper.keep(home, offset, frame.payload)
                 self.times.note(home, offset + len(frame.payload), frame.fields.get("age"))
+                for metric in self.log_steps.feed(source, fresh):
+                    self.silence.stepped(node.name, source.rank, finished=self.log_steps.finished)
+                    self._put(Update(node=node.name, metric=metric))
                 if self.lines or source.stream is Stream.METRICS:
                     self._put_lines(source, cutters[path].feed(fresh))
                 if self.closed.is_set():

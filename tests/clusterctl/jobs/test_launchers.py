@@ -36,7 +36,7 @@ def faults(text: str, cluster: Cluster = CLUSTER) -> list[str]:
 def test_torchrun_runs_once_per_node_with_the_rendezvous_filled_in() -> None:
     first, second = commands("torchrun train.py --lr 1")
     assert first == (
-        "torchrun --nproc_per_node=2 --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 --master_port=29500"
+        "python3 -m torch.distributed.run --nproc_per_node=2 --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 --master_port=29500"
         " train.py --lr 1"
     )
     assert "--node_rank=1 " in second and not faults("torchrun train.py --lr 1")
@@ -110,7 +110,8 @@ def test_the_address_may_be_written_as_the_first_nodes_name_or_as_a_placeholder(
 
 def test_one_node_takes_standalone_and_mpirun() -> None:
     single = replace(CLUSTER, nodes=CLUSTER.nodes[:1])
-    assert commands("torchrun --standalone t.py", single) == ["torchrun --nproc_per_node=2 --standalone t.py"]
+    (alone,) = commands("torchrun --standalone t.py", single)
+    assert alone == "python3 -m torch.distributed.run --nproc_per_node=2 --standalone t.py"
     assert commands("mpirun ./a.out", single) == ["mpirun -np 2 ./a.out"] and not faults(
         "mpirun ./a.out", single
     )

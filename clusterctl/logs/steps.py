@@ -1,0 +1,236 @@
+"""Find the steps of a training in its output: Megatron-LM, DeepSpeed, Hugging Face, MindFormers, nanoGPT, or a pattern.
+
+A parser is fed the bytes of one rank's streams and yields lines of metrics, in the form of the embedded trainer's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from clusterctl.jobs.step_pattern import NAMES, compiled
+
+# Bytes of a line that are searched; step lines are shorter.
+LONGEST = 4000
+_N = r"(-?[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|nan|NaN|inf|-inf)"
+Values = dict[str, float]
+Read = Callable[[str], Values | None]
+
+
+@dataclass(frozen=True)
+class Format:
+    """The step lines of one program."""
+
+    name: str
+    hints: tuple[bytes, ...]
+    """A line without any of these is none of this format."""
+    read: Read
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or "nan")
+    except ValueError:
+        return math.nan
+
+
+def _fields(line: str, patterns: Mapping[str, re.Pattern[str]]) -> Values:
+    return {name: _number(match[1]) for name, pattern in patterns.items() if (match := pattern.search(line))}
+
+
+_MEGATRON = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|")
+_MEGATRON_FIELDS = {
+    "loss": re.compile(rf"\blm loss:\s*{_N}"),
+    "lr": re.compile(rf"\blearning rate:\s*{_N}"),
+    "grad_norm": re.compile(rf"\bgrad norm:\s*{_N}"),
+    "step_ms": re.compile(rf"\belapsed time per iteration \(ms\):\s*{_N}"),
+    "batch": re.compile(rf"\bglobal batch size:\s*{_N}"),
+}
+_MEGATRON_EVAL = re.compile(rf"\bvalidation loss at iteration (\d+)\b.*?\blm loss value:\s*{_N}")
+
+
+def _megatron(line: str) -> Values | None:
+    if match := _MEGATRON_EVAL.search(line):
+        return {"step": float(match[1]), "eval_loss": _number(match[2])}
+    match = _MEGATRON.search(line)
+    if match is None:
+        return None
+    values = _fields(line, _MEGATRON_FIELDS)
+    batch, spent = values.pop("batch", 0.0), values.get("step_ms", 0.0)
+    rate = {"samples_per_second": 1000 * batch / spent} if batch and spent else {}
+    return {"step": float(match[1]), "steps": float(match[2]), **values, **rate}
+
+
+_PIPELINE = re.compile(rf"\bsteps: (\d+) loss: {_N} iter time \(s\): {_N} samples/sec: {_N}")
+_TIMER = re.compile(rf"\bglobal_step=(\d+),.*?CurrSamplesPerSec={_N}")
+_RANK_STEP = re.compile(rf"\bstep=(\d+), skipped=\d+, lr=\[{_N}")
+
+
+def _deepspeed(line: str) -> Values | None:
+    if match := _PIPELINE.search(line):
+        numbers = [_number(text) for text in match.groups()]
+        return dict(zip(("step", "loss", "step_seconds", "samples_per_second"), numbers, strict=True))
+    if match := _TIMER.search(line):
+        return {"step": float(match[1]), "samples_per_second": _number(match[2])}
+    if match := _RANK_STEP.search(line):
+        return {"step": float(match[1]), "lr": _number(match[2])}
+    return None
+
+
+_HF = re.compile(r"^\s*\{.*'(?:loss|eval_loss)':.*\}\s*$")
+_HF_FIELDS = {
+    "loss": re.compile(rf"'loss': '?{_N}"),
+    "eval_loss": re.compile(rf"'eval_loss': '?{_N}"),
+    "lr": re.compile(rf"'learning_rate': '?{_N}"),
+    "grad_norm": re.compile(rf"'grad_norm': '?{_N}"),
+}
+_BAR = re.compile(r"\d+%\|[^|]*\|\s*(\d+)/(\d+) \[")
+
+
+def _hugging_face(line: str) -> Values | None:
+    if match := _BAR.search(line):
+        return {"bar": float(match[1]), "steps": float(match[2])}
+    return _fields(line, _HF_FIELDS) if _HF.match(line) else None
+
+
+_MINDFORMERS = re.compile(r"step:\s*\[\s*(\d+)\s*/\s*(\d+)\s*\]")
+_MINDFORMERS_FIELDS = {
+    "loss": re.compile(rf"\bloss:\s*\[?{_N}"),
+    "lr": re.compile(rf"\blr:\s*\[?{_N}"),
+    "grad_norm": re.compile(rf"\bglobal_norm:\s*\[?{_N}"),
+    "step_ms": re.compile(rf"\bper_step_time:\s*{_N}\s*ms"),
+}
+
+
+def _mindformers(line: str) -> Values | None:
+    match = _MINDFORMERS.search(line)
+    if match is None:
+        return None
+    return {"step": float(match[1]), "steps": float(match[2]), **_fields(line, _MINDFORMERS_FIELDS)}
+
+
+_NANOGPT = re.compile(rf"^iter (\d+): loss {_N}, time {_N}\s*ms")
+_NANOGPT_EVAL = re.compile(rf"^step (\d+): train loss {_N}, val loss {_N}")
+
+
+def _nanogpt(line: str) -> Values | None:
+    if match := _NANOGPT.match(line):
+        return {"step": float(match[1]), "loss": _number(match[2]), "step_ms": _number(match[3])}
+    if match := _NANOGPT_EVAL.match(line):
+        return {"step": float(match[1]), "eval_loss": _number(match[3])}
+    return None
+
+
+def _json_line(line: str) -> Values | None:
+    if not line.startswith("{"):
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("step"), int):
+        return None
+    return {name: float(value[name]) for name in NAMES if isinstance(value.get(name), (int, float))}
+
+
+FORMATS = (
+    Format("Megatron-LM", (b"iteration",), _megatron),
+    Format("DeepSpeed", (b"samples/sec:", b"global_step=", b"skipped="), _deepspeed),
+    Format("MindFormers", (b"step:[", b"step: ["), _mindformers),
+    Format("nanoGPT", (b"iter ", b"step "), _nanogpt),
+    Format("Hugging Face", (b"loss':", b"%|"), _hugging_face),
+    Format("JSON lines", (b'"step"',), _json_line),
+)
+
+
+def pattern_format(pattern: str) -> Format:
+    """Return the format of a user's pattern; raise ValueError if it cannot be used."""
+    found = compiled(pattern)
+
+    def read(line: str) -> Values | None:
+        match = found.search(line)
+        if match is None:
+            return None
+        return {name: _number(text) for name, text in match.groupdict().items() if text is not None}
+
+    return Format("pattern", (), read)
+
+
+@dataclass
+class StepParser:
+    """Reads the streams of one rank; remembers the format that fits, and what earlier lines said."""
+
+    formats: tuple[Format, ...] = FORMATS
+    clock: Callable[[], float] = time.time
+    chosen: Format | None = None
+    step: int = -1
+    """The last step that was reported."""
+    steps: int = 0
+    """How many steps the training has in all; 0 if it is not known."""
+    _carried: Values = field(default_factory=dict)
+    """What was said of a step next to its own line: rates, the position of a progress bar."""
+    _time: float = 0.0
+    _count: int = 0
+
+    def feed(self, block: bytes) -> Iterator[dict[str, Any]]:
+        """Yield a line of metrics for each new step or evaluation in a block of whole lines."""
+        candidates = [self.chosen] if self.chosen else self.formats
+        wanted = [known for known in candidates if known and self._may_hold(known, block)]
+        if not wanted:
+            return
+        for raw in block.replace(b"\r", b"\n").split(b"\n"):
+            if raw and len(raw) <= LONGEST:
+                yield from self._line(raw, wanted)
+
+    @staticmethod
+    def _may_hold(known: Format, data: bytes) -> bool:
+        return not known.hints or any(hint in data for hint in known.hints)
+
+    def _line(self, raw: bytes, wanted: list[Format]) -> Iterator[dict[str, Any]]:
+        for known in wanted:
+            values = known.read(raw.decode("utf-8", "replace")) if self._may_hold(known, raw) else None
+            if values:
+                # A progress bar alone may belong to a download.
+                if "bar" not in values:
+                    self.chosen = known
+                yield from self._metrics(known, values)
+                return
+
+    def _metrics(self, known: Format, values: Values) -> Iterator[dict[str, Any]]:
+        if "steps" in values:
+            self.steps = int(values["steps"])
+        if "bar" in values:
+            self._carried["bar"] = values["bar"]
+            return
+        step = int(values["step"]) if "step" in values else int(self._carried.get("bar") or self._count + 1)
+        now = self.clock()
+        if "eval_loss" in values:
+            yield {"event": "eval", "step": step, "loss": values["eval_loss"], "time": now}
+            return
+        if step <= self.step and "loss" not in values:
+            # A second line about the same step: it counts for the next one.
+            self._carried |= {name: value for name, value in values.items() if name != "step"}
+            return
+        if step <= self.step:
+            return
+        yield self._step(known, step, values, now)
+
+    def _step(self, known: Format, step: int, values: Values, now: float) -> dict[str, Any]:
+        facts = {**{name: value for name, value in self._carried.items() if name != "bar"}, **values}
+        if "step_ms" in facts:
+            facts["step_seconds"] = facts.pop("step_ms") / 1000
+        elif "step_seconds" not in facts and self._time and self.step >= 0:
+            facts["step_seconds"] = (now - self._time) / (step - self.step)
+        self._count = self._count + 1 if "step" not in values else step
+        self.step, self._time, bar = step, now, self._carried.get("bar")
+        self._carried = {} if bar is None else {"bar": bar}
+        numbers = {name: value for name, value in facts.items() if name not in ("step", "steps", "eval_loss")}
+        total = {"steps": self.steps} if self.steps else {}
+        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        lost = {"loss": None} if "loss" in numbers and "loss" not in finite else {}
+        return {"event": "step", "step": step, **total, **finite, **lost, "format": known.name, "time": now}

@@ -1,0 +1,80 @@
+"""Follow the steps of a program through its output, and record them as metrics in the run's folder.
+
+The rank that reports steps first is followed from then on: Megatron-LM's last rank writes them, elsewhere rank 0.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.files import open_private
+from clusterctl.logs.steps import FORMATS, LONGEST, StepParser, pattern_format
+from clusterctl.runs.updates import Source, Stream
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.record import RunRecord
+    from clusterctl.jobs.run_folder import RunDir
+
+
+class LogSteps:
+    """Reads the output of a run's ranks; its methods may be called from several threads."""
+
+    def __init__(self, run: RunDir, record: RunRecord) -> None:
+        self.run, self.attempt = run, record.attempt
+        self._pattern = record.job.progress
+        self.wanted = record.job.train is None and self._pattern != "off"
+        self._parsers: dict[tuple[str, int], StepParser] = {}
+        self._rest: dict[Source, bytes] = {}
+        self._lock = threading.Lock()
+        self._source: tuple[str, int] | None = None
+        self._started = self._has_start()
+
+    def feed(self, source: Source, data: bytes) -> list[dict[str, Any]]:
+        """Return the metrics in a piece of a rank's output, after recording them."""
+        if not self.wanted or source.stream not in (Stream.OUT, Stream.ERR) or not data:
+            return []
+        key = source.node, source.rank
+        with self._lock:
+            if self._source not in (None, key):
+                return []
+            metrics = list(self._read(key, source, data))
+            if metrics and self._source is None:
+                self._source = key
+            if metrics:
+                self._write(metrics)
+        return metrics
+
+    @property
+    def finished(self) -> bool:
+        """Whether no further step is expected: the last one was reported, or the number of steps is not known."""
+        parser = self._parsers.get(self._source) if self._source else None
+        return parser is not None and parser.steps <= parser.step
+
+    def _read(self, key: tuple[str, int], source: Source, data: bytes) -> Iterator[dict[str, Any]]:
+        whole = self._rest.pop(source, b"") + data
+        # A progress bar ends its states with a carriage return.
+        end = max(whole.rfind(b"\n"), whole.rfind(b"\r")) + 1
+        self._rest[source] = whole[end:][-LONGEST:]
+        if not end:
+            return
+        if key not in self._parsers:
+            formats = (pattern_format(self._pattern),) if self._pattern else FORMATS
+            self._parsers[key] = StepParser(formats)
+        for metric in self._parsers[key].feed(whole[:end]):
+            if not self._started and metric["event"] == "step":
+                self._started = True
+                first = {"step": max(metric["step"] - 1, 0), "attempt": self.attempt, "time": metric["time"]}
+                yield {"event": "start", **first, "format": metric["format"]}
+            yield metric
+
+    def _has_start(self) -> bool:
+        """Return whether an earlier controller has recorded the start of this attempt."""
+        lines = self.run.metric_lines() if self.run.log_steps.exists() else ()
+        return any(line.get("event") == "start" and line.get("attempt") == self.attempt for line in lines)
+
+    def _write(self, metrics: list[dict[str, Any]]) -> None:
+        with open_private(self.run.log_steps, "ab") as file:
+            file.write(b"".join(json.dumps(metric).encode() + b"\n" for metric in metrics))
