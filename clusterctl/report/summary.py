@@ -187,7 +187,7 @@ def _with_training(summary: RunSummary, run: RunDir, history: History) -> RunSum
     evals = history.kept_evals()
     best = min(evals, key=lambda point: point[1], default=None)
     peak, planned = _memory(history)
-    spent = math.fsum(seconds for index in kept if math.isfinite(seconds := steps["step_seconds"][index]))
+    spent = _time_in_steps(steps, kept)
     start = history.starts[-1] if history.starts else {}
     return replace(
         summary,
@@ -209,6 +209,18 @@ def _with_training(summary: RunSummary, run: RunDir, history: History) -> RunSum
         checkpoint=_newest_checkpoint(run, history),
         repeated=len(steps) - len(kept),
     )
+
+
+def _time_in_steps(steps: Steps, kept: Sequence[int]) -> float:
+    """Return the seconds of the steps that count; a program may report every tenth step only."""
+    total, before = 0.0, -1
+    for index in kept:
+        begins = before < 0 or steps.start[index] != steps.start[before]
+        steps_since = 1 if begins else steps.step[index] - steps.step[before]
+        if math.isfinite(seconds := steps["step_seconds"][index]):
+            total += seconds * steps_since
+        before = index
+    return total
 
 
 def _speed(steps: Steps, kept: Sequence[int], last: Mapping[str, Any]) -> Speed:

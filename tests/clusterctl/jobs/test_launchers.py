@@ -36,8 +36,8 @@ def faults(text: str, cluster: Cluster = CLUSTER) -> list[str]:
 def test_torchrun_runs_once_per_node_with_the_rendezvous_filled_in() -> None:
     first, second = commands("torchrun train.py --lr 1")
     assert first == (
-        "python3 -m torch.distributed.run --nproc_per_node=2 --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 --master_port=29500"
-        " train.py --lr 1"
+        "python3 -m torch.distributed.run --nproc_per_node=2 --nnodes=2 --node_rank=0 --master_addr=10.0.0.1"
+        " --master_port=29500 train.py --lr 1"
     )
     assert "--node_rank=1 " in second and not faults("torchrun train.py --lr 1")
 

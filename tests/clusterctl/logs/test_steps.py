@@ -191,6 +191,13 @@ def test_the_rank_that_reports_steps_is_followed_and_its_steps_are_recorded(tmp_
     assert [line["event"] for line in lines] == ["step", "eval"] and again.finished
 
 
+def test_a_program_that_reports_every_tenth_step_has_the_goodput_of_all(tmp_path: Path) -> None:
+    run, steps = followed(tmp_path)
+    lines = "".join(f"iter {step}: loss 3.0, time 100ms\n" for step in (10, 20, 30))
+    steps.feed(Source("n1", 0, Stream.OUT), lines.encode())
+    assert summarise(run, now=1.0 + 21.0).goodput == pytest.approx(2.1 / 21)
+
+
 def test_metrics_that_the_program_writes_itself_come_first(tmp_path: Path) -> None:
     run, steps = followed(tmp_path)
     steps.feed(Source("n1", 0, Stream.OUT), NANOGPT.encode())
