@@ -96,6 +96,17 @@ class BatchRamp:
 
 
 @dataclass(frozen=True)
+class InitConfig:
+    """Weights that the training begins with, at step 0, with a new optimizer."""
+
+    source: str = setting("")
+    """A checkpoint's folder, a run's folder (its newest checkpoint), the name of a run on the same nodes, or a folder
+    of another program that `checkpoint import` reads, such as Hugging Face's."""
+    extend_vocabulary: bool = setting(False)
+    """Allow a larger vocabulary than the source's: its further rows begin as those of a new model."""
+
+
+@dataclass(frozen=True)
 class EvalConfig:
     """Validation: before the first step, after the last, and in between."""
 

@@ -53,6 +53,7 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
         (_chip_faults(config), "precision hardware.chip hardware.kind"),
         (_precision_faults(config), "precision loss_scale"),
         (_save_faults(config), "save"),
+        (_init_faults(config), "init resume"),
     ]
     found: list[Fault] = []
     for rule, keys in rules:
@@ -204,6 +205,17 @@ def _chip_faults(config: TrainConfig) -> Iterator[Fault]:
 def _precision_faults(config: TrainConfig) -> Iterator[Fault]:
     if config.precision != "fp16" and config.loss_scale != LossScaleConfig():
         yield Fault("train.loss_scale", f"is fp16's, and precision is {config.precision}", "leave it out")
+
+
+def _init_faults(config: TrainConfig) -> Iterator[Fault]:
+    if config.init.extend_vocabulary and not config.init.source:
+        yield Fault(
+            "train.init.source", "missing: extend_vocabulary is about its vocabulary", "add source: FOLDER"
+        )
+    if config.init.source and config.resume not in ("auto", "never"):
+        yield Fault(
+            "train.init", f"the training goes on from {config.resume} (resume)", "leave one of the two out"
+        )
 
 
 def _profile_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:

@@ -29,6 +29,7 @@ def train_schema() -> Schema:
     properties["model"] = {**_text(properties["model"]), "anyOf": [names, model]}
     schema["required"] = sorted({*schema.get("required", []), "model"})
     _short(properties, "parallel", {"const": "auto"})
+    _short(properties, "init", {"type": "string"})
     _short(properties, "recompute", {"enum": properties["recompute"]["properties"]["mode"]["enum"]})
     _short(properties, "loss_scale", {"const": "dynamic"}, {"type": "number", "minimum": 1})
     _short(properties["save"]["properties"], "keep", {"type": "integer", "minimum": 1})

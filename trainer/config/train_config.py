@@ -17,6 +17,7 @@ from trainer.config.parts import (
     BatchRamp,
     EvalConfig,
     HardwareConfig,
+    InitConfig,
     LossScaleConfig,
     NanConfig,
     OptimizerConfig,
@@ -84,6 +85,8 @@ class TrainConfig:
     """Refuse operations whose result changes from run to run."""
     resume: str = setting("auto")
     """auto: this run's newest checkpoint that verifies; never: from the start; else a checkpoint's folder."""
+    init: InitConfig = field(default_factory=InitConfig)
+    """Weights to begin with: a source, or a mapping. A resume goes on from the run's own checkpoints instead."""
     resume_other_data: bool = setting(False)
     """Resume although the checkpoint was trained on other data or with another tokenizer."""
 
@@ -146,6 +149,7 @@ def _short_parallel(given: object) -> object:
 SHORT: dict[str, Callable[[object], object]] = {
     "parallel": _short_parallel,
     "recompute": lambda given: {"mode": given},
+    "init": lambda given: {"source": given},
     "loss_scale": _short_loss_scale,
 }
 

@@ -41,6 +41,12 @@ def check(document: object) -> dict[str, Any]:
         uses, data_faults = check_corpora(config, base)
         word_faults, data_notes = check_tokenizer(config, base)
         faults += [*data_faults, *word_faults]
+    if config.init.source and not faults:
+        from trainer.plan.check_init import check_init
+
+        init_faults, init_notes = check_init(config, Path(str(document.get("base_dir") or ".")))
+        faults += init_faults
+        data_notes = [*data_notes, *init_notes]
     whole = None if faults else summary(config, world, uses, found.choice)
     if whole is not None:
         whole["notes"] = [*name_notes(str(document.get("name", "")), config), *whole["notes"], *data_notes]

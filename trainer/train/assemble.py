@@ -93,6 +93,10 @@ def run_training(
     checkpointer = Checkpointer(config, engine, group, folder, data.identity())
     checkpointer.require_shared(config.save.dir)
     step = checkpointer.resume()
+    if config.init.source and not checkpointer.resumed_from:
+        from trainer.train.initial import load_initial
+
+        checkpointer.notes.append(load_initial(config, engine, group, run_dir))
     checkpointer.notes += [*data.notes, *_notes(config, device)]
     startup.done("checkpoint")
     start = started(config, environment, group, device, ops, checkpointer, step, startup)

@@ -1,0 +1,61 @@
+"""What two models must share so that one can begin with the other's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.config.model import ModelConfig
+from trainer.errors import Fault
+
+
+def init_faults(own: ModelConfig, theirs: ModelConfig, extends: bool) -> Iterator[Fault]:
+    """Yield each key of the model in which the weights of `theirs` do not fit; `extends`: the vocabulary may grow."""
+    needed = _facts(theirs)
+    for key, value in _facts(own).items():
+        # A key that only one of them has follows from another one that differs.
+        if key in needed and value != needed[key]:
+            wanted = _text(needed[key])
+            problem = f"is {_text(value)}, and the weights of train.init are of a model with {wanted}"
+            yield Fault(f"train.model.{key}", problem, f"use {wanted}")
+    if own.vocab == theirs.vocab or (extends and own.vocab > theirs.vocab):
+        return
+    problem = f"is {own.vocab}, and the weights of train.init are of a model with {theirs.vocab}"
+    remedy = f"use {theirs.vocab}"
+    if own.vocab > theirs.vocab:
+        remedy += ", or add extend_vocabulary: true to train.init"
+    yield Fault("train.model.vocab", problem, remedy)
+
+
+def _facts(model: ModelConfig) -> dict[str, object]:
+    """Return what decides the tensors of a model and what they compute, by key of the config."""
+    facts: dict[str, object] = {
+        "kind": model.kind,
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "query_groups": model.groups,
+        "head_dim": model.head_size,
+        "ffn": model.inner,
+        "swiglu": model.swiglu,
+        "rotary": model.rotary,
+        "norm": model.norm,
+        "qk_norm": model.qk_norm,
+        "sandwich_norms": model.sandwich_norms,
+        "parallel_residual": model.parallel_residual,
+        "bias": model.bias,
+        "tied": model.tied,
+        "eps": model.eps,
+    }
+    if not model.swiglu:
+        facts["activation"] = model.activation
+    if model.rotary:
+        rope = model.rope
+        facts |= {"rope.base": rope.base, "rope.part": rope.part, "rope.interleaved": rope.interleaved}
+    else:
+        # Without the row that GLM's tables have in addition.
+        facts["positions"] = model.positions or model.sequence
+    return facts
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,63 @@
+"""Check that the weights which a job begins with fit its model and its tokenizer, where they are on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.config.same_model import init_faults
+from trainer.errors import Fault, TrainerError
+
+if TYPE_CHECKING:
+    from trainer.config.train_config import TrainConfig
+
+SOURCE = "train.init.source"
+
+
+def check_init(config: TrainConfig, base: Path) -> tuple[list[Fault], list[str]]:
+    """Return the faults of the source (relative to `base`), and notes; a source on the nodes alone is noted."""
+    if not config.init.source:
+        return [], []
+    path = base / config.init.source
+    if not path.exists():
+        return [], [f"train.init: {config.init.source} is not on this machine; the ranks check that it fits"]
+    try:
+        from trainer.weights.initial import open_source
+    except ImportError as error:
+        return [], [f"train.init: not checked here, since {error.name} is not installed; the ranks check it"]
+    try:
+        source = open_source(path)
+    except TrainerError as error:
+        return [Fault(SOURCE, error.message, error.hint)], []
+    faults = list(init_faults(config.model, source.model, config.init.extend_vocabulary))
+    if source.tokenizer is not None and config.data.tokenizer:
+        faults += tokenizer_faults(base / config.data.tokenizer, source.tokenizer)
+    return faults, [f"train.init: begins with the weights of {source.folder}"]
+
+
+def tokenizer_faults(own: Path, theirs: Path) -> Iterator[Fault]:
+    """Yield a fault if the job's tokenizer gives a token of the source's another id, or none."""
+    known, needed = (_ids(file) for file in (own, theirs))
+    if known is None or needed is None:
+        # The tokenizer's own check names what is wrong with it.
+        return
+    wrong = next((token for token, number in needed.items() if known.get(token) != number), None)
+    if wrong is not None:
+        number = known.get(wrong)
+        problem = f"has token {wrong!r} {'not at all' if number is None else f'as {number}'}"
+        problem += f", and the tokenizer of train.init has it as {needed[wrong]}"
+        yield Fault("train.data.tokenizer", problem, f"use {theirs}, or tokens added to it")
+
+
+def _ids(file: Path) -> Mapping[str, int] | None:
+    """Return the id of each token of a tokenizer.json; None for another kind of file."""
+    if file.is_dir():
+        file = file / "tokenizer.json"
+    try:
+        document = json.loads(file.read_bytes())
+        vocab = dict(document["model"]["vocab"])
+        return {**vocab, **{entry["content"]: entry["id"] for entry in document.get("added_tokens", [])}}
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,132 @@
+"""Begin a training with the weights of another one, or of another program: step 0, new optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from trainer.checkpoint.board import Board
+from trainer.checkpoint.folders import meet_at
+from trainer.checkpoint.manifest import MANIFEST
+from trainer.checkpoint.part import MOMENTS, HasParts, Part
+from trainer.checkpoint.resume import Loader
+from trainer.checkpoint.store import Checkpoint
+from trainer.config.model import ModelConfig
+from trainer.config.reader import read_section
+from trainer.config.same_model import init_faults
+from trainer.config.train_config import TrainConfig
+from trainer.errors import CheckpointError, ConfigFaults
+from trainer.parallel.group import Group
+from trainer.weights.initial import checkpoints_in, open_source
+from trainer.weights.lazy import Lazy
+
+# Tensors with a row for each token.
+TABLES = ("tokens.weight", "output.weight")
+
+
+def load_initial(config: TrainConfig, engine: HasParts, group: Group, run_dir: Path) -> str:
+    """Load the weights that `train.init` names into the engine; return a note. For all ranks together."""
+    path = source_path(config.init.source, run_dir)
+    # Rank 0 decides: of a checkpoint of ours, files and even the folder may be on some of the nodes alone.
+    found = group.share(_kind_of(path))
+    if found == "other":
+        return _load_contents(config, engine, path)
+    folder = path if found == "checkpoint" else Path(found)
+    weights = _Weights(config, engine)
+    named = folder if found == "checkpoint" else None
+    board = Board(group, f"init-{group.share(str(folder))}")
+    loader = Loader(meet_at(folder.parent if named else folder, group), board, group)
+    try:
+        checkpoint = loader.load(named, weights, weights.check)
+    except CheckpointError as error:
+        raise CheckpointError(f"train.init: {error.message}", "name another source, or repair it") from None
+    if checkpoint is None:
+        raise CheckpointError(f"train.init: {folder} holds no checkpoint", "name another source")
+    return f"begins with the weights of {checkpoint.path} (its step {checkpoint.step})"
+
+
+def source_path(source: str, run_dir: Path) -> Path:
+    """Return where a source is; the name of a run is its folder on this node, next to this run's."""
+    path = Path(source)
+    if path.exists() or len(path.parts) > 1:
+        return path
+    # As the launcher lays them out: runs/NAME/NODE.
+    beside = run_dir.resolve().parent.parent / source / run_dir.name
+    return beside if beside.is_dir() else run_dir.resolve().parent / source
+
+
+def _kind_of(path: Path) -> str:
+    """Return `checkpoint` for a checkpoint of ours, the folder of several, or `other`."""
+    if (path / MANIFEST).is_file():
+        return "checkpoint"
+    folder = checkpoints_in(path)
+    return "other" if folder is None else str(folder)
+
+
+class _Weights:
+    """The weights of an engine alone, as the source has them; its moments stay at zero."""
+
+    def __init__(self, config: TrainConfig, engine: HasParts) -> None:
+        self.config, self.engine = config, engine
+        self.rows = config.model.vocab
+
+    optimizer_steps = 0
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Refuse a checkpoint of another shape; remember how many rows its tables have."""
+        model = read_section(ModelConfig, checkpoint.manifest["config"]["model"], "model", [])
+        self.rows = model.vocab
+        faults = list(init_faults(self.config.model, model, self.config.init.extend_vocabulary))
+        if faults:
+            raise CheckpointError("; ".join(map(str, faults)))
+
+    def parts(self) -> list[Part]:
+        return list(self._cut(self.engine.parts()))
+
+    def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
+        self.engine.load_parts(lambda parts: fill(list(self._cut(parts))), 0)
+
+    def _cut(self, parts: Sequence[Part]) -> Iterator[Part]:
+        return weights_of(parts, self.rows)
+
+
+def weights_of(parts: Sequence[Part], rows: int) -> Iterator[Part]:
+    """Yield the parts of weights, of tables with a row for each token those before `rows`."""
+    for part in parts:
+        if part.key.startswith(MOMENTS):
+            continue
+        (first, last), *others = part.box
+        if part.key not in TABLES or part.shape[0] == rows:
+            yield part
+        elif first < rows:
+            last = min(last, rows)
+            yield replace(
+                part,
+                shape=(rows, *part.shape[1:]),
+                box=((first, last), *others),
+                tensor=part.tensor.narrow(0, 0, last - first),
+            )
+
+
+def _load_contents(config: TrainConfig, engine: HasParts, path: Path) -> str:
+    source = open_source(path)
+    faults = list(init_faults(config.model, source.model, config.init.extend_vocabulary))
+    if faults:
+        raise ConfigFaults(faults)
+    assert source.contents is not None
+    tensors = source.contents.parameters
+
+    def fill(parts: Sequence[Part]) -> None:
+        for part in weights_of(parts, source.model.vocab):
+            _fill_part(part, tensors)
+
+    engine.load_parts(fill, 0)
+    return f"begins with the weights of {path} ({source.contents.origin['format']})"
+
+
+def _fill_part(part: Part, tensors: Mapping[str, Lazy]) -> None:
+    (first, last), *others = part.box
+    rows = tensors[part.key].read(first, last)
+    index = [slice(None), *(slice(start, stop) for start, stop in others)]
+    part.tensor.copy_(rows[tuple(index)])

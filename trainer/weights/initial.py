@@ -1,0 +1,49 @@
+"""Find the weights that a training begins with, whatever program wrote them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.checkpoint.manifest import MANIFEST
+from trainer.checkpoint.store import TOKENIZER, found, open_checkpoint
+from trainer.config.model import ModelConfig
+from trainer.config.reader import read_section
+from trainer.env import CHECKPOINT_DIR
+from trainer.errors import CheckpointError, Fault
+from trainer.weights.contents import Contents
+from trainer.weights.convert import FORMATS, detected
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's weights: a checkpoint of ours in `folder`, or else the `contents` of another program's."""
+
+    folder: Path
+    model: ModelConfig
+    tokenizer: Path | None = None
+    contents: Contents | None = None
+
+
+def checkpoints_in(path: Path) -> Path | None:
+    """Return the folder of a run's checkpoints, if `path` is a run's folder or that folder itself."""
+    return next((folder for folder in (path / CHECKPOINT_DIR, path) if found(folder)), None)
+
+
+def open_source(path: Path) -> Source:
+    """Return the weights at a path, of which only the description is read."""
+    folder = checkpoints_in(path)
+    own = path if folder is None else found(folder)[0]
+    if (own / MANIFEST).is_file():
+        checkpoint = open_checkpoint(own)
+        faults: list[Fault] = []
+        model = read_section(ModelConfig, checkpoint.manifest["config"]["model"], "model", faults)
+        if faults:
+            raise CheckpointError(f"{own}: {faults[0]}")
+        return Source(own, model, own / TOKENIZER if TOKENIZER in checkpoint.files else None)
+    read = FORMATS[detected(path)].read
+    if read is None:
+        raise CheckpointError(f"{path}: weights of this format cannot be read")
+    contents = read(path, False)
+    beside = path / TOKENIZER if path.is_dir() else None
+    return Source(path, contents.model, beside if beside and beside.is_file() else None, contents)
