@@ -124,6 +124,8 @@ def _notes(config: TrainConfig, device: Device) -> Iterator[str]:
         yield "note: train.data.reset_attention uses torch's attention with a mask, not the fused op"
     if 0 < config.model.window < config.model.sequence:
         yield "note: train.model.window uses torch's attention with a mask, not the fused op"
+    if config.model.attention_dropout:
+        yield "note: train.model.attention_dropout needs all scores: training uses torch's products, not the fused op"
     if config.offload and device.kind == "cpu":
         yield "note: train.offload has no effect on a CPU"
     if config.model.kind == "glm" and not config.data.tokenizer:
