@@ -28,7 +28,7 @@ def check_init(config: TrainConfig, base: Path) -> tuple[list[Fault], list[str]]
     except ImportError as error:
         return [], [f"train.init: not checked here, since {error.name} is not installed; the ranks check it"]
     try:
-        source = open_source(path)
+        source = open_source(path, config.model.heads)
     except TrainerError as error:
         return [Fault(SOURCE, error.message, error.hint)], []
     faults = list(init_faults(config.model, source.model, config.init.extend_vocabulary))

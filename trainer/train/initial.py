@@ -110,7 +110,7 @@ def weights_of(parts: Sequence[Part], rows: int) -> Iterator[Part]:
 
 
 def _load_contents(config: TrainConfig, engine: HasParts, path: Path) -> str:
-    source = open_source(path)
+    source = open_source(path, config.model.heads)
     faults = list(init_faults(config.model, source.model, config.init.extend_vocabulary))
     if faults:
         raise ConfigFaults(faults)

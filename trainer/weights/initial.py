@@ -11,7 +11,7 @@ from trainer.config.model import ModelConfig
 from trainer.config.reader import read_section
 from trainer.env import CHECKPOINT_DIR
 from trainer.errors import CheckpointError, Fault
-from trainer.weights.contents import Contents
+from trainer.weights.contents import Asked, Contents
 from trainer.weights.convert import FORMATS, detected
 
 
@@ -30,8 +30,8 @@ def checkpoints_in(path: Path) -> Path | None:
     return next((folder for folder in (path / CHECKPOINT_DIR, path) if found(folder)), None)
 
 
-def open_source(path: Path) -> Source:
-    """Return the weights at a path, of which only the description is read."""
+def open_source(path: Path, heads: int = 0) -> Source:
+    """Return the weights at a path, of which only the description is read; `heads`: for formats that lack them."""
     folder = checkpoints_in(path)
     own = path if folder is None else found(folder)[0]
     if (own / MANIFEST).is_file():
@@ -44,6 +44,6 @@ def open_source(path: Path) -> Source:
     read = FORMATS[detected(path)].read
     if read is None:
         raise CheckpointError(f"{path}: weights of this format cannot be read")
-    contents = read(path, False)
+    contents = read(path, Asked(heads=heads))
     beside = path / TOKENIZER if path.is_dir() else None
     return Source(path, contents.model, beside if beside and beside.is_file() else None, contents)
