@@ -58,6 +58,7 @@ MAY = {
         "plan": "config samples corpus weights",
         "engine": "config parallel model checkpoint",
         "checkpoint": "config parallel",
+        "generate": "config corpus samples model engine checkpoint",
         "evaluate": "config corpus parallel samples model engine checkpoint generate",
         "weights": "config corpus parallel model engine checkpoint",
         "train": "config corpus parallel samples model plan engine checkpoint weights",
@@ -67,6 +68,7 @@ MAY = {
         "text": "compiled",
         "samples": "compiled",
         "hashes": "compiled",
+        "decode": "compiled",
         "cpu": "compiled",
         "cuda": "",
         "npu": "",
@@ -76,7 +78,7 @@ MAY = {
 MOST_FILES = 20
 LARGER = {"clusterctl/agent": 36, "clusterctl/cli": 44, "clusterctl/runs": 24}
 # Files that import folders of their package: the programs themselves, and the Python API.
-PROGRAMS = {"clusterctl": {"__main__", "api"}, "trainer": {"__main__", "generate"}, "native": {"__main__"}}
+PROGRAMS = {"clusterctl": {"__main__", "api"}, "trainer": {"__main__"}, "native": {"__main__"}}
 
 
 @cache

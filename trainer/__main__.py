@@ -17,6 +17,7 @@ from trainer.corpus.commands import add_verbs
 from trainer.env import Env
 from trainer.errors import InputError, TrainerError
 from trainer.evaluate import command as evaluation
+from trainer.generate import command as generation
 from trainer.weights.commands import add_verbs as add_weights_verbs
 
 
@@ -74,21 +75,6 @@ def _train(arguments: argparse.Namespace) -> int:
 
     _, group = run_training(config, environment, run_dir, StopOnSigterm(), startup)
     leave(group, 0)
-    return 0
-
-
-def _generate(arguments: argparse.Namespace) -> int:
-    from trainer.device import prepare_import
-
-    prepare_import()
-    from trainer.generate import Sampling, generate
-
-    sampling = Sampling(arguments.max_tokens, arguments.temperature, arguments.top_k, arguments.seed)
-    made = generate(arguments.checkpoint, arguments.tokenizer, arguments.prompt, sampling)
-    if arguments.json:
-        _show(made)
-    else:
-        sys.stdout.write(f"{made['text']}\n")
     return 0
 
 
@@ -185,23 +171,12 @@ def _parser(called: str) -> argparse.ArgumentParser:
         _checkpoint_diff,
         "compare the tensors of two checkpoints: JSON on stdin and stdout",
     )
-    _add_generate(verb("generate", _generate, "generate text from a checkpoint"))
+    generation.add_verb(verb)
     evaluation.add_verb(verb)
     verb("checkpoint-verify", _checkpoint_verify, "compare a checkpoint with its manifest").add_argument(
         "folder", type=Path
     )
     return parser
-
-
-def _add_generate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--tokenizer", type=Path, help="default: the one in the checkpoint")
-    parser.add_argument("--prompt", default="")
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--top-k", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=1234)
-    parser.add_argument("--json", action="store_true")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

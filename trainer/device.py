@@ -136,6 +136,15 @@ def prepare_import() -> str:
     return fault
 
 
+def prepare_threads() -> None:
+    """Have waiting threads sleep soon, before torch is imported: generation has many short parallel loops.
+
+    Threads that spin for the default of milliseconds took 10 times as long on cores that other programs use.
+    """
+    prepare_import()
+    env.preset("GOMP_SPINCOUNT", "10000")
+
+
 def open_device(
     requested: str, local_rank: int, local_world_size: int, threads: int | None, deterministic: bool
 ) -> Device:

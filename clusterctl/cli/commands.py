@@ -116,7 +116,7 @@ TABLE = {
     "checkpoint prune": Verb("Delete old checkpoints", "checkpoint:prune", ssh=True),
     "checkpoint import": Verb("Convert other programs' checkpoints to ours", "weights:import_"),
     "checkpoint export": Verb("Convert a checkpoint for another program", "weights:export"),
-    "generate": Verb("Generate text from a checkpoint", "trainer:generate"),
+    "generate": Verb("Generate text from a checkpoint", "generate:generate"),
     "eval": Verb("Evaluate a checkpoint on local files", "evaluate:evaluate"),
     "tensorboard": Verb("Write TensorBoard files from a run", "trainer:tensorboard"),
 }

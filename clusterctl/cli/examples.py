@@ -330,6 +330,7 @@ EXAMPLES = {
     "generate": """
         clusterctl generate last --prompt 'A class definition'
         clusterctl generate last -p 'A class' --max-tokens 200 --temperature 0
+        clusterctl generate last --prompts prompts.txt --weights int8 > texts.jsonl
         clusterctl generate runs/demo-1/checkpoints/step-100 -p 'A class' --json
     """,
     "eval": """

@@ -1,9 +1,9 @@
-"""`data`, `generate` and `tensorboard`: commands of the trainer, run in a separate process."""
+"""`data` and `tensorboard`: commands of the trainer, run in a separate process."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -96,46 +96,6 @@ def scatter(
     with options.connected(chosen) as connections, bar("push") as drawn:
         outcomes = transfer_scatter.scatter(folder, portions, to, connections, drawn.of, replace)
     show_pushed(outcomes, as_json)
-
-
-def generate(
-    where: Annotated[
-        str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")
-    ] = "last",
-    prompt: Annotated[
-        str,
-        typer.Option(
-            "--prompt", "-p", help="The text to continue. A GLM fills in [MASK], [sMASK] and [gMASK]."
-        ),
-    ] = "",
-    tokens: Annotated[
-        int,
-        typer.Option("--max-tokens", min=1, metavar="N", help="Generate at most N tokens (for each blank)."),
-    ] = 64,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, metavar="T", help="0 always takes the most likely token.")
-    ] = 0.8,
-    top_k: Annotated[
-        int, typer.Option(min=0, metavar="K", help="Choose among the K most likely tokens; 0: all.")
-    ] = 40,
-    seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same text.")] = 1234,
-    *,
-    as_json: options.Json = False,
-) -> None:
-    """Generate text from a checkpoint."""
-    from clusterctl.jobs.job import ask_trainer
-
-    folder = checkpoint_of(where)
-    arguments = (
-        f"--max-tokens {tokens} --temperature {temperature} --top-k {top_k} --seed {seed} --json".split()
-    )
-    answer: dict[str, Any] = ask_trainer(
-        ["generate", "--checkpoint", str(folder), "--prompt", prompt, *arguments]
-    )
-    if as_json:
-        screen.show_json(answer)
-    else:
-        screen.show(screen.safe(answer["text"]))
 
 
 def tensorboard(

@@ -25,6 +25,8 @@ CODE = (
     "text/json_lines.cpp",
     "samples/sample_index.cpp",
     "hashes/sha256.cpp",
+    "decode/packed.cpp",
+    "decode/paged.cpp",
 )
 HEADERS = (
     "compiled/native.h",

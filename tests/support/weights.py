@@ -11,7 +11,7 @@ from torch import Tensor
 from trainer.checkpoint.part import MOMENTS
 from trainer.checkpoint.store import verify
 from trainer.config.model import ModelConfig
-from trainer.generate import load_model
+from trainer.generate.loading import load_model
 from trainer.weights.contents import Contents, Progress
 from trainer.weights.lazy import in_memory
 from trainer.weights.ours import shapes_for, write_ours

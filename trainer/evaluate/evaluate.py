@@ -27,7 +27,8 @@ from trainer.evaluate.task import Inputs, Task
 from trainer.evaluate.text import Reader
 from trainer.evaluate.wikitext import wikitext
 from trainer.files import sha256
-from trainer.generate import load_model, own_tokens
+from trainer.generate.blanks import own_tokens
+from trainer.generate.loading import load_model
 from trainer.model.glm import GLM
 from trainer.parallel.group import Group
 

@@ -21,7 +21,7 @@ from tests.support.building import small_tokenizer
 from trainer.checkpoint.store import open_checkpoint, verify
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import CheckpointError, InputError
-from trainer.generate import load_model
+from trainer.generate.loading import load_model
 from trainer.weights import huggingface, ours
 from trainer.weights.contents import Asked, Wanted
 from trainer.weights.convert import export_weights, import_weights

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -10,25 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
-from numpy.random import RandomState
-from torch import Tensor
 
-import native
 from trainer.checkpoint.manifest import encode_manifest, read_manifest
 from trainer.config.model import ModelConfig
 from trainer.corpus.build import Order, build
-from trainer.corpus.tokenizer import Tokenizer, train_tokenizer
+from trainer.corpus.tokenizer import train_tokenizer
 from trainer.corpus.worker import Recipe
 from trainer.errors import CheckpointError, InputError
-from trainer.generate import Sampling, draw, fill, generate, load_model
-from trainer.model.glm import GLM
-from trainer.model.gpt import GPT
-from trainer.samples.glm_blanks import blanked, continued
-from trainer.samples.glm_windows import GlmTokens
+from trainer.generate.command import _texts
+from trainer.generate.decoder import Decoder
+from trainer.generate.loading import plan_memory
+from trainer.generate.sampling import Sampling
 
 TEXTS = ["one two three four five six seven eight nine ten. " * 12] * 12
 
@@ -64,34 +58,45 @@ def checkpoint(tmp_path: Path, material: Path, train_here: Callable[..., Any]) -
     return tmp_path / "run" / "checkpoints" / "step-00000060"
 
 
+def generated(folder: Path, prompt: str, tokenizer: Path | None = None, **values: Any) -> dict[str, Any]:
+    """The document of one prompt."""
+    decoder = Decoder.load(folder, tokenizer)
+    arguments = argparse.Namespace(checkpoint=folder, truncate=False, samples=1)
+    (line,) = _texts(decoder, iter([prompt]), Sampling(**values), arguments)
+    return line
+
+
 def test_a_folder_alone_goes_on_with_what_was_learned(checkpoint: Path, tmp_path: Path) -> None:
     moved = checkpoint.rename(tmp_path / "elsewhere")
-    made = generate(moved, None, "one two three", Sampling(max_tokens=8, temperature=0))
+    made = generated(moved, "one two three", max_tokens=8, temperature=0)
     assert str(made["text"]).startswith("one two three four five six")
     assert made["step"] == 60
 
 
 def test_a_seed_fixes_the_text_and_another_changes_it(checkpoint: Path) -> None:
-    hot = [generate(checkpoint, None, "", Sampling(40, 3.0, 0, seed))["text"] for seed in (1, 1, 2)]
+    hot = [generated(checkpoint, "", max_tokens=14, temperature=3.0, seed=seed)["text"] for seed in (1, 1, 2)]
     assert hot[0] == hot[1] != hot[2]
-
-
-def test_padded_ids_are_never_drawn(checkpoint: Path) -> None:
-    from trainer.checkpoint.store import verify
-
-    model = load_model(verify(checkpoint))
-    assert isinstance(model, GPT) and model.config.padded_vocab == 384
-    drawn = list(draw(model, [1], Sampling(max_tokens=200, temperature=100.0, top_k=0)))
-    assert len(drawn) == 200 and max(drawn) < 300
 
 
 def test_a_damaged_checkpoint_and_senseless_settings_are_refused(checkpoint: Path) -> None:
     with pytest.raises(InputError) as caught:
-        generate(checkpoint, None, "", Sampling(0, -1.0, -1))
+        Sampling(max_tokens=-1, temperature=-1.0, top_k=-1).check()
     assert len(caught.value.message.splitlines()) == 3
     (checkpoint / "part-00000.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="0 bytes"):
-        generate(checkpoint, None, "", Sampling())
+    with pytest.raises(CheckpointError, match="part-00000"):
+        Decoder.load(checkpoint)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_is_missing(checkpoint: Path) -> None:
+    config = ModelConfig(layers=2, hidden=32, heads=2, sequence=16, vocab=300)
+    for kind, bytes_each in (("fp32", 4), ("bf16", 2)):
+        memory = plan_memory(config, kind, 10**6)
+        assert memory.weights >= config.parameters() * bytes_each
+        with pytest.raises(InputError, match=r"and 1.0 MiB are free: 2\d\d.\d MiB are missing"):
+            memory.pages(None)
+    with pytest.raises(InputError, match=r"--cache: 1.00 GiB do not fit"):
+        plan_memory(config, "fp32", 10**9).pages(2**30)
+    assert plan_memory(config, "fp32", 10**9).pages(None) == 16
 
 
 @pytest.mark.parametrize(
@@ -106,69 +111,8 @@ def test_a_config_that_lies_is_refused_before_a_model_is_built(
     (checkpoint / "manifest.json").write_bytes(encode_manifest(manifest))
     began = time.monotonic()
     with pytest.raises(CheckpointError, match="step-00000060"):
-        generate(checkpoint, None, "one", Sampling())
+        Decoder.load(checkpoint)
     assert time.monotonic() - began < 2
-
-
-class ScriptedGLM(GLM):
-    """Writes what it is told, and keeps what it was asked last."""
-
-    def __init__(self, sequence: int, vocab: int, script: list[int]) -> None:
-        shape = ModelConfig("glm", layers=1, hidden=8, heads=1, sequence=sequence, vocab=vocab)
-        super().__init__(shape, native.choose("cpu", "reference"))
-        self.script = iter(script)
-        self.asked: list[Any] = []
-
-    def forward(
-        self, tokens: Tensor, positions: Tensor, separators: Tensor, targets: Tensor | None = None
-    ) -> Tensor:
-        self.asked = [tokens[0].tolist(), positions[0].tolist(), separators.tolist()]
-        return F.one_hot(torch.tensor([next(self.script)]), self.config.vocab).float().unsqueeze(1)
-
-
-def filled(
-    material: Path, prompt: str, blanks: list[str], sequence: int = 32, most: int = 64
-) -> tuple[Any, ScriptedGLM, Tokenizer, GlmTokens]:
-    """A prompt whose blanks a scripted model fills, each up to the end of its piece."""
-    words = Tokenizer.load(material / "tokenizer.json")
-    tokens = GlmTokens.above(words.vocab, words.eod)
-    script = [number for blank in blanks for number in (*words.encode(blank), tokens.eop)]
-    model = ScriptedGLM(sequence, tokens.vocab, script)
-    data = {"eod": None, "tokenizer": "its own"}
-    return fill(model, words, data, prompt, Sampling(most, temperature=0)), model, words, tokens
-
-
-def test_a_glm_fills_in_blanks_as_training_made_them(material: Path) -> None:
-    made, model, words, tokens = filled(
-        material, "one two [MASK] five [MASK] eight nine.", [" three four", " six seven"]
-    )
-    assert made["text"] == "one two three four five six seven eight nine." and made["tokens"] == 4
-    assert [blank["text"] for blank in made["blanks"]] == [" three four", " six seven"]
-    assert {blank["ended"] for blank in made["blanks"]} == {"end of piece"}
-    text = np.array([tokens.enc, *words.encode(str(made["text"])), tokens.eos])
-    # Of a token each, behind ENC.
-    spans = [(3, 5), (6, 8)]
-    row = blanked(text, spans, tokens.mask, tokens, RandomState(1), "words", shuffle=False)
-    assert model.asked == [row.tokens.tolist(), row.positions.tolist(), [row.separator]]
-
-
-def test_a_glm_goes_on_with_a_prompt_that_has_no_blank(material: Path) -> None:
-    for prompt in ("one two", "one two [gMASK]"):
-        made, model, words, tokens = filled(material, prompt, [" three four five"])
-        assert made["text"] == "one two three four five" and made["blanks"][0]["mask"] == "[gMASK]"
-        row = continued(np.array([tokens.enc, *words.encode("one two three four five x")]), 3, tokens)
-        assert model.asked[0] == row.tokens.tolist()[: len(model.asked[0])]
-        assert model.asked[1][1] == row.positions[1].tolist()[: len(model.asked[0])]
-
-
-def test_a_blank_ends_where_the_model_has_no_more_positions(material: Path) -> None:
-    for most, ended in ((64, "position"), (3, "max tokens")):
-        made, *_ = filled(material, "one [MASK]", [" two" * 40], 8, most)
-        assert made["blanks"][0]["ended"] == ended and made["tokens"] == min(8, most)
-    with pytest.raises(InputError, match="the prompt makes 9 tokens, and the model was trained on 8 at most"):
-        filled(material, "one two three four five six [MASK]", [" seven"], 8)
-    with pytest.raises(InputError, match=r"the prompt has \[mask\], \[GMSK\], which is not a mask"):
-        filled(material, "one [mask] [GMSK] [MASK] [ok]", [" two"])
 
 
 def test_a_glms_checkpoint_alone_goes_on_with_what_was_learned(
@@ -179,9 +123,9 @@ def test_a_glms_checkpoint_alone_goes_on_with_what_was_learned(
     base["data"]["infilling"] = {"words": 0.0, "sentences": 0.0}
     train_here(tmp_path / "run", steps=100, **base)
     folder = tmp_path / "run" / "checkpoints" / "step-00000100"
-    made: dict[str, Any] = generate(folder, None, "one two three", Sampling(max_tokens=4, temperature=0))
+    made = generated(folder, "one two three", max_tokens=4, temperature=0)
     assert made["text"] == "one two three four five six seven" and made["step"] == 100
-    hot = [generate(folder, None, "one", Sampling(20, 5.0, 0, seed))["text"] for seed in (1, 1, 2)]
+    hot = [generated(folder, "one", max_tokens=20, temperature=5.0, seed=seed)["text"] for seed in (1, 1, 2)]
     assert hot[0] == hot[1] != hot[2]
 
 
@@ -200,6 +144,23 @@ def test_the_verbs_speak_json_and_mistakes_take_a_line(checkpoint: Path, materia
     assert json.loads(made.stdout)["tokens"] <= 3
     assert json.loads(verb("checkpoint-verify", str(checkpoint)).stdout)["ok"]
     assert json.loads(verb("data-info", str(material / "counting"), "--json").stdout)["documents"] == 12
+    (material / "prompts.jsonl").write_text('{"prompt": "one"}\n\n{"prompt": "five six"}\n')
+    lines = verb(
+        "generate",
+        "--checkpoint",
+        str(checkpoint),
+        "--prompts",
+        str(material / "prompts.jsonl"),
+        "--temperature",
+        "0",
+        "--samples",
+        "2",
+        "--max-tokens",
+        "5",
+    ).stdout.splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == ["one"] * 2 + [""] * 2 + ["five six"] * 2
+    long = verb("generate", "--checkpoint", str(checkpoint), "--prompt", "one two" * 30)
+    assert long.returncode == 2 and "and the model sees 16" in long.stderr and "--truncate" in long.stderr
     missing = verb("data-info", str(material / "none"))
     assert (missing.returncode, missing.stdout) == (2, "") and missing.stderr.startswith("error: ")
 

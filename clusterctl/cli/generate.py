@@ -1,0 +1,128 @@
+"""`generate` and `serve`: text from a checkpoint, by the trainer in a separate process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.trainer import checkpoint_of, forward
+
+Where = Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a model is loaded."""
+
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Default: the one in the checkpoint.")
+    ] = None
+    weights: Annotated[
+        str, typer.Option(metavar="TYPE", help="Store matrices as fp32, bf16 or int8.")
+    ] = "fp32"
+    cache: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory for keys and values, as in 4GiB. Default: 16 texts."),
+    ] = None
+    threads: Annotated[int, typer.Option(min=0, metavar="N", help="0 uses all cores.")] = 0
+
+
+@dataclass(frozen=True)
+class DrawingOptions:
+    """How tokens are chosen."""
+
+    max_tokens: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Generate at most N tokens (for each blank).")
+    ] = 64
+    temperature: Annotated[
+        float, typer.Option(min=0.0, metavar="T", help="0 always takes the most likely token.")
+    ] = 0.8
+    top_k: Annotated[
+        int, typer.Option(min=0, metavar="K", help="Choose among the K most likely tokens; 0: all.")
+    ] = 40
+    top_p: Annotated[
+        float, typer.Option(metavar="P", help="Choose among the tokens that make up this probability.")
+    ] = 1.0
+    min_p: Annotated[
+        float, typer.Option(metavar="P", help="Leave out tokens below this part of the best one's.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, typer.Option(metavar="X", help="Above 1: tokens of prompt and text become less likely.")
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, typer.Option(metavar="X", help="Subtract from the logits of tokens in the text.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, typer.Option(metavar="X", help="The same, for each use of the token.")
+    ] = 0.0
+    no_repeat_ngram: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Never repeat N tokens in a row.")
+    ] = 0
+    beams: Annotated[int, typer.Option(min=1, metavar="N", help="Above 1: beam search.")] = 1
+    length_penalty: Annotated[
+        float, typer.Option(metavar="X", help="Beam search divides log probabilities by length^X.")
+    ] = 1.0
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Repeatable: end before this text.")
+    ] = None
+    logprobs: Annotated[
+        int | None, typer.Option(metavar="N", help="Report log probabilities and the N best tokens.")
+    ] = None
+    samples: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Texts for each prompt; seeds count up.")
+    ] = 1
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same text.")] = 1234
+    ignore_end: Annotated[
+        bool, typer.Option("--ignore-end", help="Go on behind an end of document.")
+    ] = False
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Keep the end of a prompt that is too long.")
+    ] = False
+
+
+def generate(
+    model: ModelOptions,
+    drawing: DrawingOptions,
+    where: Where = "last",
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prompt", "-p", help="Repeatable: text to continue. A GLM fills in [MASK], [sMASK] and [gMASK]."
+        ),
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            "--prompts", metavar="FILE", help="Lines, or JSON lines with a `prompt`; - reads stdin."
+        ),
+    ] = None,
+    *,
+    as_json: options.Json = False,
+) -> None:
+    """Generate text from a checkpoint.
+
+    On a terminal, the text of a single prompt appears while it is written. Otherwise the output has one JSON object for
+    each text, in the order of the prompts.
+    """
+    arguments = ["--checkpoint", str(checkpoint_of(where)), *arguments_of(model), *arguments_of(drawing)]
+    arguments += [f"--prompt={text}" for text in prompt or ()]
+    arguments += [f"--prompts={prompts}"] if prompts is not None else []
+    forward("generate", "generate", [*arguments, *(["--json"] if as_json else [])])
+
+
+def arguments_of(group: Any) -> list[str]:
+    """Return the trainer's arguments for a group of options, which have the same names there."""
+    found = list[str]()
+    for field in fields(group):
+        name, value = "--" + field.name.replace("_", "-"), getattr(group, field.name)
+        if isinstance(value, bool):
+            found += [name] if value else []
+        elif isinstance(value, (list, tuple)):
+            found += [f"{name}={item}" for item in value]
+        elif value is not None:
+            found.append(f"{name}={value}")
+    return found

@@ -1,0 +1,208 @@
+// Attention of a few new tokens over keys and values in pages of 16 positions.
+//
+// A page holds, for each head, keys as [size][16] and values as [16][size]. The result of a token is computed in the
+// order of the positions it sees, whatever else is in the batch, so that it does not depend on it.
+#include "../compiled/native.h"
+
+#include <algorithm>
+
+NATIVE_TEXT(native_text_of_paged)
+
+namespace {
+
+constexpr int64_t PAGE = 16;
+constexpr int TILE = 4;         // rows of queries that share a pass over the keys
+constexpr int64_t TOKENS = 16;  // tokens of a task
+
+typedef float V __attribute__((vector_size(32)));
+
+}  // namespace
+
+// The layout of `_Batch` in paged.py.
+struct Batch {
+    const float* q;         // (tokens, heads, size), rows `q_stride` apart
+    float* out;             // (tokens, heads, size)
+    const float* keys;      // (pages, groups, size, 16)
+    const float* values;    // (pages, groups, 16, size)
+    const int32_t* tables;  // (sequences, `table_stride`): pages of each sequence
+    const int32_t* begins;  // (sequences + 1): first token of each sequence
+    const int32_t* first;   // (tokens): the first position that a token sees
+    const int32_t* last;    // (tokens): one behind the last position that it sees
+    float* scratch;         // (threads, TILE, `room`)
+    int64_t q_stride, table_stride, room;
+    int64_t sequences, heads, groups, size;
+    float scale;
+    int threads, level;
+};
+
+namespace {
+
+struct Query {
+    const float* q;
+    float* out;
+    int64_t first, last;
+};
+
+template <int ROWS>
+NATIVE_INLINE void scores_of(const Batch& b, const Query* rows, const int32_t* table, int64_t group, float* scores) {
+    int64_t first = rows[0].first, last = rows[0].last;
+    for (int r = 1; r < ROWS; ++r) {
+        first = std::min(first, rows[r].first);
+        last = std::max(last, rows[r].last);
+    }
+    for (int64_t page = first / PAGE; page * PAGE < last; ++page) {
+        const float* keys = b.keys + (table[page] * b.groups + group) * b.size * PAGE;
+        V sums[ROWS][2] = {};
+        for (int64_t d = 0; d < b.size; ++d) {
+            V low, high;
+            std::memcpy(&low, keys + d * PAGE, sizeof low);
+            std::memcpy(&high, keys + d * PAGE + 8, sizeof high);
+            for (int r = 0; r < ROWS; ++r) {
+                sums[r][0] += low * rows[r].q[d];
+                sums[r][1] += high * rows[r].q[d];
+            }
+        }
+        for (int r = 0; r < ROWS; ++r)
+            for (int h = 0; h < 2; ++h) {
+                const V scaled = sums[r][h] * b.scale;
+                std::memcpy(scores + r * b.room + page * PAGE + h * 8, &scaled, sizeof scaled);
+            }
+    }
+}
+
+// Turn the scores that a row sees into probabilities.
+NATIVE_INLINE void softmax(float* scores, int64_t n) {
+    const float top = max_of(scores, n);
+    for (int64_t i = 0; i < n; i += 8) {
+        if (i + 8 <= n) {
+#pragma omp simd
+            for (int j = 0; j < 8; ++j) scores[i + j] = exp_nonpositive(scores[i + j] - top);
+        } else {
+            float rest[8];
+            for (int j = 0; j < 8; ++j) rest[j] = i + j < n ? scores[i + j] - top : 0.0f;
+#pragma omp simd
+            for (int j = 0; j < 8; ++j) rest[j] = exp_nonpositive(rest[j]);
+            for (int j = 0; i + j < n; ++j) scores[i + j] = rest[j];
+        }
+    }
+    const float total = 1.0f / sum_of(scores, n);
+    for (int64_t i = 0; i < n; ++i) scores[i] *= total;
+}
+
+// Add up WIDE vectors of 8 numbers of the values, from number `at` of a head.
+template <int WIDE>
+NATIVE_INLINE void mix_part(const Batch& b, const Query& row, const int32_t* table, int64_t group, const float* p,
+                            int64_t at) {
+    V sums[WIDE] = {};
+    for (int64_t position = row.first; position < row.last;) {
+        const int64_t page = position / PAGE, end = std::min(row.last, (page + 1) * PAGE);
+        const float* values = b.values + (table[page] * b.groups + group) * b.size * PAGE - page * PAGE * b.size + at;
+        for (; position < end; ++position)
+            for (int w = 0; w < WIDE; ++w) {
+                V value;
+                std::memcpy(&value, values + position * b.size + w * 8, sizeof value);
+                sums[w] += value * p[position];
+            }
+    }
+    std::memcpy(row.out + at, sums, sizeof sums);
+}
+
+NATIVE_INLINE void mix(const Batch& b, const Query& row, const int32_t* table, int64_t group, const float* p) {
+    int64_t at = 0;
+    for (; at + 64 <= b.size; at += 64) mix_part<8>(b, row, table, group, p, at);
+    for (; at + 8 <= b.size; at += 8) mix_part<1>(b, row, table, group, p, at);
+    for (; at < b.size; ++at) {
+        float sum = 0.0f;
+        for (int64_t position = row.first; position < row.last; ++position) {
+            const int64_t page = position / PAGE;
+            sum += p[position] *
+                   b.values[((table[page] * b.groups + group) * PAGE + position % PAGE) * b.size + at];
+        }
+        row.out[at] = sum;
+    }
+}
+
+template <int ROWS>
+NATIVE_INLINE void rows_of(const Batch& b, const Query* rows, const int32_t* table, int64_t group, float* scratch) {
+    scores_of<ROWS>(b, rows, table, group, scratch);
+    for (int r = 0; r < ROWS; ++r) {
+        float* scores = scratch + r * b.room;
+        softmax(scores + rows[r].first, rows[r].last - rows[r].first);
+        mix(b, rows[r], table, group, scores);
+    }
+}
+
+// Tokens [from, to) of one sequence, for the heads that share one head of keys.
+NATIVE_INLINE void task(const Batch& b, int64_t sequence, int64_t group, int64_t from, int64_t to, float* scratch) {
+    const int64_t share = b.heads / b.groups;
+    const int32_t* table = b.tables + sequence * b.table_stride;
+    Query rows[TILE];
+    int count = 0;
+    for (int64_t i = from * share; i < to * share; ++i) {
+        const int64_t token = i / share, head = group * share + i % share;
+        rows[count++] = Query{b.q + token * b.q_stride + head * b.size, b.out + (token * b.heads + head) * b.size,
+                              b.first[token], b.last[token]};
+        if (count == TILE) {
+            rows_of<TILE>(b, rows, table, group, scratch);
+            count = 0;
+        }
+    }
+    for (int r = 0; r < count; ++r) rows_of<1>(b, rows + r, table, group, scratch);
+}
+
+using Task = void (*)(const Batch&, int64_t, int64_t, int64_t, int64_t, float*);
+
+void task_plain(const Batch& b, int64_t sequence, int64_t group, int64_t from, int64_t to, float* scratch) {
+    task(b, sequence, group, from, to, scratch);
+}
+#ifdef NATIVE_X86
+NATIVE_AVX2 void task_avx2(const Batch& b, int64_t sequence, int64_t group, int64_t from, int64_t to,
+                           float* scratch) {
+    task(b, sequence, group, from, to, scratch);
+}
+#endif
+
+}  // namespace
+
+NATIVE_EXPORT void native_paged_attention(const Batch* batch) {
+    const Batch& b = *batch;
+    Task run = task_plain;
+#ifdef NATIVE_X86
+    if (b.level >= 1) run = task_avx2;
+#endif
+    const int64_t tokens = b.begins[b.sequences];
+    int64_t most = 0, work = 0;
+    for (int64_t s = 0; s < b.sequences; ++s) most = std::max<int64_t>(most, b.begins[s + 1] - b.begins[s]);
+    for (int64_t t = 0; t < tokens; ++t) work += b.last[t] - b.first[t];
+    const int64_t pieces = (most + TOKENS - 1) / TOKENS, count = b.sequences * b.groups * pieces;
+#pragma omp parallel for schedule(dynamic) num_threads(b.threads) if (work * b.heads * b.size > 16384)
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t sequence = i / (b.groups * pieces), group = i / pieces % b.groups;
+        const int64_t from = b.begins[sequence] + i % pieces * TOKENS;
+        const int64_t to = std::min<int64_t>(b.begins[sequence + 1], from + TOKENS);
+#ifdef _OPENMP
+        float* scratch = b.scratch + omp_get_thread_num() * TILE * b.room;
+#else
+        float* scratch = b.scratch;
+#endif
+        if (from < to) run(b, sequence, group, from, to, scratch);
+    }
+}
+
+// Put keys and values of new tokens, (tokens, groups, size) with rows `stride` apart, into their slots (16 page + place).
+NATIVE_EXPORT void native_paged_store(const float* keys, const float* values, int64_t stride, float* key_pages,
+                                      float* value_pages, const int64_t* slots, int64_t tokens, int64_t groups,
+                                      int64_t size) {
+    for (int64_t t = 0; t < tokens; ++t) {
+        const int64_t page = slots[t] / PAGE, offset = slots[t] % PAGE;
+        for (int64_t g = 0; g < groups; ++g) {
+            const float* key = keys + t * stride + g * size;
+            float* at = key_pages + (page * groups + g) * size * PAGE;
+            for (int64_t d = 0; d < size; ++d) at[d * PAGE + offset] = key[d];
+            std::memcpy(value_pages + ((page * groups + g) * PAGE + offset) * size, values + t * stride + g * size,
+                        static_cast<size_t>(size) * sizeof(float));
+        }
+    }
+}
+
+NATIVE_EXPORT const char* native_source_paged() { return native_text_of_paged; }

@@ -1,0 +1,147 @@
+"""Keys and values in pages, and attention over them; a token's result is the same in every batch."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from native.compiled.library import load, why_not
+
+__all__ = ["PAGE", "Spans", "attend", "store", "why_not"]
+
+PAGE = 16
+"""Positions of a page."""
+_TILE = 4
+
+
+class _Batch(ctypes.Structure):
+    """The layout of `struct Batch` in paged.cpp."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("q", "out", "keys", "values", "tables", "begins", "first", "last", "scratch")
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("q_stride", "table_stride", "room", "sequences", "heads", "groups", "size")
+        ),
+        ("scale", ctypes.c_float),
+        ("threads", ctypes.c_int),
+        ("level", ctypes.c_int),
+    )
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Which new tokens belong to which sequence, and what each of them sees; int32 tensors but for the slots."""
+
+    tables: Tensor
+    """(sequences, pages): the pages of each sequence, in order."""
+    begins: Tensor
+    """(sequences + 1): the first of each sequence's new tokens."""
+    first: Tensor
+    """(tokens): the first position that a token sees."""
+    last: Tensor
+    """(tokens): the position behind the last one that it sees."""
+    slots: Tensor
+    """(tokens), int64: where its key and value go: 16 x page + offset."""
+    longest: int
+    """The largest of `last`."""
+
+
+def pages(count: int, groups: int, size: int) -> tuple[Tensor, Tensor]:
+    """Return empty pages of one layer: keys (pages, groups, size, 16), values (pages, groups, 16, size)."""
+    return torch.zeros(count, groups, size, PAGE), torch.zeros(count, groups, PAGE, size)
+
+
+def store(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
+    """Put the keys and values of new tokens, (tokens, groups, size), into their slots."""
+    if why_not():
+        page, offset = slots // PAGE, slots % PAGE
+        key_pages[page, :, :, offset] = keys
+        value_pages[page, :, offset] = values
+        return
+    tokens, groups, size = keys.shape
+    if keys.stride(2) != 1 or keys.stride(1) != size or values.stride() != keys.stride():
+        keys, values = keys.contiguous(), values.contiguous()
+    _library().native_paged_store(
+        keys.data_ptr(),
+        values.data_ptr(),
+        keys.stride(0),
+        key_pages.data_ptr(),
+        value_pages.data_ptr(),
+        slots.data_ptr(),
+        tokens,
+        groups,
+        size,
+    )
+
+
+def attend(q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, scale: float) -> Tensor:
+    """Return the attention of each new token, (tokens, heads, size), over what it sees."""
+    if why_not():
+        return reference(q, key_pages, value_pages, spans, scale)
+    tokens, heads, size = q.shape
+    if q.stride(2) != 1 or q.stride(1) != size:
+        q = q.contiguous()
+    out = torch.empty(tokens, heads, size)
+    threads = torch.get_num_threads()
+    room = -(-spans.longest // PAGE) * PAGE
+    scratch = torch.empty(threads * _TILE * room)
+    batch = _Batch(
+        q.data_ptr(),
+        out.data_ptr(),
+        key_pages.data_ptr(),
+        value_pages.data_ptr(),
+        spans.tables.data_ptr(),
+        spans.begins.data_ptr(),
+        spans.first.data_ptr(),
+        spans.last.data_ptr(),
+        scratch.data_ptr(),
+        q.stride(0),
+        spans.tables.stride(0),
+        room,
+        len(spans.tables),
+        heads,
+        key_pages.shape[1],
+        size,
+        scale,
+        threads,
+        load().level,
+    )
+    _library().native_paged_attention(ctypes.byref(batch))
+    return out
+
+
+def reference(q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, scale: float) -> Tensor:
+    """Return what `attend` does, in plain torch."""
+    out, begins = torch.empty_like(q), spans.begins.tolist()
+    for number, (begin, end) in enumerate(itertools.pairwise(begins)):
+        table = spans.tables[number, : -(-int(spans.last[begin:end].max()) // PAGE)].long()
+        keys = key_pages[table].permute(1, 2, 0, 3).flatten(2)  # (groups, size, positions)
+        values = value_pages[table].permute(1, 0, 2, 3).flatten(1, 2)  # (groups, positions, size)
+        share = q.shape[1] // keys.shape[0]
+        keys, values = keys.repeat_interleave(share, 0), values.repeat_interleave(share, 0)
+        scores = (q[begin:end].transpose(0, 1) @ keys) * scale  # (heads, tokens, positions)
+        at = torch.arange(keys.shape[2])
+        hidden = (at < spans.first[begin:end, None]) | (at >= spans.last[begin:end, None])
+        mixed = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1) @ values
+        out[begin:end] = mixed.transpose(0, 1)
+    return out
+
+
+def _library() -> Any:
+    functions = load().functions
+    store_function: Any = functions.native_paged_store
+    if not store_function.argtypes:
+        pointer, word = ctypes.c_void_p, ctypes.c_int64
+        store_function.argtypes = (pointer, pointer, word, pointer, pointer, pointer, word, word, word)
+        store_function.restype = None
+        functions.native_paged_attention.restype = None
+    return functions

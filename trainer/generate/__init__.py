@@ -1,0 +1,1 @@
+"""Text from a model: a decoder with a paged cache, sampling, and continuous batches of requests."""

@@ -1,0 +1,207 @@
+"""Requests of any length computed together: each step has one token of every running text, and a part of new prompts.
+
+A request starts when the cache has pages for its longest possible text, so that a started text never waits. Its tokens
+do not depend on the other requests: the kernels compute each row in the same order in every batch, and random numbers
+depend on the request's seed alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from native.decode.paged import PAGE
+from trainer.errors import InputError
+from trainer.generate.beams import Beams
+from trainer.generate.network import Network
+from trainer.generate.pages import Pages
+from trainer.generate.request import End, Request
+from trainer.generate.sampling import Drawn, choose, top_of
+from trainer.generate.sequence import CachedSequence, Part, step_of, wanted_rows
+
+PROMPT_TOKENS = 256
+"""Tokens of prompts in a step with running texts, which wait for it."""
+IDLE_PROMPT_TOKENS = 1024
+"""The same in a step without."""
+SCORED_TOKENS = 64
+"""Tokens of a prompt whose logits are computed at a time: 13 MB with GPT-2's vocabulary."""
+
+
+class Running:
+    """A request that has its pages."""
+
+    def __init__(self, request: Request, need: int, pages: Pages) -> None:
+        self.request, self.need = request, need
+        self.sequence = CachedSequence(request.course.source)
+        self.sequence.feed(request.course.begin())
+        if not request.score_prompt and not self.sequence.source:
+            self.sequence.pages = pages.find(self.sequence.ids)
+            self.sequence.known = len(self.sequence.pages)
+            self.sequence.computed = self.sequence.known * PAGE
+        self.prompt_length = len(self.sequence.ids)
+        self.new: list[int] = []
+        self.scores: list[Drawn] = []
+        self.beams = Beams(request, self.sequence, pages) if request.sampling.beams > 1 else None
+
+    @property
+    def sequences(self) -> list[CachedSequence]:
+        return self.beams.sequences if self.beams else [self.sequence]
+
+
+class Batcher:
+    """Runs requests on a network. Not for several threads; only `Request.cancelled` may be set from another."""
+
+    def __init__(self, network: Network, pages: int, most_running: int = 64) -> None:
+        self.network, self.pages, self.most_running = network, Pages(pages), most_running
+        self.waiting: deque[Request] = deque()
+        self.running: list[Running] = []
+        self.reserved = 0
+        self.reused_tokens = self.prompt_tokens = self.generated_tokens = self.steps = 0
+
+    def need(self, request: Request) -> int:
+        """Return the pages that a request may come to use; refuse one that never fits."""
+        need = -(-request.course.most() // PAGE) * request.sampling.beams
+        if need > self.pages.count:
+            raise InputError(
+                f"the text may take {need} pages of the cache, which has {self.pages.count}",
+                "ask for fewer tokens or beams, or give the cache more memory (--cache)",
+            )
+        return need
+
+    def submit(self, request: Request) -> None:
+        """Add a request; it starts in one of the next steps."""
+        self.need(request)
+        self.waiting.append(request)
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def step(self) -> None:
+        """Compute one step: some tokens of each request that can start or is running."""
+        self._drop_cancelled()
+        self._admit()
+        parts = self._parts()
+        if not parts:
+            return
+        for _, part in parts:
+            part.sequence.make_room(part.end, self.pages, self.network)
+        step = step_of([part for _, part in parts], self.network.is_glm, self.network.config.window)
+        logits = self.network.logits(step)
+        self.steps += 1
+        self._deliver(parts, logits)
+
+    def fail_all(self, message: str) -> None:
+        """End every request after a failure of the network."""
+        for running in list(self.running):
+            self._finish(running, End.FAILED, message)
+        while self.waiting:
+            self.waiting.popleft().sink.end(End.FAILED, message)
+
+    def _drop_cancelled(self) -> None:
+        for running in [running for running in self.running if running.request.cancelled]:
+            self._finish(running, End.CANCELLED)
+        if any(request.cancelled for request in self.waiting):
+            for request in self.waiting:
+                if request.cancelled:
+                    request.sink.end(End.CANCELLED)
+            self.waiting = deque(request for request in self.waiting if not request.cancelled)
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.most_running:
+            need = self.need(self.waiting[0])
+            if self.reserved + need > self.pages.count:
+                return
+            running = Running(self.waiting.popleft(), need, self.pages)
+            self.reserved += need
+            self.reused_tokens += running.sequence.computed
+            self.prompt_tokens += running.prompt_length
+            self.running.append(running)
+
+    def _parts(self) -> list[tuple[Running, Part]]:
+        """Return what the next step computes: texts first, then prompts in the order of their start."""
+        texts = list[tuple[Running, CachedSequence]]()
+        prompts = list[tuple[Running, CachedSequence]]()
+        for running in self.running:
+            for sequence in running.sequences:
+                left = len(sequence.ids) - sequence.computed
+                (texts if left == 1 and not running.request.score_prompt else prompts).append(
+                    (running, sequence)
+                )
+        budget = PROMPT_TOKENS if texts else IDLE_PROMPT_TOKENS
+        parts = [(running, Part(own, own.computed, own.computed + 1)) for running, own in texts]
+        for running, sequence in prompts:
+            scores = running.request.score_prompt and sequence.computed < running.prompt_length
+            left = len(sequence.ids) - sequence.computed
+            # All tokens of a source are computed at once, because each sees the others.
+            size = left if sequence.source else min(left, budget, SCORED_TOKENS if scores else left)
+            if size < 1:
+                break
+            end = sequence.computed + size
+            parts.append((running, Part(sequence, sequence.computed, end, scores)))
+            budget -= size
+        return parts
+
+    def _deliver(self, parts: Sequence[tuple[Running, Part]], logits: Tensor) -> None:
+        """Hand each request the logits that it waits for."""
+        offset = 0
+        complete: dict[int, tuple[Running, list[Tensor]]] = {}
+        for running, part in parts:
+            rows = logits[offset : offset + wanted_rows(part)]
+            offset += len(rows)
+            part.sequence.computed = part.end
+            if not part.sequence.source and not part.sequence.second[-1]:
+                self._remember(part.sequence)
+            if part.all_logits:
+                self._score(running, part, rows)
+            if part.completes:
+                complete.setdefault(id(running), (running, []))[1].append(rows[-1])
+        for running, found in complete.values():
+            if len(found) == len(running.sequences):
+                self._advance(running, found)
+
+    def _remember(self, sequence: CachedSequence) -> None:
+        sequence.known = self.pages.remember(
+            sequence.pages, sequence.ids[: sequence.computed], sequence.known
+        )
+
+    def _score(self, running: Running, part: Part, rows: Tensor) -> None:
+        ids, most = part.sequence.ids, running.request.sampling.logprobs or 0
+        for at in range(part.begin, min(part.end, running.prompt_length - 1)):
+            own = torch.log_softmax(rows[at - part.begin], -1)
+            target = ids[at + 1]
+            running.scores.append(Drawn(target, float(own[target]), top_of(own, most)))
+        if part.end >= running.prompt_length:
+            running.request.sink.scored(running.scores)
+
+    def _advance(self, running: Running, rows: Sequence[Tensor]) -> None:
+        request = running.request
+        if not request.sampling.max_tokens:
+            return self._finish(running, End.LENGTH)
+        if running.beams:
+            end = running.beams.advance(rows)
+            self.generated_tokens += 1
+            return self._finish(running, end) if end else None
+        course = request.course
+        drawn = choose(rows[0], request.sampling, request.prompt, running.new, course.banned())
+        running.new.append(drawn.id)
+        self.generated_tokens += 1
+        taken = course.take(drawn.id)
+        if taken.emit and request.sink.token(drawn):
+            return self._finish(running, End.STOP)
+        if taken.end:
+            return self._finish(running, taken.end)
+        running.sequence.feed(taken.feed)
+        return None
+
+    def _finish(self, running: Running, reason: End, message: str = "") -> None:
+        """Give back the pages, then report the end."""
+        for sequence in running.sequences:
+            self.pages.give_back(sequence.pages)
+            sequence.pages = []
+        self.reserved -= running.need
+        self.running.remove(running)
+        running.request.sink.end(reason, message)

@@ -1,0 +1,183 @@
+"""A GLM fills in the blanks of a prompt, or continues one without a blank.
+
+The blanks are `[MASK]` for some words, `[sMASK]` for sentences, `[gMASK]` for the rest of a text. The prompt with its
+masks is a source, as in training. Behind it the blanks are written in turn, each from a start-of-piece token to an
+end-of-piece token; each sees the whole source and the blanks before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.config.glm import SPECIAL_TOKENS
+from trainer.config.model import ModelConfig
+from trainer.corpus.tokenizer import GLM_TOKENS, Tokenizer
+from trainer.errors import InputError
+from trainer.generate.request import End, Fed, Taken
+from trainer.generate.sampling import Sampling
+from trainer.model.glm import GLM
+from trainer.samples.glm_batches import tokens_of
+from trainer.samples.glm_windows import GlmTokens
+
+MASKS = {GLM_TOKENS["mask"]: "mask", GLM_TOKENS["smask"]: "sentence", GLM_TOKENS["gmask"]: "gap"}
+"""The masks of a prompt, and the field of GlmTokens for each."""
+REST = GLM_TOKENS["gmask"]
+_ALMOST = re.compile(r"\[[a-z]{0,2}ma?sk\]", re.IGNORECASE)
+
+
+@dataclass
+class Blank:
+    """The tokens that replace a mask."""
+
+    mask: str
+    ids: list[int] = field(default_factory=list)
+    ended: str = ""
+    """Why it ends: `end of piece`, `end of document`, `max tokens`, or `position`, the model's last one."""
+
+
+def own_tokens(model: GLM, words: Tokenizer, data: Mapping[str, Any]) -> GlmTokens:
+    """Return the ids of GLM's special tokens in the training."""
+    return special_tokens(model.config, words, data)
+
+
+def special_tokens(config: ModelConfig, words: Tokenizer, data: Mapping[str, Any]) -> GlmTokens:
+    """Return the ids of GLM's special tokens; `data` is the data config of the training."""
+    eos = words.eod if data.get("eod") is None else int(data["eod"])
+    if data.get("tokenizer"):
+        return tokens_of(words, eos)
+    return GlmTokens.above(config.vocab - SPECIAL_TOKENS, eos)
+
+
+class Filling:
+    """The course of a prompt with blanks."""
+
+    def __init__(
+        self, config: ModelConfig, words: Tokenizer, tokens: GlmTokens, prompt: str, sampling: Sampling
+    ) -> None:
+        texts, masks = _parts(prompt)
+        self._words, self._tokens, self._sampling = words, tokens, sampling
+        self._pieces = [words.encode(text) for text in texts]
+        _check(config, words, tokens, self._pieces, len(masks))
+        self._ids, self._places = _source(self._pieces, masks, tokens)
+        self._never = _no_text(words, tokens, config.vocab)
+        self._last = config.position_rows - 1
+        self.source = len(self._ids)
+        self.blanks = [Blank(mask) for mask in masks]
+        self._at = 0
+
+    def begin(self) -> list[Fed]:
+        source = [Fed(number, at) for at, number in enumerate(self._ids)]
+        return [*source, Fed(self._tokens.sop, self._places[0], 1)]
+
+    def most(self) -> int:
+        return self.source + len(self.blanks) * (1 + min(self._sampling.max_tokens, self._last))
+
+    def banned(self) -> Sequence[int]:
+        # A blank has at least one token.
+        return self._never if self.blanks[self._at].ids else [*self._never, self._tokens.eop]
+
+    def is_end(self, number: int) -> bool:
+        return number in (self._tokens.eop, self._tokens.eos)
+
+    def take(self, number: int) -> Taken:
+        blank = self.blanks[self._at]
+        blank.ended = {self._tokens.eop: "end of piece", self._tokens.eos: "end of document"}.get(number, "")
+        if blank.ended:
+            return self._next(emit=False)
+        blank.ids.append(number)
+        place, second = self._places[self._at], len(blank.ids) + 1
+        if len(blank.ids) == self._last:
+            blank.ended = "position"
+            return self._next(emit=True)
+        fed = Fed(number, place, second)
+        if len(blank.ids) == self._sampling.max_tokens:
+            blank.ended = "max tokens"
+            return self._next(True, fed)
+        return Taken(True, (fed,))
+
+    def _next(self, emit: bool, *feed: Fed) -> Taken:
+        if self._at + 1 == len(self.blanks):
+            cut = self.blanks[self._at].ended in ("max tokens", "position")
+            return Taken(emit, end=End.LENGTH if cut else End.STOP)
+        self._at += 1
+        return Taken(emit, (*feed, Fed(self._tokens.sop, self._places[self._at], 1)))
+
+    def text(self) -> str:
+        """Return the prompt with its blanks filled in."""
+        whole = list(self._pieces[0])
+        for blank, piece in zip(self.blanks, self._pieces[1:], strict=True):
+            whole += [*blank.ids, *piece]
+        return self._words.decode(whole)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Return the mask, text, number of tokens and end of each blank."""
+        return [
+            {
+                "mask": blank.mask,
+                "text": self._words.decode(blank.ids),
+                "tokens": len(blank.ids),
+                "ended": blank.ended,
+            }
+            for blank in self.blanks
+        ]
+
+
+def _parts(prompt: str) -> tuple[list[str], list[str]]:
+    """Return the texts around the masks, and the masks; a prompt without one gets [gMASK] at its end.
+
+    Spaces before a mask are dropped: this kind of tokenizer puts the space into the next token.
+    """
+    unknown = [word for word in _ALMOST.findall(prompt) if word not in MASKS]
+    if unknown:
+        raise InputError(
+            f"the prompt has {', '.join(unknown)}, which is not a mask", f"the masks are {', '.join(MASKS)}"
+        )
+    found = re.split(f"({'|'.join(map(re.escape, MASKS))})", prompt)
+    texts, masks = found[::2], found[1::2]
+    if not masks:
+        texts, masks = [*texts, ""], [REST]
+        return texts, masks
+    return [*(text.rstrip(" ") for text in texts[:-1]), texts[-1]], masks
+
+
+def _check(
+    config: ModelConfig, words: Tokenizer, tokens: GlmTokens, pieces: list[list[int]], blanks: int
+) -> None:
+    text = words.vocab if words.glm_ids() is None else 0
+    if text > tokens.sop or tokens.vocab > config.vocab:
+        problem = (
+            f"the tokenizer has {words.vocab} ids, and the model {config.vocab} with GLM's special tokens"
+        )
+        raise InputError(problem, "use the tokenizer that made the training data")
+    # Two more for the beginning and the end of the document.
+    length = sum(map(len, pieces)) + blanks + 2
+    if length > config.sequence:
+        problem = f"the prompt makes {length} tokens, and the model was trained on {config.sequence} at most"
+        raise InputError(problem, "shorten the text around the blanks")
+
+
+def _source(pieces: list[list[int]], masks: list[str], tokens: GlmTokens) -> tuple[list[int], list[int]]:
+    """Return the ids of a source and the indices of its masks; a text after the last mask ends the document."""
+    source, places = [tokens.enc, *pieces[0]], []
+    for mask, piece in zip(masks, pieces[1:], strict=True):
+        places.append(len(source))
+        source += [getattr(tokens, MASKS[mask]), *piece]
+    return ([*source, tokens.eos] if pieces[-1] else source), places
+
+
+def _no_text(words: Tokenizer, tokens: GlmTokens, vocab: int) -> list[int]:
+    """Return the ids that a blank never contains: unknown to the tokenizer, or special and not the end of a piece."""
+    own = {
+        tokens.sop,
+        tokens.enc,
+        tokens.mask,
+        tokens.sep,
+        tokens.unk,
+        tokens.gap,
+        tokens.sentence,
+        tokens.block,
+    }
+    return sorted((own | {*range(words.vocab, vocab)}) - {tokens.eop, tokens.eos})

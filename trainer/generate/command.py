@@ -1,0 +1,246 @@
+"""`python -m trainer generate`: texts as they are written on a terminal, JSON lines elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from trainer.generate.decoder import Decoder
+    from trainer.generate.sampling import Sampling
+
+ADD = Callable[[str, Any, str], argparse.ArgumentParser]
+AHEAD = 256
+"""Prompts that are read before their turn."""
+
+
+def add_verb(verb: ADD) -> None:
+    """Add the command to the trainer's parser."""
+    parser = verb("generate", run, "generate text from a checkpoint")
+    add_model_arguments(parser)
+    parser.add_argument("--prompt", action="append", default=None)
+    parser.add_argument("--prompts", metavar="FILE", help="lines, or JSON lines with `prompt`; - is stdin")
+    parser.add_argument("--truncate", action="store_true")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--top-k", type=int, default=40)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--min-p", type=float, default=0.0)
+    parser.add_argument("--repetition-penalty", type=float, default=1.0)
+    parser.add_argument("--presence-penalty", type=float, default=0.0)
+    parser.add_argument("--frequency-penalty", type=float, default=0.0)
+    parser.add_argument("--no-repeat-ngram", type=int, default=0)
+    parser.add_argument("--beams", type=int, default=1)
+    parser.add_argument("--length-penalty", type=float, default=1.0)
+    parser.add_argument("--stop", action="append", default=[])
+    parser.add_argument("--ignore-end", action="store_true")
+    parser.add_argument("--logprobs", type=int)
+    parser.add_argument("--samples", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--json", action="store_true")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say which model is loaded and how."""
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--tokenizer", type=Path, help="default: the one in the checkpoint")
+    parser.add_argument("--weights", default="fp32", choices=("fp32", "bf16", "int8"))
+    parser.add_argument("--cache", metavar="SIZE", help="memory for keys and values, as in 4GiB")
+    parser.add_argument("--threads", type=int, default=0, help="default: all cores")
+
+
+def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decoder:
+    """Return the decoder that the arguments name."""
+    from trainer.config.amounts import gigabytes
+    from trainer.device import open_device
+
+    try:
+        cache = None if arguments.cache is None else int(gigabytes(arguments.cache) * 1e9)
+    except ValueError as error:
+        raise InputError(f"--cache {error}") from None
+    if arguments.threads < 0:
+        raise InputError(f"--threads is {arguments.threads}; 1 or more are needed, or 0 for all cores")
+    open_device("cpu", 0, 1, arguments.threads or None, deterministic=False)
+    from trainer.generate.decoder import Decoder
+
+    return Decoder.load(arguments.checkpoint, arguments.tokenizer, arguments.weights, cache, most_running)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Generate and return 0."""
+    from trainer.device import prepare_threads
+
+    prepare_threads()
+    sampling = _sampling(arguments)
+    sampling.check()
+    if not 1 <= arguments.samples <= 1000:
+        raise InputError(f"--samples is {arguments.samples}; 1 to 1000 are needed")
+    prompts = _prompts(arguments)
+    decoder = load_decoder(arguments)
+    single = arguments.prompts is None and len(arguments.prompt or [""]) == 1 and arguments.samples == 1
+    if single and sys.stdout.isatty() and not arguments.json:
+        _stream(decoder, next(prompts), sampling, arguments.truncate)
+        return 0
+    for line in _texts(decoder, prompts, sampling, arguments):
+        sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+def _sampling(arguments: argparse.Namespace) -> Sampling:
+    from trainer.generate.sampling import Sampling
+
+    names = (
+        "max_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty "
+        "no_repeat_ngram beams length_penalty ignore_end logprobs seed"
+    )
+    values = {name: getattr(arguments, name) for name in names.split()}
+    if arguments.max_tokens == 0:
+        raise InputError("--max-tokens is 0; at least 1 is needed")
+    return Sampling(**values, stop=tuple(arguments.stop))
+
+
+def _prompts(arguments: argparse.Namespace) -> Iterator[str]:
+    """Return the prompts; those of options first, then those of a file or of stdin."""
+    given = arguments.prompt or ([] if arguments.prompts else [""])
+    if arguments.prompts and arguments.prompts != "-" and not Path(arguments.prompts).is_file():
+        raise InputError(f"{arguments.prompts}: no such file", "a line of it is a prompt; - is stdin")
+    return _all_prompts(given, arguments.prompts)
+
+
+def _all_prompts(given: Sequence[str], file: str | None) -> Iterator[str]:
+    yield from given
+    if file is None:
+        return
+    name = "stdin" if file == "-" else file
+    with sys.stdin.buffer if file == "-" else Path(file).open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            yield _prompt_of(line, f"{name}:{number}")
+
+
+def _prompt_of(line: bytes, place: str) -> str:
+    """Return the prompt of a line: text, or a JSON object with `prompt`."""
+    try:
+        text = line.decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{place}: not UTF-8: {error.reason}") from None
+    if not text.startswith("{"):
+        return text
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    prompt = value.get("prompt") if isinstance(value, dict) else None
+    if not isinstance(prompt, str):
+        raise InputError(f'{place}: has no "prompt" that is a text', 'write {"prompt": "..."}, or plain text')
+    return prompt
+
+
+def _stream(decoder: Decoder, prompt: str, sampling: Sampling, truncate: bool) -> None:
+    """Write one text while it is generated; a GLM's when all of its blanks are filled in."""
+    from trainer.generate.decoder import Text
+
+    def show(text: str, _: object = None) -> None:
+        sys.stdout.write(_visible(text))
+        sys.stdout.flush()
+
+    if decoder.glm is not None:
+        request, course = decoder.filling(prompt, sampling, Text(decoder.tokenizer))
+        decoder.batcher.submit(request)
+        decoder.run()
+        show(course.text())
+    else:
+        ids = decoder.ids_of(prompt, truncate)
+        show(prompt)
+        sink = Text(decoder.tokenizer, sampling.stop, show)
+        decoder.batcher.submit(decoder.continuation(ids, sampling, sink))
+        decoder.run()
+    show("\n")
+
+
+def _visible(text: str) -> str:
+    """Return text without characters that control a terminal or the direction of writing."""
+    return "".join(char if char in "\n\t" or char.isprintable() else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
+
+
+@dataclass
+class _Pending:
+    """A prompt whose text is not complete."""
+
+    line: Callable[[], dict[str, Any]]
+    done: bool = False
+
+    def finish(self) -> None:
+        self.done = True
+
+
+def _texts(
+    decoder: Decoder, prompts: Iterator[str], sampling: Sampling, arguments: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Yield a JSON document for each text, in the order of the prompts."""
+    waiting: list[_Pending] = []
+    exhausted = False
+    while True:
+        while not exhausted and len(waiting) < AHEAD:
+            prompt = next(prompts, None)
+            if prompt is None:
+                exhausted = True
+            else:
+                for number in range(arguments.samples):
+                    own = replace(sampling, seed=sampling.seed + number)
+                    waiting.append(_submitted(decoder, prompt, own, arguments))
+        while waiting and waiting[0].done:
+            yield waiting.pop(0).line()
+        if not waiting and exhausted:
+            return
+        if waiting:
+            decoder.batcher.step()
+
+
+def _submitted(decoder: Decoder, prompt: str, sampling: Sampling, arguments: argparse.Namespace) -> _Pending:
+    from trainer.generate.decoder import Text
+
+    sink = Text(decoder.tokenizer, sampling.stop)
+    facts = {"checkpoint": str(arguments.checkpoint), "seed": sampling.seed}
+    if decoder.found is not None:
+        facts["step"] = decoder.found.step
+    if decoder.glm is not None:
+        request, course = decoder.filling(prompt, sampling, sink)
+
+        def line() -> dict[str, Any]:
+            blanks = course.as_json()
+            total = sum(blank["tokens"] for blank in blanks)
+            return {"prompt": prompt, "text": course.text(), "tokens": total, "blanks": blanks, **facts}
+    else:
+        ids = decoder.ids_of(prompt, arguments.truncate)
+        request = decoder.continuation(ids, sampling, sink)
+
+        def line() -> dict[str, Any]:
+            ended = sink.reason.value if sink.reason else ""
+            made = {"prompt": prompt, "text": prompt + sink.text, "completion": sink.text}
+            made |= {"tokens": len(sink.tokens), "ended": ended, **facts}  # type: ignore[dict-item]
+            if sampling.logprobs is not None:
+                made["logprobs"] = [_logprob(decoder, token) for token in sink.tokens]  # type: ignore[assignment]
+            return made
+
+    pending = _Pending(line)
+    sink.on_end = pending.finish
+    decoder.batcher.submit(request)
+    return pending
+
+
+def _logprob(decoder: Decoder, token: Any) -> dict[str, Any]:
+    text = decoder.tokenizer.decode
+    top = [{"id": number, "text": text([number]), "logprob": value} for number, value in token.top]
+    return {"id": token.id, "text": text([token.id]), "logprob": token.logprob, "top": top}

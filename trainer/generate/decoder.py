@@ -1,0 +1,150 @@
+"""A model that generates text: prompts in, texts out, many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainer.checkpoint.store import TOKENIZER, Checkpoint
+from trainer.corpus.tokenizer import Tokenizer
+from trainer.errors import InputError
+from trainer.generate.batcher import Batcher
+from trainer.generate.blanks import Filling, special_tokens
+from trainer.generate.loading import load_network
+from trainer.generate.network import Network
+from trainer.generate.request import Continuation, End, Request
+from trainer.generate.sampling import Drawn, Sampling
+from trainer.generate.text import Detokenizer, StopTexts
+from trainer.samples.glm_windows import GlmTokens
+
+
+@dataclass
+class Text:
+    """What is generated for one prompt; a sink of the batcher."""
+
+    tokenizer: Tokenizer
+    stop: tuple[str, ...] = ()
+    on_text: Callable[[str, Sequence[Drawn]], None] = lambda text, tokens: None
+    """Called with each new piece of text that is certain, and the tokens since the last call."""
+    on_end: Callable[[], None] = lambda: None
+    text: str = ""
+    tokens: list[Drawn] = field(default_factory=list)
+    prompt: list[Drawn] = field(default_factory=list)
+    """The log probabilities of the prompt's tokens, from the second one on."""
+    reason: End | None = None
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        self._decode, self._stops = Detokenizer(self.tokenizer), StopTexts(self.stop)
+        self._told = 0
+
+    def scored(self, prompt: Sequence[Drawn]) -> None:
+        self.prompt = list(prompt)
+
+    def token(self, drawn: Drawn) -> bool:
+        self.tokens.append(drawn)
+        self._pass_on(self._stops.push(self._decode.push(drawn.id)))
+        return bool(self._stops.found)
+
+    def end(self, reason: End, message: str = "") -> None:
+        if not self._stops.found:
+            self._pass_on(self._stops.push(self._decode.end()) + self._stops.end(), last=True)
+        self.reason, self.message = reason, message
+        self.on_end()
+
+    def _pass_on(self, text: str, last: bool = False) -> None:
+        self.text += text
+        if text or (last and self._told < len(self.tokens)):
+            self.on_text(text, self.tokens[self._told :])
+            self._told = len(self.tokens)
+
+
+class Decoder:
+    """A network with its tokenizer and batcher."""
+
+    def __init__(
+        self,
+        net: Network,
+        tokenizer: Tokenizer,
+        pages: int,
+        glm: GlmTokens | None = None,
+        found: Checkpoint | None = None,
+        most_running: int = 64,
+    ) -> None:
+        self.network, self.tokenizer, self.glm, self.found = net, tokenizer, glm, found
+        self.batcher = Batcher(net, pages, most_running)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        tokenizer: Path | None = None,
+        kind: str = "fp32",
+        cache: int | None = None,
+        most_running: int = 64,
+    ) -> Decoder:
+        """Load a checkpoint; refuse a tokenizer that does not fit, and a model that does not fit in memory."""
+        named = tokenizer or folder / TOKENIZER
+        if tokenizer is None and not named.is_file():
+            raise InputError(f"{folder}: holds no tokenizer", "name one with --tokenizer")
+        words = Tokenizer.load(named)
+        net, found, pages = load_network(folder, kind, cache)
+        config = net.config
+        if not net.is_glm and words.vocab > config.vocab:
+            raise InputError(
+                f"the tokenizer has ids up to {words.vocab - 1}, the model only {config.vocab}",
+                "use the tokenizer that made the training data",
+            )
+        glm = special_tokens(config, words, found.manifest["config"]["data"]) if net.is_glm else None
+        return cls(net, words, pages, glm, found, most_running)
+
+    @property
+    def window(self) -> int:
+        """Return the most tokens of a prompt and its text."""
+        return self.network.config.context
+
+    def ids_of(self, prompt: str, truncate: bool = False) -> list[int]:
+        """Return the ids of a prompt; an empty one begins a new document."""
+        return self.checked(self.tokenizer.encode(prompt) or [self.tokenizer.eod], truncate)
+
+    def checked(self, ids: Sequence[int], truncate: bool = False) -> list[int]:
+        """Return the ids of a prompt; refuse unknown ones, and too many unless `truncate` keeps the last ones."""
+        vocab = self.network.config.vocab
+        wrong = [number for number in ids if not 0 <= number < vocab]
+        if wrong:
+            raise InputError(f"token id {wrong[0]} is outside of the model's vocabulary: 0 to {vocab - 1}")
+        if not ids:
+            raise InputError("the prompt has no tokens", "give it at least one")
+        if len(ids) > self.window:
+            if not truncate:
+                raise InputError(
+                    f"the prompt has {len(ids)} tokens, and the model sees {self.window}",
+                    "shorten it, or keep its end with --truncate",
+                )
+            ids = ids[-self.window :]
+        return list(ids)
+
+    def ends(self, sampling: Sampling) -> list[int]:
+        """Return the ids that end a text."""
+        return [*sampling.stop_ids, *([] if sampling.ignore_end else [self.tokenizer.eod])]
+
+    def continuation(
+        self, ids: Sequence[int], sampling: Sampling, sink: Text, score_prompt: bool = False
+    ) -> Request:
+        """Return the request to continue a prompt."""
+        course = Continuation(ids, sampling, self.ends(sampling), self.window)
+        return Request(course, sampling, sink, ids, score_prompt)
+
+    def filling(self, prompt: str, sampling: Sampling, sink: Text) -> tuple[Request, Filling]:
+        """Return the request to fill in a GLM's blanks, and the course that collects them."""
+        assert self.glm is not None
+        if sampling.beams > 1:
+            raise InputError("a GLM's blanks are not written by beam search", "use --beams 1")
+        course = Filling(self.network.config, self.tokenizer, self.glm, prompt, sampling)
+        return Request(course, sampling, sink), course
+
+    def run(self) -> None:
+        """Compute until every request has ended."""
+        while not self.batcher.idle:
+            self.batcher.step()

@@ -1,0 +1,154 @@
+"""A checkpoint as a network with a cache, after its memory is planned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import native
+from native.decode.packed import KINDS
+from native.decode.paged import PAGE
+from trainer.checkpoint.store import Checkpoint, open_checkpoint, verify
+from trainer.config.model import ModelConfig
+from trainer.config.reader import read_section
+from trainer.config.rules import model_faults
+from trainer.engine.passes import Model
+from trainer.engine.rank_state import load_parameters, shapes_of
+from trainer.errors import CheckpointError, Fault, InputError
+from trainer.generate.batcher import SCORED_TOKENS
+from trainer.generate.network import Network, empty_model, network, page_bytes
+from trainer.model.glm import GLM
+from trainer.model.gpt import GPT
+
+BYTES = {kind: torch.empty(0, dtype=dtype).element_size() for kind, dtype in KINDS.items()}
+USUAL_WINDOWS = 16
+"""The cache has pages for so many texts of full length, if half of the free memory suffices."""
+LIBRARIES = 256 << 20
+"""Bytes that a step may take beyond those that are counted."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a model takes, in bytes."""
+
+    weights: int
+    page: int
+    window_pages: int
+    """The pages of one text of full length."""
+    work: int
+    """The largest tensor while it is packed, logits, and what the libraries take."""
+    free: int
+
+    def pages(self, wanted: int | None) -> int:
+        """Return the pages of the cache: for `wanted` bytes, else as usual; refuse what does not fit."""
+        least = self.weights + self.work + self.window_pages * self.page
+        if least > self.free:
+            raise InputError(
+                f"the model needs {_size(least)} ({_size(self.weights)} of weights, "
+                f"{_size(self.window_pages * self.page)} for one text of full length, {_size(self.work)} to compute), "
+                f"and {_size(self.free)} are free: {_size(least - self.free)} are missing",
+                "use --weights int8 or bf16, or another machine",
+            )
+        rest = self.free - self.weights - self.work
+        if wanted is None:
+            return max(self.window_pages, min(USUAL_WINDOWS * self.window_pages, rest // 2 // self.page))
+        if wanted > rest:
+            raise InputError(
+                f"--cache: {_size(wanted)} do not fit next to {_size(self.weights)} of weights: "
+                f"{_size(wanted - rest)} are missing"
+            )
+        if wanted < self.window_pages * self.page:
+            raise InputError(
+                f"--cache: {_size(wanted)} are too few for one text of full length",
+                f"give it {_size(self.window_pages * self.page)} or more",
+            )
+        return wanted // self.page
+
+
+def plan_memory(config: ModelConfig, kind: str, free: int) -> Memory:
+    """Return what a model takes with its matrices stored as `kind`."""
+    shapes = shapes_of(empty_model(config))
+    weights = sum(
+        math.prod(shape) * (BYTES[kind] if len(shape) == 2 else 4) + (4 * shape[0] if kind == "int8" else 0)
+        for shape in shapes.values()
+    )
+    largest = max(math.prod(shape) for shape in shapes.values())
+    work = 3 * 4 * largest + 3 * 4 * SCORED_TOKENS * config.vocab + LIBRARIES
+    return Memory(weights, page_bytes(config), -(-config.context // PAGE), work, free)
+
+
+def free_memory() -> int:
+    """Return the bytes that this process can still get: of the machine, or of its control group if that is less."""
+    free = _figure(Path("/proc/meminfo"), "MemAvailable:") * 1024 or 1 << 62
+    group = Path("/sys/fs/cgroup")
+    try:
+        most = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        cached = _figure(group / "memory.stat", "inactive_file")
+    except (OSError, ValueError):
+        return free
+    return min(free, most - used + cached)
+
+
+def _figure(file: Path, name: str) -> int:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
+
+
+def load_network(
+    folder: Path, kind: str = "fp32", cache: int | None = None
+) -> tuple[Network, Checkpoint, int]:
+    """Return the network of a checkpoint, the checkpoint, and the pages of its cache.
+
+    Every file is verified while it is read. cache: bytes for the pages; None: as much as is usual.
+    """
+    if kind not in KINDS:
+        raise InputError(f"--weights: {kind!r} is not a type", f"use {', '.join(KINDS)}")
+    found = open_checkpoint(folder)
+    found = verify(folder) if found.is_old else found
+    config = _config_of(found)
+    pages = plan_memory(config, kind, free_memory()).pages(cache)
+
+    def read(name: str) -> Tensor:
+        return found.read([name])[name]
+
+    return network(config, read, kind, pages), found, pages
+
+
+def load_model(found: Checkpoint) -> Model:
+    """Return the model of a checkpoint, on the CPU and in evaluation mode."""
+    config = _config_of(found)
+    model: Model = (GLM if config.kind == "glm" else GPT)(config, native.choose("cpu"))
+    tensors = found.read(list(found.weights))
+    load_parameters(model, tensors.items())
+    return model.eval()
+
+
+def _config_of(found: Checkpoint) -> ModelConfig:
+    """Return the checked config of a checkpoint, whose files must hold exactly this model."""
+    faults: list[Fault] = []
+    config = read_section(ModelConfig, found.manifest["config"]["model"], "model", faults)
+    faults += model_faults(config)
+    if faults:
+        raise CheckpointError(f"{found.path}: {faults[0]}")
+    shapes = found.weights
+    held, wanted = sum(map(math.prod, shapes.values())), config.parameters()
+    if held != wanted:
+        problem = f"its config describes a model of {wanted:,} parameters, and its files hold {held:,}"
+        raise CheckpointError(f"{found.path}: {problem}")
+    expected = shapes_of(empty_model(config))
+    if shapes != expected:
+        wrong = sorted(name for name, _ in set(shapes.items()) ^ set(expected.items()))
+        raise CheckpointError(f"{found.path}: its tensors are not those of its config: {wrong[0]}")
+    return config
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
