@@ -21,9 +21,9 @@ class ModelOptions:
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Default: the one in the checkpoint.")
     ] = None
-    weights: Annotated[
-        str, typer.Option(metavar="TYPE", help="Store matrices as fp32, bf16 or int8.")
-    ] = "fp32"
+    weights: Annotated[str, typer.Option(metavar="TYPE", help="Store matrices as fp32, bf16 or int8.")] = (
+        "fp32"
+    )
     cache: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory for keys and values, as in 4GiB. Default: 16 texts."),
@@ -76,9 +76,7 @@ class DrawingOptions:
         int, typer.Option(min=1, metavar="N", help="Texts for each prompt; seeds count up.")
     ] = 1
     seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same text.")] = 1234
-    ignore_end: Annotated[
-        bool, typer.Option("--ignore-end", help="Go on behind an end of document.")
-    ] = False
+    ignore_end: Annotated[bool, typer.Option("--ignore-end", help="Go on behind an end of document.")] = False
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Keep the end of a prompt that is too long.")
     ] = False
