@@ -41,7 +41,9 @@ class ClusterctlError(Exception):
         return _rebuilt, (type(self), self.args, vars(self))
 
 
-def _rebuilt(kind: type[ClusterctlError], args: tuple[Any, ...], values: dict[str, Any]) -> ClusterctlError:
+def _rebuilt(
+    kind: type[ClusterctlError], args: tuple[Any, ...], values: dict[str, object]
+) -> ClusterctlError:
     error = kind.__new__(kind, *args)
     error.args = args
     vars(error).update(values)

@@ -188,7 +188,7 @@ def requests(data: bytes) -> str:
     return "refused" if errors.getvalue() else "read"
 
 
-def _echo(request: Request) -> dict[str, Any]:
+def _echo(request: Request) -> dict[str, object]:
     with contextlib.suppress(StreamEnded):
         while (frame := request.inbox.get()) is not None:
             request.send(frame.payload)

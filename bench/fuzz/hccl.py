@@ -30,14 +30,14 @@ VERSIONS = ("1.0", "1.2", "lab", "cloud", "2.0")
 HARDWARE = {"1.0": ("a2", "910a"), "1.2": ("a3",), "lab": ("910a",), "cloud": ("910a",), "2.0": ("a5",)}
 
 
-def good(random: Random, version: str) -> dict[str, Any]:
+def good(random: Random, version: str) -> dict[str, object]:
     """Return a table that HCCL reads."""
     if version == "2.0":
         return _good_ranks(random)
     return _good_groups(random, version) if version in ("lab", "cloud") else _good_servers(random, version)
 
 
-def _good_servers(random: Random, version: str) -> dict[str, Any]:
+def _good_servers(random: Random, version: str) -> dict[str, object]:
     count, devices, rank = random.randint(1, 3), random.randint(1, 3), 0
     several = random.random() < 0.2
     servers = []
@@ -58,11 +58,15 @@ def _good_servers(random: Random, version: str) -> dict[str, Any]:
                 del entry["device_ip"]
             listed.append(entry)
             rank += 1
-        server: dict[str, Any] = {"server_id": f"10.0.0.{number}", "device": listed, "host_nic_ip": "reserve"}
+        server: dict[str, object] = {
+            "server_id": f"10.0.0.{number}",
+            "device": listed,
+            "host_nic_ip": "reserve",
+        }
         if count > 1 and listed[0].get("device_ip") and random.random() < 0.3:
             server["host_ip"] = f"10.0.0.{number}"
         servers.append(server)
-    table: dict[str, Any] = {"version": version, "server_list": servers, "status": "completed"}
+    table: dict[str, object] = {"version": version, "server_list": servers, "status": "completed"}
     if random.random() < 0.8:
         table["server_count"] = str(count)
     if version == "1.2":
@@ -75,9 +79,9 @@ def _good_servers(random: Random, version: str) -> dict[str, Any]:
     return table
 
 
-def _good_groups(random: Random, version: str) -> dict[str, Any]:
+def _good_groups(random: Random, version: str) -> dict[str, object]:
     servers, devices = random.randint(1, 3), random.choice((1, 2, 4))
-    instances: list[dict[str, Any]] = []
+    instances: list[dict[str, object]] = []
     for number in range(servers):
         listed = [{"device_id": str(at), "device_ip": f"192.{at}.{number}.1"} for at in range(devices)]
         if version == "cloud":
@@ -95,7 +99,7 @@ def _good_groups(random: Random, version: str) -> dict[str, Any]:
     return {**table, "deploy_mode": "lab", "para_plane_nic_location": "device"}
 
 
-def _good_ranks(random: Random) -> dict[str, Any]:
+def _good_ranks(random: Random) -> dict[str, object]:
     kinds = {
         "IPV4": ("10.0.{}.{}", "10.1.{}.{}"),
         "IPV6": ("fe80::{}:{}", "fe81::{}:{}"),
@@ -107,10 +111,10 @@ def _good_ranks(random: Random) -> dict[str, Any]:
     for rank in range(random.randint(1, 5)):
         levels = []
         for layer in layers:
-            addresses: list[dict[str, Any]] = []
+            addresses: list[dict[str, object]] = []
             for at in range(sizes[layer]):
                 kind = random.choice(list(kinds))
-                entry: dict[str, Any] = {"addr_type": kind, "addr": kinds[kind][0].format(rank, at + 1)}
+                entry: dict[str, object] = {"addr_type": kind, "addr": kinds[kind][0].format(rank, at + 1)}
                 entry["ports"] = [f"{at}/{port}" for port in range(random.randint(1, 3))]
                 if random.random() < 0.2:
                     entry["plane_id"] = str(at)
@@ -121,7 +125,12 @@ def _good_ranks(random: Random) -> dict[str, Any]:
             if random.random() < 0.7:
                 level |= {"net_type": random.choice(("CLOS", "TOPO_FILE_DESC")), "net_attr": ""}
             levels.append(level)
-        value: dict[str, Any] = {"rank_id": rank, "local_id": rank, "device_id": rank, "level_list": levels}
+        value: dict[str, object] = {
+            "rank_id": rank,
+            "local_id": rank,
+            "device_id": rank,
+            "level_list": levels,
+        }
         if random.random() < 0.2:
             value |= {"device_port": 16666, "host_port": 16667}
         if random.random() < 0.2:
@@ -129,7 +138,7 @@ def _good_ranks(random: Random) -> dict[str, Any]:
         ranks.append(value)
     if random.random() < 0.2:
         ranks[-1] |= {"local_id": 64, "replaced_local_id": 63}
-    table: dict[str, Any] = {"version": "2.0", "rank_count": len(ranks), "rank_list": ranks}
+    table: dict[str, object] = {"version": "2.0", "rank_count": len(ranks), "rank_list": ranks}
     if random.random() < 0.5:
         table |= {"status": "completed", "detour": "false"}
     return table
@@ -184,7 +193,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from places(value[key])
 
 
-def change(random: Random, table: dict[str, Any]) -> None:
+def change(random: Random, table: dict[str, object]) -> None:
     """Change one random place of a table."""
     container, key = random.choice(list(places(table)))
     kind = random.random()
@@ -205,7 +214,7 @@ def change(random: Random, table: dict[str, Any]) -> None:
         container[key] = copy.deepcopy(random.choice(OTHERS if random.random() < 0.4 else TEXTS))
 
 
-def mutant(seed: int, version: str, number: int) -> dict[str, Any]:
+def mutant(seed: int, version: str, number: int) -> dict[str, object]:
     """Return table `number` of a seed: a good one with up to three changes."""
     random = Random(f"{seed} {version} {number}")
     table = good(random, version)
@@ -215,7 +224,7 @@ def mutant(seed: int, version: str, number: int) -> dict[str, Any]:
     return table
 
 
-def compare(table: dict[str, Any], hardware: str) -> str:
+def compare(table: dict[str, object], hardware: str) -> str:
     """Return how the check and the independent reader differ about a table, or ""."""
     reason = reads(table, hardware)
     findings = inspect(json.dumps(table), hardware).findings

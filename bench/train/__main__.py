@@ -123,18 +123,19 @@ def answer(name: str, field: Field, subjects: list[Subject], clock: str) -> Answ
             found += [{"subject": subject.name, "missing": subject.gone}] if subject.gone else []
             continue
         seconds = subject.median(clock)
+        values = [getattr(step, clock) for step in subject.steps]
         found.append(
             {
                 "subject": subject.name,
                 "tuned": subject.tuned,
                 "tokens_per_second": field.tokens / seconds,
                 "step_seconds": seconds,
-                "spread": [min(s[clock] for s in subject.steps), max(s[clock] for s in subject.steps)],
+                "spread": [min(values), max(values)],
                 "cpu_seconds": subject.median("cpu"),
                 "first_step_seconds": subject.first,
                 "flops": each * field.tokens / seconds,
                 "memory": subject.memory,
-                "peak": max(s["peak"] for s in subject.steps),
+                "peak": max(step.peak for step in subject.steps),
                 "steps": len(subject.steps),
             }
         )

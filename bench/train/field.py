@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import statistics
@@ -11,12 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.train.spec import ModelWork, Spec, StepFigures
 from trainer.config.train_config import TrainConfig
 from trainer.corpus.indexed import Writer
 from trainer.env import MALLOC_TUNING
@@ -32,7 +32,6 @@ STEPS = 1000
 # The number of batches that subjects repeat.
 KEPT = 16
 NOTHING: Mapping[str, Any] = {}
-PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
 
 class Gone(Exception):
@@ -43,7 +42,7 @@ class Gone(Exception):
 class Work:
     """The work of every subject of a row."""
 
-    model: str | dict[str, Any]
+    model: str | Mapping[str, object]
     batch: int
     precision: str
     ranks: int = 1
@@ -65,7 +64,7 @@ class Subject:
     engine: str = "torch"
     first: float = 0.0
     """Seconds from the start of the process to the end of its first step."""
-    steps: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[StepFigures] = field(default_factory=list)
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
     gone: str = ""
 
@@ -77,7 +76,7 @@ class Subject:
                 process.stdin.write(word + "\n")
                 process.stdin.flush()
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> StepFigures:
         """Return one answer for all ranks: the largest times and memory, and the rest (with the loss) from rank 0."""
         answers = []
         for process in self.processes:
@@ -85,16 +84,18 @@ class Subject:
             line = process.stdout.readline()
             if not line:
                 raise Gone(f"ended with {process.wait()}")
-            answers.append(json.loads(line))
-        if "missing" in answers[0]:
-            raise Gone(answers[0]["missing"])
-        most = {
-            key: max(rank_answer[key] for rank_answer in answers)
-            for key in ("seconds", "cpu", "base", "peak")
-        }
-        return {**answers[0], **most}
+            answers.append(StepFigures.parse(line))
+        if answers[0].missing:
+            raise Gone(answers[0].missing)
+        return replace(
+            answers[0],
+            seconds=max(figures.seconds for figures in answers),
+            cpu=max(figures.cpu for figures in answers),
+            base=max(figures.base for figures in answers),
+            peak=max(figures.peak for figures in answers),
+        )
 
-    def step(self) -> dict[str, Any]:
+    def step(self) -> StepFigures:
         self.say("go")
         return self.answer()
 
@@ -111,12 +112,12 @@ class Subject:
         self.processes.clear()
 
     def median(self, key: str) -> float:
-        return statistics.median(step[key] for step in self.steps)
+        return statistics.median(getattr(step, key) for step in self.steps)
 
     @property
     def memory(self) -> float:
         """Return the peak memory in bytes, without what the libraries took."""
-        return max(step["peak"] - step["base"] for step in self.steps)
+        return max(step.peak - step.base for step in self.steps)
 
 
 class Field:
@@ -161,10 +162,10 @@ class Field:
         """Return the tokens per step of all ranks."""
         return self.global_batch * self.config.model.sequence
 
-    def start(self, subject: Subject, **more: Any) -> dict[str, Any]:
+    def start(self, subject: Subject, nudge: int | None = None) -> StepFigures:
         """Start a subject, wait for the end of its first step, and return the figures of that step."""
         spec = self.folder / f"{subject.name.replace(' ', '-')}.json"
-        spec.write_text(json.dumps({**self._spec(subject), **more}))
+        self._spec(subject, nudge).write(spec)
         argv = [self.peers if subject.peer else sys.executable, "-W", "ignore"]
         argv += ["-m", "bench.train.subject", str(spec)]
         shared = {**self._environment(subject), "PYTHONPATH": str(ROOT)}
@@ -175,7 +176,15 @@ class Field:
                 for rank in range(self.work.ranks):
                     env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                     subject.processes.append(
-                        subprocess.Popen(argv, env=env, stderr=log, cwd=self.folder, **PIPES)
+                        subprocess.Popen(
+                            argv,
+                            env=env,
+                            cwd=self.folder,
+                            stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE,
+                            stderr=log,
+                            text=True,
+                        )
                     )
             first = subject.answer()
         except OSError as error:
@@ -187,25 +196,21 @@ class Field:
         subject.first = time.monotonic() - began
         return first
 
-    def _spec(self, subject: Subject) -> dict[str, Any]:
+    def _spec(self, subject: Subject, nudge: int | None) -> Spec:
         config = self.config
         model = {key: getattr(config.model, key) for key in MODEL_KEYS}
-        return {
-            "subject": subject.kind,
-            "train": {**self.raw, "engine": subject.engine},
-            "run_dir": str(self.folder / f"run-{subject.name.replace(' ', '-')}"),
-            "batches": str(self.batches),
-            "threads": self.threads,
-            "tokens": self.tokens // self.work.ranks,
-            "square": self.work.square,
-            "work": {
-                "model": model,
-                "precision": config.precision,
-                "device": self.work.device,
-                "seed": config.seed,
-                "lr": config.optimizer.lr,
-            },
-        }
+        lr = config.optimizer.lr
+        return Spec(
+            subject=subject.kind,
+            train={**self.raw, "engine": subject.engine},
+            run_dir=str(self.folder / f"run-{subject.name.replace(' ', '-')}"),
+            batches=str(self.batches),
+            threads=self.threads,
+            tokens=self.tokens // self.work.ranks,
+            square=self.work.square,
+            work=ModelWork(model, config.precision, self.work.device, config.seed, lr),
+            nudge=nudge,
+        )
 
     def _environment(self, subject: Subject) -> dict[str, str]:
         """Return the environment that a launch gives its ranks; the malloc settings only for tuned subjects."""

@@ -37,7 +37,7 @@ ALIKE = 0.10
 MODEL = {"layers": 8, "hidden": 512, "heads": 8, "sequence": 128, "vocab": 4096}
 MICRO, BATCH = 1, 16
 SUMMED_BYTES = 32 << 20
-LAYOUTS: dict[str, dict[str, Any]] = {
+LAYOUTS: dict[str, dict[str, object]] = {
     "data": {},
     "data, zero 3": {"zero": 3},
     "data, recompute": {"recompute": "full"},
@@ -111,7 +111,9 @@ def machine(ranks: int, precision: str) -> Machine:
     )
 
 
-def layouts(ranks: int, precision: str, hardware: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def layouts(
+    ranks: int, precision: str, hardware: dict[str, object]
+) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield the layouts that can be trained on `ranks` ranks; 0 stands for all of them."""
     base = {
         "model": MODEL,
@@ -132,12 +134,12 @@ def layouts(ranks: int, precision: str, hardware: dict[str, Any]) -> Iterator[tu
             yield name, part
 
 
-def predicted(part: dict[str, Any], ranks: int) -> Cost:
+def predicted(part: dict[str, object], ranks: int) -> Cost:
     config = plan_config({**part, "data": {"prefix": "x"}}, ranks).config
     return cost(config, config.layout(ranks), hardware_of(config, ranks))
 
 
-def measured(part: dict[str, Any], ranks: int) -> float:
+def measured(part: dict[str, object], ranks: int) -> float:
     """Return the median step."""
     return statistics.median(line["step_seconds"] for line in train(part, ranks)[WARM:])
 

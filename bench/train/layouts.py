@@ -35,15 +35,30 @@ MODELS = {
     "glm": {**SHAPE, "kind": "glm", "vocab": VOCAB + 9},
 }
 ALLOWED, ALLOWED_NORM = 1e-5, 1e-4
-NONE: dict[str, Any] = {"mode": "none"}
-WHOLE: dict[str, Any] = {"mode": "full"}
-KEEPING: list[dict[str, Any]] = [
-    NONE,
-    {"mode": "selective"},
-    WHOLE,
-    {"mode": "full", "every": 2},
-    {"mode": "full", "split": True},
-]
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """What a layout recomputes in the backward pass."""
+
+    mode: str = "none"
+    every: int = 1
+    split: bool = False
+
+    def config(self) -> dict[str, object]:
+        return {
+            "mode": self.mode,
+            **({"every": self.every} if self.every > 1 else {}),
+            **({"split": True} if self.split else {}),
+        }
+
+    def __str__(self) -> str:
+        every = f" {self.every}" if self.every > 1 else ""
+        return f"recompute {self.mode}{every}{' split' if self.split else ''}"
+
+
+NONE, WHOLE = Recompute(), Recompute("full")
+KEEPING = [NONE, Recompute("selective"), WHOLE, Recompute("full", every=2), Recompute("full", split=True)]
 
 
 @dataclass(frozen=True)
@@ -58,16 +73,16 @@ class Layout:
     layers: tuple[int, ...] = ()
     zero: int = 0
     offload: bool = False
-    recompute: dict[str, Any] = field(default_factory=lambda: NONE)
+    recompute: Recompute = NONE
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, object]:
         parallel = {"tensor": self.tensor, "pipeline": self.pipeline, "interleave": self.interleave}
         return {
             "engine": self.engine,
             "parallel": {**parallel, "sequence": self.sequence, "layers": list(self.layers)},
             "zero": self.zero,
             "offload": self.offload,
-            "recompute": self.recompute,
+            "recompute": self.recompute.config(),
         }
 
     def kept(self) -> tuple[Any, ...]:
@@ -83,11 +98,7 @@ class Layout:
         parts += [f"layers {'+'.join(map(str, self.layers))}"] if self.layers else []
         parts += [f"zero {self.zero}"] if self.zero else []
         parts += ["offload"] * self.offload
-        if self.recompute["mode"] != "none":
-            parts += [
-                "recompute " + " ".join(str(value) for value in self.recompute.values() if value is not True)
-            ]
-            parts[-1] += " split" * bool(self.recompute.get("split"))
+        parts += [str(self.recompute)] if self.recompute != NONE else []
         return ", ".join(parts)
 
 
@@ -105,7 +116,7 @@ def layouts(engine: str, ranks: int, model: str) -> Iterator[Layout]:
         for sequence in (False, True):
             shape = {"tensor": tensor, "pipeline": pipeline, "interleave": interleave, "sequence": sequence}
             for zero, recompute in product(levels, kinds):
-                if recompute is NONE or zero == 0 or (zero == 3 and recompute is WHOLE):
+                if recompute == NONE or zero == 0 or (zero == 3 and recompute == WHOLE):
                     yield Layout(engine, **shape, zero=zero, recompute=recompute)
             if model == "newer" or sequence:
                 continue
@@ -127,7 +138,7 @@ def corpus(folder: Path) -> Path:
     return folder / "text_document"
 
 
-def config_of(model: str, prefix: Path, **changes: Any) -> dict[str, Any]:
+def config_of(model: str, prefix: Path, **changes: Any) -> dict[str, object]:
     data = {"prefix": str(prefix), "split": "1", **({"eod": 3} if model == "glm" else {})}
     base = {
         "model": MODELS[model],
@@ -153,12 +164,12 @@ class Measure:
     resume: bool
     alone: Trained = field(init=False)
     seen: dict[tuple[Any, ...], list[float]] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, object]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.alone = self.server.train(1, config_of(self.model, self.prefix))
 
-    def of(self, ranks: int, layout: Layout) -> dict[str, Any]:
+    def of(self, ranks: int, layout: Layout) -> dict[str, object]:
         """Return a row: the largest difference of its losses from one process's, and what is wrong, if anything."""
         row = {"model": self.model, "engine": self.engine, "ranks": ranks, "layout": layout.in_words(ranks)}
         config = config_of(self.model, self.prefix, **layout.config())
@@ -169,7 +180,7 @@ class Measure:
             wrong += ["another norm"] if not apart(done.norms, self.alone.norms) <= ALLOWED_NORM else []
             same = self.seen.setdefault((ranks, *layout.kept()), done.losses) == done.losses
             wrong += ["other bits than without recomputation"] if not same else []
-            if self.resume and layout.recompute is NONE:
+            if self.resume and layout.recompute == NONE:
                 wrong += self._resumed(ranks, config, done)
             row |= {"off": off, "wrong": ", ".join(wrong)}
         except Failed as error:
@@ -177,7 +188,7 @@ class Measure:
         self.rows.append(row)
         return row
 
-    def _resumed(self, ranks: int, config: dict[str, Any], whole: Trained) -> list[str]:
+    def _resumed(self, ranks: int, config: dict[str, object], whole: Trained) -> list[str]:
         half = self.server.go_on(ranks, config)
         same = half.losses == whole.losses[STEPS // 2 :] and half.norms == whole.norms[STEPS // 2 :]
         wrong = [] if same else ["other bits after a resume"]

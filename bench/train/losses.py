@@ -90,7 +90,7 @@ def train(folder: Path, corpus: Path, run: Run) -> list[float]:
     subject = Subject("run", run.kind, tuned=True)
     try:
         first = field.start(subject, nudge=run.nudge)
-        found = [first["loss"]] + [subject.step()["loss"] for _ in range(STEPS - 1)]
+        found = [first.loss or 0.0] + [subject.step().loss or 0.0 for _ in range(STEPS - 1)]
         if run.kind == "ours":
             subject.finish()
         return found

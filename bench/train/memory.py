@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from bench.train.ranks import run, write_config
 from trainer.env import Env
@@ -44,7 +43,7 @@ DROPPING = {
     "micro_batch": 4,
 }
 BF16 = {"precision": "bf16"}
-CASES: dict[str, tuple[int, dict[str, Any]]] = {
+CASES: dict[str, tuple[int, dict[str, object]]] = {
     "124M fp32": (1, GPT2),
     "124M bf16": (1, {**GPT2, **BF16}),
     "124M bf16 batch 4": (1, {**GPT2, **BF16, "micro_batch": 4}),
@@ -107,7 +106,7 @@ def be_rank(file: Path) -> None:
     os._exit(0)
 
 
-def measure(ranks: int, train: dict[str, Any], tuned: bool) -> int:
+def measure(ranks: int, train: dict[str, object], tuned: bool) -> int:
     """Return the bytes of the rank that used most."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.train.spec import ModelWork
+
 Wrap = Callable[[nn.Module], nn.Module]
 
 # The number of vocabulary rows is rounded up to a multiple of this, for faster matrix products.
@@ -181,9 +183,9 @@ NEEDS = {"huggingface": "transformers", "megatron": "megatron.core"}
 class Peer:
     """A model, its optimizer, and a training step as common scripts write it."""
 
-    def __init__(self, model: nn.Module, work: Mapping[str, Any], wrap: Wrap | None = None) -> None:
+    def __init__(self, model: nn.Module, work: ModelWork, wrap: Wrap | None = None) -> None:
         """Prepare the optimizer; `wrap` returns the module that a step calls instead of the model."""
-        self.device = work["device"]
+        self.device = work.device
         self.weights = list(model.parameters())
         # The weights of which the optimizer keeps fp32 copies.
         self.own = [p.dtype == torch.bfloat16 for p in self.weights]
@@ -195,8 +197,8 @@ class Peer:
             {"params": [p for p in self.kept if p.dim() >= 2], "weight_decay": 0.1},
             {"params": [p for p in self.kept if p.dim() < 2], "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=work["lr"], betas=(0.9, 0.95), eps=1e-8, fused=True)
-        self.cast = work["precision"] == "bf16" and not any(self.own)
+        self.optimizer = torch.optim.AdamW(groups, lr=work.lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+        self.cast = work.precision == "bf16" and not any(self.own)
         self.model = model
         self.run = wrap(model) if wrap else model
 
@@ -224,10 +226,10 @@ class Peer:
             torch._foreach_copy_([weight for weight, _ in pairs], [kept for _, kept in pairs])
 
 
-def build(subject: str, work: Mapping[str, Any]) -> Peer:
+def build(subject: str, work: ModelWork) -> Peer:
     """Return the peer with this name."""
-    torch.manual_seed(work["seed"])
-    model = MODELS[subject]({**work["model"], "precision": work["precision"]}).to(work["device"])
+    torch.manual_seed(work.seed)
+    model = MODELS[subject]({**work.model, "precision": work.precision}).to(work.device)
     return Peer(model, work, torch.compile if subject == "compile" else None)
 
 

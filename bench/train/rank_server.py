@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = ROOT / "tests" / "support" / "rank_server.py"
@@ -57,7 +57,7 @@ class Server:
             start_new_session=True,
         )
 
-    def train(self, ranks: int, config: dict[str, Any], again: bool = False) -> Trained:
+    def train(self, ranks: int, config: dict[str, object], again: bool = False) -> Trained:
         """Run a whole training; with `again`, from the newest checkpoint of the one before."""
         run_dir, file = self.run_dir, self.folder / "train.json"
         if again:
@@ -75,7 +75,7 @@ class Server:
         files = {name: entry["sha256"] for name, entry in kept.items()}
         return Trained([line["loss"] for line in steps], [line["grad_norm"] for line in steps], files)
 
-    def go_on(self, ranks: int, config: dict[str, Any]) -> Trained:
+    def go_on(self, ranks: int, config: dict[str, object]) -> Trained:
         """Repeat the second half of the training before, from the checkpoint in its middle."""
         folders = sorted((self.folder / "run" / "checkpoints").glob("step-*"))
         shutil.rmtree(folders[-1])
@@ -85,14 +85,14 @@ class Server:
     def run_dir(self) -> Path:
         return self.folder / "run"
 
-    def continue_from(self, checkpoint: Path, ranks: int, config: dict[str, Any]) -> Trained:
+    def continue_from(self, checkpoint: Path, ranks: int, config: dict[str, object]) -> Trained:
         """Run the rest of a training from a copy of a checkpoint's folder."""
         shutil.rmtree(self.run_dir, ignore_errors=True)
         step = json.loads((checkpoint / "manifest.json").read_text())["step"]
         shutil.copytree(checkpoint, self.run_dir / "checkpoints" / f"step-{step:08d}")
         return self.train(ranks, config, again=True)
 
-    def _ask(self, ranks: int, config: dict[str, Any], run_dir: Path, file: Path) -> dict[str, Any]:
+    def _ask(self, ranks: int, config: dict[str, object], run_dir: Path, file: Path) -> dict[str, object]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -113,7 +113,7 @@ class Server:
             "sharded": config.get("zero", 0) >= 2,
         }
 
-    def _codes(self, ask: dict[str, Any]) -> list[int]:
+    def _codes(self, ask: dict[str, object]) -> list[int]:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(ask) + "\n")
         self.process.stdin.flush()

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trainer.corpus.indexed import Writer
 from trainer.env import MALLOC_TUNING
@@ -73,7 +72,7 @@ def run(argv: Sequence[str], ranks: int, folder: Path, tuned: bool = True) -> li
     return [place.read_text() for place in places]
 
 
-def train(train_part: dict[str, Any], ranks: int, tuned: bool = True) -> list[dict[str, Any]]:
+def train(train_part: dict[str, object], ranks: int, tuned: bool = True) -> list[dict[str, object]]:
     """Train on made-up tokens and return the steps of metrics.jsonl."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -83,7 +82,7 @@ def train(train_part: dict[str, Any], ranks: int, tuned: bool = True) -> list[di
         return [line for line in lines if line["event"] == "step"]
 
 
-def write_config(folder: Path, train_part: dict[str, Any]) -> Path:
+def write_config(folder: Path, train_part: dict[str, object]) -> Path:
     """Write a train.json with a corpus of made-up tokens next to it."""
     from trainer.plan.resolve import plan_config
 

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from bench.train.spec import Spec, StepFigures
+
 # The size of the first matrix product, which makes libraries load what they load on first use.
 WARM = 256
 
@@ -65,10 +67,10 @@ class Gate:
 
         return int(torch.cuda.max_memory_allocated(self.device))
 
-    def step_done(self, loss: float | None = None, **more: Any) -> None:
+    def step_done(self, loss: float | None = None, square: float = 0.0, step: float = 0.0) -> None:
         """Report the step that started with the last `go`; return when the next one is to start."""
-        took = {"seconds": time.perf_counter() - self.began, "cpu": time.process_time() - self.cpu}
-        self.tell({**took, "loss": loss, "base": self.base, "peak": self.peak(), **more})
+        seconds, cpu = time.perf_counter() - self.began, time.process_time() - self.cpu
+        self.report(StepFigures(seconds, cpu, self.base, self.peak(), loss, square, step))
         for line in sys.stdin:
             word = line.strip()
             if word == "go":
@@ -80,23 +82,23 @@ class Gate:
                 break
         self.end()
 
-    def tell(self, answer: dict[str, Any]) -> None:
-        self.out.write(json.dumps(answer) + "\n")
+    def report(self, figures: StepFigures) -> None:
+        self.out.write(figures.text())
         self.out.flush()
 
     def end(self) -> NoReturn:
         os._exit(0)
 
 
-def ours(spec: dict[str, Any], gate: Gate) -> None:
+def ours(spec: Spec, gate: Gate) -> None:
     """Run the trainer in the same way as `python -m trainer train`."""
     from trainer.device import keep_freed_memory, prepare_import
     from trainer.env import METRICS_FILE, Env
     from trainer.plan.resolve import read_config
 
     environment = Env.read()
-    config = read_config(spec["train"], environment.world_size)
-    run_dir = Path(spec["run_dir"])
+    config = read_config(spec.train, environment.world_size)
+    run_dir = Path(spec.run_dir)
     keep_freed_memory()
     prepare_import()
     from trainer.train.assemble import run_training
@@ -120,51 +122,51 @@ def last_loss(metrics: Path) -> float | None:
     return None
 
 
-def peer(spec: dict[str, Any], gate: Gate) -> None:
+def peer(spec: Spec, gate: Gate) -> None:
     """Run a peer's model with the step of a typical script."""
     import torch
 
     from bench.train import peers
 
-    torch.set_num_threads(spec["threads"])
-    why = peers.missing(spec["subject"])
+    torch.set_num_threads(spec.threads)
+    why = peers.missing(spec.subject)
     if why:
-        gate.tell({"missing": why})
+        gate.report(StepFigures(missing=why))
         gate.end()
     # The compiler's memory counts as that of the libraries.
-    if spec["subject"] == "compile":
+    if spec.subject == "compile":
         torch.compile(torch.nn.Linear(8, 8))(torch.ones(2, 8)).sum().backward()
     gate.loaded()
-    built = peers.build(spec["subject"], spec["work"])
-    if "nudge" in spec:
+    built = peers.build(spec.subject, spec.work)
+    if spec.nudge is not None:
         take_weights(built.model, spec)
     take_steps(built, spec, gate)
 
 
-def take_weights(model: Any, spec: dict[str, Any]) -> None:
+def take_weights(model: Any, spec: Spec) -> None:
     """Load the trainer's first weights, perturbed by about a millionth if requested."""
     import torch
 
-    torch.manual_seed(spec["nudge"])
+    torch.manual_seed(spec.nudge)
     with torch.no_grad():
         for name, weight in own_model(spec).model.state_dict().items():
-            nudged = weight * (1 + 1e-6 * torch.randn_like(weight)) if spec["nudge"] else weight
+            nudged = weight * (1 + 1e-6 * torch.randn_like(weight)) if spec.nudge else weight
             model.get_parameter(name).copy_(nudged)
 
 
-def loop(spec: dict[str, Any], gate: Gate) -> None:
+def loop(spec: Spec, gate: Gate) -> None:
     """Run a bare loop of torch's DistributedDataParallel around the trainer's own model or a peer's."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
     from bench.train.peers import MODELS, Peer
 
-    torch.set_num_threads(spec["threads"])
+    torch.set_num_threads(spec.threads)
     gate.loaded()
     torch.distributed.init_process_group("gloo")
-    work = spec["work"]
-    torch.manual_seed(work["seed"])
-    model = own_model(spec) if spec["subject"] == "loop" else MODELS["eager"](work["model"])
+    work = spec.work
+    torch.manual_seed(work.seed)
+    model = own_model(spec) if spec.subject == "loop" else MODELS["eager"](work.model)
     take_steps(
         Peer(model, work, lambda wrapped: DistributedDataParallel(wrapped, gradient_as_bucket_view=True)),
         spec,
@@ -172,7 +174,7 @@ def loop(spec: dict[str, Any], gate: Gate) -> None:
     )
 
 
-def own_model(spec: dict[str, Any]) -> Any:
+def own_model(spec: Spec) -> Any:
     """Return the trainer's GPT with its fused ops, as a module that takes a batch."""
     import torch
 
@@ -180,7 +182,7 @@ def own_model(spec: dict[str, Any]) -> Any:
     from trainer.model.gpt import GPT
     from trainer.plan.resolve import read_config
 
-    config = read_config(spec["train"], int(os.environ["WORLD_SIZE"]))
+    config = read_config(spec.train, int(os.environ["WORLD_SIZE"]))
 
     class Own(torch.nn.Module):
         def __init__(self) -> None:
@@ -193,12 +195,12 @@ def own_model(spec: dict[str, Any]) -> Any:
     return Own()
 
 
-def take_steps(subject: Any, spec: dict[str, Any], gate: Gate) -> None:
+def take_steps(subject: Any, spec: Spec, gate: Gate) -> None:
     """Take steps over this rank's part of the batches until the parent stops."""
     import numpy as np
     import torch
 
-    batches = np.load(spec["batches"], mmap_mode="r")
+    batches = np.load(spec.batches, mmap_mode="r")
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     part = batches.shape[1] // world
     step = 0
@@ -209,18 +211,18 @@ def take_steps(subject: Any, spec: dict[str, Any], gate: Gate) -> None:
         step += 1
 
 
-def products(spec: dict[str, Any], gate: Gate) -> None:
+def products(spec: Spec, gate: Gate) -> None:
     """Measure the machine's rate in matrix products: large squares, and those in a step of the model."""
     import torch
     import torch.nn.functional as F
 
-    torch.set_num_threads(spec["threads"])
-    model, device = spec["work"]["model"], spec["work"]["device"]
-    kind = torch.bfloat16 if spec["work"]["precision"] == "bf16" else torch.float32
-    tokens, hidden = spec["tokens"], model["hidden"]
+    torch.set_num_threads(spec.threads)
+    model, device = spec.work.model, spec.work.device
+    kind = torch.bfloat16 if spec.work.precision == "bf16" else torch.float32
+    tokens, hidden = spec.tokens, model["hidden"]
     layer = [(hidden, 3 * hidden), (hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden)]
 
-    clock = time.process_time if spec["threads"] == 1 and device == "cpu" else time.perf_counter
+    clock = time.process_time if spec.threads == 1 and device == "cpu" else time.perf_counter
 
     def wait() -> None:
         if device != "cpu":
@@ -239,7 +241,7 @@ def products(spec: dict[str, Any], gate: Gate) -> None:
         wait()
         return (clock() - began) / repeat
 
-    size = spec["square"]
+    size = spec.square
     left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
     F.linear(left, right)
     while True:
@@ -257,10 +259,10 @@ def products(spec: dict[str, Any], gate: Gate) -> None:
 
 
 def main() -> None:
-    spec = json.loads(Path(sys.argv[1]).read_text())
-    gate = Gate(spec["work"]["device"])
+    spec = Spec.read(Path(sys.argv[1]))
+    gate = Gate(spec.work.device)
     roles = {"ours": ours, "loop": loop, "loop-eager": loop, "products": products}
-    roles.get(spec["subject"], peer)(spec, gate)
+    roles.get(spec.subject, peer)(spec, gate)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ class Commands(MutableMapping[str, Any]):
             for key in TABLE
             if key.startswith(self._prefix) and " " not in key.removeprefix(self._prefix)
         ]
-        self._built: dict[str, Any] = {}
+        self._built: dict[str, object] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
@@ -273,7 +273,7 @@ def program(
         context.default_map = _for_all("", str(cluster))
 
 
-def _for_all(key: str, cluster: str) -> dict[str, Any]:
+def _for_all(key: str, cluster: str) -> dict[str, object]:
     """Return click's default_map that passes --cluster to every command below `key`."""
     below = {name: _for_all(f"{key} {name}".strip(), cluster) for name in Commands(key)}
     return {"cluster": cluster, **below}

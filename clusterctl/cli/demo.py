@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.runs.overview import TrainProgress
     from clusterctl.sandbox.cluster import Sandbox
+    from clusterctl.sandbox.demo import BuiltData
 
 PROMPT = "A class definition is"
 
@@ -48,9 +49,9 @@ def demo(
         sandbox = _sandbox(directory, mode, keep=keep, cleaning=cleaning)
         cluster = _cluster(sandbox)
         _rank_table(cluster)
-        summary = _data(directory)
+        built = _data(directory)
         run, progress = _train(cluster, stages.write_job(directory / "job.yaml", steps))
-        _result(run, progress, summary)
+        _result(run, progress, built.unigram_entropy_nats)
     _next(directory, run, keep=keep, seconds=time.monotonic() - began)
 
 
@@ -105,21 +106,19 @@ def _rank_table(cluster: Cluster) -> None:
     )
 
 
-def _data(directory: Path) -> dict[str, Any]:
+def _data(directory: Path) -> BuiltData:
     from clusterctl import text as clusterctl_text
     from clusterctl.sandbox import demo as stages
 
     _heading(3, "Build training data: Python's language reference as .bin/.idx files")
-    corpus = stages.write_corpus(directory / "corpus.jsonl")
-    data = directory / "data"
-    tokenizer = stages.train_tokenizer(Path(corpus["path"]), data / "tokenizer.json")
-    built = stages.build_data(Path(corpus["path"]), data / "tokenizer.json", data / "pydoc_text_document")
-    raw = f"{corpus['documents']} documents, {clusterctl_text.count(corpus['characters'])} characters"
-    facts = (
-        f"{raw} -> {clusterctl_text.count(built['tokens'])} tokens (BPE vocabulary of {tokenizer['vocab']})"
-    )
+    path, data = directory / "corpus.jsonl", directory / "data"
+    corpus = stages.write_corpus(path)
+    vocab = stages.train_tokenizer(path, data / "tokenizer.json")
+    built = stages.build_data(path, data / "tokenizer.json", data / "pydoc_text_document")
+    raw = f"{corpus.documents} documents, {clusterctl_text.count(corpus.characters)} characters"
+    facts = f"{raw} -> {clusterctl_text.count(built.tokens)} tokens (BPE vocabulary of {vocab})"
     entropy = (
-        f"unigram entropy {built['unigram_entropy_nats']:.3f} nats: the loss of guessing by frequency alone"
+        f"unigram entropy {built.unigram_entropy_nats:.3f} nats: the loss of guessing by frequency alone"
     )
     screen.show(screen.safe(facts), screen.safe(entropy))
     return built
@@ -141,7 +140,7 @@ def _train(cluster: Cluster, job_file: Path) -> tuple[RunDir, TrainProgress]:
     return run, read_progress(run.metric_lines())
 
 
-def _result(run: RunDir, progress: TrainProgress, summary: dict[str, Any]) -> None:
+def _result(run: RunDir, progress: TrainProgress, entropy: float) -> None:
     from clusterctl.cli import views
     from clusterctl.cli.trainer import checkpoint_of
     from clusterctl.sandbox import demo as stages
@@ -149,11 +148,9 @@ def _result(run: RunDir, progress: TrainProgress, summary: dict[str, Any]) -> No
     _heading(6, "Show the result")
     width = min(screen.out_console().width, 80)
     screen.show(views.loss_curve(progress.losses, progress.evals, width=width - 1))
-    entropy = summary["unigram_entropy_nats"]
     screen.show(views.demo_facts(progress, entropy))
     checkpoint = checkpoint_of(str(run.root))
-    made = stages.generate(checkpoint, PROMPT)
-    screen.show(views.generated(PROMPT, made["text"]))
+    screen.show(views.generated(PROMPT, stages.generate(checkpoint, PROMPT)))
     if len(progress.evals) < 2 or progress.evals[-1][1] >= entropy:
         screen.log(
             "the validation loss is not below the unigram entropy: train for more steps",

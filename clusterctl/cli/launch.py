@@ -91,7 +91,7 @@ def plan(
 
 def show_plan(
     cluster: Cluster, job: Job, *, as_json: bool = False, argv: bool = False, rehearse: bool = False
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Print the plan and return the trainer's summary (empty for a command)."""
     from clusterctl.cli import plan_view, views
     from clusterctl.jobs import job as jobs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -371,7 +371,7 @@ def _number(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _report_json(file: Path, report: Report) -> dict[str, Any]:
+def _report_json(file: Path, report: Report) -> dict[str, object]:
     from dataclasses import asdict
 
     findings = [{**asdict(finding), "hccl_code": finding.hccl_code} for finding in report.findings]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -146,7 +146,7 @@ def _show_verified(outcomes: Sequence[Outcome[NodeReport]], drifts: Sequence[Dri
 
 def _verified_json(
     file: Path, table: LiveTable, outcomes: Sequence[Outcome[NodeReport]], drifts: Sequence[Drift]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     from dataclasses import asdict
 
     from clusterctl.ranktable.verify import not_compared

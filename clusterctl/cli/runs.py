@@ -92,7 +92,7 @@ def prune(
     screen.log(f"{verb} {total}; kept {len(results) - len(deleted)}")
 
 
-def _row(run: RunDir) -> dict[str, Any]:
+def _row(run: RunDir) -> dict[str, object]:
     """Return one row of the list of runs; a damaged run is marked and does not hide the others."""
     from clusterctl.runs.cause import read_cause
 
@@ -159,7 +159,7 @@ def _observe(run: RunDir, connections: Connections) -> tuple[RunState, Overview]
     return state, overview.summarise(run, state, time.time())
 
 
-def _status_json(run: RunDir, state: RunState, overview: Overview) -> dict[str, Any]:
+def _status_json(run: RunDir, state: RunState, overview: Overview) -> dict[str, object]:
     """Return the answers of the nodes, and under `overview` what is derived from them."""
     return {"run": run.run_id, "folder": str(run.root), **state.as_json(), "overview": overview.as_json()}
 

@@ -145,7 +145,7 @@ def _table(states: list[NodeStatus]) -> Any:
     return views.table(["NODE", "STATE", "SSH", "ADDRESS", "DEVICES"], rows)
 
 
-def _as_json(found: Sandbox, states: list[NodeStatus]) -> dict[str, Any]:
+def _as_json(found: Sandbox, states: list[NodeStatus]) -> dict[str, object]:
     return {
         "directory": str(found.directory),
         "mode": found.mode,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Cluster, Node
@@ -42,7 +41,7 @@ class NodePlan:
     node: Node
     run_dir: str
     processes: tuple[ProcessSpec, ...]
-    train: dict[str, Any] | None = field(default=None, hash=False)
+    train: dict[str, object] | None = field(default=None, hash=False)
     """The configuration of the trainer, with the paths of this node."""
 
 
@@ -66,7 +65,7 @@ class Plan:
     def world_size(self) -> int:
         return sum(len(node.processes) for node in self.nodes)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return the plan as `clusterctl plan --json` shows it and the run folder stores it."""
         return {
             "run": self.facts.run_id,

@@ -84,7 +84,7 @@ class RunRecord:
         return dict(zip(self.ranks.get(node, ()), self.devices.get(node, ()), strict=False)).get(rank)
 
 
-def to_json(record: RunRecord) -> dict[str, Any]:
+def to_json(record: RunRecord) -> dict[str, object]:
     """Return what run.json holds."""
     # Node sets name nodes of the whole inventory, of which a run has a part.
     bare = replace(record, cluster=replace(record.cluster, groups={}))
@@ -111,7 +111,7 @@ def from_json(value: Any) -> RunRecord:
     return record
 
 
-def _with_readable_job(value: Mapping[str, Any]) -> dict[str, Any]:
+def _with_readable_job(value: Mapping[str, Any]) -> dict[str, object]:
     """Replace a job that a newer version wrote in a way that this one cannot read; stopping a run needs none."""
     try:
         decode(Job, value.get("job"), "job")

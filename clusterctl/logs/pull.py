@@ -13,12 +13,13 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl import contract
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.store import LogKeeper, index_of, kept_files
+from clusterctl.typed_json import decode
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -35,6 +36,17 @@ PLOG = re.compile(r"(?:plog|device)-(\d+)_\d+[\w.-]*\.log[\w.-]*")
 RANK_LOG = re.compile(r"rank-(\d{1,9})\.(out|err)")
 
 
+@dataclass(frozen=True)
+class DirectoryEntry:
+    """A name in a folder on a node."""
+
+    name: str
+    kind: str
+    """f, d, or another letter."""
+    size: int
+    mtime: float
+
+
 @dataclass
 class Pulled:
     """The files that were collected, and notes about those that could not be."""
@@ -47,7 +59,7 @@ class Pulled:
     def next_command(self) -> str:
         return f"ascend-fd parse -i {self.target}/attempt-N/NODE -o OUT"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {"folder": str(self.target), "files": self.files, "notes": self.notes}
 
 
@@ -141,12 +153,12 @@ class _NodePull:
         """Copy the rest of what ranks wrote, from the byte on where the copy here ends."""
         remote = NodeFiles(self.run_dir, attempt)
         for entry in self._list(f"{remote.attempt_dir}/logs"):
-            match = RANK_LOG.fullmatch(entry["name"])
+            match = RANK_LOG.fullmatch(entry.name)
             if not match:
                 continue
             home = self.run.log(self.node.name, int(match[1]), match[2], attempt)
             offset = LogKeeper.cursor(home)
-            if entry["size"] > offset:
+            if entry.size > offset:
                 for data in self._get(remote.log(int(match[1]), match[2]), offset):
                     LogKeeper.keep(home, offset, data)
                     offset += len(data)
@@ -157,7 +169,7 @@ class _NodePull:
         """Save the output of npu-smi from the start of the attempt, for devices that failed since."""
         remote = NodeFiles(self.run_dir, attempt)
         folder, _, name = remote.npu_info.rpartition("/")
-        if any(entry["name"] == name and entry["size"] for entry in self._list(folder)):
+        if any(entry.name == name and entry.size for entry in self._list(folder)):
             self._save(attempt, f"environment_check/{name}", self._get(remote.npu_info))
 
     def _plogs(self, attempt: int) -> None:
@@ -166,16 +178,16 @@ class _NodePull:
         ours = root.startswith(f"{self.run_dir}/")
         for kind in ("debug", "run", "security"):
             for folder in self._list(f"{root}/{kind}"):
-                if folder["kind"] != "d" or not re.fullmatch(r"plog|device-[\w-]+", folder["name"]):
+                if folder.kind != "d" or not re.fullmatch(r"plog|device-[\w-]+", folder.name):
                     continue
-                place = f"{root}/{kind}/{folder['name']}"
+                place = f"{root}/{kind}/{folder.name}"
                 for entry in self._list(place):
-                    match = PLOG.fullmatch(entry["name"])
+                    match = PLOG.fullmatch(entry.name)
                     # Pids are used again: a file that was last written before the process began is another one's.
                     since = started.get(int(match[1]), float("inf")) if match and not ours else 0.0
-                    if match and entry["mtime"] >= since - 1.0:
-                        name = f"process_log/{kind}/{folder['name']}/{entry['name']}"
-                        self._save(attempt, name, self._get(f"{place}/{entry['name']}"))
+                    if match and entry.mtime >= since - 1.0:
+                        name = f"process_log/{kind}/{folder.name}/{entry.name}"
+                        self._save(attempt, name, self._get(f"{place}/{entry.name}"))
 
     def _pids(self, attempt: int) -> dict[int, float]:
         """Return the attempt's processes on this node, with the time each began."""
@@ -210,7 +222,7 @@ class _NodePull:
 
     def _system_log(self, attempt: int) -> None:
         """Save the end of the system's log."""
-        sizes = {entry["name"]: entry["size"] for entry in self._list("/var/log") if entry["kind"] == "f"}
+        sizes = {entry.name: entry.size for entry in self._list("/var/log") if entry.kind == "f"}
         for name in SYSTEM_LOGS:
             if name in sizes:
                 start = max(0, sizes[name] - MOST_MESSAGES)
@@ -221,12 +233,13 @@ class _NodePull:
                     continue
                 return
 
-    def _list(self, path: str) -> list[dict[str, Any]]:
+    def _list(self, path: str) -> list[DirectoryEntry]:
         try:
-            return list(self.link.call("list", {"path": path})["entries"])
+            entries = self.link.call("list", {"path": path})["entries"]
         except ClusterctlError:
-            # Not for this login's eyes.
+            # This login may not read it.
             return []
+        return [decode(DirectoryEntry, entry) for entry in entries]
 
     def _get(self, path: str, offset: int = 0) -> Iterator[bytes]:
         for frame in self.link.request("get", {"path": path, "offset": offset}):

@@ -88,10 +88,10 @@ class RankTable:
         places = [(server, device) for server in self.servers for device in server.devices]
         return sorted(places, key=lambda place: place[1].rank_id)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, object]]:
         """Return one row for each rank, rank 0 first; with super pods if the table has some."""
         pods = {name: pod.super_pod_id for pod in self.super_pods for name in pod.server_ids}
-        rows: list[dict[str, Any]] = []
+        rows: list[dict[str, object]] = []
         for server, device in self.by_rank():
             row = {"rank": device.rank_id, "server": server.server_id}
             row |= {"device": device.device_id, "address": ",".join(device.addresses)}
@@ -119,20 +119,20 @@ class RankTable:
             rows.append(row | ({"super_pod": pods.get(server.server_id, "")} if pods else {}))
         return rows
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return the table as the JSON value that HCCL reads."""
         if self.version == "2.0":
             ranks = [_rank_json(device) for _, device in self.by_rank()]
             count = {"version": self.version, "rank_count": len(ranks), "status": self.status}
             return {**count, "rank_list": ranks, **self.extras}
-        value: dict[str, Any] = {
+        value: dict[str, object] = {
             "version": self.version,
             "server_count": str(len(self.servers)),
             "server_list": [_server_json(server) for server in self.servers],
         }
         return {**value, **self._pods_json(), "status": self.status, **self.extras}
 
-    def _pods_json(self) -> dict[str, Any]:
+    def _pods_json(self) -> dict[str, object]:
         pods = [_pod_json(pod) for pod in self.super_pods]
         return {"super_pod_list": pods} if pods else {}
 
@@ -146,18 +146,18 @@ class RankTable:
         return f'{head}    "server_list": [\n{servers}\n    ]{_tail(rest, 0)}}}\n'
 
 
-def _rank_json(device: Device) -> dict[str, Any]:
-    value: dict[str, Any] = {"rank_id": device.rank_id, "local_id": device.local_id}
+def _rank_json(device: Device) -> dict[str, object]:
+    value: dict[str, object] = {"rank_id": device.rank_id, "local_id": device.local_id}
     return {**value, "device_id": device.device_id, "level_list": list(device.levels), **device.extras}
 
 
-def _pod_json(pod: SuperPod) -> dict[str, Any]:
+def _pod_json(pod: SuperPod) -> dict[str, object]:
     servers = [{"server_id": name, **pod.server_extras.get(name, {})} for name in pod.server_ids]
     return {"super_pod_id": pod.super_pod_id, "server_list": servers, **pod.extras}
 
 
-def _server_json(server: Server) -> dict[str, Any]:
-    value: dict[str, Any] = {
+def _server_json(server: Server) -> dict[str, object]:
+    value: dict[str, object] = {
         "server_id": server.server_id,
         "device": [_device_json(device) for device in server.devices],
     }
@@ -166,8 +166,8 @@ def _server_json(server: Server) -> dict[str, Any]:
     return {**value, **server.extras}
 
 
-def _device_json(device: Device) -> dict[str, Any]:
-    value: dict[str, Any] = {"device_id": str(device.device_id)}
+def _device_json(device: Device) -> dict[str, object]:
+    value: dict[str, object] = {"device_id": str(device.device_id)}
     if device.device_ip:
         value["device_ip"] = device.device_ip
     if device.super_device_id is not None:

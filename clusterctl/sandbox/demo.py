@@ -6,12 +6,13 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.files import replace_file
 from clusterctl.jobs.job import ask_trainer
+from clusterctl.typed_json import decode
 
 VOCABULARY = 1024
 # Characters. The 79 topics are too few documents for a validation part; 300 pieces are enough.
@@ -67,14 +68,31 @@ def documents() -> Iterator[str]:
             yield piece
 
 
-def write_corpus(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Corpus:
+    """The texts of the demo."""
+
+    documents: int
+    characters: int
+
+
+@dataclass(frozen=True)
+class BuiltData:
+    """What the trainer reports about the data that it built."""
+
+    tokens: int
+    unigram_entropy_nats: float
+
+
+def write_corpus(path: Path) -> Corpus:
     """Write the corpus as JSON lines, shuffled by hash so that the validation part resembles the rest."""
     texts = sorted(documents(), key=lambda text: hashlib.sha256(text.encode()).digest())
     replace_file(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return {"documents": len(texts), "characters": sum(map(len, texts)), "path": str(path)}
+    return Corpus(len(texts), sum(map(len, texts)))
 
 
-def train_tokenizer(corpus: Path, output: Path, size: int = VOCABULARY) -> dict[str, Any]:
+def train_tokenizer(corpus: Path, output: Path, size: int = VOCABULARY) -> int:
+    """Train a tokenizer on the corpus; return the size of its vocabulary."""
     words = [
         "tokenizer-train",
         "--input",
@@ -85,11 +103,11 @@ def train_tokenizer(corpus: Path, output: Path, size: int = VOCABULARY) -> dict[
         str(output),
         "--json",
     ]
-    return ask_trainer(words)
+    return int(ask_trainer(words)["vocab"])
 
 
-def build_data(corpus: Path, tokenizer: Path, prefix: Path) -> dict[str, Any]:
-    """Build .bin and .idx files; return the summary with the number of tokens and their unigram entropy."""
+def build_data(corpus: Path, tokenizer: Path, prefix: Path) -> BuiltData:
+    """Build .bin and .idx files."""
     words = [
         "data-build",
         "--input",
@@ -102,7 +120,7 @@ def build_data(corpus: Path, tokenizer: Path, prefix: Path) -> dict[str, Any]:
         "--replace",
         "--json",
     ]
-    return ask_trainer(words)
+    return decode(BuiltData, ask_trainer(words))
 
 
 def write_job(path: Path, steps: int) -> Path:
@@ -112,7 +130,8 @@ def write_job(path: Path, steps: int) -> Path:
     return path
 
 
-def generate(checkpoint: Path, prompt: str, tokens: int = 60) -> dict[str, Any]:
-    """Generate text from a local checkpoint; return it with its settings."""
+def generate(checkpoint: Path, prompt: str, tokens: int = 60) -> str:
+    """Return text that a local checkpoint generates."""
     words = ["generate", "--checkpoint", str(checkpoint), "--prompt", prompt, "--max-tokens", str(tokens)]
-    return ask_trainer([*words, "--temperature", "0.6", "--top-k", "20", "--seed", "1", "--json"])
+    answer = ask_trainer([*words, "--temperature", "0.6", "--top-k", "20", "--seed", "1", "--json"])
+    return str(answer["text"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from bench.train.__main__ import (
     verdicts,
 )
 from bench.train.field import (
-    PIPES,
     Field,
     Gone,
     Subject,
@@ -29,8 +29,10 @@ from bench.train.losses import (
     STEPS,
     losses_table,
 )
+from bench.train.spec import StepFigures
 from trainer.config.model_sizes import sized
 
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 TINY = {"layers": 2, "hidden": 32, "heads": 2, "sequence": 16, "vocab": 128}
 
 
@@ -41,7 +43,7 @@ def test_a_peer_trains_as_the_trainer_does(tmp_path: Path) -> None:
         subject = Subject(kind, kind, tuned=True)
         try:
             first = field.start(subject, nudge=0)
-            losses[kind] = [first["loss"], subject.step()["loss"], subject.step()["loss"]]
+            losses[kind] = [first.loss, subject.step().loss, subject.step().loss]
         finally:
             subject.end()
     assert losses["ours"] == pytest.approx(losses["eager"], rel=1e-5)
@@ -65,7 +67,7 @@ def test_one_that_ends_between_steps_is_missing_and_the_others_go_on() -> None:
     stays = f"import sys\nfor _ in sys.stdin: {ends[:-1]}, flush=True)"
     subjects = [Subject(name, "eager", tuned=False) for name in ("short", "long")]
     for subject, program in zip(subjects, (ends, stays), strict=True):
-        subject.processes.append(subprocess.Popen([sys.executable, "-c", program], **PIPES))
+        subject.processes.append(subprocess.Popen([sys.executable, "-c", program], text=True, **PIPES))
     try:
         take_turns(subjects, 0.0, 3)
         assert subjects[0].gone == "ended with 0" and len(subjects[0].steps) == 1
@@ -82,18 +84,16 @@ def test_the_count_of_flops_is_palms() -> None:
 
 def test_a_row_tells_rates_shares_and_what_is_missing(tmp_path: Path) -> None:
     field = Field(tmp_path, Work(TINY, 4, "fp32"))
-    took = {"cpu": 1.0, "base": 10, "peak": 30, "loss": None}
+    took = StepFigures(1.0, cpu=1.0, base=10, peak=30)
     subjects = [
         Subject("clusterctl", "ours", True),
         Subject("eager", "eager", False),
         Subject("mp", "megatron", False),
     ]
-    subjects[0].steps = [{**took, "seconds": each} for each in (0.5, 0.4, 0.9)]
-    subjects[1].steps = [{**took, "seconds": 1.0}]
+    subjects[0].steps = [replace(took, seconds=each) for each in (0.5, 0.4, 0.9)]
+    subjects[1].steps = [took]
     subjects[2].gone = "no module"
-    rates = Subject(
-        "products", "products", True, steps=[{**took, "seconds": 1.0, "square": 4e9, "step": 2e9}]
-    )
+    rates = Subject("products", "products", True, steps=[replace(took, square=4e9, step=2e9)])
     found = answer("tiny", field, [*subjects, rates], "seconds")
     ours, eager, missing = found["subjects"]
     assert ours["tokens_per_second"] == 64 / 0.5 and ours["memory"] == 20 and ours["spread"] == [0.4, 0.9]

@@ -90,7 +90,7 @@ def save_parts(order: SaveOrder, parts: Sequence[Part], folder: Folder, board: B
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _confirmed(board: Board, key: str, folder: Folder) -> dict[str, Any]:
+def _confirmed(board: Board, key: str, folder: Folder) -> dict[str, object]:
     """Return the size of all files once every node has published them, or the first failure."""
     keys = [f"{key}/published/{leader}" for leader in folder.all_leaders]
     published = board.take(keys)
@@ -98,10 +98,10 @@ def _confirmed(board: Board, key: str, folder: Folder) -> dict[str, Any]:
     return next((dict(entry) for entry in published if "error" in entry), dict(published[0]))
 
 
-def _attempt(work: Any) -> dict[str, Any]:
+def _attempt(work: Any) -> dict[str, object]:
     """Return what `work` returns, or what the other ranks must learn of its failure."""
     try:
-        result: dict[str, Any] = work()
+        result: dict[str, object] = work()
     except CheckpointError as error:
         # What was just written is not what the disk returns.
         return {"error": f"not saved: {error.message}", "hint": DISK_FAULT}
@@ -112,7 +112,7 @@ def _attempt(work: Any) -> dict[str, Any]:
 
 def _write(
     order: SaveOrder, parts: Sequence[Part], aside: Path, target: Path, rank: int, nice: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write this rank's file; return its entry of the manifest, or nothing where the rank owns no part."""
     need = sum(part.tensor.numel() * part.tensor.element_size() for part in parts)
     with disk_failures(target, need):
@@ -128,12 +128,12 @@ def _write(
         return {name: written.as_json()}
 
 
-def _manifest(order: SaveOrder, board: Board, key: str, began: float) -> dict[str, Any]:
+def _manifest(order: SaveOrder, board: Board, key: str, began: float) -> dict[str, object]:
     """Return the manifest of all ranks' files, or the first failure."""
     keys = [f"{key}/part/{rank}" for rank in range(board.world)]
     entries = board.take(keys)
     board.remove([*keys, *board.stale])
-    files: dict[str, Any] = {}
+    files: dict[str, object] = {}
     for entry in entries:
         if "error" in entry:
             return dict(entry)
@@ -176,13 +176,13 @@ def drop_cached(file: Path) -> None:
         os.close(handle)
 
 
-def _describe(file: Path | None) -> dict[str, Any]:
+def _describe(file: Path | None) -> dict[str, object]:
     assert file is not None
     with disk_failures(file):
         return {"bytes": file.stat().st_size, "sha256": sha256(file)}
 
 
-def _publish(manifest: Mapping[str, Any], order: SaveOrder, aside: Path, target: Path) -> dict[str, Any]:
+def _publish(manifest: Mapping[str, Any], order: SaveOrder, aside: Path, target: Path) -> dict[str, object]:
     """Complete this node's folder and rename it; return the failure where another rank had one."""
     if "error" in manifest:
         return dict(manifest)

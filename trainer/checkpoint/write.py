@@ -44,7 +44,7 @@ class WrittenFile:
     """Of the header, which holds the hashes of the data."""
     held: Held
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {"bytes": self.bytes, "sha256": self.sha256, "holds": self.held}
 
 
@@ -68,9 +68,9 @@ def write_parts(file: Path, parts: Sequence[Part], table: Mapping[str, Shape], n
     return WrittenFile(len(header) + size, hashlib.sha256(header).hexdigest(), held)
 
 
-def _entries(parts: Sequence[Part]) -> tuple[dict[str, Any], int]:
+def _entries(parts: Sequence[Part]) -> tuple[dict[str, object], int]:
     """Return what a header says of each tensor, and the bytes of all data."""
-    entries: dict[str, Any] = {}
+    entries: dict[str, object] = {}
     end = 0
     for part in parts:
         name, width = TYPES[part.tensor.dtype]

@@ -215,10 +215,10 @@ def import_deepspeed(device: Device) -> Any:
     return deepspeed
 
 
-def settings(config: TrainConfig, accumulation: int, numbers: int, device: Device) -> dict[str, Any]:
+def settings(config: TrainConfig, accumulation: int, numbers: int, device: Device) -> dict[str, object]:
     """Return DeepSpeed's config; `numbers` is the number of parameters in this rank's part of the model."""
     bucket = max(1, min(BUCKET, numbers))
-    zero: dict[str, Any] = {
+    zero: dict[str, object] = {
         "stage": config.zero,
         "reduce_bucket_size": bucket,
         "stage3_prefetch_bucket_size": bucket,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.config.layout import Layout
 from trainer.config.parts import RecomputeConfig
@@ -48,7 +48,7 @@ class Candidate:
         cuts = self.layout.tensor * self.layout.pipeline
         return (config.offload, recompute, cuts, config.zero, parallel.interleave, parallel.sequence)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             **self.layout.as_json(),
             "interleave": self.config.parallel.interleave,
@@ -71,7 +71,7 @@ class Choice:
     tried: int
     refused: int
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "tried": self.tried,
             "illegal": self.refused,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from trainer.config.layout import Layout
 from trainer.config.train_config import TrainConfig
@@ -36,7 +35,7 @@ class CheckpointCost:
     stall_seconds: float
     """Of these, without training."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {**asdict(self), "disk_gbytes": DISK_GBYTES}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from native.compiled.library import attention_level
 from trainer.config.chips import NAMED, Chip, default_chip
@@ -44,7 +44,7 @@ class Hardware:
         """Bytes that a training can use; 0 where the memory is not known."""
         return self.memory * 1e9 * ROOM
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return dict(self.__dict__)
 
 

@@ -85,11 +85,11 @@ class Data:
         }
         return int(self.cache.arrays(about, search)["largest"][0])
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What a checkpoint records about the data: the content of the training corpora and what their
         order depends on."""
         sources = self.config.sources("train")
-        order: dict[str, Any] = {
+        order: dict[str, object] = {
             "weights": [source.weight for source in sources],
             "split": None if self.config.parted else self.config.split,
             "seed": self.config.seed,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from trainer.config.chips import reported_chip
 from trainer.config.layout import Layout
@@ -64,7 +63,7 @@ class Rates:
         """Return the TFLOP/s of a device by each convention."""
         return {name: each * tokens_per_second / self.devices / 1e12 for name, each in self.flops.items()}
 
-    def of_step(self, step: StepDone) -> dict[str, Any]:
+    def of_step(self, step: StepDone) -> dict[str, object]:
         """Return the rates of a step for its metrics, in addition to tokens per second."""
         tflops = self.tflops(step.tokens_per_second)
         return {
@@ -81,7 +80,7 @@ class Rates:
             f"{name} {tflops[name]:.3g}{shares[name]}" for name in SHOWN
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return the values for the `start` event of the metrics."""
         return {
             "flops_per_token": dict(self.flops),

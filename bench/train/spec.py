@@ -1,0 +1,69 @@
+"""What a subject of bench/train is told, and what it answers; standard library alone, for the peers' interpreters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """The model that every subject trains, and how."""
+
+    model: Mapping[str, int]
+    """Layers, hidden and the like, by the trainer's names."""
+    precision: str
+    device: str
+    seed: int
+    lr: float
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The work of one subject."""
+
+    subject: str
+    train: Mapping[str, object]
+    """The trainer's configuration, as the trainer reads it."""
+    run_dir: str
+    batches: str
+    threads: int
+    tokens: int
+    """Tokens of a step per rank."""
+    square: int
+    work: ModelWork
+    nudge: int | None = None
+    """Start from the trainer's first weights, perturbed with this seed; 0: as they are."""
+
+    @classmethod
+    def read(cls, path: Path) -> Spec:
+        value = json.loads(path.read_text())
+        return cls(**{**value, "work": ModelWork(**value["work"])})
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """One answer of a subject: the figures of a step, or why it cannot run."""
+
+    seconds: float = 0.0
+    cpu: float = 0.0
+    base: int = 0
+    """Resident bytes of the libraries."""
+    peak: int = 0
+    loss: float | None = None
+    square: float = 0.0
+    """Of the subject `products`: operations per second in large squares; `step`: in those of a step."""
+    step: float = 0.0
+    missing: str = ""
+
+    @classmethod
+    def parse(cls, line: str) -> StepFigures:
+        return cls(**json.loads(line))
+
+    def text(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
