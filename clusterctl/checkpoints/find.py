@@ -103,7 +103,7 @@ class Checkpoint:
         """Return the machines that have a file."""
         return [holding for holding in self.holdings if file in holding.entry.have]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         facts = asdict(self.facts)
         for key in ("have", "faults", "in_use", "path", "count"):
             del facts[key]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from clusterctl.checkpoints.find import Checkpoint, Holding
 from clusterctl.checkpoints.holder import FileCheck, Report, Verification
@@ -38,7 +37,7 @@ class Verified:
     def ok(self) -> bool:
         return not self.damages
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "ok": self.ok,
             "step": self.checkpoint.step,

@@ -26,7 +26,7 @@ STYLE = {"complete": "green", "incomplete": "yellow", "damaged": "bold red"}
 MOST_FILES = 64
 
 
-def list_json(found: Found) -> dict[str, Any]:
+def list_json(found: Found) -> dict[str, object]:
     return {
         "source": found.source,
         "latest": found.latest,
@@ -82,7 +82,7 @@ def _age(moment: float | None) -> str:
     return "" if moment is None else duration(max(0.0, time.time() - moment))
 
 
-def info_json(checkpoint: Checkpoint, manifest: Mapping[str, Any], latest: str) -> dict[str, Any]:
+def info_json(checkpoint: Checkpoint, manifest: Mapping[str, Any], latest: str) -> dict[str, object]:
     files = {
         name: {
             "bytes": entry["bytes"],

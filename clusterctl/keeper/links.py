@@ -6,7 +6,7 @@ import resource
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from clusterctl.agent.frames import BEAT, Inbox
 from clusterctl.errors import ClusterctlError
@@ -159,7 +159,7 @@ class LinkHolder:
             client.held.update(found)
             return found
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, object]:
         """Return what `keeper status` shows."""
         now = time.monotonic()
         with self._change:

@@ -53,7 +53,7 @@ def plain(value: object) -> Any:
     if type(value) is dict:
         return {"dict": [[plain(key), plain(item)] for key, item in value.items()]}
     if type(value) in (tuple, set, frozenset):
-        form: dict[str, Any] = {type(value).__name__: [plain(item) for item in value]}  # type: ignore[attr-defined]
+        form: dict[str, object] = {type(value).__name__: [plain(item) for item in value]}  # type: ignore[attr-defined]
         return form
     raise TypeError(
         f"the result holds a {type(value).__module__}.{type(value).__name__}; return numbers, text, bytes, lists, "

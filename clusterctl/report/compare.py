@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from clusterctl.report import charts
 from clusterctl.report.config import Difference, differences, flat_config
@@ -53,7 +52,7 @@ class Comparison:
     def summaries(self) -> list[RunSummary]:
         return [subject.summary for subject in self.subjects]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "runs": [summary.as_json() for summary in self.summaries],
             "config": {row.key: list(row.values) for row in self.config},

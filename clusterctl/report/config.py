@@ -28,7 +28,7 @@ class Difference:
 def flat_config(record: RunRecord, history: History) -> dict[str, str]:
     """Return every setting of a run: of the job, and of its training with all defaults."""
     job = record.job
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         "ranks": record.world_size,
         "nodes": len(record.ranks),
         "devices": ", ".join(sorted({node.kind for node in record.cluster.nodes})),
@@ -41,9 +41,9 @@ def flat_config(record: RunRecord, history: History) -> dict[str, str]:
     return {key: _text(value) for key, value in {**facts, **flat(train, "train")}.items()}
 
 
-def flat(value: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def flat(value: Mapping[str, Any], prefix: str) -> dict[str, object]:
     """Return nested mappings as one with dotted keys."""
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     for key, inner in value.items():
         name = f"{prefix}.{key}"
         result |= flat(inner, name) if isinstance(inner, Mapping) else {name: inner}

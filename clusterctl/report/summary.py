@@ -121,7 +121,7 @@ class RunSummary:
     def is_final(self) -> bool:
         return self.phase.is_final
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         result = encode(self)
         assert isinstance(result, dict)
         return result
@@ -283,7 +283,7 @@ def _newest_checkpoint(run: RunDir, history: History) -> SavedStep | None:
     )
 
 
-def _in_order(history: History) -> list[dict[str, Any]]:
+def _in_order(history: History) -> list[dict[str, object]]:
     """Return starts and checkpoints in the order of their times."""
     return sorted((*history.starts, *history.checkpoints), key=lambda line: line.get("time") or 0.0)
 

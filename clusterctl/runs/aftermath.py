@@ -57,7 +57,7 @@ def _kernel_reports(link: Connection, ended: Sequence[RankState]) -> dict[int, K
     """Return the kernel's reports by pid; none if the node cannot give them, since its own answer is worth more."""
     if not ended:
         return {}
-    request: list[dict[str, Any]] = [
+    request: list[dict[str, object]] = [
         {"pid": rank.pid, "monotonic": rank.monotonic, "signal": rank.signal} for rank in ended
     ]
     try:

@@ -6,7 +6,7 @@ import signal
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.phase import Phase
@@ -52,7 +52,7 @@ class Cause:
     device: int | None = None
     attempt: int = 1
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         result = encode(self)
         assert isinstance(result, dict)
         return result

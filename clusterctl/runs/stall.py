@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.inventory.cluster import Node
 
@@ -38,7 +38,7 @@ class Hang:
     rank: int
     seconds: float
 
-    def as_failure(self) -> dict[str, Any]:
+    def as_failure(self) -> dict[str, object]:
         """Return what its node records as the failure."""
         return {"rank": self.rank, "hang": self.seconds, "silent": True}
 

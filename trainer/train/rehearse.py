@@ -99,7 +99,7 @@ class Counting(TorchDispatchMode):
             yield
 
 
-def rehearse(config: TrainConfig, world: int) -> dict[str, Any]:
+def rehearse(config: TrainConfig, world: int) -> dict[str, object]:
     """Build the rank that needs most memory and take a step; return its figures and the plan's."""
     began = time.monotonic()
     layout = config.layout(world)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -174,7 +173,7 @@ def _files(tensors: Mapping[str, Lazy], table: Mapping[str, Shape]) -> Iterator[
 
 def _write_file(
     tensors: Mapping[str, Lazy], table: Mapping[str, Shape], slices: Sequence[Slice], file: Path
-) -> dict[str, Any]:
+) -> dict[str, object]:
     parts = []
     for piece in slices:
         shape = table[piece.key]
@@ -186,7 +185,7 @@ def _write_file(
     return write_parts(file, parts, table).as_json()
 
 
-def _facts(contents: Contents) -> dict[str, Any]:
+def _facts(contents: Contents) -> dict[str, object]:
     """Return the entries of the manifest that do not come from the files."""
     progress = contents.progress
     config = {**TrainConfig().as_json(), **contents.config, "model": asdict(contents.model)}
