@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.saved import LATEST, MANIFEST
 from clusterctl.checkpoints.holder import Entry, Holder, Listing, NodeHolder, ThisMachine
