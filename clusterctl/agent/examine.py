@@ -36,13 +36,18 @@ def examine(request: Request) -> Dict[str, Any]:
     """Return the node's free space, limits, addresses, ports and processes, and the output of commands and files.
 
     `commands` is name -> {argv: [[...], ...], timeout}: of each name, the first program that exists is run; all names
-    run in parallel. `files` is name -> paths: of each name, the first file that exists is read.
+    run in parallel. `files` is name -> paths: of each name, the first file that exists is read. `paths` are further
+    folders whose disks are reported.
     """
     commands = request.params.get("commands") or {}
     runner = _Commands(request, commands)
     workdir = request.workdir
     result = {
-        "disks": {path: room for path in (workdir, "/tmp", "/dev/shm") if (room := _room(path))},
+        "disks": {
+            path: room
+            for path in (workdir, "/tmp", "/dev/shm", *(request.params.get("paths") or []))
+            if (room := _room(os.path.expanduser(str(path))))
+        },
         "workdir": workdir,
         "memory": _memory(),
         "limits": {name: list(resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))) for name in LIMITS},

@@ -10,9 +10,9 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.checks import (
     devices,
@@ -26,6 +26,7 @@ from clusterctl.checks.answers import NodeAnswers
 from clusterctl.errors import ClusterctlError, Found
 from clusterctl.finding import Finding as Finding
 from clusterctl.inventory import nodeset
+from clusterctl.jobs.saving import saving_of
 from clusterctl.settings import environment
 from clusterctl.text import plural
 from clusterctl.transport.fanout import raise_failures
@@ -158,10 +159,18 @@ WITHOUT = "--no-checks starts it all the same; clusterctl doctor asks more"
 
 
 def before_launch(
-    cluster: Cluster, job: Job, connections: Connections, tell: Callable[[str, str], None]
+    cluster: Cluster,
+    job: Job,
+    connections: Connections,
+    tell: Callable[[str, str], None],
+    summary: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise an error for what would end the run, and report what may; an unreachable node raises its own error."""
-    result = _quick_findings(_as_used(cluster, job), connections, job.master_port)
+    """Raise an error for what would end the run, and report what may; an unreachable node raises its own error.
+
+    `summary` is the trainer's, which says how large the checkpoints are.
+    """
+    need = _checkpoint_need(job, summary or {})
+    result = _quick_findings(_as_used(cluster, job), connections, job.master_port, need)
     odd = folded([entry for entry in result if not entry.is_sound])
     for entry in odd:
         if entry.level == "warning":
@@ -173,6 +182,13 @@ def before_launch(
         raise Found("nothing was started:\n" + "\n".join(lines), "\n".join([*remedies, WITHOUT]))
     if not odd:
         tell("check", f"{plural(len(cluster.nodes), 'node')} fit for it")
+
+
+def _checkpoint_need(job: Job, summary: Mapping[str, Any]) -> checks_node.CheckpointNeed | None:
+    cost = summary.get("checkpoints")
+    if not cost:
+        return None
+    return checks_node.CheckpointNeed(int(cost["disk_bytes"]), int(cost["kept"]), saving_of(job.train).dir)
 
 
 def _as_used(cluster: Cluster, job: Job) -> Cluster:
@@ -187,14 +203,23 @@ def _as_used(cluster: Cluster, job: Job) -> Cluster:
     return replace(cluster, nodes=tuple(nodes))
 
 
-def _quick_findings(cluster: Cluster, connections: Connections, port: int = 0) -> list[Finding]:
+def _quick_findings(
+    cluster: Cluster,
+    connections: Connections,
+    port: int = 0,
+    need: checks_node.CheckpointNeed | None = None,
+) -> list[Finding]:
     """Return the findings of four round trips: greeting, query, a port opened, and every node's connection to it."""
-    outcomes = connections.on_each(cluster.nodes, lambda node, link: query.query_node(node, link, quick=True))
+    paths = [need.folder] if need and need.folder else []
+    outcomes = connections.on_each(
+        cluster.nodes, lambda node, link: query.query_node(node, link, quick=True, paths=paths)
+    )
     raise_failures(outcomes)
     answers = [outcome.get() for outcome in outcomes]
     findings: list[Finding] = []
     for entry in answers:
         findings += [*checks_node.findings(entry, quick=True), *devices.findings(entry)]
+        findings += checks_node.checkpoint_room(entry, need) if need else ()
     findings += network.findings(answers, quick=True)
     return findings + network.master_port(cluster.nodes, connections, port)
 

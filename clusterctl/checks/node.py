@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.checks.answers import CommandResult, Disk, NodeAnswers, PythonVersions
@@ -60,7 +61,7 @@ def room(reply: NodeAnswers) -> Iterator[Finding]:
     name, workdir = reply.node.name, reply.found.workdir
     disks = reply.found.disks
     for path, entry in disks.items():
-        if path == "/dev/shm" or (
+        if path not in (workdir, "/tmp") or (
             path != workdir and workdir in disks and entry.device == disks[workdir].device
         ):
             continue
@@ -79,6 +80,29 @@ def room(reply: NodeAnswers) -> Iterator[Finding]:
         text = f"{size(reply.found.memory.available)} of memory available for {plural(ranks, 'rank')}"
         remedy = "end what else runs there, or use fewer of its devices"
         yield Finding("warning", name, text, remedy, "memory", "ps aux --sort=-rss | head")
+
+
+@dataclass(frozen=True)
+class CheckpointNeed:
+    """The space that a training's checkpoints need on the disk of each node, or on a shared one."""
+
+    bytes: int
+    count: int
+    """Checkpoints, the one in progress included."""
+    folder: str = ""
+    """On a shared disk; "" for the node's work folder."""
+
+
+def checkpoint_room(reply: NodeAnswers, need: CheckpointNeed) -> Iterator[Finding]:
+    """Check that the checkpoints of a training fit the disk that they go to."""
+    folder = need.folder or reply.found.workdir
+    disk = reply.found.disks.get(folder)
+    if disk is not None and disk.free < need.bytes:
+        counted = f"{plural(need.count, 'checkpoint')}, the one in progress included"
+        text = f"{counted}, need {size(need.bytes)}; {folder} has {size(disk.free)} free"
+        other = "`workdir` in the inventory, or train.save.dir"
+        remedy = f"free some space, lower train.save.keep, or name another disk: {other}"
+        yield Finding("bad", reply.node.name, text, remedy, "disk", f"df -h {folder}")
 
 
 def _shared_memory(reply: NodeAnswers, shm: Disk | None) -> Iterator[Finding]:

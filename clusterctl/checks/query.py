@@ -6,7 +6,8 @@ The first is a greeting, whose clock is compared with ours; the second carries e
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.checks.answers import Examined, Hello, NodeAnswers, read_answer
@@ -55,14 +56,20 @@ class Questions:
     ports: list[int] = field(default_factory=list)
     commands: dict[str, Question] = field(default_factory=dict)
     files: dict[str, list[str]] = field(default_factory=dict)
+    paths: list[str] = field(default_factory=list)
 
 
-def query_node(node: Node, link: Connection, quick: bool = False) -> NodeAnswers:
-    """Return everything that one node reports about itself; `quick` leaves out what only people read."""
+def query_node(node: Node, link: Connection, quick: bool = False, paths: Sequence[str] = ()) -> NodeAnswers:
+    """Return everything that one node reports about itself; `quick` leaves out what only people read.
+
+    `paths` are folders whose disks are reported too.
+    """
     before = time.time()
     hello = read_answer(Hello, link.call("hello"))
     delay = time.time() - before
-    result = read_answer(Examined, link.call("examine", asdict(questions_for(node, quick))))
+    result = read_answer(
+        Examined, link.call("examine", asdict(replace(questions_for(node, quick), paths=list(paths))))
+    )
     return NodeAnswers(node, hello, hello.wall - (before + delay / 2), delay, result)
 
 

@@ -151,14 +151,14 @@ def launch(
     from clusterctl.runs import controller
     from clusterctl.runs import start as runs
 
-    jobs.check(job, chosen)
+    summary = jobs.check(job, chosen)
     run = runs.new_run(job, options.runs_folder())
 
     def start_up(starter: Starter) -> None:
         with options.connected(chosen, accept_new) as connections:
             log = phases()
             if not no_checks:
-                doctor.before_launch(chosen, job, connections, log)
+                doctor.before_launch(chosen, job, connections, log, summary)
             with stopping_on_interrupt(run, connections):
                 runs.launch(chosen, job, connections, options.runs_folder(), log, run, spares)
                 first = run.read_record().attempt

@@ -140,10 +140,14 @@ def _time_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _checkpoint_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     cost = summary["checkpoints"]
     stall = f", {duration(cost['stall_seconds'])} of them without training"
-    seconds = f"about {duration(cost['seconds'])} at {cost['disk_gbytes']:g} GB/s a node{stall}"
+    share = f" ({cost['stall_share']:.2%} of the time)" if cost["stall_share"] else ""
+    seconds = f"about {duration(cost['seconds'])} at {cost['disk_gbytes']:g} GB/s a node{stall}{share}"
     yield "checkpoints", f"{size(cost['bytes'])} each, at most {cost['kept']} on disk; {seconds}"
     copies = f"; copies take {size(cost['staging_bytes'])} of its memory" if cost["staging_bytes"] else ""
     yield "", f"a node writes up to {size(cost['node_bytes'])}{copies}"
+    place = "on the shared disk" if cost["shared"] else "on a node's disk"
+    each = f", with {cost['copies']} copies of every file" if cost["copies"] > 1 else ""
+    yield "", f"all of them take up to {size(cost['disk_bytes'])} {place}{each}"
 
 
 def _device(hardware: Mapping[str, Any]) -> Iterator[str]:

@@ -28,6 +28,10 @@ GATEWAY = re.compile(
 )
 
 
+SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) ?(?P<unit>[MGT]i?B)", re.IGNORECASE)
+UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
+
+
 @dataclass(frozen=True)
 class Node:
     """One machine that is reached over SSH."""
@@ -67,6 +71,8 @@ class Node:
     """Network interface between the nodes; set for gloo, NCCL and HCCL."""
     env: dict[str, str] = field(default_factory=dict, hash=False)
     """Environment variables of the ranks on this node."""
+    disk: str | None = None
+    """Space for checkpoints, such as 500GB: `plan` refuses a training that needs more. Default: no limit."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,11 @@ def _fields(section: Section, name: str | None) -> dict[str, Any]:
         found["port"] = port
         if not 0 < port < 65536:
             section.fault("port", f"{port} is not a port", "1 to 65535")
+    disk = section.take("disk", str)
+    if disk is not None:
+        found["disk"] = disk
+        if not SIZE.fullmatch(disk.strip()):
+            section.fault("disk", f"{disk!r} is not a size", "as in 500GB, 2TB or 1.5TiB")
     kind = section.take("kind", str)
     if kind is not None:
         found["kind"] = kind
@@ -214,6 +225,12 @@ def _fields(section: Section, name: str | None) -> dict[str, Any]:
     if env:
         found["env"] = env
     return found
+
+
+def bytes_of(text: str) -> float:
+    """Return the bytes in a size such as 500GB; 0 for another text."""
+    found = SIZE.fullmatch(text.strip())
+    return float(found["number"]) * UNITS[found["unit"].upper()] if found else 0.0
 
 
 def _fill(text: str, name: str | None) -> str:

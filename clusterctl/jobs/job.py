@@ -18,12 +18,13 @@ from clusterctl.errors import ClusterctlError, Fault, InputFaults, UsageError, d
 from clusterctl.inventory.cluster import (
     Cluster,
     Node,
+    bytes_of,
     named_devices,
     parse_devices,
 )
 from clusterctl.jobs import launchers, placeholders
 from clusterctl.jobs.restarts import Restart
-from clusterctl.jobs.saving import saving_faults
+from clusterctl.jobs.saving import saving_faults, saving_of
 from clusterctl.jobs.step_pattern import compiled
 from clusterctl.settings import duration, environment
 
@@ -396,6 +397,9 @@ def train_part(job: Job, cluster: Cluster) -> dict[str, Any] | None:
         return job.train
     most = max(len(devices_on(job, node)) for node in cluster.nodes)
     known: dict[str, Any] = {"kind": cluster.nodes[0].kind, "devices_per_node": most}
+    disks = [node.disk for node in cluster.nodes if node.disk]
+    if disks and not saving_of(job.train).dir:
+        known["disk"] = min(disks, key=bytes_of)
     return {**job.train, "hardware": {**known, **hardware}}
 
 

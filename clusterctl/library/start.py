@@ -75,11 +75,11 @@ def start_job(
     from clusterctl.runs import start as run_start
 
     chosen, spares = nodes_of(job)
-    jobs.check(job, chosen)
+    summary = jobs.check(job, chosen)
     folder = run_start.new_run(job, runs_folder(runs))
     connections = session.connections()
     if checks:
-        doctor.before_launch(chosen, job, connections, report)
+        doctor.before_launch(chosen, job, connections, report, summary)
     try:
         run_start.launch(chosen, job, connections, folder.root.parent, report, folder, spares)
         _put_in_charge(folder, session.reach.ssh_choice())

@@ -199,3 +199,6 @@ class HardwareConfig:
     """GB/s that a device sends to another of its node."""
     net_gbytes: float = setting(0.0, least=0.0)
     """GB/s that a device sends to another node."""
+    disk: float = setting(0.0, least=0.0, read=gigabytes)
+    """Space for checkpoints on a node's disk (with save.dir, on the shared disk): `500GB`; a training whose checkpoints
+    do not fit is refused. The launcher fills it from the inventory, and asks the nodes at the start."""

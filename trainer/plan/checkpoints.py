@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from trainer.config.layout import Layout
 from trainer.config.train_config import TrainConfig
+from trainer.errors import Fault
 from trainer.plan.hardware import Hardware
 from trainer.plan.memory import sizes_of
 
@@ -34,13 +35,23 @@ class CheckpointCost:
     """From the copy to the last rename."""
     stall_seconds: float
     """Of these, without training."""
+    stall_share: float
+    """Part of the training's time; 0 where checkpoints are saved only at the end."""
+    copies: int
+    """Nodes that have each file."""
+    shared: bool
+    """Whether all nodes write to one disk."""
+    disk_bytes: int
+    """What all kept checkpoints and one in progress take: on the node with most, or on the shared disk."""
 
     def as_json(self) -> dict[str, object]:
         return {**asdict(self), "disk_gbytes": DISK_GBYTES}
 
 
-def checkpoint_cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> CheckpointCost:
-    """Return what a checkpoint of this training costs."""
+def checkpoint_cost(
+    config: TrainConfig, layout: Layout, hardware: Hardware, step_seconds: float = 0.0
+) -> CheckpointCost:
+    """Return what a checkpoint of this training costs; `step_seconds`: the time of a step, 0 if it is not known."""
     width = STATE if config.save.state == "all" else WEIGHT
     rank = width * max(_numbers_of_a_rank(config, layout, stage) for stage in range(layout.pipeline))
     whole = width * config.model.parameters()
@@ -49,7 +60,41 @@ def checkpoint_cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> 
     background = {"always": True, "never": False}.get(config.save.background, rank > SMALL)
     seconds = node / (DISK_GBYTES * 1e9)
     stall = node / (COPY_GBYTES * 1e9) if background else seconds
-    return CheckpointCost(whole, _kept(config), node, node if background else 0, seconds, stall)
+    kept, shared, copies = _kept(config), bool(config.save.dir), config.save.copies
+    between = config.save.every * step_seconds
+    return CheckpointCost(
+        bytes=whole,
+        kept=kept,
+        node_bytes=node,
+        staging_bytes=node if background else 0,
+        seconds=seconds,
+        stall_seconds=stall,
+        stall_share=stall / (stall + between) if between else 0.0,
+        copies=copies,
+        shared=shared,
+        disk_bytes=kept * (whole if shared else min(whole, copies * node)),
+    )
+
+
+def disk_faults(config: TrainConfig, cost: CheckpointCost) -> list[Fault]:
+    """Return a fault if the checkpoints do not fit the disk that the config or the inventory names."""
+    room = int(config.hardware.disk * 1e9)
+    if not room or cost.disk_bytes <= room:
+        return []
+    place = "the shared disk" if cost.shared else "each node"
+    each = cost.disk_bytes // cost.kept
+    counted = f"{cost.kept} checkpoints of {size_text(each)}, the one in progress included"
+    problem = f"{counted}, need {size_text(cost.disk_bytes)} on {place}, which has {size_text(room)}"
+    fitting = room // each
+    remedy = (
+        f"keep at most {fitting - 1}" if fitting > 1 else "save: {state: weights}, more nodes or another disk"
+    )
+    return [Fault("train.save.keep", problem, remedy)]
+
+
+def size_text(number: int) -> str:
+    """Return a number of bytes in GB or MB."""
+    return f"{number / 1e9:.3g} GB" if number >= 1e9 else f"{number / 1e6:.3g} MB"
 
 
 def _numbers_of_a_rank(config: TrainConfig, layout: Layout, stage: int) -> int:

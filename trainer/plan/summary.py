@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.layout import Layout, accumulation
 from trainer.config.train_config import TrainConfig
 from trainer.errors import Fault
-from trainer.plan.checkpoints import checkpoint_cost
+from trainer.plan.checkpoints import checkpoint_cost, disk_faults
 from trainer.plan.checks import lint, name_notes
 from trainer.plan.hardware import hardware_of
 from trainer.plan.memory import Stage, stages
@@ -48,6 +48,9 @@ def check(document: object) -> dict[str, Any]:
         faults += init_faults
         data_notes = [*data_notes, *init_notes]
     whole = None if faults else summary(config, world, uses, found.choice)
+    if not faults:
+        layout = config.layout(world)
+        faults = disk_faults(config, checkpoint_cost(config, layout, hardware_of(config, world)))
     if whole is not None:
         whole["notes"] = [*name_notes(str(document.get("name", "")), config), *whole["notes"], *data_notes]
     return {
@@ -109,7 +112,7 @@ def summary(
             "tokens_per_second": step.tokens_per_second,
             "in_all": drawn / step.tokens_per_second,
         },
-        "checkpoints": checkpoint_cost(config, layout, hardware).as_json(),
+        "checkpoints": checkpoint_cost(config, layout, hardware, step.seconds).as_json(),
         "flops_per_token": flops,
         "tflops_per_device": rates,
         "conventions": CONVENTIONS,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.checks import doctor
+from clusterctl.checks import doctor, query
+from clusterctl.checks.node import CheckpointNeed, checkpoint_room
 from clusterctl.errors import Unreachable
 from clusterctl.finding import Finding
 from clusterctl.inventory.cluster import Cluster, Node
@@ -309,3 +310,22 @@ def test_devices_ping_those_of_the_next_node_and_a_lost_packet_is_named() -> Non
 def test_this_machine_says_which_backend_serves_each_op_and_why() -> None:
     said = {one.what.split(":")[0] for one in doctor.here() if one.what.startswith("op ")}
     assert {"op layer_norm", "op gelu", "op cross_entropy", "op attention"} <= said
+
+
+def test_checkpoints_must_fit_the_disk_of_each_node_or_the_shared_one() -> None:
+    free = examined.disk()["free"]
+    table = examined.script(b=examined.node(disks={"/shared": examined.disk()}))
+
+    def found(need: CheckpointNeed) -> list[Finding]:
+        cluster = Cluster("lab", (Node("a", "a", "a"), Node("b", "b", "b")))
+        with Connections(ScriptedTransport(table)) as connections:
+            outcomes = connections.on_each(cluster.nodes, query.query_node)
+        return [finding for outcome in outcomes for finding in checkpoint_room(outcome.get(), need)]
+
+    assert not found(CheckpointNeed(free, 3))
+    first, second = found(CheckpointNeed(free + 1, 3))
+    assert (first.where, second.where) == ("a", "b")
+    assert first.level == "bad"
+    assert "3 checkpoints, the one in progress included, need" in first.what
+    (shared,) = found(CheckpointNeed(free + 1, 3, "/shared"))
+    assert (shared.where, "/shared has" in shared.what) == ("b", True)
