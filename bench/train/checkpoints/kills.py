@@ -11,6 +11,7 @@ python -m bench.train.checkpoints kills --count 1000 --seed 1
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -174,10 +175,8 @@ def _kill(attempt: Attempt, nodes: Sequence[dict[str, object]], random: Random) 
 
 
 def _end_group(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _is_alive(group: int) -> bool:
