@@ -59,6 +59,7 @@ MAY = {
         "engine": "config parallel model checkpoint",
         "checkpoint": "config parallel",
         "generate": "config corpus samples model engine checkpoint",
+        "serve": "corpus generate",
         "evaluate": "config corpus parallel samples model engine checkpoint generate",
         "weights": "config corpus parallel model engine checkpoint",
         "train": "config corpus parallel samples model plan engine checkpoint weights",

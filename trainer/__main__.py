@@ -18,6 +18,7 @@ from trainer.env import Env
 from trainer.errors import InputError, TrainerError
 from trainer.evaluate import command as evaluation
 from trainer.generate import command as generation
+from trainer.serve import command as serving
 from trainer.weights.commands import add_verbs as add_weights_verbs
 
 
@@ -172,6 +173,7 @@ def _parser(called: str) -> argparse.ArgumentParser:
         "compare the tensors of two checkpoints: JSON on stdin and stdout",
     )
     generation.add_verb(verb)
+    serving.add_verb(verb)
     evaluation.add_verb(verb)
     verb("checkpoint-verify", _checkpoint_verify, "compare a checkpoint with its manifest").add_argument(
         "folder", type=Path

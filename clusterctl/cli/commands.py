@@ -41,7 +41,7 @@ SECTIONS = {
     "Rank tables": ("ranktable", "hostfile"),
     "Runs": ("plan", "launch", "runs", "status", "attach", "resume", "stop", "logs", "control", "schema"),
     "Results": ("report", "compare", "tensorboard"),
-    "Training, data and models": ("data", "checkpoint", "generate", "eval"),
+    "Training, data and models": ("data", "checkpoint", "generate", "serve", "eval"),
 }
 
 TABLE = {
@@ -117,6 +117,7 @@ TABLE = {
     "checkpoint import": Verb("Convert other programs' checkpoints to ours", "weights:import_"),
     "checkpoint export": Verb("Convert a checkpoint for another program", "weights:export"),
     "generate": Verb("Generate text from a checkpoint", "generate:generate"),
+    "serve": Verb("Serve a checkpoint over HTTP", "generate:serve"),
     "eval": Verb("Evaluate a checkpoint on local files", "evaluate:evaluate"),
     "tensorboard": Verb("Write TensorBoard files from a run", "trainer:tensorboard"),
 }

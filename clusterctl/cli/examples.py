@@ -333,6 +333,11 @@ EXAMPLES = {
         clusterctl generate last --prompts prompts.txt --weights int8 > texts.jsonl
         clusterctl generate runs/demo-1/checkpoints/step-100 -p 'A class' --json
     """,
+    "serve": """
+        clusterctl serve last
+        clusterctl serve last --port 0 --weights bf16 --cache 4GiB
+        clusterctl serve checkpoints/step-00001000 --host 0.0.0.0 --api-key-file key.txt
+    """,
     "eval": """
         clusterctl eval last --task ppl --split test
         clusterctl eval last --task lambada=lambada_test.jsonl --json

@@ -124,3 +124,45 @@ def arguments_of(group: Any) -> list[str]:
         elif value is not None:
             found.append(f"{name}={value}")
     return found
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where a server listens, and what it takes at a time."""
+
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Other than loopback needs --api-key-file.")
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 chooses a free one.")] = 8000
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model's name. Default: the checkpoint's folder.")
+    ] = None
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with the key that clients must send.")
+    ] = None
+    chat_template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A Jinja template. Default: the tokenizer's.")
+    ] = None
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Compute N texts at a time.")] = 64
+    queue: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Let N requests wait; more get status 429.")
+    ] = 256
+    connections: Annotated[int, typer.Option(min=1, metavar="N", help="Open connections at most.")] = 2048
+    max_body: Annotated[int, typer.Option(min=1024, metavar="BYTES", help="Largest body of a request.")] = (
+        4 << 20
+    )
+    request_timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Longest time for an answer.")
+    ] = 600.0
+    drain: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="At the end, wait this long for answers.")
+    ] = 30.0
+
+
+def serve(model: ModelOptions, server: ServerOptions, where: Where = "last") -> None:
+    """Serve a checkpoint over HTTP: OpenAI's API, Megatron's PUT /api, metrics, and a page to try the model.
+
+    Ctrl-C or SIGTERM finishes the requests that run, then stops.
+    """
+    arguments = ["--checkpoint", str(checkpoint_of(where)), *arguments_of(model), *arguments_of(server)]
+    forward("serve", "serve", arguments)

@@ -89,7 +89,9 @@ class Beams:
         self.sums = [value for *_, value in chosen]
 
     def _deliver(self) -> End:
-        best = self.texts()[0]
+        texts = self.texts()
+        best = texts[0]
+        self.request.beams = [(text.ids, text.score) for text in texts]
         for number in best.ids:
             if self.request.sink.token(Drawn(number)):
                 return End.STOP

@@ -86,6 +86,8 @@ class Request:
     """The ids that penalties count as seen."""
     score_prompt: bool = False
     """Whether the log probabilities of the prompt are wanted; none of its pages is then taken from another."""
+    beams: Sequence[tuple[tuple[int, ...], float]] = ()
+    """After a beam search: the ids and scores of the best texts."""
     cancelled: bool = False
     """Set from any thread; the pages are free before the next step."""
 

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.serve.conftest import Server
+from trainer.checkpoint.store import verify
+from trainer.corpus.tokenizer import Tokenizer
+from trainer.generate.loading import load_model
+
+Start = Callable[..., AbstractContextManager[Server]]
+
+
+def test_models_health_and_tokens(server: Server, model: Path) -> None:
+    assert server.ask("GET", "/v1/models")[1]["data"][0]["id"] == "small"
+    assert server.ask("GET", "/v1/models/small")[1]["max_model_len"] == 256
+    assert server.ask("GET", "/health") == (200, {"status": "ok", "model": "small"})
+    ids = Tokenizer.load(model).encode("one two")
+    body = {"prompt": "one two", "add_special_tokens": False}
+    assert server.ask("POST", "/tokenize", body)[1]["tokens"] == ids
+    assert server.ask("POST", "/detokenize", {"tokens": ids})[1] == {"prompt": "one two"}
+    assert server.ask("GET", "/tokenizer_info")[1]["eos_token"] == "<|endoftext|>"
+
+
+def test_prompts_are_texts_lists_and_ids(server: Server, model: Path) -> None:
+    ids = Tokenizer.load(model).encode("one two three")
+    fields = {"max_tokens": 8, "temperature": 0}
+    plain = server.complete(prompt="one two three", **fields)
+    assert plain["object"] == "text_completion" and plain["choices"][0]["finish_reason"] in ("stop", "length")
+    assert plain["usage"]["prompt_tokens"] == len(ids)
+    text = plain["choices"][0]["text"]
+    for prompt in (["one two three"], ids, [ids]):
+        assert server.complete(prompt=prompt, **fields)["choices"][0]["text"] == text
+    many = server.complete(prompt=["one two three", "five", "six"], n=2, **fields)
+    assert [choice["index"] for choice in many["choices"]] == list(range(6))
+    assert many["choices"][0]["text"] == many["choices"][1]["text"] == text
+
+
+def test_echoed_log_probabilities_are_those_of_the_model(server: Server, model: Path) -> None:
+    ids = Tokenizer.load(model).encode("one two three four five six")
+    network: Any = load_model(verify(model))
+    with torch.no_grad():
+        rows = torch.log_softmax(network(torch.tensor([ids]))[0], -1)
+    for most in (1, 0):
+        answer = server.complete(
+            prompt=[ids], temperature=0, max_tokens=most, logprobs=1, seed=1234, echo=True
+        )
+        found = answer["choices"][0]["logprobs"]
+        assert len(found["tokens"]) == len(found["top_logprobs"]) == len(ids) + most
+        assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+        assert answer["choices"][0]["text"].startswith("one two three four five six")
+        for at in range(1, len(ids)):
+            value = found["token_logprobs"][at]
+            assert value == pytest.approx(float(rows[at - 1, ids[at]]), abs=1e-4)
+            # Whether a token is the most likely one is decided by equality.
+            is_top = int(rows[at - 1].argmax()) == ids[at]
+            assert (value == max(found["top_logprobs"][at].values())) == is_top
+            assert math.isclose(
+                max(found["top_logprobs"][at].values()), float(rows[at - 1].max()), abs_tol=1e-4
+            )
+
+
+def test_a_stream_adds_up_to_the_answer(server: Server) -> None:
+    fields = {"prompt": ["one two", "five"], "max_tokens": 20, "seed": 7, "logprobs": 2, "echo": True, "n": 2}
+    whole = server.complete(**fields)
+    events = server.events("/v1/completions", **fields, stream_options={"include_usage": True})
+    assert events[-1]["usage"] == whole["usage"] and not events[-1]["choices"]
+    for choice in whole["choices"]:
+        own = [e["choices"][0] for e in events[:-1] if e["choices"][0]["index"] == choice["index"]]
+        assert "".join(entry["text"] for entry in own) == choice["text"]
+        assert own[-1]["finish_reason"] == choice["finish_reason"]
+        values = [v for e in own if e["logprobs"] for v in e["logprobs"]["token_logprobs"]]
+        assert values == choice["logprobs"]["token_logprobs"]
+
+
+def test_a_stop_text_ends_before_it(server: Server) -> None:
+    fields: dict[str, Any] = {"prompt": "one two", "max_tokens": 40, "seed": 3}
+    text = server.complete(**fields)["choices"][0]["text"]
+    stop = text[len(text) // 2 : len(text) // 2 + 2]
+    answer = server.complete(**fields, stop=["never there", stop])["choices"][0]
+    assert answer["text"] == text[: text.index(stop)] and answer["finish_reason"] == "stop"
+
+
+def test_chat_uses_the_template(server: Server, model: Path) -> None:
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]}
+    ]
+    fields = {"messages": messages, "temperature": 0, "max_completion_tokens": 9}
+    status, answer = server.ask(
+        "POST", "/v1/chat/completions", {**fields, "logprobs": True, "top_logprobs": 2}
+    )
+    assert status == 200 and answer["object"] == "chat.completion"
+    plain = server.complete(prompt="<user>one two<assistant>", temperature=0, max_tokens=9)
+    assert answer["choices"][0]["message"]["content"] == plain["choices"][0]["text"]
+    assert answer["usage"] == plain["usage"]
+    assert len(answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
+    events = server.events("/v1/chat/completions", **fields)
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    pieces = [event["choices"][0]["delta"].get("content", "") for event in events]
+    assert "".join(pieces) == answer["choices"][0]["message"]["content"]
+    assert events[-1]["choices"][0]["finish_reason"] == answer["choices"][0]["finish_reason"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "param"),
+    [
+        ({"temperature": -1}, 400, "temperature"),
+        ({"temperature": "hot"}, 400, "temperature"),
+        ({"top_p": 0}, 400, "top_p"),
+        ({"n": 0}, 400, "n"),
+        ({"max_tokens": 1.5}, 400, "max_tokens"),
+        ({"maxtokens": 5}, 400, "maxtokens"),
+        ({"prompt": None}, 400, "prompt"),
+        ({"prompt": [[1, "a"]]}, 400, "prompt"),
+        ({"prompt": [[300]]}, 400, "prompt"),
+        ({"prompt": [[-1]]}, 400, "prompt"),
+        ({"prompt": "one two three. " * 200}, 400, "prompt"),
+        ({"prompt": ["a"] * 129}, 400, "prompt"),
+        ({"logprobs": 1000}, 400, "logprobs"),
+        ({"logit_bias": {"x": 1}}, 400, "logit_bias"),
+        ({"best_of": 3}, 400, "best_of"),
+        ({"stop": [1]}, 400, "stop"),
+        ({"model": "other"}, 404, "model"),
+    ],
+)
+def test_wrong_fields_are_refused_in_openais_shape(
+    server: Server, changes: dict[str, Any], status: int, param: str
+) -> None:
+    found, answer = server.ask("POST", "/v1/completions", {"prompt": "one", **changes})
+    assert found == status and set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["param"] == param
+
+
+def test_all_faults_of_a_request_are_named_at_once(server: Server) -> None:
+    status, answer = server.ask("POST", "/v1/completions", {"temprature": 1, "top_p": 7, "n": -1})
+    assert status == 400
+    for part in (
+        "temprature: unknown field; did you mean temperature?",
+        "top_p: 7",
+        "n: -1",
+        "prompt: is missing",
+    ):
+        assert part in answer["error"]["message"]
+
+
+def test_paths_methods_and_bodies_that_are_wrong(server: Server) -> None:
+    assert server.ask("GET", "/nothing")[0] == 404
+    status, answer = server.ask("GET", "/v1/completions")
+    assert status == 405 and answer["error"]["message"] == "/v1/completions does not have GET"
+    for body in (b"", b"{", b"[]", b"\xff\xfe", b'{"prompt": NaN}', b"[" * 90_000):
+        status, answer = server.ask("POST", "/v1/completions", body)
+        assert status == 400 and answer["error"]["type"] == "invalid_request_error"
+    assert server.ask("POST", "/v1/completions", b" " * 100_001)[0] == 413
+
+
+def test_megatrons_api(server: Server, model: Path) -> None:
+    body = {"prompts": ["one two", "five"], "tokens_to_generate": 6, "top_k": 1, "logprobs": True}
+    status, answer = server.ask("PUT", "/api", body)
+    assert status == 200 and set(answer) == {"text", "segments", "logprobs"}
+    own = server.complete(prompt="one two", max_tokens=6, temperature=0)["choices"][0]["text"]
+    assert answer["text"][0] == "one two" + own
+    ids = Tokenizer.load(model).encode("one two")
+    assert len(answer["segments"][0]) == len(answer["logprobs"][0]) + 1 >= len(ids) + 1
+    scoring = {"prompts": ["one two"], "tokens_to_generate": 0, "logprobs": True}
+    status, answer = server.ask("PUT", "/api", scoring)
+    assert status == 200 and answer["text"] == ["one two"] and len(answer["logprobs"][0]) == len(ids) - 1
+    status, answer = server.ask("PUT", "/api", {"prompts": ["one"], "beam_width": 3, "tokens_to_generate": 5})
+    assert status == 200 and len(answer["text"]) == 3 and answer["scores"] == sorted(answer["scores"])[::-1]
+    colon = {"prompts": ["one:"], "tokens_to_generate": 1, "top_k": 1, "prevent_newline_after_colon": True}
+    assert not server.ask("PUT", "/api", colon)[1]["text"][0].endswith("\n")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompts": None},
+        {"prompts": "text"},
+        {"prompts": []},
+        {"prompts": ["a"] * 129},
+        {"prompts": [""]},
+        {"tokens_to_generate": 0},
+        {"tokens_to_generate": -1},
+        {"temperature": 0},
+        {"temperature": 101},
+        {"top_k": 1001},
+        {"top_k": 2, "top_p": 0.5},
+        {"top_p": 1.1},
+        {"top_p_decay": 0.5},
+        {"top_p": 0.5, "top_p_bound": 0.6},
+        {"beam_width": 0},
+        {"beam_width": 2, "prompts": ["a", "b"]},
+        {"random_seed": -1},
+        {"max_len": 5},
+        {"add_BOS": 1},
+        {"logprobs": "yes"},
+    ],
+)
+def test_megatrons_rules_are_answered_with_400_and_a_message(server: Server, changes: dict[str, Any]) -> None:
+    status, answer = server.ask("PUT", "/api", {"prompts": ["one"], **changes})
+    assert status == 400 and isinstance(answer["message"], str)
+
+
+def test_an_address_that_others_reach_needs_a_key(serving: Start, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="there is no API key"), serving(model, "--host", "0.0.0.0"):
+        pass
+    (tmp_path / "key").write_text("a secret key\n")
+    with serving(model, "--host", "0.0.0.0", "--api-key-file", str(tmp_path / "key")) as server:
+        assert server.ask("GET", "/health")[0] == 200
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            status, answer = server.ask("GET", "/v1/models", headers=headers)
+            assert status == 401 and answer["error"]["code"] == "invalid_api_key"
+        assert server.ask("GET", "/v1/models", headers={"Authorization": "Bearer a secret key"})[0] == 200
+
+
+def test_a_page_of_another_site_cannot_use_a_server_without_a_key(server: Server) -> None:
+    body = {"prompt": "one", "max_tokens": 1}
+    assert server.ask("POST", "/v1/completions", body, {"Origin": "https://evil.example"})[0] == 403
+    own = {"Origin": f"http://127.0.0.1:{server.port}"}
+    assert server.ask("POST", "/v1/completions", body, own)[0] == 200

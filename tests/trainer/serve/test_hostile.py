@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from tests.trainer.serve.conftest import Server
+
+Start = Callable[..., AbstractContextManager[Server]]
+LONG = {"prompt": "one two", "max_tokens": 240, "ignore_eos": True, "stream": True}
+
+
+def opened(server: Server, body: dict[str, Any] | None = None) -> socket.socket:
+    """A connection that has sent a request for a completion."""
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    if body is not None:
+        content = json.dumps(body).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(content)}\r\n\r\n"
+        connection.sendall(head.encode() + content)
+    return connection
+
+
+def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_client_that_leaves_frees_its_pages(server: Server) -> None:
+    pages = server.figure("pages")
+    for stream in (True, False):
+        connection = opened(server, {**LONG, "n": 8, "stream": stream})
+        until(lambda: server.figure("running") == 8)
+        before = server.figure("generated_tokens_total")
+        connection.close()
+        until(lambda: server.figure("running") == 0)
+        assert server.figure("free_pages") == pages
+        # It ended because the client left, not because the texts were complete.
+        assert server.figure("generated_tokens_total") - before < 8 * 240
+
+
+def test_a_full_queue_is_answered_with_429_and_others_go_on(serving: Start, model: Path) -> None:
+    with serving(model, "--batch", "2", "--queue", "1") as server:
+        busy = [opened(server, LONG) for _ in range(3)]
+        until(lambda: server.figure("running") + server.figure("waiting") == 3)
+        status, answer = server.ask("POST", "/v1/completions", {"prompt": "one"})
+        assert status == 429 and answer["error"]["code"] == "queue_full"
+        assert server.ask("GET", "/health")[0] == 200
+        for connection in busy:
+            connection.close()
+        until(lambda: server.figure("running") == 0)
+        assert server.ask("POST", "/v1/completions", {"prompt": "one", "max_tokens": 2})[0] == 200
+
+
+def test_sigterm_finishes_what_runs_and_takes_nothing_new(serving: Start, model: Path) -> None:
+    with serving(model) as server:
+        found = list[Any]()
+        fields = {"prompt": "one two", "max_tokens": 200, "ignore_eos": True}
+        client = threading.Thread(target=lambda: found.append(server.ask("POST", "/v1/completions", fields)))
+        client.start()
+        until(lambda: server.figure("running") == 1)
+        server.process.send_signal(signal.SIGTERM)
+        client.join(60)
+        status, answer = found[0]
+        assert status == 200 and answer["usage"]["completion_tokens"] == 200
+        assert server.process.wait(30) == 0
+
+
+def test_connections_above_the_limit_are_refused_and_counted(serving: Start, model: Path) -> None:
+    with serving(model, "--connections", "5") as server:
+        idle = [opened(server) for _ in range(4)]
+        time.sleep(0.2)
+        with opened(server) as fifth, opened(server) as sixth:
+            assert sixth.recv(100).startswith(b"HTTP/1.1 503")
+            fifth.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert fifth.recv(100).startswith(b"HTTP/1.1 200")
+        for connection in idle:
+            connection.close()
+        until(lambda: server.figure("refused_connections_total") >= 1)
+
+
+def test_a_connection_that_sends_nothing_is_closed(server: Server) -> None:
+    with opened(server) as silent, opened(server) as slow:
+        began = time.monotonic()
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX: ")
+        for connection in (silent, slow):
+            connection.settimeout(30)
+            try:
+                assert connection.recv(1) == b""
+            except ConnectionResetError:
+                pass
+        assert time.monotonic() - began < 25
+    assert server.figure("slow_connections_total") >= 2
+
+
+def test_broken_requests_do_not_disturb_a_stream(server: Server) -> None:
+    expected = server.complete(prompt="one two", max_tokens=100, seed=5, ignore_eos=True)["choices"][0][
+        "text"
+    ]
+    found = list[str]()
+
+    def client() -> None:
+        events = server.events("/v1/completions", prompt="one two", max_tokens=100, seed=5, ignore_eos=True)
+        found.append("".join(event["choices"][0]["text"] for event in events))
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    broken = (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n{",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 5000 + b"\r\n",
+        b"\x00" * 100,
+    )
+    for content in broken * 3:
+        with opened(server) as connection:
+            connection.settimeout(15)
+            try:
+                connection.sendall(content)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):
+                    pass
+            except OSError:
+                # The server may close before it has read everything.
+                pass
+    thread.join(60)
+    assert found == [expected]
+
+
+def test_a_client_that_does_not_read_delays_nobody(server: Server) -> None:
+    with opened(server, {**LONG, "n": 64, "logprobs": 100}) as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        until(lambda: server.figure("running") > 0)
+        began = time.monotonic()
+        server.complete(prompt="one", max_tokens=2)
+        assert time.monotonic() - began < 30
+    until(lambda: server.figure("running") == 0, 60)

@@ -1,0 +1,1 @@
+"""HTTP over the decoder: OpenAI's API, Megatron's, metrics, and a page to try the model."""

@@ -1,0 +1,196 @@
+"""OpenAI's /v1/chat/completions: a template makes a prompt of the messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import jinja2
+from aiohttp import web
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from trainer.errors import InputError
+from trainer.generate.decoder import Decoder, Text
+from trainer.generate.request import Request
+from trainer.generate.sampling import Drawn, Sampling
+from trainer.serve.completions import reason_of
+from trainer.serve.faults import ApiError, Fields, Json
+from trainer.serve.merge import merged
+from trainer.serve.runner import Stream
+from trainer.serve.sampling_fields import IGNORED, check_model, count_of, sampling_of
+from trainer.serve.service import Service, new_id
+
+PLAIN = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""For models whose tokenizer has no template."""
+MOST_TEXT = 1 << 20
+"""Characters of a prompt that a template may make."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A checked request."""
+
+    messages: Sequence[Json]
+    most: int
+    """The most tokens of an answer; 0: up to the end of the window."""
+    sampling: Sampling
+    count: int
+    stream: bool
+    with_usage: bool
+
+
+async def chat(service: Service, request: web.Request) -> web.StreamResponse:
+    """Answer messages."""
+    fields = Fields.read(await service.body(request), IGNORED)
+    order = _read(fields, service)
+    prompt = render(service.template or PLAIN, order.messages, service.tokenizer_config)
+    started, length = _started(service.decoder, prompt, order)
+    async with service.running(started) as streams:
+        frame = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": service.name}
+        if order.stream:
+            return await service.events(request, _events(service, order, streams, frame, length))
+        await service.texts(streams)
+        choices = [_choice(service.decoder, order, at, sink) for at, (_, sink) in enumerate(started)]
+        usage = service.usage(length, streams)
+        return web.json_response({**frame, "object": "chat.completion", "choices": choices, "usage": usage})
+
+
+def _read(fields: Fields, service: Service) -> Order:
+    check_model(fields, service.name)
+    if service.decoder.glm is not None:
+        raise ApiError(400, "a GLM fills in blanks and has no chat: use /v1/completions")
+    top = fields.whole("top_logprobs", 0)
+    logprobs = top if fields.flag("logprobs") else None
+    most = fields.whole("max_completion_tokens", fields.whole("max_tokens", 0))
+    vocab = service.decoder.network.config.vocab
+    sampling = sampling_of(fields, most or 1, logprobs, vocab)
+    messages = _messages(fields)
+    for name in ("tools", "functions", "audio", "modalities", "prediction"):
+        fields.refuse(name, ([], {}, ["text"]), "is not supported")
+    fields.refuse("response_format", ({"type": "text"},), "only text is supported")
+    fields.refuse("tool_choice", ("none", "auto"), "is not supported")
+    options = fields.raw("stream_options") or {}
+    with_usage = isinstance(options, dict) and options.get("include_usage") is True
+    order = Order(messages, most, sampling, count_of(fields), fields.flag("stream"), with_usage)
+    fields.done()
+    return order
+
+
+def _messages(fields: Fields) -> list[Json]:
+    value = fields.raw("messages")
+    if not isinstance(value, list) or not value:
+        fields.fault("messages", "is not a list of messages")
+        return []
+    found = list[Json]()
+    for number, message in enumerate(value):
+        role = message.get("role") if isinstance(message, dict) else None
+        content = _content(message.get("content")) if isinstance(message, dict) else None
+        if not isinstance(role, str) or content is None:
+            fields.fault(
+                "messages", f"message {number} is not an object with a role and a text as its content"
+            )
+            return []
+        found.append({**message, "content": content})
+    return found
+
+
+def _content(value: Any) -> str | None:
+    """Return the text of a message: as it is, or in parts."""
+    if isinstance(value, str):
+        return value
+    found = list[str]()
+    for part in value if isinstance(value, list) else [None]:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            return None
+        found.append(text)
+    return "".join(found)
+
+
+def render(template: str, messages: Sequence[Json], config: Json) -> str:
+    """Return the prompt that a template makes; it runs in a sandbox and cannot reach Python's objects."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": time.strftime}
+    tokens = {
+        name: _spelling(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+    }
+    try:
+        text = environment.from_string(template).render(
+            messages=list(messages), add_generation_prompt=True, **tokens
+        )
+    except (jinja2.TemplateError, TypeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+        raise ApiError(400, f"the chat template refuses the messages: {error}", "messages") from None
+    if len(text) > MOST_TEXT:
+        raise ApiError(400, f"the chat template makes {len(text)} characters of the messages", "messages")
+    return text
+
+
+def _spelling(value: Any) -> str:
+    return (
+        str(value.get("content", "")) if isinstance(value, dict) else value if isinstance(value, str) else ""
+    )
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _started(decoder: Decoder, prompt: str, order: Order) -> tuple[list[tuple[Request, Text]], int]:
+    try:
+        ids = decoder.ids_of(prompt)
+    except InputError as error:
+        raise ApiError(400, error.message, "messages", "context_length_exceeded") from None
+    base = replace(order.sampling, max_tokens=order.most or max(1, decoder.window - len(ids)))
+    found = []
+    for number in range(order.count):
+        sampling = replace(base, seed=base.seed + number)
+        sink = Text(decoder.tokenizer, sampling.stop)
+        found.append((decoder.continuation(ids, sampling, sink), sink))
+    return found, len(ids)
+
+
+def _logprobs(decoder: Decoder, tokens: Sequence[Drawn]) -> Json:
+    def entry(number: int, value: float) -> Json:
+        text = decoder.tokenizer.decode([number])
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+    content = [
+        {**entry(token.id, token.logprob), "top_logprobs": [entry(*pair) for pair in token.top]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _choice(decoder: Decoder, order: Order, index: int, sink: Text) -> Json:
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": sink.text, "refusal": None},
+        "logprobs": None if order.sampling.logprobs is None else _logprobs(decoder, sink.tokens),
+        "finish_reason": reason_of(sink),
+    }
+
+
+async def _events(
+    service: Service, order: Order, streams: Sequence[Stream], frame: Json, length: int
+) -> AsyncIterator[Json]:
+    frame = {**frame, "object": "chat.completion.chunk"}
+
+    def chunk(index: int, delta: Json, logprobs: Json | None, reason: str | None) -> Json:
+        entry = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {**frame, "choices": [entry]}
+
+    for index in range(len(streams)):
+        yield chunk(index, {"role": "assistant", "content": ""}, None, None)
+    async for index, piece in merged(streams):
+        if piece is None:
+            yield chunk(index, {}, None, reason_of(streams[index].sink))
+        else:
+            own = _logprobs(service.decoder, piece[1]) if order.sampling.logprobs is not None else None
+            yield chunk(index, {"content": piece[0]}, own, None)
+    if order.with_usage:
+        yield {**frame, "choices": [], "usage": service.usage(length, streams)}

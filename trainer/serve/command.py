@@ -1,0 +1,187 @@
+"""`python -m trainer serve`: load a model, then answer requests until SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import InputError
+from trainer.generate.command import add_model_arguments, load_decoder
+
+if TYPE_CHECKING:
+    from trainer.generate.decoder import Decoder
+    from trainer.serve.service import Limits, Service
+
+ADD = Callable[[str, Any, str], argparse.ArgumentParser]
+MOST_TEMPLATE = 1 << 20
+
+
+def add_verb(verb: ADD) -> None:
+    """Add the command to the trainer's parser."""
+    parser = verb("serve", run, "answer requests over HTTP")
+    add_model_arguments(parser)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--name", default="", help="default: the name of the checkpoint's folder")
+    parser.add_argument("--api-key-file", type=Path, help="needed unless the address is loopback")
+    parser.add_argument("--chat-template", type=Path, help="default: the one of the tokenizer")
+    parser.add_argument("--batch", type=int, default=64, help="texts that are computed at a time")
+    parser.add_argument("--queue", type=int, default=256, help="requests that wait for their turn")
+    parser.add_argument("--connections", type=int, default=2048)
+    parser.add_argument("--max-body", type=int, default=4 << 20, metavar="BYTES")
+    parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS")
+    parser.add_argument("--drain", type=float, default=30.0, metavar="SECONDS")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal, and return 0."""
+    from trainer.device import prepare_threads
+
+    _check(arguments)
+    key = _key(arguments)
+    try:
+        import aiohttp
+        import jinja2
+    except ImportError as error:
+        raise InputError(f"{error.name} is not installed", "pip install 'clusterctl[serve]'") from None
+    del aiohttp, jinja2
+    prepare_threads()
+    started = time.monotonic()
+    decoder = load_decoder(arguments, arguments.batch)
+    service = _service(arguments, decoder, key)
+    sys.stdout.write(f"loaded {service.name} in {time.monotonic() - started:.1f} s\n")
+    return asyncio.run(_serve(service, arguments))
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    faults = []
+    for name, least in (("batch", 1), ("queue", 0), ("connections", 1), ("max_body", 1024)):
+        if getattr(arguments, name) < least:
+            faults.append(
+                f"--{name.replace('_', '-')} is {getattr(arguments, name)}; at least {least} is needed"
+            )
+    if not 0 <= arguments.port < 65536:
+        faults.append(f"--port is {arguments.port}; 0 to 65535 is needed")
+    for name in ("request_timeout", "drain"):
+        if not 0 < getattr(arguments, name) < 1e6:
+            faults.append(
+                f"--{name.replace('_', '-')} is {getattr(arguments, name)}; a number of seconds is needed"
+            )
+    if faults:
+        raise InputError("\n".join(faults))
+
+
+def _key(arguments: argparse.Namespace) -> str:
+    """Return the API key, which addresses other than loopback need."""
+    if arguments.api_key_file is None:
+        if not _is_loopback(arguments.host):
+            raise InputError(
+                f"--host {arguments.host} can be reached by others, and there is no API key",
+                "name a file with one by --api-key-file, or use --host 127.0.0.1",
+            )
+        return ""
+    try:
+        key = str(arguments.api_key_file.read_text(encoding="utf-8")).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{arguments.api_key_file}: {error}") from None
+    if len(key) < 8 or not key.isascii() or not key.isprintable():
+        raise InputError(f"{arguments.api_key_file}: the key needs 8 or more printable ASCII characters")
+    return key
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _service(arguments: argparse.Namespace, decoder: Decoder, key: str) -> Service:
+    from trainer.serve.runner import Runner
+    from trainer.serve.service import Service
+
+    config = _tokenizer_config(arguments)
+    template = config.get("chat_template", "")
+    if arguments.chat_template is not None:
+        try:
+            template = arguments.chat_template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{arguments.chat_template}: {error}") from None
+    runner = Runner(decoder, arguments.queue)
+    name = arguments.name or arguments.checkpoint.resolve().name
+    text = template if isinstance(template, str) else ""
+    return Service(name, decoder, runner, _limits(arguments), text, config, key)
+
+
+def _limits(arguments: argparse.Namespace) -> Limits:
+    from trainer.serve.service import Limits
+
+    return Limits(
+        body=arguments.max_body,
+        request_seconds=arguments.request_timeout,
+        queue=arguments.queue,
+        connections=arguments.connections,
+    )
+
+
+def _tokenizer_config(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return tokenizer_config.json next to the tokenizer, or {}."""
+    place = arguments.tokenizer or arguments.checkpoint
+    file = (place if place.is_dir() else place.parent) / "tokenizer_config.json"
+    try:
+        if file.stat().st_size > MOST_TEMPLATE:
+            return {}
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+async def _serve(service: Service, arguments: argparse.Namespace) -> int:
+    """Answer requests until SIGTERM or SIGINT, then finish those that run."""
+    from aiohttp import web
+
+    from trainer.serve.app import application
+    from trainer.serve.guard import Counts, guarded
+
+    counts = Counts(service.limits.connections)
+    runner = web.AppRunner(
+        application(service, counts), handler_cancellation=True, access_log=None, keepalive_timeout=30.0
+    )
+    await runner.setup()
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    assert runner.server is not None
+    make = guarded(runner.server, counts, service.limits.head_seconds)
+    try:
+        server = await loop.create_server(make, arguments.host, arguments.port, backlog=1024)
+    except OSError as error:
+        raise InputError(
+            f"{arguments.host}:{arguments.port}: {error.strerror}", "use another --port"
+        ) from None
+    service.runner.start()
+    port = server.sockets[0].getsockname()[1]
+    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    sys.stdout.write(f"serving {service.name} at http://{host}:{port} (process {os.getpid()})\n")
+    sys.stdout.flush()
+    await stop.wait()
+    service.draining = True
+    sys.stdout.write(f"stopping: {len(service.runner.active)} requests are finished first\n")
+    sys.stdout.flush()
+    deadline = time.monotonic() + arguments.drain
+    while service.runner.active and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    server.close()
+    await runner.cleanup()
+    service.runner.stop()
+    return 0

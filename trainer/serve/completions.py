@@ -1,0 +1,208 @@
+"""OpenAI's /v1/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aiohttp import web
+
+from trainer.errors import InputError
+from trainer.generate.decoder import Decoder, Text
+from trainer.generate.request import End, Request
+from trainer.generate.sampling import Drawn, Sampling
+from trainer.serve.faults import ApiError, Fields, Json
+from trainer.serve.merge import merged
+from trainer.serve.runner import Stream
+from trainer.serve.sampling_fields import IGNORED, MOST_TEXTS, check_model, count_of, sampling_of
+from trainer.serve.service import Service, new_id
+
+
+@dataclass(frozen=True)
+class Order:
+    """A checked request."""
+
+    prompts: tuple[str | tuple[int, ...], ...]
+    sampling: Sampling
+    count: int
+    echo: bool
+    stream: bool
+    with_usage: bool
+    truncate: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One text of an answer."""
+
+    index: int
+    prompt: str
+    ids: tuple[int, ...]
+    request: Request
+    sink: Text
+
+
+async def completions(service: Service, request: web.Request) -> web.StreamResponse:
+    """Continue prompts."""
+    fields = Fields.read(await service.body(request), IGNORED)
+    order = read_order(fields, service)
+    choices = choices_of(order, service.decoder)
+    prompt_tokens = sum(len(choice.ids) for choice in choices[:: order.count])
+    async with service.running([(choice.request, choice.sink) for choice in choices]) as streams:
+        frame = {
+            "id": new_id("cmpl"),
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": service.name,
+        }
+        if order.stream:
+            return await service.events(
+                request, _events(service, order, choices, streams, frame, prompt_tokens)
+            )
+        await service.texts(streams)
+        made = [_choice(service.decoder, order, choice) for choice in choices]
+        return web.json_response({**frame, "choices": made, "usage": service.usage(prompt_tokens, streams)})
+
+
+def read_order(fields: Fields, service: Service) -> Order:
+    """Return the request in a body, or raise all of its faults."""
+    check_model(fields, service.name)
+    vocab = service.decoder.network.config.vocab
+    logprobs = fields.whole("logprobs", -1) if fields.has("logprobs") else None
+    sampling = sampling_of(fields, fields.whole("max_tokens", 16), logprobs, vocab)
+    prompts = _prompts(fields)
+    count = count_of(fields)
+    if len(prompts) * count > MOST_TEXTS:
+        fields.fault("prompt", f"{len(prompts)} prompts x {count} texts are more than {MOST_TEXTS}")
+    fields.refuse("suffix", ("",), "a text behind the completion is not supported")
+    options = fields.raw("stream_options") or {}
+    if not isinstance(options, dict):
+        fields.fault("stream_options", "is not an object")
+        options = {}
+    order = Order(
+        prompts,
+        sampling,
+        count,
+        fields.flag("echo"),
+        fields.flag("stream"),
+        options.get("include_usage") is True,
+        fields.flag("truncate"),
+    )
+    fields.done()
+    return order
+
+
+def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
+    """Return the prompts: a text, texts, ids, or lists of ids."""
+    value: Any = fields.raw("prompt")
+    if value is None:
+        fields.fault("prompt", "is missing")
+        return ()
+    items = [value] if isinstance(value, str) or _is_ids(value) else value
+    if not isinstance(items, list) or not items or not all(isinstance(i, str) or _is_ids(i) for i in items):
+        fields.fault("prompt", "is not a text, a list of texts, a list of token ids, or a list of such lists")
+        return ()
+    return tuple(item if isinstance(item, str) else tuple(item) for item in items)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def choices_of(order: Order, decoder: Decoder) -> list[Choice]:
+    """Return the choices of all prompts, in the order of their indices."""
+    found = list[Choice]()
+    for prompt in order.prompts:
+        for number in range(order.count):
+            sampling = replace(order.sampling, seed=order.sampling.seed + number)
+            found.append(_choice_of(len(found), prompt, sampling, order, decoder))
+    return found
+
+
+def _choice_of(
+    index: int, prompt: str | tuple[int, ...], sampling: Sampling, order: Order, decoder: Decoder
+) -> Choice:
+    sink = Text(decoder.tokenizer, sampling.stop)
+    try:
+        if decoder.glm is not None:
+            text = prompt if isinstance(prompt, str) else decoder.tokenizer.decode(prompt)
+            request, _ = decoder.filling(text, sampling, sink)
+            return Choice(index, text, tuple(decoder.tokenizer.encode(text)), request, sink)
+        if isinstance(prompt, str):
+            ids, text = decoder.ids_of(prompt, order.truncate), prompt
+        else:
+            ids, text = decoder.checked(prompt, order.truncate), decoder.tokenizer.decode(prompt)
+        scores = order.echo and sampling.logprobs is not None
+        return Choice(index, text, tuple(ids), decoder.continuation(ids, sampling, sink, scores), sink)
+    except InputError as error:
+        raise ApiError(400, error.message, "prompt", "invalid_prompt") from None
+
+
+def reason_of(sink: Text) -> str:
+    """Return OpenAI's word for the end of a text."""
+    return "length" if sink.reason is End.LENGTH else "stop"
+
+
+def _choice(decoder: Decoder, order: Order, choice: Choice) -> Json:
+    text = choice.prompt + choice.sink.text if order.echo else choice.sink.text
+    tokens = list(choice.sink.tokens)
+    if order.echo and order.sampling.logprobs is not None:
+        tokens = [Drawn(choice.ids[0], float("nan")), *choice.sink.prompt, *tokens]
+    return {
+        "index": choice.index,
+        "text": text,
+        "logprobs": None if order.sampling.logprobs is None else logprobs_of(decoder, tokens, 0),
+        "finish_reason": reason_of(choice.sink),
+    }
+
+
+def logprobs_of(decoder: Decoder, tokens: Sequence[Drawn], offset: int) -> Json:
+    """Return the log probabilities of tokens; NaN stands for the first token, which has none."""
+    texts = [decoder.tokenizer.decode([token.id]) for token in tokens]
+    offsets, top = list[int](), list[Json | None]()
+    for token, text in zip(tokens, texts, strict=True):
+        offsets.append(offset)
+        offset += len(text)
+        if token.logprob != token.logprob:
+            top.append(None)
+            continue
+        entries: Json = {}
+        # Different ids may have the same text; the more likely one is first and stays.
+        for number, value in token.top:
+            entries.setdefault(decoder.tokenizer.decode([number]), value)
+        entries.setdefault(text, token.logprob)
+        top.append(entries)
+    values = [None if token.logprob != token.logprob else token.logprob for token in tokens]
+    return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
+
+
+async def _events(
+    service: Service,
+    order: Order,
+    choices: Sequence[Choice],
+    streams: Sequence[Stream],
+    frame: Json,
+    prompt_tokens: int,
+) -> AsyncIterator[Json]:
+    wants = order.sampling.logprobs is not None
+
+    def chunk(choice: Choice, text: str, tokens: Sequence[Drawn], reason: str | None) -> Json:
+        logprobs = logprobs_of(service.decoder, tokens, 0) if wants and tokens else None
+        entry = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return {**frame, "choices": [entry]}
+
+    echoed = set[int]()
+    async for index, piece in merged(streams):
+        choice = choices[index]
+        if order.echo and index not in echoed:
+            echoed.add(index)
+            scored = [Drawn(choice.ids[0], float("nan")), *choice.sink.prompt] if wants else []
+            yield chunk(choice, choice.prompt, scored, None)
+        if piece is None:
+            yield chunk(choice, "", (), reason_of(choice.sink))
+        else:
+            yield chunk(choice, *piece, None)
+    if order.with_usage:
+        yield {**frame, "choices": [], "usage": service.usage(prompt_tokens, streams)}

@@ -1,0 +1,133 @@
+"""Errors of a request in OpenAI's shape, and fields of JSON bodies with all of their faults at once."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainer.generate.sampling import Sampling
+
+Json = dict[str, Any]
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """An answer that is an error."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+    def as_json(self) -> Json:
+        kind = _TYPES.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class Fields:
+    """The fields of a JSON object; `done` raises every fault and every unknown field as one error."""
+
+    def __init__(self, body: Json, ignored: Iterable[str] = ()) -> None:
+        self._body, self._taken, self._faults = body, set(ignored), list[tuple[str, str]]()
+
+    @classmethod
+    def read(cls, text: bytes, ignored: Iterable[str] = ()) -> Fields:
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ApiError(400, f"the body is not JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise ApiError(400, "the body is not a JSON object")
+        return cls(body, ignored)
+
+    def has(self, name: str) -> bool:
+        return self._body.get(name) is not None
+
+    def fault(self, name: str, problem: str) -> None:
+        self._faults.append((name, problem))
+
+    def raw(self, name: str) -> Any:
+        self._taken.add(name)
+        return self._body.get(name)
+
+    def number(self, name: str, default: float) -> float:
+        value = self.raw(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+            self.fault(name, f"{_shown(value)} is not a number")
+            return default
+        return float(max(-1e300, min(1e300, value)))
+
+    def whole(self, name: str, default: int) -> int:
+        value = self.raw(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.fault(name, f"{_shown(value)} is not a whole number")
+            return default
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.raw(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.fault(name, f"{_shown(value)} is not true or false")
+            return default
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        value = self.raw(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            self.fault(name, f"{_shown(value)} is not a text")
+            return default
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return a text, or a list of texts, as a list."""
+        value = self.raw(name)
+        found = [value] if isinstance(value, str) else value or []
+        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+            self.fault(name, f"{_shown(value)} is not a text or a list of texts")
+            return ()
+        return tuple(found)
+
+    def refuse(self, name: str, allowed: tuple[Any, ...], reason: str) -> None:
+        """Refuse a field that is given with another value than these."""
+        value = self.raw(name)
+        if value is not None and value not in allowed:
+            self.fault(name, reason)
+
+    def faults_of(self, sampling: Sampling, names: Mapping[str, str]) -> None:
+        """Take over the faults of sampling values that have no fault yet; `names`: those that differ here."""
+        known = {name for name, _ in self._faults}
+        for name, problem in sampling.faults():
+            if names.get(name, name) not in known:
+                self.fault(names.get(name, name), problem)
+
+    def done(self) -> None:
+        for name in self._body:
+            if name not in self._taken:
+                near = difflib.get_close_matches(name, self._taken, n=1)
+                self.fault(name, "unknown field" + (f"; did you mean {near[0]}?" if near else ""))
+        if self._faults:
+            message = "; ".join(f"{name}: {problem}" for name, problem in self._faults)
+            raise ApiError(400, message, self._faults[0][0])
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,89 @@
+"""Counters in the text format of Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.generate.batcher import Batcher
+    from trainer.serve.guard import Counts
+    from trainer.serve.runner import Stream
+
+BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+PREFIX = "clusterctl_serve"
+
+
+@dataclass
+class Histogram:
+    """How many values are at most each bound."""
+
+    counts: Counter[float] = field(default_factory=Counter)
+    sum: float = 0.0
+    total: int = 0
+
+    def add(self, value: float) -> None:
+        self.sum += value
+        self.total += 1
+        for bound in BUCKETS:
+            self.counts[bound] += value <= bound
+
+    def lines(self, name: str, text: str) -> Iterable[str]:
+        yield from (f"# HELP {name} {text}", f"# TYPE {name} histogram")
+        for bound in BUCKETS:
+            yield f'{name}_bucket{{le="{bound:g}"}} {self.counts[bound]}'
+        yield f'{name}_bucket{{le="+Inf"}} {self.total}'
+        yield f"{name}_sum {self.sum:.6f}"
+        yield f"{name}_count {self.total}"
+
+
+@dataclass
+class Metrics:
+    """What the server counts itself."""
+
+    answers: Counter[tuple[str, int]] = field(default_factory=Counter)
+    first_token: Histogram = field(default_factory=Histogram)
+    request: Histogram = field(default_factory=Histogram)
+
+    def add_streams(self, streams: Sequence[Stream]) -> None:
+        for stream in streams:
+            if stream.first:
+                self.first_token.add(stream.first)
+            self.request.add(time.monotonic() - stream.started)
+
+    def text(self, batcher: Batcher, counts: Counts, active: int) -> str:
+        """Return all counters."""
+        name = f"{PREFIX}_answers_total"
+        lines = [f"# HELP {name} Answers by path and status.", f"# TYPE {name} counter"]
+        lines += [f'{name}{{path="{p}",status="{s}"}} {n}' for (p, s), n in sorted(self.answers.items())]
+        totals = {
+            "prompt_tokens": (batcher.prompt_tokens, "Tokens of prompts."),
+            "reused_tokens": (batcher.reused_tokens, "Tokens of prompts taken from shared pages."),
+            "generated_tokens": (batcher.generated_tokens, "Tokens drawn."),
+            "steps": (batcher.steps, "Steps of the model."),
+            "refused_connections": (counts.refused, "Connections above the limit."),
+            "slow_connections": (counts.slow, "Connections closed because their request did not arrive."),
+        }
+        for key, (value, text) in totals.items():
+            lines += _figure(f"{key}_total", "counter", value, text)
+        running = len(batcher.running)
+        gauges = {
+            "running": (running, "Requests that are computed."),
+            "waiting": (max(0, active - running), "Requests that wait for their turn."),
+            "pages": (batcher.pages.count, "Pages of the cache."),
+            "free_pages": (batcher.pages.free, "Pages that nobody uses."),
+            "connections": (counts.open, "Open connections."),
+        }
+        for key, (value, text) in gauges.items():
+            lines += _figure(key, "gauge", value, text)
+        lines += self.first_token.lines(f"{PREFIX}_first_token_seconds", "Until the first piece of text.")
+        lines += self.request.lines(f"{PREFIX}_request_seconds", "Until the end of a text.")
+        return "\n".join(lines) + "\n"
+
+
+def _figure(name: str, kind: str, value: float, text: str) -> list[str]:
+    whole = f"{PREFIX}_{name}"
+    return [f"# HELP {whole} {text}", f"# TYPE {whole} {kind}", f"{whole} {value}"]

@@ -1,0 +1,120 @@
+"""The thread that computes: requests come in from the event loop, their texts go back to it."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from trainer.generate.decoder import Decoder, Text
+from trainer.generate.request import Request
+from trainer.generate.sampling import Drawn
+from trainer.serve.faults import ApiError
+
+Piece = tuple[str, Sequence[Drawn]]
+
+
+@dataclass
+class Stream:
+    """A request, and its text as it is written."""
+
+    request: Request
+    sink: Text
+    loop: asyncio.AbstractEventLoop
+    pieces: asyncio.Queue[Piece | None] = field(default_factory=asyncio.Queue)
+    started: float = field(default_factory=time.monotonic)
+    first: float = 0.0
+    """Seconds until the first piece."""
+
+    def __post_init__(self) -> None:
+        self.sink.on_text = self._on_text
+        self.sink.on_end = lambda: self._put(None)
+
+    def _on_text(self, text: str, tokens: Sequence[Drawn]) -> None:
+        self._put((text, tokens))
+
+    def _put(self, piece: Piece | None) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.pieces.put_nowait, piece)
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        while (piece := await self.pieces.get()) is not None:
+            self.note_first()
+            yield piece
+        if self.sink.message:
+            raise ApiError(500, self.sink.message)
+
+    def note_first(self) -> None:
+        self.first = self.first or time.monotonic() - self.started
+
+    async def text(self) -> Text:
+        """Wait for the end."""
+        async for _ in self:
+            pass
+        return self.sink
+
+
+class Runner:
+    """Runs the batcher in a thread; at most `queued` requests wait for their turn."""
+
+    def __init__(self, decoder: Decoder, queued: int) -> None:
+        self.decoder, self.queued = decoder, queued
+        self.active: dict[int, Stream] = {}
+        self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="decoder", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; requests that run are dropped."""
+        self._stopped.set()
+        self._inbox.put(None)
+        self._thread.join(30)
+
+    def submit(self, requests: Sequence[tuple[Request, Text]]) -> list[Stream]:
+        """Start requests, all or none; refuse them if too many wait."""
+        batcher = self.decoder.batcher
+        room = batcher.most_running + self.queued - len(self.active)
+        if len(requests) > room:
+            raise ApiError(
+                429,
+                f"{len(self.active)} requests are active, which is the limit: try again",
+                code="queue_full",
+            )
+        for request, _ in requests:
+            batcher.need(request)
+        loop = asyncio.get_running_loop()
+        streams = [Stream(request, sink, loop) for request, sink in requests]
+        for stream in streams:
+            self.active[id(stream)] = stream
+            self._inbox.put(stream.request)
+        return streams
+
+    def release(self, streams: Sequence[Stream]) -> None:
+        """Forget requests that have ended; cancel those that have not."""
+        for stream in streams:
+            if stream.sink.reason is None:
+                stream.request.cancelled = True
+                self._inbox.put(None)
+            self.active.pop(id(stream), None)
+
+    def _work(self) -> None:
+        batcher = self.decoder.batcher
+        while not self._stopped.is_set():
+            try:
+                # Waits only while there is nothing to compute.
+                while (request := self._inbox.get(block=batcher.idle)) is not None:
+                    batcher.submit(request)
+            except queue.Empty:
+                pass
+            if batcher.idle:
+                continue
+            try:
+                batcher.step()
+            except (RuntimeError, MemoryError) as error:
+                batcher.fail_all(f"the model failed: {type(error).__name__}: {error}")

@@ -1,0 +1,86 @@
+"""The sampling fields that completions and chat share."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from trainer.generate.sampling import Sampling
+from trainer.serve.faults import ApiError, Fields
+
+IGNORED = (
+    "user",
+    "service_tier",
+    "store",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+    "add_special_tokens",
+    "skip_special_tokens",
+    "parallel_tool_calls",
+)
+"""Fields of clients that change nothing here."""
+MOST_TEXTS = 128
+# The name of each field in the API and in Sampling.
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def sampling_of(fields: Fields, max_tokens: int, logprobs: int | None, vocab: int) -> Sampling:
+    """Return how tokens are drawn; faults stay with the fields."""
+    base = Sampling(max_tokens=max_tokens, logprobs=logprobs)
+    numbers = {name: fields.number(name, getattr(base, name)) for name in _NUMBERS}
+    sampling = replace(
+        base,
+        **numbers,  # type: ignore[arg-type]
+        top_k=max(0, fields.whole("top_k", 0)),
+        no_repeat_ngram=fields.whole("no_repeat_ngram_size", 0),
+        length_penalty=fields.number("length_penalty", 1.0),
+        beams=fields.whole("beam_width", 1),
+        stop=fields.texts("stop"),
+        stop_ids=_ids(fields, "stop_token_ids", vocab),
+        ignore_end=fields.flag("ignore_eos"),
+        bias=_bias(fields, vocab),
+        seed=fields.whole("seed", secrets.randbits(48)),
+    )
+    fields.faults_of(sampling, {"no_repeat_ngram": "no_repeat_ngram_size", "beams": "beam_width"})
+    return sampling
+
+
+def count_of(fields: Fields) -> int:
+    """Return how many texts each prompt gets."""
+    count = fields.whole("n", 1)
+    if not 1 <= count <= MOST_TEXTS:
+        fields.fault("n", f"{count} is out of range: 1 to {MOST_TEXTS}")
+    fields.refuse("best_of", (count,), "only best_of = n is supported")
+    return count
+
+
+def _ids(fields: Fields, name: str, vocab: int) -> tuple[int, ...]:
+    value = fields.raw(name) or []
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item < vocab for item in value):
+        fields.fault(name, f"is not a list of token ids below {vocab}")
+        return ()
+    return tuple(value)
+
+
+def _bias(fields: Fields, vocab: int) -> dict[int, float]:
+    value = fields.raw("logit_bias") or {}
+    found = dict[int, float]()
+    if not isinstance(value, dict):
+        fields.fault("logit_bias", "is not an object of token ids and numbers")
+        return found
+    for key, number in value.items():
+        if not (key.isdecimal() and len(key) < 10 and int(key) < vocab) or type(number) not in (int, float):
+            fields.fault("logit_bias", f"{key[:20]}: not a token id below {vocab} with a number")
+            return {}
+        found[int(key)] = float(number)
+    return found
+
+
+def check_model(fields: Fields, name: str) -> None:
+    """Refuse a model that is not the served one."""
+    asked = fields.text("model", name)
+    if asked != name:
+        raise ApiError(
+            404, f"the model {asked[:100]!r} does not exist; {name!r} does", "model", "model_not_found"
+        )
