@@ -9,7 +9,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -136,6 +136,15 @@ class _Played:
 
     def last_words(self) -> str:
         return ""
+
+    def poll_file(self, on_read: Callable[[], None]) -> int | None:
+        return None
+
+    def arrived(self) -> tuple[bytes, bool]:
+        raise NotImplementedError
+
+    def can_send(self) -> bool:
+        return False
 
 
 def answers(data: bytes) -> str:

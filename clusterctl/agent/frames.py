@@ -86,18 +86,24 @@ def read_frame(read: Callable[[int], bytes]) -> Optional[Frame]:
         return None
     if len(prefix) < PREFIX.size:
         raise BadFrame("the stream ended inside a frame")
-    magic, version, header_size, payload_size = PREFIX.unpack(prefix)
-    if magic != MAGIC or version != VERSION:
-        raise BadFrame(f"{prefix[:8]!r} begins no frame")
-    if header_size > MAX_HEADER or payload_size > MAX_PAYLOAD:
-        raise BadFrame(f"a frame of {header_size} + {payload_size} bytes is too large")
+    header_size, payload_size = sizes_of(prefix)
     body = read(header_size + payload_size)
     if len(body) < header_size + payload_size:
         raise BadFrame("the stream ended inside a frame")
-    return _parse(body[:header_size], body[header_size:])
+    return parse_frame(body[:header_size], body[header_size:])
 
 
-def _parse(header: bytes, payload: bytes) -> Frame:
+def sizes_of(data: bytes, at: int = 0) -> "tuple[int, int]":
+    """Return the bytes of the header and of the payload of the frame that begins at `at`."""
+    magic, version, header_size, payload_size = PREFIX.unpack_from(data, at)
+    if magic != MAGIC or version != VERSION:
+        raise BadFrame(f"{data[at : at + 8]!r} begins no frame")
+    if header_size > MAX_HEADER or payload_size > MAX_PAYLOAD:
+        raise BadFrame(f"a frame of {header_size} + {payload_size} bytes is too large")
+    return header_size, payload_size
+
+
+def parse_frame(header: bytes, payload: bytes) -> Frame:
     try:
         number, kind, fields = lean.loads(header)
     except (ValueError, TypeError, RecursionError) as problem:
@@ -241,6 +247,11 @@ class ByteReader:
             self._at = len(parts[-1])
             left -= self._at
         return b"".join(parts)
+
+    def rest(self) -> bytes:
+        """Return what is left of the present chunk; it counts as read."""
+        begin, self._at = self._at, len(self._chunk)
+        return self._chunk[begin:]
 
     def read_into(self, view: memoryview) -> None:
         """Fill the view, copying each byte once; raise EOFError if the stream ends before."""

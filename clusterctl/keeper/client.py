@@ -178,8 +178,7 @@ class Line:
             self.is_closed = True
             requests, self._requests = list(self._requests.values()), {}
         for request in requests:
-            request.inbox.close(_lost("keeper"))
-            request.window.close()
+            request.end_with(_lost("keeper"))
         self._socket.close()
 
     def _take(self, frame: Frame) -> None:

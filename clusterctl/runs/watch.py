@@ -8,6 +8,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +22,19 @@ from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.lines import LineCutter
 from clusterctl.logs.store import LogKeeper, LogTimes, half_line
 from clusterctl.runs.kept_watch import KeptWatch
+from clusterctl.runs.later import Later
 from clusterctl.runs.log_steps import LogSteps
 from clusterctl.runs.stall import Hang, Outage, Silence
 from clusterctl.runs.state import SUPERVISOR_SILENCE
 from clusterctl.runs.stop import stop_nodes
 from clusterctl.runs.updates import Source, Stream, Update, from_lines, from_report
+from clusterctl.transport.fanout import on_each
 
 if TYPE_CHECKING:
+    from clusterctl.agent.frames import Frame
     from clusterctl.runs.state import SupervisorState
     from clusterctl.transport.fanout import Connections
+    from clusterctl.transport.link import PendingRequest
 
 # Seconds that a node may be away, after its connection broke, before it counts as lost.
 PATIENCE = 60.0
@@ -42,6 +48,23 @@ QUIET = 2 * BEAT + 1
 FAILED_GRACE = 5.0
 # Seconds between two checks for nodes that have been away for too long.
 LOOK = 0.2
+# Seconds before a connection that broke is opened again.
+RETRY = 1.0
+# Pieces of one node's output that are stored in a row.
+AT_ONCE = 16
+
+
+@dataclass(eq=False)
+class Follow:
+    """The files of one node, as they are followed over one connection."""
+
+    node: Node
+    request: PendingRequest
+    homes: dict[str, tuple[Path, Source]]
+    """By file on the node its copy here, and what it holds."""
+    before: dict[str, int]
+    """By file on the node how many bytes of its copy came from other nodes."""
+    is_queued: bool = False
 
 
 class Watch:
@@ -67,6 +90,11 @@ class Watch:
         self.cluster = self.record.cluster
         # At most 128 chunks of 64 kB.
         self.updates: queue.Queue[Update] = queue.Queue(maxsize=128)
+        # Nodes that have sent something; None ends the thread that reads it.
+        self.arrived: queue.SimpleQueue[Follow | None] = queue.SimpleQueue()
+        # Opens connections, and opens them again.
+        self.dialer = Later()
+        self.follows: dict[str, Follow] = {}
         self.ends: dict[str, Phase] = {}
         self.closed = threading.Event()
         self.stopping = False
@@ -83,15 +111,16 @@ class Watch:
         self.stopper: threading.Thread | None = None
         self.silence = Silence(self.record)
         self.log_steps = LogSteps(run, self.record)
+        # Nodes whose broken connection was reported.
+        self.reported: set[str] = set()
         # By node, how many reports in a row said that its supervisor does not respond.
         self.stuck: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Update]:
         """Yield updates until every node has ended."""
+        threading.Thread(target=self._copy, daemon=True, name="copy").start()
         for node in self.cluster.nodes:
-            threading.Thread(
-                target=self._follow, args=(node,), daemon=True, name=f"follow {node.name}"
-            ).start()
+            self.dialer.call(partial(self._try_to_begin, node))
         try:
             while len(self.ends) < len(self.cluster.nodes):
                 yield from self._seen()
@@ -100,24 +129,36 @@ class Watch:
                 self.stopper.join()
             yield from self._rest()
         finally:
-            self.closed.set()
+            self._close()
+
+    def _close(self) -> None:
+        self.closed.set()
+        self.dialer.close()
+        self.arrived.put(None)
+        for follow in list(self.follows.values()):
+            if follow.request.result is None:
+                with contextlib.suppress(ClusterctlError):
+                    follow.request.cancel()
 
     def _rest(self) -> Iterator[Update]:
         """Yield what ranks still wrote on nodes whose supervisor was dead, until they were ended."""
         nodes = [node for node in self.cluster.nodes if node.name in self.orphaned]
-        threads = [threading.Thread(target=self._follow_rest, args=(node,), daemon=True) for node in nodes]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads) or (threads and not self.updates.empty()):
+        reading = threading.Thread(target=on_each, args=(nodes, self._read_rest), daemon=True)
+        if nodes:
+            reading.start()
+        while reading.is_alive() or (nodes and not self.updates.empty()):
             with contextlib.suppress(queue.Empty):
                 update = self.updates.get(timeout=LOOK)
                 if update.chunk or update.metric:
                     yield update
 
-    def _follow_rest(self, node: Node) -> None:
+    def _read_rest(self, node: Node) -> None:
         # What cannot be copied stays in the folder on the node.
         with contextlib.suppress(ClusterctlError, OSError):
-            self._follow_once(node, now=True)
+            follow = self._begin(node, now=True)
+            for frame in follow.request:
+                self._store(follow, frame)
+            self._finish(follow)
 
     def _seen(self) -> Iterator[Update]:
         """Yield the nodes that have been away for too long, and the next update."""
@@ -239,10 +280,66 @@ class Watch:
         grace = min(self.record.job.grace, FAILED_GRACE)
         stop_nodes(self.connections, nodes, self.run, grace, stacks=stacks, hang=hang)
 
-    def _follow(self, node: Node) -> None:
-        """Follow one node; this runs in a thread, and its errors are raised where the watch is read."""
+    # -- connections
+
+    def _try_to_begin(self, node: Node) -> None:
+        """Follow a node at the byte where the copy here ends; this runs in a thread of the dialer."""
+        if self.closed.is_set():
+            return
+        with self._reporting(node):
+            follow = self._begin(node, self.now)
+            self.follows[node.name] = follow
+            follow.request.on_arrival = partial(self._note_arrival, follow)
+            # What arrived before was not reported.
+            self._note_arrival(follow)
+
+    def _note_arrival(self, follow: Follow) -> None:
+        if not follow.is_queued:
+            follow.is_queued = True
+            self.arrived.put(follow)
+
+    def _copy(self) -> None:
+        """Store what arrives from all nodes; one thread does it, because one disk takes it."""
+        while (follow := self.arrived.get()) is not None:
+            # First: what arrives from now on queues it again.
+            follow.is_queued = False
+            with self._reporting(follow.node):
+                self._take(follow)
+
+    def _take(self, follow: Follow) -> None:
+        """Store some of what a node has sent; the rest waits until the other nodes had a turn."""
+        request = follow.request
+        for _ in range(AT_ONCE):
+            try:
+                frame = request.arrived()
+            except TimeoutError:
+                return
+            if frame is None:
+                self._end(follow)
+                return
+            self._store(follow, frame)
+            if self.closed.is_set():
+                return
+        self._note_arrival(follow)
+
+    def _end(self, follow: Follow) -> None:
+        self.follows.pop(follow.node.name, None)
+        phase = self._finish(follow)
+        if phase is Phase.LOST:
+            self.orphaned.add(follow.node.name)
+        if phase:
+            self._put(Update(node=follow.node.name, ended=phase))
+
+    @contextlib.contextmanager
+    def _reporting(self, node: Node) -> Iterator[None]:
+        """Turn the errors of a node into updates; begin again after its connection broke."""
         try:
-            self._follow_on(node)
+            yield
+        except NodeError as error:
+            self._note_broken(node, error)
+        except ClusterctlError as error:
+            self._put(Update(node=node.name, note=error.message))
+            self._put(Update(node=node.name, ended=Phase.LOST))
         except OSError as error:
             subject = f"{self.run.root}: cannot write what {node.name} sends: {error.strerror or error}"
             hint = f"the run itself continues; then: clusterctl attach {self.run.run_id}"
@@ -251,31 +348,22 @@ class Watch:
             # Raised in the thread that reads the watch.
             self._put(Update(node=node.name, problem=bug))
 
-    def _follow_on(self, node: Node) -> None:
-        """Follow a node over as many connections as it takes; each continues at the byte where the copy here ends."""
-        reported = False
-        while not self.closed.is_set():
-            try:
-                ended = self._follow_once(node, self.now)
-                if ended is Phase.LOST:
-                    self.orphaned.add(node.name)
-                if ended:
-                    self._put(Update(node=node.name, ended=ended))
-                return
-            except NodeError as error:
-                # The silence began before it was noticed.
-                silent = max(0.0, self.connections.silent_for(node) - SILENCE)
-                self.connections.drop(node)
-                if node.name in self.reached or not reported:
-                    reported, heard = True, time.monotonic() - silent
-                    self.gone[node.name] = min(heard, self.gone.get(node.name, heard))
-                    self.reached.discard(node.name)
-                    self._put(Update(node=node.name, note=f"{error.message}; trying again"))
-                self.closed.wait(1.0)
-            except ClusterctlError as error:
-                self._put(Update(node=node.name, note=error.message))
-                self._put(Update(node=node.name, ended=Phase.LOST))
-                return
+    def _note_broken(self, node: Node, error: NodeError) -> None:
+        self.follows.pop(node.name, None)
+        # The silence began before it was noticed.
+        silent = max(0.0, self.connections.silent_for(node) - SILENCE)
+        if node.name in self.reached or node.name not in self.reported:
+            self.reported.add(node.name)
+            heard = time.monotonic() - silent
+            self.gone[node.name] = min(heard, self.gone.get(node.name, heard))
+            self.reached.discard(node.name)
+            self._put(Update(node=node.name, note=f"{error.message}; trying again"))
+        self.dialer.call(partial(self._begin_anew, node))
+
+    def _begin_anew(self, node: Node) -> None:
+        # Closing a connection may take seconds.
+        self.connections.drop(node)
+        self.dialer.call(partial(self._try_to_begin, node), RETRY)
 
     def _put(self, update: Update) -> None:
         while not self.closed.is_set():
@@ -284,8 +372,8 @@ class Watch:
             except queue.Full:
                 continue
 
-    def _follow_once(self, node: Node, now: bool) -> Phase | None:
-        """Follow until the node's attempt has ended; return how, or None if the watch was closed."""
+    def _begin(self, node: Node, now: bool) -> Follow:
+        """Request the files of a node from where their copies here end; `now`: only what exists."""
         homes = self._files(node)
         # Create the files, so that a person can follow a silent rank too.
         for home, _ in homes.values():
@@ -297,41 +385,42 @@ class Watch:
             for path, (home, _) in homes.items()
         ]
         until: Any = {"run_dir": self.record.run_dirs[node.name], "attempt": self.record.attempt}
-        until = "now" if now else until
         request = self.connections.of(node).open(
-            "follow", {"files": files, "until": until, "silent_after": SUPERVISOR_SILENCE / 2}
+            "follow",
+            {"files": files, "until": "now" if now else until, "silent_after": SUPERVISOR_SILENCE / 2},
         )
         self.reached.add(node.name)
         self.gone.pop(node.name, None)
-        cutters = {path: self._cutter(home) for path, (home, _) in homes.items()}
-        try:
-            for frame in request:
-                path = frame.fields.get("path")
-                if path == "":
-                    self._put(from_report(node.name, str(frame.fields.get("word")), frame.payload))
-                    continue
-                offset = frame.fields.get("offset")
-                if path not in homes or not isinstance(offset, int):
-                    raise WorkFailed(f"{node.name}: sent a part of a file that was not asked for")
-                home, source = homes[path]
-                self.silence.broken_by(node.name, source.rank)
-                offset += before[path]
-                fresh = LogKeeper.keep(home, offset, frame.payload)
-                self.times.note(home, offset + len(frame.payload), frame.fields.get("age"))
-                for metric in self.log_steps.feed(source, fresh):
-                    self.silence.stepped(node.name, source.rank, finished=self.log_steps.finished)
-                    self._put(Update(node=node.name, metric=metric))
-                if self.lines or source.stream is Stream.METRICS:
-                    self._put_lines(source, cutters[path].feed(fresh))
-                if self.closed.is_set():
-                    return None
-            phase = _end_of(request.result)
-            for path, cutter in cutters.items() if phase is not Phase.LOST else ():
-                self._put_lines(homes[path][1], cutter.end())
-            return phase
-        finally:
-            if request.result is None:
-                request.cancel()
+        return Follow(node, request, homes, before)
+
+    def _store(self, follow: Follow, frame: Frame) -> None:
+        """Append what a node has sent to the copy here, and report its whole lines."""
+        node, path = follow.node, frame.fields.get("path")
+        if path == "":
+            self._put(from_report(node.name, str(frame.fields.get("word")), frame.payload))
+            return
+        offset = frame.fields.get("offset")
+        if path not in follow.homes or not isinstance(offset, int):
+            raise WorkFailed(f"{node.name}: sent a part of a file that was not asked for")
+        home, source = follow.homes[path]
+        self.silence.broken_by(node.name, source.rank)
+        offset += follow.before[path]
+        # Before the copy grows: it begins with the half line that ends the copy.
+        cutter = self._cutter(home)
+        fresh = LogKeeper.keep(home, offset, frame.payload)
+        self.times.note(home, offset + len(frame.payload), frame.fields.get("age"))
+        for metric in self.log_steps.feed(source, fresh):
+            self.silence.stepped(node.name, source.rank, finished=self.log_steps.finished)
+            self._put(Update(node=node.name, metric=metric))
+        if self.lines or source.stream is Stream.METRICS:
+            self._put_lines(source, cutter.feed(fresh))
+
+    def _finish(self, follow: Follow) -> Phase:
+        """Report half lines, since nothing more will come; return how the attempt ended there."""
+        phase = _end_of(follow.request.result)
+        for home, source in follow.homes.values() if phase is not Phase.LOST else ():
+            self._put_lines(source, self._cutter(home).end())
+        return phase
 
     def _cutter(self, home: Path) -> LineCutter:
         """Return the line cutter of a file; it begins with the half line that was copied before, if any."""

@@ -141,7 +141,7 @@ class Packets(Packetizer):
         if self._quick is not None and self.reads < QUICK_READS:
             with contextlib.suppress(OSError):
                 self._from.setsockopt(socket.IPPROTO_TCP, self._quick, 1)  # type: ignore[union-attr]
-        whole = self._at == self._start or self._reads_twice()
+        whole = self._at == self._start or self.reads_twice()
         self._from.settimeout(max(self._until - time.monotonic(), 0.001) if whole else STALL)
         try:
             data = self._from.recv(self._size)
@@ -158,7 +158,7 @@ class Packets(Packetizer):
         self._at -= self._start
         self._start = 0
 
-    def _reads_twice(self) -> bool:
+    def reads_twice(self) -> bool:
         """Return whether a packet that has arrived in part can be read again from its beginning."""
         private = vars(self)
         return bool(

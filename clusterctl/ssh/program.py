@@ -20,6 +20,8 @@ from clusterctl.ssh.session import ChannelRefused, Session
 END_LIMIT = 10.0
 # Bytes per write.
 AT_ONCE = 256 << 10
+# Bytes that a node must accept for a beat to be sent.
+LEAST_WINDOW = 1024
 # The only kind of extended data that exists.
 STDERR = 1
 
@@ -90,6 +92,22 @@ class ProgramStream:
         if self.ended() == (None, None) and not self._session.active:
             raise self._lost(self._session.problem)
         return "", b""
+
+    def poll_file(self, on_read: Callable[[], None]) -> int | None:
+        return self._session.poll_file(on_read)
+
+    def arrived(self) -> tuple[list[tuple[str, bytes]], bool]:
+        program, session = self._program, self._session
+        session.poll()
+        # Asked before the bytes are taken: what comes last must not be missed.
+        more = session.active and not program.is_over
+        parts = []
+        while program.came:
+            parts.append(self._next(AT_ONCE))
+        return parts, more
+
+    def can_send(self) -> bool:
+        return self._program.out_window_size >= LEAST_WINDOW and self._session.can_send()
 
     def _next(self, size: int) -> tuple[str, bytes]:
         """Return the next bytes of one stream, joined from consecutive packets."""

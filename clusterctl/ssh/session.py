@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -130,6 +131,7 @@ class Session(_Transport):  # type: ignore[misc]
         self._later: list[Any] = []
         self._refused: dict[int, str] = {}
         self._closing = threading.Lock()
+        self._on_read: Callable[[], None] | None = None
         self.problem: BaseException | None = None
         """Why the connection ended; None while it is open."""
         self._handler_table[MSG_SERVICE_ACCEPT] = lambda message: None
@@ -288,6 +290,43 @@ class Session(_Transport):  # type: ignore[misc]
                 with self._turn:
                     self._listener = None
                     self._turn.notify_all()
+                if self._on_read is not None:
+                    self._on_read()
+
+    # ---- without waiting
+
+    def poll_file(self, on_read: Callable[[], None]) -> int | None:
+        """Return the file to wait for before `poll`; None if a packet cannot be read in several parts.
+
+        `on_read` is called after `until` has read, since the file then has nothing more to read.
+        """
+        if not self.packets.reads_twice():
+            return None
+        self._on_read = on_read
+        return int(self.sock.fileno())
+
+    def poll(self) -> None:
+        """Process what has arrived, without waiting. Another thread that reads now does this instead."""
+        with self._turn:
+            if self._listener is not None or not self.active:
+                return
+            self._listener = threading.get_ident()
+        try:
+            self._listen(0.0)
+        finally:
+            with self._turn:
+                self._listener = None
+                self._turn.notify_all()
+
+    def can_send(self) -> bool:
+        """Return whether a small message can be sent now without waiting."""
+        if not self.active or not self.clear_to_send.is_set():
+            return False
+        if not isinstance(self.sock, socket.socket):
+            return True
+        asked = select.poll()
+        asked.register(self.sock, select.POLLOUT)
+        return any(event & select.POLLOUT for _, event in asked.poll(0))
 
     def run(self) -> None:
         """Process messages until the connection ends; this is the thread of a gateway."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -28,12 +29,14 @@ from clusterctl.agent.frames import (
     credit_of,
     encode,
     parse_payload,
-    read_frame,
     to_payload,
 )
 from clusterctl.errors import ClusterctlError, LinkLost, Unreachable, WorkFailed
 from clusterctl.transport.pipe import ENDLESS, ENDLESS_HINT, MAX_NOISE, START_LIMIT, Pipe, last_line
+from clusterctl.transport.poller import poller
+from clusterctl.transport.splitter import FrameSplitter
 
+LEFT_THERE = "what ran there for this command is ended by the node itself"
 # Seconds after a command's timeout: the agent takes up to 7 to end the command.
 LATE = 20.0
 
@@ -117,8 +120,15 @@ def _words(text: str) -> str:
         return text[:500]
 
 
+def _ignore() -> None:
+    """Do nothing."""
+
+
 class PendingRequest:
     """A request that has been sent: send its body, read its reply, get its result, or cancel it."""
+
+    on_arrival: Callable[[], object] = staticmethod(_ignore)
+    """Called in the reading thread after something has arrived; must not wait."""
 
     def __init__(self, link: Link, number: int, op: str) -> None:
         self.op = op
@@ -158,15 +168,24 @@ class PendingRequest:
             self.window.give(credit_of(frame))
         elif frame.kind == "data":
             self.inbox.put(frame)
+            self.on_arrival()
         elif frame.kind == "end":
             # Check it in this thread, where an invalid payload can still break the link.
             parse_payload(frame.payload)
             self.inbox.put(frame)
-            self.inbox.close()
-            self.window.close()
+            self.end_with(None)
         elif frame.kind == "fail":
-            self.inbox.close(failure(parse_payload(frame.payload)))
-            self.window.close()
+            self.end_with(failure(parse_payload(frame.payload)))
+
+    def end_with(self, problem: ClusterctlError | None) -> None:
+        """Note that nothing more will come, and why."""
+        self.inbox.close(problem)
+        self.window.close()
+        self.on_arrival()
+
+    def arrived(self) -> Frame | None:
+        """Return the next chunk without waiting, or None at the end; raise TimeoutError if none has come yet."""
+        return next(self._frames(lambda: self.inbox.get(0)), None)
 
     def __iter__(self) -> Iterator[Frame]:
         """Yield the chunks of the reply as they arrive; raise the error if the node sends one."""
@@ -219,7 +238,7 @@ A = TypeVar("A", bound=PendingRequest)
 
 
 class Link:
-    """Frames over one pipe: one thread reads, and any number of threads send requests."""
+    """Frames over one pipe: the poller or a thread of its own reads, and any number of threads send requests."""
 
     def __init__(self, node: str, pipe: Pipe, workdir: str) -> None:
         """Start the agent behind the pipe. The caller must close the link."""
@@ -241,7 +260,13 @@ class Link:
             pipe.close()
             raise
         self._limit, self._start_deadline = SILENCE, float("inf")
-        threading.Thread(target=self._listen, name=f"link {node}", daemon=True).start()
+        self._splitter = FrameSplitter()
+        self._file = pipe.poll_file(self._wake)
+        self._feed(self._bytes.rest())
+        if self._file is None:
+            self._start_listening()
+        else:
+            poller().add(self._file, self)
 
     def open(self, op: str, params: dict[str, Any]) -> PendingRequest:
         """Send a request; its reply is read from the returned object."""
@@ -352,22 +377,58 @@ class Link:
             self._sending.release()
             self.send(Frame(0, "beat", {}))
 
+    def _start_listening(self) -> None:
+        threading.Thread(target=self._listen, name=f"link {self.node}", daemon=True).start()
+
     def _listen(self) -> None:
+        """Read until the connection ends."""
         try:
-            while True:
-                frame = read_frame(self._bytes.read)
-                if frame is None:
-                    line = last_line(self._pipe.last_words().encode())
-                    problem = "the connection ended" + (f": {line}" if line else "")
-                    break
-                self._take(frame)
+            while data := self._receive():
+                self._feed(data)
+            self._splitter.end()
+            line = last_line(self._pipe.last_words().encode())
+            problem = "the connection ended" + (f": {line}" if line else "")
         except BadFrame as bad:
             problem = f"its answer is invalid: {bad}"
         except (OSError, EOFError, ClusterctlError, ValueError) as broken:
             problem = str(getattr(broken, "reason", broken)) or "the connection ended"
-        self._break(
-            LinkLost(self.node, problem, "what ran there for this command is ended by the node itself")
-        )
+        self._break(LinkLost(self.node, problem, LEFT_THERE))
+
+    def _feed(self, data: bytes) -> None:
+        for frame in self._splitter.feed(data):
+            self._take(frame)
+
+    # ---- read by the poller
+
+    def _wake(self) -> None:
+        if self._file is not None:
+            poller().wake(self._file)
+
+    def pump(self) -> bool:
+        """Process what has arrived; return False if a thread of its own reads the rest, or nothing is left to read."""
+        data, more = self._pipe.arrived()
+        if data:
+            self._heard = time.monotonic()
+            try:
+                self._feed(data)
+            except (BadFrame, ValueError, OSError, ClusterctlError) as bad:
+                self._break(LinkLost(self.node, f"its answer is invalid: {bad}", LEFT_THERE))
+        if self.is_closed:
+            return False
+        if not more:
+            # How it ended is found out by a thread, which may wait.
+            self._start_listening()
+        return more
+
+    def check(self, now: float) -> bool:
+        """Send a beat if one is due; return False if the node was silent for too long."""
+        if now - self._heard > self._limit:
+            self._break(LinkLost(self.node, f"nothing was received for {self._limit:.0f} s", LEFT_THERE))
+        elif now - self._said > BEAT and self._pipe.can_send():
+            # The pump finds out how it ended.
+            with contextlib.suppress(LinkLost):
+                self._beat()
+        return not self.is_closed
 
     def _take(self, frame: Frame) -> None:
         with self._change:
@@ -388,7 +449,10 @@ class Link:
             self._lost = self._lost or problem
             self.is_closed = True
             requests, self._requests = list(self._requests.values()), {}
+            file, self._file = self._file, None
         for request in requests:
-            request.inbox.close(self._lost)
-            request.window.close()
+            request.end_with(self._lost)
+        if file is not None:
+            # Before its number becomes another file's.
+            poller().remove(file, self)
         self._pipe.close()

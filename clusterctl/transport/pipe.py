@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from clusterctl.errors import LinkLost
 
@@ -37,6 +38,18 @@ class Pipe(Protocol):
     def last_words(self) -> str:
         """Return the end of the program's standard error; wait at most LAST_WORDS_LIMIT seconds for it."""
 
+    def poll_file(self, on_read: Callable[[], None]) -> int | None:
+        """Return the file to wait for, or None if only a waiting thread can read this pipe.
+
+        `on_read` is called after another thread has read from that file.
+        """
+
+    def arrived(self) -> tuple[bytes, bool]:
+        """Return the bytes that have arrived, and False if `receive` must read the rest; never wait."""
+
+    def can_send(self) -> bool:
+        """Return whether a few bytes can be sent now without waiting."""
+
 
 class Stream(Protocol):
     """The part of fanout.Stream that a pipe uses."""
@@ -46,6 +59,18 @@ class Stream(Protocol):
     def send(self, data: bytes) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Pollable(Protocol):
+    """The interface of a stream that can be read without waiting, as a Pipe defines it."""
+
+    def poll_file(self, on_read: Callable[[], None]) -> int | None: ...
+
+    def arrived(self) -> tuple[list[tuple[str, bytes]], bool]:
+        """Return (stream, bytes) that have arrived, and whether more may come."""
+
+    def can_send(self) -> bool: ...
 
 
 class StreamPipe:
@@ -69,6 +94,24 @@ class StreamPipe:
                 raise OSError("its standard error has no end")
             if time.monotonic() >= deadline:
                 raise TimeoutError
+
+    def poll_file(self, on_read: Callable[[], None]) -> int | None:
+        return self._stream.poll_file(on_read) if isinstance(self._stream, Pollable) else None
+
+    def arrived(self) -> tuple[bytes, bool]:
+        assert isinstance(self._stream, Pollable)
+        parts, more = self._stream.arrived()
+        result = []
+        for name, data in parts:
+            if name == "stderr":
+                self._keep(data)
+            else:
+                self._error_bytes = 0
+                result.append(data)
+        return b"".join(result), more and self._error_bytes <= MAX_NOISE
+
+    def can_send(self) -> bool:
+        return isinstance(self._stream, Pollable) and self._stream.can_send()
 
     def send(self, data: bytes) -> None:
         try:

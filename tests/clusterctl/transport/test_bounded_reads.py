@@ -25,12 +25,9 @@ BOUNDED = {
     ("ssh/openssh_child.py", "recv"): (1, "one byte, never waits"),
     ("ssh/packets.py", "recv"): (1, "one piece, with the socket's timeout"),
     ("ssh/session.py", "readline"): (1, "MAX_BANNER bytes, MAX_LINES lines, until a deadline"),
-    ("transport/link.py", "read_frame"): (
-        1,
-        "MAX_PAYLOAD bytes; SILENCE seconds without a byte end the link",
-    ),
     ("transport/link.py", "read_line"): (1, "MAX_NOISE bytes, START_LIMIT seconds"),
     ("transport/link.py", "receive"): (1, "one piece, BEAT seconds"),
+    ("transport/poller.py", "recv"): (1, "WAKES bytes, never waits"),
     ("transport/local.py", "os.read"): (1, "one piece, when poll reports it"),
 }
 

@@ -34,6 +34,15 @@ class Wire:
     def last_words(self) -> str:
         return ""
 
+    def poll_file(self, on_read: Callable[[], None]) -> int | None:
+        return None
+
+    def arrived(self) -> tuple[bytes, bool]:
+        raise NotImplementedError
+
+    def can_send(self) -> bool:
+        return False
+
 
 def played(answer: bytes, then: Callable[[socket.socket], None] = lambda theirs: None) -> Wire:
     """A node that answers the start with `answer` and then does as it likes."""

@@ -1,0 +1,230 @@
+"""Measure launches on many nodes: time and processor time next to `exec`, and what an idle controller uses."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.reach.field import Field, Sample
+from bench.reach.model import fit
+from clusterctl.jobs.run_folder import RunDir
+
+TOLD = Callable[[str], None]
+# Variants of a launch, with the options of each.
+LAUNCHES = {"launch --no-checks": ("--no-checks",), "launch with checks": ()}
+# Ranks of each node while the controller is idle, and their command.
+RANKS, SLEEP = 2, "100000"
+# Seconds in which the agents install themselves and the first beats pass, and seconds that are measured then.
+SETTLE, MEASURED = 5.0, 20.0
+# Seconds for a controller to exit after the end of its run.
+ENDS = 30.0
+# Megabytes and share of a core that a controller of 256 nodes may use.
+MOST_MB, MOST_CPU = 60.0, 0.02
+LARGE = (1_000, 10_000)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The medians of one number of nodes: `exec` and both variants of a launch."""
+
+    nodes: int
+    walls: dict[str, float]
+    ratios: dict[str, float]
+    node_cpu: dict[str, float]
+    """Processor time per node, in seconds, by variant and for `exec`."""
+
+
+@dataclass(frozen=True)
+class Idle:
+    """What the controller of sleeping ranks uses."""
+
+    nodes: int
+    start_cpu: float
+    """Processor time in seconds until the run had started."""
+    cpu: float
+    """Share of a core."""
+    megabytes: float
+    threads: int
+    files: int
+
+
+class Launches:
+    """Measures launches of `true`, and controllers of runs that sleep."""
+
+    def __init__(self, field: Field, runs: int, tell: TOLD) -> None:
+        self.field, self.runs, self.tell = field, runs, tell
+        self.folder = field.folder / "runs"
+        self.started: list[Launched] = []
+        self.idle: list[Idle] = []
+        self.inventory = field.folder / "launches.yaml"
+        places = {place.name: {"host": place.address, "devices": RANKS} for place in field.places}
+        field.write_inventory(self.inventory, places)
+
+    def measure(self, count: int) -> None:
+        """Measure launches on `count` nodes in turn with `exec`, then an idle controller."""
+        # Installs the agent, which a cluster does once.
+        self._timed(self._launch(count, "--no-checks"), count)
+        walls: dict[str, list[float]] = {name: [] for name in ("exec", *LAUNCHES)}
+        cpus: dict[str, list[float]] = {name: [] for name in walls}
+        ratios: dict[str, list[float]] = {name: [] for name in LAUNCHES}
+        for turn in range(self.runs):
+            self.tell(f"    launch, {count} nodes, turn {turn + 1}")
+            base = 0.0
+            for name in walls:
+                sample, cpu = self._timed(self._argv(name, count), count)
+                walls[name].append(sample.wall)
+                cpus[name].append(cpu / count)
+                base = base or sample.wall
+                if name in ratios:
+                    ratios[name].append(sample.wall / base)
+        found = [
+            {key: statistics.median(many) for key, many in values.items()} for values in (walls, ratios, cpus)
+        ]
+        self.started.append(Launched(count, *found))
+        self.idle.append(self._idle(count))
+
+    def _argv(self, name: str, count: int) -> list[str]:
+        if name == "exec":
+            return self.field.clusterctl("exec", self.field.names(count), "--", "true")
+        return self._launch(count, *LAUNCHES[name])
+
+    def _launch(
+        self, count: int, *options: str, command: Sequence[str] = ("true",), devices: int = 1
+    ) -> list[str]:
+        nodes = ("-n", self.field.names(count), "--devices", str(devices), "--no-code")
+        words = (*nodes, *options, "--", *command)
+        return self.field.clusterctl("launch", *words, inventory=self.inventory)
+
+    def _timed(self, argv: list[str], count: int) -> tuple[Sample, float]:
+        """Run a command; return its sample and the processor time of the nodes. A failure ends the bench."""
+        places = self.field.places[:count]
+        before = sum(place.cpu() for place in places)
+        sample = self._must_work(argv)
+        self._await_controllers()
+        # Until the nodes' daemons have counted the processes that ended.
+        time.sleep(0.3)
+        return sample, sum(place.cpu() for place in places) - before
+
+    def _runs(self) -> list[RunDir]:
+        return [RunDir(path) for path in sorted(self.folder.iterdir())] if self.folder.exists() else []
+
+    def _await_controllers(self) -> None:
+        deadline = time.monotonic() + ENDS
+        while any(run.controller() for run in self._runs()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _idle(self, count: int) -> Idle:
+        """Start ranks that sleep, measure their controller, and stop them."""
+        shutil.rmtree(self.folder)
+        argv = self._launch(count, "--no-checks", "--detach", command=("sleep", SLEEP), devices=RANKS)
+        self._must_work(argv)
+        (run,) = self._runs()
+        pid = run.controller()
+        if pid is None:
+            raise SystemExit(f"the run has no controller: {self.field.last_words()}")
+        start_cpu = _cpu(pid)
+        time.sleep(SETTLE)
+        before, began = _cpu(pid), time.monotonic()
+        time.sleep(MEASURED)
+        share = (_cpu(pid) - before) / (time.monotonic() - began)
+        status = Path(f"/proc/{pid}/status").read_text()
+        megabytes = int(_field(status, "VmRSS")) / 1024
+        files = len(os.listdir(f"/proc/{pid}/fd"))
+        found = Idle(count, start_cpu, share, megabytes, int(_field(status, "Threads")), files)
+        program = self.field.clusterctl("stop")[0]
+        self.field.run([program, "stop", "--grace", "0", run.run_id], CLUSTERCTL_RUNS=str(self.folder))
+        self._await_controllers()
+        shutil.rmtree(self.folder)
+        return found
+
+    def _must_work(self, argv: list[str]) -> Sample:
+        sample = self.field.run(argv, CLUSTERCTL_RUNS=str(self.folder))
+        if sample.failed:
+            raise SystemExit(f"{' '.join(argv[1:])} failed: {self.field.last_words()}")
+        return sample
+
+
+def _cpu(pid: int) -> float:
+    """Return the processor time of a process in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def _field(status: str, name: str) -> str:
+    match = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
+    return match[1] if match else "0"
+
+
+def report(started: Sequence[Launched], idle: Sequence[Idle]) -> str:
+    """Return the measured launches and controllers, and what lines through them say for more nodes."""
+    lines = [f"{'launch of `true`':<22}{'nodes':>6}{'wall s':>9}{'x exec':>8}{'ms of CPU a node':>18}"]
+    for entry in started:
+        for name, wall in entry.walls.items():
+            ratio = f"{entry.ratios[name]:.2f}" if name in entry.ratios else ""
+            lines.append(
+                f"{name:<22}{entry.nodes:>6}{wall:>9.2f}{ratio:>8}{entry.node_cpu[name] * 1000:>18.0f}"
+            )
+    lines.append(
+        f"{'idle controller':<22}{'nodes':>6}{'start s':>9}{'% core':>8}{'MB':>8}{'threads':>9}{'files':>8}"
+    )
+    lines += [_idle_line("measured", entry) for entry in idle]
+    if len(idle) > 1:
+        lines += [
+            _idle_line("by the model", entry) for entry in (modelled(idle, count) for count in LARGE)
+        ]
+        lines.append(limit(idle))
+    return "\n".join(lines)
+
+
+def _idle_line(name: str, entry: Idle) -> str:
+    return (
+        f"{name:<22}{entry.nodes:>6}{entry.start_cpu:>9.2f}{entry.cpu * 100:>8.2f}{entry.megabytes:>8.1f}"
+        f"{entry.threads:>9}{entry.files:>8}"
+    )
+
+
+def modelled(idle: Sequence[Idle], count: int) -> Idle:
+    """Return what a controller of `count` nodes uses by lines through the measured ones."""
+
+    def at(value: Callable[[Idle], float]) -> float:
+        return fit([(entry.nodes, value(entry)) for entry in idle]).at(count)
+
+    return Idle(
+        count,
+        at(lambda entry: entry.start_cpu),
+        at(lambda entry: entry.cpu),
+        at(lambda entry: entry.megabytes),
+        round(at(lambda entry: entry.threads)),
+        round(at(lambda entry: entry.files)),
+    )
+
+
+def limit(idle: Sequence[Idle]) -> str:
+    """Return a sentence with the number of nodes whose beats fill one core: a controller uses no more."""
+    line = fit([(entry.nodes, entry.cpu) for entry in idle])
+    if line.each <= 0:
+        return "an idle controller's processor time does not grow with the nodes"
+    return (
+        f"one core is full of beats at {(1 - line.start) / line.each:,.0f} nodes: a controller is one process"
+    )
+
+
+def missed(idle: Sequence[Idle], nodes: int = 256) -> list[str]:
+    """Return which limits the controller of `nodes` nodes exceeds."""
+    found = []
+    for entry in idle:
+        if entry.nodes == nodes and entry.megabytes > MOST_MB:
+            found.append(
+                f"the controller of {nodes} nodes has {entry.megabytes:.0f} MB; at most {MOST_MB:.0f}"
+            )
+        if entry.nodes == nodes and entry.cpu > MOST_CPU:
+            found.append(
+                f"the controller of {nodes} nodes uses {entry.cpu:.2%} of a core; at most {MOST_CPU:.0%}"
+            )
+    return found
