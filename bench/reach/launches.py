@@ -175,9 +175,7 @@ def report(started: Sequence[Launched], idle: Sequence[Idle]) -> str:
     )
     lines += [_idle_line("measured", entry) for entry in idle]
     if len(idle) > 1:
-        lines += [
-            _idle_line("by the model", entry) for entry in (modelled(idle, count) for count in LARGE)
-        ]
+        lines += [_idle_line("by the model", entry) for entry in (modelled(idle, count) for count in LARGE)]
         lines.append(limit(idle))
     return "\n".join(lines)
 

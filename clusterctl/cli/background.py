@@ -8,53 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import WorkFailed
+from clusterctl.handover import STARTED, Starter, messages_of
+from clusterctl.memory import use_one_arena
 
 # What a terminal or a caller sends to end a command.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-STARTED, RAISED = "started", "raised"
-KILLED = WorkFailed("the process that starts the run was killed", "clusterctl runs, clusterctl stop")
-
-
-class Starter:
-    """The starting process's end: reports that the run has started, and leaves the terminal."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self.has_started = False
-
-    def started(self, value: Any, log: Path) -> None:
-        """Hand `value` to the terminal's process, which continues; standard error goes to `log` from now on."""
-        with log.open("ab") as errors, open(os.devnull, "r+b") as nothing:
-            for number, file in ((0, nothing), (1, nothing), (2, errors)):
-                os.dup2(file.fileno(), number)
-        self.has_started = True
-        self._send(STARTED, value)
-
-    def failed(self, problem: BaseException) -> None:
-        """Hand an error to the terminal's process, which raises it; later errors go to the log."""
-        if self.has_started:
-            os.write(2, "".join(traceback.format_exception(problem)).encode(errors="replace"))
-            return
-        try:
-            self._send(RAISED, problem)
-        except (pickle.PicklingError, TypeError, AttributeError):
-            self._send(RAISED, RuntimeError("".join(traceback.format_exception(problem))))
-
-    def _send(self, kind: str, value: Any) -> None:
-        message = pickle.dumps((kind, value))
-        # The terminal's process may be gone.
-        with contextlib.suppress(OSError), self._channel:
-            self._channel.sendall(message)
 
 
 def start_in_background(work: Callable[[Starter], None]) -> Any:
@@ -72,10 +36,8 @@ def start_in_background(work: Callable[[Starter], None]) -> Any:
     theirs.close()
     came: list[int] = []
     with ours, _forwarding_signals(pid, came):
-        message = b"".join(iter(lambda: ours.recv(65536), b""))
+        kind, value = next(messages_of(ours))
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-    # Written by our own child.
-    kind, value = pickle.loads(message) if message else (RAISED, KILLED)
     if kind == STARTED:
         for number in came:
             os.kill(os.getpid(), number)
@@ -94,6 +56,7 @@ def _run(work: Callable[[Starter], None], ours: socket.socket, theirs: socket.so
     """Do the work in the new process, which Ctrl-C at the terminal does not reach; return its exit code."""
     ours.close()
     os.setsid()
+    use_one_arena()
     _release_files(theirs.fileno())
     starter = Starter(theirs)
     # The outermost handler of this process: the terminal's process shows the error.

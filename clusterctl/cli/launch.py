@@ -17,7 +17,7 @@ from clusterctl.errors import Found, RunFailed, UsageError
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
-    from clusterctl.cli.background import Starter
+    from clusterctl.handover import Starter
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
@@ -154,23 +154,15 @@ def launch(
     summary = jobs.check(job, chosen)
     run = runs.new_run(job, options.runs_folder())
 
-    def start_up(starter: Starter) -> None:
-        with options.connected(chosen, accept_new) as connections:
-            log = phases()
-            if not no_checks:
-                doctor.before_launch(chosen, job, connections, log, summary)
-            with stopping_on_interrupt(run, connections):
-                runs.launch(chosen, job, connections, options.runs_folder(), log, run, spares)
-                first = run.read_record().attempt
-                controller.ignore_terminal()
+    def start_up(connections: Connections) -> None:
+        log = phases()
+        if not no_checks:
+            doctor.before_launch(chosen, job, connections, log, summary)
+        with stopping_on_interrupt(run, connections):
+            runs.launch(chosen, job, connections, options.runs_folder(), log, run, spares)
+            controller.ignore_terminal()
 
-            def started() -> None:
-                starter.started(first, run.controller_log)
-
-            if not controller.serve(run, connections, started):
-                started()
-
-    first = start_in_background(start_up)
+    first = start_in_background(becoming_controller(run, chosen, start_up, accept_new))
     trains = job.train is not None
     with options.connected(chosen) as connections:
         if detach:
@@ -181,6 +173,29 @@ def launch(
         follow_to_the_end(
             run, connections, stop_on_interrupt=True, trains=trains, as_json=as_json, first=first
         )
+
+
+def becoming_controller(
+    run: RunDir, cluster: Cluster, start_up: Callable[[Connections], None], accept_new: bool = False
+) -> Callable[[Starter], None]:
+    """Return the work of a process that starts a run and then controls it, with one login per node for both.
+
+    It hands over the number of the first attempt that it started.
+    """
+    from clusterctl.runs import controller
+
+    def work(starter: Starter) -> None:
+        with options.connected(cluster, accept_new) as connections:
+            start_up(connections)
+            first = run.read_record().attempt
+
+            def started() -> None:
+                starter.started(first, run.controller_log)
+
+            if not controller.serve(run, connections, started):
+                started()
+
+    return work
 
 
 def _seconds(text: str) -> float:
@@ -256,6 +271,7 @@ def resume(
     as_json: options.Json = False,
 ) -> None:
     """Start an ended run again on its nodes. A training continues from its newest valid checkpoint."""
+    from clusterctl.cli.background import deliver_signals, start_in_background
     from clusterctl.runs import controller
 
     found = options.run_named(run)
@@ -264,19 +280,25 @@ def resume(
     if dry_run:
         show_plan(cluster, job, as_json=as_json, argv=True)
         return
-    with options.connected(cluster) as connections:
+
+    def start_up(connections: Connections) -> None:
         with stopping_on_interrupt(found, connections):
             if lacks_controller(found, connections):
                 screen.log(f"{found.run_id} is running without a controller; starting a new one")
             else:
                 controller.Control(found, connections).resume(phases())
-            put_in_charge(found)
+            controller.ignore_terminal()
+
+    first = start_in_background(becoming_controller(found, cluster, start_up))
+    with options.connected(cluster) as connections:
         if detach:
+            deliver_signals()
             leave(found, as_json=as_json)
-        else:
-            follow_to_the_end(
-                found, connections, stop_on_interrupt=True, trains=job.train is not None, as_json=as_json
-            )
+            return
+        trains = job.train is not None
+        follow_to_the_end(
+            found, connections, stop_on_interrupt=True, trains=trains, as_json=as_json, first=first
+        )
 
 
 def lacks_controller(run: RunDir, connections: Connections) -> bool:
@@ -336,8 +358,10 @@ def warn_about_missing_variables(run: RunDir) -> None:
 
 def control(run: options.RunName) -> None:
     """Control a run until its end. `launch`, `resume` and `attach` start this command."""
+    from clusterctl.memory import use_one_arena
     from clusterctl.runs import controller
 
+    use_one_arena()
     found = options.run_named(run)
     with options.connected_to(found) as connections:
         controller.serve(found, connections, lambda: screen.write(controller.READY.decode()))

@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import WorkFailed
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs.restarts import Restart
-from clusterctl.jobs.run_folder import RunDir
+from clusterctl.library import launcher
 from clusterctl.library.run import Run, runs_folder
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.job import Job
     from clusterctl.library.session import Session
-    from clusterctl.transport.fanout import Connections
 
 Placement = Callable[["Job"], "tuple[Cluster, tuple[Node, ...]]"]
 """Returns the nodes of a job, and its spare nodes."""
@@ -71,39 +69,10 @@ def start_job(
     report: Callable[[str, str], None],
 ) -> Run:
     """Check, push and start a job; return its run."""
-    from clusterctl.checks import doctor
     from clusterctl.runs import start as run_start
 
     chosen, spares = nodes_of(job)
     summary = jobs.check(job, chosen)
     folder = run_start.new_run(job, runs_folder(runs))
-    connections = session.connections()
-    if checks:
-        doctor.before_launch(chosen, job, connections, report, summary)
-    try:
-        run_start.launch(chosen, job, connections, folder.root.parent, report, folder, spares)
-        _put_in_charge(folder, session.reach.ssh_choice())
-    except BaseException:
-        _stop_started(folder, connections)
-        raise
+    launcher.start(launcher.Start(folder, chosen, spares, job, session.reach, checks, summary), report)
     return Run(folder, session.reach)
-
-
-def _put_in_charge(folder: RunDir, ssh: str) -> None:
-    """Start the run's controller; raises with its own words where it cannot log in to the nodes."""
-    from clusterctl.logs.store import last_lines
-    from clusterctl.runs import controller
-
-    if not controller.start(folder, ssh):
-        reason = " ".join(last_lines(folder.controller_log, 3)) or "it wrote nothing"
-        raise WorkFailed(f"{folder.run_id}: the run's controller could not start: {reason}")
-
-
-def _stop_started(folder: RunDir, connections: Connections) -> None:
-    """Stop the ranks of a start that failed or was interrupted."""
-    from clusterctl.runs import controller
-    from clusterctl.runs.stop import stop_run
-
-    if folder.record.exists():
-        stop_run(folder, connections, grace=0.0)
-        controller.finish_alone(folder, connections)

@@ -33,6 +33,7 @@ from clusterctl.jobs.restarts import (
 )
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.store import last_lines
+from clusterctl.memory import trim
 from clusterctl.runs import abandoned
 from clusterctl.runs import start as runs
 from clusterctl.runs.carry import Carrier
@@ -415,6 +416,7 @@ def serve(run: RunDir, connections: Connections, tell: Any) -> bool:
         ignore_terminal()
         log_in(run.read_record().cluster.nodes, connections)
         tell()
+        trim()
         for _ in Control(run, connections, lines=False):
             pass
     return True

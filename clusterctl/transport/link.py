@@ -406,13 +406,18 @@ class Link:
 
     def pump(self) -> bool:
         """Process what has arrived; return False if a thread of its own reads the rest, or nothing is left to read."""
-        data, more = self._pipe.arrived()
-        if data:
-            self._heard = time.monotonic()
-            try:
+        more = False
+        # The outermost handler of the poller's thread: an error of one link must not end the others.
+        try:
+            data, more = self._pipe.arrived()
+            if data:
+                self._heard = time.monotonic()
                 self._feed(data)
-            except (BadFrame, ValueError, OSError, ClusterctlError) as bad:
-                self._break(LinkLost(self.node, f"its answer is invalid: {bad}", LEFT_THERE))
+        except (OSError, EOFError):
+            # A thread of its own meets this error too, and finds out more.
+            more = False
+        except BaseException as bad:
+            self._break(LinkLost(self.node, f"its answer is invalid: {bad}", LEFT_THERE))
         if self.is_closed:
             return False
         if not more:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.background import Starter, start_in_background
+from clusterctl.cli.background import start_in_background
 from clusterctl.errors import Fault, InputFaults, LinkLost, NodesFailed, Unreachable, WorkFailed
+from clusterctl.handover import Starter
 from tests.support.nodes import wait_for
 
 

@@ -1,0 +1,68 @@
+"""What passes between the process that starts a run, and then controls it, and the process that waits for the start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import WorkFailed
+
+REPORT, STARTED, RAISED = "report", "started", "raised"
+KILLED = WorkFailed("the process that starts the run was killed", "clusterctl runs, clusterctl stop")
+
+
+class Starter:
+    """The starting process's end: reports that the run has started, and leaves the terminal."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self.has_started = False
+
+    def started(self, value: Any, log: Path) -> None:
+        """Hand `value` to the terminal's process, which continues; standard error goes to `log` from now on."""
+        with log.open("ab") as errors, open(os.devnull, "r+b") as nothing:
+            for number, file in ((0, nothing), (1, nothing), (2, errors)):
+                os.dup2(file.fileno(), number)
+        self.has_started = True
+        self._send(STARTED, value)
+
+    def report(self, phase: str, text: str) -> None:
+        """Pass on one phase of the start."""
+        self._send(REPORT, (phase, text))
+
+    def failed(self, problem: BaseException) -> None:
+        """Hand an error to the terminal's process, which raises it; later errors go to the log."""
+        if self.has_started:
+            os.write(2, "".join(traceback.format_exception(problem)).encode(errors="replace"))
+            return
+        try:
+            self._send(RAISED, problem)
+        except (pickle.PicklingError, TypeError, AttributeError):
+            self._send(RAISED, RuntimeError("".join(traceback.format_exception(problem))))
+
+    def _send(self, kind: str, value: Any) -> None:
+        message = pickle.dumps((kind, value))
+        # The process that waits may be gone.
+        with contextlib.suppress(OSError):
+            self._channel.sendall(message)
+            if kind != REPORT:
+                self._channel.close()
+
+
+def messages_of(channel: socket.socket) -> Iterator[tuple[str, Any]]:
+    """Yield what our own child sends: REPORTs, then STARTED or RAISED; a killed one counts as RAISED."""
+    with channel.makefile("rb") as file:
+        while True:
+            try:
+                kind, value = pickle.load(file)
+            except (EOFError, pickle.UnpicklingError):
+                kind, value = RAISED, KILLED
+            yield kind, value
+            if kind != REPORT:
+                return
