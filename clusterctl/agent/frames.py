@@ -32,7 +32,7 @@ WINDOW = 1 << 20
 # Bytes that even an empty piece counts in its window: a flood of them takes memory too.
 LEAST = 256
 # Seconds of silence after which a side sends a beat.
-BEAT = 2.0
+BEAT = 3.0
 # Seconds without a byte after which the launcher gives up a node.
 SILENCE = 10.0
 # The same for the node: it must end what the launcher has given up.

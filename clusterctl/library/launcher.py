@@ -41,7 +41,7 @@ class Start:
     """What the check of the job found, for the checks of the nodes."""
 
 
-def start(what: Start, report: Callable[[str, str], None]) -> None:
+def start(order: Start, report: Callable[[str, str], None]) -> None:
     """Start a run and return; raise what kept it from starting. An interrupt stops what has started."""
     ours, theirs = socket.socketpair()
     with ours:
@@ -55,7 +55,7 @@ def start(what: Start, report: Callable[[str, str], None]) -> None:
             )
         try:
             # The place in the job file is known by now, and its text is of no use there.
-            ours.sendall(pickle.dumps(replace(what, job=replace(what.job, document=None))))
+            ours.sendall(pickle.dumps(replace(order, job=replace(order.job, document=None))))
             ours.shutdown(socket.SHUT_WR)
             problem = _result(ours, report)
         except BaseException:
@@ -88,47 +88,47 @@ def main() -> int:
     channel = socket.socket(fileno=int(sys.argv[1]))
     with channel.makefile("rb") as file:
         # Written by the program that started this process.
-        what: Start = pickle.load(file)
+        order: Start = pickle.load(file)
     starter = Starter(channel)
     # The outermost handler of this process: the program that waits shows the error.
     try:
-        _start_and_serve(what, starter)
+        _start_and_serve(order, starter)
     except BaseException as problem:
         starter.failed(problem)
         return 1
     return 0
 
 
-def _start_and_serve(what: Start, starter: Starter) -> None:
+def _start_and_serve(order: Start, starter: Starter) -> None:
     from clusterctl.runs import controller
 
-    with what.reach.connect(what.cluster) as connections:
-        _start(what, connections, starter.report)
+    with order.reach.connect(order.cluster) as connections:
+        _start(order, connections, starter.report)
 
         def started() -> None:
-            starter.started(None, what.run.controller_log)
+            starter.started(None, order.run.controller_log)
 
-        if not controller.serve(what.run, connections, started):
+        if not controller.serve(order.run, connections, started):
             started()
 
 
-def _start(what: Start, connections: Connections, report: Callable[[str, str], Any]) -> None:
+def _start(order: Start, connections: Connections, report: Callable[[str, str], Any]) -> None:
     from clusterctl.checks import doctor
     from clusterctl.runs import controller
     from clusterctl.runs import start as run_start
     from clusterctl.runs.stop import stop_run
 
-    if what.checks:
-        doctor.before_launch(what.cluster, what.job, connections, report, order.summary)
+    if order.checks:
+        doctor.before_launch(order.cluster, order.job, connections, report, order.summary)
     try:
         run_start.launch(
-            what.cluster, what.job, connections, what.run.root.parent, report, what.run, what.spares
+            order.cluster, order.job, connections, order.run.root.parent, report, order.run, order.spares
         )
         controller.ignore_terminal()
     except BaseException:
-        if what.run.record.exists():
-            stop_run(what.run, connections, grace=0.0)
-            controller.finish_alone(what.run, connections)
+        if order.run.record.exists():
+            stop_run(order.run, connections, grace=0.0)
+            controller.finish_alone(order.run, connections)
         raise
 
 

@@ -37,6 +37,10 @@ from clusterctl.transport.poller import poller
 from clusterctl.transport.splitter import FrameSplitter
 
 LEFT_THERE = "what ran there for this command is ended by the node itself"
+# Seconds of silence after which the launcher sends a beat. Half of a controller's idle time is spent on them, and an
+# agent waits for AGENT_SILENCE seconds.
+OWN_BEAT = 4.0
+BEAT_FRAME = encode(Frame(0, "beat", {}))
 # Seconds after a command's timeout: the agent takes up to 7 to end the command.
 LATE = 20.0
 
@@ -293,9 +297,12 @@ class Link:
 
     def send(self, frame: Frame) -> None:
         """Write one complete frame."""
+        self._write(encode(frame))
+
+    def _write(self, data: bytes) -> None:
         with self._sending:
             try:
-                self._pipe.send(encode(frame))
+                self._pipe.send(data)
             except (OSError, EOFError) as problem:
                 raise self._lost or LinkLost(self.node, f"the connection ended ({problem})") from None
             self._said = time.monotonic()
@@ -375,7 +382,7 @@ class Link:
         # Otherwise another thread is sending, so no heartbeat is needed.
         if self._sending.acquire(blocking=False):
             self._sending.release()
-            self.send(Frame(0, "beat", {}))
+            self._write(BEAT_FRAME)
 
     def _start_listening(self) -> None:
         threading.Thread(target=self._listen, name=f"link {self.node}", daemon=True).start()
@@ -395,6 +402,9 @@ class Link:
         self._break(LinkLost(self.node, problem, LEFT_THERE))
 
     def _feed(self, data: bytes) -> None:
+        # An idle node sends nothing else.
+        if data == BEAT_FRAME and self._splitter.is_empty:
+            return
         for frame in self._splitter.feed(data):
             self._take(frame)
 
@@ -429,7 +439,7 @@ class Link:
         """Send a beat if one is due; return False if the node was silent for too long."""
         if now - self._heard > self._limit:
             self._break(LinkLost(self.node, f"nothing was received for {self._limit:.0f} s", LEFT_THERE))
-        elif now - self._said > BEAT and self._pipe.can_send():
+        elif now - self._said > OWN_BEAT and self._pipe.can_send():
             # The pump finds out how it ended.
             with contextlib.suppress(LinkLost):
                 self._beat()

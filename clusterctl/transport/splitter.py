@@ -16,6 +16,11 @@ class FrameSplitter:
         # Bytes that are needed for the next step: a prefix, or a whole frame.
         self._wanted = PREFIX.size
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no frame has arrived in part."""
+        return not self._size
+
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield the frames that these bytes complete; raise BadFrame if they are none. Use it up before the next."""
         self._parts.append(data)

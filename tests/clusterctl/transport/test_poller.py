@@ -109,7 +109,7 @@ def test_an_invalid_answer_ends_its_link_only(garbage: bytes) -> None:
 
 def test_a_silent_link_is_given_up_and_a_blocked_one_gets_no_beat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "SILENCE", 1.5)
-    monkeypatch.setattr(link_module, "BEAT", 0.1)
+    monkeypatch.setattr(link_module, "OWN_BEAT", 0.1)
     silent, blocked = Wire(), Wire()
     blocked.writable = False
     links = [linked(silent), linked(blocked)]
