@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -82,6 +83,32 @@ class RunRecord:
     def device_of(self, node: str, rank: int) -> int | None:
         """Return the device of a rank on a node."""
         return dict(zip(self.ranks.get(node, ()), self.devices.get(node, ()), strict=False)).get(rank)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The part of a record that says where a run's folders are. Reading it takes a tenth of the time."""
+
+    attempt: int
+    run_dirs: dict[str, str] = field(hash=False)
+    abandoned: tuple[Abandoned, ...] = ()
+
+
+def placement_of(value: object, clusters: dict[str, Cluster]) -> tuple[Placement, Cluster]:
+    """Return where the folders of a run are, and its cluster; raise BadValue where the record cannot be used.
+
+    `clusters` holds those that were read before, by their JSON: most runs share a few.
+    """
+    if not isinstance(value, dict):
+        raise BadValue("not a JSON object")
+    text = json.dumps(value.get("cluster"))
+    cluster = clusters.get(text)
+    if cluster is None:
+        cluster = clusters[text] = decode(Cluster, value.get("cluster"), "cluster")
+    found = decode(Placement, value)
+    if not cluster.nodes or not found.run_dirs.keys() >= set(cluster.names):
+        raise BadValue("run_dirs does not name all nodes of the cluster")
+    return found, cluster
 
 
 def to_json(record: RunRecord) -> dict[str, object]:

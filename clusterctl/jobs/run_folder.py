@@ -23,7 +23,8 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.typed_json import BadValue, parse
 
 if TYPE_CHECKING:
-    from clusterctl.jobs.record import RunRecord
+    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.jobs.record import Placement, RunRecord
 
 # Bytes that are read of one file of JSON here; the record of 10,000 nodes has 10 MB.
 LARGEST_JSON = 256 << 20
@@ -255,6 +256,15 @@ class RunDir:
 
         try:
             return from_json(self.read_json(self.record))
+        except BadValue as error:
+            raise damaged(self.record, error) from None
+
+    def read_placement(self, clusters: dict[str, Cluster]) -> tuple[Placement, Cluster]:
+        """Return where the run's folders are, and its cluster, one of `clusters` if it was read before."""
+        from clusterctl.jobs.record import placement_of
+
+        try:
+            return placement_of(self.read_json(self.record), clusters)
         except BadValue as error:
             raise damaged(self.record, error) from None
 

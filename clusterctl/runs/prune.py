@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.record import Abandoned
-from clusterctl.typed_json import encode
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
@@ -91,23 +88,39 @@ def prune(
     return done
 
 
-def _by_cluster(runs: Sequence[RunDir]) -> Iterator[tuple[Cluster | None, list[RunDir]]]:
+Shares = dict["RunDir", list[Abandoned]]
+"""By run every node with a part of it, including those that it gave up."""
+
+
+def _by_cluster(runs: Sequence[RunDir]) -> Iterator[tuple[Cluster | None, Shares]]:
     """Yield runs of the same nodes together, since they share connections; None for those without a readable record."""
-    groups: dict[str, tuple[Cluster | None, list[RunDir]]] = {}
+    groups: dict[int, tuple[Cluster | None, Shares]] = {}
+    known: dict[str, Cluster] = {}
     for run in runs:
         try:
-            cluster = run.read_record().cluster
+            placement, cluster = run.read_placement(known)
         except UsageError:
-            groups.setdefault("", (None, []))[1].append(run)
+            groups.setdefault(0, (None, {}))[1][run] = []
             continue
-        groups.setdefault(json.dumps(encode(cluster)), (cluster, []))[1].append(run)
+        shares = [Abandoned(node, placement.run_dirs[node.name], placement.attempt) for node in cluster.nodes]
+        groups.setdefault(id(cluster), (cluster, {}))[1][run] = [*shares, *placement.abandoned]
     yield from groups.values()
+
+
+@contextmanager
+def _held(run: RunDir, dry_run: bool) -> Iterator[bool]:
+    """Hold the run's lock, so that nobody resumes it; yield False if the run has a controller. A dry run writes nothing."""
+    if dry_run:
+        yield run.controller() is None
+    else:
+        with run.hold(0.0) as ours:
+            yield ours
 
 
 def _prune_here(run: RunDir, dry_run: bool, on_each: Callable[[Pruned], None]) -> Pruned:
     """Remove a run's folder here without asking any node, if it has ended."""
     size = tree_size(run)
-    with run.hold(0.0) as ours:
+    with _held(run, dry_run) as ours:
         kept = "" if ours else RUNS_HERE
         if ours and not _has_record(run):
             kept = "its record can't be read"
@@ -131,8 +144,7 @@ def _prune_everywhere(
 ) -> Pruned:
     """Remove a run from its nodes and from here, if it runs nowhere."""
     size, names = tree_size(run), tuple(entry.node.name for entry in survey.shares[run])
-    # While we hold the lock, nobody resumes the run.
-    with run.hold(0.0) as ours:
+    with _held(run, dry_run) as ours:
         kept = survey.why_alive(run) if ours else RUNS_HERE
         if not kept and not dry_run:
             kept = _remove_from_nodes(survey.shares[run], connections) or _remove_folder(run)
@@ -141,26 +153,22 @@ def _prune_everywhere(
     return result
 
 
-def _shares(run: RunDir) -> list[Abandoned]:
-    """Return every node with a part of the run, including those that it gave up."""
-    record = run.read_record()
-    present = [Abandoned(node, record.run_dirs[node.name], record.attempt) for node in record.cluster.nodes]
-    return [*present, *record.abandoned]
-
-
 class _Survey:
     """What the nodes report about some runs; each node is asked once about all of them."""
 
-    def __init__(self, connections: Connections, runs: Sequence[RunDir]) -> None:
-        self.shares = {run: _shares(run) for run in runs}
-        nodes = {entry.node.name: entry.node for shares in self.shares.values() for entry in shares}
+    def __init__(self, connections: Connections, shares: Shares) -> None:
+        self.shares = shares
+        nodes: dict[str, Node] = {}
+        by_node: dict[str, list[tuple[RunDir, Abandoned]]] = {}
+        for run, entries in shares.items():
+            for entry in entries:
+                nodes[entry.node.name] = entry.node
+                by_node.setdefault(entry.node.name, []).append((run, entry))
 
         def ask(node: Node, link: Connection) -> list[bool]:
             attempts = [
                 {"run_dir": entry.run_dir, "attempt": entry.attempt, "run_id": run.run_id, "node": node.name}
-                for run, shares in self.shares.items()
-                for entry in shares
-                if entry.node.name == node.name
+                for run, entry in by_node[node.name]
             ]
             return [bool(alive) for alive in link.call("alive", {"attempts": attempts})["alive"]]
 
@@ -171,8 +179,7 @@ class _Survey:
             if outcome.error is not None:
                 self._errors[name] = getattr(outcome.error, "reason", outcome.error.message)
                 continue
-            runs_there = [run for run, shares in self.shares.items() for e in shares if e.node.name == name]
-            for run, alive in zip(runs_there, outcome.get(), strict=True):
+            for (run, _), alive in zip(by_node[name], outcome.get(), strict=True):
                 key = (run.run_id, name)
                 self._alive[key] = alive or self._alive.get(key, False)
 
@@ -209,12 +216,16 @@ def _remove_folder(run: RunDir) -> str:
 
 def tree_size(run: RunDir) -> int:
     """Return how many bytes the run's files here have."""
+    return _size_below(str(run.root))
+
+
+def _size_below(folder: str) -> int:
     total = 0
-    for folder, _, names in os.walk(run.root):
-        for name in names:
-            try:
-                result = os.lstat(os.path.join(folder, name))
-            except OSError:
-                continue
-            total += result.st_size if stat.S_ISREG(result.st_mode) else 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                total += _size_below(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                with suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_size
     return total

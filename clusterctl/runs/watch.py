@@ -222,7 +222,7 @@ class Watch:
                 self.gone.pop(name, None)
 
     def _someone_answers(self, away: Mapping[str, float]) -> bool:
-        """Return True if any node that still runs was heard lately: each sends a beat every two seconds."""
+        """Return True if any node that still runs was heard lately: each sends a beat every few seconds."""
         left = [node for node in self.cluster.nodes if node.name not in self.ends and node.name not in away]
         return any(self.connections.silent_for(node) < QUIET for node in left)
 
