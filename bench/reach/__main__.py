@@ -5,7 +5,7 @@
     python -m bench.reach --quick                          every row, only to see that it works: small sizes
     python -m bench.reach exec --json reach.json           also writes every sample
 
-Rows: exec (cold, warm, ten in a row), push, uplink, small, lines, memory, storm, model. The tools run in
+Rows: exec (cold, warm, ten in a row), push, uplink, small, lines, memory, launch, storm, model. The tools run in
 turn. A figure is the median of the runs; `x ours` is the wall time divided by clusterctl's. Missing tools
 are listed. The nodes are namespaces of this machine and share its cores with the launcher: compare ratios,
 not seconds, and measure on a machine that does nothing else.
@@ -22,15 +22,13 @@ import sys
 from pathlib import Path
 
 from bench.reach.field import field
+from bench.reach.figures import Measured
+from bench.reach.launches import missed
+from bench.reach.launches import report as launch_report
 from bench.reach.model import model_of, report
-from bench.reach.rows import (
-    OURS,
-    Bench,
-    Measured,
-    Sizes,
-)
+from bench.reach.rows import OURS, Bench, Sizes
 
-ROWS = ("exec", "push", "uplink", "small", "lines", "memory", "storm", "model")
+ROWS = ("exec", "push", "uplink", "small", "lines", "memory", "launch", "storm", "model")
 QUICK = {
     "nodes": (6,), "push_nodes": 4, "small_nodes": (3,), "uplink_nodes": 4, "line_nodes": 3, "storm_nodes": 24,
     "model_nodes": (2, 4, 8), "runs": 1, "storm_runs": 1, "megabytes": 8, "files": 200, "lines": 5000,
@@ -67,7 +65,7 @@ TARGETS = [
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all by default")
-    parser.add_argument("--nodes", type=int, nargs="+", help="for exec and memory; 64 256")
+    parser.add_argument("--nodes", type=int, nargs="+", help="for exec, memory and launch; 64 256")
     parser.add_argument("--runs", type=int, help="of each tool; 5")
     parser.add_argument("--storm-runs", type=int, help="20")
     parser.add_argument("--uplink-runs", type=int, help="of the peers behind a slow uplink; 1")
@@ -104,6 +102,9 @@ def measured(rows: list[str], sizes: Sizes, out: Path | None) -> list[Measured]:
             print(table(these), flush=True)
             if out:
                 out.write_text(json.dumps([entry.value() for entry in found], indent=1) + "\n")
+    if bench.launches.started:
+        print(launch_report(bench.launches.started, bench.launches.idle))
+        print("\n".join(missed(bench.launches.started, bench.launches.idle)))
     if len(bench.points) > 1:
         print(report(bench.points, model_of(bench.points, os.cpu_count() or 1)))
     print(judged(found, sizes))
@@ -115,6 +116,7 @@ def most(rows: list[str], sizes: Sizes) -> int:
     needs = {
         "exec": max(sizes.nodes), "push": sizes.push_nodes, "uplink": sizes.uplink_nodes,
         "small": max(sizes.small_nodes), "lines": sizes.line_nodes, "memory": max(sizes.nodes),
+        "launch": max(sizes.nodes),
         "storm": sizes.storm_nodes, "model": max(sizes.model_nodes),
     }  # fmt: skip
     return max(needs[row] for row in rows)

@@ -23,6 +23,7 @@ from bench.reach.field import (
 )
 from bench.reach.figures import Measured, Sizes
 from bench.reach.inside import IDLE, TEN, Watched
+from bench.reach.launches import Launches
 from bench.reach.model import Point
 
 OURS = "clusterctl"
@@ -50,6 +51,7 @@ class Bench:
         self.sizes = sizes
         self.tell = tell
         self.points: list[Point] = []
+        self.launches = Launches(field, min(3, sizes.runs), tell)
         self.payload = make_payload(field.folder / "payload", sizes.megabytes)
         self.tree = make_tree(field.folder / "tree", sizes.files)
 
@@ -355,6 +357,11 @@ class Bench:
             "pdsh": self.tool("pdsh", lambda: self.counted(f.run(pdsh, PDSH_SSH_ARGS_APPEND=options), count)),
             "clush": self.tool("clush", lambda: self.counted(f.run(clush), count)),
         }
+
+    def launch(self) -> Iterator[Measured]:
+        """Measure launches next to `exec`, and idle controllers; their report is printed at the end."""
+        for count in self.sizes.nodes:
+            yield from self.launches.measure(count)
 
     # -- the model
 

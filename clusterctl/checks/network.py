@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from clusterctl.transport.link import PendingRequest
 
 
-# Seconds for a connection between two nodes: a lost first packet is sent again after 1.
-PATIENCE = 3.0
+# Seconds for a connection between two nodes: lost first packets are sent again after 1 and 3, and nodes may be busy.
+PATIENCE = 8.0
 
 
 def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) -> list[Finding]:

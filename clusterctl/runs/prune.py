@@ -109,7 +109,7 @@ def _by_cluster(runs: Sequence[RunDir]) -> Iterator[tuple[Cluster | None, Shares
 
 @contextmanager
 def _held(run: RunDir, dry_run: bool) -> Iterator[bool]:
-    """Hold the run's lock, so that nobody resumes it; yield False if the run has a controller. A dry run writes nothing."""
+    """Hold the run's lock against a resume; yield False if the run has a controller. A dry run writes nothing."""
     if dry_run:
         yield run.controller() is None
     else:

@@ -7,6 +7,8 @@ import pytest
 from bench.reach import __main__ as reach
 from bench.reach.field import Sample
 from bench.reach.figures import Measured, Sizes
+from bench.reach.launches import Idle, Launched, limit, missed, modelled
+from bench.reach.launches import report as launch_report
 from bench.reach.model import (
     Point,
     fit,
@@ -81,3 +83,19 @@ def test_a_verdict_is_against_the_best_peer_that_reached_every_node() -> None:
 def test_what_was_not_measured_says_why() -> None:
     shown = reach.table([Measured("push", 4, "rsync", missing="rsync is not installed (package rsync)")])
     assert shown.splitlines()[1].endswith("not measured: rsync is not installed (package rsync)")
+
+
+def test_the_launch_row_extends_its_controllers_to_more_nodes_and_names_missed_targets() -> None:
+    idle = [Idle(count, 0.01 * count, 0.0001 * count, 50 + 0.05 * count, 4, 8 + count) for count in (64, 256)]
+    far = modelled(idle, 10_000)
+    assert far.megabytes == pytest.approx(550) and far.cpu == pytest.approx(1.0) and far.threads == 4
+    assert far.files == 10_008 and "at 10,000 nodes" in limit(idle)
+    walls = {"exec": 1.0, "launch --no-checks": 3.5, "launch with checks": 4.0}
+    ratios = {"launch --no-checks": 3.5, "launch with checks": 4.0}
+    started = [Launched(256, walls, ratios, dict.fromkeys(walls, 0.02))]
+    assert [text.split(" takes")[0].split(" has")[0].split(" uses")[0] for text in missed(started, idle)] == [
+        "launch --no-checks on 256 nodes",
+        "the idle controller of 256 nodes",
+        "the idle controller of 256 nodes",
+    ]
+    assert "10000" in launch_report(started, idle)
