@@ -4,6 +4,7 @@
     python -m bench.faults --interrupts 100              Ctrl-C at random moments of `launch`
     python -m bench.faults --kinds 'node|link' --count 8 some kinds
     python -m bench.faults --seed 1 --only 17            one fault of a campaign again
+    python -m bench.faults --seed 2 --runs 1-20 --results FILE   a piece of a campaign; what FILE holds is not repeated
     python -m bench.faults --list --count 40             what would be played
 
 Most faults meet a stand-in (bench/faults/fake_trainer.py) that keeps the trainer's contract without torch; some meet
@@ -14,6 +15,7 @@ its folder. bench/faults/draw.py lists what each kind must lead to, bench/faults
 from __future__ import annotations
 
 import argparse
+import json
 import queue
 import shutil
 import sys
@@ -23,6 +25,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.faults.draw import (
     Fault,
@@ -37,15 +40,24 @@ from bench.faults.judge import (
     judge,
     table,
 )
-from bench.faults.play import Play, as_json
+from bench.faults.play import Play
+from bench.faults.seen import as_json
 from clusterctl.sandbox import demo, namespaces
 
 
 class Campaign:
     """Faults, handed to lanes as these become free."""
 
-    def __init__(self, faults: Sequence[Fault], folder: Path, lanes: int, keep: bool = False) -> None:
-        self.folder, self.count, self.keep = folder, len(faults), keep
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        folder: Path,
+        lanes: int,
+        *,
+        keep: bool = False,
+        results: Path | None = None,
+    ) -> None:
+        self.folder, self.count, self.keep, self.results = folder, len(faults), keep, results
         self.waiting: queue.SimpleQueue[Fault] = queue.SimpleQueue()
         for fault in faults:
             self.waiting.put(fault)
@@ -105,6 +117,8 @@ class Campaign:
         (folder / "story.json").write_text(as_json(story) + "\n")
         with self.telling:
             self.stories.append(story)
+            if self.results is not None:
+                note_result(self.results, story)
             say(line_of(story, len(self.stories), self.count))
             if not verdict.well or verdict.cause is False or story.left:
                 say("\n".join(f"          {problem}" for problem in self._wrong(story, folder)))
@@ -166,6 +180,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--only", type=int, action="append", metavar="NUMBER", help="only this fault of the campaign"
     )
+    parser.add_argument("--runs", type=span, metavar="A-B", help="only these faults of the campaign")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="append each verdict there, and skip what it holds"
+    )
     parser.add_argument(
         "--share", type=float, default=0.1, help="roughly how many against the embedded trainer"
     )
@@ -185,7 +203,46 @@ def chosen(options: argparse.Namespace) -> list[Fault]:
     else:
         kinds = names(options.kinds) if options.kinds else ()
         found = draw(options.seed, options.count, kinds, options.share)
-    return [fault for fault in found if not options.only or fault.number in options.only]
+    wanted = options.only or options.runs or range(1, len(found) + 1)
+    done = {entry["number"] for entry in results_of(options.results)}
+    return [fault for fault in found if fault.number in wanted and fault.number not in done]
+
+
+def span(text: str) -> range:
+    """Return the numbers of `A-B`."""
+    first, _, last = text.partition("-")
+    return range(positive(first), positive(last or first) + 1)
+
+
+def results_of(path: Path | None) -> list[dict[str, Any]]:
+    """Return the verdicts of earlier pieces of a campaign."""
+    if path is None or not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def note_result(path: Path, story: Story) -> None:
+    """Append the verdict of one fault."""
+    verdict = judge(story)
+    entry = {
+        "number": story.fault.number,
+        "fault": str(story.fault),
+        "well": verdict.well,
+        "cause": verdict.cause,
+    }
+    entry |= {"left": len(story.left), "broken": list(verdict.broken)}
+    with path.open("a") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def totals(path: Path) -> str:
+    """Return the sums over all pieces of a campaign."""
+    entries = results_of(path)
+    causes = [entry["cause"] for entry in entries if entry["cause"] is not None]
+    return (
+        f"all pieces: {len(entries)} faults, {sum(entry['well'] for entry in entries)} ended well, cause right in "
+        f"{sum(causes)} of {len(causes)}, {sum(bool(entry['left']) for entry in entries)} left something behind"
+    )
 
 
 def main() -> int:
@@ -200,10 +257,12 @@ def main() -> int:
         return 2
     folder = options.folder or Path(tempfile.mkdtemp(prefix="faults-", dir="/var/tmp"))
     folder.mkdir(exist_ok=True)
-    campaign = Campaign(faults, folder, options.lanes, options.keep)
+    campaign = Campaign(faults, folder, options.lanes, keep=options.keep, results=options.results)
     stories = campaign.play()
     say("\n" + "\n".join(table(stories)) + "\n\n" + "\n".join([*figures(stories), *campaign.problems]))
     say(f"{len(stories)} faults in {(time.monotonic() - campaign.began) / 60:.1f} min, seed {options.seed}")
+    if options.results is not None:
+        say(totals(options.results))
     verdicts = [judge(story) for story in stories]
     fine = all(verdict.well and verdict.cause is not False for verdict in verdicts) and not any(
         story.left for story in stories

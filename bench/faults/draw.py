@@ -11,7 +11,8 @@ STEPS, SAVE_EVERY = 30, 5
 # Nodes of a run; node3 is the spare.
 NODES = ("node1", "node2")
 
-PUSH, STARTING, FIRST_STEP, RUNNING, CHECKPOINT, STOP, ANY = (
+BEFORE, PUSH, STARTING, FIRST_STEP, RUNNING, CHECKPOINT, STOP, ANY = (
+    "before",
     "push",
     "start",
     "first step",
@@ -39,11 +40,15 @@ class Kind:
     """Whether it is also played against the embedded trainer."""
     often: int = 1
     """How often it occurs in one round of all kinds."""
+    only_real: bool = False
+    """Whether it is played against the embedded trainer alone."""
+    details: tuple[str, ...] = ()
+    """Variants, of which each fault has one."""
 
 
 KINDS = {
     "rank killed": Kind((*AT_WORK, STOP), real=True),
-    "rank crashed": Kind((RUNNING,)),
+    "rank crashed": Kind((RUNNING,), details=("exit3", "raise", "signal11", "signal6")),
     "rank frozen": Kind((FIRST_STEP, RUNNING, CHECKPOINT, STOP), real=True),
     "crash at the same step": Kind((RUNNING,)),
     "user's mistake": Kind((STARTING,)),
@@ -57,10 +62,15 @@ KINDS = {
     "link cut for long": Kind((RUNNING, CHECKPOINT)),
     "connection dropped": Kind((RUNNING, CHECKPOINT, STOP), often=2),
     "launcher cut off": Kind((RUNNING,)),
-    "disk full": Kind((STARTING, RUNNING, CHECKPOINT), real=True),
+    "disk full": Kind((STARTING, RUNNING, CHECKPOINT), real=True, details=("bytes", "inodes")),
     "children left behind": Kind((RUNNING,)),
     "clock skewed": Kind((RUNNING,)),
     "slow rank": Kind((RUNNING,)),
+    "supervisor stopped": Kind((RUNNING, CHECKPOINT)),
+    "login without end": Kind((BEFORE,), details=("prints", "sleeps")),
+    "manifest damaged": Kind((RUNNING,), real=True, only_real=True),
+    "daemon left behind": Kind((RUNNING,)),
+    "launcher killed": Kind((*AT_WORK, STOP)),
 }
 CRASHES = {
     "exit3": r"exited with code 3",
@@ -121,10 +131,11 @@ def _turns(chance: random.Random, phases: Sequence[str]) -> Iterator[str]:
 
 def _one(chance: random.Random, number: int, kind: str, phase: str, share: float) -> Fault:
     real = KINDS[kind].real and phase in (RUNNING, CHECKPOINT) and chance.random() < 3 * share
+    real = real or KINDS[kind].only_real
     # No other node can replace it.
     spare = (kind in LOST and chance.random() < 0.7) or kind == "node killed"
     step = chance.randint(SAVE_EVERY + 1, STEPS - 12)
-    detail = chance.choice(list(CRASHES)) if kind == "rank crashed" else ""
+    detail = chance.choice(KINDS[kind].details or ("",))
     rank = chance.randrange(2 if real else 4)
     delay = chance.uniform(0.0, 0.6 if phase == PUSH else 0.15)
     return Fault(number, kind, phase, rank, step, delay, spare, detail, real)
@@ -172,17 +183,24 @@ def wanted(fault: Fault) -> Wanted:
         "rank crashed": where + CRASHES.get(fault.detail, ""),
         "rank frozen": where + "stands still",
         "supervisor killed": rf"supervisor on {fault.node}\b",
+        "supervisor stopped": rf"supervisor on {fault.node}\b.*did not respond",
+        "manifest damaged": where + "killed",
         "children left behind": where + "killed",
+        "daemon left behind": where + "killed",
         "clock skewed": where + "killed",
     }
     if kind in causes:
         return Wanted(("finished",), (2, 2), causes[kind])
+    if kind == "login without end":
+        return Wanted(("",), (1, 1), rf"\b{fault.node}\b.*login scripts")
     # If no rank needed to write, it may remain unnoticed.
     if kind == "disk full":
         return Wanted(("finished",), (1, 3), rf"on {fault.node}\b.*No space left on device")
     # Perhaps before it was recorded.
     if kind == "command killed" and fault.phase in (PUSH, STARTING):
         return Wanted(("finished", ""), (1, 2))
+    if kind == "launcher killed" and fault.phase == STARTING:
+        return Wanted(("finished", "failed"), (1, 2))
     return Wanted(("finished",), (1, 1))
 
 

@@ -246,6 +246,16 @@ def scatter() -> None:
     os.wait()
 
 
+def detach() -> None:
+    """Start a daemon as programs of other people do: forked twice, in a session of its own, without any environment."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execve(sys.executable, [sys.executable, "-S", "-c", LOITER], {})
+        os._exit(0)
+    os.wait()
+
+
 def main() -> None:
     faulthandler.register(signal.SIGUSR1)
     env = dict(os.environ)
@@ -254,6 +264,8 @@ def main() -> None:
     rank = Rank(env)
     if env.get("DRILL_CHILDREN"):
         scatter()
+    if env.get("DRILL_DAEMON"):
+        detach()
     rank.work()
 
 

@@ -27,6 +27,8 @@ PROGRAM = Path(__file__).with_name("fake_trainer.py")
 WORKDIR = ".clusterctl"
 # The size in MB of the disk that is filled.
 DISK = 8
+# Files and folders that it holds; a run makes about a hundred.
+INODES = 1000
 # The seconds by which a skewed node's clocks are ahead.
 WALL_AHEAD, STEADY_AHEAD = 600, 86400
 # In seconds, between two checks of a condition.
@@ -249,7 +251,8 @@ class Lane:
         """Mount a disk of a few megabytes below a node's runs; return the path of the file that fills it."""
         runs = self.box.layout.home(self.box.node(node)) / WORKDIR / "runs"
         runs.mkdir(parents=True, exist_ok=True)
-        self._mount(node, "mount", "-t", "tmpfs", "-o", f"size={DISK}m", "disk", str(runs))
+        limits = f"size={DISK}m,nr_inodes={INODES}"
+        self._mount(node, "mount", "-t", "tmpfs", "-o", limits, "disk", str(runs))
         return Path(f"/proc/{self.init(node)}/root{runs}/ballast")
 
     def big_disk(self, node: str) -> None:
@@ -263,6 +266,13 @@ class Lane:
         ]
         # Enter the node's pid namespace too; otherwise /proc/self does not exist there.
         subprocess.run(["nsenter", *spaces, *words], check=True)
+
+    def prolong_login(self, node: str, how: str) -> Path:
+        """Let a node's login scripts print, or sleep, without end; return the script to remove."""
+        text = "while :; do echo out of order; done" if how == "prints" else "sleep 600"
+        script = Path(f"/proc/{self.init(node)}/root{self.box.layout.home(self.box.node(node))}/.bashrc")
+        script.write_text(text + "\n")
+        return script
 
     # -- clocks
 

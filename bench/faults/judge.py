@@ -58,6 +58,8 @@ class Story:
     left: tuple[str, ...] = ()
     """Processes, ports and files that were left behind."""
     seconds: float = 0.0
+    damaged: int = 0
+    """The step of the checkpoint whose manifest was damaged."""
 
 
 @dataclass(frozen=True)
@@ -155,16 +157,25 @@ def _begins(story: Story, start: Mapping[str, Any], saved: int) -> Iterator[str]
     at, fault = int(start.get("step") or 0), story.fault
     every = int(((start.get("config") or {}).get("save") or {}).get("every") or story.steps)
     # Its node was lost with the newest one.
-    may_lag = fault.real and fault.kind in AWAY
+    may_lag = fault.real and (fault.kind in AWAY or story.damaged > 0)
     if at < saved - (SAVES_BEHIND * every if may_lag else 0):
         yield f"began again at step {at}, though step {saved} was saved"
+    if story.damaged and at == story.damaged and int(start.get("attempt") or 2) == 2:
+        yield f"began at step {at}, whose manifest was damaged"
     if at and not start.get("resumed_from"):
         yield f"began at step {at} from nowhere"
 
 
 # -- many of them -------------------------------------------------------------------------------------------
 
-RANKS = ("rank killed", "rank crashed", "children left behind", "clock skewed", "crash at the same step")
+RANKS = (
+    "rank killed",
+    "rank crashed",
+    "children left behind",
+    "daemon left behind",
+    "clock skewed",
+    "crash at the same step",
+)
 GONE = ("node killed", "node frozen", "link cut for long")
 
 

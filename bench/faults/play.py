@@ -4,8 +4,9 @@ what is left."""
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 import os
+import random
 import re
 import shutil
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 
 from bench.faults.draw import (
     ANY,
-    AWAY,
+    BEFORE,
     CHECKPOINT,
     FIRST_STEP,
     NODES,
@@ -41,6 +42,7 @@ from bench.faults.field import (
     wait_for,
 )  # fmt: skip
 from bench.faults.judge import Story
+from bench.faults.seen import differing, known_after, shown
 from clusterctl.jobs.run_folder import RunDir
 
 # Seconds to wait for the moment, on a busy machine.
@@ -74,7 +76,11 @@ class Play:
         self.steps = STEPS * (REAL if fault.real else 1) * (10 if ends_early else 1)
         self.codes: dict[str, int] = {}
         self.struck = self.healed = 0.0
+        self.damaged = 0
         self.run: RunDir | None = None
+        self.script = (
+            lane.prolong_login(fault.node, fault.detail) if fault.kind == "login without end" else None
+        )
         self._write_job(data)
 
     # -- what is run
@@ -114,6 +120,7 @@ class Play:
             "crash at the same step": {"FAULT": f"{where}:exit3:always"},
             "user's mistake": {"FAULT": "import"},
             "children left behind": {"CHILDREN": 1},
+            "daemon left behind": {"DAEMON": 1},
             "slow rank": {"SLOW": fault.rank},
         }
         return arranged.get(fault.kind, {})
@@ -151,14 +158,15 @@ class Play:
             return
         time.sleep(self.fault.delay)
         self.struck = time.time()
-        BLOWS[self.fault.kind](self, launch)
+        if self.fault.kind in BLOWS:
+            BLOWS[self.fault.kind](self, launch)
 
     # -- the moment
 
     def _moment(self, launch: subprocess.Popen[bytes]) -> bool:
         """Wait until the run is where the fault should strike; return False if it ended before."""
         fault = self.fault
-        if fault.phase == ANY:
+        if fault.phase in (ANY, BEFORE):
             return True
         looks: dict[str, Callable[[], bool]] = {
             PUSH: lambda: "reach " in self.desk.said(),
@@ -219,6 +227,30 @@ class Play:
     def _kill_supervisor(self, launch: subprocess.Popen[bytes]) -> None:
         self._signal_inner(self._record("supervisor.json").get("pid"), signal.SIGKILL)
 
+    def _stop_supervisor(self, launch: subprocess.Popen[bytes]) -> None:
+        self._signal_inner(self._record("supervisor.json").get("pid"), signal.SIGSTOP)
+
+    def _damage_manifest(self, launch: subprocess.Popen[bytes]) -> None:
+        """Flip one bit in the newest manifest on the fault's node, then kill the rank."""
+        folder = self.lane.run_dir(self.fault.node, self._found().run_id) / "checkpoints"
+        found = wait_for(
+            lambda: sorted(folder.glob("step-*/manifest.json")) or launch.poll() is not None, COMES
+        )
+        if isinstance(found, list):
+            content = bytearray(found[-1].read_bytes())
+            chance = random.Random(self.fault.number)
+            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+            found[-1].write_bytes(content)
+            self.damaged = int(found[-1].parent.name.rpartition("-")[2])
+        self._kill_rank(launch)
+
+    def _kill_launcher(self, launch: subprocess.Popen[bytes]) -> None:
+        """Kill the launcher's processes, as the end of its machine would; `attach` starts a new controller."""
+        controller = self._found().controller()
+        launch.kill()
+        if controller is not None:
+            os.kill(controller, signal.SIGKILL)
+
     def _signal_inner(self, pid: Any, number: int) -> None:
         here = self.lane.pids(self.fault.node).get(pid)
         # Otherwise it has ended normally, as in a stop.
@@ -274,6 +306,9 @@ class Play:
 
     def _fill_disk(self, launch: subprocess.Popen[bytes]) -> None:
         assert self.ballast is not None
+        if self.fault.detail == "inodes":
+            self._fill_inodes(launch, self.ballast)
+            return
         with contextlib.suppress(OSError), self.ballast.open("wb", buffering=0) as file:
             for size in (1 << 20, 1 << 12, 1):
                 with contextlib.suppress(OSError):
@@ -281,6 +316,15 @@ class Play:
                         file.write(b"\0" * size)
         wait_for(lambda: launch.poll() is not None, FREED)
         self.ballast.unlink()
+        self.healed = time.time()
+
+    def _fill_inodes(self, launch: subprocess.Popen[bytes], folder: Path) -> None:
+        folder.mkdir()
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                (folder / str(number)).touch()
+        wait_for(lambda: launch.poll() is not None, FREED)
+        shutil.rmtree(folder)
         self.healed = time.time()
 
     # -- what the user does
@@ -323,6 +367,8 @@ class Play:
             self.lane.hold_relay(signal.SIGCONT)
         if not self.lane.is_up(self.fault.node):
             return
+        if self.script is not None:
+            self.script.unlink(missing_ok=True)
         self.lane.box.heal(self.fault.node)
         self.lane.thaw(self.fault.node)
         for _, _, pid in marked().get(run.run_id, []) if run else ():
@@ -372,9 +418,13 @@ class Play:
             known=known,
             stopped=self._stopped(struck + known) if known is not None else None,
             scans=self.scanner.seen.get(run.run_id, ()),
-            lost_lines=(*self._differing(run, attempt), *self._shown(run)),
+            lost_lines=(
+                *differing(self.lane, self.fault, run, attempt),
+                *shown(self.desk, self.fault, run, whole=self.codes["launch"] in (0, 5)),
+            ),
             left=left,
             seconds=seconds,
+            damaged=self.damaged,
         )
 
     def _from_within(self) -> float:
@@ -407,37 +457,6 @@ class Play:
                 ends += [float(ended) - self._ahead(node)] if ended else []
         return max(0.0, max(ends) - known) if ends else None
 
-    def _differing(self, run: RunDir, attempts: int) -> list[str]:
-        """Return logs that were not copied byte for byte; of an abandoned node, only what was received
-        counts."""
-        found = []
-        for attempt in range(1, attempts + 1):
-            for node in (member.name for member in self.lane.box.nodes if self.lane.is_up(member.name)):
-                logs = self.lane.run_dir(node, run.run_id) / "attempts" / str(attempt) / "logs"
-                for path in sorted(logs.glob("*")):
-                    home = run.logs(attempt) / node / path.name
-                    remote, local = path.read_bytes(), home.read_bytes() if home.exists() else b""
-                    given_up = node == self.fault.node and self.fault.kind in AWAY and attempt < attempts
-                    if local != remote and not (given_up and remote.startswith(local)):
-                        found.append(
-                            f"{node}/{path.name} of attempt {attempt}: {len(local)} of {len(remote)} bytes"
-                        )
-        return found
-
-    def _shown(self, run: RunDir) -> list[str]:
-        """Return lines of rank 0 that the launch showed twice, or never although it followed to the end."""
-        if self.fault.real:
-            return []
-        shown = re.findall(
-            r"^node\d:0 (step \d+ of attempt \d+)$", (self.desk.folder / "launch.out").read_text(), re.M
-        )
-        twice = [line for line in set(shown) if shown.count(line) > 1]
-        logs = sorted((run.root / "attempts").glob("*/logs/*/rank-0.out"))
-        written = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
-        whole = self.codes["launch"] in (0, 5)
-        never = [line for line in written if whole and line.startswith("step ") and line not in shown]
-        return [f"shown twice: {line}" for line in twice] + [f"never shown: {line}" for line in never]
-
 
 BLOWS: dict[str, Callable[[Play, subprocess.Popen[bytes]], None]] = {
     "rank killed": Play._kill_rank,
@@ -455,23 +474,8 @@ BLOWS: dict[str, Callable[[Play, subprocess.Popen[bytes]], None]] = {
     "disk full": Play._fill_disk,
     "children left behind": Play._kill_rank,
     "clock skewed": Play._kill_rank,
+    "daemon left behind": Play._kill_rank,
+    "supervisor stopped": Play._stop_supervisor,
+    "manifest damaged": Play._damage_manifest,
+    "launcher killed": Play._kill_launcher,
 }
-
-
-def known_after(events: list[dict[str, Any]], struck: float) -> float | None:
-    """Return the seconds from a fault until the run's history has the failure; None if it has none."""
-    for event in events:
-        bad = event["event"] == "failed" or (
-            event["event"] == "node_ended" and event["state"] in ("failed", "lost")
-        )
-        if bad and struck and event["time"] >= struck - 0.05:
-            return max(0.0, float(event["time"]) - struck)
-    return None
-
-
-def as_json(story: Story) -> str:
-    """Return one line for the campaign's history."""
-    fault = {**story.fault.__dict__, "node": story.fault.node}
-    kept = ("phase", "attempt", "reasons", "codes", "struck", "noticed", "known", "stopped")
-    values = {name: getattr(story, name) for name in (*kept, "lost_lines", "left", "seconds")}
-    return json.dumps({"fault": fault, **values}, default=list)

@@ -31,7 +31,7 @@ from bench.faults.judge import (
     steps_grow,
     table,
 )
-from bench.faults.play import known_after
+from bench.faults.seen import known_after
 
 KILLED = Fault(1, "rank killed", RUNNING, 2, 9, 0.1, False)
 

@@ -1,0 +1,63 @@
+"""What was seen of a played fault: logs that differ, lines that were shown wrongly, when the failure was known."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from bench.faults.draw import AWAY, Fault
+from bench.faults.field import Desk, Lane
+from bench.faults.judge import Story
+from clusterctl.jobs.run_folder import RunDir
+
+
+def differing(lane: Lane, fault: Fault, run: RunDir, attempts: int) -> list[str]:
+    """Return logs that were not copied byte for byte; of an abandoned node, only what was received
+    counts."""
+    found = []
+    for attempt in range(1, attempts + 1):
+        for node in (member.name for member in lane.box.nodes if lane.is_up(member.name)):
+            logs = lane.run_dir(node, run.run_id) / "attempts" / str(attempt) / "logs"
+            for path in sorted(logs.glob("*")):
+                home = run.logs(attempt) / node / path.name
+                remote, local = path.read_bytes(), home.read_bytes() if home.exists() else b""
+                given_up = node == fault.node and fault.kind in AWAY and attempt < attempts
+                if local != remote and not (given_up and remote.startswith(local)):
+                    found.append(
+                        f"{node}/{path.name} of attempt {attempt}: {len(local)} of {len(remote)} bytes"
+                    )
+    return found
+
+
+def shown(desk: Desk, fault: Fault, run: RunDir, *, whole: bool) -> list[str]:
+    """Return lines of rank 0 that the launch showed twice, or never although it followed to the end (`whole`)."""
+    if fault.real:
+        return []
+    shown = re.findall(
+        r"^node\d:0 (step \d+ of attempt \d+)$", (desk.folder / "launch.out").read_text(), re.M
+    )
+    twice = [line for line in set(shown) if shown.count(line) > 1]
+    logs = sorted((run.root / "attempts").glob("*/logs/*/rank-0.out"))
+    written = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+    never = [line for line in written if whole and line.startswith("step ") and line not in shown]
+    return [f"shown twice: {line}" for line in twice] + [f"never shown: {line}" for line in never]
+
+
+def known_after(events: list[dict[str, Any]], struck: float) -> float | None:
+    """Return the seconds from a fault until the run's history has the failure; None if it has none."""
+    for event in events:
+        bad = event["event"] == "failed" or (
+            event["event"] == "node_ended" and event["state"] in ("failed", "lost")
+        )
+        if bad and struck and event["time"] >= struck - 0.05:
+            return max(0.0, float(event["time"]) - struck)
+    return None
+
+
+def as_json(story: Story) -> str:
+    """Return one line for the campaign's history."""
+    fault = {**story.fault.__dict__, "node": story.fault.node}
+    kept = ("phase", "attempt", "reasons", "codes", "struck", "noticed", "known", "stopped")
+    values = {name: getattr(story, name) for name in (*kept, "lost_lines", "left", "seconds")}
+    return json.dumps({"fault": fault, **values}, default=list)
