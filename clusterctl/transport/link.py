@@ -266,7 +266,12 @@ class Link:
         self._limit, self._start_deadline = SILENCE, float("inf")
         self._splitter = FrameSplitter()
         self._file = pipe.poll_file(self._wake)
-        self._feed(self._bytes.rest())
+        try:
+            self._feed(self._bytes.rest())
+        except (BadFrame, ValueError) as bad:
+            self._file = None
+            self._break(LinkLost(node, f"its answer is invalid: {bad}", LEFT_THERE))
+            return
         if self._file is None:
             self._start_listening()
         else:

@@ -94,6 +94,12 @@ def test_a_link_that_ends_fails_its_requests_and_no_others() -> None:
     second.close()
 
 
+def test_an_invalid_answer_right_after_the_greeting_ends_the_link() -> None:
+    link = linked(Wire(), b"garbage" * 100)
+    with pytest.raises(LinkLost, match="its answer is invalid"):
+        link.open("hello", {}).end()
+
+
 @pytest.mark.parametrize("garbage", [b"garbage" * 100, encode(Frame(1, "end", {}, b"no JSON"))])
 def test_an_invalid_answer_ends_its_link_only(garbage: bytes) -> None:
     bad, good = Wire(), Wire()
