@@ -40,6 +40,7 @@ from bench.faults.field import (
     lines_of,
     marked,
     wait_for,
+    words_of,
 )  # fmt: skip
 from bench.faults.judge import Story
 from bench.faults.seen import differing, known_after, shown
@@ -333,6 +334,7 @@ class Play:
         """Follow the run to its end; a run without a controller gets a new one, as the messages and the
         README advise."""
         self.codes["launch"] = self._ended(launch)
+        self._end_logins()
         if self.fault.phase == STOP and self.fault.kind != "Ctrl-C" and hasattr(self, "stopper"):
             self.codes["stop"] = self._ended(self.stopper)
         run = self.run = self.desk.found()
@@ -345,6 +347,14 @@ class Play:
             )
         if run is not None:
             wait_for(lambda: run.controller() is None, 20.0)
+
+    def _end_logins(self) -> None:
+        """Let the logins go on that a node's scripts hold up: they belong to the node, and nobody can reach them."""
+        if self.script is not None:
+            self.script.unlink(missing_ok=True)
+            for pid in self.lane.pids(self.fault.node).values():
+                if words_of(pid) == "sleep 600":
+                    os.kill(pid, signal.SIGKILL)
 
     def _ended(self, process: subprocess.Popen[bytes]) -> int:
         try:
@@ -367,8 +377,7 @@ class Play:
             self.lane.hold_relay(signal.SIGCONT)
         if not self.lane.is_up(self.fault.node):
             return
-        if self.script is not None:
-            self.script.unlink(missing_ok=True)
+        self._end_logins()
         self.lane.box.heal(self.fault.node)
         self.lane.thaw(self.fault.node)
         for _, _, pid in marked().get(run.run_id, []) if run else ():

@@ -361,7 +361,7 @@ class Link:
         line = last_line(self._pipe.last_words().encode())
         reason = f": {line}" if line else ""
         reason += f" ({problem})" if problem else ""
-        hint = "check `python` in the inventory, and that login scripts neither read input nor exit"
+        hint = "check `python` in the inventory, and that login scripts neither wait, read input nor exit"
         return Unreachable(self.node, f"no agent could be started{reason}", hint)
 
     # ---- reading
@@ -370,10 +370,10 @@ class Link:
         """Return the next bytes from the node; send a heartbeat if nothing was sent for a while."""
         while True:
             now = time.monotonic()
-            if now - self._heard > self._limit:
-                raise TimeoutError(f"nothing was received for {self._limit:.0f} s")
             if now > self._start_deadline:
                 raise TimeoutError(f"its login scripts did not end within {START_LIMIT:.0f} s")
+            if now - self._heard > self._limit:
+                raise TimeoutError(f"nothing was received for {self._limit:.0f} s")
             if now - self._said > BEAT and self._limit == SILENCE:
                 self._beat()
             try:
