@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -214,7 +215,9 @@ def test_modules_and_functions_stay_short() -> None:
 
 
 # Names of local variables that say nothing about the value.
-VAGUE = {"one", "there", "what", "told"}
+VAGUE = {"one", "there", "what", "told", "said", "heard", "whom"}
+# Parts of class and function names that belong to no field of engineering.
+VAGUE_PARTS = {"would", "errand", "guest", "told", "heard", "said", "surely", "hurry", "glance", "hear"}
 
 
 def test_local_names_say_what_they_hold() -> None:
@@ -229,6 +232,18 @@ def test_local_names_say_what_they_hold() -> None:
                     bound = node.id
                 if bound in VAGUE:
                     found.append(f"{named(path)}:{node.lineno}: {bound}")
+    assert not found
+
+
+def test_classes_and_functions_have_names_of_their_field() -> None:
+    found = []
+    for package in PACKAGES:
+        for path in sources(package):
+            for node in ast.walk(parsed(path)):
+                if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                    parts = re.findall(r"[A-Z]?[a-z0-9]+", node.name)
+                    if VAGUE_PARTS & {part.lower() for part in parts}:
+                        found.append(f"{named(path)}:{node.lineno}: {node.name}")
     assert not found
 
 

@@ -138,8 +138,8 @@ class Group:
         """Return the sum of every rank's number; raise if a rank is gone."""
         if self.rank:
             self._say(self.peers[0], word)
-            return self._hear(self.peers[0])
-        total = word + sum(self._hear(peer) for peer in self.peers)
+            return self._receive(self.peers[0])
+        total = word + sum(self._receive(peer) for peer in self.peers)
         for peer in self.peers:
             self._say(peer, total)
         return total
@@ -148,7 +148,7 @@ class Group:
         peer.write(b"%d\n" % word)
         peer.flush()
 
-    def _hear(self, peer: Any) -> int:
+    def _receive(self, peer: Any) -> int:
         line = peer.readline()
         if not line:
             raise ConnectionResetError("Connection closed by peer")

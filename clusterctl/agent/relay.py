@@ -199,13 +199,13 @@ class Exchange:
         self._giver: Optional[Giver] = None
         self._relayed = 0
         self._failed = 0
-        self._said = 0.0
+        self._reported = 0.0
         self._notes: List[str] = []
         self._terms = terms
         request.on_cancel.append(self.close)
 
     @property
-    def told(self) -> Dict[str, Any]:
+    def report(self) -> Dict[str, Any]:
         """Return the report to the launcher at the end."""
         return {"relayed": self._relayed, "notes": self._notes}
 
@@ -287,8 +287,8 @@ class Exchange:
     def _report(self) -> None:
         """Report to the launcher now and then how much was received."""
         now = time.monotonic()
-        if now - self._said > REPORT:
-            self._said = now
+        if now - self._reported > REPORT:
+            self._reported = now
             self._request.send(b"", got=self._relayed)
 
 

@@ -47,7 +47,7 @@ class Agent:
         self._requests: Dict[int, Request] = {}
         self._threads: List[threading.Thread] = []
         self._change = threading.Lock()
-        self._heard = self._said = time.monotonic()
+        self._last_received = self._last_sent = time.monotonic()
         self._ending = threading.Event()
         self.watcher = Watcher()
 
@@ -61,7 +61,7 @@ class Agent:
             except OSError as problem:
                 self._ending.set()
                 raise StreamEnded("the launcher is gone") from problem
-            self._said = time.monotonic()
+            self._last_sent = time.monotonic()
 
     def serve(self, read: Callable[[int], bytes]) -> None:
         """Answer until the link ends, whichever side ends it; then end all that still runs.
@@ -70,9 +70,9 @@ class Agent:
         """
         threading.Thread(target=self._listen, args=(read,), daemon=True).start()
         while not self._ending.wait(BEAT):
-            if time.monotonic() - self._heard > AGENT_SILENCE:
+            if time.monotonic() - self._last_received > AGENT_SILENCE:
                 break
-            if time.monotonic() - self._said >= BEAT and self._sending.acquire(blocking=False):
+            if time.monotonic() - self._last_sent >= BEAT and self._sending.acquire(blocking=False):
                 # No thread is in the middle of a long write.
                 self._sending.release()
                 try:
@@ -101,7 +101,7 @@ class Agent:
                 if not data:
                     break
                 # A long frame over a slow line counts as a sign of life.
-                self._heard = time.monotonic()
+                self._last_received = time.monotonic()
                 parts.append(data)
                 count -= len(data)
             return b"".join(parts)

@@ -69,7 +69,7 @@ def receive(request: Request) -> Dict[str, Any]:
             _write_record(place, builder.root, name, builder.entries, builder.known, manifest=text)
         return _same(dest)
     if request.params.get("look"):
-        return _would(builder, _other_bases(request, dest) if named else [])
+        return _estimate(builder, _other_bases(request, dest) if named else [])
     try:
         if builder.stage(request.cancelled.is_set):
             builder.look_again()
@@ -125,7 +125,7 @@ def _take(
     with relay.Exchange(request, builder, read_answer(request)) as exchange:
         builder.copy_over()
         exchange.fetch(wanted)
-        result = {**_put_in_place(request, builder, place, old), **exchange.told}
+        result = {**_put_in_place(request, builder, place, old), **exchange.report}
         request.send(lean.dumps(result).encode(), built=True)
         # Other nodes may still fetch from here, until the launcher reports the end.
         request.body.read_line(MAX_ANSWER)
@@ -153,7 +153,7 @@ def _same(dest: str) -> Dict[str, Any]:
     return {"path": dest, "unchanged": True}
 
 
-def _would(builder: Builder, bases: Sequence[Base]) -> Dict[str, Any]:
+def _estimate(builder: Builder, bases: Sequence[Base]) -> Dict[str, Any]:
     """Return what a push would send; nothing is changed."""
     builder.adopt(prune=False)
     wanted = builder.look(bases)

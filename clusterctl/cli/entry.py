@@ -59,7 +59,7 @@ def _by_keeper(argv: list[str]) -> int | None:
             os.close(folder)
     except (OSError, place.WrongPlace):
         return None
-    return _Errand(line).run(request)
+    return _KeptCommand(line).run(request)
 
 
 def _request(argv: list[str]) -> bytes | None:
@@ -76,7 +76,7 @@ def _request(argv: list[str]) -> bytes | None:
     return len(body).to_bytes(4, "big") + body
 
 
-class _Errand:
+class _KeptCommand:
     """This process while the keeper runs its command: it forwards signals and receives the exit code."""
 
     def __init__(self, line: socket) -> None:
@@ -92,7 +92,7 @@ class _Errand:
         }
         before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._pause)
         taken = self._hand_over(request)
-        code = self._hear() if taken else b""
+        code = self._receive() if taken else b""
         for number, handler in before.items():
             signal.signal(number, handler)
         if code:
@@ -113,11 +113,11 @@ class _Errand:
             self._line.sendmsg([request[:1]], [(SOL_SOCKET, SCM_RIGHTS, handles)])
             os.close(here)
             self._line.sendall(request[1:])
-            return self._hear() == TAKEN
+            return self._receive() == TAKEN
         except OSError:
             return False
 
-    def _hear(self) -> bytes:
+    def _receive(self) -> bytes:
         try:
             return self._line.recv(1)
         except OSError:
@@ -125,14 +125,14 @@ class _Errand:
 
     def _forward(self, number: int, frame: object) -> None:
         self._signals.append(number)
-        self._tell(number)
+        self._send(number)
 
     def _pause(self, number: int, frame: object) -> None:
-        self._tell(signal.SIGSTOP)
+        self._send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        self._tell(signal.SIGCONT)
+        self._send(signal.SIGCONT)
 
-    def _tell(self, number: int) -> None:
+    def _send(self, number: int) -> None:
         try:
             self._line.send(bytes([number]))
         except OSError:

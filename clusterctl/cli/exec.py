@@ -318,7 +318,7 @@ def _show_folded(groups: list[Group]) -> None:
     for group in groups:
         rule = "-" * 15
         _write("stdout", f"{rule}\n{group.header()}\n{rule}\n".encode())
-        for stream, kept in group.said.items():
+        for stream, kept in group.output.items():
             for piece in kept.pieces():
                 _write(stream, output.shown(piece) + b"\n")
 

@@ -136,7 +136,7 @@ def _import_all() -> None:
 
 
 @dataclass
-class _Guest:
+class _Client:
     """A process that requests a command, and the child that runs it."""
 
     line: socket.socket
@@ -174,15 +174,15 @@ class Front:
         self._door = door
         self._holder = holder
         self._leave_place = leave
-        self._guests: dict[int, _Guest] = {}
+        self._clients: dict[int, _Client] = {}
         self._selector = selectors.DefaultSelector()
         self._stopped = False
         self._noted, self._note = os.pipe()
 
     def serve(self) -> None:
         """Serve until the process that holds the links has ended, then wait for the running commands."""
-        heard, wake = os.pipe()
-        for handle in (heard, wake):
+        wake_end, wake = os.pipe()
+        for handle in (wake_end, wake):
             os.set_blocking(handle, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -190,7 +190,7 @@ class Front:
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
         self._selector.register(self._door, selectors.EVENT_READ, self._answer)
-        self._selector.register(heard, selectors.EVENT_READ, lambda: os.read(heard, 4096))
+        self._selector.register(wake_end, selectors.EVENT_READ, lambda: os.read(wake_end, 4096))
         self._selector.register(self._noted, selectors.EVENT_READ, self._remember)
         # It may have ended before the signal handler was installed.
         self._reap()
@@ -202,7 +202,7 @@ class Front:
         self._door.close()
         self._leave_place()
         deadline = time.monotonic() + LINGER
-        while any(guest.pid for guest in self._guests.values()) and time.monotonic() < deadline:
+        while any(client.pid for client in self._clients.values()) and time.monotonic() < deadline:
             for key, _ in self._selector.select(1.0):
                 key.data()
             self._reap()
@@ -230,39 +230,39 @@ class Front:
             line.close()
             return
         line.setblocking(False)
-        guest = _Guest(line)
-        self._guests[line.fileno()] = guest
-        self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(guest))
+        client = _Client(line)
+        self._clients[line.fileno()] = client
+        self._selector.register(line, selectors.EVENT_READ, lambda: self._receive(client))
 
-    def _hear(self, guest: _Guest) -> None:
+    def _receive(self, client: _Client) -> None:
         try:
-            connected = guest.read()
+            connected = client.read()
         except BlockingIOError:
             return
         except OSError:
             connected = False
         if not connected:
-            self._leave(guest)
-        elif guest.pid:
-            self._pass_on(guest)
+            self._leave(client)
+        elif client.pid:
+            self._pass_on(client)
         else:
-            body = guest.body
+            body = client.body
             if body is not None:
-                self._fork(guest, body)
+                self._fork(client, body)
 
-    def _leave(self, guest: _Guest) -> None:
+    def _leave(self, client: _Client) -> None:
         """End a command whose calling process is gone, as a closed terminal would."""
-        self._selector.unregister(guest.line)
-        self._guests.pop(guest.line.fileno())
-        if guest.pid:
-            self._signal(guest.pid, signal.SIGCONT)
-            self._signal(guest.pid, signal.SIGHUP)
-        guest.close()
+        self._selector.unregister(client.line)
+        self._clients.pop(client.line.fileno())
+        if client.pid:
+            self._signal(client.pid, signal.SIGCONT)
+            self._signal(client.pid, signal.SIGHUP)
+        client.close()
 
-    def _pass_on(self, guest: _Guest) -> None:
-        for number in guest.data:
-            self._signal(guest.pid, number)
-        guest.data.clear()
+    def _pass_on(self, client: _Client) -> None:
+        for number in client.data:
+            self._signal(client.pid, number)
+        client.data.clear()
 
     def _signal(self, pid: int, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -271,26 +271,26 @@ class Front:
             else:
                 os.kill(pid, number)
 
-    def _fork(self, guest: _Guest, body: bytes) -> None:
-        del guest.data[: 4 + len(body)]
+    def _fork(self, client: _Client, body: bytes) -> None:
+        del client.data[: 4 + len(body)]
         # Block signals until the child has its own handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid == 0:
-            self._be(guest, body)
+            self._be(client, body)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             # Also set it here: a signal may arrive before the child has done it.
             os.setpgid(pid, pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
-        guest.pid = pid
-        for handle in guest.handles:
+        client.pid = pid
+        for handle in client.handles:
             os.close(handle)
-        guest.handles = []
+        client.handles = []
         with contextlib.suppress(OSError):
-            guest.line.send(TAKEN)
-        self._pass_on(guest)
+            client.line.send(TAKEN)
+        self._pass_on(client)
 
-    def _be(self, guest: _Guest, body: bytes) -> NoReturn:
+    def _be(self, client: _Client, body: bytes) -> NoReturn:
         """Become the command in the child process: drop the keeper's handlers and descriptors, then run it."""
         code = EXIT_BUG
         try:
@@ -299,9 +299,9 @@ class Front:
             for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            for stream, handle in enumerate(guest.handles[:3]):
+            for stream, handle in enumerate(client.handles[:3]):
                 os.dup2(handle, stream)
-            os.fchdir(guest.handles[3])
+            os.fchdir(client.handles[3])
             os.dup2(self._note, NOTE, inheritable=False)
             os.closerange(NOTE + 1, MAX_HANDLES)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
@@ -322,17 +322,17 @@ class Front:
                 return
             if pid == self._holder:
                 self._stopped = True
-            for guest in list(self._guests.values()):
-                if guest.pid == pid:
-                    self._dismiss(guest, status)
+            for client in list(self._clients.values()):
+                if client.pid == pid:
+                    self._dismiss(client, status)
 
-    def _dismiss(self, guest: _Guest, status: int) -> None:
+    def _dismiss(self, client: _Client, status: int) -> None:
         code = os.waitstatus_to_exitcode(status)
         with contextlib.suppress(OSError):
-            guest.line.send(bytes([code if code >= 0 else 128 - code]))
-        self._selector.unregister(guest.line)
-        self._guests.pop(guest.line.fileno())
-        guest.close()
+            client.line.send(bytes([code if code >= 0 else 128 - code]))
+        self._selector.unregister(client.line)
+        self._clients.pop(client.line.fileno())
+        client.close()
 
 
 def _run(body: bytes) -> int:

@@ -78,7 +78,7 @@ class Group:
     """Nodes with the same output and the same end."""
 
     completed: Completed
-    said: dict[str, Kept]
+    output: dict[str, Kept]
     names: list[str] = field(default_factory=list)
 
     def header(self) -> str:
@@ -112,7 +112,7 @@ def _compared(base: Group, other: Group) -> Iterator[str]:
     yield f"--- {base.header()}\n"
     yield f"+++ {other.header()}\n"
     for stream in STREAMS:
-        base_output, other_output = base.said[stream], other.said[stream]
+        base_output, other_output = base.output[stream], other.output[stream]
         if base_output.digest == other_output.digest:
             continue
         if stream == "stderr":

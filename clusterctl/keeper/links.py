@@ -76,12 +76,12 @@ def _answers(link: Link) -> bool:
 class _Arrival(Inbox):
     """An inbox that only records that a reply has arrived."""
 
-    def __init__(self, heard: threading.Event) -> None:
+    def __init__(self, activity: threading.Event) -> None:
         super().__init__(lambda count: None)
-        self._heard = heard
+        self._activity = activity
 
     def close(self, problem: BaseException | None = None) -> None:
-        self._heard.set()
+        self._activity.set()
 
 
 class Client(Protocol):

@@ -354,8 +354,8 @@ class Watch:
         silent = max(0.0, self.connections.silent_for(node) - SILENCE)
         if node.name in self.reached or node.name not in self.reported:
             self.reported.add(node.name)
-            heard = time.monotonic() - silent
-            self.gone[node.name] = min(heard, self.gone.get(node.name, heard))
+            last_output = time.monotonic() - silent
+            self.gone[node.name] = min(last_output, self.gone.get(node.name, last_output))
             self.reached.discard(node.name)
             self._put(Update(node=node.name, note=f"{error.message}; trying again"))
         self.dialer.call(partial(self._begin_anew, node))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError, did_you_mean
-from clusterctl.ssh.config import MARKS, chain, way_to
+from clusterctl.ssh.config import MARKS, chain, route_to
 from clusterctl.ssh.config_query import Configuration
 from clusterctl.transport.connection import Connection as Connection
 from clusterctl.transport.fanout import Stream, Transport
@@ -79,8 +79,8 @@ class SshChoice:
         """Return `paramiko` or `openssh`, and the reason where the configuration decided."""
         if self._choice != "auto":
             return self._choice, ""
-        ways = chain(way_to(node, self._config))
-        reason = next((way.only_openssh for way in ways if way.only_openssh), "")
+        routes = chain(route_to(node, self._config))
+        reason = next((route.only_openssh for route in routes if route.only_openssh), "")
         if self._known_hosts is not None and self._config.has_marks(str(self._known_hosts)):
             reason = reason or MARKS
         if self._config.program is None:

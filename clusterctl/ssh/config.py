@@ -34,7 +34,7 @@ def lookup_name(host: str, port: int) -> str:
 
 
 @dataclass(frozen=True)
-class Way:
+class Route:
     """How to reach one SSH server, from the inventory and the user's SSH configuration."""
 
     host: str
@@ -45,8 +45,8 @@ class Way:
     known_hosts: tuple[str, ...] = ()
     use_agent: bool = True
     """Whether every key of the ssh agent may be offered."""
-    gateway: Way | None = None
-    asked: str = ""
+    gateway: Route | None = None
+    destination: str = ""
     """The host name by which OpenSSH's configuration was queried."""
     key: str | None = None
     """The key file from the inventory. A node uses only this key; its gateways try it first."""
@@ -70,31 +70,31 @@ class Way:
         return self.alias or lookup_name(self.host, self.port)
 
     @property
-    def first(self) -> Way:
+    def first(self) -> Route:
         """Return the server that this machine connects to directly."""
         return self.gateway.first if self.gateway else self
 
 
-def way_to(node: Node, config: Configuration | str | None = None) -> Way:
+def route_to(node: Node, config: Configuration | str | None = None) -> Route:
     """Return how to reach a node; pass a Configuration to query OpenSSH only once for many nodes.
 
     A string is the path of a file that replaces the user's configuration; "none" means an empty one.
     """
     configuration = config if isinstance(config, Configuration) else Configuration(config)
     place = (node.host, node.user, node.port, node.gateway, node.key)
-    way: Way | None = configuration.ways.get(place)
-    if way is None:
-        way = _resolved(
+    route: Route | None = configuration.routes.get(place)
+    if route is None:
+        route = _resolved(
             node.host, node.user, node.port if node.port != 22 else None, node.gateway, configuration
         )
-        way = way if node.key is None else _with_identity(way, os.path.expanduser(node.key))
-        configuration.ways[place] = way
-    return way
+        route = route if node.key is None else _with_identity(route, os.path.expanduser(node.key))
+        configuration.routes[place] = route
+    return route
 
 
 def _resolved(
     host: str, user: str | None, port: int | None, gateway: str | None, config: Configuration, depth: int = 0
-) -> Way:
+) -> Route:
     if depth > LONGEST_CHAIN:
         raise UsageError(f"{host}: its chain of gateways does not end", "see ProxyJump in ~/.ssh/config")
     answers = config.of(host, user, port)
@@ -102,12 +102,12 @@ def _resolved(
     for jump in (gateway or _one(answers, "proxyjump") or "").split(","):
         if jump.strip():
             before = _jump(jump.strip(), before, config, depth)
-    way = Way(
+    route = Route(
         host=_one(answers, "hostname") or host,
         port=int(_one(answers, "port") or port or 22),
         user=_one(answers, "user") or user,
         gateway=before,
-        asked=host,
+        destination=host,
         alias=_one(answers, "hostkeyalias"),
         family=_one(answers, "addressfamily") or "any",
         bind_address=_one(answers, "bindaddress"),
@@ -116,18 +116,18 @@ def _resolved(
         key_exchanges=_one(answers, "kexalgorithms") or "",
         ciphers=_one(answers, "ciphers") or "",
     )
-    tokens = _tokens(way)
+    tokens = _tokens(route)
     names = answers.get("identityfile", IDENTITIES)
     identities = [_expanded(identity, tokens) for identity in names]
     command = None if before else _one(answers, "proxycommand")
-    way = replace(
-        way,
+    route = replace(
+        route,
         identities=tuple(identity for identity in identities if os.path.isfile(identity)),
         known_hosts=_known_hosts(answers),
         use_agent=_one(answers, "identitiesonly") != "yes" and answers.get("identityagent") != ("none",),
         proxy_command=command and _filled(command, tokens),
     )
-    return replace(way, only_openssh=_only_openssh(way, answers, config, tokens) if answers else "")
+    return replace(route, only_openssh=_only_openssh(route, answers, config, tokens) if answers else "")
 
 
 def _one(answers: Answers, key: str) -> str | None:
@@ -155,12 +155,12 @@ def _known_hosts(answers: Answers) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _jump(text: str, before: Way | None, config: Configuration, depth: int) -> Way:
+def _jump(text: str, before: Route | None, config: Configuration, depth: int) -> Route:
     """Return the way to one `user@host:port` of a chain; only the first one may have a gateway itself."""
     user, _, place = text.removeprefix("ssh://").rpartition("@")
     host, port = host_and_port(place)
-    way = _resolved(host, user or None, port, None, config, depth + 1)
-    return way if before is None else replace(way, gateway=before, proxy_command=None)
+    route = _resolved(host, user or None, port, None, config, depth + 1)
+    return route if before is None else replace(route, gateway=before, proxy_command=None)
 
 
 def host_and_port(text: str) -> tuple[str, int | None]:
@@ -174,22 +174,22 @@ def host_and_port(text: str) -> tuple[str, int | None]:
     return text, None
 
 
-def _with_identity(way: Way, key: str) -> Way:
+def _with_identity(route: Route, key: str) -> Route:
     """Return the way with the inventory's key as its only key; its gateways try this key before their own."""
-    of_others = way.only_openssh in _LOGIN_ONLY or way.only_openssh.startswith(_KINDS)
+    of_others = route.only_openssh in _LOGIN_ONLY or route.only_openssh.startswith(_KINDS)
     return replace(
-        way,
+        route,
         identities=(key,),
         use_agent=False,
         key=key,
-        only_openssh=_key_only_openssh(key) or ("" if of_others else way.only_openssh),
-        gateway=way.gateway and _with_key_too(way.gateway, key),
+        only_openssh=_key_only_openssh(key) or ("" if of_others else route.only_openssh),
+        gateway=route.gateway and _with_key_too(route.gateway, key),
     )
 
 
-def _with_key_too(way: Way, key: str) -> Way:
-    gateway = way.gateway and _with_key_too(way.gateway, key)
-    return replace(way, identities=(key, *way.identities), key=key, gateway=gateway)
+def _with_key_too(route: Route, key: str) -> Route:
+    gateway = route.gateway and _with_key_too(route.gateway, key)
+    return replace(route, identities=(key, *route.identities), key=key, gateway=gateway)
 
 
 # ---- how OpenSSH expands %h and other tokens
@@ -202,20 +202,20 @@ def _home(path: str) -> str:
     return os.path.expanduser(path)
 
 
-def _tokens(way: Way) -> dict[str, str]:
+def _tokens(route: Route) -> dict[str, str]:
     login = pwd.getpwuid(os.getuid())
     local = socket.gethostname()
     return {
         "%": "%",
         "d": login.pw_dir,
-        "h": way.host,
+        "h": route.host,
         "i": str(login.pw_uid),
-        "k": way.alias or way.asked,
+        "k": route.alias or route.destination,
         "L": local.partition(".")[0],
         "l": local,
-        "n": way.asked,
-        "p": str(way.port),
-        "r": way.user or login.pw_name,
+        "n": route.destination,
+        "p": str(route.port),
+        "r": route.user or login.pw_name,
         "u": login.pw_name,
     }
 
@@ -249,9 +249,9 @@ _LOGIN_ONLY = (
 )
 
 
-def _only_openssh(way: Way, answers: Answers, config: Configuration, tokens: Mapping[str, str]) -> str:
+def _only_openssh(route: Route, answers: Answers, config: Configuration, tokens: Mapping[str, str]) -> str:
     """Return the first configured option that needs OpenSSH's program; "" if paramiko can do everything."""
-    if _one(answers, "proxyusefdpass") == "yes" and way.proxy_command:
+    if _one(answers, "proxyusefdpass") == "yes" and route.proxy_command:
         return "ProxyUseFdpass"
     for key, name in (
         ("knownhostscommand", "KnownHostsCommand"),
@@ -260,7 +260,7 @@ def _only_openssh(way: Way, answers: Answers, config: Configuration, tokens: Map
     ):
         if _one(answers, key):
             return name
-    if any(config.has_marks(file) for file in way.known_hosts):
+    if any(config.has_marks(file) for file in route.known_hosts):
         return MARKS
     # The options below are not needed where the inventory names a key.
     if _one(answers, "pkcs11provider"):
@@ -268,22 +268,22 @@ def _only_openssh(way: Way, answers: Answers, config: Configuration, tokens: Map
     if _one(answers, "hostbasedauthentication") == "yes":
         return "HostbasedAuthentication"
     certificates = {_expanded(certificate, tokens) for certificate in answers.get("certificatefile", ())}
-    if certificates - {f"{identity}-cert.pub" for identity in way.identities}:
+    if certificates - {f"{identity}-cert.pub" for identity in route.identities}:
         # Paramiko loads a certificate file that is next to its key.
         return "CertificateFile"
-    return _keys_only_openssh(way, answers)
+    return _keys_only_openssh(route, answers)
 
 
-def _keys_only_openssh(way: Way, answers: Answers) -> str:
+def _keys_only_openssh(route: Route, answers: Answers) -> str:
     named = answers.get("identityagent", (AGENT,))[0]
     here = inherited((AGENT, TICKETS))
     if named not in (AGENT, f"${AGENT}", here.get(AGENT), "none"):
         return _OTHER_AGENT
-    kinds = [key_file(identity) for identity in way.identities]
+    kinds = [key_file(identity) for identity in route.identities]
     for kind in kinds:
         if kind.kind not in PLAIN_KINDS and kind.kind != "public":
             return f"{_KINDS} {kind.kind}"
-    if not way.use_agent and here.get(AGENT) and any(kind.kind == "public" for kind in kinds):
+    if not route.use_agent and here.get(AGENT) and any(kind.kind == "public" for kind in kinds):
         return _BY_AGENT
     tickets = here.get(TICKETS) or os.path.exists(f"/tmp/krb5cc_{os.getuid()}")
     if not kinds and not here.get(AGENT) and tickets and _one(answers, "gssapiauthentication") == "yes":
@@ -298,6 +298,6 @@ def _key_only_openssh(path: str) -> str:
     return "" if found.kind in PLAIN_KINDS else f"{_KINDS} {found.kind}"
 
 
-def chain(way: Way) -> Sequence[Way]:
+def chain(route: Route) -> Sequence[Route]:
     """Return the servers on the way in order, first the one that this machine connects to directly."""
-    return [*(chain(way.gateway) if way.gateway else []), way]
+    return [*(chain(route.gateway) if route.gateway else []), route]

@@ -54,7 +54,7 @@ class Configuration:
         self._each_alone = False
         self._version = (0, 0)
         self._marked: dict[str, bool] = {}
-        self.ways: dict[object, Any] = {}
+        self.routes: dict[object, Any] = {}
         """The results of config.way_to, cached by node (0.2 ms each); the backend choice and the connection
         use them."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import NodeError, Unreachable
-from clusterctl.ssh.config import Way
+from clusterctl.ssh.config import Route
 from clusterctl.ssh.proxy import connected
 from clusterctl.ssh.retry import Dropped
 from clusterctl.transport.open_files import too_many
@@ -36,7 +36,7 @@ LINGER = 5.0
 class Gateway:
     """One gateway and its users."""
 
-    way: Way
+    route: Route
     openings: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(AT_ONCE))
     change: threading.Lock = field(default_factory=threading.Lock)
     login: Login | None = None
@@ -65,27 +65,27 @@ class Login:
 class Gateways:
     """The gateways of one transport; `log_in` logs in, through further gateways if the way has any."""
 
-    def __init__(self, log_in: Callable[[str, Way], Login]) -> None:
+    def __init__(self, log_in: Callable[[str, Route], Login]) -> None:
         self._log_in = log_in
-        self._gateways: dict[Way, Gateway] = {}
+        self._gateways: dict[Route, Gateway] = {}
         self._change = threading.Lock()
 
-    def of(self, way: Way) -> Gateway:
-        assert way.gateway is not None
+    def of(self, route: Route) -> Gateway:
+        assert route.gateway is not None
         with self._change:
-            return self._gateways.setdefault(way.gateway, Gateway(way.gateway))
+            return self._gateways.setdefault(route.gateway, Gateway(route.gateway))
 
-    def channel_to(self, node: str, way: Way, limit: float) -> paramiko.Channel:
+    def channel_to(self, node: str, route: Route, limit: float) -> paramiko.Channel:
         """Return a byte stream to a node through its gateway; call `give_back` after use."""
         import paramiko
 
         from clusterctl.ssh.session import ChannelRefused
 
-        gateway = self.of(way)
+        gateway = self.of(route)
         session = self._session(node, gateway)
         where = paramiko.Message()
-        where.add_string(way.host)
-        where.add_int(way.port)
+        where.add_string(route.host)
+        where.add_int(route.port)
         where.add_string("127.0.0.1")
         where.add_int(0)
         try:
@@ -93,13 +93,13 @@ class Gateways:
             return channel
         except ChannelRefused as refusal:
             self.give_back(gateway)
-            message = f"the gateway {gateway.way.name} can't reach {way.name}: {refusal}"
+            message = f"the gateway {gateway.route.name} can't reach {route.name}: {refusal}"
             hint = "check `host` and `port` as the gateway sees them, and AllowTcpForwarding there"
             raise Unreachable(node, message, hint) from None
         except (paramiko.SSHException, EOFError, OSError) as problem:
             # The next attempt logs in again.
             self.give_back(gateway)
-            raise Dropped(node, f"its gateway {gateway.way.name}: {problem}") from None
+            raise Dropped(node, f"its gateway {gateway.route.name}: {problem}") from None
         except BaseException:
             self.give_back(gateway)
             raise
@@ -127,7 +127,7 @@ class Gateways:
                 raise _for(node, gateway)
             if gateway.login is None or not gateway.login.session.active:
                 try:
-                    gateway.login = self._log_in(f"gateway {gateway.way.name}", gateway.way)
+                    gateway.login = self._log_in(f"gateway {gateway.route.name}", gateway.route)
                 except NodeError as problem:
                     gateway.failed, gateway.failed_at = problem, time.monotonic()
                     raise _for(node, gateway) from None
@@ -142,7 +142,7 @@ def _for(node: str, gateway: Gateway) -> NodeError:
     """Return the gateway's failure as the node's error, with the same text for every node."""
     failed = gateway.failed
     assert failed is not None
-    return type(failed)(node, f"its gateway {gateway.way.name}: {failed.reason}", failed.hint)
+    return type(failed)(node, f"its gateway {gateway.route.name}: {failed.reason}", failed.hint)
 
 
 # Concurrent handshakes with one server; sshd by default drops some at random from 10 on.
@@ -153,34 +153,34 @@ class LoginQueues:
     """Limits the concurrent handshakes with each server: many nodes may share one address."""
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[str, int, Way | None], threading.BoundedSemaphore] = {}
+        self._queues: dict[tuple[str, int, Route | None], threading.BoundedSemaphore] = {}
         self._change = threading.Lock()
 
-    def of(self, way: Way) -> threading.BoundedSemaphore:
+    def of(self, route: Route) -> threading.BoundedSemaphore:
         with self._change:
-            place = (way.host, way.port, way.gateway)
+            place = (route.host, route.port, route.gateway)
             return self._queues.setdefault(place, threading.BoundedSemaphore(HANDSHAKES_AT_ONCE))
 
 
-def dial(node: str, way: Way, limit: float) -> socket.socket:
+def dial(node: str, route: Route, limit: float) -> socket.socket:
     """Return a byte stream to the server: a TCP connection, or the user's ProxyCommand."""
     try:
-        return connected(way, limit)
+        return connected(route, limit)
     except (socket.gaierror, UnicodeError) as problem:
-        message = f"no address for {way.host!r} ({getattr(problem, 'strerror', problem)})"
+        message = f"no address for {route.host!r} ({getattr(problem, 'strerror', problem)})"
         raise Unreachable(node, message, "check `host`") from None
     except OSError as problem:
-        raise _unreachable(node, way, problem, limit) from None
+        raise _unreachable(node, route, problem, limit) from None
 
 
-def _unreachable(node: str, way: Way, trouble: OSError, limit: float) -> Unreachable:
+def _unreachable(node: str, route: Route, trouble: OSError, limit: float) -> Unreachable:
     lack = too_many(node, trouble)
     if lack is not None:
         return lack
     if isinstance(trouble, ConnectionRefusedError):
-        message = f"nothing listens at {way.host} port {way.port}"
+        message = f"nothing listens at {route.host} port {route.port}"
         return Unreachable(node, message, "check `host` and `port`, and that sshd runs there")
     if isinstance(trouble, TimeoutError):
-        message = f"{way.host} port {way.port} did not answer within {limit:g} s"
+        message = f"{route.host} port {route.port} did not answer within {limit:g} s"
         return Unreachable(node, message, "check the address, the network and the firewall")
-    return Unreachable(node, f"{way.host} port {way.port}: {trouble.strerror or trouble}")
+    return Unreachable(node, f"{route.host} port {route.port}: {trouble.strerror or trouble}")

@@ -32,7 +32,7 @@ from paramiko.ssh_exception import AuthenticationException, SSHException
 
 from clusterctl.errors import LoginRefused
 from clusterctl.ssh import host_keys
-from clusterctl.ssh.config import Way
+from clusterctl.ssh.config import Route
 from clusterctl.ssh.host_keys import HostKey, host_key
 from clusterctl.ssh.session import Session
 from clusterctl.text import plural
@@ -53,13 +53,13 @@ class Keys:
         self.served = ""
         """The path of the key file that a server accepted last."""
 
-    def open_ones(self, way: Way) -> Iterator[tuple[str, paramiko.PKey]]:
+    def open_ones(self, route: Route) -> Iterator[tuple[str, paramiko.PKey]]:
         """Yield names and usable keys: key files (the last accepted one first), then keys of the ssh agent."""
-        found = [(path, key) for path in way.identities for key in self._forms(path)]
+        found = [(path, key) for path in route.identities for key in self._forms(path)]
         yield from sorted(found, key=lambda named_key: named_key[0] != self.served)
-        locked = {_public_blob(path) for path in way.identities if self._of_file(path) == LOCKED}
-        for key in self._of_agent() if way.use_agent or locked else []:
-            if way.use_agent or key.asbytes() in locked:
+        locked = {_public_blob(path) for path in route.identities if self._of_file(path) == LOCKED}
+        for key in self._of_agent() if route.use_agent or locked else []:
+            if route.use_agent or key.asbytes() in locked:
                 yield f"the ssh agent's {key.get_name()} key", key
 
     def _forms(self, path: str) -> list[paramiko.PKey]:
@@ -73,9 +73,9 @@ class Keys:
         bare.public_blob = None
         return [key, bare]
 
-    def locked_ones(self, way: Way) -> list[str]:
+    def locked_ones(self, route: Route) -> list[str]:
         """Return the key files without a known passphrase."""
-        return [path for path in way.identities if self._of_file(path) == LOCKED]
+        return [path for path in route.identities if self._of_file(path) == LOCKED]
 
     def unlocked(self, path: str) -> paramiko.PKey | None:
         """Return a locked key after the user has typed its passphrase; other threads wait for the same key."""
@@ -196,51 +196,51 @@ class _Handler(AuthOnlyHandler):
         raise AuthenticationException("it requires more than a key")
 
 
-def log_in(session: Session, node: str, way: Way, keys: Keys, limit: float) -> None:
+def log_in(session: Session, node: str, route: Route, keys: Keys, limit: float) -> None:
     """Offer each key once over one connection; raise LoginRefused if the server accepts none."""
     handler = session.auth_handler = _Handler(session)
     handler.limit = limit
-    user = way.user or getpass.getuser()
+    user = route.user or getpass.getuser()
     ask = paramiko.Message()
     ask.add_byte(cMSG_SERVICE_REQUEST)
     ask.add_string("ssh-userauth")
     session._send_message(ask)
     tried: list[str] = []
-    for name, key in _offers(way, keys):
+    for name, key in _offers(route, keys):
         tried.append(name)
         try:
             left = handler.auth_publickey(user, key)
         except AuthenticationException as refusal:
             if not session.active:
-                raise _refused(node, way, user, tried, keys, str(session.problem or refusal)) from None
+                raise _refused(node, route, user, tried, keys, str(session.problem or refusal)) from None
             continue
         if session.is_authenticated():
             session.packets.let_go()
             keys.served = name
             return
         raise LoginRefused(
-            node, f"a key alone is not enough for {user}@{way.host}: it also wants {', '.join(left)}"
+            node, f"a key alone is not enough for {user}@{route.host}: it also wants {', '.join(left)}"
         )
-    raise _refused(node, way, user, tried, keys, "")
+    raise _refused(node, route, user, tried, keys, "")
 
 
-def _offers(way: Way, keys: Keys) -> Iterator[tuple[str, paramiko.PKey]]:
-    yield from keys.open_ones(way)
-    for path in keys.locked_ones(way):
+def _offers(route: Route, keys: Keys) -> Iterator[tuple[str, paramiko.PKey]]:
+    yield from keys.open_ones(route)
+    for path in keys.locked_ones(route):
         key = keys.unlocked(path)
         if key is not None:
             yield path, key
 
 
-def _refused(node: str, way: Way, user: str, tried: list[str], keys: Keys, detail: str) -> LoginRefused:
-    who = f"{user}@{way.host}"
-    unusable = [f"{path}: {why}" for path in way.identities if (why := keys.why_not(path))]
+def _refused(node: str, route: Route, user: str, tried: list[str], keys: Keys, detail: str) -> LoginRefused:
+    who = f"{user}@{route.host}"
+    unusable = [f"{path}: {why}" for path in route.identities if (why := keys.why_not(path))]
     problem = f"no key was accepted for {who} (tried {', '.join(tried) or 'none'})"
     if unusable:
         problem += "; not tried: " + "; ".join(unusable)
     if detail:
         problem += f": {detail}"
-    hint = f"try `ssh -p {way.port} {who}`; name `user` and `key` in the inventory"
+    hint = f"try `ssh -p {route.port} {who}`; name `user` and `key` in the inventory"
     if any("passphrase" in reason for reason in unusable):
         hint = "add it to an ssh agent with `ssh-add`, or name another one in the inventory (`key`)"
     return LoginRefused(node, problem, hint)

@@ -22,9 +22,9 @@ from clusterctl.settings import environment
 from clusterctl.ssh import host_keys
 from clusterctl.ssh.config import (
     KNOWN_HOSTS,
-    Way,
+    Route,
     chain,
-    way_to,
+    route_to,
 )
 from clusterctl.ssh.config_query import Configuration
 from clusterctl.ssh.host_keys import HostKey, SeenKey
@@ -117,118 +117,124 @@ class OpenSshTransport:
 
     def seen(self, node: Node) -> SeenKey:
         """Return the host key that a node shows now, and the recorded ones, without logging in."""
-        way = way_to(node, self._config)
-        recorded = host_keys.recorded(way.name, self._known_hosts(way))
-        key = retried(lambda: self._scan(node.name, way, [entry.kind for entry in recorded]))
-        return SeenKey(node.name, way.name, key, recorded)
+        route = route_to(node, self._config)
+        recorded = host_keys.recorded(route.name, self._known_hosts(route))
+        key = retried(lambda: self._scan(node.name, route, [entry.kind for entry in recorded]))
+        return SeenKey(node.name, route.name, key, recorded)
 
     def record(self, node: Node, key: HostKey) -> Path:
         """Record a host key for a node; return the file it was written to."""
-        way = way_to(node, self._config)
-        path = self._known_hosts(way)[0]
+        route = route_to(node, self._config)
+        path = self._known_hosts(route)[0]
         with self._change:
-            host_keys.append(path, way.name, key)
+            host_keys.append(path, route.name, key)
         return path
 
-    def _known_hosts(self, way: Way) -> list[Path]:
+    def _known_hosts(self, route: Route) -> list[Path]:
         own = [self._own_known_hosts] if self._own_known_hosts else []
-        named = [Path(file) for file in way.known_hosts if file.lower() != "none"]
+        named = [Path(file) for file in route.known_hosts if file.lower() != "none"]
         return [*own, *named] or [Path(KNOWN_HOSTS).expanduser()]
 
     # ---- logging in
 
     def _log_in(self, node: Node, command: str, more: Sequence[str] = ()) -> Child:
         """Return a logged-in child; with `accept_new`, record new host keys after a successful login."""
-        way = way_to(node, self._config)
+        route = route_to(node, self._config)
         with tempfile.TemporaryDirectory(prefix="clusterctl-ssh-") as folder:
             new: dict[int, Path] = {}
             # Find unknown hosts here: otherwise ssh would fail first and a second handshake would be
             # needed.
             if self._accept_new:
-                for place, hop in enumerate(chain(way)):
+                for place, hop in enumerate(chain(route)):
                     if host_keys.is_new(hop.name, self._known_hosts(hop)):
                         new[place] = Path(folder) / str(place)
             while True:
                 try:
-                    child = retried(lambda: self._attempt(node.name, way, [*more], command, new))
+                    child = retried(lambda: self._attempt(node.name, route, [*more], command, new))
                     break
                 except Unrecorded as found:
                     if found.place in new:
                         raise found.error from None
                     new[found.place] = Path(folder) / str(found.place)
             for place, path in new.items():
-                self._keep(chain(way)[place], path)
+                self._keep(chain(route)[place], path)
         return child
 
-    def _keep(self, way: Way, path: Path) -> None:
+    def _keep(self, route: Route, path: Path) -> None:
         """Record the host keys that ssh wrote into a separate file."""
         for key in _keys_in(path):
             with self._change:
-                host_keys.append(self._known_hosts(way)[0], way.name, key)
+                host_keys.append(self._known_hosts(route)[0], route.name, key)
 
-    def _attempt(self, node: str, way: Way, more: list[str], command: str, new: dict[int, Path]) -> Child:
-        ways = chain(way)
-        with self._queue(way).passed(node, len(ways) > 1):
-            logs = Logs(len(ways))
-            argv = [*self._argv(ways, logs.paths, new), *more, "-T", "--", way.asked, command]
-            child = self._child(node, argv, logs, len(ways) > 1)
+    def _attempt(self, node: str, route: Route, more: list[str], command: str, new: dict[int, Path]) -> Child:
+        routes = chain(route)
+        with self._queue(route).passed(node, len(routes) > 1):
+            logs = Logs(len(routes))
+            argv = [*self._argv(routes, logs.paths, new), *more, "-T", "--", route.destination, command]
+            child = self._child(node, argv, logs, len(routes) > 1)
             try:
-                limit = len(ways) * self._limit(way) + HANDSHAKE_LIMIT
-                if child.log_in(lambda: _hops(node, ways, logs)[-1].logged_in, limit):
+                limit = len(routes) * self._limit(route) + HANDSHAKE_LIMIT
+                if child.log_in(lambda: _hops(node, routes, logs)[-1].logged_in, limit):
                     return child
-                problem = self._refusal(node, ways, child)
+                problem = self._refusal(node, routes, child)
             except BaseException:
                 child.close()
                 raise
             child.close()
             raise problem
 
-    def _refusal(self, node: str, ways: Sequence[Way], child: Child) -> BaseException:
+    def _refusal(self, node: str, routes: Sequence[Route], child: Child) -> BaseException:
         ended = child.has_ended(ENDING)
         child.logs.take_all()
-        hops = _hops(node, ways, child.logs)
+        hops = _hops(node, routes, child.logs)
         hop = culprit(hops)
         words = child.words_left().decode(errors="replace").strip()
-        problem = refusal(hops, words, self._known_hosts(hop.way), self._limit(hop.way), ended)
+        problem = refusal(hops, words, self._known_hosts(hop.route), self._limit(hop.route), ended)
         if isinstance(problem, HostKeyUnknown) and self._accept_new:
             return Unrecorded(hops.index(hop), problem)
         if isinstance(problem, NodeError) and hop is hops[0] and len(hops) > 1:
-            self._queue(ways[-1]).failed(ways[0].name, problem)
+            self._queue(routes[-1]).failed(routes[0].name, problem)
         return problem
 
-    def _queue(self, way: Way) -> LoginQueue:
+    def _queue(self, route: Route) -> LoginQueue:
         """Return the login queue of the server that this machine connects to directly."""
-        first = way.first
+        first = route.first
         with self._change:
             return self._queues.setdefault((first.host, first.port, first.user), LoginQueue())
 
-    def _limit(self, way: Way) -> float:
+    def _limit(self, route: Route) -> float:
         """Return the connect timeout: the user's flag, else ssh_config's ConnectTimeout."""
-        return way.connect_timeout or self._timeout if self._timeout == CONNECT_TIMEOUT else self._timeout
+        return route.connect_timeout or self._timeout if self._timeout == CONNECT_TIMEOUT else self._timeout
 
-    def _scan(self, node: str, way: Way, kinds: Sequence[str]) -> HostKey:
+    def _scan(self, node: str, route: Route, kinds: Sequence[str]) -> HostKey:
         """Return the server's host key, of a recorded kind if the server has one.
 
         The login to the server itself offers no credentials; gateways before it are logged in to normally.
         """
         with (
             tempfile.TemporaryDirectory(prefix="clusterctl-ssh-") as folder,
-            self._queue(way).passed(node, way.gateway is not None),
+            self._queue(route).passed(node, route.gateway is not None),
         ):
-            ways = chain(way)
-            last, path = len(ways) - 1, Path(folder) / "key"
-            logs = Logs(len(ways))
+            routes = chain(route)
+            last, path = len(routes) - 1, Path(folder) / "key"
+            logs = Logs(len(routes))
             options = {**SCANNING, **self._kinds(kinds)}
             first = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
-            argv = [*first, *self._argv(ways, logs.paths, {last: path}, alone=True), "--", way.asked, "exit"]
-            child = self._child(node, argv, logs, len(ways) > 1)
+            argv = [
+                *first,
+                *self._argv(routes, logs.paths, {last: path}, alone=True),
+                "--",
+                route.destination,
+                "exit",
+            ]
+            child = self._child(node, argv, logs, len(routes) > 1)
             try:
-                limit = len(ways) * self._limit(way) + HANDSHAKE_LIMIT
+                limit = len(routes) * self._limit(route) + HANDSHAKE_LIMIT
                 child.log_in(lambda: path.exists(), limit)
                 found = _keys_in(path)
                 if found:
                     return found[0]
-                problem = self._refusal(node, ways, child)
+                problem = self._refusal(node, routes, child)
             finally:
                 child.close()
             raise problem.error if isinstance(problem, Unrecorded) else problem
@@ -247,41 +253,41 @@ class OpenSshTransport:
             raise Unreachable(node, f"ssh can't be started: {problem.strerror}") from None
 
     def _argv(
-        self, ways: Sequence[Way], logs: Sequence[str], new: Mapping[int, Path], alone: bool = False
+        self, routes: Sequence[Route], logs: Sequence[str], new: Mapping[int, Path], alone: bool = False
     ) -> list[str]:
         """Return the options for the last server of a chain, including the commands for the servers before
         it."""
-        way, place = ways[-1], len(ways) - 1
-        files = [str(file) for file in self._known_hosts(way)]
+        route, place = routes[-1], len(routes) - 1
+        files = [str(file) for file in self._known_hosts(route)]
         if place in new:
             files = [str(new[place])] if alone else [str(new[place]), *files]
         options = {
             **FIXED,
-            **self._quick(way),
-            "ConnectTimeout": f"{max(self._limit(way), 1):.0f}",
+            **self._quick(route),
+            "ConnectTimeout": f"{max(self._limit(route), 1):.0f}",
             "StrictHostKeyChecking": "accept-new" if place in new else "yes",
             "UserKnownHostsFile": " ".join(_quoted(file) for file in files),
             **_log_level(self._config.version),
         }
-        if not way.joins_master:
+        if not route.joins_master:
             options["ControlPath"] = "none"
         if place:
-            options["ProxyCommand"] = self._proxy_command(ways, logs, new)
+            options["ProxyCommand"] = self._proxy_command(routes, logs, new)
             options["ProxyUseFdpass"] = "no"
         argv = ["-F", self._config.file] if self._config.file else []
-        argv += ["-E", logs[place], "-p", str(way.port), *(["-l", way.user] if way.user else [])]
-        if way.key:
-            argv += ["-i", way.key.replace("%", "%%")]
-            options |= {} if way.use_agent else {"IdentitiesOnly": "yes"}
+        argv += ["-E", logs[place], "-p", str(route.port), *(["-l", route.user] if route.user else [])]
+        if route.key:
+            argv += ["-i", route.key.replace("%", "%%")]
+            options |= {} if route.use_agent else {"IdentitiesOnly": "yes"}
         return argv + [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
 
-    def _proxy_command(self, ways: Sequence[Way], logs: Sequence[str], new: Mapping[int, Path]) -> str:
+    def _proxy_command(self, routes: Sequence[Route], logs: Sequence[str], new: Mapping[int, Path]) -> str:
         """Return the ssh command that connects through the previous server; -J would not pass our options
         on."""
-        way, before = ways[-1], ways[-2]
-        host = f"[{way.host}]" if ":" in way.host else way.host
-        argv = [str(self._config.program), *self._argv(ways[:-1], logs, new), "-W", f"{host}:{way.port}"]
-        return shlex.join([*argv, "--", before.asked]).replace("%", "%%")
+        route, before = routes[-1], routes[-2]
+        host = f"[{route.host}]" if ":" in route.host else route.host
+        argv = [str(self._config.program), *self._argv(routes[:-1], logs, new), "-W", f"{host}:{route.port}"]
+        return shlex.join([*argv, "--", before.destination]).replace("%", "%%")
 
     def _kinds(self, kinds: Sequence[str]) -> dict[str, str]:
         """Return options that prefer keys of these kinds; exclude certificates, since only keys are
@@ -293,13 +299,13 @@ class OpenSshTransport:
         ordered = sorted(plain, key=lambda name: name not in wanted)
         return {"HostKeyAlgorithms": ",".join(ordered)} if ordered else {}
 
-    def _quick(self, way: Way) -> dict[str, str]:
+    def _quick(self, route: Route) -> dict[str, str]:
         """Return the same algorithms with the fast ones first; an order that the user chose is kept."""
         usual = self._config.built_in()
         found = {}
         for key, ours, usually in (
-            ("KexAlgorithms", way.key_exchanges, usual.get("kexalgorithms", ("",))[0]),
-            ("Ciphers", way.ciphers, usual.get("ciphers", ("",))[0]),
+            ("KexAlgorithms", route.key_exchanges, usual.get("kexalgorithms", ("",))[0]),
+            ("Ciphers", route.ciphers, usual.get("ciphers", ("",))[0]),
         ):
             if ours and ours == usually:
                 names = ours.split(",")
@@ -308,11 +314,11 @@ class OpenSshTransport:
         return found
 
 
-def _hops(node: str, ways: Sequence[Way], logs: Logs) -> list[HopLog]:
-    last = len(ways) - 1
+def _hops(node: str, routes: Sequence[Route], logs: Logs) -> list[HopLog]:
+    last = len(routes) - 1
     return [
-        HopLog(node if place == last else f"{node} (gateway {way.name})", way, plain(logs.texts[place]))
-        for place, way in enumerate(ways)
+        HopLog(node if place == last else f"{node} (gateway {route.name})", route, plain(logs.texts[place]))
+        for place, route in enumerate(routes)
     ]
 
 

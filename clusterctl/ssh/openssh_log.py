@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, HostKeyUnknown, LoginRefused, Unreachable
 from clusterctl.ssh import host_keys
-from clusterctl.ssh.config import Way
+from clusterctl.ssh.config import Route
 from clusterctl.ssh.host_keys import HostKey, key_file
 from clusterctl.ssh.retry import Dropped
 
@@ -57,7 +57,7 @@ class HopLog:
     """What one OpenSSH process logged about one server on the way."""
 
     node: str
-    way: Way
+    route: Route
     text: str
 
     @property
@@ -86,7 +86,7 @@ def refusal(
 ) -> ClusterctlError | Dropped:
     """Why nobody is logged in. `proxy_words` is what a ProxyCommand printed, `ended` whether ssh itself gave up."""
     hop = culprit(hops)
-    node, way, text = hop.node, hop.way, hop.text
+    node, route, text = hop.node, hop.route, hop.text
     if hop.logged_in:
         return Unreachable(node, f"logged in, but no session was given: {_last_line(text)}")
     if _REVOKED.search(text):
@@ -100,63 +100,67 @@ def refusal(
         return on_the_way
     if _NO_CIPHER.search(text):
         return Unreachable(node, f"no common way to encrypt: {_last_line(text)}")
-    if not ended and not hop.shown and "Connection established." not in text and not way.gateway:
-        return _silent(node, way, timeout)
+    if not ended and not hop.shown and "Connection established." not in text and not route.gateway:
+        return _silent(node, route, timeout)
     if not ended or _DROPPED.search(text):
         return Dropped(node, _last_line(text) if ended else "the server fell silent")
     return Unreachable(node, f"ssh: {_last_line(text) or proxy_words or 'it ended without a word'}")
 
 
 def _host_key(hop: HopLog, known_hosts: Sequence[Path]) -> ClusterctlError:
-    recorded = host_keys.recorded(hop.way.name, known_hosts)
+    recorded = host_keys.recorded(hop.route.name, known_hosts)
     shown = hop.shown
     if recorded and shown is not None:
         alike = [entry for entry in recorded if entry.kind == shown.kind]
-        return host_keys.changed(hop.node, hop.way.name, (alike or recorded)[0], shown)
+        return host_keys.changed(hop.node, hop.route.name, (alike or recorded)[0], shown)
     # Recorded in a file that only OpenSSH knows of.
     if _CHANGED.search(hop.text):
-        return host_keys.changed(hop.node, hop.way.name, HostKey("another", "key"), shown or HostKey("", ""))
+        return host_keys.changed(
+            hop.node, hop.route.name, HostKey("another", "key"), shown or HostKey("", "")
+        )
     return host_keys.unknown(hop.node, shown)
 
 
 def _login(hop: HopLog) -> LoginRefused:
-    way = hop.way
-    if way.identities and all(key_file(identity).locked for identity in way.identities):
+    route = hop.route
+    if route.identities and all(key_file(identity).locked for identity in route.identities):
         hint = "add it to an ssh agent with `ssh-add`, or name another one in the inventory (`key`)"
-        return LoginRefused(hop.node, f"the key {', '.join(way.identities)} is locked by a passphrase", hint)
-    tried = [*way.identities, *(["the keys of the ssh agent"] if way.use_agent else [])]
-    who = f"{way.user or 'the default user'}@{way.host}"
-    hint = f"try `ssh -p {way.port} {who}`; name `user` and `key` in the inventory"
+        return LoginRefused(
+            hop.node, f"the key {', '.join(route.identities)} is locked by a passphrase", hint
+        )
+    tried = [*route.identities, *(["the keys of the ssh agent"] if route.use_agent else [])]
+    who = f"{route.user or 'the default user'}@{route.host}"
+    hint = f"try `ssh -p {route.port} {who}`; name `user` and `key` in the inventory"
     return LoginRefused(hop.node, f"no key was accepted for {who} (tried {', '.join(tried) or 'none'})", hint)
 
 
 def _on_the_way(hop: HopLog, hops: Sequence[HopLog], proxy_words: str) -> Unreachable | None:
     """What the network, a gateway or a ProxyCommand says."""
-    node, way, text = hop.node, hop.way, hop.text
+    node, route, text = hop.node, hop.route, hop.text
     place = list(hops).index(hop)
     refused = _NO_WAY_ON.search(hops[place - 1].text) if place else None
-    if refused and way.gateway:
-        problem = f"the gateway {way.gateway.name} can't reach {way.name}: {refused[1]}"
+    if refused and route.gateway:
+        problem = f"the gateway {route.gateway.name} can't reach {route.name}: {refused[1]}"
         return Unreachable(node, problem, "check `host` and `port` as the gateway sees them")
-    if way.proxy_command and proxy_words:
-        return Unreachable(node, f"its ProxyCommand said: {proxy_words}", f"try `{way.proxy_command}`")
+    if route.proxy_command and proxy_words:
+        return Unreachable(node, f"its ProxyCommand said: {proxy_words}", f"try `{route.proxy_command}`")
     unresolved = _NO_ADDRESS.search(text)
     if unresolved:
-        return Unreachable(node, f"no address for {way.host!r} ({unresolved[1]})", "check `host`")
+        return Unreachable(node, f"no address for {route.host!r} ({unresolved[1]})", "check `host`")
     failed = _NO_CONNECTION.search(text)
     if failed is None:
         return None
     if "refused" in failed[1]:
-        problem = f"nothing listens at {way.host} port {way.port}"
+        problem = f"nothing listens at {route.host} port {route.port}"
         return Unreachable(node, problem, "check `host` and `port`, and that sshd runs there")
     if "timed out" in failed[1]:
-        return _silent(node, way, 0)
-    return Unreachable(node, f"{way.host} port {way.port}: {failed[1]}")
+        return _silent(node, route, 0)
+    return Unreachable(node, f"{route.host} port {route.port}: {failed[1]}")
 
 
-def _silent(node: str, way: Way, timeout: float) -> Unreachable:
+def _silent(node: str, route: Route, timeout: float) -> Unreachable:
     within = f" within {timeout:g} s" if timeout else " in time"
-    problem = f"{way.host} port {way.port} did not answer{within}"
+    problem = f"{route.host} port {route.port} did not answer{within}"
     return Unreachable(node, problem, "check the address, the network and the firewall")
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 
 from clusterctl.settings import environment
-from clusterctl.ssh.config import Way
+from clusterctl.ssh.config import Route
 
 FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 # Seconds between SIGTERM and SIGKILL.
@@ -20,19 +20,19 @@ END_WAIT = 2.0
 LAST_WORDS = 2000
 
 
-def connected(way: Way, timeout: float) -> socket.socket:
+def connected(route: Route, timeout: float) -> socket.socket:
     """Return a socket that leads to a server; raise an OSError if the network fails."""
-    if way.proxy_command:
-        return ProxySocket(way.proxy_command)
+    if route.proxy_command:
+        return ProxySocket(route.proxy_command)
     problem: OSError = OSError("no address")
     for family, kind, number, _, address in socket.getaddrinfo(
-        way.host, way.port, FAMILIES.get(way.family, socket.AF_UNSPEC), socket.SOCK_STREAM
+        route.host, route.port, FAMILIES.get(route.family, socket.AF_UNSPEC), socket.SOCK_STREAM
     ):
         made = socket.socket(family, kind, number)
         try:
             made.settimeout(timeout)
-            if way.bind_address:
-                made.bind((way.bind_address, 0))
+            if route.bind_address:
+                made.bind((route.bind_address, 0))
             made.connect(address)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return made
@@ -49,7 +49,7 @@ class ProxySocket(socket.socket):
     def __init__(self, command: str) -> None:
         ours, theirs = socket.socketpair()
         super().__init__(ours.family, ours.type, ours.proto, ours.detach())
-        self._said = b""
+        self._last_output = b""
         # `close` and `last_words` may be called from different threads.
         self._change = threading.Lock()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the socket
@@ -77,8 +77,8 @@ class ProxySocket(socket.socket):
         with self._change:
             if not self._errors.closed:
                 size = os.fstat(self._errors.fileno()).st_size
-                self._said = os.pread(self._errors.fileno(), LAST_WORDS, max(0, size - LAST_WORDS))
-        return self._said.decode(errors="replace").strip()
+                self._last_output = os.pread(self._errors.fileno(), LAST_WORDS, max(0, size - LAST_WORDS))
+        return self._last_output.decode(errors="replace").strip()
 
     def close(self) -> None:
         super().close()

@@ -340,13 +340,15 @@ class Session(_Transport):  # type: ignore[misc]
         """
         try:
             while True:
-                now, heard = time.monotonic(), self.packets.reads
+                now, reads_before = time.monotonic(), self.packets.reads
                 step = min(deadline, now + BEAT)
                 try:
                     self._take(*self.packets.next_message(step))
                     break
                 except TimeoutError:
-                    self._quiet = self._quiet + time.monotonic() - now if heard == self.packets.reads else 0.0
+                    self._quiet = (
+                        self._quiet + time.monotonic() - now if reads_before == self.packets.reads else 0.0
+                    )
                     self._ask_whether_alive()
                     if time.monotonic() >= deadline:
                         return

@@ -20,8 +20,8 @@ from clusterctl.settings import inherited
 from clusterctl.ssh.config import (
     AGENT,
     KNOWN_HOSTS,
-    Way,
-    way_to,
+    Route,
+    route_to,
 )
 from clusterctl.ssh.config_query import Configuration
 from clusterctl.ssh.gateways import Gateways, Login, LoginQueues, dial
@@ -92,104 +92,104 @@ class SshTransport:
 
     def log_in(self, node: Node) -> Login:
         """Log in to a node without starting anything. The caller closes the login."""
-        return self._log_in(node.name, way_to(node, self._ssh_config))
+        return self._log_in(node.name, route_to(node, self._ssh_config))
 
     def seen(self, node: Node) -> SeenKey:
         """Return the host key that a node shows now, and the recorded ones, without logging in."""
-        way = way_to(node, self._ssh_config)
+        route = route_to(node, self._ssh_config)
         shown: list[HostKey] = []
         with contextlib.suppress(_Enough):
-            retried(lambda: self._shake_hands(node.name, way, lambda key: _enough(shown, key)))
-        return SeenKey(node.name, way.name, shown[0], tuple(self._known_hosts(way).of(way.name)))
+            retried(lambda: self._shake_hands(node.name, route, lambda key: _enough(shown, key)))
+        return SeenKey(node.name, route.name, shown[0], tuple(self._known_hosts(route).of(route.name)))
 
     def record(self, node: Node, key: HostKey) -> Path:
         """Record a host key for a node; return the file it was written to."""
-        way = way_to(node, self._ssh_config)
-        known = self._known_hosts(way)
-        known.record(way.name, key)
+        route = route_to(node, self._ssh_config)
+        known = self._known_hosts(route)
+        known.record(route.name, key)
         return known.files[0]
 
-    def _known_hosts(self, way: Way) -> KnownHosts:
+    def _known_hosts(self, route: Route) -> KnownHosts:
         with self._change:
-            known = self._known.get(way.known_hosts)
+            known = self._known.get(route.known_hosts)
             if known is None:
-                names = [name for name in way.known_hosts if name.lower() != "none"]
+                names = [name for name in route.known_hosts if name.lower() != "none"]
                 if self._own_known_hosts is not None:
                     names.insert(0, str(self._own_known_hosts))
                 files = [Path(os.path.expanduser(name)) for name in names or (KNOWN_HOSTS,)]
-                known = self._known[way.known_hosts] = KnownHosts(files)
+                known = self._known[route.known_hosts] = KnownHosts(files)
             return known
 
     # ---- connecting
 
-    def _log_in(self, node: str, way: Way) -> Login:
+    def _log_in(self, node: str, route: Route) -> Login:
         """Log in to a server through its gateways; repeat a handshake that was dropped."""
-        known = self._known_hosts(way)
+        known = self._known_hosts(route)
         if self._ask is not None:
-            self._unlock(way)
+            self._unlock(route)
 
         def judge(key: HostKey) -> None:
-            known.judge(node, way.name, key, self._accept_new)
+            known.judge(node, route.name, key, self._accept_new)
 
-        return retried(lambda: self._one_login(node, way, judge))
+        return retried(lambda: self._one_login(node, route, judge))
 
-    def _unlock(self, way: Way) -> None:
+    def _unlock(self, route: Route) -> None:
         """Ask for the passphrase before a server waits for it, where every key is locked."""
-        if way.use_agent and inherited((AGENT,)):
+        if route.use_agent and inherited((AGENT,)):
             return
-        if way.identities and all(key_file(identity).locked for identity in way.identities):
+        if route.identities and all(key_file(identity).locked for identity in route.identities):
             load_paramiko()
-            self._all_keys().unlocked(way.identities[0])
+            self._all_keys().unlocked(route.identities[0])
 
-    def _one_login(self, node: str, way: Way, judge: Callable[[HostKey], None]) -> Login:
-        from_gateway = self._gateways.of(way).openings if way.gateway else contextlib.nullcontext()
-        with from_gateway, self._queues.of(way):
-            login = self._shake_hands(node, way, judge)
+    def _one_login(self, node: str, route: Route, judge: Callable[[HostKey], None]) -> Login:
+        from_gateway = self._gateways.of(route).openings if route.gateway else contextlib.nullcontext()
+        with from_gateway, self._queues.of(route):
+            login = self._shake_hands(node, route, judge)
             from clusterctl.ssh.login import log_in
 
             try:
-                log_in(login.session, node, way, self._all_keys(), HANDSHAKE_LIMIT)
+                log_in(login.session, node, route, self._all_keys(), HANDSHAKE_LIMIT)
             except BaseException as problem:
                 login.close()
                 raise _launcher_error(node, problem) from None
             return login
 
-    def _shake_hands(self, node: str, way: Way, judge: Callable[[HostKey], None]) -> Login:
+    def _shake_hands(self, node: str, route: Route, judge: Callable[[HostKey], None]) -> Login:
         """Return a session whose keys are agreed on, before any login."""
-        stream = self._stream(node, way)
-        then = self._after(way)
+        stream = self._stream(node, route)
+        then = self._after(route)
         try:
             load_paramiko()
             from clusterctl.ssh.session import Session
 
-            recorded = tuple(entry.kind for entry in self._known_hosts(way).of(way.name))
-            session = Session(stream, judge, recorded, way.key_exchanges, way.ciphers)
+            recorded = tuple(entry.kind for entry in self._known_hosts(route).of(route.name))
+            session = Session(stream, judge, recorded, route.key_exchanges, route.ciphers)
             # A ProxyCommand may have a login of its own to make before the server can say a word.
-            session.shake_hands(HANDSHAKE_LIMIT, None if way.proxy_command else self._limit(way))
+            session.shake_hands(HANDSHAKE_LIMIT, None if route.proxy_command else self._limit(route))
         except BaseException as problem:
             stream.close()
             then()
             proxy_words = stream.last_words() if isinstance(stream, ProxySocket) else ""
             if proxy_words and not isinstance(problem, ClusterctlError):
                 raise Unreachable(
-                    node, f"its ProxyCommand said: {proxy_words}", f"try `{way.proxy_command}`"
+                    node, f"its ProxyCommand said: {proxy_words}", f"try `{route.proxy_command}`"
                 ) from None
             raise _launcher_error(node, problem) from None
-        return Login(session, way.user, then)
+        return Login(session, route.user, then)
 
-    def _limit(self, way: Way) -> float:
+    def _limit(self, route: Route) -> float:
         """Return the seconds for a connection, and for the server's first line."""
-        return min(self._timeout, way.connect_timeout or self._timeout)
+        return min(self._timeout, route.connect_timeout or self._timeout)
 
-    def _stream(self, node: str, way: Way) -> socket.socket | paramiko.Channel:
-        limit = self._limit(way)
-        return self._gateways.channel_to(node, way, limit) if way.gateway else dial(node, way, limit)
+    def _stream(self, node: str, route: Route) -> socket.socket | paramiko.Channel:
+        limit = self._limit(route)
+        return self._gateways.channel_to(node, route, limit) if route.gateway else dial(node, route, limit)
 
-    def _after(self, way: Way) -> Callable[[], None]:
+    def _after(self, route: Route) -> Callable[[], None]:
         """Return what has to be done when the session has ended."""
-        if way.gateway is None:
+        if route.gateway is None:
             return lambda: None
-        gateway = self._gateways.of(way)
+        gateway = self._gateways.of(route)
         return lambda: self._gateways.give_back(gateway)
 
     def _all_keys(self) -> Keys:

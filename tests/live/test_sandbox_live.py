@@ -116,8 +116,8 @@ def test_nodes_come_up_answer_to_ssh_and_go_without_a_trace(tmp_path: Path, mode
         assert took < TWO_NODES_SOON
         for number, node in enumerate(made.nodes, 1):
             with login(made, node.name) as client:
-                asked = "pwd; echo $HOME; cd; pwd; hccn_tool -i 1 -ip -g"
-                code, out, _ = run(client, asked)
+                destination = "pwd; echo $HOME; cd; pwd; hccn_tool -i 1 -ip -g"
+                code, out, _ = run(client, destination)
                 home = str(made.layout.home(node))
                 assert out.splitlines() == [
                     home, home, home, f"ipaddr:192.168.20.{number}", "netmask:255.255.255.0",

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from trainer.corpus.open import (
     PACKED,
     STDIN,
-    Seen,
+    InputDigest,
     hash_whole,
     open_stream,
     read_some,
@@ -158,7 +158,7 @@ def kind_of(name: str) -> str:
     endings = [ending for ending in path.suffixes[-2:] if ending not in PACKED]
     if endings and endings[-1] in ENDINGS:
         return ENDINGS[endings[-1]]
-    with closing(open_stream(name, Seen(name))) as stream:
+    with closing(open_stream(name, InputDigest(name))) as stream:
         return sniffed(read_some(stream, SNIFFED, name))
 
 
@@ -185,7 +185,7 @@ class Reader:
     ) -> None:
         self.inputs = inputs
         self.each, self.size, self.longest = each, size, longest
-        self.seen: list[Seen] = []
+        self.seen: list[InputDigest] = []
 
     def parts(self) -> Iterator[Part]:
         """Yield parts, each made of pieces until it is full."""
@@ -201,7 +201,7 @@ class Reader:
 
     def _pieces(self) -> Iterator[Piece]:
         for source in self.inputs:
-            self.seen.append(Seen(source.name))
+            self.seen.append(InputDigest(source.name))
             before = stamp(source.name)
             if source.kind == "parquet":
                 yield from _row_groups(source, self.seen[-1])
@@ -321,7 +321,7 @@ def _after(head: bytes, stream: BinaryIO, name: str) -> Callable[[int], bytes]:
 # -- the kinds that are no stream of bytes ------------------------------------------------------------------
 
 
-def _row_groups(source: Input, seen: Seen) -> Iterator[Piece]:
+def _row_groups(source: Input, seen: InputDigest) -> Iterator[Piece]:
     hash_whole(source.path, seen)
     for number in range(parquet_file(source.name).num_row_groups):
         yield Piece(source.name, "parquet", b"", row_group=number)
@@ -364,7 +364,7 @@ class _Numbers(pickle.Unpickler):
         raise pickle.UnpicklingError("it refers to something outside")
 
 
-def read_lazy(folder: Path, seen: Seen, size: int) -> Iterator[tuple[bytes, int, NDArray[np.int64]]]:
+def read_lazy(folder: Path, seen: InputDigest, size: int) -> Iterator[tuple[bytes, int, NDArray[np.int64]]]:
     """Yield blocks of whole documents: their int32 tokens, the number of the first one, the tokens of each."""
     binary, listing = folder / "text", folder / "text.len.pkl"
     lengths = _lengths(listing, binary)

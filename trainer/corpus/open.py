@@ -21,7 +21,7 @@ STDIN = "-"
 
 
 @dataclass
-class Seen:
+class InputDigest:
     """What was read of one input, for the manifest."""
 
     name: str
@@ -32,7 +32,7 @@ class Seen:
         return InputRecord(self.name, self.bytes, self.digest.hexdigest())
 
 
-def open_stream(name: str, seen: Seen) -> BinaryIO:
+def open_stream(name: str, seen: InputDigest) -> BinaryIO:
     """Return the decompressed bytes of a file or of standard input as a stream."""
     try:
         inner = sys.stdin.buffer if name == STDIN else open(name, "rb", buffering=0)  # noqa: SIM115
@@ -60,7 +60,7 @@ def read_some(stream: BinaryIO, size: int, name: str) -> bytes:
 class _Counted(io.RawIOBase):
     """A file that is hashed while it is read."""
 
-    def __init__(self, inner: BinaryIO, seen: Seen) -> None:
+    def __init__(self, inner: BinaryIO, seen: InputDigest) -> None:
         self._inner, self._seen = inner, seen
 
     def readable(self) -> bool:
@@ -128,7 +128,7 @@ def stamp(name: str) -> tuple[int, int] | None:
     return status.st_size, status.st_mtime_ns
 
 
-def hash_whole(path: Path, seen: Seen) -> None:
+def hash_whole(path: Path, seen: InputDigest) -> None:
     """Read a whole file to hash it."""
     with path.open("rb") as stream:
         while piece := stream.read(1 << 20):

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.corpus.inputs import Part
 from trainer.corpus.tokenizer import Tokenizer
-from trainer.corpus.worker import Made, Maker, Recipe
+from trainer.corpus.worker import EncodedPart, Maker, Recipe
 from trainer.env import preset
 from trainer.errors import DataError, DataFailed, TrainerError
 
@@ -22,7 +22,9 @@ from trainer.errors import DataError, DataFailed, TrainerError
 AHEAD = 4
 
 
-def make_all(parts: Iterable[Part], recipe: Recipe, tokenizer: Tokenizer, workers: int) -> Iterator[Made]:
+def make_all(
+    parts: Iterable[Part], recipe: Recipe, tokenizer: Tokenizer, workers: int
+) -> Iterator[EncodedPart]:
     """Yield all parts in order. With one worker or one part, this process does the work itself."""
     waiting = iter(parts)
     first = list(islice(waiting, 2))
@@ -54,10 +56,10 @@ class Pool:
         for process in self._workers.values():
             process.wait()
 
-    def make(self, parts: Iterator[Part]) -> Iterator[Made]:
+    def make(self, parts: Iterator[Part]) -> Iterator[EncodedPart]:
         """Yield finished parts. Parts are read no faster than they are made; workers start when there is
         work."""
-        ready: dict[int, Made] = {}
+        ready: dict[int, EncodedPart] = {}
         busy: dict[Connection, int] = {}
         part = next(parts, None)
         due = part.number if part is not None else 0
@@ -102,14 +104,14 @@ def _send(link: Connection, part: Part, process: subprocess.Popen[bytes]) -> Non
         _receive(link, process)
 
 
-def _receive(link: Connection, process: subprocess.Popen[bytes]) -> Made:
+def _receive(link: Connection, process: subprocess.Popen[bytes]) -> EncodedPart:
     try:
         answer = link.recv()
     except (EOFError, ConnectionResetError):
         raise _died(process.wait()) from None
     if isinstance(answer, TrainerError):
         raise answer
-    made: Made = answer
+    made: EncodedPart = answer
     return made
 
 

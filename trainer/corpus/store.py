@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.corpus.manifest import manifest_path
-from trainer.corpus.worker import Made, Recipe
+from trainer.corpus.worker import EncodedPart, Recipe
 from trainer.errors import DataError
 from trainer.files import replace_file, sync
 from trainer.json_types import JsonObject
@@ -209,7 +209,7 @@ class Store:
 
     # -- what is added
 
-    def append(self, made: Made) -> None:
+    def append(self, made: EncodedPart) -> None:
         """Append a part, in order: first its data, then the line of the journal that makes it count."""
         reached = self._sizes["lengths"] // 4
         added = {

@@ -80,7 +80,7 @@ def _arguments(parts: list[str]) -> tuple[list[str], dict[str, str]]:
     return places, named
 
 
-Made = Callable[[str, list[str], dict[str, str]], str]
+Template = Callable[[str, list[str], dict[str, str]], str]
 
 
 def _first(name: str, places: list[str], named: dict[str, str]) -> str:
@@ -172,7 +172,7 @@ def _date(name: str, places: list[str], named: dict[str, str]) -> str:
     return " ".join(str(part) for part in (month, *numbers[:1]) if part)
 
 
-RENDERED: dict[str, Made] = {
+RENDERED: dict[str, Template] = {
     **dict.fromkeys(FIRST, _first),
     **dict.fromkeys(LAST, _last),
     "lang": _lang,

@@ -33,7 +33,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Made:
+class EncodedPart:
     """The documents of a part as tokens."""
 
     number: int
@@ -63,7 +63,7 @@ class Maker:
         self._encoder = encoder_for(tokenizer, threads)
         self._sieve = Sieve(recipe.filters)
 
-    def make(self, part: Part) -> Made:
+    def make(self, part: Part) -> EncodedPart:
         facts: Counter[str] = Counter()
         bad: list[str] = []
         kept: list[str | list[int]] = []
@@ -82,7 +82,7 @@ class Maker:
         facts["empty"] += int((counts == 0).sum())
         hashes = b"".join(map(content_hash, kept)) if self.recipe.dedup else b""
         slow = self._encoder.why
-        return Made(part.number, part.mark, tokens, lengths, counts, hashes, dict(facts), bad, slow)
+        return EncodedPart(part.number, part.mark, tokens, lengths, counts, hashes, dict(facts), bad, slow)
 
     def _encoded(
         self, kept: list[str | list[int]]

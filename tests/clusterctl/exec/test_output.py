@@ -86,7 +86,7 @@ def test_the_same_output_with_the_same_end_is_said_once() -> None:
     good, bad = Completed(0), Completed(1)
     groups = folded(*answered(node1=(b"x", good), node2=(b"x", bad), node3=(b"x", good), node4=(b"y", good)))
     assert [one.header() for one in groups] == ["node[1,3] (2)", "node2 (1): exit 1", "node4 (1)"]
-    assert groups[0].said["stdout"].bytes() == b"x"
+    assert groups[0].output["stdout"].bytes() == b"x"
 
 
 def test_output_larger_than_memory_should_hold_comes_back_whole() -> None:

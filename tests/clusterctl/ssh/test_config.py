@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Node
-from clusterctl.ssh.config import chain, host_and_port, way_to
+from clusterctl.ssh.config import chain, host_and_port, route_to
 from clusterctl.ssh.config_query import Configuration
 from clusterctl.ssh.host_keys import key_file
 
@@ -32,7 +32,7 @@ HOSTS = ["a.lab", "bad.lab", "gate", "gpu1", "gpu12", "NODE", "10.0.0.1", "fe80:
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Path:
+def destination(tmp_path: Path) -> Path:
     """A file with a line for each time that `ssh` was started."""
     log = tmp_path / "asked"
     log.touch()
@@ -64,7 +64,7 @@ def node(host: str, **more: object) -> Node:
     ],
 )
 def test_a_shared_answer_is_the_one_that_each_host_would_get_alone(
-    tmp_path: Path, asked: Path, text: str
+    tmp_path: Path, destination: Path, text: str
 ) -> None:
     config = configuration(tmp_path, text)
     for user, port in ((None, None), ("me", 2222)):
@@ -83,20 +83,22 @@ def without_name(answers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return sorted((key.lower(), value) for key, value in answers if key not in left_out)
 
 
-def test_ssh_is_asked_once_for_hosts_that_its_files_cannot_tell_apart(tmp_path: Path, asked: Path) -> None:
+def test_ssh_is_asked_once_for_hosts_that_its_files_cannot_tell_apart(
+    tmp_path: Path, destination: Path
+) -> None:
     config = configuration(tmp_path, "Host *\n  User me\nHost gate*\n  Port 9\n")
     for number in range(200):
-        assert way_to(node(f"10.0.0.{number}"), config).host == f"10.0.0.{number}"
-    assert way_to(node("gate1"), config).port == 9
+        assert route_to(node(f"10.0.0.{number}"), config).host == f"10.0.0.{number}"
+    assert route_to(node("gate1"), config).port == 9
     # The many, and with it which files there are; the gate.
-    assert len(asked.read_text().splitlines()) == 2
+    assert len(destination.read_text().splitlines()) == 2
     config = configuration(tmp_path, "Match exec true\n  User me\n")
     for number in range(5):
-        way_to(node(f"10.0.0.{number}"), config)
-    assert len(asked.read_text().splitlines()) == 2 + 5
+        route_to(node(f"10.0.0.{number}"), config)
+    assert len(destination.read_text().splitlines()) == 2 + 5
 
 
-def test_everything_that_the_configuration_says_of_a_way_is_kept(tmp_path: Path, asked: Path) -> None:
+def test_everything_that_the_configuration_says_of_a_way_is_kept(tmp_path: Path, destination: Path) -> None:
     for name in ("key", "other key"):
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True
@@ -120,24 +122,24 @@ Host node
   ProxyCommand relay --to %h:%p --as %r --for %n --rate 5%%
   ControlMaster auto
 """
-    way = way_to(node("node"), configuration(tmp_path, text))
-    assert (way.host, way.port, way.user, way.name) == ("::1", 2022, "me", "alias")
-    assert way.identities == (f"{tmp_path}/other key", f"{tmp_path}/key") and not way.use_agent
-    assert way.known_hosts == (f"{tmp_path}/a", f"{tmp_path}/known b", "none")
-    assert (way.family, way.bind_address, way.connect_timeout) == ("inet6", "::1", 77)
-    assert way.proxy_command == "relay --to ::1:2022 --as me --for node --rate 5%"
-    assert way.joins_master and not way.only_openssh and way.gateway is None
-    ours = way_to(node("node", user="you", port=2023, gateway="gate"), configuration(tmp_path, text))
+    route = route_to(node("node"), configuration(tmp_path, text))
+    assert (route.host, route.port, route.user, route.name) == ("::1", 2022, "me", "alias")
+    assert route.identities == (f"{tmp_path}/other key", f"{tmp_path}/key") and not route.use_agent
+    assert route.known_hosts == (f"{tmp_path}/a", f"{tmp_path}/known b", "none")
+    assert (route.family, route.bind_address, route.connect_timeout) == ("inet6", "::1", 77)
+    assert route.proxy_command == "relay --to ::1:2022 --as me --for node --rate 5%"
+    assert route.joins_master and not route.only_openssh and route.gateway is None
+    ours = route_to(node("node", user="you", port=2023, gateway="gate"), configuration(tmp_path, text))
     assert (ours.user, ours.port, ours.proxy_command) == ("you", 2023, None) and ours.gateway is not None
 
 
-def test_chains_of_gateways_are_followed_and_endless_ones_refused(tmp_path: Path, asked: Path) -> None:
+def test_chains_of_gateways_are_followed_and_endless_ones_refused(tmp_path: Path, destination: Path) -> None:
     text = "Host node\n  ProxyJump first,you@second:29\nHost first\n  Port 28\n  ProxyCommand relay %h\n"
-    way = way_to(node("node"), configuration(tmp_path, text))
-    assert [(one.host, one.port) for one in chain(way)] == [("first", 28), ("second", 29), ("node", 22)]
-    assert way.first.proxy_command == "relay first" and way.gateway and way.gateway.user == "you"
+    route = route_to(node("node"), configuration(tmp_path, text))
+    assert [(one.host, one.port) for one in chain(route)] == [("first", 28), ("second", 29), ("node", 22)]
+    assert route.first.proxy_command == "relay first" and route.gateway and route.gateway.user == "you"
     with pytest.raises(UsageError, match="does not end"):
-        way_to(node("node"), configuration(tmp_path, "Host a\n  ProxyJump b\nHost *\n  ProxyJump a\n"))
+        route_to(node("node"), configuration(tmp_path, "Host a\n  ProxyJump b\nHost *\n  ProxyJump a\n"))
 
 
 @pytest.mark.parametrize(
@@ -154,10 +156,10 @@ def test_chains_of_gateways_are_followed_and_endless_ones_refused(tmp_path: Path
         ("HostbasedAuthentication yes", "HostbasedAuthentication"),
     ],
 )
-def test_what_only_openssh_can_do_is_told(tmp_path: Path, asked: Path, text: str, reason: str) -> None:
+def test_what_only_openssh_can_do_is_told(tmp_path: Path, destination: Path, text: str, reason: str) -> None:
     (tmp_path / "marked").write_text("@cert-authority * ssh-ed25519 AAAA\n")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True)
-    assert way_to(node("node"), configuration(tmp_path, f"Host *\n  {text}\n")).only_openssh == reason
+    assert route_to(node("node"), configuration(tmp_path, f"Host *\n  {text}\n")).only_openssh == reason
 
 
 def test_a_key_file_tells_its_kind_and_whether_it_is_locked(tmp_path: Path) -> None:
@@ -177,11 +179,11 @@ def test_a_key_file_tells_its_kind_and_whether_it_is_locked(tmp_path: Path) -> N
     assert key_file(str(tmp_path / "none")).kind == ""
 
 
-def test_without_ssh_the_inventory_alone_counts(tmp_path: Path, asked: Path) -> None:
+def test_without_ssh_the_inventory_alone_counts(tmp_path: Path, destination: Path) -> None:
     config = configuration(tmp_path, "Host *\n  Port 9\n")
     config.program = None
-    way = way_to(node("node", user="me"), config)
-    assert (way.host, way.port, way.user, way.gateway) == ("node", 22, "me", None)
+    route = route_to(node("node", user="me"), config)
+    assert (route.host, route.port, route.user, route.gateway) == ("node", 22, "me", None)
 
 
 def test_gateways_are_read_with_ports_and_ipv6() -> None:
@@ -190,7 +192,7 @@ def test_gateways_are_read_with_ports_and_ipv6() -> None:
 
 
 def test_hardware_keys_go_to_openssh_and_locked_ones_do_not(
-    tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, destination: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
     locked, hardware = tmp_path / "locked", tmp_path / "hardware"
@@ -203,8 +205,10 @@ def test_hardware_keys_go_to_openssh_and_locked_ones_do_not(
         b"-----BEGIN OPENSSH PRIVATE KEY-----\n" + body + b"\n-----END OPENSSH PRIVATE KEY-----\n"
     )
     config = configuration(tmp_path, f"Host a\n  IdentityFile {hardware}\nHost b\n  IdentityFile {locked}\n")
-    assert way_to(node("a"), config).only_openssh == "keys of the kind sk-ssh-ed25519@openssh.com"
-    assert way_to(node("b"), config).only_openssh == ""
-    assert way_to(node("a", key=str(locked)), config).only_openssh == ""
-    assert way_to(node("b", key=str(hardware)), config).only_openssh.startswith("keys of the kind sk-")
-    assert way_to(node("b", key=f"{locked}.pub"), config).only_openssh.startswith("the key of the ssh agent")
+    assert route_to(node("a"), config).only_openssh == "keys of the kind sk-ssh-ed25519@openssh.com"
+    assert route_to(node("b"), config).only_openssh == ""
+    assert route_to(node("a", key=str(locked)), config).only_openssh == ""
+    assert route_to(node("b", key=str(hardware)), config).only_openssh.startswith("keys of the kind sk-")
+    assert route_to(node("b", key=f"{locked}.pub"), config).only_openssh.startswith(
+        "the key of the ssh agent"
+    )

@@ -233,9 +233,9 @@ def test_what_a_user_ordered_stays_and_only_the_usual_order_is_made_quick(tmp_pa
 
 def transport_way(transport: OpenSshTransport):  # type: ignore[no-untyped-def]
     from clusterctl.inventory.cluster import Node
-    from clusterctl.ssh.config import way_to
+    from clusterctl.ssh.config import route_to
 
-    return way_to(Node(name="n", host="h", address="h"), transport._config)
+    return route_to(Node(name="n", host="h", address="h"), transport._config)
 
 
 def test_the_log_of_any_version_is_read_alike() -> None:

@@ -93,10 +93,10 @@ def test_many_nodes_share_one_login_on_a_gateway_that_allows_few(
 ) -> None:
     record(server, known)
     record(bastion, known)
-    way = transport(known)
+    route = transport(known)
     before = bastion.attempts()
     nodes = [server.node(f"node{number}", gateway=f"127.0.0.1:{bastion.port}") for number in range(24)]
-    outcomes = on_each(nodes, lambda node: output(way.start(node, f"echo {node.name}")), fanout=24)
+    outcomes = on_each(nodes, lambda node: output(route.start(node, f"echo {node.name}")), fanout=24)
     assert [one.error for one in outcomes] == [None] * 24
     assert [one.value for one in outcomes] == [f"{node.name}\n".encode() for node in nodes]
     assert bastion.attempts() == before + 1
@@ -115,12 +115,12 @@ def test_a_dead_gateway_is_tried_once_and_says_the_same_for_all_its_nodes(
     bastion = start(tmp_path / "sshd")
     record(server, known)
     record(bastion, known)
-    way = transport(known)
+    route = transport(known)
     nodes = [server.node(f"node{number}", gateway=f"127.0.0.1:{bastion.port}") for number in range(8)]
     with pytest.raises(LoginRefused, match=r"node0: its gateway .*no key was accepted"):
-        way.start(nodes[0], "true")
+        route.start(nodes[0], "true")
     assert bastion.attempts() == 1
-    outcomes = on_each(nodes, lambda node: way.start(node, "true"), fanout=4)
+    outcomes = on_each(nodes, lambda node: route.start(node, "true"), fanout=4)
     assert {one.error.reason for one in outcomes if isinstance(one.error, LoginRefused)} == {
         outcomes[0].error.reason  # type: ignore[union-attr]
     }
@@ -135,16 +135,16 @@ def test_a_gateway_that_died_loses_its_nodes_and_is_logged_in_on_anew(
 ) -> None:
     record(server, known)
     record(bastion, known)
-    way = transport(known)
+    route = transport(known)
     node = server.node(gateway=f"127.0.0.1:{bastion.port}")
-    stream = way.start(node, "sleep 300")
+    stream = route.start(node, "sleep 300")
     for pid in descendants(bastion.process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with pytest.raises(LinkLost):
         stream.read(100, 60.0)
     stream.close()
-    assert output(way.start(node, "echo again")) == b"again\n"
+    assert output(route.start(node, "echo again")) == b"again\n"
 
 
 def test_a_changed_key_behind_a_gateway_is_refused(server: Server, bastion: Server, known: Path) -> None:
@@ -189,19 +189,19 @@ def test_a_passphrase_is_asked_once_for_all_nodes_and_only_where_somebody_is_the
     record(server, known)
     mine = (server.folder / "id.pub").read_text()
     authorize(server, mine, key.with_suffix(".pub").read_text())
-    asked: list[str] = []
+    destination: list[str] = []
     answers = iter(["wrong", "right"])
 
     def ask(prompt: str) -> str:
-        asked.append(prompt)
+        destination.append(prompt)
         return next(answers)
 
     try:
-        way = transport(known, ask=ask)
+        route = transport(known, ask=ask)
         nodes = [server.node(f"node{number}", key=str(key)) for number in range(8)]
-        outcomes = on_each(nodes, lambda node: output(way.start(node, "echo in")), fanout=8)
-        assert [one.value for one in outcomes] == [b"in\n"] * 8 and len(asked) == 2
-        assert str(key) in asked[0]
+        outcomes = on_each(nodes, lambda node: output(route.start(node, "echo in")), fanout=8)
+        assert [one.value for one in outcomes] == [b"in\n"] * 8 and len(destination) == 2
+        assert str(key) in destination[0]
         with pytest.raises(LoginRefused, match="passphrase") as caught:
             transport(known).start(nodes[0], "true")
         assert "ssh-add" in caught.value.hint
@@ -255,9 +255,9 @@ def test_the_ssh_agents_keys_serve_many_nodes_at_once(
     config = tmp_path / "config"
     config.write_text("IdentityFile none\n")
     try:
-        way = SshTransport(known_hosts=known, ssh_config=str(config))
+        route = SshTransport(known_hosts=known, ssh_config=str(config))
         nodes = [server.node(f"node{number}", key=None) for number in range(8)]
-        outcomes = on_each(nodes, lambda node: output(way.start(node, "echo in")), fanout=8)
+        outcomes = on_each(nodes, lambda node: output(route.start(node, "echo in")), fanout=8)
         assert [one.error for one in outcomes] == [None] * 8
     finally:
         authorize(server, mine)
@@ -374,13 +374,13 @@ def test_a_dead_node_costs_its_own_connect_timeout_and_nobody_else_any_time(
         for one in waiting:
             one.setblocking(False)
             one.connect_ex(full.getsockname())
-        way = transport(known, connect_timeout=5.0)
+        route = transport(known, connect_timeout=5.0)
         nodes = [server.node(f"node{number}") for number in range(4)]
         nodes.insert(0, server.node("dead", port=full.getsockname()[1]))
         came: list[str] = []
         outcomes = on_each(
             nodes,
-            lambda node: output(way.start(node, "echo in")),
+            lambda node: output(route.start(node, "echo in")),
             on_outcome=lambda one: came.append(one.node.name),
         )
         for one in waiting:
@@ -439,8 +439,8 @@ def test_an_ipv6_address_is_a_host_like_any_other(known: Path, tmp_path: Path) -
     server = start(tmp_path / "sshd", "ListenAddress ::1")
     node = replace(server.node(), host="::1")
     try:
-        way = transport(known, accept_new=True)
-        assert output(way.start(node, "echo in")) == b"in\n"
+        route = transport(known, accept_new=True)
+        assert output(route.start(node, "echo in")) == b"in\n"
         assert known.read_text().startswith(f"[::1]:{server.port} ssh-ed25519 ")
     finally:
         stop(server)

@@ -117,7 +117,7 @@ def known(tmp_path: Path) -> Path:
 
 
 @dataclass
-class Way:
+class Route:
     """One of the two transports, made anew for each call."""
 
     kind: str
@@ -137,8 +137,8 @@ class Way:
 
 
 @pytest.fixture(params=["paramiko", "openssh"])
-def way(request: pytest.FixtureRequest) -> Way:
-    return Way(request.param)
+def route(request: pytest.FixtureRequest) -> Route:
+    return Route(request.param)
 
 
 def record(server: Server, known: Path, key_of: Server | None = None) -> None:
@@ -153,38 +153,40 @@ def keygen_fingerprint(server: Server) -> str:
     ).stdout.split()[1]
 
 
-def test_a_node_is_reached_with_its_own_home_and_environment(way: Way, server: Server, known: Path) -> None:
+def test_a_node_is_reached_with_its_own_home_and_environment(
+    route: Route, server: Server, known: Path
+) -> None:
     record(server, known)
-    link = way(known).connect(server.node())
+    link = route(known).connect(server.node())
     assert link.hello()["home"] == f"{server.folder}/home"
     assert link.run(["env"], env={"A": "$(id) `id`"}).text.count("A=$(id) `id`\n") == 1
     link.close()
 
 
 def test_an_unknown_host_key_is_refused_before_any_login_with_both_ways_on(
-    way: Way, server: Server, known: Path
+    route: Route, server: Server, known: Path
 ) -> None:
     logins = server.logins()
     with pytest.raises(HostKeyUnknown) as caught:
-        way(known).connect(server.node())
+        route(known).connect(server.node())
     assert keygen_fingerprint(server) in caught.value.message
     assert "nodes trust node1" in caught.value.hint and "--accept-new-host-keys" in caught.value.hint
     assert server.logins() == logins and not known.exists()
 
 
 def test_an_unknown_host_key_is_recorded_with_consent_and_known_from_then_on(
-    way: Way, server: Server, known: Path
+    route: Route, server: Server, known: Path
 ) -> None:
     known.write_text("# mine, without a line break at its end")
-    way(known, accept_new=True).connect(server.node()).close()
-    way(known).connect(server.node()).close()
+    route(known, accept_new=True).connect(server.node()).close()
+    route(known).connect(server.node()).close()
     lines = known.read_text().splitlines()
     assert len(lines) == 2 and lines[1].split()[:2] == [f"[127.0.0.1]:{server.port}", "ssh-ed25519"]
 
 
 @pytest.mark.parametrize("accept_new", [False, True])
 def test_a_changed_host_key_is_refused_before_any_data_whatever_is_consented(
-    way: Way, server: Server, other: Server, known: Path, accept_new: bool
+    route: Route, server: Server, other: Server, known: Path, accept_new: bool
 ) -> None:
     # Of another kind, then of the same kind.
     for key_of in (other, server):
@@ -200,33 +202,33 @@ def test_a_changed_host_key_is_refused_before_any_data_whatever_is_consented(
             record(server, known, recorded)
         logins = server.logins()
         with pytest.raises(HostKeyChanged) as caught:
-            way(known, accept_new=accept_new).connect(server.node())
+            route(known, accept_new=accept_new).connect(server.node())
         assert (
             keygen_fingerprint(server) in caught.value.message and caught.value.message.count("SHA256:") == 2
         )
         assert server.logins() == logins
 
 
-def test_a_refused_login_is_tried_once(way: Way, server: Server, other: Server, known: Path) -> None:
+def test_a_refused_login_is_tried_once(route: Route, server: Server, other: Server, known: Path) -> None:
     record(server, known)
     before = server.attempts()
     with pytest.raises(LoginRefused, match="no key was accepted") as caught:
-        way(known).connect(server.node(key=str(other.folder / "id")))
+        route(known).connect(server.node(key=str(other.folder / "id")))
     assert server.attempts() == before + 1 and str(other.folder / "id") in caught.value.message
 
 
-def test_a_locked_key_is_named_as_such(way: Way, server: Server, known: Path, tmp_path: Path) -> None:
+def test_a_locked_key_is_named_as_such(route: Route, server: Server, known: Path, tmp_path: Path) -> None:
     record(server, known)
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(tmp_path / "locked")], check=True
     )
     with pytest.raises(LoginRefused, match="passphrase") as caught:
-        way(known).connect(server.node(key=str(tmp_path / "locked")))
+        route(known).connect(server.node(key=str(tmp_path / "locked")))
     assert "ssh-add" in caught.value.hint
 
 
 def test_a_closed_port_a_wrong_name_and_a_silent_server_are_told_apart(
-    way: Way, server: Server, known: Path, monkeypatch: pytest.MonkeyPatch
+    route: Route, server: Server, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (transport, openssh):
         monkeypatch.setattr(module, "HANDSHAKE_LIMIT", 0.5)
@@ -235,12 +237,12 @@ def test_a_closed_port_a_wrong_name_and_a_silent_server_are_told_apart(
         silent.bind(("127.0.0.1", 0))
         closed = server.node(port=silent.getsockname()[1])
         with pytest.raises(Unreachable, match="nothing listens"):
-            way(known).connect(closed)
+            route(known).connect(closed)
         silent.listen()
         with pytest.raises(Unreachable, match=r"handshake failed|it sent nothing for 0\.5 s"):
-            way(known, connect_timeout=1.0).connect(closed)
+            route(known, connect_timeout=1.0).connect(closed)
     with pytest.raises(Unreachable, match="no address"):
-        way(known).connect(server.node(host="no-such-node.invalid"))
+        route(known).connect(server.node(host="no-such-node.invalid"))
 
 
 def test_a_frozen_server_is_waited_for_as_long_as_one_that_is_off_and_once(known: Path) -> None:
@@ -252,7 +254,9 @@ def test_a_frozen_server_is_waited_for_as_long_as_one_that_is_off_and_once(known
         assert time.monotonic() - began < retry.HANDSHAKE_LIMIT / 2
 
 
-def test_a_dropped_handshake_is_tried_again_and_goes_through(way: Way, server: Server, known: Path) -> None:
+def test_a_dropped_handshake_is_tried_again_and_goes_through(
+    route: Route, server: Server, known: Path
+) -> None:
     """A gate that drops the first two connections, as a busy sshd does, and passes the third."""
     gate = socket.create_server(("127.0.0.1", 0))
     came = []
@@ -269,7 +273,7 @@ def test_a_dropped_handshake_is_tried_again_and_goes_through(way: Way, server: S
                 threading.Thread(target=pump, args=(one, two), daemon=True).start()
 
     threading.Thread(target=serve, daemon=True).start()
-    link = way(known, accept_new=True).connect(server.node(port=gate.getsockname()[1]))
+    link = route(known, accept_new=True).connect(server.node(port=gate.getsockname()[1]))
     assert link.run(["echo", "through"]).stdout == b"through\n" and came == [0, 1, 2]
     link.close()
     gate.close()
@@ -285,28 +289,28 @@ def pump(one: socket.socket, two: socket.socket) -> None:
 
 
 def test_a_gateway_is_gone_through_and_both_host_keys_are_checked(
-    way: Way, server: Server, other: Server, known: Path
+    route: Route, server: Server, other: Server, known: Path
 ) -> None:
     shutil.copy(server.folder / "id.pub", other.folder / "authorized")
     behind = server.node(gateway=f"127.0.0.1:{other.port}")
     record(server, known)
     with pytest.raises(HostKeyUnknown, match="gateway"):
-        way(known).connect(behind)
+        route(known).connect(behind)
     record(other, known)
-    link = way(known).connect(behind)
+    link = route(known).connect(behind)
     assert link.hello()["home"] == f"{server.folder}/home"
     link.close()
     known.write_text("")
     record(other, known)
     record(server, known, other)
     with pytest.raises(HostKeyChanged):
-        way(known).connect(behind)
+        route(known).connect(behind)
     with pytest.raises(Unreachable, match="gateway"):
-        way(known).connect(replace(behind, port=1))
+        route(known).connect(replace(behind, port=1))
 
 
 def test_the_users_ssh_configuration_is_read_as_openssh_reads_it(
-    way: Way, server: Server, known: Path, tmp_path: Path
+    route: Route, server: Server, known: Path, tmp_path: Path
 ) -> None:
     record(server, known)
     (tmp_path / "included").write_text(
@@ -315,22 +319,22 @@ def test_the_users_ssh_configuration_is_read_as_openssh_reads_it(
     config = tmp_path / "config"
     config.write_text(f"Include {tmp_path}/included\nMatch host never\n  Port 1\n")
     node = Node(name="node1", host="nickname", address="x", workdir=str(server.folder / "work"))
-    link = way(known, ssh_config=str(config)).connect(node)
+    link = route(known, ssh_config=str(config)).connect(node)
     assert link.run(["true"]).ok
     link.close()
     config.write_text("Host *\n  ProxyCommand sh -c 'echo no way to %n as %r >&2; exit 1'\n")
     with pytest.raises(Unreachable, match="ProxyCommand said: no way to nickname as"):
-        way(known, ssh_config=str(config)).connect(node)
+        route(known, ssh_config=str(config)).connect(node)
     config.write_text("Port no-number\n")
     with pytest.raises(ClusterctlError, match="can't read its configuration"):
-        way(known, ssh_config=str(config)).connect(node)
+        route(known, ssh_config=str(config)).connect(node)
 
 
 def test_what_ran_over_a_cut_connection_is_ended_and_the_loss_is_said(
-    way: Way, server: Server, known: Path
+    route: Route, server: Server, known: Path
 ) -> None:
     record(server, known)
-    link = way(known).connect(server.node())
+    link = route(known).connect(server.node())
     marker = {"CLUSTERCTL_TEST": str(known)}
     running = link.request(
         "run", {"argv": ["/bin/sh", "-c", "setsid sleep 618 & echo up; sleep 618"], "env": marker}
@@ -371,24 +375,24 @@ def read_all(stream: Stream) -> dict[str, bytes]:
 
 
 def test_a_program_without_an_agent_gives_its_streams_apart_and_how_it_ended(
-    way: Way, server: Server, known: Path
+    route: Route, server: Server, known: Path
 ) -> None:
     record(server, known)
-    stream = way(known).start(server.node(), "cat; echo oops >&2; exit 7")
+    stream = route(known).start(server.node(), "cat; echo oops >&2; exit 7")
     sending = threading.Thread(target=lambda: (stream.send(b"x" * 3_000_000), stream.finish()))
     sending.start()
     assert read_all(stream) == {"stdout": b"x" * 3_000_000, "stderr": b"oops\n"}
     assert stream.ended() == (7, None)
     stream.close()
-    killed = way(known).start(server.node(), "kill -9 $$")
+    killed = route(known).start(server.node(), "kill -9 $$")
     assert read_all(killed) == {"stdout": b"", "stderr": b""}
-    assert killed.ended() == ((None, 9) if way.kind == "paramiko" else (137, None))
+    assert killed.ended() == ((None, 9) if route.kind == "paramiko" else (137, None))
     killed.close()
 
 
-def test_a_program_over_a_cut_connection_is_lost_not_ended(way: Way, server: Server, known: Path) -> None:
+def test_a_program_over_a_cut_connection_is_lost_not_ended(route: Route, server: Server, known: Path) -> None:
     record(server, known)
-    stream = way(known).start(server.node(), "echo $$; exec sleep 60")
+    stream = route(known).start(server.node(), "echo $$; exec sleep 60")
     _, data = stream.read(100, 20.0)
     with pytest.raises(TimeoutError):
         stream.read(100, 0.01)
@@ -399,24 +403,24 @@ def test_a_program_over_a_cut_connection_is_lost_not_ended(way: Way, server: Ser
 
 
 def test_a_scan_shows_a_key_without_a_login_and_says_known_new_or_changed(
-    way: Way, server: Server, other: Server, known: Path
+    route: Route, server: Server, other: Server, known: Path
 ) -> None:
     logins = server.logins()
-    seen = way(known).seen(server.node())
+    seen = route(known).seen(server.node())
     assert (seen.fingerprint, seen.state) == (keygen_fingerprint(server), "new")
-    way(known).record(server.node(), seen.key)
+    route(known).record(server.node(), seen.key)
     assert known.stat().st_mode & 0o077 == 0
-    assert way(known).seen(server.node()).state == "known"
+    assert route(known).seen(server.node()).state == "known"
     known.unlink()
     record(server, known, other)
-    changed = way(known).seen(server.node())
+    changed = route(known).seen(server.node())
     assert changed.state == "changed" and isinstance(changed.refusal(), HostKeyChanged)
     assert server.logins() == logins
 
 
-def test_many_nodes_behind_one_default_sshd_all_succeed(way: Way, server: Server, known: Path) -> None:
+def test_many_nodes_behind_one_default_sshd_all_succeed(route: Route, server: Server, known: Path) -> None:
     record(server, known)
-    transport = way(known)
+    transport = route(known)
 
     def work(node: Node) -> bool:
         link = transport.connect(node)
@@ -449,32 +453,32 @@ def test_gateways_are_read_with_ports_and_ipv6() -> None:
     ],
 )
 def test_a_malformed_known_hosts_line_is_skipped_and_reported_once(
-    way: Way, server: Server, known: Path, line: str, caplog: pytest.LogCaptureFixture
+    route: Route, server: Server, known: Path, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     record(server, known)
     name, _, key = known.read_text().strip().partition(" ")
     known.write_text(f"{line.format(name=name, key=key)}\n{name} {key}\n")
-    made = way(known)
+    made = route(known)
     for _ in range(2):
         made.connect(server.node()).close()
-    if way.kind == "paramiko":
+    if route.kind == "paramiko":
         assert [entry.getMessage() for entry in caplog.records if entry.name == "clusterctl"] == [
             f"{known}: skipped 1 line that cannot be read: 1"
         ]
 
 
-def test_a_revoked_host_key_is_called_revoked(way: Way, server: Server, known: Path) -> None:
+def test_a_revoked_host_key_is_called_revoked(route: Route, server: Server, known: Path) -> None:
     record(server, known)
     name, _, key = known.read_text().strip().partition(" ")
     known.write_text(f"{name} {key}\n@revoked * {key}\n")
     with pytest.raises(HostKeyChanged, match=r"ssh-ed25519 SHA256:\S+ is marked as revoked") as refused:
-        way(known, accept_new=True).connect(server.node())
+        route(known, accept_new=True).connect(server.node())
     assert "recorded" not in refused.value.message
 
 
 @pytest.mark.parametrize("target", ["", ">&2"])
 def test_a_login_script_that_prints_without_end_is_named_in_five_seconds(
-    way: Way, server: Server, known: Path, target: str
+    route: Route, server: Server, known: Path, target: str
 ) -> None:
     record(server, known)
     script = server.folder / "home" / ".bashrc"
@@ -484,10 +488,10 @@ def test_a_login_script_that_prints_without_end_is_named_in_five_seconds(
         with pytest.raises(
             Unreachable, match=r"end.*noise of a login script|noise of a login script.*end"
         ) as refused:
-            way(known).connect(server.node())
+            route(known).connect(server.node())
         assert time.monotonic() - began < 5
         assert "\n" not in refused.value.message
-        with ShellSession(way(known)) as shell, pytest.raises(Unreachable) as refused:
+        with ShellSession(route(known)) as shell, pytest.raises(Unreachable) as refused:
             shell.run(server.node(), ["true"])
         assert time.monotonic() - began < 10
         assert refused.value.message.count("noise") == 1
