@@ -55,7 +55,7 @@ class Configuration:
         self._version = (0, 0)
         self._marked: dict[str, bool] = {}
         self.routes: dict[object, Any] = {}
-        """The results of config.way_to, cached by node (0.2 ms each); the backend choice and the connection
+        """The results of config.route_to, cached by node (0.2 ms each); the backend choice and the connection
         use them."""
 
     def of(self, host: str, user: str | None, port: int | None) -> Answers:
