@@ -29,7 +29,7 @@ from clusterctl.inventory import nodeset
 from clusterctl.jobs.saving import saving_of
 from clusterctl.settings import environment
 from clusterctl.text import plural
-from clusterctl.transport.fanout import raise_failures
+from clusterctl.transport.fanout import Outcome, raise_failures
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # Seconds for the native package to report its ops; it may have to compile them first.
 NATIVE_LIMIT = 120.0
+# Findings about single fused ops, which few people need.
+OP_DETAIL = "op"
 
 
 def here() -> list[Finding]:
@@ -92,12 +94,18 @@ def _native() -> Iterable[Finding]:
             "warning", "here", f"the fused ops can't be asked: {reason}", "python -m native says more"
         )
         return
+    served = sorted({str(op["chosen"]) for op in chosen.get("ops", ())})
+    if served:
+        names = ", ".join(str(op["op"]) for op in chosen["ops"])
+        yield Finding("ok", "here", f"fused ops by {', '.join(served)}: {names}", check="ops")
     for op in chosen.get("ops", ()):
         reasons = {entry["backend"]: entry["reason"] for entry in op["backends"]}
         missing = [entry for entry in op["backends"] if not entry["available"]]
-        yield Finding("ok", "here", f"op {op['op']}: {op['chosen']} ({reasons.get(op['chosen'], '')})")
+        text = f"op {op['op']}: {op['chosen']} ({reasons.get(op['chosen'], '')})"
+        yield Finding("ok", "here", text, check=OP_DETAIL)
         for entry in missing:
-            yield Finding("note", "here", f"op {op['op']}: no {entry['backend']} backend: {entry['reason']}")
+            text = f"op {op['op']}: no {entry['backend']} backend: {entry['reason']}"
+            yield Finding("note", "here", text, check=OP_DETAIL)
 
 
 def _ssh() -> Iterable[Finding]:
@@ -123,9 +131,26 @@ def _keepers() -> Iterable[Finding]:
         yield Finding("warning", "here", text, "end them; the next command starts one", "keepers", fix)
 
 
-def nodes(cluster: Cluster, connections: Connections, port: int = 0) -> list[Finding]:
-    """Check all nodes in parallel; a node that cannot be reached is one finding and does not end the check."""
-    outcomes = connections.on_each(cluster.nodes, query.query_node)
+def nodes(
+    cluster: Cluster,
+    connections: Connections,
+    port: int = 0,
+    report: Callable[[list[Finding], str], None] = lambda findings, waits_for: None,
+) -> list[Finding]:
+    """Check all nodes in parallel; a node that cannot be reached is one finding and does not end the check.
+
+    `report` gets findings as soon as they are known, and what is waited for next.
+    """
+    left = set(cluster.names)
+
+    def note(outcome: Outcome[NodeAnswers]) -> None:
+        left.discard(outcome.node.name)
+        report(
+            [], f"{len(left)} of {plural(len(cluster.nodes), 'node')}: {nodeset.fold(left)}" if left else ""
+        )
+
+    report([], plural(len(left), "node"))
+    outcomes = connections.on_each(cluster.nodes, query.query_node, on_outcome=note)
     findings: list[Finding] = []
     for outcome in outcomes:
         if outcome.error is not None:
@@ -134,7 +159,10 @@ def nodes(cluster: Cluster, connections: Connections, port: int = 0) -> list[Fin
             findings += [*checks_node.findings(outcome.get()), *devices.findings(outcome.get())]
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
     findings += network.findings(answers)
-    return findings + list(_between(cluster, answers, connections, port))
+    report(findings, "connections between the nodes")
+    between = list(_between(cluster, answers, connections, port))
+    report(between, "")
+    return findings + between
 
 
 def _between(

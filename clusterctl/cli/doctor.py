@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -10,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.waiting import Waiting
 from clusterctl.errors import Found
+from clusterctl.finding import Finding
+from clusterctl.inventory import nodeset
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from clusterctl.finding import Finding
-
-# Sorted so that the worst findings come last, next to the prompt.
+# From harmless to bad.
 LEVELS = {
     "ok": ("ok", "green"),
     "note": ("note", "dim"),
@@ -48,6 +50,9 @@ def doctor(
         bool, typer.Option("--fix-hints", help="Show only problems, with commands that fix them.")
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show every check that passed, every note and every op.")
+    ] = False,
     accept_new: options.AcceptNew = False,
     as_json: options.Json = False,
 ) -> None:
@@ -55,28 +60,88 @@ def doctor(
     from concurrent.futures import ThreadPoolExecutor
 
     from clusterctl.checks import doctor as checks_doctor
-    from clusterctl.checks.doctor import folded
 
     named = selection.cluster or selection.nodes
     chosen = selection.chosen() if named or options.has_inventory() else None
+    shown = Report(fix_hints=fix_hints, verbose=verbose, silent=as_json)
     # Loading torch takes seconds, and so does an unreachable node: do both at the same time.
-    with ThreadPoolExecutor(1) as background:
-        here, nodes_findings = background.submit(checks_doctor.here), []
-        if chosen is not None:
+    with shown.waiting, ThreadPoolExecutor(1) as background:
+        here = background.submit(checks_doctor.here)
+        if chosen is None:
+            text, remedy = (
+                "no cluster.yaml in this folder: no node was checked",
+                "clusterctl init, or -c FILE",
+            )
+            shown([Finding("warning", "here", text, remedy, "inventory")], "")
+        else:
             with options.connected(chosen, accept_new) as connections:
-                nodes_findings = checks_doctor.nodes(chosen, connections, master_port)
-    if chosen is None:
-        text, remedy = "no cluster.yaml in this folder: no node was checked", "clusterctl init, or -c FILE"
-        nodes_findings = [checks_doctor.Finding("warning", "here", text, remedy, "inventory")]
-    findings = [*here.result(), *nodes_findings]
+                checks_doctor.nodes(chosen, connections, master_port, shown)
+        shown([], "this machine: torch and the fused ops")
+        shown(here.result(), "")
     if as_json:
-        screen.show_json([asdict(finding) for finding in findings])
+        screen.show_json([asdict(finding) for finding in shown.findings])
     else:
-        shown = folded([finding for finding in findings if not (fix_hints and finding.is_sound)])
-        screen.show(
-            view(sorted(shown, key=lambda finding: list(LEVELS).index(finding.level)), fix_hints=fix_hints)
+        shown.passes()
+    _conclude(shown.findings, strict=strict)
+
+
+class Report:
+    """Shows findings as they come: problems at once, and at the end what passed, folded."""
+
+    def __init__(self, *, fix_hints: bool, verbose: bool, silent: bool) -> None:
+        self.fix_hints, self.verbose, self.silent = fix_hints, verbose, silent
+        self.findings: list[Finding] = []
+        self.waiting = Waiting("the nodes", quiet=silent)
+
+    def __call__(self, findings: list[Finding], waits_for: str) -> None:
+        """Show the problems among new findings, the worst first, and what is waited for next."""
+        from clusterctl.checks.doctor import folded
+
+        self.findings += findings
+        order = list(LEVELS)
+        problems = [finding for finding in folded(findings) if not finding.is_sound]
+        wanted = [entry for entry in problems if self.verbose or not _is_detail(entry)]
+        if wanted and not self.silent:
+            worst_first = sorted(wanted, key=lambda finding: -order.index(finding.level))
+            with self.waiting.paused():
+                screen.show(view(worst_first, fix_hints=self.fix_hints))
+        if waits_for:
+            self.waiting.on(waits_for)
+
+    def passes(self) -> None:
+        """Show what passed: a line per place, or with `verbose` every check."""
+        from clusterctl.checks.doctor import folded
+
+        sound = [finding for finding in folded(self.findings) if finding.is_sound]
+        if self.fix_hints:
+            if len(sound) == len(folded(self.findings)):
+                screen.write("nothing to fix\n")
+            return
+        if self.verbose:
+            screen.show(view(sound))
+            return
+        counts = Counter(
+            finding.where for finding in self.findings if finding.is_sound and not _is_detail(finding)
         )
-    _conclude(findings, strict=strict)
+        for (number, noted), places in _alike(counts, self.findings).items():
+            where = places[0] if len(places) == 1 else nodeset.fold(places)
+            notes = f", {plural(noted, 'note')} (-v shows them)" if noted else ""
+            screen.write(f"ok    {where}: {plural(number, 'check')} passed{notes}\n")
+
+
+def _is_detail(finding: Finding) -> bool:
+    from clusterctl.checks.doctor import OP_DETAIL
+
+    return finding.check == OP_DETAIL or finding.level == "note"
+
+
+def _alike(counts: Counter[str], findings: Sequence[Finding]) -> dict[tuple[int, int], list[str]]:
+    """Return the places by how many checks passed there and how many notes they have."""
+    notes = Counter(finding.where for finding in findings if finding.level == "note")
+    groups: dict[tuple[int, int], list[str]] = {}
+    for place in sorted(counts):
+        groups.setdefault((counts[place], notes[place]), []).append(place)
+    return groups
 
 
 def _conclude(findings: Sequence[Finding], *, strict: bool) -> None:

@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING
 from clusterctl.cli import screen
 from clusterctl.cli.log_printer import LogPrinter
 from clusterctl.cli.views import log_line, start_text, step_text
+from clusterctl.cli.waiting import Waiting
 from clusterctl.logs.store import LogFilter
 from clusterctl.runs.overview import TrainProgress, read_progress
+from clusterctl.text import duration
 
 if TYPE_CHECKING:
     from rich.live import Live
+    from rich.text import Text
 
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.logs.lines import LogChunk
     from clusterctl.runs.updates import Update
 
+# Seconds without a step after which the progress line says so.
+SILENT = 2.0
 # Seconds between two progress lines without a terminal.
 EVERY = 10.0
 
@@ -33,18 +38,42 @@ class Follower:
         self.printer = LogPrinter(as_json=as_json)
         self.live: Live | None = None
         self.last_line = 0.0
+        self.last_metric = time.monotonic()
+        # Until the first step, or a program's first line.
+        subject = "the first step: libraries and data are loaded" if trains else "the first output"
+        self.waiting = Waiting(subject, quiet=quiet or as_json)
 
     def __enter__(self) -> Follower:
-        if self.trains and not self.quiet and not self.as_json and screen.on_terminal():
-            from rich.live import Live
-
-            self.live = Live("", console=screen.error_console(), refresh_per_second=8, transient=True)
-            self.live.start()
+        self.waiting.__enter__()
         return self
+
+    def _start_live(self) -> None:
+        """Begin the progress line of a training, at its first step on a terminal."""
+        if self.live or self.quiet or self.as_json or not screen.on_terminal():
+            return
+        from rich.live import Live
+
+        self.live = Live(
+            get_renderable=self._progress_line,
+            console=screen.error_console(),
+            refresh_per_second=8,
+            transient=True,
+        )
+        self.live.start()
+
+    def _progress_line(self) -> Text:
+        """Return the progress line; after two seconds without a step it says for how long."""
+        assert self.progress.last is not None
+        text = "train      " + step_text(self.progress.last, self.progress.left)
+        silent = time.monotonic() - self.last_metric
+        if silent > SILENT and self.progress.step_seconds and silent > 3 * self.progress.step_seconds:
+            text += f"  (no step for {duration(silent)})"
+        return screen.safe(text)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.waiting.close()
         if self.live:
             self.live.stop()
         if self.trains and self.progress.last and not self.quiet and not self.live:
@@ -52,6 +81,9 @@ class Follower:
 
     def show(self, update: Update) -> None:
         """Show one update."""
+        if update.chunk and not self.trains:
+            # Its lines go to stdout.
+            self.waiting.close()
         if update.metric is not None:
             # The steps of a program are in the lines that it writes.
             if self.trains:
@@ -65,26 +97,30 @@ class Follower:
         elif update.chunk:
             self.printer.chunk(update.chunk, self.filter)
         elif update.note:
-            screen.log(update.note, "yellow")
+            self.waiting.line(update.note, "yellow")
 
     def _errors_of(self, chunk: LogChunk) -> None:
         """Show the errors in a chunk; the progress line replaces the other output of a training."""
         if chunk.stream == "err" and chunk.may_hold_errors():
             for line in chunk.lines():
                 if line.is_error:
+                    self.waiting.close()
                     screen.error_console().print(log_line(line))
 
     def _metric(self, update: Update) -> None:
         assert update.metric is not None
         self.progress.feed(update.metric)
+        self.last_metric = time.monotonic()
         if self.quiet or self.as_json:
             return
         if update.metric.get("event") == "start":
-            screen.log("train      " + start_text(update.metric))
-        if not self.progress.last:
+            self.waiting.line("train      " + start_text(update.metric), then="the first step")
+        if not self.progress.last or update.metric.get("event") != "step":
             return
+        self.waiting.close()
+        self._start_live()
         if self.live:
-            self.live.update(screen.safe("train      " + step_text(self.progress.last, self.progress.left)))
-        elif update.metric.get("event") == "step" and time.monotonic() - self.last_line > EVERY:
+            self.live.refresh()
+        elif time.monotonic() - self.last_line > EVERY:
             self.last_line = time.monotonic()
             screen.log("train      " + step_text(self.progress.last, self.progress.left))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from clusterctl.errors import Found, RunFailed, UsageError
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
+    from clusterctl.cli.waiting import Waiting
     from clusterctl.handover import Starter
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.job import Job
@@ -155,10 +155,9 @@ def launch(
     run = runs.new_run(job, options.runs_folder())
 
     def start_up(connections: Connections) -> None:
-        log = phases()
-        if not no_checks:
-            doctor.before_launch(chosen, job, connections, log, summary)
-        with stopping_on_interrupt(run, connections):
+        with stopping_on_interrupt(run, connections), phases() as log:
+            if not no_checks:
+                doctor.before_launch(chosen, job, connections, log, summary)
             runs.launch(chosen, job, connections, options.runs_folder(), log, run, spares)
             controller.ignore_terminal()
 
@@ -245,13 +244,15 @@ def start(cluster: Cluster, job: Job, connections: Connections) -> RunDir:
     """Start a run and log each phase."""
     from clusterctl.runs import start as runs
 
-    return runs.launch(cluster, job, connections, options.runs_folder(), phases())
+    with phases() as log:
+        return runs.launch(cluster, job, connections, options.runs_folder(), log)
 
 
-def phases() -> Callable[[str, str], None]:
-    """Return a function that logs each phase of a start with the seconds since now."""
-    began = time.monotonic()
-    return lambda phase, text: screen.log(f"{phase:<10} {text}  [{time.monotonic() - began:.1f} s]")
+def phases() -> Waiting:
+    """Return a function that logs each phase of a start with the seconds since now, and shows what is waited for."""
+    from clusterctl.cli.waiting import NEXT, Waiting
+
+    return Waiting(NEXT[""])
 
 
 def leave(run: RunDir, *, as_json: bool) -> None:
@@ -286,7 +287,8 @@ def resume(
             if lacks_controller(found, connections):
                 screen.log(f"{found.run_id} is running without a controller; starting a new one")
             else:
-                controller.Control(found, connections).resume(phases())
+                with phases() as log:
+                    controller.Control(found, connections).resume(log)
             controller.ignore_terminal()
 
     first = start_in_background(becoming_controller(found, cluster, start_up))

@@ -1,0 +1,116 @@
+"""Show what a command waits for: nothing is silent for longer than two seconds.
+
+On a terminal one line with the seconds is redrawn and erased; elsewhere a line is written after ten seconds, and again
+each time the wait has doubled.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from clusterctl.cli import screen
+from clusterctl.text import duration
+
+# Seconds before a wait is shown on a terminal, and between two redraws.
+PATIENCE, REDRAW = 0.7, 0.25
+# Seconds before a wait is reported without a terminal.
+QUIET = 10.0
+# What comes after each phase of a start.
+NEXT = {
+    "": "the nodes",
+    "check": "the logins",
+    "reach": "the comparison of code on the nodes",
+    "push code": "data, rank table and port",
+    "push data": "rank table and port",
+    "ranktable": "the start of the ranks",
+    "start": "the first output",
+}
+
+
+class Waiting:
+    """Shows, from a thread of its own, what is waited for; `log` writes a line and begins the next wait."""
+
+    def __init__(self, subject: str = "", *, quiet: bool = False) -> None:
+        self.began = time.monotonic()
+        self._subject, self._quiet = subject, quiet
+        self._since = self.began
+        self._told = QUIET
+        self._shown = False
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._animated = screen.on_terminal()
+
+    def __enter__(self) -> Waiting:
+        if not self._quiet:
+            threading.Thread(target=self._work, daemon=True, name="waiting").start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __call__(self, phase: str, text: str) -> None:
+        """Log a finished phase with the seconds since the beginning, and wait for the next one."""
+        with self._lock:
+            self._erase()
+            screen.log(f"{phase:<10} {text}  [{time.monotonic() - self.began:.1f} s]")
+            self._begin(NEXT.get(phase, "the next phase"))
+
+    def line(self, text: str, style: str = "", *, then: str = "") -> None:
+        """Write a line above the wait; `then` is what is waited for from now on."""
+        with self._lock:
+            self._erase()
+            screen.log(text, style)
+            if then:
+                self._begin(then)
+
+    def on(self, subject: str) -> None:
+        """Wait for something else from now on; the time goes on."""
+        with self._lock:
+            self._subject = subject
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Erase the line, so that other output can be written within the block."""
+        with self._lock:
+            self._erase()
+            yield
+
+    def close(self) -> None:
+        """End the wait and erase its line."""
+        with self._lock:
+            self._closed.set()
+            self._erase()
+
+    def _begin(self, subject: str) -> None:
+        self._subject, self._since, self._told = subject, time.monotonic(), QUIET
+
+    def _work(self) -> None:
+        while not self._closed.wait(REDRAW):
+            with self._lock:
+                if not self._closed.is_set():
+                    self._show()
+
+    def _show(self) -> None:
+        waited = time.monotonic() - self._since
+        if self._animated and waited > PATIENCE:
+            width = max(screen.error_console().width - 1, 20)
+            line = f"waiting    for {self._subject}  {duration(waited)}"
+            sys.stderr.write(f"\r\x1b[2K{line[:width]}")
+            sys.stderr.flush()
+            self._shown = True
+        elif not self._animated and waited > self._told:
+            self._told = 2 * waited
+            screen.log(f"waiting    for {self._subject}  [{waited:.0f} s]")
+
+    def _erase(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+            self._shown = False
