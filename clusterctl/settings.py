@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,11 +48,43 @@ def load_settings(directory: Path | None = None) -> Settings:
     user_file = (
         Path(variables.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "clusterctl" / "config.yaml"
     )
-    for path in (user_file, (directory or Path.cwd()) / PROJECT_FILE):
+    here = directory or Path.cwd()
+    project = project_folder(here)
+    values.update(_found_above(project, here))
+    for path in (user_file, project / PROJECT_FILE):
         if path.is_file():
             values.update(_from_file(path))
     values.update(_from_environment(variables))
     return Settings(**values)  # type: ignore[arg-type]
+
+
+def project_folder(here: Path) -> Path:
+    """Return the folder of the project: the first of `here` and its parents with a cluster.yaml or clusterctl.yaml.
+
+    A parent counts only if it belongs to this user, below the home folder; else it is `here`.
+    """
+    home, user = Path.home(), os.getuid()
+    for folder in (here, *here.parents):
+        if any((folder / name).is_file() for name in (PROJECT_FILE, Settings.cluster)):
+            return folder
+        try:
+            if folder == home or folder.parent.stat().st_uid != user or (folder / ".git").exists():
+                break
+        except OSError:
+            break
+    return here
+
+
+def _found_above(project: Path, here: Path) -> dict[str, object]:
+    """Return the inventory and the runs of a project whose folder is a parent of `here`."""
+    if project == here:
+        return {}
+    found: dict[str, object] = {}
+    if (project / Settings.cluster).is_file():
+        found["cluster"] = str(project / Settings.cluster)
+    if not (here / Settings.runs).is_dir():
+        found["runs"] = str(project / Settings.runs)
+    return found
 
 
 def _from_file(path: Path) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import typer
 import typer.main
@@ -36,8 +36,8 @@ class Verb:
 
 # Sections of `clusterctl --help`, in order, with the names of their commands.
 SECTIONS = {
-    "Start": ("demo", "init", "sandbox", "doctor"),
-    "Nodes": ("nodes", "exec", "push", "pull", "keeper"),
+    "Start": ("demo", "init", "sandbox", "doctor", "version", "help"),
+    "Nodes": ("nodes", "exec", "ssh", "push", "pull", "keeper"),
     "Rank tables": ("ranktable", "hostfile"),
     "Runs": ("plan", "launch", "runs", "status", "attach", "resume", "stop", "logs", "control", "schema"),
     "Results": ("report", "compare", "tensorboard"),
@@ -61,6 +61,9 @@ TABLE = {
     "nodes fold": Verb("Write node names as one node set", "nodes:fold"),
     "nodes trust": Verb("Fetch host keys and record them", "nodes:trust", ssh=True),
     "exec": Verb("Run a command on nodes in parallel", "exec:exec_", ssh=True),
+    "ssh": Verb("Open a terminal on a node", "everyday:ssh"),
+    "version": Verb("Print the version", "everyday:version"),
+    "help": Verb("Print the help of a command", "everyday:show_help"),
     "push": Verb("Copy a file or folder to nodes", "push:push", ssh=True),
     "pull": Verb("Copy a file or folder from nodes", "push:pull", ssh=True),
     "keeper": Verb("Inspect or stop the keeper of --persist"),
@@ -157,10 +160,40 @@ class Commands(MutableMapping[str, Any]):
         return len(self._names)
 
 
+# Click's UsageError: typer has a copy of click of its own.
+WRONG_WORDS = cast(type[Exception], typer.BadParameter.__mro__[1])
+# Commands whose own words follow `--`, and an option that names the nodes of `exec` as pdsh and clush do.
+COMMANDS_OF_USERS = ("exec", "launch", "plan", "ssh")
+NODE_OPTIONS = ("-n", "-w", "--nodes")
+
+
 class WithExamples:
     """A command or group whose help ends with its examples."""
 
     key = ""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse the words of a command line; where `--` seems to be missing, say so."""
+        if self.key == "exec" and len(args) > 2 and args[0] in NODE_OPTIONS:
+            args = args[1:]
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)  # type: ignore[misc]
+        except WRONG_WORDS as error:
+            option = getattr(error, "option_name", "")
+            if not option or self.key not in COMMANDS_OF_USERS or "--" in typed:
+                raise
+            import shlex
+
+            from clusterctl.errors import UsageError
+
+            words = [shlex.quote(word) for word in typed]
+            first = 1 if self.key in ("exec", "ssh") else 0
+            example = " ".join(["clusterctl", self.key, *words[:first], "--", *words[first:]])
+            raise UsageError(
+                f"{option} is no option of `clusterctl {self.key}`",
+                f"if it belongs to your command, write -- before the command: {example}",
+            ) from None
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples."""
@@ -186,6 +219,13 @@ class Noun(WithExamples, TyperGroup):
     def __init__(self, **more: Any) -> None:
         super().__init__(**{**more, "commands": None})
         self.commands = Commands(self.key)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse the words of a command line; `logs RUN [-f]` is short for `logs show RUN` or `logs tail -f RUN`."""
+        if self.key == "logs" and args and args[0] not in (*self.commands, "-h", "--help"):
+            follows = any(word in ("-f", "--follow") for word in args)
+            args = ["tail" if follows else "show", *args]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of its commands, in the table's order."""

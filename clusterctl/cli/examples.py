@@ -83,6 +83,19 @@ EXAMPLES = {
         clusterctl exec node[1-4] -b -- cat /etc/os-release
         clusterctl exec all --shell -- 'df -h / && uptime'
     """,
+    "ssh": """
+        clusterctl ssh node1
+        clusterctl ssh node1 -- nvidia-smi -L
+        clusterctl ssh node1 --dry-run
+    """,
+    "version": """
+        clusterctl version
+    """,
+    "help": """
+        clusterctl help
+        clusterctl help launch
+        clusterctl help ranktable merge
+    """,
     "push": """
         clusterctl push ./code
         clusterctl push data.bin /data/data.bin -n node[1-4]

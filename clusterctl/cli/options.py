@@ -30,17 +30,50 @@ ClusterFile = Annotated[
         "$CLUSTERCTL_CLUSTER, else ./cluster.yaml, else the Slurm allocation.",
     ),
 ]
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Return the runs whose id begins with `incomplete`, for the completion of a shell."""
+    from clusterctl.jobs.run_folder import all_runs
+
+    try:
+        names = ["last", *(run.run_id for run in all_runs(runs_folder()))]
+    except (UsageError, OSError):
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_nodes(incomplete: str) -> list[str]:
+    """Return the nodes and groups of the default inventory that continue a node set."""
+    before, comma, last = incomplete.rpartition(",")
+    try:
+        cluster = cluster_of(None)
+    except (UsageError, OSError):
+        return []
+    names = [*cluster.names, *(f"@{group}" for group in cluster.groups), "all"]
+    return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
+
+
 Nodes = Annotated[
     str | None,
     typer.Option(
-        "--nodes", "-n", metavar="SET", help="Use only these nodes: node[1-4], node1,node3, @group."
+        "--nodes",
+        "-n",
+        metavar="SET",
+        help="Use only these nodes: node[1-4], node1,node3, @group.",
+        autocompletion=complete_nodes,
     ),
 ]
 Exclude = Annotated[str | None, typer.Option("--exclude", "-x", metavar="SET", help="Leave out these nodes.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique prefix of one, or `last`.")]
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run id, a unique prefix of one, or `last`.", autocompletion=complete_runs
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 Fanout = Annotated[
     int | None, typer.Option("--fanout", min=1, metavar="N", help="Use at most N nodes at the same time.")
@@ -147,6 +180,8 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
     from clusterctl.hostfile.cache import inventories
     from clusterctl.inventory.cluster import KINDS
 
+    if file is not None:
+        screen.hints_with(file)
     settings = load_settings()
     if settings.kind not in KINDS:
         raise UsageError(f"unknown kind {settings.kind!r}", "use cpu, cuda (NVIDIA GPUs) or npu (Ascend)")

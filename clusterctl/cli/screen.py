@@ -138,6 +138,25 @@ def log_block(drawn: RenderableType) -> None:
     sys.stderr.flush()
 
 
+# Commands that read the inventory; their hints name the file of the command line.
+_READERS = r"clusterctl (?=(?:doctor|nodes|exec|push|pull|ranktable|launch|plan|ssh|hostfile build)\b)"
+_inventory: list[str] = []
+
+
+def hints_with(file: object) -> None:
+    """Let hints name an inventory that is not the default, so that they can be pasted."""
+    _inventory[:] = [str(file)]
+
+
+def _pasteable(hint: str) -> str:
+    import re
+    import shlex
+
+    if not _inventory or " -c " in hint:
+        return hint
+    return re.sub(_READERS, lambda _: f"clusterctl -c {shlex.quote(_inventory[0])} ", hint)
+
+
 def report_error(error: ClusterctlError) -> None:
     """Write an error with its hints to stderr."""
     console = error_console()
@@ -145,8 +164,8 @@ def report_error(error: ClusterctlError) -> None:
         for fault in error.faults:
             console.print(safe(f"error: {fault.where}: {fault.what}"), style="bold red", highlight=False)
             if fault.remedy:
-                console.print(safe(f"  try: {fault.remedy}"), highlight=False)
+                console.print(safe(f"  try: {_pasteable(fault.remedy)}"), highlight=False)
     else:
         console.print(safe(f"error: {error.message}"), style="bold red", highlight=False)
     for line in error.hint.splitlines():
-        console.print(safe(f"  try: {line}"), highlight=False)
+        console.print(safe(f"  try: {_pasteable(line)}"), highlight=False)

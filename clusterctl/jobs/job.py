@@ -23,6 +23,7 @@ from clusterctl.inventory.cluster import (
     parse_devices,
 )
 from clusterctl.jobs import launchers, placeholders
+from clusterctl.jobs.program_files import missing_script
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.saving import saving_faults, saving_of
 from clusterctl.jobs.step_pattern import compiled
@@ -350,7 +351,7 @@ def check(job: Job, cluster: Cluster) -> dict[str, Any]:
     parts = {"command": job.command, "env": job.env} if job.document else {}
     own = _placeholder_faults(job, parts, placeholders.OF_RANK)
     in_train = _placeholder_faults(job, {"train": job.train}, placeholders.OF_NODE)
-    faults = [*_device_faults(job, cluster), *own, *in_train, *_launcher_faults(job, cluster)]
+    faults = [*_device_faults(job, cluster), *own, *in_train, *_command_faults(job, cluster)]
     if job.processes == "node" and job.train is not None:
         problem = "'node' does not fit the embedded trainer, which has a rank for each device"
         faults.append(_fault(job, ("processes",), problem, "leave out processes"))
@@ -448,10 +449,12 @@ def launcher_shapes(
     return launchers.shapes(cluster.nodes, devices, master_port, hostfile)
 
 
-def _launcher_faults(job: Job, cluster: Cluster) -> list[Fault]:
-    """Return what in a launcher's command contradicts the nodes, each problem once."""
+def _command_faults(job: Job, cluster: Cluster) -> list[Fault]:
+    """Return what in a command contradicts the nodes or the pushed folder, each problem once."""
     shapes = launcher_shapes(job, cluster, job.master_port or 29500) if job.fills_launcher else []
     found = dict.fromkeys(problem for shape in shapes for problem in launchers.problems(job.command, shape))
+    if missing := missing_script(job.command, job.code):
+        found[missing] = None
     return [_fault(job, ("command",), problem.text, problem.remedy) for problem in found]
 
 

@@ -1,0 +1,79 @@
+"""`ssh`, `version` and `help`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterctl.cli import options, screen
+from clusterctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster, Node
+
+
+def version() -> None:
+    """Print the version of clusterctl."""
+    from clusterctl import __version__
+
+    screen.write(f"clusterctl {__version__}\n")
+
+
+def show_help(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND...", help="For example: launch.")
+    ] = None,
+) -> None:
+    """Print the help of a command, or of the program."""
+    from clusterctl.cli.main import command
+
+    command()(args=[*(words or ()), "--help"], prog_name="clusterctl", standalone_mode=False)
+
+
+def ssh(
+    node: Annotated[
+        str,
+        typer.Argument(
+            metavar="NODE", help="One node of the inventory.", autocompletion=options.complete_nodes
+        ),
+    ],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="CMD...", help="A command instead of a shell.")
+    ] = None,
+    *,
+    cluster: options.ClusterFile = None,
+    dry_run: options.DryRun = False,
+) -> None:
+    """Open a terminal on a node with OpenSSH; the host key is checked as for every other command."""
+    import shlex
+
+    chosen = options.cluster_of(cluster, node)
+    if len(chosen.nodes) != 1:
+        raise UsageError(f"{node} is {len(chosen.nodes)} nodes", "name one; `clusterctl exec` takes several")
+    argv = ssh_argv(chosen, chosen.nodes[0], words or [])
+    if dry_run:
+        screen.write(shlex.join(argv) + "\n")
+        return
+    program = shutil.which(argv[0])
+    if program is None:
+        raise UsageError("the program `ssh` is not installed", "apt-get install openssh-client")
+    os.execv(program, argv)
+
+
+def ssh_argv(cluster: Cluster, node: Node, words: list[str]) -> list[str]:
+    """Return the command of OpenSSH for a terminal, or a command, on a node."""
+    if node.host == "local":
+        return ["sh", "-c", " ".join(words)] if words else [os.environ.get("SHELL", "/bin/sh")]
+    argv = ["ssh", "-p", str(node.port)]
+    argv += ["-l", node.user] if node.user else []
+    argv += ["-i", str(Path(node.key).expanduser())] if node.key else []
+    argv += ["-J", node.gateway] if node.gateway else []
+    if cluster.known_hosts:
+        own = Path("~/.ssh/known_hosts").expanduser()
+        argv += ["-o", f"UserKnownHostsFile={cluster.known_hosts} {own}", "-o", "StrictHostKeyChecking=yes"]
+    # ssh joins the words of a command with spaces for the shell there.
+    return [*argv, *(["-t"] if not words else []), node.host, *words]

@@ -1,0 +1,47 @@
+"""Find out before a start whether the program of a job exists in the folder that is pushed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from clusterctl.errors import did_you_mean
+from clusterctl.jobs import launchers
+from clusterctl.jobs.launchers import Problem
+
+SCRIPT = re.compile(r".+\.(py|sh)")
+
+
+def missing_script(command: Sequence[str], code: Path | None) -> Problem | None:
+    """Return what is wrong if the script of a command is not in the pushed folder; None if all is well or unknown."""
+    script = launchers.program_of(command) or _script_of(command)
+    if (
+        code is None
+        or not script
+        or not SCRIPT.fullmatch(script)
+        or script.startswith(("/", "~"))
+        or "{" in script
+    ):
+        return None
+    if (code / script).exists():
+        return None
+    folder = (code / script).parent
+    near = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    hint = (
+        did_you_mean(Path(script).name, near)
+        or "check the name, or push another folder: --code, `code` in a job"
+    )
+    return Problem(f"{script}: no such file in {code}, which is pushed to the nodes", hint)
+
+
+def _script_of(command: Sequence[str]) -> str:
+    """Return the script that an interpreter gets; "" for other commands."""
+    if not command or not re.fullmatch(r"python[0-9.]*|(ba|z)?sh", Path(command[0]).name):
+        return ""
+    for word in command[1:]:
+        if word in ("-c", "-m"):
+            return ""
+        if not word.startswith("-"):
+            return word
+    return ""

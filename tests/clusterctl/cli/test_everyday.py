@@ -1,0 +1,157 @@
+"""What users of kubectl, docker, pdsh and git type, and hints that can be pasted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl import __version__
+from clusterctl.cli import options, screen
+from clusterctl.cli.everyday import ssh_argv
+from clusterctl.errors import UsageError
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.jobs.program_files import missing_script
+from clusterctl.settings import load_settings, project_folder
+from tests.clusterctl.conftest import Run
+from tests.support.run_folders import restarted_run
+
+INVENTORY = "name: lab\nnodes: {node1: {}, node2: {}}\n"
+
+
+def test_version_and_help_are_commands_too(command_line: Run) -> None:
+    assert command_line("version")[:2] == (0, f"clusterctl {__version__}\n")
+    assert command_line("help", "ranktable", "merge")[1] == command_line("ranktable", "merge", "--help")[1]
+    assert "Results" in command_line("help")[1]
+
+
+def test_a_missing_double_dash_is_explained_with_the_line_to_type(command_line: Run) -> None:
+    code, _, err = command_line("exec", "all", "uname", "-n")
+    assert code == 2 and "clusterctl exec all -- uname -n" in err
+    code, _, err = command_line("launch", "python", "train.py", "--lr", "1")
+    assert code == 2 and "clusterctl launch -- python train.py --lr 1" in err
+    code, _, err = command_line("doctor", "--nope")
+    assert code == 2 and "--nope" in err and "--" in err
+
+
+def test_exec_takes_its_nodes_as_pdsh_and_other_commands_do(tmp_path: Path, command_line: Run) -> None:
+    (tmp_path / "cluster.yaml").write_text(INVENTORY)
+    expected = command_line("exec", "node1", "--dry-run", "--", "true")
+    assert expected[0] == 0 and "node1" in expected[1]
+    for option in ("-n", "-w", "--nodes"):
+        assert command_line("exec", option, "node1", "--dry-run", "--", "true")[:2] == expected[:2]
+
+
+def test_logs_of_a_run_need_no_second_verb(tmp_path: Path, command_line: Run) -> None:
+    run = restarted_run(tmp_path / "runs")
+    log = run.log("node1", 0, "out", 2)
+    log.parent.mkdir(parents=True)
+    log.write_text("a line\n")
+    assert command_line("logs", "last")[:2] == command_line("logs", "show", "last")[:2]
+    assert "a line" in command_line("logs", "last", "--no-prefix")[1]
+
+
+def test_ssh_is_called_with_the_recorded_host_keys(tmp_path: Path, command_line: Run) -> None:
+    node = Node("n1", "h1", "10.0.0.1", port=2222, user="ann", key="/k", gateway="bob@gate")
+    argv = ssh_argv(Cluster("c", (node,), known_hosts="/kh"), node, [])
+    assert argv[:7] == ["ssh", "-p", "2222", "-l", "ann", "-i", "/k"] and argv[-2:] == ["-t", "h1"]
+    assert "StrictHostKeyChecking=yes" in argv and "-J" in argv
+    (tmp_path / "cluster.yaml").write_text(INVENTORY)
+    assert command_line("ssh", "node1", "--dry-run", "--", "uname", "-n")[1] == "ssh -p 22 node1 uname -n\n"
+    assert command_line("ssh", "node[1-2]", "--dry-run")[0] == 2
+
+
+def test_hints_name_the_inventory_of_the_command_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screen, "_inventory", [])
+    screen.error_console.cache_clear()
+    error = UsageError("wrong", "clusterctl nodes trust\nclusterctl doctor -c x\nclusterctl status last")
+    screen.report_error(error)
+    assert "clusterctl nodes trust" in capfd.readouterr().err
+    file = tmp_path / "my cluster.yaml"
+    file.write_text(INVENTORY)
+    options.cluster_of(file)
+    screen.report_error(error)
+    hints = capfd.readouterr().err
+    assert f"clusterctl -c '{file}' nodes trust" in hints.replace("\n", "")
+    assert "clusterctl doctor -c x" in hints and "clusterctl status last" in hints
+
+
+def test_inventory_and_runs_are_found_from_a_folder_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    below = tmp_path / "project" / "src" / "deep"
+    below.mkdir(parents=True)
+    assert project_folder(below) == below and load_settings(below).cluster == "cluster.yaml"
+    (tmp_path / "project" / "cluster.yaml").write_text(INVENTORY)
+    settings = load_settings(below)
+    assert settings.cluster == str(tmp_path / "project" / "cluster.yaml")
+    assert settings.runs == str(tmp_path / "project" / "runs")
+    (below / "runs").mkdir()
+    assert load_settings(below).runs == "runs", "runs that are here stay here"
+    (below.parent / ".git").mkdir()
+    assert project_folder(below) == below, "another repository is another project"
+
+
+def test_a_script_that_is_not_there_is_reported_before_the_start(tmp_path: Path, command_line: Run) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "cluster.yaml").write_text(INVENTORY)
+    code, _, err = command_line("plan", "--", "python", "-u", "trian.py", "--lr", "1")
+    assert code == 2 and "trian.py: no such file" in err and "did you mean 'train.py'?" in err
+    for command in (
+        ["python", "train.py"],
+        ["python", "-m", "x.py"],
+        ["python", "{data}/t.py"],
+        ["./a.py"],
+        ["python", "/x.py"],
+    ):
+        assert missing_script(command, tmp_path) is None
+    assert missing_script(["torchrun", "--nnodes", "2", "nosuch.py"], tmp_path) is not None
+    assert missing_script(["python", "nosuch.py"], None) is None
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_runs_and_nodes(tmp_path: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    (tmp_path / "cluster.yaml").write_text(INVENTORY)
+    restarted_run(tmp_path / "runs")
+    program = tmp_path / "bin" / "clusterctl"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m clusterctl "$@"\n')
+    program.chmod(0o755)
+    root = str(Path(__file__).resolve().parents[3])
+    env = {
+        **os.environ,
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": root,
+        "HOME": str(tmp_path),
+    }
+    assert "tiny-1122-100000-abcd" in completions(shell, "clusterctl status ti", env, tmp_path)
+    assert "node1" in completions(shell, "clusterctl ssh no", env, tmp_path)
+    assert "compare" in completions(shell, "clusterctl com", env, tmp_path)
+
+
+def completions(shell: str, line: str, env: dict[str, str], folder: Path) -> str:
+    """Return what a shell offers for a line, through the function that `--install-completion` gives it."""
+    words = line.split()
+    if shell == "bash":
+        script = (
+            'eval "$(clusterctl --show-completion bash)"; '
+            f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; "
+            'complete -p clusterctl >/dev/null; _clusterctl_completion clusterctl; printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        argv = ["bash", "-c", script]
+    elif shell == "fish":
+        argv = ["fish", "-c", f"clusterctl --show-completion fish | source; complete -C '{line}'"]
+    else:
+        env = {**env, "_CLUSTERCTL_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}
+        argv = ["zsh", "-c", "clusterctl"]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, cwd=folder, timeout=60)
+    return done.stdout + done.stderr
