@@ -23,6 +23,7 @@ from clusterctl.inventory.cluster import (
     parse_devices,
 )
 from clusterctl.jobs import launchers, placeholders
+from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.program_files import missing_script
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.saving import saving_faults, saving_of
@@ -102,7 +103,7 @@ def load(
 ) -> Job:
     """Read and check a job file; raise InputFaults with all of its faults and those that `further` finds."""
     document = documents.load_document(path)
-    document = _with_overrides(document, overrides)
+    document = with_overrides(document, overrides)
     top = Section(document)
     job = _read(top, path)
     top.done()
@@ -299,39 +300,6 @@ def _folder(top: Section, key: str, path: Path) -> Path | None:
     if not folder.is_dir():
         top.fault(key, f"no folder {folder}", "a path is relative to the job file")
     return folder.resolve()
-
-
-def _given_value(name: str, given: str) -> Any:
-    """Return the value of `--set NAME=GIVEN`: YAML, or a text that begins with a placeholder."""
-    if placeholders.BEGINS_WITH_PLACEHOLDER.match(given):
-        return given
-    return documents.parse_document(given, f"--set {name}").value
-
-
-def _with_overrides(document: Document, overrides: Sequence[str]) -> Document:
-    """Return the document with `train.steps=100` and the like set in it, read by the rules of the file."""
-    faults = []
-    value = json.loads(json.dumps(document.value or {}))
-    flags = set[tuple[str | int, ...]]()
-    for text in overrides:
-        name, equals, given = text.partition("=")
-        keys = name.split(".")
-        if not equals or not all(keys):
-            faults.append(Fault(f"--set {text}", "must be KEY=VALUE", "as in --set train.steps=100"))
-            continue
-        place = value
-        for key in keys[:-1]:
-            inner = place.setdefault(key, {})
-            if not isinstance(inner, dict):
-                faults.append(Fault(f"--set {text}", f"{key!r} is not a mapping in {document.source}"))
-                break
-            place = inner
-        else:
-            place[keys[-1]] = _given_value(name, given)
-            flags.add(tuple(keys))
-    if faults:
-        raise InputFaults(faults)
-    return Document(document.source, value, document.lines, frozenset(flags))
 
 
 # -- against a cluster --------------------------------------------------------------------------------------

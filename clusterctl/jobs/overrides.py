@@ -1,0 +1,45 @@
+"""Set keys of a job file from the command line: `--set train.steps=100`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from clusterctl import document as documents
+from clusterctl.document import Document
+from clusterctl.errors import Fault, InputFaults
+from clusterctl.jobs import placeholders
+
+
+def _given_value(name: str, given: str) -> Any:
+    """Return the value of `--set NAME=GIVEN`: YAML, or a text that begins with a placeholder."""
+    if placeholders.BEGINS_WITH_PLACEHOLDER.match(given):
+        return given
+    return documents.parse_document(given, f"--set {name}").value
+
+
+def with_overrides(document: Document, overrides: Sequence[str]) -> Document:
+    """Return the document with `train.steps=100` and the like set in it, read by the rules of the file."""
+    faults = []
+    value = json.loads(json.dumps(document.value or {}))
+    flags = set[tuple[str | int, ...]]()
+    for text in overrides:
+        name, equals, given = text.partition("=")
+        keys = name.split(".")
+        if not equals or not all(keys):
+            faults.append(Fault(f"--set {text}", "must be KEY=VALUE", "as in --set train.steps=100"))
+            continue
+        place = value
+        for key in keys[:-1]:
+            inner = place.setdefault(key, {})
+            if not isinstance(inner, dict):
+                faults.append(Fault(f"--set {text}", f"{key!r} is not a mapping in {document.source}"))
+                break
+            place = inner
+        else:
+            place[keys[-1]] = _given_value(name, given)
+            flags.add(tuple(keys))
+    if faults:
+        raise InputFaults(faults)
+    return Document(document.source, value, document.lines, frozenset(flags))
