@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.environment import environment
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def ssh(
 def ssh_argv(cluster: Cluster, node: Node, words: list[str]) -> list[str]:
     """Return the command of OpenSSH for a terminal, or a command, on a node."""
     if node.host == "local":
-        return ["sh", "-c", " ".join(words)] if words else [os.environ.get("SHELL", "/bin/sh")]
+        return ["sh", "-c", " ".join(words)] if words else [environment().get("SHELL", "/bin/sh")]
     argv = ["ssh", "-p", str(node.port)]
     argv += ["-l", node.user] if node.user else []
     argv += ["-i", str(Path(node.key).expanduser())] if node.key else []
