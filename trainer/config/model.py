@@ -56,6 +56,20 @@ class ModelConfig:
     """Width inside the feed-forward part; 0 means 4 x hidden, with swiglu 8/3 x hidden rounded up to 64."""
     swiglu: bool = setting(False)
     """Use a gated feed-forward part, silu(gate) x up, instead of GELU; `activation` is then unused."""
+    experts: int = setting(0, least=0)
+    """Feed-forward parts of which a router chooses some for each token; 0: one part for all tokens. They have no
+    biases, and `ffn` is the width of each."""
+    top_k: int = setting(2, least=1)
+    """With experts: how many each token passes through."""
+    renormalize: bool = setting(True)
+    """With experts: whether the chances of the chosen ones are made to add up to 1."""
+    shared_ffn: int = setting(0, least=0)
+    """With experts: width of one more part that every token passes through; 0: none."""
+    capacity: float = setting(0.0, least=0.0)
+    """With experts: most tokens of an expert in a micro-batch, as a multiple of an even share; later ones are dropped.
+    0 drops none."""
+    aux_loss: float = setting(0.01, least=0.0)
+    """With experts: weight of the loss that rewards an even use of them, which reported losses leave out."""
     dropout: float = setting(0.0, least=0.0, below=1.0)
     """Chance to drop an activation, in training only."""
     attention_dropout: float = setting(0.0, least=0.0, below=1.0)
@@ -137,22 +151,40 @@ class ModelConfig:
         """Return the norms of the residual stream in one block."""
         return 4 if self.sandwich_norms else 2
 
+    def _feed_forward(self, experts: int) -> int:
+        """Return the numbers of the feed-forward matrices, with so many experts."""
+        shared = self.shared_ffn * (3 if self.swiglu else 2)
+        width = self.up_width + self.inner
+        return self.hidden * (experts * width + shared if self.experts else width)
+
     def matrix_parameters(self) -> int:
         """Return the numbers of a block's matrices, which tensor parallel ranks divide."""
-        return self.hidden * (self.qkv_width + self.attention_width + self.up_width + self.inner)
+        return self.hidden * (self.qkv_width + self.attention_width) + self._feed_forward(self.experts)
+
+    def used_matrix_parameters(self) -> int:
+        """Return the numbers of a block's matrices that a token is multiplied by."""
+        width = self.qkv_width + self.attention_width + self.experts
+        return self.hidden * width + self._feed_forward(self.top_k)
 
     def divided_parameters(self) -> int:
         """Return the parameters of a block that tensor parallel ranks divide: matrices, and biases of their columns."""
-        biases = {"all": self.qkv_width + self.up_width, "qkv": self.qkv_width, "none": 0}[self.bias]
+        up = 0 if self.experts else self.up_width
+        biases = {"all": self.qkv_width + up, "qkv": self.qkv_width, "none": 0}[self.bias]
         return self.matrix_parameters() + biases
 
     def layer_parameters(self) -> int:
         """Return the parameters of one block."""
-        rows = 2 * self.hidden if self.bias == "all" else 0
+        rows = (1 if self.experts else 2) * self.hidden if self.bias == "all" else 0
+        router = self.experts * self.hidden
         heads = 2 * self.head_size if self.qk_norm else 0
-        return self.divided_parameters() + rows + heads + self.norms * self.norm_width
+        return self.divided_parameters() + rows + router + heads + self.norms * self.norm_width
 
     def parameters(self) -> int:
         """Return the parameters of the model, without the padding of the vocabulary."""
         tables = self.vocab * (1 if self.tied else 2) + self.position_tables * self.position_rows
         return tables * self.hidden + self.layers * self.layer_parameters() + self.norm_width
+
+    def active_parameters(self) -> int:
+        """Return the parameters that a token uses: all but those of experts that are not chosen for it."""
+        unused = self.matrix_parameters() + self.experts * self.hidden - self.used_matrix_parameters()
+        return self.parameters() - self.layers * unused

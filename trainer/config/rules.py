@@ -83,6 +83,11 @@ def model_faults(model: ModelConfig) -> Iterator[Fault]:
         yield Fault("train.model.query_groups", problem, "use a divisor of heads, or 0")
     if model.rotary and model.kind == "glm":
         yield Fault("train.model.rotary", "GLM's two rows of positions are learned", "leave rotary out")
+    if model.experts and model.top_k > model.experts:
+        problem = f"is {model.top_k}, and there are {model.experts} experts"
+        yield Fault("train.model.top_k", problem, f"use {model.experts} or less")
+    if model.shared_ffn and not model.experts:
+        yield Fault("train.model.shared_ffn", "goes with experts, and experts is 0", "leave it out")
     if model.rotary:
         yield from _rope_faults(model)
     elif model.rope != RopeConfig():
@@ -123,13 +128,18 @@ def _engine_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     if config.zero >= 2 and layout.pipeline > 1 and config.engine == "deepspeed":
         problem = f"is {config.zero}: DeepSpeed's pipeline does 0 and 1 only"
         yield Fault("train.zero", problem, "use zero: 1, or engine: torch, or no pipeline")
+    if config.model.experts and config.engine == "deepspeed":
+        yield Fault("train.engine", "deepspeed does not train models with experts here", "use engine: torch")
     if config.offload and config.zero == 0 and config.engine == "deepspeed":
         yield Fault("train.offload", "DeepSpeed moves only a divided optimizer off the device", "use zero: 1")
 
 
 def _tensor_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     model, tensor = config.model, layout.tensor
-    shares = {"heads": model.heads, "query_groups": model.groups, "ffn": model.inner}
+    shares = {"heads": model.heads, "query_groups": model.groups}
+    shares |= (
+        {"experts": model.experts, "shared_ffn": model.shared_ffn} if model.experts else {"ffn": model.inner}
+    )
     for name, value in shares.items():
         if value % tensor and not (name == "query_groups" and value == model.heads):
             fitting = [n for n in range(1, tensor + 1) if value % n == 0]

@@ -36,6 +36,7 @@ def _facts(model: ModelConfig) -> dict[str, object]:
         "query_groups": model.groups,
         "head_dim": model.head_size,
         "ffn": model.inner,
+        "experts": model.experts,
         "swiglu": model.swiglu,
         "rotary": model.rotary,
         "norm": model.norm,
@@ -46,6 +47,8 @@ def _facts(model: ModelConfig) -> dict[str, object]:
         "tied": model.tied,
         "eps": model.eps,
     }
+    if model.experts:
+        facts |= {"top_k": model.top_k, "renormalize": model.renormalize, "shared_ffn": model.shared_ffn}
     if not model.swiglu:
         facts["activation"] = model.activation
     if model.rotary:

@@ -49,6 +49,7 @@ class SingleStageRunner:
         for i, micro in enumerate(batch):
             if i == len(batch) - 1:
                 before_last()
+            self.model.aux_weight = weights[i]
             loss = model_loss(self.model, self.model, micro, self.device, self.precision) * weights[i]
             loss.backward()
             total += loss.detach()
@@ -58,6 +59,7 @@ class SingleStageRunner:
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> float:
         self.model.eval()
+        self.model.aux_weight = 0.0
         losses, counts = [], []
         for micro in (micro for batch in batches for micro in batch):
             losses.append(model_loss(self.model, self.model, micro, self.device, self.precision))

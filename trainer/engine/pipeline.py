@@ -67,6 +67,7 @@ class PipelineRunner:
             if action.forward:
                 if received is not None:
                     received.requires_grad_()
+                self.model.aux_weight = weights[action.micro]
                 output = self._forward(batch[action.micro], action.piece, received)
                 if self._closes(action.piece):
                     output = output * weights[action.micro]
@@ -86,6 +87,7 @@ class PipelineRunner:
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> float:
         self.model.eval()
+        self.model.aux_weight = 0.0
         losses, counts = [], []
         line, pieces = self.pipeline, len(self.names)
         for batch in batches:

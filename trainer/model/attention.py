@@ -26,6 +26,8 @@ class Sight:
     """Mask (batch, 1, sequence, sequence), True where a token is hidden; None hides later tokens."""
     turns: Turns | None = None
     """Rotary positions."""
+    aux_weight: float = 0.0
+    """What the auxiliary loss of experts counts in the loss of the step."""
 
 
 PLAIN = Sight()

@@ -46,6 +46,8 @@ class GLM(nn.Module):
     ) -> None:
         """`pieces`: the layers that this rank holds, if it is a pipeline stage; other layers are not created."""
         super().__init__()
+        # Set before each pass whose gradients are wanted.
+        self.aux_weight = 0.0
         self.config, self.parallel, self.recompute = config, parallel, recompute
         self.pieces = tuple(pieces) or pieces_of(config.layers)
         begins, closes = (any(getattr(piece, end) for piece in self.pieces) for end in ("first", "last"))
@@ -95,7 +97,7 @@ class GLM(nn.Module):
 
     def _through(self, x: Tensor, separators: Tensor, length: int, piece: Piece) -> Tensor:
         """Return the result of a piece's layers (batch, length, hidden)."""
-        sight = Sight(unseen(separators, length))
+        sight = Sight(unseen(separators, length), aux_weight=self.aux_weight)
         return self.recompute.through([self.blocks[str(i)] for i in piece.layers], x, sight)
 
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:

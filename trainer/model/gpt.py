@@ -47,6 +47,8 @@ class GPT(nn.Module):
         `pieces`: the layers that this rank holds, if it is a pipeline stage; other layers are not created.
         """
         super().__init__()
+        # Set before each pass whose gradients are wanted.
+        self.aux_weight = 0.0
         self.config, self.ends, self.recompute = config, ends, recompute
         self.parallel, self.pieces = parallel, tuple(pieces) or pieces_of(config.layers)
         begins, closes = (any(getattr(piece, end) for piece in self.pieces) for end in ("first", "last"))
@@ -107,7 +109,7 @@ class GPT(nn.Module):
         if 0 < window < length:
             far = masks.outside(length, window, tokens.device)
             hidden = far if hidden is None else hidden | far
-        return Sight(hidden, turns(at, self.config, length) if self.config.rotary else None)
+        return Sight(hidden, turns(at, self.config, length) if self.config.rotary else None, self.aux_weight)
 
     @property
     def head(self) -> TokenTable:

@@ -16,7 +16,8 @@ import native
 from trainer.config.model import ModelConfig
 from trainer.model.attention import PLAIN, Attention, Sight
 from trainer.model.cuts import Cut, cuts_of
-from trainer.model.linear import ColumnLinear, RowLinear
+from trainer.model.experts import Experts
+from trainer.model.feed_forward import FeedForward
 from trainer.model.norm import Norm
 from trainer.model.recompute import NOTHING, Recompute
 from trainer.parallel.tensor import ALONE, Parallel, column_linear, cross_entropy
@@ -79,28 +80,6 @@ class PositionTable(nn.Module):
         return F.embedding(at, self.weight)
 
 
-class FeedForward(nn.Module):
-    """hidden -> inner -> GELU -> hidden, or with SwiGLU hidden -> silu(gate) x up -> hidden."""
-
-    def __init__(self, config: ModelConfig, ops: native.Choice, parallel: Parallel) -> None:
-        super().__init__()
-        sections = (config.inner,) * (2 if config.swiglu else 1)
-        self.up = ColumnLinear(config.hidden, sections, parallel, config.bias == "all")
-        self.down = RowLinear(config.inner, config.hidden, parallel, config.bias == "all")
-        self.gated, self.dropout = config.swiglu, config.dropout
-        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
-        self.ops = ops
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = self.up(x)
-        if self.gated:
-            gate, up = inner.chunk(2, -1)
-            inner = F.silu(gate) * up
-        else:
-            inner = self.ops.gelu(inner, self.approximate)
-        return F.dropout(self.down(inner), self.dropout, self.training)
-
-
 class Block(nn.Module):
     """Attention and feed-forward, each after its norm and added to the residual stream."""
 
@@ -115,21 +94,25 @@ class Block(nn.Module):
         self.norm_1 = Norm(config, ops)
         self.attention = Attention(config, ops, parallel, recompute)
         self.norm_2 = Norm(config, ops)
-        self.feed_forward = FeedForward(config, ops, parallel)
+        self.feed_forward: FeedForward | Experts = (Experts if config.experts else FeedForward)(
+            config, ops, parallel
+        )
         self.post_norm_1, self.post_norm_2 = (
             Norm(config, ops) if config.sandwich_norms else None for _ in range(2)
         )
         self.parallel_residual = config.parallel_residual
 
     def forward(self, x: Tensor, sight: Sight = PLAIN) -> Tensor:
-        return self.rest(x, self.attention(self.norm_1(x), sight))
+        return self.rest(x, self.attention(self.norm_1(x), sight), sight.aux_weight)
 
-    def rest(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Return the block's result from its input and the result of attention."""
+    def rest(self, x: Tensor, mixed: Tensor, aux_weight: float = 0.0) -> Tensor:
+        """Return the block's result from its input and the result of attention; `aux_weight` as in Sight."""
         if self.post_norm_1 is not None:
             mixed = self.post_norm_1(mixed)
         added = x + mixed
-        widened: Tensor = self.feed_forward(self.norm_2(x if self.parallel_residual else added))
+        normal = self.norm_2(x if self.parallel_residual else added)
+        more = (aux_weight,) if isinstance(self.feed_forward, Experts) else ()
+        widened: Tensor = self.feed_forward(normal, *more)
         if self.post_norm_2 is not None:
             widened = self.post_norm_2(widened)
         return added + widened

@@ -79,11 +79,26 @@ def layer(micro: MicroBatch, selective: bool = False) -> int:
     norms = block_norms(micro)
     # Only the rank's own part of a gathered input is kept.
     into_matrices = 2 * micro.width * micro.own_tokens * model.hidden
-    inner = micro.width * micro.tokens * model.inner // micro.tensor
-    # Gate, up, silu(gate), product.
-    feed_forward = 4 * inner if model.swiglu else 2 * inner
+    feed_forward = experts(micro) if model.experts else inner(micro, model.inner)
     kept = norms + into_matrices + attention(micro, selective) + micro.heads_share + feed_forward
     return kept + 2 * dropout(micro)
+
+
+def inner(micro: MicroBatch, width: int) -> int:
+    """Return the bytes inside of a feed-forward part: with a gate gate, up, silu(gate) and product; else two."""
+    return (4 if micro.model.swiglu else 2) * micro.width * micro.tokens * width // micro.tensor
+
+
+def experts(micro: MicroBatch) -> int:
+    """Return the bytes inside of experts that are used alike: rows, what is inside, results, the router's choice."""
+    model = micro.model
+    chosen = model.top_k * micro.width * micro.tokens * model.hidden // micro.tensor
+    router = micro.own_tokens * (WIDE * model.experts + model.top_k * 34)
+    # Under autocast the rows are wide, and each has a narrow copy.
+    wide = chosen * (WIDE - micro.width) // micro.width if micro.cast else 0
+    return (
+        3 * chosen + wide + model.top_k * inner(micro, model.inner) + inner(micro, model.shared_ffn) + router
+    )
 
 
 def block_norms(micro: MicroBatch) -> int:

@@ -86,6 +86,7 @@ def summary(
     rates = {name: count * step.tokens_per_second / world / 1e12 for name, count in flops.items()}
     return {
         "parameters": config.model.parameters(),
+        "active_parameters": config.model.active_parameters(),
         "layout": layout.as_json(),
         "parallel": asdict(config.parallel),
         "zero": config.zero,

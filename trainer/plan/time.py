@@ -156,7 +156,7 @@ CONVENTIONS = {
 
 def layer_forward(model: ModelConfig) -> int:
     """Return the operations of one token through one block."""
-    return 2 * model.matrix_parameters() + attention_forward(model)
+    return 2 * model.used_matrix_parameters() + attention_forward(model)
 
 
 def attention_forward(model: ModelConfig) -> int:
@@ -183,7 +183,7 @@ def per_token(model: ModelConfig, recompute: str = "none") -> dict[str, int]:
     """Return the operations of training per token, by convention."""
     passes = 3 * (model.layers * layer_forward(model) + head_forward(model))
     # An embedding apart from the output matrix multiplies nothing.
-    numbers = model.parameters() - (0 if model.tied else model.vocab * model.hidden)
+    numbers = model.active_parameters() - (0 if model.tied else model.vocab * model.hidden)
     return {
         "model": passes,
         "hardware": passes + model.layers * recomputed(model, recompute),

@@ -30,7 +30,11 @@ GLM_4 = {
     "eps": 1e-2,
 }
 STARCODER = {**GPT, "query_groups": 2, "rotary": True, "window": 5}
+MOE = {**LLAMA, "query_groups": 0, "experts": 4, "ffn": 48, "shared_ffn": 16, "aux_loss": 0.1}
+TIGHT_MOE = {**MOE, "capacity": 0.75}
 MODELS = {
+    "moe": MOE,
+    "tight-moe": TIGHT_MOE,
     "gpt": GPT,
     "newer-gpt": NEWER_GPT,
     "glm": GLM,
@@ -97,6 +101,20 @@ LAYOUTS = [
     pytest.param("qwen3", 2, {"parallel": {"tensor": 2}}, id="qwen3-tensor2"),
     pytest.param(
         "qwen3", 4, {"parallel": {"tensor": 2, "sequence": True}, "zero": 3}, id="qwen3-2x2-sequence-zero3"
+    ),
+    pytest.param("moe", 2, {"parallel": {"tensor": 2}, "recompute": "full"}, id="moe-tensor2-recompute"),
+    pytest.param(
+        "moe",
+        4,
+        {"parallel": {"tensor": 4, "sequence": True}},
+        id="moe-tensor4-all-to-all",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "tight-moe",
+        4,
+        {"parallel": {"tensor": 2, "sequence": True}, "zero": 3},
+        id="tight-moe-2x2-all-to-all-zero3",
     ),
     pytest.param("neox", 2, {"zero": 3}, id="neox-data2-zero3"),
     pytest.param(
@@ -167,6 +185,7 @@ PIPELINES = [
     ),
     pytest.param("glm", 4, {"parallel": {"pipeline": 4}, "recompute": "full"}, id="glm-pipeline4"),
     pytest.param("llama", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="llama-pipeline2"),
+    pytest.param("moe", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="moe-pipeline2"),
     pytest.param(
         "qwen3",
         8,

@@ -97,6 +97,25 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {**rope_of("qwen3-8B"), "head_dim": 24},
         "Qwen3",
     ),
+    "mixtral": (
+        "mixtral-8x7B",
+        {"query_groups": 2, "experts": 4},
+        {**rope_of("mixtral-8x7B"), "num_local_experts": 4},
+        "Mixtral",
+    ),
+    "qwen3-moe": (
+        "qwen3-30B-A3B",
+        {"query_groups": 2, "head_dim": 24, "experts": 6, "top_k": 3},
+        {
+            **rope_of("qwen3-30B-A3B"),
+            "head_dim": 24,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 96,
+            "norm_topk_prob": True,
+        },
+        "Qwen3Moe",
+    ),
     "gpt-neox": (
         "pythia-70M",
         {"rope": RopeConfig(part=0.25)},
@@ -185,6 +204,11 @@ def tensors_of(peer: dict[str, Tensor], own: ModelConfig, kind: str) -> dict[str
             continue
         put(f"{block}.attention.qkv", *(f"{theirs}.self_attn.{part}_proj" for part in "qkv"))
         put(f"{block}.attention.out", f"{theirs}.self_attn.o_proj")
+        if own.experts:
+            put(f"{block}.feed_forward.router", f"{theirs}.mlp.gate")
+            for ours, name in (("up", "gate_up_proj"), ("down", "down_proj")):
+                found[f"{block}.feed_forward.{ours}.weight"] = peer[f"{theirs}.mlp.experts.{name}"]
+            continue
         ups = ("gate_up_proj", "gate_proj", "up_proj", "c_fc")
         put(f"{block}.feed_forward.up", *(f"{theirs}.mlp.{part}" for part in ups))
         put(f"{block}.feed_forward.down", *(f"{theirs}.mlp.{part}" for part in ("down_proj", "c_proj")))
@@ -239,6 +263,9 @@ PUBLISHED = {
     "qwen3-8B": 8_190_735_360,
     "qwen3-14B": 14_768_307_200,
     "qwen3-32B": 32_762_123_264,
+    "mixtral-8x7B": 46_702_792_704,
+    "qwen3-30B-A3B": 30_532_122_624,
+    "qwen3-235B-A22B": 235_093_634_560,
     "pythia-70M": 70_426_624,
     "pythia-160M": 162_322_944,
     "pythia-410M": 405_334_016,
@@ -262,7 +289,15 @@ def test_the_named_sizes_have_the_published_parameter_counts(name: str) -> None:
     assert SIZES[name].parameters() == PUBLISHED[name]
 
 
-@pytest.mark.parametrize("name", ["llama3.2-1B", "qwen3-8B", "pythia-70M", "starcoder2-3B", "glm4-9B-0414"])
+def test_a_token_uses_the_published_number_of_parameters() -> None:
+    assert SIZES["mixtral-8x7B"].active_parameters() == 12_879_925_248
+    assert SIZES["qwen3-30B-A3B"].active_parameters() / 1e9 == pytest.approx(3.35, abs=0.01)
+    assert SIZES["llama3-8B"].active_parameters() == SIZES["llama3-8B"].parameters()
+
+
+@pytest.mark.parametrize(
+    "name", ["mixtral-8x7B", "llama3.2-1B", "qwen3-8B", "pythia-70M", "starcoder2-3B", "glm4-9B-0414"]
+)
 def test_a_models_parameters_are_as_many_as_its_config_says(name: str) -> None:
     config = replace(SIZES[name], layers=2, vocab=1280)
     with torch.device("meta"):

@@ -46,6 +46,7 @@ SHAPES = [
     {"query_groups": 2, "rotary": True, "qk_norm": True, "head_dim": 32},
     {"rotary": True, "qk_norm": True, "rope": RopeConfig(interleaved=True)},
     {"window": 64},
+    {"experts": 4, "norm": "rms", "swiglu": True},
     {"dropout": 0.1},
     {"attention_dropout": 0.1},
     {"attention_dropout": 0.1, "query_groups": 2, "rotary": True},

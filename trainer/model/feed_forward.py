@@ -1,0 +1,43 @@
+"""The feed-forward part of a block: hidden -> inner -> hidden."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import native
+from trainer.config.model import ModelConfig
+from trainer.model.linear import ColumnLinear, RowLinear
+from trainer.parallel.tensor import Parallel
+
+
+class Activation:
+    """GELU, or with SwiGLU silu(gate) x up of a tensor whose halves are gate and up."""
+
+    def __init__(self, config: ModelConfig, ops: native.Choice) -> None:
+        self.gated, self.ops = config.swiglu, ops
+        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+
+    def __call__(self, inner: Tensor) -> Tensor:
+        if self.gated:
+            gate, up = inner.chunk(2, -1)
+            return F.silu(gate) * up
+        return self.ops.gelu(inner, self.approximate)
+
+
+class FeedForward(nn.Module):
+    """Two matrices and an activation; `inner` is its width, by default the config's."""
+
+    def __init__(self, config: ModelConfig, ops: native.Choice, parallel: Parallel, inner: int = 0) -> None:
+        super().__init__()
+        inner = inner or config.inner
+        sections = (inner,) * (2 if config.swiglu else 1)
+        bias = config.bias == "all" and not config.experts
+        self.up = ColumnLinear(config.hidden, sections, parallel, bias)
+        self.down = RowLinear(inner, config.hidden, parallel, bias)
+        self.activation = Activation(config, ops)
+        # Where it is added to experts, dropout follows the sum.
+        self.dropout = 0.0 if config.experts else config.dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.down(self.activation(self.up(x))), self.dropout, self.training)
