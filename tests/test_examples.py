@@ -32,6 +32,7 @@ RANKS = {
     "gpt3-175b": 1536,
     "glm-large": 8,
     "glm-10b": 16,
+    "glm-copa": 8,
 }
 
 

@@ -63,7 +63,8 @@ MAY = {
         "serve": "corpus generate",
         "evaluate": "config corpus parallel samples model engine checkpoint generate",
         "weights": "config corpus parallel model engine checkpoint",
-        "train": "config corpus parallel samples model plan engine checkpoint weights",
+        "tune": "config corpus parallel samples model evaluate",
+        "train": "config corpus parallel samples model plan engine checkpoint tune weights",
     },
     "native": {
         "compiled": "",

@@ -60,6 +60,7 @@ class Progress:
     step: int
     loss: float | None = None
     eval_loss: float | None = None
+    accuracy: float | None = None
     """The last one that was measured."""
 
 
@@ -176,6 +177,7 @@ class Checkpointer:
             "tokens": consumed * config.model.sequence,
             "loss": progress.loss,
             "eval_loss": progress.eval_loss,
+            "accuracy": progress.accuracy,
             "loss_scale": self.engine.loss_scale.state(),
             "schedule": "a function of config.optimizer and consumed_samples",
             "layout": {**layout, "zero": config.zero, "engine": config.engine, "precision": config.precision},

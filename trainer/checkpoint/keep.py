@@ -90,19 +90,22 @@ def prune(folder: Path, keep: KeepConfig, complete: str) -> list[Path]:
     steps = {path: int(path.name.rpartition("-")[2]) for path in paths}
     kept |= {path.name for path, step in steps.items() if keep.every and step % keep.every == 0}
     if keep.best:
-        losses = {path: _eval_loss(path) for path in paths}
-        measured = [path for path in paths if losses[path] is not None]
-        kept |= {path.name for path in sorted(measured, key=lambda path: losses[path] or 0.0)[: keep.best]}
+        ranks = {path: rank for path in paths if (rank := _rank(path)) is not None}
+        kept |= {path.name for path in sorted(ranks, key=lambda path: ranks[path])[: keep.best]}
     old = [path for path in every if path.name.partition(OLD)[0] not in kept]
     return [path for path in old if _remove_unused(path)]
 
 
-def _eval_loss(path: Path) -> float | None:
+def _rank(path: Path) -> tuple[float, float] | None:
+    """Return what sorts checkpoints from the best: by accuracy where a task is learned, then by loss."""
     try:
-        loss = read_manifest(path).get("eval_loss")
+        manifest = read_manifest(path)
     except CheckpointError:
         return None
-    return float(loss) if isinstance(loss, (int, float)) else None
+    loss, accuracy = manifest.get("eval_loss"), manifest.get("accuracy")
+    if not isinstance(loss, (int, float)):
+        return None
+    return -float(accuracy) if isinstance(accuracy, (int, float)) else 0.0, float(loss)
 
 
 def _remove_unused(path: Path) -> bool:

@@ -224,7 +224,7 @@ def _init_faults(config: TrainConfig) -> Iterator[Fault]:
         )
     if config.init.source and config.resume not in ("auto", "never"):
         yield Fault(
-            "train.init", f"the training goes on from {config.resume} (resume)", "leave one of the two out"
+            "train.init", f"the training continues from {config.resume} (resume)", "leave one of the two out"
         )
 
 

@@ -27,6 +27,7 @@ from trainer.config.parts import (
     SaveConfig,
 )
 from trainer.config.reader import closest_match, read_section, setting
+from trainer.config.tune import TuneConfig
 from trainer.errors import Fault
 
 
@@ -38,6 +39,8 @@ class TrainConfig:
     """A named size, a mapping of sizes, or a mapping with `name:` and what differs from it."""
     data: DataConfig = field(default_factory=DataConfig, metadata={"required": True})
     """The corpus."""
+    tune: TuneConfig = field(default_factory=TuneConfig)
+    """A task to learn instead of a corpus."""
     steps: int = setting(1, least=1, required=True)
     """Optimizer steps in all, counted from the beginning of the training and not from a resume."""
     micro_batch: int = setting(8, least=1)
@@ -86,7 +89,7 @@ class TrainConfig:
     resume: str = setting("auto")
     """auto: this run's newest checkpoint that verifies; never: from the start; else a checkpoint's folder."""
     init: InitConfig = field(default_factory=InitConfig)
-    """Weights to begin with: a source, or a mapping. A resume goes on from the run's own checkpoints instead."""
+    """Weights to begin with: a source, or a mapping. A resume continues from the run's own checkpoints instead."""
     resume_other_data: bool = setting(False)
     """Resume although the checkpoint was trained on other data or with another tokenizer."""
 

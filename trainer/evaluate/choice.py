@@ -3,46 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from trainer.errors import InputError
+from trainer.corpus.tokenizer import GLM_TOKENS
+from trainer.errors import DataError
 from trainer.evaluate.request import Example, Score
 from trainer.evaluate.rows import Record, check_faults, read_records
 from trainer.evaluate.statistics import Metric, mean
 from trainer.evaluate.task import Inputs, accuracy
 
 CONVENTIONS = ("lm-eval",)
+MASK = GLM_TOKENS["mask"]
 EXAMPLE = '{"context": "The sky is", "choices": ["blue", "green"], "label": 0}'
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A question with several answers; `label` is the index of the right one."""
+
+    line: int
+    context: str
+    texts: tuple[str, ...]
+    label: int
+
+
 class Choices:
-    """Questions with several answers each; `label` is the index of the right one."""
+    """The questions of one file. A GPT continues the context; a GLM fills in the mask of it."""
 
     def __init__(self, inputs: Inputs) -> None:
-        self.convention = inputs.pick("choice", CONVENTIONS)
-        if inputs.reader.glm is not None:
-            raise InputError(
-                "task choice needs a model that continues text; this one is a GLM", "use --task copa"
-            )
-        fields: dict[str, type | tuple[type, ...]] = {"context": str, "choices": list, "label": int}
-        records = read_records(inputs.data, fields, EXAMPLE)[: inputs.limit or None]
-        faults = [f"{inputs.data}:{record.line}: {fault}" for record in records if (fault := _fault(record))]
-        check_faults(faults, f"each line has the form {EXAMPLE}")
-        self.examples, self.labels, self.lengths = [], list[int](), list[list[int]]()
-        for record in records:
-            choices = _choices(record)
-            pairs = [inputs.reader.continuation(str(record.value["context"]), f" {text}") for text in choices]
-            self.examples.append(
-                Example(tuple(request for request, _ in pairs), any(cut for _, cut in pairs))
-            )
-            self.labels.append(_label(record))
-            self.lengths.append([max(1, len(text)) for text in choices])
+        self.convention = inputs.pick("choice", ("glm-cloze",) if inputs.reader.glm else CONVENTIONS)
+        self.questions = read_choices(inputs.data)[: inputs.limit or None]
+        self.examples = [
+            self._cloze(question, inputs) if inputs.reader.glm else self._continued(question, inputs)
+            for question in self.questions
+        ]
+
+    def _continued(self, question: Choice, inputs: Inputs) -> Example:
+        pairs = [inputs.reader.continuation(question.context, f" {text}") for text in question.texts]
+        return Example(tuple(request for request, _ in pairs), any(cut for _, cut in pairs))
+
+    def _cloze(self, question: Choice, inputs: Inputs) -> Example:
+        before, after = around_mask(inputs.data, question)
+        source, mask = inputs.reader.cloze_source(before, after)
+        targets = [inputs.reader.tokenizer.encode(f" {text}") for text in question.texts]
+        return inputs.reader.cloze(source, mask, targets)
 
     def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
         plain, by_length = [], []
-        for own, label, lengths in zip(scores, self.labels, self.lengths, strict=True):
+        for own, question in zip(scores, self.questions, strict=True):
             values = [score.log_likelihood for score in own]
-            plain.append(largest(values) == label)
-            by_length.append(largest([value / n for value, n in zip(values, lengths, strict=True)]) == label)
+            plain.append(largest(values) == question.label)
+            scaled = [value / len(text) for value, text in zip(values, question.texts, strict=True)]
+            by_length.append(largest(scaled) == question.label)
         return {"accuracy": mean(accuracy(plain)), "accuracy_by_length": mean(accuracy(by_length))}
 
 
@@ -51,10 +64,31 @@ def largest(values: Sequence[float]) -> int:
     return max(range(len(values)), key=lambda index: values[index])
 
 
-def _choices(record: Record) -> list[str]:
+def read_choices(file: Path) -> list[Choice]:
+    """Return the questions of a file."""
+    fields: dict[str, type | tuple[type, ...]] = {"context": str, "choices": list, "label": int}
+    records = read_records(file, fields, EXAMPLE)
+    faults = [f"{file}:{record.line}: {fault}" for record in records if (fault := _fault(record))]
+    check_faults(faults, f"each line has the form {EXAMPLE}")
+    return [
+        Choice(record.line, str(record.value["context"]), _texts(record), _label(record))
+        for record in records
+    ]
+
+
+def around_mask(file: Path, question: Choice) -> tuple[str, str]:
+    """Return the texts before and behind the mask of a context; the space before it belongs to the answer."""
+    parts = question.context.split(MASK)
+    if len(parts) != 2:
+        problem = f"{file}:{question.line}: field 'context' contains {MASK} {len(parts) - 1} times"
+        raise DataError(problem, f"put {MASK} where the answers belong, once")
+    return parts[0].rstrip(" "), parts[1]
+
+
+def _texts(record: Record) -> tuple[str, ...]:
     choices = record.value["choices"]
     assert isinstance(choices, list)
-    return [text if isinstance(text, str) else "" for text in choices]
+    return tuple(text if isinstance(text, str) else "" for text in choices)
 
 
 def _label(record: Record) -> int:
@@ -64,7 +98,7 @@ def _label(record: Record) -> int:
 
 
 def _fault(record: Record) -> str:
-    choices, label = _choices(record), _label(record)
+    choices, label = _texts(record), _label(record)
     if len(choices) < 2 or not all(choices):
         return "field 'choices' needs at least two texts, none of them empty"
     if not 0 <= label < len(choices):

@@ -7,15 +7,15 @@ choices (GLM's cloze, patterns 0 and 1); the choice with the larger sum of log p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from trainer.errors import InputError
 from trainer.evaluate.choice import largest
-from trainer.evaluate.request import Example, Request, Score
+from trainer.evaluate.request import Example, Score
 from trainer.evaluate.rows import Record, check_faults, read_records
 from trainer.evaluate.statistics import Metric, mean
 from trainer.evaluate.task import Inputs, accuracy
-from trainer.evaluate.text import Reader
 
 EXAMPLE = '{"premise": "…", "choice1": "…", "choice2": "…", "question": "cause", "label": 0}'
 FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -39,6 +39,10 @@ class Question:
     asks: str
     label: int
 
+    def mirrored(self) -> Question:
+        """Return the question with its choices exchanged."""
+        return replace(self, choices=self.choices[::-1], label=1 - self.label)
+
 
 class Copa:
     """The questions of one file."""
@@ -48,7 +52,7 @@ class Copa:
         self.convention = inputs.pick("copa", own)
         if not 0 <= inputs.pattern < PATTERNS:
             raise InputError(f"--pattern is {inputs.pattern}; COPA has the patterns 0 and 1")
-        self.questions = read_questions(inputs)
+        self.questions = read_questions(inputs.data)[: inputs.limit or None]
         make = _cloze if inputs.reader.glm else _continued
         self.examples = [make(question, inputs) for question in self.questions]
 
@@ -60,10 +64,10 @@ class Copa:
         return {"accuracy": mean(accuracy(right))}
 
 
-def read_questions(inputs: Inputs) -> list[Question]:
+def read_questions(file: Path) -> list[Question]:
     """Return the questions of a file in SuperGLUE's form."""
-    records = read_records(inputs.data, FIELDS, EXAMPLE)[: inputs.limit or None]
-    faults = [f"{inputs.data}:{record.line}: {fault}" for record in records if (fault := _fault(record))]
+    records = read_records(file, FIELDS, EXAMPLE)
+    faults = [f"{file}:{record.line}: {fault}" for record in records if (fault := _fault(record))]
     check_faults(faults, f"each line has the form {EXAMPLE}")
     return [_question(record) for record in records]
 
@@ -92,24 +96,18 @@ def _continued(question: Question, inputs: Inputs) -> Example:
 
 
 def _cloze(question: Question, inputs: Inputs) -> Example:
+    before, answers = cloze_texts(question, inputs.pattern)
+    source, mask = inputs.reader.cloze_source(before, ".")
+    targets = [inputs.reader.tokenizer.encode(f" {answer}") for answer in answers]
+    return inputs.reader.cloze(source, mask, targets)
+
+
+def cloze_texts(question: Question, pattern: int) -> tuple[str, tuple[str, str]]:
+    """Return the text before the mask, which a full stop follows, and the two answers."""
     first, second = (_sentence_part(choice) for choice in question.choices)
-    listed = f'"{first}" or "{second}"?' if inputs.pattern == 0 else f"{first} or {second}?"
-    before = f"{listed} {question.premise.strip().rstrip('.!?')}{_CLOZE[question.asks]}"
-    source, mask = cloze_source(inputs.reader, before, ".")
-    targets = [inputs.reader.tokenizer.encode(f" {choice}") for choice in (first, second)]
-    length = len(source) + max(map(len, targets))
-    if length > inputs.reader.window:
-        problem = f"a question makes {length} tokens, and the model reads {inputs.reader.window}"
-        raise InputError(problem, "shorten the premise, or use a model with a longer window")
-    return Example(tuple(Request(source, tuple(target), mask) for target in targets))
-
-
-def cloze_source(reader: Reader, before: str, after: str) -> tuple[tuple[int, ...], int]:
-    """Return the source of a cloze question, a text with one [MASK] in it, and the index of its mask."""
-    assert reader.glm is not None
-    encode, tokens = reader.tokenizer.encode, reader.glm
-    head = [tokens.enc, *encode(before)]
-    return (*head, tokens.mask, *encode(after), tokens.eos), len(head)
+    listed = f'"{first}" or "{second}"?' if pattern == 0 else f"{first} or {second}?"
+    premise = question.premise.strip().rstrip(".!?")
+    return f"{listed} {premise}{_CLOZE[question.asks]}", (first, second)
 
 
 def _sentence_part(choice: str) -> str:

@@ -40,7 +40,7 @@ TASKS: Mapping[str, Callable[[Inputs], Task]] = {
     "choice": Choices,
 }
 # Tasks that continue a text, which a GLM does not do.
-CONTINUING = ("ppl", "lambada", "wikitext", "choice")
+CONTINUING = ("ppl", "lambada", "wikitext")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,9 @@ Report = Callable[[int, int, int], None]
 def evaluate(subject: Subject, order: Order, group: Group, report: Report) -> Result:
     """Run one task over the ranks of a group; rank 0 writes the result into the order's folder."""
     if order.task in CONTINUING and subject.reader.glm is not None:
-        raise InputError(f"task {order.task} continues a text, and this model is a GLM", "use --task copa")
+        raise InputError(
+            f"task {order.task} continues a text, and this model is a GLM", "use --task copa or choice"
+        )
     inputs = _inputs(subject, order)
     task = TASKS[order.task](inputs)
     source = _source(subject, order, inputs, task)

@@ -65,3 +65,17 @@ class Reader:
             end = min(start + self.window + 1, len(ids))
             if scored < end:
                 yield Request(tuple(ids[start:scored]), tuple(ids[scored:end]))
+
+    def cloze_source(self, before: str, after: str) -> tuple[tuple[int, ...], int]:
+        """Return the source of a cloze question, a text with one [MASK] in it, and the index of its mask."""
+        assert self.glm is not None
+        head = [self.glm.enc, *self.tokenizer.encode(before)]
+        return (*head, self.glm.mask, *self.tokenizer.encode(after), self.glm.eos), len(head)
+
+    def cloze(self, source: tuple[int, ...], mask: int, answers: Sequence[Sequence[int]]) -> Example:
+        """Return the requests for the answers to a cloze question; refuse one that does not fit the window."""
+        length = len(source) + max(map(len, answers))
+        if length > self.window:
+            problem = f"a question makes {length} tokens, and the model reads {self.window}"
+            raise InputError(problem, "shorten it, or use a model with a longer window")
+        return Example(tuple(Request(source, tuple(answer), mask) for answer in answers))

@@ -11,6 +11,7 @@ from trainer.config.rules import glm_faults
 from trainer.config.train_config import TrainConfig, read_train
 from trainer.errors import ConfigFaults, Fault
 from trainer.plan.auto import Choice, choose
+from trainer.plan.tune import tune_faults, with_amounts
 
 
 def read_config(raw: object, world_size: int = 1) -> TrainConfig:
@@ -42,15 +43,23 @@ def plan_config(raw: object, world_size: int) -> Planned:
     if not isinstance(raw, Mapping):
         return Planned(TrainConfig(), [Fault("train", f"is {type(raw).__name__}; a mapping is needed")])
     config, rest = read_train(raw, faults)
+    if config.tune.task:
+        # They follow from the examples, and there is no corpus.
+        faults[:] = [fault for fault in faults if fault.key not in ("train.steps", "train.data")]
     choice = None
     if config.parallel.auto and not faults:
         config, choice = choose(config, world_size, frozenset(rest))
     layout, wrong = rules.layout_of(config, world_size)
     if config.global_batch is None:
         config = replace(config, global_batch=config.micro_batch * layout.data)
+    if config.tune.task:
+        config = with_amounts(config, frozenset(rest), faults)
     faults += wrong
     faults += rules.between_keys(config, layout, faults)
-    faults += data_faults(config.data, rest.get("data"), evaluates=config.eval.batches > 0)
+    if config.tune.task:
+        faults += tune_faults(config)
+    else:
+        faults += data_faults(config.data, rest.get("data"), evaluates=config.eval.batches > 0)
     if not any(fault.is_of("model") for fault in faults):
         faults += glm_faults(config)
     return Planned(config, faults, choice)

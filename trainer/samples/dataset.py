@@ -194,14 +194,14 @@ class Share:
         ]
 
 
-class Readable(Protocol):
-    """Samples by number: GPT's as (samples, sequence + 1), GLM's as arrays of several kinds."""
-
-    def read(self, ks: Sequence[int], /) -> NDArray[np.int64] | GlmBatch: ...
-
-
 # A micro-batch in the form that its model unpacks.
 Micro = tuple[NDArray[Any], ...]
+
+
+class Readable(Protocol):
+    """Samples by number: GPT's as (samples, sequence + 1), GLM's and those of tasks as arrays of several kinds."""
+
+    def read(self, ks: Sequence[int], /) -> NDArray[np.int64] | GlmBatch | Micro: ...
 
 
 class Batches:
@@ -214,9 +214,16 @@ class Batches:
         """Return this rank's micro-batches of the batch at `consumed` samples; `samples` is its size if it
         differs."""
         made = [self.samples.read(ks) for ks in self.share.samples_of(consumed, samples)]
-        return [micro.arrays() if isinstance(micro, GlmBatch) else (micro,) for micro in made]
+        return [_arrays(micro) for micro in made]
 
     def first(self, batches: int) -> Iterator[list[Micro]]:
         """Yield the first `batches` global batches."""
         for number in range(batches):
             yield self.at(number * self.share.global_batch)
+
+
+def _arrays(micro: GlmBatch | Micro | NDArray[Any]) -> Micro:
+    """Return the arrays of a micro-batch, as the model's `arguments` takes them."""
+    if isinstance(micro, GlmBatch):
+        return micro.arrays()
+    return micro if isinstance(micro, tuple) else (micro,)

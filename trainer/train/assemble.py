@@ -41,6 +41,9 @@ from trainer.train.not_finite import NonFiniteSearch
 from trainer.train.observers import emit, observers, started
 from trainer.train.rates import MemoryReport, planned_bytes
 from trainer.train.startup import Startup
+from trainer.tune.cloze import TuneData
+from trainer.tune.model import ClozeModel
+from trainer.tune.progress import EarlyStop, accuracy_of
 
 
 class StopOnSigterm:
@@ -113,6 +116,8 @@ def run_training(
         stop_requested=stop,
         measure=MemoryReport(device, group, planned_bytes(config, layout, device.kind), before),
         search=NonFiniteSearch(model, group, layout) if config.nan.name_layer else None,
+        accuracy=partial(accuracy_of, model, group) if isinstance(model, ClozeModel) else None,
+        is_enough=EarlyStop(config.tune.patience),
         dropout_place=groups.dropout_place,
     )
     return train(run, step), group
@@ -143,7 +148,12 @@ def _checkpoint_folder(config: TrainConfig, environment: Env, run_dir: Path) -> 
     return shared / (environment.run_id or run_dir.name)
 
 
-def _open_data(config: TrainConfig, cache: Path) -> Data:
+def _open_data(config: TrainConfig, cache: Path) -> Data | TuneData:
+    """Open what the training learns from, a task's examples or corpora, before other ranks are awaited."""
+    return TuneData(config) if config.tune.task else _open_corpora(config, cache)
+
+
+def _open_corpora(config: TrainConfig, cache: Path) -> Data:
     """Open the corpora and return them; refuse unreadable ones before other ranks are awaited."""
     data = Data(config.data, config.model.sequence, IndexCache(cache))
     known = _text_ids(config)
@@ -188,9 +198,11 @@ def _ends(data: DataConfig) -> Ends | None:
     return Ends(eod, data.mask_eod_loss, data.reset_positions, data.reset_attention)
 
 
-def _make_orders(config: TrainConfig, data: Data) -> Mapping[str, Readable]:
+def _make_orders(config: TrainConfig, data: Data | TuneData) -> Mapping[str, Readable]:
     """Return the order of samples, made or awaited on this node, before other ranks are awaited."""
     assert config.global_batch is not None
+    if isinstance(data, TuneData):
+        return data.orders()
     if config.model.kind == "glm":
         from trainer.samples.glm_batches import glm_batches
 
@@ -219,6 +231,8 @@ def build_model(config: TrainConfig, ops: native.Choice, groups: Groups) -> Mode
     wanted = config.recompute
     recompute = Recompute(wanted.mode, wanted.every, wanted.split, groups.tensor)
     pieces = config.stages[groups.pipeline.stage] if groups.pipeline.stages > 1 else ()
+    if config.tune.task:
+        return ClozeModel(config.model, ops, config.seed, groups.tensor, recompute, pieces)
     if config.model.kind == "glm":
         return GLM(config.model, ops, config.seed, groups.tensor, recompute, pieces)
     return GPT(config.model, ops, config.seed, _ends(config.data), groups.tensor, recompute, pieces)

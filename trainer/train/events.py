@@ -89,6 +89,8 @@ class Evaluated:
     step: int
     loss: float
     seconds: float
+    accuracy: float | None = None
+    """The share of right answers, if the training learns a task."""
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,14 @@ class Checkpoints(Protocol):
         """Wait for a save in the background."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """The result of an evaluation."""
+
+    loss: float | None = None
+    accuracy: float | None = None
+
+
 @dataclass
 class Training:
     """The parts of a training that the loop uses."""
@@ -58,6 +66,10 @@ class Training:
     """Repeats a step and describes where it is not finite."""
     measure: Callable[[int], MemoryTaken] | None = None
     """Returns the memory of all ranks; called after the first step and at the end."""
+    accuracy: Callable[[], float] | None = None
+    """Returns the share of right answers in the evaluation that just ended; a collective."""
+    is_enough: Callable[[Measured], bool] = lambda measured: False
+    """Returns whether an evaluation shows that more steps would not help."""
     dropout_place: int = 0
     """Makes this rank's dropout differ from others; ranks that hold the same numbers have the same place."""
 
@@ -65,7 +77,7 @@ class Training:
 def train(run: Training, step: int = 0) -> Ended:
     """Train from `step` finished steps to the config's last, or until a stop is requested; save at the end."""
     config, began = run.config, time.monotonic()
-    eval_loss = _evaluate(run, 0) if step == 0 else None
+    measured = _evaluate(run, 0) if step == 0 else Measured()
     loss, saved_at, stopping, first = None, step, False, step + 1
     # Steps in a row that were not finite.
     lost: list[StepDone] = []
@@ -84,17 +96,20 @@ def train(run: Training, step: int = 0) -> Ended:
             raise _failed(run, lost)
         stopping = run.engine.any(run.stop_requested())
         if not stopping and (step == config.steps or _due(step, config.eval.every)):
-            eval_loss = _evaluate(run, step)
+            measured = _evaluate(run, step)
+            stopping = stopping or run.engine.any(run.is_enough(measured))
         if step == config.steps or stopping or _due(step, config.save.every):
             last = step == config.steps or stopping
-            _emit_all(run, run.checkpoints.save(Progress(step, loss, eval_loss), last))
+            _emit_all(run, run.checkpoints.save(Progress(step, loss, measured.loss, measured.accuracy), last))
             saved_at = step
     if saved_at != step:
-        _emit_all(run, run.checkpoints.save(Progress(step, loss, eval_loss), last=True))
+        _emit_all(
+            run, run.checkpoints.save(Progress(step, loss, measured.loss, measured.accuracy), last=True)
+        )
     _emit_all(run, run.checkpoints.finish())
     if run.measure:
         run.emit(run.measure(step))
-    ended = Ended(step, step < config.steps, loss, eval_loss, time.monotonic() - began)
+    ended = Ended(step, step < config.steps, loss, measured.loss, time.monotonic() - began)
     run.emit(ended)
     return ended
 
@@ -164,13 +179,14 @@ def dropout_seed(seed: int, step: int, place: int) -> int:
     return (seed * 1_000_003 + step) * 65_537 + place
 
 
-def _evaluate(run: Training, step: int) -> float | None:
+def _evaluate(run: Training, step: int) -> Measured:
     if run.valid is None:
-        return None
+        return Measured()
     began = time.monotonic()
     loss = run.engine.evaluate(_tensors(batch) for batch in run.valid.first(run.config.eval.batches))
-    run.emit(Evaluated(step, loss, time.monotonic() - began))
-    return loss
+    measured = Measured(loss, run.accuracy() if run.accuracy else None)
+    run.emit(Evaluated(step, loss, time.monotonic() - began, measured.accuracy))
+    return measured
 
 
 def _emit_all(run: Training, events: Sequence[Event]) -> None:

@@ -63,7 +63,8 @@ class Metrics:
         elif isinstance(event, StepDone):
             self._write("step", {**asdict(event), **(self._rates.of_step(event) if self._rates else {})})
         elif isinstance(event, Evaluated):
-            self._write("eval", {**asdict(event), "perplexity": perplexity(event.loss)})
+            extra = {"perplexity": perplexity(event.loss)} if event.accuracy is None else {}
+            self._write("eval", {**asdict(event), **extra})
         elif isinstance(event, Saved):
             self._write("checkpoint", {**asdict(event), "path": str(event.path)})
         elif isinstance(event, SaveSkipped):
@@ -108,9 +109,12 @@ class Console:
             due = event.step % self._every == 0 or event.step == event.steps or event.skipped
             return step_line(event, self._rates) if due else ""
         if isinstance(event, Evaluated):
-            return (
-                f"eval at step {event.step} | loss {event.loss:.4f} | perplexity {perplexity(event.loss):.2f}"
+            shown = (
+                f"perplexity {perplexity(event.loss):.2f}"
+                if event.accuracy is None
+                else f"accuracy {event.accuracy:.2%}"
             )
+            return f"eval at step {event.step} | loss {event.loss:.4f} | {shown}"
         if isinstance(event, Saved):
             stall = f" ({event.stall:.2f} s of them without training)" if event.background else ""
             return f"saved {event.path} | {event.bytes / 1e6:.1f} MB | {event.seconds:.2f} s{stall}"

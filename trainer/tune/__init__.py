@@ -1,0 +1,1 @@
+"""Fine-tuning tasks: their samples, and the model's loss for them."""

@@ -1,0 +1,142 @@
+"""Cloze questions as samples: each answer fills in the mask, and the right one should be the most likely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.random import RandomState
+from numpy.typing import NDArray
+
+from trainer.config.train_config import TrainConfig
+from trainer.corpus.tokenizer import Tokenizer
+from trainer.errors import DataError
+from trainer.evaluate.choice import around_mask, read_choices
+from trainer.evaluate.copa import Question, cloze_texts, read_questions
+from trainer.evaluate.text import Reader
+from trainer.files import sha256
+from trainer.samples.glm_batches import glm_tokens
+from trainer.samples.glm_windows import GlmTokens
+
+# Of a target that does not count, and of a question that only fills up the last batch.
+UNCOUNTED = -100
+
+
+@dataclass(frozen=True)
+class Cloze:
+    """One question: a source with a mask, answers for the mask, and which of them is right."""
+
+    source: tuple[int, ...]
+    mask: int
+    answers: tuple[tuple[int, ...], ...]
+    label: int
+
+    @property
+    def length(self) -> int:
+        return len(self.source) + max(map(len, self.answers))
+
+
+class ClozeSamples:
+    """The questions of a file in the order of the training: shuffled anew in each epoch, or as they stand."""
+
+    def __init__(self, questions: Sequence[Cloze], tokens: GlmTokens, seed: int | None) -> None:
+        """`seed`: None reads the questions in their order once; numbers behind the last one do not count."""
+        self.questions, self.tokens, self.seed = list(questions), tokens, seed
+        self.choices = max(len(question.answers) for question in questions)
+
+    def read(self, numbers: Sequence[int]) -> tuple[NDArray[Any], ...]:
+        """Return a micro-batch: tokens, targets, positions, lengths of sources, labels."""
+        chosen = [self._question(number) for number in numbers]
+        questions = [question for question, _ in chosen]
+        shape = (len(questions), self.choices, max(question.length for question in questions))
+        tokens = np.full(shape, self.tokens.eos, np.int64)
+        targets = np.full(shape, UNCOUNTED, np.int64)
+        positions = np.zeros((*shape[:2], 2, shape[2]), np.int64)
+        separators = np.ones(shape[:2], np.int64)
+        labels = np.array([question.label if counts else UNCOUNTED for question, counts in chosen], np.int64)
+        for row, question in enumerate(questions):
+            source = len(question.source)
+            for column, answer in enumerate(question.answers):
+                end = source + len(answer)
+                tokens[row, column, :end] = (*question.source, self.tokens.sop, *answer[:-1])
+                targets[row, column, source:end] = answer
+                positions[row, column, 0, :source] = np.arange(source)
+                positions[row, column, 0, source:end] = question.mask
+                positions[row, column, 1, source:end] = np.arange(1, len(answer) + 1)
+                separators[row, column] = source
+        return tokens, targets, positions, separators, labels
+
+    def _question(self, number: int) -> tuple[Cloze, bool]:
+        """Return the question of a sample, and whether it counts."""
+        count = len(self.questions)
+        if self.seed is None:
+            return self.questions[min(number, count - 1)], number < count
+        epoch, at = divmod(number, count)
+        order = RandomState([self.seed & 0xFFFFFFFF, epoch]).permutation(count)
+        return self.questions[int(order[at])], True
+
+
+class TuneData:
+    """The files of a fine-tuning task."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        tokenizer = Tokenizer.load(Path(config.data.tokenizer))
+        self.tokens = glm_tokens(config)
+        if self.tokens.vocab > config.model.vocab:
+            problem = (
+                f"train.model.vocab is {config.model.vocab}, and the tokenizer needs {self.tokens.vocab}"
+            )
+            raise DataError(problem, f"use vocab: {self.tokens.vocab}")
+        self.reader = Reader(tokenizer, config.model.sequence, self.tokens)
+
+    def orders(self) -> dict[str, ClozeSamples]:
+        """Return the samples to learn from and those to measure on."""
+        tune = self.config.tune
+        train = self._questions(Path(tune.train), mirror=tune.mirror)
+        orders = {"train": ClozeSamples(train, self.tokens, self.config.data.seed)}
+        if self.config.eval.batches and tune.valid:
+            orders["valid"] = ClozeSamples(self._questions(Path(tune.valid)), self.tokens, None)
+        return orders
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a checkpoint records about its data."""
+        tune = self.config.tune
+        order = {
+            "task": tune.task,
+            "pattern": tune.pattern,
+            "mirror": tune.mirror,
+            "seed": self.config.data.seed,
+        }
+        return {"corpora": [sha256(Path(tune.train))], "order": order}
+
+    def _questions(self, file: Path, *, mirror: bool = False) -> list[Cloze]:
+        if self.config.tune.task == "copa":
+            questions = read_questions(file)
+            made = [self._of_copa(question) for question in questions]
+            if mirror:
+                made += [self._of_copa(question.mirrored()) for question in questions]
+        else:
+            made = [
+                self._cloze(*around_mask(file, choice), choice.texts, choice.label)
+                for choice in read_choices(file)
+            ]
+        longest = max(question.length for question in made)
+        if longest > self.config.model.sequence:
+            problem = f"{file}: its longest question makes {longest} tokens"
+            raise DataError(f"{problem}; train.model.sequence is {self.config.model.sequence}", "shorten it")
+        return made
+
+    def _of_copa(self, question: Question) -> Cloze:
+        before, answers = cloze_texts(question, self.config.tune.pattern)
+        return self._cloze(before, ".", answers, question.label)
+
+    def _cloze(self, before: str, after: str, answers: Sequence[str], label: int) -> Cloze:
+        source, mask = self.reader.cloze_source(before, after)
+        ids = tuple(tuple(self.reader.tokenizer.encode(f" {answer}")) for answer in answers)
+        return Cloze(source, mask, ids, label)
