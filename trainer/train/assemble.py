@@ -70,13 +70,7 @@ def run_training(
     """Train as this rank of a run, with files below `run_dir`; return how it ended, and the group, to be left."""
     startup = startup or Startup()
     startup.done("libraries")
-    device = open_device(
-        environment.device_kind,
-        environment.local_rank,
-        environment.local_world_size,
-        environment.threads,
-        config.deterministic,
-    )
+    device = _open_device(config, environment)
     before = device.memory_before()
     data = _open_data(config, environment.cache_dir or run_dir / "indices")
     orders = _make_orders(config, data)
@@ -121,6 +115,16 @@ def run_training(
         dropout_place=groups.dropout_place,
     )
     return train(run, step), group
+
+
+def _open_device(config: TrainConfig, environment: Env) -> Device:
+    return open_device(
+        environment.device_kind,
+        environment.local_rank,
+        environment.local_world_size,
+        environment.threads,
+        config.deterministic,
+    )
 
 
 def _notes(config: TrainConfig, device: Device) -> Iterator[str]:
