@@ -1,0 +1,1 @@
+"""How fast a model generates, alone and over HTTP, and whether a server stands hostile clients."""

@@ -1,0 +1,108 @@
+"""Tokens per second of the decoder: texts alone and together, prompts, and the memory floor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+import native
+from native.decode.packed import KINDS
+from trainer.config.model import ModelConfig
+from trainer.config.model_sizes import SIZES
+from trainer.generate.batcher import Batcher
+from trainer.generate.network import Network, of_model
+from trainer.generate.request import Continuation, End, Request
+from trainer.generate.sampling import Drawn, Sampling
+from trainer.model.gpt import GPT
+
+PAGES = 1200
+PROMPT, NEW, ROUNDS = 32, 64, 3
+CONFIG: ModelConfig = SIZES["gpt2-124M"]
+
+
+class Clock:
+    """A sink that notes when tokens come."""
+
+    def __init__(self) -> None:
+        self.times = list[float]()
+
+    def scored(self, prompt: Sequence[Drawn]) -> None:
+        pass
+
+    def token(self, drawn: Drawn) -> bool:
+        self.times.append(time.perf_counter())
+        return False
+
+    def end(self, reason: End, message: str = "") -> None:
+        pass
+
+
+def figures(only: str) -> Iterator[dict[str, Any]]:
+    """Yield each figure whose name contains `only`."""
+    model = GPT(CONFIG, native.choose("cpu")).eval()
+    for kind in KINDS:
+        names = [f"decode 1 {kind}", f"decode 8 {kind}", f"prefill 512 {kind}"]
+        if not any(only in name for name in names):
+            continue
+        network = of_model(model, PAGES, kind)
+        floor = floor_of(network)
+        if only in names[0]:
+            yield {"figure": names[0], "tokens_per_second": decode(network, 1), "floor": floor}
+        if only in names[1]:
+            yield {"figure": names[1], "tokens_per_second": decode(network, 8)}
+        if only in names[2]:
+            seconds = prefill(network)
+            yield {"figure": names[2], "tokens_per_second": 512 / seconds, "first_token_seconds": seconds}
+
+
+def run(network: Network, orders: Sequence[tuple[Sequence[int], int]]) -> tuple[float, list[Clock]]:
+    """Run requests of ids and numbers of tokens together; return when they began, and their clocks."""
+    batcher, clocks = Batcher(network, PAGES), []
+    for ids, count in orders:
+        sampling, clock = Sampling(count, temperature=0), Clock()
+        batcher.submit(Request(Continuation(ids, sampling, [], CONFIG.sequence), sampling, clock))
+        clocks.append(clock)
+    began = time.perf_counter()
+    while not batcher.idle:
+        batcher.step()
+    return began, clocks
+
+
+def prompts(count: int, length: int) -> list[list[int]]:
+    random = torch.Generator().manual_seed(1)
+    return [torch.randint(0, CONFIG.vocab, (length,), generator=random).tolist() for _ in range(count)]
+
+
+def decode(network: Network, texts: int) -> float:
+    """Return tokens per second behind the first token of each text: the best of some rounds."""
+    best = 0.0
+    for _ in range(ROUNDS):
+        _, clocks = run(network, [(ids, NEW) for ids in prompts(texts, PROMPT)])
+        began, ended = max(clock.times[0] for clock in clocks), max(clock.times[-1] for clock in clocks)
+        best = max(best, texts * (NEW - 1) / (ended - began))
+    return best
+
+
+def prefill(network: Network) -> float:
+    """Return the seconds until the first token behind a prompt of 512."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        began, clocks = run(network, [(prompts(1, 512)[0], 1)])
+        best = min(best, clocks[0].times[0] - began)
+    return best
+
+
+def floor_of(network: Network) -> float:
+    """Return the tokens per second if nothing but reading all weights once took time."""
+    packed = [module.packed for module in network.model.modules() if hasattr(module, "packed")]
+    size = sum(entry.bytes for entry in packed)
+    weights = torch.ones(size // 4)
+    best = float("inf")
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        weights.sum()
+        best = min(best, time.perf_counter() - began)
+    return 1 / best

@@ -1,0 +1,51 @@
+"""The same figures of Hugging Face's transformers, `generate` with a cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+PROMPT, NEW, ROUNDS = 32, 64, 2
+
+
+def figures(only: str) -> Iterator[dict[str, Any]]:
+    """Yield each figure whose name contains `only`."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        torch.manual_seed(1)
+        model = GPT2LMHeadModel(GPT2Config()).to(dtype).eval()
+        for texts in (1, 8):
+            figure = f"decode {texts} {name}"
+            if only in figure:
+                yield {"figure": figure, "peer": "transformers", "tokens_per_second": decode(model, texts)}
+        if only in (figure := f"prefill 512 {name}"):
+            seconds = generate(model, torch.randint(0, 50257, (1, 512)), 1)
+            yield {"figure": figure, "peer": "transformers", "tokens_per_second": 512 / seconds}
+
+
+def decode(model: Any, texts: int) -> float:
+    """Return tokens per second behind the first token of each text."""
+    ids = torch.randint(0, 50257, (texts, PROMPT))
+    first = generate(model, ids, 1)
+    return texts * (NEW - 1) / (generate(model, ids, NEW) - first)
+
+
+@torch.no_grad()
+def generate(model: Any, ids: torch.Tensor, new: int) -> float:
+    best = float("inf")
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+            pad_token_id=50256,
+        )
+        best = min(best, time.perf_counter() - began)
+    return best
