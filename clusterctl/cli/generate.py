@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.trainer import checkpoint_of, forward
+from clusterctl.cli.trainer import forward
 
 Where = Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")]
 
@@ -106,7 +106,9 @@ def generate(
     On a terminal, the text of a single prompt appears while it is written. Otherwise the output has one JSON object for
     each text, in the order of the prompts.
     """
-    arguments = ["--checkpoint", str(checkpoint_of(where)), *arguments_of(model), *arguments_of(drawing)]
+    from clusterctl.cli import place
+
+    arguments = ["--checkpoint", str(place.here(where)), *arguments_of(model), *arguments_of(drawing)]
     arguments += [f"--prompt={text}" for text in prompt or ()]
     arguments += [f"--prompts={prompts}"] if prompts is not None else []
     forward("generate", "generate", [*arguments, *(["--json"] if as_json else [])])
@@ -159,10 +161,48 @@ class ServerOptions:
     ] = 30.0
 
 
-def serve(model: ModelOptions, server: ServerOptions, where: Where = "last") -> None:
+def serve(
+    model: ModelOptions,
+    server: ServerOptions,
+    where: Where = "last",
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="NODE", help="Serve on this node, as a run of its own.")
+    ] = None,
+    cluster: options.ClusterFile = None,
+    *,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Serve as a run, on a node that has the checkpoint.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
     """Serve a checkpoint over HTTP: OpenAI's API, Megatron's PUT /api, metrics, and a page to try the model.
 
-    Ctrl-C or SIGTERM finishes the requests that run, then stops.
+    Ctrl-C or SIGTERM finishes the requests that run, then stops. With --detach or --on the server is a run: `status`,
+    `logs` and `stop` work as for any other.
     """
-    arguments = ["--checkpoint", str(checkpoint_of(where)), *arguments_of(model), *arguments_of(server)]
-    forward("serve", "serve", arguments)
+    from clusterctl.cli import place
+
+    arguments = [*arguments_of(model), *arguments_of(server)]
+    if on is None and not detach:
+        return forward("serve", "serve", ["--checkpoint", str(place.here(where)), *arguments])
+    from clusterctl.cli.launch import launch_job
+    from clusterctl.jobs.job import Job
+
+    target = place.on_node(where, on, cluster)
+    folder = target.folder or "{data}"
+    name = server.name or Path(target.folder or str(target.local)).name
+    command = ("python", "-u", "-m", "trainer", "serve", "--checkpoint", folder, *arguments, f"--name={name}")
+    job = Job(
+        name=f"serve-{name}"[:41],
+        command=command,
+        data=target.local,
+        trainer=True,
+        processes="node",
+        share_devices=True,
+        rank_table="never",
+        # The server's own --drain comes first.
+        grace=server.drain + 10,
+        source="clusterctl serve",
+    )
+    launch_job(job, target.cluster, detach=detach, as_json=as_json)
+    return None

@@ -18,7 +18,7 @@ from clusterctl.text import plural
 if TYPE_CHECKING:
     from clusterctl.cli.waiting import Waiting
     from clusterctl.handover import Starter
-    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.report.summary import RunSummary
@@ -145,6 +145,22 @@ def launch(
     if dry_run:
         show_plan(chosen, job, as_json=as_json, argv=True)
         return
+    launch_job(
+        job, chosen, spares, no_checks=no_checks, detach=detach, accept_new=accept_new, as_json=as_json
+    )
+
+
+def launch_job(
+    job: Job,
+    chosen: Cluster,
+    spares: tuple[Node, ...] = (),
+    *,
+    no_checks: bool = False,
+    detach: bool = False,
+    accept_new: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Start a job on chosen nodes; follow it to its end, or leave it to its controller with `detach`."""
     from clusterctl.checks import doctor
     from clusterctl.cli.background import deliver_signals, start_in_background
     from clusterctl.jobs import job as jobs

@@ -57,6 +57,8 @@ class Job:
     """A local folder that is pushed; the processes start in it."""
     data: Path | None = None
     """A local folder with training data that is pushed."""
+    trainer: bool = False
+    """Push the embedded trainer as the code, for a command that uses it."""
     data_there: str = ""
     """A folder with training data that every node already has; it is compared, not pushed."""
     processes: str = "auto"

@@ -132,7 +132,7 @@ def data_on(node: Node, job: Job, facts: Facts) -> str:
 
 def _code_on(node: Node, job: Job, facts: Facts) -> str:
     """Return the folder of the job's code on a node; "" if it has none."""
-    has_code = job.code is not None or job.train is not None
+    has_code = job.code is not None or job.train is not None or job.trainer
     default = posixpath.join(node.workdir, "store/code/<hash>") if has_code else ""
     return facts.code_paths.get(node.name, default)
 

@@ -57,7 +57,7 @@ def push_code(
     """
     from clusterctl.transfer import push
 
-    if job.train is not None:
+    if job.train is not None or job.trainer:
         root, manifest = trainer_code()
     elif job.code is not None:
         root, manifest = job.code, push.make_manifest(job.code, without=runs)

@@ -87,8 +87,13 @@ def test_lm_eval_gets_the_figures_of_our_own_evaluation(server: Server, model: P
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(facts))
-    ours = run(["trainer", "evaluate", "--checkpoint", str(model), "--tokenizer", str(model), "--json", "--output", str(tmp_path / "out")]
-               + [f"--task={name.lower()}={file}" for name, file in data.items()], tmp_path)  # fmt: skip
+    words = ["trainer", "evaluate", "--checkpoint", str(model), "--tokenizer", str(model), "--json"]
+    words += [
+        "--output",
+        str(tmp_path / "out"),
+        *(f"--task={name.lower()}={file}" for name, file in data.items()),
+    ]
+    ours = run(words, tmp_path)
     figures = {result["task"]: result["metrics"] for result in json.loads(ours)}
     url = f"http://127.0.0.1:{server.port}/v1/completions"
     settings = f"model=small,base_url={url},tokenizer={tmp_path / 'tokenizer'},max_retries=1"

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.live.conftest import Shell
+from tests.support import weights
+from trainer.corpus.tokenizer import train_tokenizer
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+
+def test_a_server_is_a_run(shell: Shell) -> None:
+    pytest.importorskip("aiohttp")
+    folder = shell.folder / "small"
+    model = replace(weights.GPT, sequence=64)
+    weights.checkpoint(folder, model, weights.random_state(model))
+    train_tokenizer(iter(["one two three " * 50] * 5), 300, folder / "tokenizer.json")
+    made = shell("serve", str(folder) + "/", "--on", "node2", "--detach", "--port", "0", "--json")
+    assert made.returncode == 0, made.stderr
+    run = json.loads(made.stdout)["run"]
+    try:
+        port, end = 0, time.monotonic() + 60
+        while not port:
+            assert time.monotonic() < end
+            lines = shell("logs", "show", run).stdout
+            found = re.search(r"serving small at http://127\.0\.0\.1:(\d+)", lines)
+            port = int(found[1]) if found else 0
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": "one", "max_tokens": 3}))
+        answer = json.loads(connection.getresponse().read())
+        assert answer["model"] == "small" and answer["usage"]["completion_tokens"] <= 3
+        assert json.loads(shell("status", run, "--json").stdout)["run"] == run
+    finally:
+        stopped = shell("stop", run)
+    assert stopped.returncode == 0, stopped.stderr
+    assert "requests are finished first" in shell("logs", "show", run).stdout
+
+
+def test_wrong_places_are_refused(shell: Shell, tmp_path: Path) -> None:
+    wrong = shell("serve", "nowhere", "--on", "node[1-2]")
+    assert wrong.returncode == 2
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    refused = shell("generate", f"{folder}/")
+    assert refused.returncode == 2 and "not a checkpoint" in refused.stderr
