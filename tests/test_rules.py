@@ -196,6 +196,60 @@ def test_folders_stay_small_and_no_prefix_stands_for_a_folder() -> None:
     assert not wrong
 
 
+# The modules that read or write JSON: only these may use `dict[str, Any]` (or its name JsonObject). All others get
+# records that such a module decoded. A new reader or writer of JSON is added here.
+JSON_MODULES = {
+    "bench/faults": "__main__ field play seen",
+    "bench/fuzz": "frames hccl",
+    "bench/runs": "field goodput",
+    "bench/serve": "__main__ decode peer",
+    "bench/train": "__main__ field layout_order layouts losses memory rank_server ranks start subject",
+    "bench/train/checkpoints": "pairs reshard times",
+    "clusterctl": "document errors",
+    "clusterctl/checkpoints": "diff find holder prune pull verify",
+    "clusterctl/cli": "checkpoint checkpoint_view commands demo launch ranktable ranktable_live runs sandbox trainer",
+    "clusterctl/inventory": "cluster",
+    "clusterctl/jobs": "job plan record run_folder",
+    "clusterctl/keeper": "client clients links",
+    "clusterctl/library": "launcher on_node run",
+    "clusterctl/logs": "pull steps",
+    "clusterctl/ranktable": "check dialects strict_json table",
+    "clusterctl/ranktable/rules": "reader",
+    "clusterctl/report": "compare config history summary",
+    "clusterctl/runs": "aftermath build_data cause log_steps overview query stall start state updates",
+    "clusterctl/sandbox": "demo layout switch",
+    "clusterctl/transfer": "between",
+    "clusterctl/transport": "connection fanout link scripted",
+    "trainer": "json_types",
+    "trainer/checkpoint": "checkpointer compare header manifest resume save write",
+    "trainer/config": "reader schema train_config",
+    "trainer/corpus": "documents encoder info manifest store tokenizer verify",
+    "trainer/engine": "deepspeed_engine sharded",
+    "trainer/generate": "blanks command",
+    "trainer/plan": "auto checkpoints hardware summary",
+    "trainer/samples": "dataset",
+    "trainer/serve": "command faults",
+    "trainer/train": "rates rehearse tensorboard",
+    "trainer/weights": "convert huggingface megatron ours target",
+    "trainer/weights/families": "decoders family gpt2 rope",
+    "trainer/weights/files": "distcp torch_read",
+}
+
+
+def test_objects_of_json_stay_where_json_is_read_or_written() -> None:
+    allowed = {f"{folder}/{stem}.py" for folder, stems in JSON_MODULES.items() for stem in stems.split()}
+    wrong = []
+    for package in (*PACKAGES, "bench"):
+        for path in sources(package):
+            lines = path.read_text(encoding="utf-8").splitlines()
+            wrong += [
+                f"{named(path)}:{number}: decode it into a dataclass, or add the module to JSON_MODULES"
+                for number, line in enumerate(lines, 1)
+                if named(path) not in allowed and re.search(r"dict\[str, Any\]|\bJsonObject\b", line)
+            ]
+    assert not wrong
+
+
 # Longer modules and functions are split.
 MOST_LINES = {"module": 500, "function": 60}
 
