@@ -112,7 +112,9 @@ def digest_of(folder: str) -> str:
 
 
 def _text(problem: Exception, path: str) -> str:
-    return f"{path}: {problem.strerror or problem}" if isinstance(problem, OSError) else str(problem)
+    if isinstance(problem, OSError):
+        return f"{problem.filename or path}: {problem.strerror or problem}"
+    return str(problem)
 
 
 def disk_of(path: str) -> Dict[str, int]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Seconds that the end of a run waits for the copies of its last checkpoint.
 LAST = 600.0
+# Seconds before each further attempt to copy a checkpoint.
+PAUSES = (0.5, 5.0)
 
 
 class Copier:
@@ -61,17 +63,25 @@ class Copier:
     def _work(self) -> None:
         while self._saved.wait() and not self._closed.is_set():
             self._saved.clear()
-            try:
-                self._copy_newest()
-                self._failed = ""
-            except ClusterctlError as error:
-                # A lost node is detected elsewhere; the next checkpoint is tried again.
-                if error.message != self._failed:
-                    self.run.add_event("note", text=f"a checkpoint has not all its copies: {error.message}")
-                self._failed = error.message
+            for pause in (*PAUSES, None):
+                if self._attempt(last=pause is None) or pause is None or self._closed.wait(pause):
+                    break
             if not self._saved.is_set():
                 self._idle.set()
         self._held.close()
+
+    def _attempt(self, *, last: bool) -> bool:
+        """Return whether the newest checkpoint has its copies now; report the failure of the `last` attempt."""
+        try:
+            self._copy_newest()
+        except ClusterctlError as error:
+            # A lost node is detected elsewhere; the next checkpoint is tried again.
+            if last and error.message != self._failed:
+                self.run.add_event("note", text=f"a checkpoint has not all its copies: {error.message}")
+                self._failed = error.message
+            return False
+        self._failed = ""
+        return True
 
     def _copy_newest(self) -> None:
         began = time.monotonic()

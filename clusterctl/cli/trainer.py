@@ -127,6 +127,6 @@ def checkpoint_of(where: str) -> Path:
         node, folder = next(iter(run.read_record().run_dirs.items()))
         raise UsageError(
             f"{run.run_id} has no checkpoint on this machine",
-            f"checkpoints are on {node} in {folder}/checkpoints; `collect: [checkpoints]` in a job fetches them",
+            f"`clusterctl checkpoint pull {run.run_id}` fetches it; {node} has its files in {folder}/checkpoints",
         )
     return found[-1]

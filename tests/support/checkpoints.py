@@ -117,10 +117,11 @@ def save_with(
     keep: KeepConfig = KeepConfig(9),
     tokenizer: Path | None = None,
     read_back: bool = True,
+    rows: int = 12,
     **facts: Any,
 ) -> list[int | BaseException]:
     """Save the state of a step with one rank for each of `folders`."""
-    state, store = state_at(step), Store()
+    state, store = state_at(step, rows), Store()
     table = tensor_table(
         {key: tuple(one.shape) for key, one in state.items() if not key.startswith(MOMENTS)}, True
     )
@@ -141,14 +142,16 @@ def saved(folder: Path, step: int, ranks: int = 1, **more: Any) -> Checkpoint:
     return open_checkpoint(folder_of(folder, step))
 
 
-def load_with(folders: Sequence[Path], named: Path | None = None) -> list[tuple[int, Held, list[str]]]:
+def load_with(
+    folders: Sequence[Path], named: Path | None = None, rows: int = 12
+) -> list[tuple[int, Held, list[str]]]:
     """Load the newest sound checkpoint with one rank for each of `folders`: its step (0: none), state and notes."""
     store = Store()
 
     def work(rank: int) -> tuple[int, Held, list[str]]:
         group = Group(rank, len(folders), Device("cpu"), store=store)
         loader = Loader(seen_by(folders, rank), Board(group, "loads"), group)
-        held = Held(rank, len(folders))
+        held = Held(rank, len(folders), rows)
         checkpoint = loader.load(named, held, lambda _: None)
         return checkpoint.step if checkpoint else 0, held, loader.notes
 

@@ -17,9 +17,9 @@ from trainer.checkpoint.board import Board
 from trainer.checkpoint.disk import disk_failures
 from trainer.checkpoint.folders import Folder, exchange_files
 from trainer.checkpoint.keep import in_use
-from trainer.checkpoint.manifest import MANIFEST
+from trainer.checkpoint.manifest import MANIFEST, PARTS
 from trainer.checkpoint.part import HasParts, Part
-from trainer.checkpoint.store import OLD, Checkpoint, check_size, found, open_checkpoint, verify
+from trainer.checkpoint.store import OLD, Checkpoint, check_size, found, open_checkpoint, verify, verify_file
 from trainer.errors import CheckpointError
 from trainer.files import replace_file
 from trainer.parallel.group import Group
@@ -132,6 +132,9 @@ def _report(path: Path) -> dict[str, Any]:
         have = [name for name in checkpoint.files if (path / name).exists()]
         for name in have:
             check_size(checkpoint, name)
+            if not name.endswith(PARTS):
+                # A load reads no other file than those of tensors.
+                verify_file(checkpoint, name)
         if checkpoint.is_old and len(have) == len(checkpoint.files):
             verify(path)
         digest = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()

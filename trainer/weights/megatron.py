@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,16 +11,14 @@ from typing import Any
 
 from trainer.checkpoint.manifest import check_access
 from trainer.config.model import ModelConfig
-from trainer.config.rules import model_faults
 from trainer.errors import CheckpointError, InputError
 from trainer.model.cuts import Cut
 from trainer.weights.contents import Asked, Contents, Report, Wanted
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
 from trainer.weights.huggingface import DTYPES
-from trainer.weights.keys import Keys
-from trainer.weights.known_sizes import heads_for, vocab_for
 from trainer.weights.lazy import Lazy, cast, padded, rows_of
+from trainer.weights.megatron_config import arguments_for, check_fits, model_of
 from trainer.weights.megatron_names import (
     IGNORED,
     OUTPUT,
@@ -119,10 +117,10 @@ def contents_of(states: RankStates, form: str, asked: Asked, key: str = "model")
         raise InputError(problem, "leave out --state")
     arguments = attributes(states.first.get("args"))
     found = _by_name(states, key)
-    model, notes = _model(states, arguments, found, asked)
+    model, notes = model_of(str(states.folder), arguments, found, asked)
     shapes, cuts = shapes_for(model), cuts_for(model)
     rows = qkv_rows(states)
-    tied = {OUTPUT} if model_is_tied(shapes) else set()
+    tied = {OUTPUT} if model.tied else set()
     refuse_unknown(str(states.folder), [core_of(name) for name in shapes], found.keys() - tied, IGNORED)
     if model.heads % states.tensor or model.groups % states.tensor:
         raise CheckpointError(f"{states.folder}: {states.tensor} ranks do not divide {model.heads} heads")
@@ -145,11 +143,6 @@ def contents_of(states: RankStates, form: str, asked: Asked, key: str = "model")
         "iteration": iteration if type(iteration) is int else None,
     }
     return Contents(model, tensors, origin, notes=tuple(notes))
-
-
-def model_is_tied(shapes: Mapping[str, object]) -> bool:
-    """Return whether a model has one table for input and output."""
-    return "output.weight" not in shapes
 
 
 def qkv_rows(states: RankStates) -> Rows:
@@ -207,75 +200,12 @@ def flat(document: object, folder: Path, prefix: str = "", depth: int = 0) -> It
             yield from flat(value, folder, f"{prefix}{key}.", depth + 1)
 
 
-def _model(
-    states: RankStates, arguments: Mapping[str, Any], found: Mapping[str, Sequence[Lazy]], asked: Asked
-) -> tuple[ModelConfig, list[str]]:
-    """Return the config of the model from the arguments of the training, or from the shapes alone."""
-    keys = Keys(f"{states.folder}: args", arguments)
-    tables = [found.get(f"embedding.{name}.weight") for name in ("word_embeddings", "position_embeddings")]
-    if tables[0] is None:
-        raise CheckpointError(f"{states.folder}: holds no embedding.word_embeddings.weight")
-    padded_rows = sum(part.rows for part in tables[0])
-    layers = 1 + max((layer_of(name) or 0 for name in found), default=0)
-    hidden = tables[0][0].shape[1]
-    notes: list[str] = []
-    heads = asked.heads or (keys.number("num_attention_heads") if arguments else 0)
-    if not heads:
-        heads, notes = heads_for(str(states.folder), "gpt", layers, hidden, 0)
-    real = asked.vocab or keys.number("vocab_size", default=0, least=0)
-    vocab, more = vocab_for("gpt", padded_rows, real if real <= padded_rows else 0)
-    positions = tables[1][0].rows if tables[1] else keys.number("max_position_embeddings", default=1024)
-    model = from_arguments(keys, layers, hidden, heads, vocab, positions, found)
-    keys.faults += [str(fault) for fault in model_faults(model)] if not keys.faults else []
-    keys.check()
-    return model, notes + more
-
-
-def from_arguments(
-    keys: Keys,
-    layers: int,
-    hidden: int,
-    heads: int,
-    vocab: int,
-    positions: int,
-    found: Mapping[str, Sequence[Lazy]],
-) -> ModelConfig:
-    """Return the config that Megatron's arguments describe."""
-    rotary = "embedding.position_embeddings.weight" not in found
-    swiglu = keys.get("swiglu", default=False) is True
-    up = found.get("decoder.layers.0.mlp.linear_fc1.weight", [])
-    inner = sum(part.rows for part in up) // (2 if swiglu else 1)
-    keys.must_be("apply_residual_connection_post_layernorm", False, False, "our blocks add before the norm")
-    for name in ("num_experts", "squared_relu", "multi_latent_attention"):
-        keys.must_be(
-            name, keys.get(name) if not keys.get(name) else None, None, "our models have no such part"
-        )
-    tanh = keys.get("openai_gelu", default=False) or keys.get("bias_gelu_fusion", default=True)
-    groups = keys.number("num_query_groups", default=heads) if keys.get("group_query_attention") else heads
-    return ModelConfig(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        query_groups=0 if groups == heads else groups,
-        sequence=positions,
-        rotary=rotary,
-        vocab=vocab,
-        ffn=0 if inner == 4 * hidden and not swiglu else inner,
-        swiglu=swiglu,
-        dropout=keys.real("hidden_dropout", default=0.0),
-        attention_dropout=keys.real("attention_dropout", default=0.0),
-        activation="gelu_tanh" if tanh else "gelu",
-        eps=keys.real("norm_epsilon", "layernorm_epsilon", default=1e-5),
-        init_std=keys.real("init_method_std", default=0.02),
-    )
-
-
 # -- write --------------------------------------------------------------------------------------------------
 
 
 def write_megatron(contents: Contents, target: Target, wanted: Wanted, report: Report) -> None:
     """Write a folder that Megatron-LM loads with `--load`; version 3, in the names of its older generation."""
-    model, parts = contents.model, divided(contents, wanted)
+    parts = divided(contents, wanted)
     total = sum(tensor.bytes for held in parts.values() for tensor in held.values())
     done = 0
 
@@ -302,7 +232,6 @@ def write_megatron(contents: Contents, target: Target, wanted: Wanted, report: R
     target.write_bytes(POINTER, b"release")
     for name, content in contents.files.items():
         target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
-    assert model.layers
 
 
 def _write_rank(document: Mapping[str, Any], wrote: Callable[[int], None], file: Path) -> Mapping[str, Any]:
@@ -312,8 +241,7 @@ def _write_rank(document: Mapping[str, Any], wrote: Callable[[int], None], file:
 def divided(contents: Contents, wanted: Wanted) -> dict[tuple[int, int], dict[str, Lazy]]:
     """Return the tensors of each rank and stage under Megatron-core's names, with the layers of a stage from 0."""
     model, tensor, pipeline = contents.model, wanted.tensor, wanted.pipeline
-    if model.kind != "gpt":
-        raise InputError(f"Megatron has no {model.kind}", "export it to another format")
+    check_fits(model)
     checks = {"heads": model.heads, "query groups": model.groups, "inner width": model.inner}
     faults = [
         f"--tensor {tensor} does not divide {value} {name}"
@@ -336,7 +264,7 @@ def divided(contents: Contents, wanted: Wanted) -> dict[tuple[int, int], dict[st
                 local = core if number is None else with_layer(core, number - stage * each)
                 part = rank_part(parameters[name], name, cuts[name], model, rank, tensor)
                 held[local] = cast(part, DTYPES[wanted.dtype])
-            if stage and stage == pipeline - 1 and "output.weight" not in parameters:
+            if stage and stage == pipeline - 1 and model.tied:
                 table = rank_part(
                     parameters["tokens.weight"], "tokens.weight", cuts["tokens.weight"], model, rank, tensor
                 )
@@ -376,38 +304,3 @@ def nested(held: Mapping[str, Lazy]) -> dict[str, Any]:
         else:
             language.setdefault(part, {})[rest] = tensor
     return document
-
-
-def arguments_for(contents: Contents, wanted: Wanted) -> dict[str, object]:
-    """Return the arguments with which Megatron builds this model."""
-    model = contents.model
-    return {
-        "num_layers": model.layers,
-        "hidden_size": model.hidden,
-        "ffn_hidden_size": model.inner,
-        "num_attention_heads": model.heads,
-        "kv_channels": model.head_size,
-        "group_query_attention": model.groups != model.heads,
-        "num_query_groups": model.groups,
-        "seq_length": model.sequence,
-        "max_position_embeddings": model.positions or model.sequence,
-        "position_embedding_type": "rope" if model.rotary else "learned_absolute",
-        "vocab_size": model.vocab,
-        "padded_vocab_size": model.padded(wanted.tensor),
-        "make_vocab_size_divisible_by": 128,
-        "swiglu": model.swiglu,
-        "openai_gelu": False,
-        "bias_gelu_fusion": model.activation == "gelu_tanh" and not model.swiglu,
-        "hidden_dropout": model.dropout,
-        "attention_dropout": model.attention_dropout,
-        "layernorm_epsilon": model.eps,
-        "norm_epsilon": model.eps,
-        "init_method_std": model.init_std,
-        "tensor_model_parallel_size": wanted.tensor,
-        "pipeline_model_parallel_size": wanted.pipeline,
-        "params_dtype": DTYPES[wanted.dtype],
-        "bf16": wanted.dtype == "bf16",
-        "fp16": wanted.dtype == "fp16",
-        "iteration": 0,
-        "consumed_train_samples": 0,
-    }

@@ -6,6 +6,9 @@ import importlib
 import sys
 
 NAMES = {
+    "disks": "fill a disk up during saves, and load what is left",
+    "flips": "flip single bits of all files, and see whether each is noticed",
+    "kills": "kill ranks, supervisors and nodes during saves, and load what is left",
     "pairs": "continue in every layout from the checkpoints of every other",
     "times": "save and load times next to torch's distributed checkpoints",
 }

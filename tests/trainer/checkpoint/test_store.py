@@ -435,3 +435,13 @@ def test_a_load_marks_the_checkpoint_and_renews_the_mark(
             if is_marked(path):
                 break
         assert is_marked(path)
+
+
+def test_a_damaged_tokenizer_is_noticed_by_a_load(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "words.json"
+    tokenizer.write_text("{}     ")
+    for step in (1, 2):
+        path = saved(tmp_path, step, tokenizer=tokenizer).path
+    flip_a_bit(path / "tokenizer.json")
+    ((step, _, notes),) = load_with([tmp_path])
+    assert step == 1 and "tokenizer.json: damaged" in notes[0]

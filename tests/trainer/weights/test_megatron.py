@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests.support.weights import GPT, assert_equal, checkpoint, random_state, state_of
 from trainer.config.model import ModelConfig
+from trainer.config.model_sizes import sized
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import Asked, Wanted
 from trainer.weights.convert import export_weights, import_weights
@@ -214,3 +215,33 @@ def test_an_export_refuses_sizes_that_do_not_divide(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--tensor 3 does not divide 8 heads") as caught:
         export_weights(source, tmp_path / "export", "megatron", Wanted(tensor=3, pipeline=3))
     assert "--pipeline 3 does not divide 4 layers" in caught.value.message
+
+
+NEWER = {
+    "llama": sized("llama-tiny", hidden=64, ffn=96, vocab=300, query_groups=2),
+    "qwen3": sized(
+        "qwen3-0.6B", layers=4, hidden=64, heads=4, query_groups=2, head_dim=24, ffn=96, vocab=300
+    ),
+    "qwen2": sized("qwen2.5-7B", layers=4, hidden=64, heads=4, query_groups=2, ffn=96, vocab=300),
+}
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize("name", NEWER)
+def test_newer_models_go_out_and_come_back(tmp_path: Path, name: str, tensor: int, pipeline: int) -> None:
+    model = NEWER[name]
+    state = random_state(model)
+    source = checkpoint(tmp_path / "ours", model, state)
+    export_weights(source, tmp_path / "export", "megatron", Wanted(tensor=tensor, pipeline=pipeline))
+    done = import_weights(tmp_path / "export", tmp_path / "again")
+    assert_equal(state_of(tmp_path / "again"), state)
+    changed = {key: value for key, value in done["model"].items() if value != asdict(model)[key]}
+    assert not set(changed) - {"sequence", "positions"}
+
+
+@pytest.mark.parametrize("name", ["mistral-7B-v0.1", "pythia-70M", "glm4-9B-0414", "llama3.2-1B", "glm-base"])
+def test_models_that_megatron_has_not_are_refused(tmp_path: Path, name: str) -> None:
+    model = sized(name, layers=1, hidden=64, heads=4, query_groups=0, head_dim=0, ffn=96, vocab=300)
+    source = checkpoint(tmp_path / "ours", model, random_state(model))
+    with pytest.raises(InputError, match="Megatron has no model with"):
+        export_weights(source, tmp_path / "export", "megatron", Wanted())

@@ -1,0 +1,174 @@
+"""The arguments of a training with Megatron as our config of a model, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+from trainer.config.model import ModelConfig
+from trainer.config.rope import RopeConfig
+from trainer.config.rules import model_faults
+from trainer.errors import CheckpointError, InputError
+from trainer.weights.contents import Asked, Contents, Wanted
+from trainer.weights.families.decoders import LONGEST_SAMPLE
+from trainer.weights.huggingface import DTYPES
+from trainer.weights.keys import Keys
+from trainer.weights.known_sizes import heads_for, vocab_for
+from trainer.weights.lazy import Lazy
+from trainer.weights.megatron_names import OUTPUT, layer_of
+
+
+def model_of(
+    source: str, arguments: Mapping[str, Any], found: Mapping[str, Sequence[Lazy]], asked: Asked
+) -> tuple[ModelConfig, list[str]]:
+    """Return the config of the model from the arguments of the training, or from the shapes alone."""
+    keys = Keys(f"{source}: args", arguments)
+    tables = [found.get(f"embedding.{name}.weight") for name in ("word_embeddings", "position_embeddings")]
+    if tables[0] is None:
+        raise CheckpointError(f"{source}: holds no embedding.word_embeddings.weight")
+    padded_rows = sum(part.rows for part in tables[0])
+    layers = 1 + max((layer_of(name) or 0 for name in found), default=0)
+    hidden = tables[0][0].shape[1]
+    notes: list[str] = []
+    heads = asked.heads or (keys.number("num_attention_heads") if arguments else 0)
+    if not heads:
+        heads, notes = heads_for(source, "gpt", layers, hidden, 0)
+    real = asked.vocab or keys.number("vocab_size", default=0, least=0)
+    vocab, more = vocab_for("gpt", padded_rows, real if real <= padded_rows else 0)
+    positions = tables[1][0].rows if tables[1] else keys.number("max_position_embeddings", default=1024)
+    model = from_arguments(keys, layers, hidden, heads, vocab, positions, found)
+    keys.faults += [str(fault) for fault in model_faults(model)] if not keys.faults else []
+    keys.check()
+    return model, notes + more
+
+
+def from_arguments(
+    keys: Keys,
+    layers: int,
+    hidden: int,
+    heads: int,
+    vocab: int,
+    positions: int,
+    found: Mapping[str, Sequence[Lazy]],
+) -> ModelConfig:
+    """Return the config that Megatron's arguments describe."""
+    rotary = "embedding.position_embeddings.weight" not in found
+    swiglu = keys.get("swiglu", default=False) is True
+    up = found.get("decoder.layers.0.mlp.linear_fc1.weight", [])
+    inner = sum(part.rows for part in up) // (2 if swiglu else 1)
+    for name, reason in UNMAPPED.items():
+        keys.must_be(name, keys.get(name) if not keys.get(name) else None, None, reason)
+    tanh = keys.get("openai_gelu", default=False) or keys.get("bias_gelu_fusion", default=True)
+    groups = keys.number("num_query_groups", default=heads) if keys.get("group_query_attention") else heads
+    size = keys.number("kv_channels", default=0, least=0)
+    norms = {"LayerNorm": "layer", "RMSNorm": "rms"}
+    block = "decoder.layers.0."
+    return ModelConfig(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        query_groups=0 if groups == heads else groups,
+        head_dim=0 if size * heads == hidden else size,
+        sequence=min(positions, LONGEST_SAMPLE),
+        positions=positions if positions > LONGEST_SAMPLE else 0,
+        rotary=rotary,
+        rope=_rope(keys) if rotary else RopeConfig(),
+        norm=keys.choice("normalization", norms, "LayerNorm"),
+        qk_norm=f"{block}self_attention.q_layernorm.weight" in found,
+        bias=_bias({name.removeprefix(block) for name in found}),
+        tied=OUTPUT not in found or not keys.get("untie_embeddings_and_output_weights", default=False),
+        vocab=vocab,
+        ffn=0 if inner == 4 * hidden and not swiglu else inner,
+        swiglu=swiglu,
+        dropout=keys.real("hidden_dropout", default=0.0),
+        attention_dropout=keys.real("attention_dropout", default=0.0),
+        activation="gelu_tanh" if tanh or swiglu else "gelu",
+        eps=keys.real("norm_epsilon", "layernorm_epsilon", default=1e-5),
+        init_std=keys.real("init_method_std", default=0.02),
+    )
+
+
+# Arguments that change what the model computes, and that ours cannot.
+UNMAPPED = {
+    "apply_residual_connection_post_layernorm": "our blocks add before the norm",
+    "apply_layernorm_1p": "our norms multiply by the weight itself",
+    "num_experts": "a mixture of experts is not read from Megatron",
+    "squared_relu": "our feed-forward part is a GELU, or gated by silu",
+    "multi_latent_attention": "our attention has one projection for queries, keys and values",
+    "window_size": "Megatron counts windows in another way",
+    "use_rope_scaling": "the scaling of rotary positions is not recorded completely",
+    "rotary_seq_len_interpolation_factor": "name the scaling in our config instead",
+}
+
+
+def _rope(keys: Keys) -> RopeConfig:
+    return RopeConfig(
+        base=keys.real("rotary_base", default=10_000.0),
+        part=keys.real("rotary_percent", default=1.0),
+        interleaved=keys.get("rotary_interleaved", default=False) is True,
+    )
+
+
+def _bias(names: Set[str]) -> str:
+    """Return our field `bias` for the tensors of a block."""
+    if "mlp.linear_fc1.bias" in names:
+        return "all"
+    return "qkv" if "self_attention.linear_qkv.bias" in names else "none"
+
+
+def check_fits(model: ModelConfig) -> None:
+    """Refuse a model that Megatron has not."""
+    odd = {
+        f"kind {model.kind}": model.kind != "gpt",
+        "window": model.window > 0,
+        "sandwich_norms": model.sandwich_norms,
+        "parallel_residual": model.parallel_residual,
+        f"rope scaling {model.rope.scaling}": model.rope.scaling != "none",
+    }
+    if any(odd.values()):
+        settings = ", ".join(name for name, given in odd.items() if given)
+        raise InputError(f"Megatron has no model with {settings}", "export it to another format")
+
+
+def arguments_for(contents: Contents, wanted: Wanted) -> dict[str, object]:
+    """Return the arguments with which Megatron builds this model."""
+    model = contents.model
+    return {
+        "num_layers": model.layers,
+        "hidden_size": model.hidden,
+        "ffn_hidden_size": model.inner,
+        "num_attention_heads": model.heads,
+        "kv_channels": model.head_size,
+        "group_query_attention": model.groups != model.heads,
+        "num_query_groups": model.groups,
+        "seq_length": model.sequence,
+        "max_position_embeddings": model.context,
+        "position_embedding_type": "rope" if model.rotary else "learned_absolute",
+        "use_rotary_position_embeddings": model.rotary,
+        "rotary_base": model.rope.base,
+        "rotary_percent": model.rope.part,
+        "rotary_interleaved": model.rope.interleaved,
+        "normalization": "RMSNorm" if model.norm == "rms" else "LayerNorm",
+        "qk_layernorm": model.qk_norm,
+        "add_bias_linear": model.bias == "all",
+        "add_qkv_bias": model.bias != "none",
+        "untie_embeddings_and_output_weights": not model.tied,
+        "vocab_size": model.vocab,
+        "padded_vocab_size": model.padded(wanted.tensor),
+        "make_vocab_size_divisible_by": 128,
+        "swiglu": model.swiglu,
+        "openai_gelu": False,
+        "bias_gelu_fusion": model.activation == "gelu_tanh" and not model.swiglu,
+        "hidden_dropout": model.dropout,
+        "attention_dropout": model.attention_dropout,
+        "layernorm_epsilon": model.eps,
+        "norm_epsilon": model.eps,
+        "init_method_std": model.init_std,
+        "tensor_model_parallel_size": wanted.tensor,
+        "pipeline_model_parallel_size": wanted.pipeline,
+        "params_dtype": DTYPES[wanted.dtype],
+        "bf16": wanted.dtype == "bf16",
+        "fp16": wanted.dtype == "fp16",
+        "iteration": 0,
+        "consumed_train_samples": 0,
+    }
