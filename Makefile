@@ -6,7 +6,7 @@ TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test quick check live docs bench install clean
+.PHONY: demo test quick check live docs bench judges install clean
 
 demo: install
 	$(BIN)/clusterctl demo
@@ -39,6 +39,16 @@ docs: $(VENV)/.developing
 live: $(VENV)/.developing
 	bash .ci/packages
 	$(BIN)/python -m pytest -q tests/live
+
+# Programs that judge imports and exports of weights. The large ones have environments of their own, 3 GB in all.
+JUDGES := .venv-judges
+judges: $(VENV)/.developing
+	$(PIP) -e '.[judges]'
+	$(PYTHON) -m venv $(JUDGES)/megatron
+	$(JUDGES)/megatron/bin/python -m pip install --quiet '$(TORCH)' numpy packaging 'megatron-core==0.16.1'
+	$(PYTHON) -m venv $(JUDGES)/mindspore
+	$(JUDGES)/mindspore/bin/python -m pip install --quiet 'mindspore==2.10.0'
+	$(BIN)/python -m pytest -q tests/judges tests/trainer/weights
 
 bench: $(VENV)/.developing
 	$(BIN)/python -m bench.train.ops

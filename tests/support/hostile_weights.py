@@ -9,11 +9,18 @@ import pickle
 import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 MARK = "harmed"
 """A file that the payloads would create beside themselves."""
@@ -174,7 +181,28 @@ def mindspore_files() -> dict[str, bytes]:
     }
 
 
-Write = Callable[[Path], None]
+def metadata_files(mark: str) -> dict[str, bytes]:
+    """Return the metadata of distributed checkpoints that run code, lead out of the folder, or lie."""
+    key = "embedding.word_embeddings.weight"
+
+    def metadata(file: str, offset: int, length: int, size: tuple[int, ...]) -> bytes:
+        chunk = ChunkStorageMetadata(torch.Size((0, 0)), torch.Size(size))
+        described = {key: TensorStorageMetadata(TensorProperties(), torch.Size(size), [chunk])}
+        places = {MetadataIndex(key, torch.Size((0, 0))): _StorageInfo(file, offset, length)}
+        return pickle.dumps(Metadata(described, storage_data=places))
+
+    cycle: dict[str, Any] = {"state_dict_metadata": {}, "storage_data": {}}
+    cycle["state_dict_metadata"]["a"] = cycle
+    return {
+        "os.system": pickled(Runs(os.system, f"touch {mark}")),
+        "a path out of the folder": metadata("../elsewhere.distcp", 0, 8, (2, 2)),
+        "a place behind the file": metadata("__0_0.distcp", 1 << 40, 1 << 40, (2, 2)),
+        "a negative place": metadata("__0_0.distcp", -8, 8, (2, 2)),
+        "a huge shape": metadata("__0_0.distcp", 0, 100, (1 << 60, 1 << 60)),
+        "metadata in themselves": pickled(cycle),
+        "a number": pickled(7),
+        "no pickle": b"\xff\xff",
+    }
 
 
 def folders(folder: Path) -> dict[str, Path]:
@@ -202,6 +230,13 @@ def folders(folder: Path) -> dict[str, Path]:
         path = folder / f"mindspore-{at}.ckpt"
         path.write_bytes(content)
         made[f"mindspore: {name}"] = path
+    for at, (name, content) in enumerate(metadata_files(mark).items()):
+        path = folder / f"metadata-{at}"
+        path.mkdir()
+        (path / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
+        (path / ".metadata").write_bytes(content)
+        (path / "__0_0.distcp").write_bytes(archive(pickled({})))
+        made[f"megatron-core: {name}"] = path
     return made | _folders_of_text(folder)
 
 

@@ -16,6 +16,7 @@ from trainer.weights.contents import Asked, Contents, Report, Wanted
 from trainer.weights.glm import is_glm, read_glm
 from trainer.weights.huggingface import is_huggingface, read_huggingface, write_huggingface
 from trainer.weights.megatron import is_megatron, read_megatron, write_megatron
+from trainer.weights.megatron_core import is_megatron_core, read_megatron_core, write_megatron_core
 from trainer.weights.mindspore import is_mindspore, read_mindformers, write_ckpt, write_ms_safetensors
 from trainer.weights.oneflow import is_oneflow, read_oneflow
 from trainer.weights.ours import read_ours, write_ours
@@ -40,6 +41,7 @@ class Format:
 FORMATS: Mapping[str, Format] = {
     "hf": Format("Hugging Face", is_huggingface, read_huggingface, write_huggingface),
     "megatron": Format("Megatron", is_megatron, read_megatron, write_megatron),
+    "megatron-core": Format("Megatron-core", is_megatron_core, read_megatron_core, write_megatron_core),
     "glm": Format("GLM", is_glm, read_glm),
     "oneflow": Format("OneFlow", is_oneflow, read_oneflow),
     "mindspore": Format("MindSpore", is_mindspore, read_mindformers, write_ckpt, state=True),

@@ -60,7 +60,7 @@ class RankStates:
 def is_megatron(folder: Path) -> bool:
     """Return whether a folder holds files of Megatron's ranks."""
     try:
-        found = _iteration_folder(folder)
+        found = iteration_folder(folder)
     except CheckpointError:
         return False
     return any((path / FILE).is_file() for path in found.glob("mp_rank_*"))
@@ -69,7 +69,7 @@ def is_megatron(folder: Path) -> bool:
 def read_megatron(folder: Path, asked: Asked) -> Contents:
     """Return the contents of a folder; nothing of its tensors is read yet."""
     check_access(folder)
-    found = _iteration_folder(folder)
+    found = iteration_folder(folder)
     files = {path.name: path / FILE for path in found.glob("mp_rank_*") if (path / FILE).is_file()}
     if not files:
         raise CheckpointError(f"{found}: holds no mp_rank_XX/{FILE}")
@@ -77,7 +77,7 @@ def read_megatron(folder: Path, asked: Asked) -> Contents:
     return contents_of(states, "megatron", asked)
 
 
-def _iteration_folder(folder: Path) -> Path:
+def iteration_folder(folder: Path) -> Path:
     """Return the folder with the ranks: this one, or the one that its pointer names."""
     pointer = folder / POINTER
     if not pointer.is_file():

@@ -47,6 +47,11 @@ class Target:
             self._done[name] = entry
         return self._done[name]
 
+    def forget(self, *names: str) -> None:
+        """Have files written again although an earlier conversion had finished them."""
+        for name in names:
+            self._done.pop(name, None)
+
     def write_bytes(self, name: str, content: bytes) -> Mapping[str, Any]:
         """Write a small file."""
 

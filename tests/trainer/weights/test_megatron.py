@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint import format_utils
 
 from tests.support.weights import GPT, assert_equal, checkpoint, random_state, state_of
 from trainer.config.model import ModelConfig
@@ -18,6 +19,8 @@ from trainer.config.model_sizes import sized
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import Asked, Wanted
 from trainer.weights.convert import export_weights, import_weights
+from trainer.weights.files.distcp import Chunk, Item, read_distcp, write_distcp
+from trainer.weights.lazy import in_memory
 
 OLD_NAMES = {
     "norm_1": "input_layernorm",
@@ -245,3 +248,38 @@ def test_models_that_megatron_has_not_are_refused(tmp_path: Path, name: str) -> 
     source = checkpoint(tmp_path / "ours", model, random_state(model))
     with pytest.raises(InputError, match="Megatron has no model with"):
         export_weights(source, tmp_path / "export", "megatron", Wanted())
+
+
+# -- distributed checkpoints ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt", *NEWER])
+def test_a_distributed_checkpoint_is_what_torch_reads(tmp_path: Path, name: str) -> None:
+    model = NEWER.get(name, GPT)
+    state = random_state(model)
+    source = checkpoint(tmp_path / "ours", model, state)
+    export_weights(source, tmp_path / "export", "megatron-core", Wanted())
+    format_utils.dcp_to_torch_save(str(tmp_path / "export/release"), str(tmp_path / "one.pt"))
+    found = torch.load(tmp_path / "one.pt", weights_only=True)
+    stacked = found["decoder.layers.mlp.linear_fc2.weight"]
+    expected = [state[f"blocks.{number}.feed_forward.down.weight"] for number in range(4)]
+    assert torch.equal(stacked, torch.stack(expected))
+    assert torch.equal(found["decoder.final_layernorm.weight"], state["norm.weight"])
+    done = import_weights(tmp_path / "export", tmp_path / "again")
+    assert done["from"] == "megatron-core" and done["model"]["vocab"] == 300
+    assert_equal(state_of(tmp_path / "again"), state)
+
+
+def test_a_tensor_in_several_boxes_is_put_together(tmp_path: Path) -> None:
+    whole = torch.arange(60.0).view(6, 10)
+    boxes = [(0, 4, 0, 3), (0, 4, 3, 10), (4, 6, 0, 10)]
+    chunks = [Chunk((a, c), in_memory(whole[a:b, c:d].contiguous())) for a, b, c, d in boxes]
+    _, metadata = write_distcp(tmp_path / "data", [Item("w", (6, 10), chunks)], lambda size: None)
+    (tmp_path / ".metadata").write_bytes(metadata)
+    found = read_distcp(tmp_path)["w"]
+    assert torch.equal(found.whole(), whole)
+    assert torch.equal(found.read(3, 5), whole[3:5])
+    _, metadata = write_distcp(tmp_path / "data", [Item("w", (6, 10), chunks[:2])], lambda size: None)
+    (tmp_path / ".metadata").write_bytes(metadata)
+    with pytest.raises(CheckpointError, match="not the whole of it"):
+        read_distcp(tmp_path)

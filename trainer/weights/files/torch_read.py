@@ -7,16 +7,17 @@ that trainings use and becomes an inert record, or the file is refused.
 from __future__ import annotations
 
 import collections
+import contextlib
 import io
 import math
 import pickle
 import pickletools
 import struct
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
@@ -78,12 +79,14 @@ FAILURES = (
 class Record:
     """An object of a class that is not imported; its attributes are in `state`."""
 
+    # Of an object that the pickle never initialises.
+    state: Mapping[str, Any] = {}
+    arguments: tuple[object, ...] = ()
+
     def __init__(self, *arguments: object, **_: object) -> None:
         self.arguments = arguments
-        self.state: dict[str, Any] = {}
 
     def __setstate__(self, state: object) -> None:
-        # An object that was never initialised by the pickle has no state yet.
         self.state = dict(state) if isinstance(state, dict) else {}
 
     def __setitem__(self, key: object, value: object) -> None:
@@ -115,23 +118,82 @@ class Storage:
 
 def read_torch(file: Path) -> Any:
     """Return the object in a file of torch.save; tensors are Lazy, unknown objects a Record."""
+    with _failures(file), file.open("rb") as stream:
+        is_archive = zipfile.is_zipfile(stream)
+        stream.seek(0)
+        return _read_archive(file, stream, 0) if is_archive else _read_old(file, stream)
+
+
+def read_torch_part(file: Path, start: int, length: int) -> Any:
+    """Return the object that torch.save wrote to a part of a file."""
+    with _failures(file), file.open("rb") as stream:
+        if not 0 <= start <= start + length <= file.stat().st_size:
+            raise CheckpointError(f"{file}: ends before byte {start + length:,}, where an entry should be")
+        return _read_archive(file, _Window(stream, start, length), start)
+
+
+def read_pickle(file: Path) -> Any:
+    """Return the object in a file of one pickle without tensors."""
+    with _failures(file):
+        if file.stat().st_size > MOST_PICKLE:
+            raise CheckpointError(f"{file}: larger than {MOST_PICKLE >> 20} MB")
+
+        def refuse(dtype: torch.dtype, key: str, count: int) -> Storage:
+            raise CheckpointError(f"{file}: refers to tensors")
+
+        return _unpickle(file, file.read_bytes(), refuse)
+
+
+@contextlib.contextmanager
+def _failures(file: Path) -> Iterator[None]:
+    """Turn what the reading of a damaged file raises into a CheckpointError."""
     try:
-        with file.open("rb") as stream:
-            is_archive = zipfile.is_zipfile(stream)
-            stream.seek(0)
-            return _read_archive(file, stream) if is_archive else _read_old(file, stream)
+        yield
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror or error}") from None
     except (*FAILURES, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{file}: not a file of torch.save, or damaged: {error}") from None
 
 
+class _Window(io.RawIOBase):
+    """A part of a file as a file."""
+
+    def __init__(self, stream: BinaryIO, start: int, length: int) -> None:
+        self._stream, self._start, self._length, self._at = stream, start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        if base + offset < 0:
+            raise ValueError("a place before the beginning")
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, target: Any) -> int:
+        view = memoryview(target).cast("B")
+        count = max(0, min(len(view), self._length - self._at))
+        self._stream.seek(self._start + self._at)
+        content = self._stream.read(count)
+        view[: len(content)] = content
+        self._at += len(content)
+        return len(content)
+
+
 # -- the format since torch 1.6: a zip archive ---------------------------------------------------------------
 
 
-def _read_archive(file: Path, stream: BinaryIO) -> Any:
-    size = file.stat().st_size
-    with zipfile.ZipFile(stream) as archive:
+def _read_archive(file: Path, stream: BinaryIO | _Window, base: int) -> Any:
+    """Return the object in an archive; `base` is where it begins in the file."""
+    size = stream.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(cast(BinaryIO, stream)) as archive:
         entries = archive.infolist()
         if len(entries) > MOST_ENTRIES:
             raise CheckpointError(f"{file}: has {len(entries):,} entries")
@@ -149,13 +211,13 @@ def _read_archive(file: Path, stream: BinaryIO) -> Any:
         start, held = places.get(f"{prefix}data/{key}", (0, -1))
         if held != count * dtype.itemsize:
             raise CheckpointError(f"{file}: data/{key} has not the {count:,} numbers of its tensor")
-        return Storage(file, dtype, count, start)
+        return Storage(file, dtype, count, base + start)
 
     return _unpickle(file, content, storage)
 
 
 def _places(
-    file: Path, stream: BinaryIO, entries: Sequence[zipfile.ZipInfo], size: int
+    file: Path, stream: BinaryIO | _Window, entries: Sequence[zipfile.ZipInfo], size: int
 ) -> dict[str, tuple[int, int]]:
     """Return where the content of each entry begins and its size; refuse compressed and overlapping entries."""
     places, end = {}, 0

@@ -64,12 +64,22 @@ class _Pickler(pickle.Pickler):
         return torch._utils._rebuild_tensor_v2, (numbers, 0, value.shape, tuple(strides), False, hooks)
 
 
-class _Hashed(io.RawIOBase):
-    """A file that hashes what is written to it; the archive is written from front to back."""
+class Hashed(io.RawIOBase):
+    """A file of archives, one after the other, that hashes what is written to it."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self._at = stream, 0
-        self.digest = hashlib.sha256()
+        self._stream, self._start, self.total = stream, 0, 0
+        self._digest = hashlib.sha256()
+
+    def begin(self) -> None:
+        """Count from here: another archive begins."""
+        self._start = self.total
+
+    def finish(self) -> dict[str, int | str]:
+        """Have the disk hold the file; return its size and hash."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        return {"bytes": self.total, "sha256": self._digest.hexdigest()}
 
     def writable(self) -> bool:
         return True
@@ -78,33 +88,38 @@ class _Hashed(io.RawIOBase):
         return False
 
     def tell(self) -> int:
-        return self._at
+        return self.total - self._start
 
     def write(self, content: Any) -> int:
         view = memoryview(content).cast("B")
         self._stream.write(view)
-        self.digest.update(view)
-        self._at += len(view)
+        self._digest.update(view)
+        self.total += len(view)
         return len(view)
 
 
 def write_torch(file: Path, document: object, wrote: Callable[[int], None]) -> dict[str, int | str]:
     """Write an object of plain values and Lazy tensors; return the size and hash of the file."""
+    with file.open("wb") as stream:
+        hashed = Hashed(stream)
+        write_archive(hashed, document, wrote)
+        return hashed.finish()
+
+
+def write_archive(hashed: Hashed, document: object, wrote: Callable[[int], None]) -> tuple[int, int]:
+    """Append what torch.save writes of an object; return where it begins and its length."""
     content = io.BytesIO()
     pickler = _Pickler(content)
     pickler.dump(document)
-    with file.open("wb") as stream:
-        hashed = _Hashed(stream)
-        with zipfile.ZipFile(hashed, "w", zipfile.ZIP_STORED) as archive:
-            _entry(archive, "data.pkl", content.getvalue())
-            _entry(archive, "byteorder", b"little")
-            for key, tensor in enumerate(pickler.tensors):
-                _write_tensor(archive, f"{FOLDER}/data/{key}", tensor, wrote)
-            _entry(archive, "version", b"3\n")
-        size = hashed.tell()
-        stream.flush()
-        os.fsync(stream.fileno())
-    return {"bytes": size, "sha256": hashed.digest.hexdigest()}
+    start = hashed.total
+    hashed.begin()
+    with zipfile.ZipFile(hashed, "w", zipfile.ZIP_STORED) as archive:
+        _entry(archive, "data.pkl", content.getvalue())
+        _entry(archive, "byteorder", b"little")
+        for key, tensor in enumerate(pickler.tensors):
+            _write_tensor(archive, f"{FOLDER}/data/{key}", tensor, wrote)
+        _entry(archive, "version", b"3\n")
+    return start, hashed.total - start
 
 
 def _entry(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

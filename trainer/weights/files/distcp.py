@@ -1,0 +1,174 @@
+"""Folders of torch's distributed checkpoints: `.metadata` and files of archives. No process group is needed.
+
+The metadata are a pickle: it is read as records, so that nothing it names runs.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from trainer.errors import CheckpointError
+from trainer.weights.files.torch_read import attributes, read_pickle, read_torch_part
+from trainer.weights.files.torch_write import Hashed, write_archive
+from trainer.weights.lazy import Lazy, Shape
+
+METADATA = ".metadata"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A box of a tensor: where it begins in the tensor, and its numbers."""
+
+    offsets: Shape
+    tensor: Lazy
+
+
+# -- read ---------------------------------------------------------------------------------------------------
+
+
+def read_distcp(folder: Path) -> dict[str, Lazy]:
+    """Return the tensors of a folder by their keys; objects that are no tensors are left out."""
+    file = folder / METADATA
+    metadata = attributes(read_pickle(file))
+    described, places = metadata.get("state_dict_metadata"), metadata.get("storage_data")
+    if not isinstance(described, dict) or not isinstance(places, dict):
+        raise CheckpointError(f"{file}: not the metadata of a distributed checkpoint")
+    by_key: dict[str, dict[Shape, Mapping[str, Any]]] = {}
+    for index, place in places.items():
+        named = attributes(index)
+        offset = named.get("offset")
+        if isinstance(named.get("fqn"), str) and isinstance(offset, tuple):
+            by_key.setdefault(named["fqn"], {})[offset] = attributes(place)
+    found = {}
+    for key, entry in described.items():
+        chunks = attributes(entry).get("chunks")
+        if isinstance(key, str) and isinstance(chunks, list):
+            found[key] = _tensor(folder, key, attributes(entry), chunks, by_key.get(key, {}))
+    return found
+
+
+def _tensor(
+    folder: Path,
+    key: str,
+    entry: Mapping[str, Any],
+    chunks: Sequence[object],
+    places: Mapping[Shape, Mapping[str, Any]],
+) -> Lazy:
+    shape = entry.get("size")
+    if not _is_shape(shape):
+        raise CheckpointError(f"{folder / METADATA}: {key} has no shape")
+    held = [_chunk(folder, key, attributes(chunk), places) for chunk in chunks]
+    for chunk in held:
+        ends = [offset + size for offset, size in zip(chunk.offsets, chunk.tensor.shape, strict=False)]
+        if len(ends) != len(shape) or any(end > size for end, size in zip(ends, shape, strict=True)):
+            raise CheckpointError(f"{folder / METADATA}: a part of {key} lies outside of it")
+    if not held or sum(math.prod(chunk.tensor.shape) for chunk in held) != math.prod(shape):
+        raise CheckpointError(f"{folder / METADATA}: the parts of {key} are not the whole of it")
+    if len(held) == 1:
+        return held[0].tensor
+    return Lazy(tuple(shape), held[0].tensor.dtype, partial(_read, tuple(shape), held))
+
+
+def _is_shape(value: object) -> TypeGuard[Shape]:
+    return isinstance(value, tuple) and bool(value) and all(type(size) is int and size >= 0 for size in value)
+
+
+def _chunk(
+    folder: Path, key: str, chunk: Mapping[str, Any], places: Mapping[Shape, Mapping[str, Any]]
+) -> Chunk:
+    offsets, sizes = chunk.get("offsets"), chunk.get("sizes")
+    if not isinstance(offsets, tuple) or not _is_shape(sizes) or not _is_shape(offsets):
+        raise CheckpointError(f"{folder / METADATA}: a part of {key} has no place or shape")
+    place = places.get(offsets, {})
+    name, start, length = (place.get(field) for field in ("relative_path", "offset", "length"))
+    if (
+        not isinstance(name, str)
+        or name != Path(name).name
+        or type(start) is not int
+        or type(length) is not int
+    ):
+        raise CheckpointError(f"{folder / METADATA}: does not say in which file of this folder {key} is")
+    if place.get("transform_descriptors"):
+        raise CheckpointError(
+            f"{folder / METADATA}: {key} is compressed or encrypted", "save it without that"
+        )
+    tensor = read_torch_part(folder / name, start, length)
+    if not isinstance(tensor, Lazy) or tensor.shape != sizes:
+        raise CheckpointError(f"{folder / name}: does not hold {key} as the metadata say")
+    return Chunk(offsets, tensor)
+
+
+def _read(shape: Shape, chunks: Sequence[Chunk], start: int, stop: int) -> Tensor:
+    """Return rows from all chunks that have some of them."""
+    found = torch.empty((stop - start, *shape[1:]), dtype=chunks[0].tensor.dtype)
+    for chunk in chunks:
+        begin = chunk.offsets[0]
+        first, last = max(start, begin), min(stop, begin + chunk.tensor.rows)
+        if first < last:
+            target = found[first - start : last - start]
+            for dim, (offset, size) in enumerate(zip(chunk.offsets, chunk.tensor.shape, strict=True)):
+                target = target.narrow(dim, offset, size) if dim else target
+            target.copy_(chunk.tensor.read(first - begin, last - begin))
+    return found
+
+
+# -- write --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Item:
+    """A tensor with all its chunks, or an object."""
+
+    key: str
+    shape: Shape = ()
+    chunks: Sequence[Chunk] = ()
+    value: object = None
+
+
+def write_distcp(
+    file: Path, items: Sequence[Item], wrote: Callable[[int], None]
+) -> tuple[dict[str, int | str], bytes]:
+    """Write all items to one file; return its size and hash, and the content of `.metadata`."""
+    described: dict[str, Any] = {}
+    places: dict[MetadataIndex, _StorageInfo] = {}
+    with file.open("wb") as stream:
+        hashed = Hashed(stream)
+        for item in items:
+            if not item.chunks:
+                start, length = write_archive(hashed, item.value, wrote)
+                described[item.key] = BytesStorageMetadata()
+                places[MetadataIndex(item.key)] = _StorageInfo(file.name, start, length)
+                continue
+            for chunk in item.chunks:
+                start, length = write_archive(hashed, chunk.tensor, wrote)
+                index = MetadataIndex(item.key, torch.Size(chunk.offsets))
+                places[index] = _StorageInfo(file.name, start, length)
+            described[item.key] = TensorStorageMetadata(
+                TensorProperties(dtype=item.chunks[0].tensor.dtype),
+                torch.Size(item.shape),
+                [
+                    ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.tensor.shape))
+                    for chunk in item.chunks
+                ],
+            )
+        entry = hashed.finish()
+    metadata = Metadata(state_dict_metadata=described, storage_data=places)
+    return entry, pickle.dumps(metadata)

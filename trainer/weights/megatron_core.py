@@ -1,0 +1,175 @@
+"""Distributed checkpoints of Megatron-core (`torch_dist`): tensors of all layers are one, whatever the layout was."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint.manifest import check_access
+from trainer.errors import CheckpointError, InputError
+from trainer.weights.contents import Asked, Contents, Report, Wanted
+from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_distcp
+from trainer.weights.files.torch_read import attributes, read_torch
+from trainer.weights.files.torch_write import namespace, write_torch
+from trainer.weights.huggingface import DTYPES, as_json, read_json
+from trainer.weights.lazy import Lazy, cast, padded, reshaped, rows_of
+from trainer.weights.megatron import iteration_folder
+from trainer.weights.megatron_config import arguments_for, check_fits, model_of
+from trainer.weights.megatron_names import IGNORED, OUTPUT, core_name, core_of, layer_of
+from trainer.weights.ours import cuts_for, shapes_for
+from trainer.weights.rules import Heads, Rows, check_shapes, in_groups, in_sections, refuse_unknown
+from trainer.weights.target import Target
+
+DESCRIPTION = "metadata.json"
+COMMON = "common.pt"
+DATA = "__0_0.distcp"
+BACKEND = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+STACKED = re.compile(r"(decoder\.layers)\.(?!\d)")
+OTHERS = rf"{IGNORED}|optimizer\..*|rng_state.*|rerun_state_machine.*"
+# Megatron-core keeps the norm before a matrix with the matrix.
+FUSED = {
+    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+}
+# Matrices that expect an entry for the state of fused kernels; without those it is empty.
+MATRICES = ("self_attention.linear_proj", "self_attention.linear_qkv", "mlp.linear_fc1", "mlp.linear_fc2")
+
+
+def is_megatron_core(folder: Path) -> bool:
+    """Return whether a folder is a distributed checkpoint of Megatron-core."""
+    try:
+        found = iteration_folder(folder)
+    except CheckpointError:
+        return False
+    return (found / DESCRIPTION).is_file() and (found / METADATA).is_file()
+
+
+def read_megatron_core(folder: Path, asked: Asked) -> Contents:
+    """Return the contents of a folder; nothing of its tensors is read yet."""
+    if asked.state:
+        problem = f"{folder}: the state of Megatron-core's optimizer is not read"
+        raise InputError(problem, "leave out --state")
+    check_access(folder)
+    path = iteration_folder(folder)
+    backend = read_json(path / DESCRIPTION).get("sharded_backend")
+    if backend != BACKEND["sharded_backend"]:
+        problem = f"{path / DESCRIPTION}: sharded_backend is {backend!r}"
+        raise CheckpointError(problem, "save it with `--ckpt-format torch_dist`")
+    found = dict(_by_layer(read_distcp(path)))
+    common = attributes(read_torch(path / COMMON)) if (path / COMMON).is_file() else {}
+    arguments = attributes(common.get("args"))
+    model, notes = model_of(str(path), arguments, {name: [tensor] for name, tensor in found.items()}, asked)
+    if not arguments:
+        notes.append(f"{COMMON} records no arguments: GELU's tanh form and an eps of 1e-5 are assumed")
+    shapes = shapes_for(model)
+    tied = {OUTPUT} if model.tied else set()
+    refuse_unknown(str(path), [core_of(name) for name in shapes], found.keys() - tied, OTHERS)
+    tensors = {}
+    for name in shapes:
+        whole = found[core_of(name)]
+        if ".attention.qkv." in name:
+            whole = in_sections(whole, Rows.GROUPS, Heads.of(model))
+        table = name in ("tokens.weight", "output.weight") and whole.rows >= model.vocab
+        tensors[name] = rows_of(whole, 0, model.vocab) if table else whole
+    check_shapes(str(path), shapes, tensors)
+    origin = {"format": "megatron-core", "path": str(path), "iteration": common.get("iteration")}
+    return Contents(model, tensors, origin, notes=tuple(notes))
+
+
+def _by_layer(tensors: Mapping[str, Lazy]) -> Iterator[tuple[str, Lazy]]:
+    """Yield each tensor by its name in the model: those of all layers together come apart."""
+    for key, tensor in tensors.items():
+        if re.fullmatch(OTHERS, key):
+            continue
+        if not STACKED.match(key):
+            yield core_name(key), tensor
+            continue
+        if len(tensor.shape) < 2:
+            raise CheckpointError(f"{key} is of all layers, and has no dimension for them")
+        for layer in range(tensor.rows):
+            yield core_name(STACKED.sub(rf"\1.{layer}.", key)), _layer(tensor, layer)
+
+
+def _layer(tensor: Lazy, layer: int) -> Lazy:
+    def read(start: int, stop: int) -> Tensor:
+        return tensor.read(layer, layer + 1)[0][start:stop]
+
+    return Lazy(tensor.shape[1:], tensor.dtype, read, at_once=True)
+
+
+def write_megatron_core(contents: Contents, target: Target, wanted: Wanted, report: Report) -> None:
+    """Write a folder that Megatron-core loads into any layout."""
+    check_fits(contents.model)
+    items = list(_items(contents, DTYPES[wanted.dtype], wanted.tensor))
+    total = sum(chunk.tensor.bytes for item in items for chunk in item.chunks)
+    done = 0
+
+    def wrote(size: int) -> None:
+        nonlocal done
+        done += size
+        report(done, total)
+
+    def write(file: Path) -> Mapping[str, Any]:
+        entry, metadata = write_distcp(file, items, wrote)
+        # Together: the metadata hold where in the file each tensor is.
+        target.write_bytes(f"release/{METADATA}", metadata)
+        return entry
+
+    if f"release/{METADATA}" not in target.entries or f"release/{DATA}" not in target.entries:
+        target.forget(f"release/{METADATA}", f"release/{DATA}")
+    target.write(f"release/{DATA}", write)
+    target.verify(f"release/{DATA}")
+    common = {"args": namespace(arguments_for(contents, wanted)), "checkpoint_version": 3.0, "iteration": 0}
+    target.write(f"release/{COMMON}", partial(_write_common, common))
+    target.write_bytes(f"release/{DESCRIPTION}", as_json(BACKEND))
+    target.write_bytes("latest_checkpointed_iteration.txt", b"release")
+    for name, content in contents.files.items():
+        target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
+
+
+def _write_common(common: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+    return write_torch(file, dict(common), lambda size: None)
+
+
+def _items(contents: Contents, dtype: torch.dtype, ranks: int) -> Iterator[Item]:
+    """Yield the tensors of the model under Megatron-core's keys, each tensor of all layers as one."""
+    model, cuts = contents.model, cuts_for(contents.model)
+    stacks: dict[str, list[Lazy]] = {}
+    for name, ours in contents.parameters.items():
+        whole = padded(ours, model.padded(ranks)) if cuts[name].rows is not None else ours
+        if ".attention.qkv." in name:
+            whole = in_groups(whole, Heads.of(model))
+        whole, core = cast(whole, dtype), core_of(name)
+        if layer_of(core) is None:
+            yield Item(core, whole.shape, [Chunk((0,) * len(whole.shape), whole)])
+        else:
+            stacks.setdefault(_stacked_key(core), []).append(whole)
+    for key, layers in stacks.items():
+        shape = (model.layers, *layers[0].shape)
+        chunks = [
+            Chunk((number, *(0 for _ in layer.shape)), reshaped(layer, (1, *layer.shape)))
+            for number, layer in enumerate(layers)
+        ]
+        yield Item(key, shape, chunks)
+    for matrix in MATRICES:
+        for number in range(model.layers):
+            key = f"decoder.layers.{matrix}._extra_state/shard_{number}_{model.layers}"
+            yield Item(key, value=[None])
+
+
+def _stacked_key(core: str) -> str:
+    key = re.sub(r"^decoder\.layers\.\d+\.", "decoder.layers.", core)
+    for norm, fused in FUSED.items():
+        key = key.replace(f"layers.{norm}", f"layers.{fused}")
+    return key
