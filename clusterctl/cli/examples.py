@@ -220,6 +220,11 @@ EXAMPLES = {
         clusterctl status last --watch
         clusterctl status last --ranks --json
     """,
+    "top": """
+        clusterctl top
+        clusterctl top demo-1122
+        clusterctl top --once
+    """,
     "stop": """
         clusterctl stop last
         clusterctl stop last --grace 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,41 +103,52 @@ class History:
         return [line for _, line in sorted({int(line["step"]): line for line in self.checkpoints}.items())]
 
 
+class HistoryReader:
+    """Reads the metrics of a run, and later only what was added since."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run, self.history = run, History()
+        self._path, self._offset = run.progress, 0
+
+    def update(self) -> History:
+        """Return what the metrics say now; a last line without its end is left for the next time."""
+        if self.run.progress != self._path:
+            # The program began to write metrics of its own.
+            self.history, self._path, self._offset = History(), self.run.progress, 0
+        try:
+            file = self._path.open("rb")
+        except OSError:
+            return self.history
+        with file:
+            file.seek(self._offset)
+            while block := file.read(BLOCK):
+                end = block.rfind(b"\n") + 1
+                if not end and len(block) < BLOCK:
+                    break
+                # No writer makes a line as long as a block.
+                self._offset += end or len(block)
+                file.seek(self._offset)
+                _feed(self.history, block[:end])
+        return self.history
+
+
 def read_history(run: RunDir) -> History:
     """Return what the metrics of a run say, as far as they were copied here; damaged lines are left out."""
-    history = History()
-    last = b""
-    for block in _blocks(run):
-        position = 0
-        for match in _STEP.finditer(block):
-            if match.start() != position:
-                _add_lines(history, block[position : match.start()])
-            _add_step(history, match)
-            position, last = match.end(), match[0]
-        if position != len(block):
-            _add_lines(history, block[position:])
+    return HistoryReader(run).update()
+
+
+def _feed(history: History, block: bytes) -> None:
+    """Add a block of whole lines."""
+    position, last = 0, b""
+    for match in _STEP.finditer(block):
+        if match.start() != position:
+            _add_lines(history, block[position : match.start()])
+        _add_step(history, match)
+        position, last = match.end(), match[0]
+    if position != len(block):
+        _add_lines(history, block[position:])
     if last and (metric := _metric(last)) is not None and metric["step"] == history.steps.step[-1]:
         history.last = metric
-    return history
-
-
-def _blocks(run: RunDir) -> Iterator[bytes]:
-    """Yield the metrics in blocks of whole lines; a last line without its end is left out."""
-    try:
-        file = run.progress.open("rb")
-    except OSError:
-        return
-    rest = b""
-    with file:
-        while block := file.read(BLOCK):
-            block = rest + block
-            end = block.rfind(b"\n") + 1
-            rest = block[end:]
-            if len(rest) > BLOCK:
-                # No writer makes such a line.
-                rest = b""
-            if end:
-                yield block[:end]
 
 
 def _add_step(history: History, match: re.Match[bytes]) -> None:

@@ -143,14 +143,14 @@ def summarise(run: RunDir, *, now: float | None = None) -> RunSummary:
     return summary_of(run, read_sources(run), now=now)
 
 
-def read_sources(run: RunDir) -> Sources:
-    """Return what the files of a run say."""
+def read_sources(run: RunDir, history: History | None = None) -> Sources:
+    """Return what the files of a run say; `history` are its metrics if they were read already."""
     try:
         state = read_state(run)
     except UsageError:
         state = None
     verdict = state.verdict if state else ""
-    return Sources(run.read_record(), run.read_events(), read_history(run), run.phase(), verdict)
+    return Sources(run.read_record(), run.read_events(), history or read_history(run), run.phase(), verdict)
 
 
 def summary_of(run: RunDir, sources: Sources, *, now: float | None = None) -> RunSummary:

@@ -1,0 +1,218 @@
+"""`top`: a live screen of runs and ranks."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterctl.cli import options, screen
+from clusterctl.errors import ClusterctlError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from clusterctl.report.board import Board
+    from clusterctl.transport.fanout import Connections
+
+# Seconds between two readings of the files here, and between two questions to the nodes.
+REFRESH, ASK = 0.5, 2.0
+ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1b[C": "n", "\x1b[D": "p", "\x1b[H": "g", "\x1b[F": "G"}
+
+
+def top(
+    run: Annotated[
+        str,
+        typer.Argument(metavar="[RUN]", help="The run to begin with.", autocompletion=options.complete_runs),
+    ] = "last",
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Print one screen and end.")] = False,
+) -> None:
+    """Watch runs and ranks on a live screen: phase, step, loss, speed, stragglers, and the log of a rank. Press ? there
+    for the keys. Without a terminal one screen is printed."""
+    from clusterctl.jobs.run_folder import all_runs
+    from clusterctl.report.board import Board
+
+    found = options.run_named(run)
+    runs = all_runs(options.runs_folder())
+    if found not in runs:
+        runs.insert(0, found)
+    board = Board(runs, runs.index(found))
+    if once or not (sys.stdin.isatty() and sys.stdout.isatty()) or screen.out_console().is_dumb_terminal:
+        print_once(board)
+    else:
+        LiveScreen(board).run()
+
+
+def print_once(board: Board) -> None:
+    """Print one screen."""
+    from clusterctl.cli.top_view import screenful
+
+    console = screen.out_console()
+    board.refresh()
+    width = min(console.width, 120)
+    screen.show(screenful(board, width, 50, unicode=screen.has_unicode(console), note=" "))
+
+
+class LiveScreen:
+    """Draws the board again and again, and acts on keys; leaves the terminal as it was."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.note, self.typing, self.asks_stop, self.long_log = "", False, False, False
+        self.closed = threading.Event()
+        self._stopping: threading.Thread | None = None
+
+    def run(self) -> None:
+        """Show the screen until a key ends it."""
+        from rich.live import Live
+
+        threading.Thread(target=self._ask_nodes, daemon=True, name="ask nodes").start()
+        console = screen.out_console()
+        with _single_keys(), Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
+            read = 0.0
+            try:
+                while not self.closed.is_set():
+                    if time.monotonic() - read > REFRESH:
+                        self.board.refresh()
+                        read = time.monotonic()
+                    live.update(self._drawn(), refresh=True)
+                    key = _next_key(REFRESH)
+                    if key:
+                        self.press(key)
+            finally:
+                self.closed.set()
+
+    def _drawn(self) -> RenderableType:
+        from clusterctl.cli.top_view import screenful
+
+        console = screen.out_console()
+        note = f"filter: {self.board.text}_" if self.typing else self.note
+        unicode = screen.has_unicode(console)
+        return screenful(
+            self.board, console.width, console.height, unicode=unicode, note=note, long_log=self.long_log
+        )
+
+    def press(self, key: str) -> None:
+        """Act on a key."""
+        if self.typing:
+            self._type(key)
+        elif self.asks_stop:
+            self.asks_stop = False
+            self.note = ""
+            if key in ("y", "Y"):
+                self._stop()
+        elif key in ("q", "\x1b", "\x03", "\x04"):
+            self.closed.set()
+        elif key in ("j", "k"):
+            self.board.move(1 if key == "j" else -1)
+        elif key in ("g", "G"):
+            self.board.move(-(10**9) if key == "g" else 10**9)
+        elif key in ("n", "p"):
+            self.board.choose(1 if key == "n" else -1)
+            self.board.refresh()
+        elif key == "l":
+            self.long_log = not self.long_log
+        elif key == "/":
+            self.typing = True
+        elif key == "s":
+            self.asks_stop = not self.board.run.phase().is_final
+            question = f"stop {self.board.run.run_id}? y/n"
+            self.note = question if self.asks_stop else f"{self.board.run.run_id} has ended"
+        elif key == "?":
+            from clusterctl.cli.top_view import HELP
+
+            self.note = "" if self.note else HELP
+        else:
+            self.note = ""
+
+    def _type(self, key: str) -> None:
+        if key in ("\r", "\n"):
+            self.typing = False
+        elif key == "\x1b":
+            self.typing, self.board.text = False, ""
+        elif key in ("\x7f", "\b"):
+            self.board.text = self.board.text[:-1]
+        elif key.isprintable():
+            self.board.text += key
+        self.board.rank = 0
+
+    def _stop(self) -> None:
+        run = self.board.run
+        self.note = f"stopping {run.run_id}"
+
+        def work() -> None:
+            from clusterctl.runs.stop import stop_run
+
+            try:
+                with options.connected_to(run) as connections:
+                    stop_run(run, connections)
+                self.note = f"stopped {run.run_id}"
+            except ClusterctlError as error:
+                self.note = error.message
+
+        self._stopping = threading.Thread(target=work, name="stop")
+        self._stopping.start()
+
+    def _ask_nodes(self) -> None:
+        """Ask the nodes of the chosen run for its ranks, while it is active."""
+        asked: str = ""
+        while not self.closed.is_set():
+            run = self.board.run
+            if run.run_id == asked or run.phase().is_final:
+                self.closed.wait(ASK / 4)
+                asked = "" if run.run_id != asked else asked
+                continue
+            try:
+                with options.connected_to(run) as connections:
+                    self._follow(connections)
+            except (ClusterctlError, OSError) as error:
+                self.note = getattr(error, "message", str(error)).splitlines()[0]
+                asked = run.run_id
+
+    def _follow(self, connections: Connections) -> None:
+        from clusterctl.runs.query import query_nodes
+
+        run = self.board.run
+        while not self.closed.is_set() and self.board.run is run and not run.phase().is_final:
+            state = query_nodes(run, connections, patience=ASK)
+            if self.board.run is run:
+                self.board.live = state
+            self.closed.wait(ASK)
+        if self.board.run is run:
+            self.board.live = None
+
+
+@contextmanager
+def _single_keys() -> Iterator[None]:
+    """Let the terminal pass on every key at once and without echo; restore it at the end."""
+    import termios
+    import tty
+
+    number = sys.stdin.fileno()
+    try:
+        before = termios.tcgetattr(number)
+    except termios.error:
+        raise UsageError("this terminal cannot be switched to single keys", "clusterctl top --once") from None
+    try:
+        tty.setcbreak(number)
+        yield
+    finally:
+        termios.tcsetattr(number, termios.TCSAFLUSH, before)
+
+
+def _next_key(seconds: float) -> str:
+    """Return the next key within some seconds, "" if none was pressed; an arrow counts as its letter."""
+    number = sys.stdin.fileno()
+    if not select.select([number], [], [], seconds)[0]:
+        return ""
+    pressed = os.read(number, 16).decode("utf-8", "replace")
+    # The terminal is gone.
+    return ARROWS.get(pressed, pressed[:1]) if pressed else "q"
