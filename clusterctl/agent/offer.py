@@ -42,15 +42,16 @@ class WholeTree:
 
 
 def offer(request: Request) -> Dict[str, Any]:
-    """Send the manifest of some files of a folder, then serve their pieces as the launcher's messages say.
+    """Send the manifest of a folder, or of some `files` in it, then serve the pieces as the launcher's messages say.
 
     `{"terms": ...}` lets another node fetch them: the reply has the port. `{"pieces": ...}` sends pieces in the reply.
     `{"end": true}` ends the offer.
     """
-    folder, names = request.path(), {str(name) for name in request.need("files", list)}
+    folder, wanted = request.path(), request.params.get("files")
+    names = {str(name) for name in wanted} if isinstance(wanted, list) else set()
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-    scanned = tree.scan(folder, lambda path, is_dir: path not in names)
+    scanned = tree.scan(folder, lambda path, is_dir: bool(names) and path not in names)
     missing = names - {entry.path for entry in scanned.entries if entry.kind == "f"}
     if missing:
         raise Refused("not-found", f"{folder}: has no file {', '.join(sorted(missing)[:5])}")

@@ -204,6 +204,7 @@ EXAMPLES = {
         clusterctl resume last
         clusterctl resume last --dry-run
         clusterctl resume last --detach
+        clusterctl resume last --nodes node[3-4]
     """,
     "runs": """
         clusterctl runs

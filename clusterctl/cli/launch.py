@@ -282,33 +282,49 @@ def leave(run: RunDir, *, as_json: bool) -> None:
 
 def resume(
     run: options.RunName,
+    selection: options.NodeOptions,
     *,
     detach: Detach = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Start an ended run again on its nodes. A training continues from its newest valid checkpoint."""
+    """Start an ended run again on its nodes, or with --nodes on others, which get its code, data and the files of its
+    newest checkpoint that they lack. A training continues from its newest valid checkpoint."""
+    from dataclasses import replace
+
     from clusterctl.cli.background import deliver_signals, start_in_background
+    from clusterctl.jobs import job as jobs
     from clusterctl.runs import controller
+    from clusterctl.runs.elsewhere import resume_on
 
     found = options.run_named(run)
     record = found.read_record()
     job, cluster = record.job, record.cluster
+    elsewhere = selection.chosen() if selection.nodes or selection.exclude else None
+    if elsewhere is not None:
+        jobs.check(job, elsewhere)
+        cluster = elsewhere
     if dry_run:
         show_plan(cluster, job, as_json=as_json, argv=True)
         return
+    names = set(cluster.names)
+    former = [node for node in record.cluster.nodes if node.name not in names]
+    both = replace(cluster, nodes=(*cluster.nodes, *former))
 
     def start_up(connections: Connections) -> None:
         with stopping_on_interrupt(found, connections):
             if lacks_controller(found, connections):
                 screen.log(f"{found.run_id} is running without a controller; starting a new one")
+            elif elsewhere is not None:
+                with phases() as log:
+                    resume_on(found, elsewhere, connections, log)
             else:
                 with phases() as log:
                     controller.Control(found, connections).resume(log)
             controller.ignore_terminal()
 
-    first = start_in_background(becoming_controller(found, cluster, start_up))
-    with options.connected(cluster) as connections:
+    first = start_in_background(becoming_controller(found, both, start_up))
+    with options.connected(both) as connections:
         if detach:
             deliver_signals()
             leave(found, as_json=as_json)

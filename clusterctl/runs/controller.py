@@ -337,7 +337,7 @@ class Control:
         given_up = [Abandoned(node, record.run_dirs[node.name], record.attempt) for node in left]
         record = replace(record, abandoned=(*record.abandoned, *given_up), spares=tuple(spares))
         if after[0].name != before[0].name:
-            record = replace(record, metrics_base=_end_half_line(self.run))
+            record = replace(record, metrics_base=end_half_line(self.run))
         self.run.write_record(record)
         parts = [f"without {', '.join(node.name for node in left)}" if left else ""]
         parts += [f"with {', '.join(joined)}" if joined else ""]
@@ -377,7 +377,7 @@ def history_of(event: Mapping[str, Any]) -> History:
         return History(restarts=1)
 
 
-def _end_half_line(run: RunDir) -> int:
+def end_half_line(run: RunDir) -> int:
     """End a half line of the metrics that came from a lost node; return the size of the file."""
     if not run.metrics.exists():
         return 0

@@ -30,9 +30,14 @@ class End:
 
 
 def copy_between(
-    source: End, folder: str, names: Sequence[str], target: End, dest: str, progress: Progress | None = None
+    source: End,
+    folder: str,
+    names: Sequence[str] | None,
+    target: End,
+    dest: str,
+    progress: Progress | None = None,
 ) -> PushResult:
-    """Copy files of a folder on one node to a new folder on another; every piece is verified on arrival."""
+    """Copy a folder on one node, or some files in it, to a new folder on another; every piece is verified there."""
     with _offered(source, folder, names) as offer:
         relay = Between(source, target, offer)
         return push_apart(target.connection, offer, dest, relay, progress)
@@ -86,8 +91,10 @@ class Offer(Source):
 
 
 @contextmanager
-def _offered(source: End, folder: str, names: Sequence[str]) -> Iterator[Offer]:
-    request = source.connection.open("offer", {"path": folder, "files": list(names)})
+def _offered(source: End, folder: str, names: Sequence[str] | None) -> Iterator[Offer]:
+    request = source.connection.open(
+        "offer", {"path": folder, "files": None if names is None else list(names)}
+    )
     try:
         offer = Offer(source.node.name, request)
         yield offer

@@ -75,6 +75,33 @@ def test_a_node_is_lost_with_its_disk_and_the_run_goes_on_from_the_newest_copied
     assert verified.returncode == 0, verified.stderr
 
 
+def test_a_run_is_resumed_on_other_nodes_which_get_only_what_they_lack(
+    tmp_path: Path, data: Path, three_nodes: cluster.Sandbox
+) -> None:
+    three_nodes.heal("node1")
+    shell = Shell(tmp_path, {**clean_environment(), "CLUSTERCTL_CLUSTER": str(three_nodes.cluster_file)})
+    name = job_file(shell, data, steps=100_000)
+    done = shell("launch", "--detach", name, "--nodes", "node[1-2]", "--set", "collect=[]")
+    assert done.returncode == 0, done.stderr
+    run = RunDir(tmp_path / "runs" / done.stdout.strip())
+    wait_for(lambda: any(metric["event"] == "checkpoint" for metric in run.metric_lines()), seconds=120)
+    assert shell("stop", run.run_id).returncode == 0
+    newest = listed(shell, run)[0]
+    assert sorted(newest["on"]) == ["node1", "node2"]
+    resumed = shell("resume", run.run_id, "--nodes", "node[2-3]", "--detach")
+    assert resumed.returncode == 0, resumed.stderr
+    # Rank 0 is on node2 now and rank 1 on node3.
+    assert f"{newest['name']}: the newest checkpoint that the living nodes have" in resumed.stderr
+    assert "2 files" in resumed.stderr
+    assert "moved to node[2-3]" in resumed.stderr
+    assert run.read_record().ranks == {"node2": (0,), "node3": (1,)}
+    assert [node.name for node in run.read_record().spares] == ["node1"]
+    wait_for(lambda: sum(metric["event"] == "start" for metric in run.metric_lines()) == 2, seconds=120)
+    starts = [metric["step"] for metric in run.metric_lines() if metric["event"] == "start"]
+    assert starts[1] == newest["step"]
+    assert shell("stop", run.run_id, "--grace", "1").returncode == 0
+
+
 def test_a_shared_folder_is_written_once_and_found_there(shell: Shell, data: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     name = job_file(shell, data)
