@@ -209,7 +209,9 @@ def protected(folder: str, token: str) -> Any:
     except OSError as problem:
         raise Refused("not-found", _text(problem, folder)) from None
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH)
+        # Some network disks have no locks; the file alone protects there.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         # A folder that this user may only read cannot be removed by this user either.
         with contextlib.suppress(PermissionError), open(mark, "w", encoding="utf-8"):
             pass
@@ -239,7 +241,7 @@ def remove(folder: str, digest: str, check: bool) -> Dict[str, Any]:
         handle = os.open(os.path.join(folder, saved.MANIFEST), os.O_RDONLY | os.O_CLOEXEC)
     try:
         if handle is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_alone(handle)
             if digest and digest_of(folder) != digest:
                 return {"bytes": 0, "kept": "it was saved again"}
         size = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder))
@@ -251,6 +253,16 @@ def remove(folder: str, digest: str, check: bool) -> Dict[str, Any]:
         if handle is not None:
             os.close(handle)
     return {"bytes": size, "kept": ""}
+
+
+def _lock_alone(handle: int) -> None:
+    """Lock an open manifest; raise BlockingIOError if a reader has a lock. Some network disks have no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return
 
 
 def _remove(folder: str) -> None:
