@@ -211,15 +211,25 @@ def protected(folder: str, token: str) -> Any:
     try:
         # Some network disks have no locks; the file alone protects there.
         with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        # A folder that this user may only read cannot be removed by this user either.
-        with contextlib.suppress(PermissionError), open(mark, "w", encoding="utf-8"):
-            pass
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        _mark(mark)
         yield
     finally:
         os.close(handle)
         with contextlib.suppress(OSError):
             os.unlink(mark)
+
+
+def _mark(path: str) -> None:
+    """Make the file that protects a checkpoint; raise Refused if the checkpoint is gone."""
+    try:
+        with open(path, "w", encoding="utf-8"):
+            pass
+    except FileNotFoundError:
+        raise Refused("not-found", f"{os.path.dirname(path)} was removed just now") from None
+    except OSError:
+        # A folder that this user may only read cannot be removed by this user either.
+        return
 
 
 def remove_checkpoint(request: Request) -> Dict[str, Any]:
