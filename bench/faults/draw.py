@@ -181,7 +181,7 @@ def wanted(fault: Fault) -> Wanted:
     causes = {
         "rank killed": where + "killed",
         "rank crashed": where + CRASHES.get(fault.detail, ""),
-        "rank frozen": where + "stands still",
+        "rank frozen": where + r"(stands still|was stopped by a signal \(SIGSTOP\))",
         "supervisor killed": rf"supervisor on {fault.node}\b",
         "supervisor stopped": rf"supervisor on {fault.node}\b.*did not respond",
         "manifest damaged": where + "killed",
@@ -195,7 +195,7 @@ def wanted(fault: Fault) -> Wanted:
         return Wanted(("",), (1, 1), rf"\b{fault.node}\b.*login scripts")
     # If no rank needed to write, it may remain unnoticed.
     if kind == "disk full":
-        return Wanted(("finished",), (1, 3), rf"on {fault.node}\b.*No space left on device")
+        return Wanted(("finished",), (1, 4), rf"\b{fault.node}\b.*No space left on device")
     # Perhaps before it was recorded.
     if kind == "command killed" and fault.phase in (PUSH, STARTING):
         return Wanted(("finished", ""), (1, 2))

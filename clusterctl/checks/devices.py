@@ -24,6 +24,8 @@ class DeviceSample:
     health: str = "OK"
     busy: tuple[str, ...] = field(default=())
     """The processes that use it: `python (pid 4711)`."""
+    name: str = field(default="", compare=False)
+    """What kind of device it is, as the tool calls it: `910B3`, `NVIDIA A100-SXM4-80GB`."""
 
 
 def findings(reply: NodeAnswers) -> Iterator[Finding]:
@@ -47,6 +49,15 @@ def findings(reply: NodeAnswers) -> Iterator[Finding]:
     yield from _each(reply, seen, tool)
     for device in node.devices:
         yield from _link(reply, device)
+
+
+def names(reply: NodeAnswers) -> set[str]:
+    """Return the names of the node's devices as its driver's tool shows them; empty without such a tool."""
+    done = reply.command("smi")
+    if done is None or not done.succeeded or reply.node.kind not in ("npu", "cuda"):
+        return set()
+    seen = npus(done.out) if reply.node.kind == "npu" else gpus(done.out, None)
+    return {seen[device].name for device in reply.node.devices if device in seen and seen[device].name}
 
 
 def _each(reply: NodeAnswers, seen: Mapping[int, DeviceSample], tool: str) -> Iterator[Finding]:
@@ -111,7 +122,8 @@ def npus(text: str) -> dict[int, DeviceSample]:
     chips: dict[tuple[int, int], int] = {}
     health: dict[int, str] = {}
     busy: dict[int, list[str]] = {}
-    row: tuple[int, str] | None = None
+    names: dict[int, str] = {}
+    row: tuple[int, str, str] | None = None
     for line in text.splitlines():
         cells = [cell.split() for cell in line.strip().strip("|").split("|")]
         first = cells[0]
@@ -127,13 +139,16 @@ def npus(text: str) -> dict[int, DeviceSample]:
             device = chips.get((int(first[0]), int(first[1])), int(first[0]))
             busy.setdefault(device, []).append(f"{' '.join(cells[2])} (pid {cells[1][0]})")
         elif row is None and len(first) > 1 and not first[1].isdecimal():
-            row = int(first[0]), " ".join(cells[1])
+            row = int(first[0]), " ".join(cells[1]), first[1]
         elif row is not None:
-            card, state = row
+            card, state, name = row
             device = int(first[1]) if len(first) > 1 and first[1].isdecimal() else card
             chips[card, int(first[0])] = device
-            health[device], row = state, None
-    return {device: DeviceSample(state, tuple(busy.get(device, ()))) for device, state in health.items()}
+            health[device], names[device], row = state, name, None
+    return {
+        device: DeviceSample(state, tuple(busy.get(device, ())), names[device])
+        for device, state in health.items()
+    }
 
 
 def gpus(text: str, busy: CommandResult | None) -> dict[int, DeviceSample]:
@@ -145,7 +160,8 @@ def gpus(text: str, busy: CommandResult | None) -> dict[int, DeviceSample]:
     result = {}
     for row in _rows(text):
         if len(row) >= 6 and row[0].isdecimal():
-            result[int(row[0])] = DeviceSample(_gpu_health(row), tuple(on.get(row[1], ())))
+            name = row[6] if len(row) > 6 else ""
+            result[int(row[0])] = DeviceSample(_gpu_health(row[:6]), tuple(on.get(row[1], ())), name)
     return result
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.checks import (
+    chips,
     devices,
     network,
     query,
@@ -158,7 +159,7 @@ def nodes(
         else:
             findings += [*checks_node.findings(outcome.get()), *devices.findings(outcome.get())]
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
-    findings += network.findings(answers)
+    findings += [*network.findings(answers), *chips.differing(answers)]
     report(findings, "connections between the nodes")
     between = list(_between(cluster, answers, connections, port))
     report(between, "")
@@ -198,7 +199,9 @@ def before_launch(
     `summary` is the trainer's, which says how large the checkpoints are.
     """
     need = _checkpoint_need(job, summary or {})
-    result = _quick_findings(_as_used(cluster, job), connections, job.master_port, need)
+    used = _as_used(cluster, job)
+    answers, result = _quick_findings(used, connections, job.master_port, need)
+    result += chips.findings(job, used, answers)
     odd = folded([entry for entry in result if not entry.is_sound])
     for entry in odd:
         if entry.level == "warning":
@@ -236,8 +239,9 @@ def _quick_findings(
     connections: Connections,
     port: int = 0,
     need: checks_node.CheckpointNeed | None = None,
-) -> list[Finding]:
-    """Return the findings of four round trips: greeting, query, a port opened, and every node's connection to it."""
+) -> tuple[list[NodeAnswers], list[Finding]]:
+    """Return the nodes' answers, and the findings of four round trips: greeting, query, a port opened, and every
+    node's connection to it."""
     paths = [need.folder] if need and need.folder else []
     outcomes = connections.on_each(
         cluster.nodes, lambda node, link: query.query_node(node, link, quick=True, paths=paths)
@@ -249,7 +253,7 @@ def _quick_findings(
         findings += [*checks_node.findings(entry, quick=True), *devices.findings(entry)]
         findings += checks_node.checkpoint_room(entry, need) if need else ()
     findings += network.findings(answers, quick=True)
-    return findings + network.master_port(cluster.nodes, connections, port)
+    return answers, findings + network.master_port(cluster.nodes, connections, port)
 
 
 def folded(findings: Sequence[Finding]) -> list[Finding]:

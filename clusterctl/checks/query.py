@@ -37,7 +37,9 @@ wanted = json.loads(sys.argv[1])
 print(json.dumps({"python": sys.version.split()[0], "packages": {n: found[n] for n in wanted if n in found}}))
 """
 
-NVIDIA_FIELDS = "index,uuid,driver_version,memory.total,memory.used,ecc.errors.uncorrected.volatile.total"
+NVIDIA_FIELDS = (
+    "index,uuid,driver_version,memory.total,memory.used,ecc.errors.uncorrected.volatile.total,name"
+)
 
 
 @dataclass(frozen=True)

@@ -428,9 +428,16 @@ def _command_faults(job: Job, cluster: Cluster) -> list[Fault]:
     return [_fault(job, ("command",), problem.text, problem.remedy) for problem in found]
 
 
-def check_train(job: Job, world: int) -> dict[str, Any]:
+def check_reported(job: Job, cluster: Cluster, device: str) -> dict[str, Any]:
+    """Return what the trainer says about a job on devices that the nodes report under this name."""
+    world = sum(len(devices_on(job, node)) for node in cluster.nodes)
+    return check_train(replace(job, train=train_part(job, cluster), data=None), max(world, 1), device)
+
+
+def check_train(job: Job, world: int, reported: str | None = None) -> dict[str, Any]:
     """Return what the trainer says about a configuration; it runs in a process of its own and imports no torch."""
     question = {
+        "reported": reported,
         "train": placeholders.fill_all(job.train or {}, _local_values(job, world), f"{job.source}: train"),
         "world_size": world,
         "name": job.name,

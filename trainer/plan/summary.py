@@ -14,6 +14,7 @@ from trainer.plan.checkpoints import checkpoint_cost, disk_faults
 from trainer.plan.checks import lint, name_notes
 from trainer.plan.hardware import hardware_of
 from trainer.plan.memory import Stage, stages
+from trainer.plan.reported import with_reported
 from trainer.plan.resolve import plan_config
 from trainer.plan.time import CONVENTIONS, cost, per_token
 
@@ -23,14 +24,18 @@ if TYPE_CHECKING:
 
 
 def check(document: object) -> dict[str, Any]:
-    """Answer `{"train": ..., "world_size": n, "base_dir": "...", "check_data": bool}`: all faults together."""
+    """Answer `{"train": ..., "world_size": n, "base_dir": "...", "check_data": bool}`: all faults together.
+
+    `reported` is the name of the devices that a driver's tool shows on the nodes.
+    """
     if not isinstance(document, Mapping):
         return _answer([Fault("", "the document is not a mapping", 'give {"train": {...}, "world_size": 4}')])
     world = document.get("world_size", 1)
     if not isinstance(world, int) or isinstance(world, bool) or world < 1:
         return _answer([Fault("world_size", f"is {world!r}; a whole number of at least 1 is needed")])
-    found = plan_config(document.get("train"), world)
-    config, faults = found.config, found.faults
+    train, chip_faults = with_reported(document.get("train"), document.get("reported"))
+    found = plan_config(train, world)
+    config, faults = found.config, [*chip_faults, *found.faults]
     uses: list[CorpusUse] = []
     data_notes: list[str] = []
     if document.get("check_data") and config.data.prefixes():

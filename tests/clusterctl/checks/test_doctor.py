@@ -9,9 +9,10 @@ import pytest
 
 from clusterctl.checks import doctor, query
 from clusterctl.checks.node import CheckpointNeed, checkpoint_room
-from clusterctl.errors import Unreachable
+from clusterctl.errors import Found, Unreachable
 from clusterctl.finding import Finding
 from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.jobs.job import Job
 from clusterctl.transport.fanout import Connections, ScriptedTransport
 from tests.support import examined
 
@@ -329,3 +330,37 @@ def test_checkpoints_must_fit_the_disk_of_each_node_or_the_shared_one() -> None:
     assert "3 checkpoints, the one in progress included, need" in first.what
     (shared,) = found(CheckpointNeed(free + 1, 3, "/shared"))
     assert (shared.where, "/shared has" in shared.what) == ("b", True)
+
+
+def launched_on(*reported: str) -> str:
+    """What a launch of a bf16 training says before it starts, on nodes whose devices have these names."""
+    names = tuple("abc"[: len(reported)])
+    tables = {
+        name: npu(table_of("OK", "OK").replace("910B3", chip))
+        for name, chip in zip(names, reported, strict=True)
+    }
+    train = {
+        "model": {"layers": 2, "hidden": 64, "heads": 2, "sequence": 64, "vocab": 512},
+        "data": {"prefix": "x", "tokenizer": "gpt2"}, "steps": 10, "micro_batch": 1, "global_batch": 4,
+        "precision": "bf16",
+    }  # fmt: skip
+    nodes = tuple(Node(name, name, name, kind="npu", devices=(0, 1)) for name in names)
+    told: list[str] = []
+    with Connections(ScriptedTransport(examined.script(**tables))) as connections:
+        try:
+            doctor.before_launch(
+                Cluster("lab", nodes),
+                Job("t", train=train),
+                connections,
+                lambda kind, text: told.append(text),
+            )
+        except Found as found:
+            told.append(str(found))
+    return "\n".join(told)
+
+
+def test_a_launch_asks_the_nodes_for_their_chip() -> None:
+    assert "its devices are" not in launched_on("910B3")
+    refused = launched_on("910A")
+    assert "nothing was started" in refused and "its devices are 910A: train.precision" in refused
+    assert "their devices differ: 910B3 on a, 910B1 on b" in launched_on("910B3", "910B1")

@@ -1,0 +1,53 @@
+"""Check a training against the devices that its nodes report: which chip they are, and whether it fits that chip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from clusterctl.checks import devices
+from clusterctl.checks.answers import NodeAnswers
+from clusterctl.finding import Finding
+from clusterctl.inventory import nodeset
+from clusterctl.jobs import job as jobs
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.jobs.job import Job
+
+
+def findings(job: Job, cluster: Cluster, answers: Sequence[NodeAnswers]) -> Iterator[Finding]:
+    """Yield nodes whose devices differ, and what the trainer says about the job on these devices.
+
+    Where the job names no chip, the reported one gives its memory and types.
+    """
+    if job.train is None:
+        return
+    yield from differing(answers)
+    for name, nodes in _reported(answers).items():
+        found = jobs.check_reported(job, cluster, name)
+        where = nodeset.fold(nodes)
+        for fault in found["faults"]:
+            text = f"its devices are {name}: {fault['key']} {fault['what']}"
+            yield Finding("bad", where, text, fault.get("remedy", ""), "chip")
+        if (found.get("summary") or {}).get("fits") is False:
+            text = f"its devices are {name}: by the plan, the training does not fit their memory"
+            yield Finding("warning", where, text, "`clusterctl plan` shows what it needs", "chip")
+
+
+def differing(answers: Sequence[NodeAnswers]) -> Iterator[Finding]:
+    """Yield a finding if the nodes' devices are not all of one kind: the slowest decides how fast a training is."""
+    reported = _reported(answers)
+    if len(reported) > 1:
+        parts = [f"{name} on {nodeset.fold(nodes)}" for name, nodes in reported.items()]
+        text = f"their devices differ: {', '.join(parts)}"
+        yield Finding("warning", "all nodes", text, "run on nodes with equal devices", "chip")
+
+
+def _reported(answers: Sequence[NodeAnswers]) -> dict[str, list[str]]:
+    """Return by name of a device the nodes that have such devices."""
+    reported: dict[str, list[str]] = {}
+    for answer in answers:
+        for name in sorted(devices.names(answer)):
+            reported.setdefault(name, []).append(answer.node.name)
+    return reported
