@@ -23,5 +23,5 @@ def with_reported(train: object, name: object) -> tuple[object, list[Fault]]:
         return {**train, "hardware": {**hardware, "chip": chip.name}}, []
     if given == chip.name:
         return train, []
-    what = f"is {given}, but the nodes report {name}, which is {chip.title}"
-    return train, [Fault("train.hardware.chip", what, f"hardware.chip: {chip.name}, or leave it out")]
+    problem = f"is {given}, but the nodes report {name}, which is {chip.title}"
+    return train, [Fault("train.hardware.chip", problem, f"hardware.chip: {chip.name}, or leave it out")]
