@@ -1,4 +1,4 @@
-"""Give the programs that tests start the usual signal handling, whatever started the tests."""
+"""Give the programs that tests start the usual signal handling, even if the test process ignores signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a subject of bench/train is told, and what it answers; standard library alone, for the peers' interpreters."""
+"""The work of a subject of bench/train and its answers; standard library only, for the peers' interpreters."""
 
 from __future__ import annotations
 

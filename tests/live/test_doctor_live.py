@@ -21,7 +21,7 @@ SLEEP = ("--no-code", "--", "python3", "-c", "import time; time.sleep(600)")
 
 @pytest.fixture
 def npu_shell(shell: Shell, cluster_file: Path) -> Iterator[Shell]:
-    """The same nodes with devices that count as NPUs: their make-believe tools are asked then."""
+    """The same nodes with simulated NPUs: their simulated tools are run."""
     file = cluster_file.with_name("npu.yaml")
     file.write_text(re.sub(r'"kind": "cpu"', '"kind": "npu"', cluster_file.read_text()))
     answers = cluster_file.parent / "node1" / "etc" / "hccn_tool.answers"

@@ -1,4 +1,4 @@
-"""The keeper over real SSH: no second handshake, broken links mended, nothing left when it is killed."""
+"""The keeper over real SSH: one handshake, broken links are replaced, and nothing is left when it is killed."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _at_terminal(kept: Keeping, words: list[str], typed: bytes) -> tuple[int, st
         try:
             piece = os.read(ours, 4096)
         except OSError:
-            # So a terminal's other end says that it is closed.
+            # A terminal reports a closed other end in this way.
             break
         said += piece
         if b"Passphrase" in piece:

@@ -52,7 +52,7 @@ def typed(tmp_path: Path, made: Sandbox) -> Shell:
 
 
 def inside(made: Sandbox, name: str, *argv: str) -> str:
-    """What a program says that runs on a node, but was not started over SSH."""
+    """Return the output of a program that runs on a node but was not started over SSH."""
     pid = namespaces.first_process(made.layout, made.node(name))
     entered = ["nsenter", "-t", str(pid), "-m", "-n", "-p", *argv]
     return subprocess.run(entered, capture_output=True, text=True, check=True).stdout

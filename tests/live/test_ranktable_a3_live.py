@@ -1,4 +1,4 @@
-"""Rank tables of make-believe A3 nodes, asked for over real SSH."""
+"""Rank tables of simulated A3 nodes, built over real SSH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank tables asked for over real SSH."""
+"""Rank tables built over real SSH."""
 
 from __future__ import annotations
 

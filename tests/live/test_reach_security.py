@@ -197,7 +197,7 @@ def test_hosts_users_and_gateways_that_are_options_or_commands_are_refused(
 
 
 def listeners(folder: Path, known: set[str]) -> dict[tuple[str, int], str]:
-    """What processes of a sandbox listen on, but for sockets that were looked at before (`known`, by inode)."""
+    """Return the addresses on which a sandbox's processes listen, without the sockets in `known` (by inode)."""
     found: dict[str, tuple[str, int]] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
@@ -288,7 +288,7 @@ def test_a_push_opens_the_relays_listeners_and_no_others_and_they_serve_no_stran
         there.unlink()
     addresses = {node.address for node in made.nodes}
     assert {address for address, _ in seen} <= (addresses if relay != "off" else set()), seen
-    # The nonce that a proof is asked of.
+    # The nonce that the proof must sign.
     most = 32 if relay == "plain" else 0
     assert bool(seen) == (relay != "off") and max(map(len, given), default=0) <= most, given
 

@@ -109,7 +109,7 @@ def test_the_room_of_a_long_word_is_given_back() -> None:
 
 
 def test_many_pairs_in_a_half_full_table_are_all_found() -> None:
-    """One in twenty of its buckets is full then, and goes on in the next."""
+    """One in twenty of its buckets is then full and continues in the next one."""
     random = Random(6)
     merges = some_merges(random, b"abcdefghijkl", 32_768)
     inner = model(merges)

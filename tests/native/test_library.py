@@ -1,4 +1,4 @@
-"""A library is loaded when it is whole, for this processor and of this source; else the reason is said."""
+"""A library is loaded if it is complete and built for this processor from this source; else the reason is given."""
 
 from __future__ import annotations
 

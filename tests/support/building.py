@@ -1,4 +1,4 @@
-"""What the tests of builds share: a small tokenizer, texts, and what a pair says."""
+"""Helpers of the tests of builds: a small tokenizer, texts, and the contents of a pair."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_lines(path: Path, texts: Sequence[Any], key: str = "text") -> Path:
 
 
 def built(output: Path, tokenizer: Path, *inputs: Path | str, **options: Any) -> dict[str, Any]:
-    """A build; options of the order, the recipe and the filters by their names."""
+    """Build a pair and return its manifest; options of the order, the recipe and the filters by their names."""
     filters = {name: options.pop(name) for name in list(options) if name in Filters.__dataclass_fields__}
     options.setdefault("filters", Filters(**filters))
     recipe = {name: options.pop(name) for name in list(options) if name in Recipe.__dataclass_fields__}

@@ -52,7 +52,7 @@ def file(path: str, content: bytes = b"x", mode: int = 0o644) -> list[object]:
 
 
 def manifest(rows: object, content: bytes = b"xxxxxxxxxxxx") -> None:
-    """A tree for a pull: the manifest, then bytes whatever is asked for."""
+    """Answer a pull with a manifest, then with bytes that nobody requested."""
     text = rows if isinstance(rows, bytes) else json.dumps(rows).encode()
     for begin in range(0, len(text), 1 << 17):
         say(data(text[begin : begin + (1 << 17)], manifest=len(text)))

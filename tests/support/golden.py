@@ -1,4 +1,4 @@
-"""The first ten losses of the tiny GPT and the tiny GLM on a text that lies beside them.
+"""The first ten losses of the tiny GPT and the tiny GLM on a text in the same folder.
 
 python -m tests.support.golden --record glm-tiny    records a model's losses on this machine, after an intended change
 """

@@ -384,7 +384,7 @@ def is_kind(address: str, kind: str) -> bool:
     if kind == "IPV4":
         parts = address.split(".")
         return len(parts) == 4 and all(re.fullmatch("0|[1-9][0-9]{0,2}", p) and int(p) < 256 for p in parts)
-    # The reader's pattern: at most six groups beside "::"; a dotted end stands for two.
+    # The reader's pattern: at most six groups next to "::"; a dotted end counts as two.
     head, double, tail = address.partition("::")
     groups = [g for g in (head + ":" + tail).split(":") if g]
     if double and len(groups) + ("." in address) > 6:

@@ -40,7 +40,7 @@ SPLITS = ["949,50,1", "80,20", "1", "90,10,0", "50,25,25", "0.7,0.2,0.1", "98/1/
 
 @dataclass(frozen=True)
 class Setting:
-    """One corpus or several, and how samples are asked of them."""
+    """One corpus or several, and how samples are read from them."""
 
     # Plain, blend, apart (a corpus for each part), sizes (without weights).
     kind: str
@@ -87,7 +87,7 @@ def _asked(
     split: str,
     weights: list[float] | None,
 ) -> Setting:
-    """How long a sample is and how many are asked for; but for `plain`, no part is shorter than a sample."""
+    """The length and number of samples; except in `plain`, no part is shorter than a sample."""
     parts = [_tokens(one, split, kind) for one in lengths]
     shortest = min(min(n for n in part if n is not None) for part in parts)
     # A part without tokens, which Megatron-core would wait for without end.
@@ -136,7 +136,7 @@ def write_corpora(asked: Setting, folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is asked of a part: each index, and the first items with their masks."""
+    """What is read of a part: each index, and the first items with their masks."""
 
     arrays: dict[str, Any]
 
@@ -149,7 +149,7 @@ class Answer:
 
 
 def config_of(asked: Setting, prefixes: list[str]) -> DataConfig:
-    """The setting as a job says it; each part's corpora are all of them, the other way round for validation."""
+    """The setting in the form of a job; every part has all corpora, in reverse order for validation."""
     weights = asked.weights or [None] * len(prefixes)
     sources = tuple(Source(prefix, weight) for prefix, weight in zip(prefixes, weights, strict=True))
     if asked.kind == "plain":

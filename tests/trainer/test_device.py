@@ -1,4 +1,4 @@
-"""What a device is asked for, by a recording stand-in of torch.cuda; NPUs have one of their own (test_npu.py)."""
+"""Record the calls of a device with a substitute of torch.cuda; NPUs have their own (test_npu.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.train.rates import Rates, memory_line, planned_bytes
 
 
 class Event:
-    """A clock that ticks by 0.25 s each time that it is looked at."""
+    """A clock that advances by 0.25 s at each reading."""
 
     now = 0.0
 

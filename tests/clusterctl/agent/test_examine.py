@@ -1,4 +1,4 @@
-"""What a node says of itself through a real agent: room, ports and their holders, left-overs, commands, reach."""
+"""What a real agent reports about its node: disk space, ports and their holders, left-over processes, commands."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_a_header_nested_without_end_is_a_bad_frame() -> None:
 
 
 def read_by(loads: Callable[[str], object], text: str) -> object:
-    """The value, or the kind of its refusal; a NaN is told by its name."""
+    """Return the value, or the kind of its refusal; a NaN becomes its name."""
     try:
         return repr(loads(text))
     except (ValueError, RecursionError) as problem:

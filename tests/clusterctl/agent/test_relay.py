@@ -215,7 +215,7 @@ def test_when_the_first_node_dies_the_next_one_asks_the_launcher(
     assert isinstance(results[0], ClusterctlError)
     rest = good(results[1:])
     assert all(same(root, nodes.folders[place] / "dest") for place in (1, 2))
-    # What had come was not asked for again.
+    # Pieces that had arrived were not requested again.
     assert sum(one.bytes_sent for one in rest) < source.manifest.size
 
 

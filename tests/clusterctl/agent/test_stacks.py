@@ -1,4 +1,4 @@
-"""Where ranks stand, told by themselves where they can, and by nobody's death."""
+"""Stack traces of ranks, written by the ranks themselves if they can, without ending any."""
 
 from __future__ import annotations
 

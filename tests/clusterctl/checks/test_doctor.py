@@ -26,7 +26,7 @@ def asked(table: dict[tuple[str, str], Any], *names: str, port: int = 0, **more:
 
 
 def odd(findings: list[Finding], check: str) -> Finding:
-    """The one finding of a check that is not sound; it says what to do."""
+    """Return the only finding that is not `ok`; it must have a remedy."""
     found = [one for one in findings if one.check == check and not one.is_sound]
     assert len(found) == 1, findings
     assert found[0].remedy

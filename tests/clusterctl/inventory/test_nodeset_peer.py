@@ -1,4 +1,4 @@
-"""Node sets beside ClusterShell's own answers, thousands at a time: what both take means the same names to both."""
+"""Compare thousands of node sets with ClusterShell: a set that both accept gives the same names."""
 
 from __future__ import annotations
 

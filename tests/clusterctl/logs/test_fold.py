@@ -1,4 +1,4 @@
-"""Many ranks' lines, said once."""
+"""Equal lines of many ranks are shown once."""
 
 from __future__ import annotations
 

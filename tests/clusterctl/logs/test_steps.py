@@ -185,7 +185,7 @@ def test_the_rank_that_reports_steps_is_followed_and_its_steps_are_recorded(tmp_
     summary = summarise(run)
     assert (summary.steps_done, summary.steps, summary.last_loss, summary.last_eval) == (20, 100, 6.25, 6.1)
     assert run.last_step() and not steps.finished
-    # A controller that takes over goes on.
+    # A controller that takes over continues.
     again = LogSteps(run, run.read_record())
     lines = again.feed(last, MEGATRON.replace(" 20/", "100/").encode())
     assert [line["event"] for line in lines] == ["step", "eval"] and again.finished

@@ -31,7 +31,7 @@ def address(text: str) -> Completed:
 
 
 def asked(answers: dict[str, Completed], node: Node = NODE) -> tuple[list[DeviceAddress], list[str]]:
-    """The addresses, and what was asked of the node; what the script does not name is not there."""
+    """Return the addresses and the commands that ran; a program that the script does not name does not exist."""
     transport = ScriptedTransport(
         {("*", "run"): ABSENT, **{("node1", what): one for what, one in answers.items()}}
     )

@@ -1,4 +1,4 @@
-"""One table of the nodes' answers: each node is asked what it is, and two kinds make no table."""
+"""Build one table from the answers of the nodes; nodes of two kinds are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def said(text: str) -> Completed:
 
 
 def node_says(number: int, chips: str, board: str | None) -> dict[tuple[str, str], Completed]:
-    """Every answer of one node of two devices, whatever it is asked."""
+    """Return all answers of one node with two devices."""
     name = f"node{number}"
     script = {(name, "npu-smi info -m"): said(chips)}
     for device in (0, 1):
@@ -51,7 +51,7 @@ def cluster(count: int) -> Cluster:
 
 
 def asked(*nodes: tuple[str, str | None], hardware: str | None = None) -> tuple[BuiltTable, list[str]]:
-    """The table of nodes with these chips and boards, and the questions that the first of them heard."""
+    """Return the table of nodes with these chips and boards, and the commands that ran on the first node."""
     script = {("*", "run"): ABSENT}
     for number, (chips, board) in enumerate(nodes, start=1):
         script |= node_says(number, chips, board)

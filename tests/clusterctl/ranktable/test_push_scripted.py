@@ -137,7 +137,7 @@ POD = "SDID : {}\nSuper Pod ID : {}\n"
 
 
 def super_drifts(answers: dict[int, str], node: Node = NODES[0]) -> list[tuple[int | None, str, str]]:
-    """What verify finds where npu-smi tells these super-device ids, and all else is well."""
+    """Return the differences if npu-smi shows these super-device ids and everything else is correct."""
     table = live.LiveTable(
         b"",
         "1.2",
@@ -246,7 +246,7 @@ def test_what_could_not_be_compared_in_2_0_is_said(tmp_path: Path, ranks: live.L
 
 
 class Disk(Connection):
-    """A node whose one path holds what was put there, unless it is told to lie."""
+    """A node with one file, which returns what was written unless the test makes it return something else."""
 
     def __init__(self, before: dict[str, Any], after: dict[str, Any] | None = None) -> None:
         super().__init__("node1")
@@ -283,7 +283,7 @@ def test_a_push_believes_the_hash_alone(table: live.LiveTable) -> None:
         live.push(Disk({"kind": "d", "mode": 0o755}), table, PATH)
 
 
-# -- what is refused before any node is asked
+# -- refused before any node is contacted
 
 
 def test_a_table_that_hccl_would_refuse_goes_nowhere(tmp_path: Path) -> None:

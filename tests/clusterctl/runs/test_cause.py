@@ -342,7 +342,7 @@ def test_a_rank_that_left_while_the_others_counted_on_it_is_the_cause(tmp_path: 
     # It was stopped, saved a last checkpoint, and left.
     ranks[1] = at("b", 2, 11.0, code=0)
     assert "rank 0 on a" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "failed"}).title
-    # Nothing failed on that node, so nobody asked for its clock.
+    # Nothing failed on that node, so its clock was not read.
     ranks = [ranks[0], replace(ranks[1], at=None)]
     assert "rank 2 on b" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "finished"}).title
     assert "rank 0 on a" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "stopped"}).title

@@ -1,4 +1,4 @@
-"""The port that rank 0 is told to listen on."""
+"""The port on which rank 0 listens."""
 
 from __future__ import annotations
 

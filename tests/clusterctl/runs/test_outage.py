@@ -18,7 +18,7 @@ SPARE = Node("n3", "h3", "10.0.0.3")
 
 
 class Answering(Connection):
-    """A node that says who it is."""
+    """A node that answers with its own name."""
 
     def call(self, op: str, params: object = None, body: object = None) -> dict[str, object]:
         assert op == "hello"
@@ -71,5 +71,5 @@ def test_a_node_that_stands_by_and_answers_says_that_our_link_is_fine(
     monkeypatch.setattr("clusterctl.runs.stall.AGAIN", 600.0)
     outage.again = time.monotonic() + 600.0
     outage.over()
-    # The next time it is asked anew.
+    # The next call queries it again.
     assert outage.is_ours()

@@ -1,4 +1,4 @@
-"""`runs prune`: old runs go, here and on their nodes; one that lives, or that can't be asked, stays."""
+"""`runs prune` removes old runs here and on their nodes; a run that is alive or cannot be reached stays."""
 
 from __future__ import annotations
 

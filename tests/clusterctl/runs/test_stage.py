@@ -1,4 +1,4 @@
-"""Data that lies on the nodes: told by a real agent, compared over nodes before a run starts."""
+"""Data that is already on the nodes: fingerprints from a real agent are compared before a run starts."""
 
 from __future__ import annotations
 

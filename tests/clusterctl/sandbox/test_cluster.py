@@ -129,7 +129,7 @@ def test_the_inventory_it_writes_is_one_that_the_launcher_reads(tmp_path: Path, 
     assert first.key == str(layout.key)
     assert (first.hccn_conf, first.hccn_tool) == device_files(layout, state, state.nodes[0])
     assert len({node.address for node in cluster.nodes}) == 3
-    # Nothing but loopback, whatever the mode.
+    # In every mode, only loopback addresses.
     assert first.host.startswith("127.")
 
 

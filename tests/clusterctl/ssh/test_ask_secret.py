@@ -1,4 +1,4 @@
-"""A passphrase at a terminal: asked once for all nodes, never shown."""
+"""A passphrase is requested once for all nodes, and never shown."""
 
 from __future__ import annotations
 
@@ -95,6 +95,6 @@ def _rest(terminal: int) -> bytes:
         while data := os.read(terminal, 4096):
             said += data
     except OSError:
-        # How Linux says that the other end is closed.
+        # Linux reports a closed other end in this way.
         pass
     return said

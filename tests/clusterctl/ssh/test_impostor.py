@@ -28,7 +28,7 @@ USUAL = {20, 30, 1, NEW_KEYS}
 
 
 class Between:
-    """Passes bytes on to a server and keeps what clients said, up to the end of their key exchange and after."""
+    """Forward bytes to a server and record what clients sent, during their key exchange and after it."""
 
     def __init__(self, port: int) -> None:
         self._to = port

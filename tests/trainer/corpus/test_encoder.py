@@ -1,4 +1,4 @@
-"""The ids of the C++ are those of `tokenizers`, or it says why it does not encode."""
+"""The C++ encoder returns the ids of `tokenizers`, or the reason why it does not encode."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from trainer.corpus.tokenizer import (
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
-# The real GPT-2 vocabulary is not ours to ship: it is read where the variable says, or beside the repository.
+# The real GPT-2 vocabulary is not part of the repository; it is read from the folder in the variable, or next to it.
 BESIDE = Path(__file__).resolve().parents[4] / "shared" / "data" / "gpt2-tokenizer.json"
 GPT2 = Path(os.environ.get("GPT2_TOKENIZER", BESIDE))
 needs_gpt2 = pytest.mark.skipif(

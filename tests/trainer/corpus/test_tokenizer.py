@@ -13,7 +13,7 @@ from trainer.corpus.tokenizer import (
 )
 from trainer.errors import DataError, InputError
 
-# The real GPT-2 vocabulary is not ours to ship; it is compared with where it lies beside the repository.
+# The real GPT-2 vocabulary is not part of the repository; it is compared if it is next to it.
 GPT2 = Path(__file__).resolve().parents[4] / "shared" / "data" / "gpt2-tokenizer.json"
 TEXTS = ["the cat sat on the mat; " * 20, "naïve café, 中文, \U0001f600 and\ttabs\n" * 10]
 

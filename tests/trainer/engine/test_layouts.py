@@ -1,4 +1,4 @@
-"""Every layout gives the losses of one process, and goes on from what any other saved."""
+"""Every layout gives the losses of one process, and resumes from the checkpoint of any other layout."""
 
 from __future__ import annotations
 

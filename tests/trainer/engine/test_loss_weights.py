@@ -94,7 +94,7 @@ def test_a_masked_loss_is_the_same_for_any_micro_batch_and_layout(
 
 
 def test_the_corpus_has_micro_batches_that_count_no_token(with_ends: Path) -> None:
-    """Else the comparison above would show less than it says."""
+    """Check that the comparison above can fail."""
     ids = np.fromfile(with_ends.with_suffix(".bin"), np.uint16)
     samples = ids[: len(ids) // 17 * 17].reshape(-1, 17)
     assert (samples == EOD).all(1).sum() > 10

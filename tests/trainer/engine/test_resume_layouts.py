@@ -1,4 +1,4 @@
-"""A training that goes on in its own layout gives the same bytes: losses, norms, and the checkpoint at its end."""
+"""A training resumed in its own layout gives the same bytes: losses, norms, and the last checkpoint."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_the_interleaved_order_is_torchs(stages: int, pieces: int, micros: int) 
 def test_every_pass_is_made_once_and_the_stages_never_wait_for_each_other_in_a_circle(
     stages: int, pieces: int, micros: int, backward: bool
 ) -> None:
-    """A link holds so many results that its receiver has not asked for yet."""
+    """Limit of the results in a link that its receiver has not requested yet."""
     programs = [
         deque(
             one_forward_one_backward(stage, stages, pieces, micros)

@@ -1,4 +1,4 @@
-"""What a plan says of checkpoints, next to checkpoints that were saved."""
+"""Compare a plan's checkpoint sizes with saved checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer that does not fit the model is told before anything starts."""
+"""A tokenizer that does not fit the model is reported before anything starts."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from trainer.samples.dataset import Batches, Data, Share
 
 
 def counting(folder: Path, lengths: list[int], name: str = "counting", first: int = 0) -> str:
-    """Documents whose tokens count on through the corpus, so that a token tells its place."""
+    """Documents whose tokens count up through the corpus, so that each token identifies its position."""
     start = first
     with Writer(folder / name, np.int32) as writer:
         for length in lengths:

@@ -27,7 +27,7 @@ HAS_MEGATRON = importlib.util.find_spec("megatron") is not None
 
 
 def corpus_of(folder: Path, lengths: list[int]) -> Corpus:
-    """Documents whose tokens count on through the corpus, so that a token tells its place."""
+    """Documents whose tokens count up through the corpus, so that each token identifies its position."""
     start = 0
     with Writer(folder / "counting", np.int32) as writer:
         for length in lengths:

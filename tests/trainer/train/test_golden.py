@@ -1,4 +1,4 @@
-"""A change that alters the numbers of a training is seen, whatever it was meant to do."""
+"""Detect every change that alters the numbers of a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of a large layout takes a step here, and holds what the plan says."""
+"""One rank of a large layout takes a step here and uses the memory that the plan predicts."""
 
 from __future__ import annotations
 
