@@ -69,10 +69,10 @@ def save_parts(order: SaveOrder, parts: Sequence[Part], folder: Folder, board: B
     try:
         board.post(f"{key}/part/{rank}", _attempt(lambda: _write(order, parts, aside, target, rank, nice)))
         if rank == 0:
-            board.post(f"{key}/manifest", _manifest(order, board, key, began))
+            board.post(f"{key}/manifest", collect_manifest(order, board, key, began))
         if folder.is_leader:
             (manifest,) = board.take([f"{key}/manifest"])
-            done = _attempt(lambda: _publish(manifest, order, aside, target))
+            done = _attempt(lambda: publish_manifest(manifest, order, aside, target))
             board.post(f"{key}/published/{rank}", done)
         if rank == 0:
             board.post(f"{key}/done", _confirmed(board, key, folder))
@@ -128,7 +128,7 @@ def _write(
         return {name: written.as_json()}
 
 
-def _manifest(order: SaveOrder, board: Board, key: str, began: float) -> dict[str, object]:
+def collect_manifest(order: SaveOrder, board: Board, key: str, began: float) -> dict[str, object]:
     """Return the manifest of all ranks' files, or the first failure."""
     keys = [f"{key}/part/{rank}" for rank in range(board.world)]
     entries = board.take(keys)
@@ -182,7 +182,9 @@ def _describe(file: Path | None) -> dict[str, object]:
         return {"bytes": file.stat().st_size, "sha256": sha256(file)}
 
 
-def _publish(manifest: Mapping[str, Any], order: SaveOrder, aside: Path, target: Path) -> dict[str, object]:
+def publish_manifest(
+    manifest: Mapping[str, Any], order: SaveOrder, aside: Path, target: Path
+) -> dict[str, object]:
     """Complete this node's folder and rename it; return the failure where another rank had one."""
     if "error" in manifest:
         return dict(manifest)

@@ -206,9 +206,8 @@ def folder_of(folder: Path, step: int) -> Path:
 
 
 def publish(aside: Path, target: Path) -> None:
-    """Rename a finished folder to `target`. One of the same step stays readable under another name."""
-    for path in (*aside.iterdir(), aside):
-        sync(path)
+    """Rename a folder, whose files are synced, to `target`. One of the same step stays readable under another name."""
+    sync(aside)
     if target.exists():
         os.rename(target, old_name(target))
     os.rename(aside, target)

@@ -9,7 +9,9 @@ NAMES = {
     "disks": "fill a disk up during saves, and load what is left",
     "flips": "flip single bits of all files, and see whether each is noticed",
     "kills": "kill ranks, supervisors and nodes during saves, and load what is left",
+    "manifest": "the work for a manifest of 1,536 ranks",
     "pairs": "continue in every layout from the checkpoints of every other",
+    "reshard": "continue on fewer ranks, next to DeepSpeed's offline conversion",
     "times": "save and load times next to torch's distributed checkpoints",
 }
 

@@ -1,0 +1,134 @@
+"""Rehearse the save of a 13B model on 1,536 ranks: the real number of files and tensors, with the data scaled down.
+
+Tensor parallel 8, pipeline 8, data parallel 24. Each rank's file is written for real; rank 0 takes the entries of all
+ranks from a store over TCP, and one leader publishes. Printed are the seconds that the manifest costs: rank 0's work to
+make it, the leader's work to write, check and publish it, and a rank's work to read it and to find its files in a load.
+
+python -m bench.train.checkpoints manifest [--divided rows]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+import native
+from tests.support.checkpoints import FACTS
+from trainer.checkpoint.board import Board
+from trainer.checkpoint.names import Shape, tensor_table
+from trainer.checkpoint.part import MOMENTS, Part
+from trainer.checkpoint.save import SaveOrder, collect_manifest, publish_manifest
+from trainer.checkpoint.store import open_checkpoint
+from trainer.checkpoint.write import write_parts
+from trainer.config.layout import pieces_of
+from trainer.config.model import ModelConfig
+from trainer.config.parts import KeepConfig
+from trainer.device import Device
+from trainer.engine.optimizer import owners
+from trainer.engine.parts import Place
+from trainer.engine.rank_state import saves_copy, shapes_of
+from trainer.model.gpt import GPT
+from trainer.model.layers import cuts_of
+from trainer.parallel.group import Group
+from trainer.parallel.pipeline import UNDIVIDED
+from trainer.parallel.tensor import Parallel
+
+TENSOR, STAGES, DATA = 8, 8, 24
+WORLD = TENSOR * STAGES * DATA
+# GPT-3 13B has 40 layers, 40 heads, hidden 5,120, 2,048 positions and 51,200 tokens; the last three are divided by 64.
+MODEL = ModelConfig(layers=40, hidden=80, heads=40, sequence=32, vocab=800, tied=False)
+T = TypeVar("T")
+
+
+def model_of(stage: int, parallel: Parallel) -> GPT:
+    """Return one rank's part of the model, without memory."""
+    pieces = pieces_of(MODEL.layers, stage, STAGES)
+    with torch.device("meta"):
+        return GPT(MODEL, native.choose("cpu"), parallel=parallel, pieces=pieces)
+
+
+def ranks_parts(divided: str) -> Iterator[list[Part]]:
+    """Yield the parts that each rank owns: whole parameters, as with ZeRO 1, or rows of each, as with ZeRO 3."""
+    for stage in range(STAGES):
+        for tensor in range(TENSOR):
+            parallel = Parallel(tensor, TENSOR)
+            model = model_of(stage, parallel)
+            cuts, parameters = cuts_of(model), dict(model.named_parameters())
+            owner = owners(parameters, DATA)
+            for data in range(DATA):
+                found = list[Part]()
+                for name, parameter in parameters.items():
+                    if not saves_copy(name, cuts[name], parallel, UNDIVIDED):
+                        continue
+                    place = Place(parameter.shape, cuts[name], parallel)
+                    first, last = (len(parameter) * at // DATA for at in (data, data + 1))
+                    whole = divided == "whole"
+                    if whole and owner[name] != data:
+                        continue
+                    for key in (name, *(f"{moment}.{name}" for moment in MOMENTS)):
+                        rows = torch.zeros(parameter.shape if whole else (last - first, *parameter.shape[1:]))
+                        found += place.rows(0 if whole else first, key, rows, True)
+                yield found
+
+
+def seconds(times: dict[str, float], key: str, work: Callable[[], T]) -> T:
+    began, processor = time.monotonic(), time.process_time()
+    result = work()
+    times[key] = round(time.monotonic() - began, 3)
+    times["processor time of all"] = round(
+        times.get("processor time of all", 0.0) + time.process_time() - processor, 3
+    )
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--divided", default="whole", choices=("whole", "rows"))
+    options = parser.parse_args()
+    with torch.device("meta"):
+        shapes: dict[str, Shape] = shapes_of(GPT(MODEL, native.choose("cpu")))
+    order = SaveOrder(1, "rehearsal", tensor_table(shapes, True), FACTS, None, KeepConfig())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    store = dist.TCPStore("127.0.0.1", port, 1, True, timedelta(seconds=60))
+    boards = [Board(Group(rank, WORLD, Device("cpu"), store=store), "saves") for rank in (0, 1)]
+    folder, times = Path(tempfile.mkdtemp(prefix="manifest-")), dict[str, float]()
+    try:
+        aside, target = folder / ".tmp-rehearsal", folder / "step-00000001"
+        aside.mkdir()
+        last: list[Part] = []
+        for rank, parts in enumerate(ranks_parts(options.divided)):
+            entry = {}
+            if parts:
+                name = f"part-{rank:05d}.safetensors"
+                entry = {name: write_parts(aside / name, parts, order.table).as_json()}
+                last = parts
+            boards[1].post(f"save/part/{rank}", entry)
+        manifest = seconds(times, "make", lambda: collect_manifest(order, boards[0], "save", 0.0))
+        seconds(times, "post", lambda: boards[0].post("save/manifest", manifest))
+        (taken,) = seconds(times, "take", lambda: boards[1].take(["save/manifest"]))
+        seconds(times, "publish", lambda: publish_manifest(taken, order, aside, target))
+        checkpoint = seconds(times, "read", lambda: open_checkpoint(target))
+        seconds(times, "find files of a load", lambda: checkpoint.files_for(last))
+        size = (target / "manifest.json").stat().st_size
+        facts = {"ranks": WORLD, "files": len(checkpoint.files), "manifest_bytes": size}
+        processor = times.pop("processor time of all")
+        total = {"all": round(sum(times.values()), 3), "processor time of all": processor}
+        print(json.dumps({**facts, "seconds": {**times, **total}}, indent=2))
+    finally:
+        shutil.rmtree(folder)
+    return 0
