@@ -15,17 +15,28 @@ class Layout:
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
+    context: int = 1
+    """Data parallel ranks, neighbours among them, that share each sample; they divide its tokens."""
+
+    @property
+    def readers(self) -> int:
+        """Return how many groups of ranks read different samples."""
+        return self.data // self.context
 
     @property
     def world(self) -> int:
         return self.data * self.tensor * self.pipeline
 
     @classmethod
-    def of(cls, world: int, tensor: int = 1, pipeline: int = 1) -> Layout:
+    def of(cls, world: int, tensor: int = 1, pipeline: int = 1, context: int = 1) -> Layout:
         """Return the layout of `world` ranks; those that tensor and pipeline leave are data parallel."""
         if world % (tensor * pipeline):
             raise ValueError(f"{world} ranks do not divide by tensor {tensor} x pipeline {pipeline}")
-        return cls(world // (tensor * pipeline), tensor, pipeline)
+        if world // (tensor * pipeline) % context:
+            raise ValueError(
+                f"{world // (tensor * pipeline)} data parallel ranks do not divide by context {context}"
+            )
+        return cls(world // (tensor * pipeline), tensor, pipeline, context)
 
     def place(self, rank: int) -> tuple[int, int, int]:
         """Return the (pipeline, data, tensor) place of a rank."""
@@ -36,7 +47,8 @@ class Layout:
         return tensor + self.tensor * (data + self.data * pipeline)
 
     def as_json(self) -> dict[str, int]:
-        return {"data": self.data, "tensor": self.tensor, "pipeline": self.pipeline}
+        sizes = {"data": self.data, "tensor": self.tensor, "pipeline": self.pipeline}
+        return {**sizes, "context": self.context} if self.context > 1 else sizes
 
 
 def piece_layers(layers: int, pieces: int, given: tuple[int, ...] = ()) -> tuple[int, ...]:

@@ -23,6 +23,8 @@ class ParallelConfig:
     """Pieces of the model per stage: more pieces make a smaller bubble and more traffic between stages."""
     sequence: bool = setting(False)
     """Divide what tensor parallel leaves whole (layer norms, dropout) along the sequence."""
+    context: int = setting(1, least=1)
+    """Ranks that share each sample: each has all weights and a stretch of the tokens, and sees the others' keys."""
     layers: tuple[int, ...] = setting((), least=0)
     """Layers of each piece in the model's order, where an even division is not wanted."""
 

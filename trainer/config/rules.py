@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 def layout_of(config: TrainConfig, world: int) -> tuple[Layout, list[Fault]]:
     """Return the layout of so many ranks and its faults; with faults, a layout with which checking can continue."""
-    tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
-    if world % (tensor * pipeline) == 0:
-        return Layout.of(world, tensor, pipeline), []
+    tensor, pipeline, context = config.parallel.tensor, config.parallel.pipeline, config.parallel.context
+    if world % (tensor * pipeline * context) == 0:
+        return Layout.of(world, tensor, pipeline, context), []
     problem = f"{world} ranks do not divide by tensor {tensor} x pipeline {pipeline}"
+    problem += f" x context {context}" if context > 1 else ""
     fitting = [n for n in range(1, world + 1) if world % n == 0]
-    remedy = f"tensor x pipeline must divide {world}: {', '.join(map(str, fitting[:8]))}"
+    product = "tensor x pipeline x context" if context > 1 else "tensor x pipeline"
+    remedy = f"{product} must divide {world}: {', '.join(map(str, fitting[:8]))}"
     return Layout(1, tensor, pipeline), [Fault("train.parallel", problem, remedy)]
 
 
@@ -46,6 +48,7 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
             "steps batch_ramp optimizer.warmup optimizer.warmup_steps optimizer.decay",
         ),
         (_tensor_faults(config, layout), "model parallel"),
+        (_context_faults(config), "model parallel data engine"),
         (_pipeline_faults(config, layout), f"{batch} model engine"),
         (_recompute_faults(config), "model parallel recompute"),
         (_engine_faults(config, layout), "engine parallel zero offload"),
@@ -153,6 +156,27 @@ def _tensor_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
         yield Fault("train.parallel.sequence", problem, "leave it out, or change model.sequence")
 
 
+def _context_faults(config: TrainConfig) -> Iterator[Fault]:
+    model, context, key = config.model, config.parallel.context, "train.parallel.context"
+    if context == 1:
+        return
+    stretch = context * (config.parallel.tensor if config.parallel.sequence else 1)
+    if model.sequence % stretch:
+        problem = f"{model.sequence} tokens do not divide by {stretch} ranks"
+        yield Fault(key, problem, "change it, or model.sequence")
+    refused = {
+        "a GLM, whose source is seen whole": model.kind == "glm",
+        "a window": 0 < model.window < model.sequence,
+        "experts": model.experts > 0,
+        "attention_dropout": model.attention_dropout > 0,
+        "data.reset_positions": config.data.reset_positions,
+        "data.reset_attention": config.data.reset_attention,
+        "engine deepspeed": config.engine == "deepspeed",
+    }
+    for subject in (subject for subject, given in refused.items() if given):
+        yield Fault(key, f"does not go with {subject}", "use 1")
+
+
 def _pipeline_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     parallel, model = config.parallel, config.model
     pieces = layout.pipeline * parallel.interleave
@@ -170,10 +194,10 @@ def _pipeline_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     elif parallel.layers and not all(any(piece.layers for piece in stage) for stage in config.stages[1:-1]):
         problem = f"{', '.join(map(str, parallel.layers))} leaves a stage between the ends without a layer"
         yield Fault("train.parallel.layers", problem, "give it one, or use fewer stages")
-    micros = (config.global_batch or 0) // (config.micro_batch * layout.data)
+    micros = (config.global_batch or 0) // (config.micro_batch * layout.readers)
     if parallel.interleave > 1 and micros % layout.pipeline:
         problem = f"{micros} micro-batches do not divide by {layout.pipeline} stages, as interleaving needs"
-        unit = config.micro_batch * layout.data * layout.pipeline
+        unit = config.micro_batch * layout.readers * layout.pipeline
         yield Fault("train.global_batch", problem, f"use a multiple of {unit}")
     if parallel.interleave > 1 and config.engine == "deepspeed":
         yield Fault(
@@ -250,10 +274,10 @@ def _eod_faults(config: TrainConfig) -> Iterator[Fault]:
 
 def _batch_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     assert config.global_batch is not None
-    if config.global_batch % (config.micro_batch * layout.data) == 0:
+    if config.global_batch % (config.micro_batch * layout.readers) == 0:
         return
-    below, above = nearest_batches(config.global_batch, config.micro_batch, layout.data)
-    ranks = f"{layout.data} data parallel ranks"
+    below, above = nearest_batches(config.global_batch, config.micro_batch, layout.readers)
+    ranks = f"{layout.readers} data parallel ranks"
     problem = f"{config.global_batch} does not divide by micro_batch {config.micro_batch} x {ranks}"
     yield Fault(
         "train.global_batch", problem, f"use {above}" if below == above else f"use {below} or {above}"
@@ -269,8 +293,8 @@ def _ramp_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
         remedy = "as in {start: 32, increment: 32, samples: 100000}"
         yield Fault("train.batch_ramp", "needs start, increment and samples", remedy)
         return
-    unit = config.micro_batch * layout.data
-    per = f"micro_batch {config.micro_batch} x {layout.data} data parallel ranks"
+    unit = config.micro_batch * layout.readers
+    per = f"micro_batch {config.micro_batch} x {layout.readers} data parallel ranks"
     if config.parallel.interleave > 1:
         unit, per = unit * layout.pipeline, f"{per} x {layout.pipeline} stages, as interleaving needs"
     for key, value in (("start", ramp.start), ("increment", ramp.increment)):

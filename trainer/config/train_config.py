@@ -108,7 +108,7 @@ class TrainConfig:
 
     def layout(self, world: int) -> Layout:
         """Return how so many ranks divide the work; raise ValueError if they cannot."""
-        return Layout.of(world, self.parallel.tensor, self.parallel.pipeline)
+        return Layout.of(world, self.parallel.tensor, self.parallel.pipeline, self.parallel.context)
 
     @property
     def stages(self) -> list[tuple[Piece, ...]]:

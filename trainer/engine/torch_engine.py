@@ -113,7 +113,7 @@ class TorchEngine:
             self.rank_state.update(rate)
         calibrating = not finite and self.loss_scale.can_fall
         self.loss_scale.update(overflow=not finite)
-        tokens = tokens_of(batch, data.world, self.config.model.sequence)
+        tokens = tokens_of(batch, data.world // self.groups.context.size, self.config.model.sequence)
         mean = self.groups.pipeline.total(data.total(float(total.item())), self.device) / scale
         used = scale if self.config.precision == "fp16" else None
         return StepResult(mean, norm, tokens, not finite, own.seconds(), used, calibrating)

@@ -15,7 +15,7 @@ from trainer.model.masks import future
 from trainer.model.norm import Norm
 from trainer.model.recompute import Recompute
 from trainer.model.rotary import Turns, turned
-from trainer.parallel.tensor import Parallel
+from trainer.parallel.tensor import ALONE, Parallel
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Sight:
     """Mask (batch, 1, sequence, sequence), True where a token is hidden; None hides later tokens."""
     turns: Turns | None = None
     """Rotary positions."""
+    context: Parallel = ALONE
+    """Ranks that have other stretches of the same samples."""
     aux_weight: float = 0.0
     """What the auxiliary loss of experts counts in the loss of the step."""
 
@@ -56,6 +58,10 @@ class Attention(nn.Module):
         q, k, v = self.project(x)
         if sight.turns is not None:
             q, k = self.rotate(q, k, sight.turns)
+        if sight.context.size > 1:
+            # Up to the last one of this rank's queries.
+            seen = k.shape[2] * (sight.context.rank + 1)
+            k, v = (sight.context.whole(part, 2)[:, :, :seen] for part in (k, v))
         return self.output(self.attend(q, k, v, sight.hidden))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

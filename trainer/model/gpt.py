@@ -26,7 +26,7 @@ from trainer.model.norm import Norm
 from trainer.model.recompute import NOTHING, Recompute
 from trainer.model.rotary import turns
 from trainer.model.token_ids import check_token_ids
-from trainer.parallel.tensor import ALONE, Parallel
+from trainer.parallel.tensor import ALONE, SEQUENCE, Parallel
 
 
 class GPT(nn.Module):
@@ -41,12 +41,16 @@ class GPT(nn.Module):
         parallel: Parallel = ALONE,
         recompute: Recompute = NOTHING,
         pieces: Sequence[Piece] = (),
+        context: Parallel = ALONE,
     ) -> None:
         """`ends`: what an end of document does to the rest of its sample; None: nothing.
+
+        `context`: the ranks that have other stretches of the same samples; `arguments` takes this rank's.
 
         `pieces`: the layers that this rank holds, if it is a pipeline stage; other layers are not created.
         """
         super().__init__()
+        self.context = context
         # Set before each pass whose gradients are wanted.
         self.aux_weight = 0.0
         self.config, self.ends, self.recompute = config, ends, recompute
@@ -90,7 +94,7 @@ class GPT(nn.Module):
 
     def _through(self, tokens: Tensor, x: Tensor | None, piece: Piece) -> Tensor:
         """Return the result of a piece's layers (batch, sequence, hidden)."""
-        at = torch.arange(tokens.shape[1], device=tokens.device)
+        at = torch.arange(tokens.shape[1], device=tokens.device) + self.context.rank * tokens.shape[1]
         if self.ends and self.ends.positions:
             at = masks.positions(tokens, self.ends.eod)
         x = self._embedded(tokens, at) if x is None else x
@@ -109,7 +113,8 @@ class GPT(nn.Module):
         if 0 < window < length:
             far = masks.outside(length, window, tokens.device)
             hidden = far if hidden is None else hidden | far
-        return Sight(hidden, turns(at, self.config, length) if self.config.rotary else None, self.aux_weight)
+        turning = turns(at, self.config, length * self.context.size) if self.config.rotary else None
+        return Sight(hidden, turning, self.context, self.aux_weight)
 
     @property
     def head(self) -> TokenTable:
@@ -123,7 +128,10 @@ class GPT(nn.Module):
     def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the arguments of `forward` for the loss; each token is predicted from those before it."""
         (tokens,) = micro
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        pair: tuple[Tensor, ...] = tokens[:, :-1], tokens[:, 1:]
+        if self.context.size > 1:
+            pair = tuple(part.chunk(self.context.size, SEQUENCE)[self.context.rank] for part in pair)
+        return tuple(part.contiguous() for part in pair)
 
     @property
     def counts_vary(self) -> bool:

@@ -117,6 +117,8 @@ class Groups:
     """Ranks that share every layer and see the same samples."""
     pipeline: Pipeline = UNDIVIDED
     """Stages of the same pipeline, which see the same samples."""
+    context: Parallel = ALONE
+    """Data parallel ranks that see the same samples, each its own stretch of the tokens."""
 
     @classmethod
     def of(
@@ -129,11 +131,17 @@ class Groups:
             own = _new_group([layout.rank(stage, data, at) for at in range(layout.tensor)], everyone)
             tensor_group = Parallel(own.rank, own.world, own.handle, sequence)
         data_group = _new_group([layout.rank(stage, at, tensor) for at in range(layout.data)], everyone)
+        context = ALONE
+        if layout.context > 1:
+            first = data - data % layout.context
+            members = [layout.rank(stage, first + at, tensor) for at in range(layout.context)]
+            own = _new_group(members, everyone)
+            context = Parallel(own.rank, own.world, own.handle)
         if layout.pipeline > 1:
             pipeline = _new_pipeline(
                 [layout.rank(at, data, tensor) for at in range(layout.pipeline)], everyone, interleave, tied
             )
-        return cls(everyone, data_group, tensor_group, pipeline)
+        return cls(everyone, data_group, tensor_group, pipeline, context)
 
     @property
     def dropout_place(self) -> int:

@@ -53,6 +53,10 @@ class Parallel:
         """Return this rank's part of `x`, which every rank has; the backward pass gathers the gradient."""
         return x if self.size == 1 else _apply(_Own, x, self, dim)
 
+    def whole(self, x: Tensor, dim: int) -> Tensor:
+        """Return the ranks' parts concatenated along `dim`; the backward pass sums the gradient of each part."""
+        return x if self.size == 1 else _apply(_Whole, x, self, dim)
+
     def sum(self, x: Tensor) -> Tensor:
         """Sum over the ranks in place and return the result; no gradient."""
         if self.size > 1:
@@ -176,6 +180,18 @@ class _Own(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         return ctx.parallel.gather(upstream, ctx.dim), None, None
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parallel: Parallel, dim: int) -> Tensor:
+        ctx.parallel, ctx.dim = parallel, dim
+        return parallel.gather(x, dim)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.parallel.scatter_sum(upstream, ctx.dim), None, None
 
 
 def cross_entropy(

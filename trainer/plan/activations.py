@@ -42,6 +42,8 @@ class MicroBatch:
     sequence: bool = False
     cast: bool = False
     """Whether autocast makes copies of fp32 weights; else weights and the residual stream are as wide as matrices."""
+    context: int = 1
+    """Ranks that share each sample; the model's sequence is this rank's stretch, and keys are of all."""
 
     @property
     def tokens(self) -> int:
@@ -136,7 +138,10 @@ def attention(micro: MicroBatch, selective: bool = False) -> int:
     """Return the bytes that attention keeps, from the projection to its result, which is not counted."""
     model = micro.model
     rows = WIDE * micro.tokens * (model.heads + model.groups) // micro.tensor if model.qk_norm else 0
-    return rows + _core(micro, selective)
+    own = micro.width * micro.tokens * model.groups * model.head_size // micro.tensor
+    # Keys and values of the other ranks, at most those of all.
+    gathered = 2 * own * micro.context if micro.context > 1 else 0
+    return rows + gathered + _core(micro, selective)
 
 
 def _core(micro: MicroBatch, selective: bool) -> int:
@@ -193,12 +198,13 @@ def block_scores(micro: MicroBatch) -> int:
     length = micro.model.sequence
     ends = [min(start + BLOCK, length) for start in range(0, length, BLOCK)]
     seen = sum((end - start) * end for start, end in zip([0, *ends], ends, strict=False))
-    return micro.width * micro.samples * (micro.model.heads // micro.tensor) * seen
+    return micro.context * micro.width * micro.samples * (micro.model.heads // micro.tensor) * seen
 
 
 def scores(micro: MicroBatch) -> int:
     """Return the bytes of all of attention's probabilities."""
-    return micro.width * micro.samples * (micro.model.heads // micro.tensor) * micro.model.sequence**2
+    of_a_head = micro.context * micro.model.sequence**2
+    return micro.width * micro.samples * (micro.model.heads // micro.tensor) * of_a_head
 
 
 def embedding(micro: MicroBatch) -> int:

@@ -85,7 +85,11 @@ def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[Trai
 
     `fixed`: keys of the train part that the job says itself, which stay as they are.
     """
-    config = config if config.global_batch else replace(config, global_batch=config.micro_batch * world)
+    config = (
+        config
+        if config.global_batch
+        else replace(config, global_batch=config.micro_batch * world // config.parallel.context)
+    )
     given = config.hardware
     # Each rank chooses for itself, and all must agree although their processors may differ.
     if (given.kind or "cpu") == "cpu" and not given.chip:
@@ -126,7 +130,9 @@ def _all(
     places = (False, True) if moves else (config.offload,)
     for tensor in _divisors(world, config.model.heads):
         for pipeline in _divisors(world // tensor, config.model.layers):
-            layout = Layout.of(world, tensor, pipeline)
+            if world // (tensor * pipeline) % config.parallel.context:
+                continue
+            layout = Layout.of(world, tensor, pipeline, config.parallel.context)
             plain = replace(config.parallel, auto=False, tensor=tensor, pipeline=pipeline)
             for interleave in (1, 2, 4) if pipeline > 1 else (1,):
                 pieces = replace(plain, interleave=interleave)

@@ -114,7 +114,7 @@ def _of_layout(config: TrainConfig, layout: Layout, hardware: Hardware, need: Me
         yield f"tensor {layout.tensor} pads the vocabulary of {model.vocab} to {rows} rows ({VOCAB_MULTIPLE} x tensor)"
     if layout.tensor > hardware.devices_per_node:
         yield f"tensor {layout.tensor} spans nodes of {hardware.devices_per_node} devices: each block waits for the net"
-    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
+    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.readers)
     bubble = (layout.pipeline - 1) / config.parallel.interleave / micros
     if bubble > BUBBLE:
         yield f"the bubble is {bubble:.0%} of the work: {micros} micro-batches for {layout.pipeline} stages"

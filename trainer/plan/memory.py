@@ -135,7 +135,7 @@ def sizes_of(config: TrainConfig, layout: Layout, stage: int) -> Sizes:
 
 def under_way(config: TrainConfig, layout: Layout, stage: int) -> float:
     """Return how many micro-batches a stage keeps at the same time (1F1B), in units of all its layers."""
-    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
+    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.readers)
     stages_, pieces = layout.pipeline, config.parallel.interleave
     if stages_ == 1:
         return 1.0
@@ -176,9 +176,9 @@ def micro_batch_of(config: TrainConfig, layout: Layout) -> MicroBatch:
     kind, parallel = config.hardware.kind or "cpu", config.parallel
     cast = kept_width(config) > width
     core = attention_core(chip_of(config), config.precision)
-    return MicroBatch(
-        config.model, config.micro_batch, width, kind, core, layout.tensor, parallel.sequence, cast
-    )
+    model = replace(config.model, sequence=config.model.sequence // layout.context)
+    own = (layout.tensor, parallel.sequence, cast, layout.context)
+    return MicroBatch(model, config.micro_batch, width, kind, core, *own)
 
 
 def attention_core(chip: Chip, precision: str) -> AttentionCore:
@@ -335,7 +335,7 @@ def kept_width(config: TrainConfig) -> int:
 
 def micros_of(config: TrainConfig, layout: Layout) -> int:
     """Return the micro-batches per step."""
-    return accumulation(config.global_batch or 1, config.micro_batch, layout.data)
+    return accumulation(config.global_batch or 1, config.micro_batch, layout.readers)
 
 
 def _buffered(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:

@@ -51,7 +51,7 @@ def plan_config(raw: object, world_size: int) -> Planned:
         config, choice = choose(config, world_size, frozenset(rest))
     layout, wrong = rules.layout_of(config, world_size)
     if config.global_batch is None:
-        config = replace(config, global_batch=config.micro_batch * layout.data)
+        config = replace(config, global_batch=config.micro_batch * layout.readers)
     if config.tune.task:
         config = with_amounts(config, frozenset(rest), faults)
     faults += wrong

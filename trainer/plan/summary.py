@@ -82,7 +82,7 @@ def summary(
     layout = config.layout(world)
     a_step = config.global_batch * config.model.sequence
     drawn = config.batches.consumed(config.steps) * config.model.sequence
-    micros = accumulation(config.global_batch, config.micro_batch, layout.data)
+    micros = accumulation(config.global_batch, config.micro_batch, layout.readers)
     hardware, found = hardware_of(config, world), stages(config, layout)
     step = cost(config, layout, hardware)
     highest = max(found, key=lambda stage: stage.memory.total)

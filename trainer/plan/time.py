@@ -58,7 +58,7 @@ class Cost:
 def cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> Cost:
     """Return what one step costs in a layout."""
     micro = micro_batch_of(config, layout)
-    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
+    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.readers)
     # With an uneven division the middle stage may be the slowest.
     looked_at = sorted({0, layout.pipeline // 2, layout.pipeline - 1})
     computes = {stage: _compute(config, layout, micro, hardware, stage) for stage in looked_at}

@@ -99,7 +99,7 @@ def run_training(
     start = started(config, environment, group, device, ops, checkpointer, step, startup)
     watchers = observers(config, environment, run_dir, device, start)
     emit(watchers, start)
-    share = _share(config, groups.data)
+    share = _share(config, groups)
     run = Training(
         config,
         engine,
@@ -217,10 +217,11 @@ def _make_orders(config: TrainConfig, data: Data | TuneData) -> Mapping[str, Rea
     return orders
 
 
-def _share(config: TrainConfig, data: Group) -> Share:
-    """Return this rank's share of every global batch; `data` is its data parallel group."""
+def _share(config: TrainConfig, groups: Groups) -> Share:
+    """Return this rank's share of every global batch: that of its place among the ranks with other samples."""
     assert config.global_batch is not None
-    return Share(config.micro_batch, config.global_batch, data.rank, data.world)
+    data, size = groups.data, groups.context.size
+    return Share(config.micro_batch, config.global_batch, data.rank // size, data.world // size)
 
 
 def _choose_ops(config: TrainConfig, device: Device) -> native.Choice:
@@ -239,7 +240,8 @@ def build_model(config: TrainConfig, ops: native.Choice, groups: Groups) -> Mode
         return ClozeModel(config.model, ops, config.seed, groups.tensor, recompute, pieces)
     if config.model.kind == "glm":
         return GLM(config.model, ops, config.seed, groups.tensor, recompute, pieces)
-    return GPT(config.model, ops, config.seed, _ends(config.data), groups.tensor, recompute, pieces)
+    ends = _ends(config.data)
+    return GPT(config.model, ops, config.seed, ends, groups.tensor, recompute, pieces, groups.context)
 
 
 def _whole_shapes(config: TrainConfig, ops: native.Choice, groups: Groups) -> dict[str, tuple[int, ...]]:

@@ -129,11 +129,11 @@ def rehearse(config: TrainConfig, world: int) -> dict[str, object]:
 
 def _samples(config: TrainConfig, layout: Layout) -> int:
     """Return a global batch with as many micro-batches as fill the pipeline, or 2 so that gradients are added."""
-    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
+    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.readers)
     filling = layout.pipeline * (1 if config.parallel.interleave == 1 else 2)
     if layout.pipeline == 1 and layout.data == 1:
         filling = 2
-    return min(micros, filling) * config.micro_batch * layout.data
+    return min(micros, filling) * config.micro_batch * layout.readers
 
 
 def _step(config: TrainConfig, layout: Layout, rank: int) -> int:
@@ -150,7 +150,7 @@ def _step(config: TrainConfig, layout: Layout, rank: int) -> int:
         engine = TorchEngine(model, config, groups, device, {})
     state, micro = engine.rank_state, _micro(config)
     state.optimizer.ops = _NoUpdate()  # type: ignore[assignment]
-    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.data)
+    micros = accumulation(config.global_batch or 1, config.micro_batch, layout.readers)
     if micros > 1 or layout.data > 1:
         # It exists from the beginning of the second step on.
         _ = state.gradients.flat  # type: ignore[attr-defined]

@@ -188,3 +188,13 @@ def test_what_cannot_be_laid_out_is_refused_with_what_can(
 ) -> None:
     found = {fault.key: str(fault) for fault in try_config(raw_config(**changes), world)[1]}
     assert says in found[key]
+
+
+def test_ranks_that_share_samples_need_a_plain_gpt_and_a_sequence_that_divides() -> None:
+    raw = {"steps": 1, "data": {"prefix": "x"}, "parallel": {"context": 3}}
+    model = {"name": "llama-tiny", "window": 5, "experts": 2}
+    _, faults = try_config({**raw, "model": model}, 6)
+    found = [fault.what for fault in faults if fault.key == "train.parallel.context"]
+    assert len(found) == 3 and "128 tokens do not divide by 3 ranks" in found[0]
+    config, faults = try_config({**raw, "model": {"name": "llama-tiny", "sequence": 126}}, 6)
+    assert not faults and config.layout(6).readers == 2 and config.global_batch == 16

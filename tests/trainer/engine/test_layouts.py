@@ -167,6 +167,34 @@ LAYOUTS = [
 ]
 
 
+CONTEXTS = [
+    pytest.param("gpt", 4, {"parallel": {"context": 4}, "micro_batch": 8}, id="gpt-context4"),
+    pytest.param(
+        "qwen3",
+        4,
+        {"parallel": {"context": 2, "tensor": 2, "sequence": True}, "zero": 1, "recompute": "full"},
+        id="qwen3-context2-tensor2-sequence-zero1-recompute",
+    ),
+    pytest.param(
+        "llama",
+        4,
+        {"parallel": {"context": 2, "pipeline": 2}, "micro_batch": 2, "zero": 3},
+        id="llama-context2-pipeline2-zero3",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "newer-gpt", 4, {"parallel": {"context": 2}, "zero": 3}, id="newer-gpt-context2-data2-zero3"
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "ranks", "changes"), CONTEXTS)
+def test_ranks_that_share_samples_give_the_losses_of_one_process(
+    model: str, ranks: int, changes: dict[str, Any], alike: Callable[..., Path]
+) -> None:
+    alike(model, ranks, **changes)
+
+
 PIPELINES = [
     pytest.param(
         "gpt", 2, {"parallel": {"pipeline": 2}, "micro_batch": 8}, id="gpt-pipeline2-one-micro-batch"
