@@ -1,6 +1,6 @@
 """`python -m bench.serve`: a random GPT-2 of 124M parameters; prints one JSON line for each figure.
 
-`--peer` measures Hugging Face's transformers instead, in an environment that has it. Run it on a quiet machine.
+`--port` compares clients of a server that runs with the same texts in one batch. `--peer` measures Hugging Face's transformers instead, in an environment that has it. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,26 +17,39 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import torch
 
-from bench.serve import decode, peer
+import native
+from bench.serve import clients, decode, peer
+from trainer.generate.network import of_model
+from trainer.model.gpt import GPT
 
 
 def lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the figures."""
-    if arguments.peer:
-        yield from peer.figures(arguments.only)
+    if arguments.port:
+        model = GPT(decode.CONFIG, native.choose("cpu")).eval()
+        seconds = clients.ideal(of_model(model, decode.PAGES, arguments.weights), time.perf_counter)
+        yield {"figure": f"{clients.CLIENTS} clients in one batch", "seconds": seconds}
+        yield from clients.over_http(arguments.port)
         return
-    yield from decode.figures(arguments.only)
+    clock = time.process_time if arguments.cpu else time.perf_counter
+    if arguments.peer:
+        yield from peer.figures(arguments.only, clock)
+        return
+    yield from decode.figures(arguments.only, clock)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.serve", description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--cpu", action="store_true", help="seconds of processor time, for a busy machine")
+    parser.add_argument("--port", type=int, default=0, help="of a server of a GPT-2 with 124M parameters")
+    parser.add_argument("--weights", default="fp32", help="of the batch that --port compares with")
     parser.add_argument("--only", default="", help="figures whose name contains this")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for line in lines(arguments):
-        print(json.dumps({"threads": arguments.threads, **line}), flush=True)
+        print(json.dumps({"threads": arguments.threads, "cpu_seconds": arguments.cpu, **line}), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,24 +23,27 @@ PROMPT, NEW, ROUNDS = 32, 64, 3
 CONFIG: ModelConfig = SIZES["gpt2-124M"]
 
 
+Now = Callable[[], float]
+
+
 class Clock:
     """A sink that notes when tokens come."""
 
-    def __init__(self) -> None:
-        self.times = list[float]()
+    def __init__(self, clock: Now) -> None:
+        self.times, self.clock = list[float](), clock
 
     def scored(self, prompt: Sequence[Drawn]) -> None:
         pass
 
     def token(self, drawn: Drawn) -> bool:
-        self.times.append(time.perf_counter())
+        self.times.append(self.clock())
         return False
 
     def end(self, reason: End, message: str = "") -> None:
         pass
 
 
-def figures(only: str) -> Iterator[dict[str, Any]]:
+def figures(only: str, clock: Now = time.perf_counter) -> Iterator[dict[str, Any]]:
     """Yield each figure whose name contains `only`."""
     model = GPT(CONFIG, native.choose("cpu")).eval()
     for kind in KINDS:
@@ -48,24 +51,26 @@ def figures(only: str) -> Iterator[dict[str, Any]]:
         if not any(only in name for name in names):
             continue
         network = of_model(model, PAGES, kind)
-        floor = floor_of(network)
+        floor = floor_of(network, clock)
         if only in names[0]:
-            yield {"figure": names[0], "tokens_per_second": decode(network, 1), "floor": floor}
+            yield {"figure": names[0], "tokens_per_second": decode(network, 1, clock), "floor": floor}
         if only in names[1]:
-            yield {"figure": names[1], "tokens_per_second": decode(network, 8)}
+            yield {"figure": names[1], "tokens_per_second": decode(network, 8, clock)}
         if only in names[2]:
-            seconds = prefill(network)
+            seconds = prefill(network, clock)
             yield {"figure": names[2], "tokens_per_second": 512 / seconds, "first_token_seconds": seconds}
 
 
-def run(network: Network, orders: Sequence[tuple[Sequence[int], int]]) -> tuple[float, list[Clock]]:
+def run(
+    network: Network, orders: Sequence[tuple[Sequence[int], int]], clock: Now
+) -> tuple[float, list[Clock]]:
     """Run requests of ids and numbers of tokens together; return when they began, and their clocks."""
-    batcher, clocks = Batcher(network, PAGES), []
+    batcher, clocks = Batcher(network, PAGES), list[Clock]()
     for ids, count in orders:
-        sampling, clock = Sampling(count, temperature=0), Clock()
-        batcher.submit(Request(Continuation(ids, sampling, [], CONFIG.sequence), sampling, clock))
-        clocks.append(clock)
-    began = time.perf_counter()
+        sampling = Sampling(count, temperature=0)
+        clocks.append(Clock(clock))
+        batcher.submit(Request(Continuation(ids, sampling, [], CONFIG.sequence), sampling, clocks[-1]))
+    began = clock()
     while not batcher.idle:
         batcher.step()
     return began, clocks
@@ -76,33 +81,33 @@ def prompts(count: int, length: int) -> list[list[int]]:
     return [torch.randint(0, CONFIG.vocab, (length,), generator=random).tolist() for _ in range(count)]
 
 
-def decode(network: Network, texts: int) -> float:
+def decode(network: Network, texts: int, clock: Now) -> float:
     """Return tokens per second behind the first token of each text: the best of some rounds."""
     best = 0.0
     for _ in range(ROUNDS):
-        _, clocks = run(network, [(ids, NEW) for ids in prompts(texts, PROMPT)])
+        _, clocks = run(network, [(ids, NEW) for ids in prompts(texts, PROMPT)], clock)
         began, ended = max(clock.times[0] for clock in clocks), max(clock.times[-1] for clock in clocks)
         best = max(best, texts * (NEW - 1) / (ended - began))
     return best
 
 
-def prefill(network: Network) -> float:
+def prefill(network: Network, clock: Now) -> float:
     """Return the seconds until the first token behind a prompt of 512."""
     best = float("inf")
     for _ in range(ROUNDS):
-        began, clocks = run(network, [(prompts(1, 512)[0], 1)])
+        began, clocks = run(network, [(prompts(1, 512)[0], 1)], clock)
         best = min(best, clocks[0].times[0] - began)
     return best
 
 
-def floor_of(network: Network) -> float:
+def floor_of(network: Network, clock: Now) -> float:
     """Return the tokens per second if nothing but reading all weights once took time."""
     packed = [module.packed for module in network.model.modules() if hasattr(module, "packed")]
     size = sum(entry.bytes for entry in packed)
     weights = torch.ones(size // 4)
     best = float("inf")
     for _ in range(ROUNDS):
-        began = time.perf_counter()
+        began = clock()
         weights.sum()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, clock() - began)
     return 1 / best

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 PROMPT, NEW, ROUNDS = 32, 64, 2
+Now = Callable[[], float]
 
 
-def figures(only: str) -> Iterator[dict[str, Any]]:
+def figures(only: str, clock: Now = time.perf_counter) -> Iterator[dict[str, Any]]:
     """Yield each figure whose name contains `only`."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -21,24 +22,28 @@ def figures(only: str) -> Iterator[dict[str, Any]]:
         for texts in (1, 8):
             figure = f"decode {texts} {name}"
             if only in figure:
-                yield {"figure": figure, "peer": "transformers", "tokens_per_second": decode(model, texts)}
+                yield {
+                    "figure": figure,
+                    "peer": "transformers",
+                    "tokens_per_second": decode(model, texts, clock),
+                }
         if only in (figure := f"prefill 512 {name}"):
-            seconds = generate(model, torch.randint(0, 50257, (1, 512)), 1)
+            seconds = generate(model, torch.randint(0, 50257, (1, 512)), 1, clock)
             yield {"figure": figure, "peer": "transformers", "tokens_per_second": 512 / seconds}
 
 
-def decode(model: Any, texts: int) -> float:
+def decode(model: Any, texts: int, clock: Now) -> float:
     """Return tokens per second behind the first token of each text."""
     ids = torch.randint(0, 50257, (texts, PROMPT))
-    first = generate(model, ids, 1)
-    return texts * (NEW - 1) / (generate(model, ids, NEW) - first)
+    first = generate(model, ids, 1, clock)
+    return texts * (NEW - 1) / (generate(model, ids, NEW, clock) - first)
 
 
 @torch.no_grad()
-def generate(model: Any, ids: torch.Tensor, new: int) -> float:
+def generate(model: Any, ids: torch.Tensor, new: int, clock: Now) -> float:
     best = float("inf")
     for _ in range(ROUNDS):
-        began = time.perf_counter()
+        began = clock()
         model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -47,5 +52,5 @@ def generate(model: Any, ids: torch.Tensor, new: int) -> float:
             do_sample=False,
             pad_token_id=50256,
         )
-        best = min(best, time.perf_counter() - began)
+        best = min(best, clock() - began)
     return best
