@@ -1,6 +1,7 @@
 """`python -m bench.serve`: a random GPT-2 of 124M parameters; prints one JSON line for each figure.
 
-`--port` compares clients of a server that runs with the same texts in one batch. `--peer` measures Hugging Face's transformers instead, in an environment that has it. Run it on a quiet machine.
+`--port` compares clients of a server that runs with the same texts in one batch. `--peer` measures Hugging Face's
+transformers instead, in an environment that has it. Run it on a quiet machine, or with `--cpu`.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Packed:
         if self._call is None or self._call.threads != torch.get_num_threads():
             self._prepare()
         x = x.contiguous()
-        rows, width = x.shape[0], len(self.data) * WIDTH
+        rows, width = x.shape[0], self._call.n
         out = torch.empty(rows, width)
         self._function(self._call, x.data_ptr(), rows, self.inputs, out.data_ptr(), width)
         return out if width == self.outputs else out[:, : self.outputs]

@@ -17,6 +17,7 @@ from native.compiled import library
 from native.decode import paged
 from native.decode.packed import Packed
 from native.decode.paged import PAGE, Spans
+from native.registry import REFERENCE
 from trainer.config.model import ModelConfig
 from trainer.engine.passes import Model
 from trainer.model.attention import Attention, Sight
@@ -137,7 +138,9 @@ class Network:
 def empty_model(config: ModelConfig) -> Model:
     """Return a model whose parameters have shapes and no memory."""
     with torch.device("meta"):
-        model: Model = (GLM if config.kind == "glm" else GPT)(config, native.choose("cpu"))
+        # For a single row, torch's own kernels cost less to call than those that are registered for training.
+        ops = native.choose("cpu", REFERENCE)
+        model: Model = (GLM if config.kind == "glm" else GPT)(config, ops)
     return model.eval()
 
 
