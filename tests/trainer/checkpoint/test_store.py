@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from tests.support.checkpoints import load_with, save_with, saved, state_at, whole_state
 from trainer.checkpoint import keep, read, save, write
+from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.keep import in_use, is_marked, prune
 from trainer.checkpoint.manifest import decode_manifest, encode_manifest
 from trainer.checkpoint.part import Part
@@ -24,6 +25,7 @@ from trainer.checkpoint.store import Checkpoint, found, verify
 from trainer.config.parts import KeepConfig
 from trainer.errors import CheckpointError, TrainingFailed
 from trainer.files import sha256
+from trainer.plan.resolve import read_config
 
 PART = "part-00000.safetensors"
 WRONG_MANIFESTS = [
@@ -445,3 +447,27 @@ def test_a_damaged_tokenizer_is_noticed_by_a_load(tmp_path: Path) -> None:
     flip_a_bit(path / "tokenizer.json")
     ((step, _, notes),) = load_with([tmp_path])
     assert step == 1 and "tokenizer.json: damaged" in notes[0]
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_its_tensors(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1).path
+    with pytest.raises(CheckpointError) as caught:
+        load_with([tmp_path], path, rows=24)
+    assert (
+        f"{path}: lacks tensors of this model or has other shapes: a.weight, b.bias" in caught.value.message
+    )
+
+
+def test_another_tokenizer_is_refused_by_its_path_unless_a_flag_allows_it(tmp_path: Path) -> None:
+    tokenizers = [tmp_path / "a.json", tmp_path / "b.json"]
+    for number, file in enumerate(tokenizers):
+        file.write_text(str(number))
+    checkpoint = saved(tmp_path, 1, tokenizer=tokenizers[0])
+    for file, expected in zip(tokenizers, (0, 2), strict=True):
+        raw = {"model": "gpt-tiny", "steps": 1, "data": {"prefix": "none", "tokenizer": str(file)}}
+        saver = Checkpointer.__new__(Checkpointer)
+        saver.config, saver.data = read_config(raw, 1), {"corpora": None}
+        faults = saver._other_data(checkpoint)
+        assert len(faults) == expected
+    assert f"{tokenizers[1]}: not the one that it was trained with" in faults[0]
+    assert "resume_other_data: true" in faults[1]
