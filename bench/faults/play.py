@@ -232,11 +232,13 @@ class Play:
         self._signal_inner(self._record("supervisor.json").get("pid"), signal.SIGSTOP)
 
     def _damage_manifest(self, launch: subprocess.Popen[bytes]) -> None:
-        """Flip one bit in the newest manifest on the fault's node, then kill the rank."""
+        """Flip one bit in the newest of at least two manifests on the fault's node, then kill the rank."""
         folder = self.lane.run_dir(self.fault.node, self._found().run_id) / "checkpoints"
-        found = wait_for(
-            lambda: sorted(folder.glob("step-*/manifest.json")) or launch.poll() is not None, COMES
-        )
+
+        def manifests() -> list[Path]:
+            return sorted(folder.glob("step-*/manifest.json"))
+
+        found = wait_for(lambda: manifests()[1:] or launch.poll() is not None, COMES)
         if isinstance(found, list):
             content = bytearray(found[-1].read_bytes())
             chance = random.Random(self.fault.number)
