@@ -18,6 +18,7 @@ EXAMPLES = {
         clusterctl init --hosts node[1-4]
         clusterctl init --hosts 10.0.0.[1-8] --devices 8 --kind npu
         clusterctl init --hostfile hostfile -o cluster.yaml
+        clusterctl init --job train
     """,
     "sandbox": """
         clusterctl sandbox up -n 4

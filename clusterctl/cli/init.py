@@ -41,6 +41,12 @@ def init(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = Path(
         "cluster.yaml"
     ),
+    job: Annotated[
+        str | None,
+        typer.Option(
+            "--job", metavar="NAME", help="Write NAME.yaml instead: a commented job that trains a model."
+        ),
+    ] = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
 ) -> None:
@@ -49,6 +55,9 @@ def init(
     from clusterctl.hostfile import detect
     from clusterctl.hostfile import init as hostfile_init
 
+    if job is not None:
+        _write_job(job, force, dry_run)
+        return
     if hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile can't be given together", "one of them names the nodes")
     if hostfile is None:
@@ -75,6 +84,32 @@ def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bo
         screen.log(f"wrote {output}; see what was understood: clusterctl nodes -c {output}")
     else:
         screen.log(f"{output}: holds this already")
+
+
+def _write_job(name: str, force: bool, dry_run: bool) -> None:
+    """Write a commented job; its precision and batch fit the nodes of the inventory, if there is one."""
+    from clusterctl.cli import screen
+    from clusterctl.errors import UsageError
+    from clusterctl.files import save_new
+    from clusterctl.jobs.job import RUN_NAME
+    from clusterctl.jobs.job_template import job_text
+
+    path = Path(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    if not RUN_NAME.fullmatch(path.stem):
+        raise UsageError(f"--job {name}: not a name", "letters, digits, '.', '_' and '-', at most 41")
+    kind, devices = "cpu", 1
+    if options.has_inventory():
+        cluster = options.cluster_of(None)
+        kind, devices = cluster.nodes[0].kind, sum(len(node.devices) for node in cluster.nodes)
+    text = job_text(path.stem, path.name, kind, devices)
+    if dry_run:
+        screen.write(text)
+    elif save_new(path, text, force=force):
+        screen.log(
+            f"wrote {path}; its head has the commands that make the data; then: clusterctl plan {path}"
+        )
+    else:
+        screen.log(f"{path}: holds this already")
 
 
 def _say_what_is_not_the_files(source: Source, devices: str | None) -> None:

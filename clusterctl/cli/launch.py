@@ -44,6 +44,14 @@ HangAfter = Annotated[
         help="Treat the run as hung after this long without a step (or, for your own program, without output): 10m.",
     ),
 ]
+Notify = Annotated[
+    str | None,
+    typer.Option(
+        "--notify",
+        metavar="CMD|URL",
+        help="Call a command or webhook when the run ends, fails, restarts or stalls; see `notify` in the job file.",
+    ),
+]
 NoChecks = Annotated[
     bool, typer.Option("--no-checks", help="Skip the checks of disks, devices and ports before the start.")
 ]
@@ -127,6 +135,7 @@ def launch(
     restarts: Restarts = None,
     hang_after: HangAfter = None,
     share: Share = False,
+    notify: Notify = None,
     no_checks: NoChecks = False,
     detach: Detach = False,
     dry_run: options.DryRun = False,
@@ -140,6 +149,7 @@ def launch(
     choice = request.choice()
     job = with_restarts(request.job(choice), restarts)
     job = replace(job, share_devices=True) if share else job
+    job = replace(job, notify=notify) if notify else job
     job = replace(job, hang_after=_seconds(hang_after)) if hang_after else job
     chosen, spares = choice.of(job)
     if dry_run:

@@ -86,6 +86,8 @@ class Job:
     percentile of its steps, at least 30. For a program that reports no steps: seconds without output; None: never."""
     progress: str = ""
     """For a program: a pattern that finds its steps in its output; "" for the known formats, "off" for none."""
+    notify: str = ""
+    """A command or a webhook that is called when the run ends, fails, restarts or stalls."""
     source: str = ""
     document: Document | None = field(default=None, repr=False, compare=False)
 
@@ -148,6 +150,7 @@ def _read(top: Section, path: Path) -> Job:
         restart=_restart(top),
         hang_after=_seconds(top, "hang_after", None),
         progress=_progress(top),
+        notify=top.take_text("notify"),
         source=str(path),
     )
 

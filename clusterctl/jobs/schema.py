@@ -75,6 +75,10 @@ def _own() -> Schema:
         ),
         "share_devices": ({"type": "boolean"}, "Allow devices that another run is using."),
         "restart": (_restart(), "Restart the run after a failure."),
+        "notify": (
+            TEXT,
+            "Command or https:// address to call at the end, a failure, a restart, a stall or a NaN.",
+        ),
         "progress": (
             {"type": ["string", "boolean"]},
             "For a program: a regular expression with groups step, steps, loss, ... that finds its steps; or off.",

@@ -37,9 +37,10 @@ from clusterctl.memory import trim
 from clusterctl.runs import abandoned
 from clusterctl.runs import start as runs
 from clusterctl.runs.carry import Carrier
-from clusterctl.runs.cause import record_end
+from clusterctl.runs.cause import read_cause, record_end
 from clusterctl.runs.finish import conclude, ended
 from clusterctl.runs.kept_watch import KeptWatch
+from clusterctl.runs.notify import Notifier
 from clusterctl.runs.query import query_nodes
 from clusterctl.runs.stage import Stored, Tell
 from clusterctl.runs.stall import Stragglers
@@ -75,6 +76,7 @@ class Control:
         self.job = record.job
         self.policy = self.job.restart or Restart(max=0)
         self.closed = threading.Event()
+        self.notify = Notifier(run, record)
         moves = self.job.restart is not None and (
             self.policy.min_nodes or self.policy.spare_nodes or record.spares
         )
@@ -139,6 +141,7 @@ class Control:
             saved = (update.metric or {}).get("event") == "checkpoint"
             if saved and self.copier:
                 self.copier.note()
+            self._tell(update)
             if update.pace:
                 yield from self._stragglers(paces, update)
             if saved and self.policy.grow == "checkpoint":
@@ -146,6 +149,17 @@ class Control:
             yield update
         lost = [name for name, phase in watch.ends.items() if phase is Phase.LOST]
         return ended(self.run, self.connections, watch.gone, lost)
+
+    def _tell(self, update: Update) -> None:
+        """Notify people of a hang and of a loss that is not finite."""
+        if update.failure and update.failure.hang is not None:
+            self.notify(
+                "stall", f"rank {update.failure.rank} on {update.node} hung for {update.failure.hang:g} s"
+            )
+        elif update.hung:
+            self.notify("stall", update.note)
+        if update.metric and update.metric.get("diverged"):
+            self.notify.not_finite(update.metric.get("step"))
 
     def _stragglers(self, paces: Stragglers, update: Update) -> Iterator[Update]:
         """Name the stragglers of a node's report, each once per attempt; nothing is done to them."""
@@ -181,6 +195,7 @@ class Control:
         if decision.again:
             why = decision.why
             self.run.add_event("restart", why=why, text=why, wait=decision.wait, **asdict(decision.history))
+            self.notify("restart", why)
         return decision
 
     def _failure(self, state: RunState, subject: str) -> Failure:
@@ -221,7 +236,13 @@ class Control:
             state = replace(state, phase=Phase.STOPPED)
         if self.copier and state.phase in (Phase.FINISHED, Phase.STOPPED):
             self.copier.finish()
-        conclude(self.run, self.connections, replace(state, verdict=decision.why))
+        state = conclude(self.run, self.connections, replace(state, verdict=decision.why))
+        cause = read_cause(self.run) if state.phase is not Phase.FINISHED else None
+        self.notify(
+            "failed" if state.phase is Phase.LOST else state.phase.value,
+            cause.title if cause else decision.why,
+        )
+        self.notify.close()
 
     # -- the next attempt
 

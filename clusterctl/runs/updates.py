@@ -53,6 +53,8 @@ class Update:
     """By rank of one node, its own seconds for a step."""
     supervisor: SupervisorState | None = None
     """Whether the node's supervisor responds."""
+    hung: bool = False
+    """All ranks were silent for too long; `note` says for how long."""
     problem: BaseException | None = None
     """Why this node cannot be watched from here; it says nothing about the run itself."""
 

@@ -237,7 +237,9 @@ class Watch:
         """Record the hang as a failure of the node whose rank wrote last; all ranks write their stacks first."""
         self._stop_rest("", stacks=True, hang=hung)
         return Update(
-            node=hung.node, note=f"no rank has written anything for {hung.seconds:g} s: it counts as hung"
+            node=hung.node,
+            note=f"no rank has written anything for {hung.seconds:g} s: it counts as hung",
+            hung=True,
         )
 
     def _check_supervisor(self, node: str, supervisor: SupervisorState) -> Iterator[Update]:

@@ -15,6 +15,7 @@ from clusterctl.cli import options, screen
 from clusterctl.cli.everyday import ssh_argv
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.jobs import job as jobs
 from clusterctl.jobs.program_files import missing_script
 from clusterctl.settings import load_settings, project_folder
 from tests.clusterctl.conftest import Run
@@ -155,3 +156,18 @@ def completions(shell: str, line: str, env: dict[str, str], folder: Path) -> str
         argv = ["zsh", "-c", "clusterctl"]
     done = subprocess.run(argv, capture_output=True, text=True, env=env, cwd=folder, timeout=60)
     return done.stdout + done.stderr
+
+
+def test_init_writes_a_job_that_the_planner_understands(tmp_path: Path, command_line: Run) -> None:
+    (tmp_path / "cluster.yaml").write_text("nodes:\n  node[1-2]: {devices: 2, kind: cpu}\n")
+    code, _, err = command_line("init", "--job", "train")
+    assert code == 0 and "clusterctl plan train.yaml" in err
+    text = (tmp_path / "train.yaml").read_text()
+    assert "global_batch: 16" in text and "precision: fp32" in text
+    assert "--output data/corpus_text_document" in text and '"{data}/corpus_text_document"' in text
+    (tmp_path / "data").mkdir()
+    job = jobs.load(tmp_path / "train.yaml")
+    assert job.name == "train" and job.train and job.data == tmp_path / "data"
+    assert command_line("init", "--job", "a b")[0] == 2
+    (tmp_path / "train.yaml").write_text("mine")
+    assert command_line("init", "--job", "train")[0] == 2 and (tmp_path / "train.yaml").read_text() == "mine"

@@ -1,0 +1,109 @@
+"""Tell people about a run: a command or a webhook is called at its end, at a failure, a restart, a stall or a NaN.
+
+The message holds the run's name, what happened and why; never an environment, an argument or a line of a log.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from clusterctl.environment import environment
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.record import RunRecord
+    from clusterctl.jobs.run_folder import RunDir
+
+# Seconds that a command or a webhook may take.
+LIMIT = 20.0
+KINDS = ("finished", "failed", "stopped", "restart", "stall", "nan")
+
+
+@dataclass(frozen=True)
+class Message:
+    """What is reported."""
+
+    run: str
+    event: str
+    """One of KINDS."""
+    text: str
+    time: float
+    step: int | None = None
+    folder: str = ""
+
+
+class Notifier:
+    """Calls the command or webhook of a job, each call in a thread of its own; a failure is an event of the run."""
+
+    def __init__(self, run: RunDir, record: RunRecord) -> None:
+        self.run, self.target = run, record.job.notify
+        self._threads: list[threading.Thread] = []
+        self._seen_nan = False
+
+    def __call__(self, event: str, text: str) -> None:
+        """Report something; nothing happens if the job names no command."""
+        if not self.target:
+            return
+        step = (self.run.last_step() or {}).get("step")
+        message = Message(self.run.run_id, event, text, time.time(), step, str(self.run.root))
+        thread = threading.Thread(target=self._send, args=(message,), name="notify")
+        thread.start()
+        self._threads.append(thread)
+
+    def not_finite(self, step: object) -> None:
+        """Report the first step whose loss is not finite."""
+        if not self._seen_nan:
+            self._seen_nan = True
+            self("nan", f"the loss of step {step} is not finite")
+
+    def close(self) -> None:
+        """Wait until everything was sent, or has taken too long."""
+        for thread in self._threads:
+            thread.join(LIMIT + 1)
+
+    def _send(self, message: Message) -> None:
+        text = json.dumps(asdict(message))
+        web = self.target.startswith(("http://", "https://"))
+        problem = _post(self.target, text) if web else _run(self.target, message, text)
+        if problem:
+            self.run.add_event("note", text=f"notify: {problem}")
+
+
+def _post(url: str, text: str) -> str:
+    """Send the message to a webhook; return what went wrong, or ""."""
+    request = urllib.request.Request(url, text.encode(), {"Content-Type": "application/json"}, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=LIMIT):
+            return ""
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        # The address may hold a secret.
+        return f"the webhook could not be called: {getattr(error, 'reason', type(error).__name__)}"
+
+
+def _run(command: str, message: Message, text: str) -> str:
+    """Run a command of the user's shell with the message on its standard input; return what went wrong, or ""."""
+    facts = {
+        "CLUSTERCTL_RUN": message.run,
+        "CLUSTERCTL_EVENT": message.event,
+        "CLUSTERCTL_TEXT": message.text,
+    }
+    try:
+        done = subprocess.run(
+            ["sh", "-c", command],
+            input=text,
+            text=True,
+            capture_output=True,
+            timeout=LIMIT,
+            env={**environment(), **facts},
+        )
+    except subprocess.TimeoutExpired:
+        return f"the command did not end within {LIMIT:g} s"
+    except OSError as error:
+        return f"the command could not start: {error.strerror}"
+    return f"the command ended with exit code {done.returncode}" if done.returncode else ""

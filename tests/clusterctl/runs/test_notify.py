@@ -1,0 +1,86 @@
+"""Commands and webhooks that are told about a run."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import InputFaults
+from clusterctl.jobs import job as jobs
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.runs.notify import Notifier
+from tests.support.run_folders import restarted_run
+
+
+def notifier(run: RunDir, target: str) -> Notifier:
+    from dataclasses import replace
+
+    record = run.read_record()
+    return Notifier(run, replace(record, job=replace(record.job, notify=target)))
+
+
+def notes(run: RunDir) -> list[str]:
+    return [event["text"] for event in run.event_lines() if event["event"] == "note"]
+
+
+def test_a_command_gets_the_message_on_its_input_and_in_its_environment(tmp_path: Path) -> None:
+    run = restarted_run(tmp_path)
+    tell = notifier(run, f'cat > {tmp_path}/message; echo "$CLUSTERCTL_EVENT" > {tmp_path}/event')
+    tell("restart", "restart 1 of 3: rank 3 was killed")
+    tell.close()
+    message = json.loads((tmp_path / "message").read_text())
+    assert (message["run"], message["event"], message["step"]) == (run.run_id, "restart", 40)
+    assert message["text"] == "restart 1 of 3: rank 3 was killed"
+    assert (tmp_path / "event").read_text() == "restart\n" and notes(run) == []
+
+
+def test_a_webhook_gets_the_message_as_json(tmp_path: Path) -> None:
+    received: list[dict[str, Any]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            """Be silent."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tell = notifier(restarted_run(tmp_path), f"http://127.0.0.1:{server.server_port}/hook?token=secret")
+        tell("finished", "finished at step 40")
+        tell.not_finite(7)
+        tell.not_finite(8)
+        tell.close()
+        server.shutdown()
+    assert sorted(message["event"] for message in received) == ["finished", "nan"]
+    assert "step 7" in next(message["text"] for message in received if message["event"] == "nan")
+
+
+def test_a_failure_is_noted_without_the_address_and_disturbs_nothing(tmp_path: Path) -> None:
+    run = restarted_run(tmp_path)
+    for target in ("exit 3", "http://127.0.0.1:9/hook?token=secret"):
+        tell = notifier(run, target)
+        tell("failed", "x")
+        tell.close()
+    found = notes(run)
+    assert "notify: the command ended with exit code 3" in found and len(found) == 2
+    assert not any("secret" in text for text in found)
+    silent = notifier(run, "")
+    silent("failed", "x")
+    silent.close()
+
+
+def test_a_job_names_its_command(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("command: [python, train.py]\nnotify: ./tell.sh\n")
+    assert jobs.load(path).notify == "./tell.sh"
+    path.write_text("command: [python, train.py]\nnotify: [x]\n")
+    with pytest.raises(InputFaults, match=r"job\.yaml:2"):
+        jobs.load(path)
