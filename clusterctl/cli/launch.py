@@ -12,6 +12,7 @@ import typer
 from clusterctl.cli import options, screen, ssh_option
 from clusterctl.cli.interrupt import InterruptGuard
 from clusterctl.cli.job_request import JobRequest
+from clusterctl.cli.launch_options import Detach, HangAfter, NoChecks, Notify, Restarts, Share
 from clusterctl.errors import Found, RunFailed, UsageError
 from clusterctl.text import plural
 
@@ -23,42 +24,6 @@ if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.report.summary import RunSummary
     from clusterctl.transport.fanout import Connections
-
-Detach = Annotated[
-    bool, typer.Option("--detach", "-d", help="Return once the run has started; follow it with `attach`.")
-]
-Restarts = Annotated[
-    int | None,
-    typer.Option(
-        "--restarts",
-        metavar="N",
-        min=0,
-        help="Restart after a failure, at most N times; see `restart` in the job file.",
-    ),
-]
-HangAfter = Annotated[
-    str | None,
-    typer.Option(
-        "--hang-after",
-        metavar="TIME",
-        help="Treat the run as hung after this long without a step (or, for your own program, without output): 10m.",
-    ),
-]
-Notify = Annotated[
-    str | None,
-    typer.Option(
-        "--notify",
-        metavar="CMD|URL",
-        help="Call a command or webhook when the run ends, fails, restarts or stalls; see `notify` in the job file.",
-    ),
-]
-NoChecks = Annotated[
-    bool, typer.Option("--no-checks", help="Skip the checks of disks, devices and ports before the start.")
-]
-Share = Annotated[
-    bool,
-    typer.Option("--share-devices", help="Allow devices that another run of yours is using."),
-]
 
 
 def plan(

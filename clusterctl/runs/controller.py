@@ -41,7 +41,7 @@ from clusterctl.runs.cause import read_cause, record_end
 from clusterctl.runs.finish import conclude, ended
 from clusterctl.runs.kept_watch import KeptWatch
 from clusterctl.runs.notify import Notifier
-from clusterctl.runs.query import query_nodes
+from clusterctl.runs.query import log_in, query_nodes
 from clusterctl.runs.stage import Stored, Tell
 from clusterctl.runs.stall import Stragglers
 from clusterctl.runs.state import RunState, write_state
@@ -49,11 +49,10 @@ from clusterctl.runs.stop import stop_nodes
 from clusterctl.runs.updates import Update
 from clusterctl.runs.watch import PATIENCE, Watch
 from clusterctl.text import plural
-from clusterctl.transport.fanout import raise_failures
 from clusterctl.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
-    from clusterctl.transport.fanout import Connections, Outcome
+    from clusterctl.transport.fanout import Connections
 
 READY = b"in charge\n"
 # Seconds for a new controller to log in to every node.
@@ -449,29 +448,6 @@ def finish_alone(run: RunDir, connections: Connections) -> None:
         with following(run, connections) as watch:
             for _ in watch:
                 pass
-
-
-def log_in(nodes: Sequence[Node], connections: Connections) -> None:
-    """Return once one node has answered; raise an error if none did.
-
-    A key that one node accepts is good for all, and the watch handles nodes that are silent at the moment.
-    """
-    answered = threading.Event()
-    outcomes: list[Outcome[Any]] = []
-
-    def note(outcome: Outcome[Any]) -> None:
-        if outcome.ok:
-            answered.set()
-
-    def ask() -> None:
-        outcomes.extend(connections.on_each(nodes, lambda node, link: link.hello(), on_outcome=note))
-
-    asking = threading.Thread(target=ask, daemon=True, name="log in")
-    asking.start()
-    while asking.is_alive() and not answered.wait(0.02):
-        continue
-    if not answered.is_set():
-        raise_failures(outcomes)
 
 
 def start(run: RunDir, ssh: str) -> bool:

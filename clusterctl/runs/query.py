@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from clusterctl.runs.state import (
     read_state,
     write_state,
 )
-from clusterctl.transport.fanout import Outcome, within
+from clusterctl.transport.fanout import Outcome, raise_failures, within
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -174,3 +175,26 @@ def _failed_rank(
         silent=failure.silent,
         stopped=failure.stopped,
     )
+
+
+def log_in(nodes: Sequence[Node], connections: Connections) -> None:
+    """Return once one node has answered; raise an error if none did.
+
+    A key that one node accepts is good for all, and the watch handles nodes that are silent at the moment.
+    """
+    answered = threading.Event()
+    outcomes: list[Outcome[Any]] = []
+
+    def note(outcome: Outcome[Any]) -> None:
+        if outcome.ok:
+            answered.set()
+
+    def ask() -> None:
+        outcomes.extend(connections.on_each(nodes, lambda node, link: link.hello(), on_outcome=note))
+
+    asking = threading.Thread(target=ask, daemon=True, name="log in")
+    asking.start()
+    while asking.is_alive() and not answered.wait(0.02):
+        continue
+    if not answered.is_set():
+        raise_failures(outcomes)

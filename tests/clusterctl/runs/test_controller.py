@@ -30,9 +30,9 @@ from clusterctl.jobs.restarts import (
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs import start as runs
 from clusterctl.runs.cause import read_cause
-from clusterctl.runs.controller import Control, following, log_in
+from clusterctl.runs.controller import Control, following
 from clusterctl.runs.kept_watch import ControllerGone, KeptWatch
-from clusterctl.runs.query import current_state, query_nodes
+from clusterctl.runs.query import current_state, log_in, query_nodes
 from clusterctl.runs.state import RunState, read_state
 from clusterctl.runs.stop import stop_run
 from clusterctl.transport.connection import Connection
