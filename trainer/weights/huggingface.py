@@ -166,7 +166,11 @@ def write_huggingface(contents: Contents, target: Target, wanted: Wanted, report
     """Write a folder that transformers loads."""
     family = family_for(contents)
     tensors = {}
-    for rule in rules_of(family.rules, contents.model.layers, contents.parameters):
+    rules = list(rules_of(family.rules, contents.model.layers, contents.parameters))
+    if unmapped := sorted(set(contents.parameters) - {rule.ours for rule in rules}):
+        problem = f"{family.architecture} has no place for {unmapped[0]}"
+        raise InputError(problem, "export it to another format")
+    for rule in rules:
         named = to_theirs(rule, contents.model, contents.tensors[rule.ours])
         for name, tensor in named.items():
             full = name if name == family.head else f"{next(iter(family.prefixes), '')}{name}"

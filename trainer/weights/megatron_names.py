@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from trainer.errors import InputError
+
 # What the older generation calls things, and what Megatron-core does.
 RENAMES = (
     (r"^language_model\.", ""),
@@ -69,6 +71,8 @@ def core_of(ours: str) -> str:
     if not stem.startswith("blocks."):
         return f"{_OUTSIDE[stem]}.{leaf}"
     _, number, part = stem.split(".", 2)
+    if part not in _IN_BLOCK:
+        raise InputError(f"Megatron has no place for {ours}", "export it to another format")
     return f"decoder.layers.{number}.{_IN_BLOCK[part]}.{leaf}"
 
 

@@ -283,3 +283,12 @@ def test_a_tensor_in_several_boxes_is_put_together(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(metadata)
     with pytest.raises(CheckpointError, match="not the whole of it"):
         read_distcp(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["hf", "megatron", "megatron-core", "mindspore"])
+def test_a_mixture_of_experts_is_not_exported_in_part(tmp_path: Path, form: str) -> None:
+    model = sized("llama-tiny", layers=1, hidden=64, heads=4, query_groups=0, ffn=96, vocab=128, experts=4)
+    source = checkpoint(tmp_path / "ours", model, random_state(model))
+    with pytest.raises(InputError):
+        export_weights(source, tmp_path / form, form, Wanted())
+    assert not (tmp_path / form).exists()

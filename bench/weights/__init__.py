@@ -1,0 +1,1 @@
+"""Imports and exports of weights next to transformers: time and peak memory."""
