@@ -161,7 +161,10 @@ def _result(run: RunDir, progress: TrainProgress, entropy: float) -> None:
 def _next(directory: Path, run: RunDir, *, keep: bool, seconds: float) -> None:
     from clusterctl.cli import views
     from clusterctl.cli.trainer import checkpoint_of
+    from clusterctl.files import replace_file
+    from clusterctl.report.page import page
 
+    replace_file(run.root / "report.html", page(run))
     checkpoint = checkpoint_of(str(run.root)).relative_to(directory)
     root = run.root.relative_to(directory)
     screen.show(views.demo_end(directory, root, checkpoint, keep=keep, seconds=seconds))

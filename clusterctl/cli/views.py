@@ -337,12 +337,15 @@ def demo_end(folder: Path, run: Path, checkpoint: Path, *, keep: bool, seconds: 
         f"  logs        {run}/attempts/1/logs",
         f"  metrics     {run}/{METRICS_FILE}",
         f"  checkpoint  {checkpoint}",
+        f"  report      {run}/report.html",
         "  cluster     "
         + (
             "still up: sandbox/cluster.yaml" if keep else "stopped; `clusterctl demo --keep` keeps it running"
         ),
         f"try next, in that folder (cd {folder.name}):",
         "  clusterctl generate last --prompt 'A class definition'",
+        "  clusterctl serve last",
+        "  clusterctl eval last --task ppl --split valid --data data/pydoc_text_document",
         "  clusterctl logs show last",
         "  clusterctl ranktable check rank_table.json",
         "  clusterctl sandbox up -n 4, then: clusterctl -h",
