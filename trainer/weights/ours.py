@@ -33,8 +33,8 @@ from trainer.weights.lazy import Lazy
 from trainer.weights.rules import check_shapes, refuse_unknown, with_moments
 from trainer.weights.target import Target
 
-LEAST_FILE = 128 << 20
-"""Bytes of a file of an imported checkpoint; half of the largest tensor, where that is more."""
+LEAST_FILE = 64 << 20
+"""Bytes of a file of an imported checkpoint; a quarter of the largest tensor, where that is more."""
 SIDE_FILES = (
     TOKENIZER,
     CONFIG,
@@ -156,7 +156,7 @@ def _row_bytes(shape: Shape) -> int:
 def _files(tensors: Mapping[str, Lazy], table: Mapping[str, Shape]) -> Iterator[list[Slice]]:
     """Yield the slices of each file, in the order of the table."""
     largest = max(shape[0] * _row_bytes(shape) for shape in table.values())
-    most = max(LEAST_FILE, largest // 2)
+    most = max(LEAST_FILE, largest // 4)
     current, size = list[Slice](), 0
     for key, shape in table.items():
         each = _row_bytes(shape)
