@@ -5,14 +5,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.background import start_in_background
+from clusterctl.cli.background import deliver_signals, start_in_background
 from clusterctl.errors import Fault, InputFaults, LinkLost, NodesFailed, Unreachable, WorkFailed
 from clusterctl.handover import Starter
 from tests.support.nodes import wait_for
+
+
+@pytest.fixture(autouse=True)
+def open_to_signals() -> Iterator[None]:
+    """Let signals reach this process again, and the programs that later tests start."""
+    yield
+    deliver_signals()
 
 
 def test_the_work_continues_in_its_own_process_after_it_has_started(tmp_path: Path) -> None:
