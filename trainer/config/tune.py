@@ -25,3 +25,8 @@ class TuneConfig:
     """Learn each COPA question a second time with its choices exchanged."""
     patience: int = setting(0, least=0)
     """Stop after so many evaluations without a better accuracy; 0: never."""
+
+    @property
+    def rows(self) -> int:
+        """Return the rows that the model computes for a sample: one per answer; 4 where their number varies."""
+        return {"copa": 2, "choice": 4}.get(self.task, 1)

@@ -178,7 +178,8 @@ def micro_batch_of(config: TrainConfig, layout: Layout) -> MicroBatch:
     core = attention_core(chip_of(config), config.precision)
     model = replace(config.model, sequence=config.model.sequence // layout.context)
     own = (layout.tensor, parallel.sequence, cast, layout.context)
-    return MicroBatch(model, config.micro_batch, width, kind, core, *own)
+    rows = config.micro_batch * config.tune.rows
+    return MicroBatch(model, rows, width, kind, core, *own)
 
 
 def attention_core(chip: Chip, precision: str) -> AttentionCore:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import torch.nn.functional as F
 
 import native
 from trainer.checkpoint.manifest import read_manifest
+from trainer.config.tune import TuneConfig
 from trainer.corpus.tokenizer import Tokenizer, lay_glm_tokens, train_tokenizer
 from trainer.env import Env
 from trainer.errors import DataError
+from trainer.plan.memory import stages
 from trainer.plan.resolve import plan_config, read_config
 from trainer.samples.glm_batches import tokens_of
 from trainer.train.assemble import run_training
@@ -81,6 +84,13 @@ def test_steps_and_evaluations_follow_from_the_examples(material: Path) -> None:
     plain = read_config(config_for(material, tune={"epochs": 3, "mirror": False}, save={"every": 2}))
     assert (plain.steps, plain.save.every, plain.save.keep.best) == (9, 2, 0)
     assert read_config(config_for(material, steps=5)).steps == 5
+
+
+def test_the_plan_counts_a_row_for_each_answer(material: Path) -> None:
+    config = read_config(config_for(material, steps=4))
+    plain = replace(config, tune=TuneConfig(), micro_batch=8)
+    counted = [stages(each, each.layout(1))[0].memory.activations for each in (config, plain)]
+    assert config.micro_batch == 4 and counted[0] == counted[1]
 
 
 @pytest.mark.parametrize(
