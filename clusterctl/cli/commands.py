@@ -65,7 +65,7 @@ TABLE = {
     "sandbox down": Verb("Stop the nodes and delete the sandbox", "sandbox:down"),
     "sandbox kill": Verb("Kill a node with all its processes", "sandbox:kill"),
     "sandbox cut": Verb("Cut the network link of a node", "sandbox:cut"),
-    "sandbox heal": Verb("Restore a cut link, or restart a killed node", "sandbox:heal"),
+    "sandbox heal": Verb("Restore a network link that was cut", "sandbox:heal"),
     "doctor": Verb("Check this machine and the nodes", "doctor:doctor", ssh=True),
     "nodes": Verb("List nodes; handle node sets and host keys", "nodes:nodes"),
     "nodes list": Verb("List the nodes, their addresses and devices", "nodes:list_nodes"),

@@ -15,6 +15,8 @@ def command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.
     """A command line in a folder of the test's own: its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    # The inventory that an earlier command line of this process named.
+    monkeypatch.setattr(screen, "_inventory", [])
 
     def call(*argv: str) -> tuple[int, str, str]:
         screen.out_console.cache_clear()

@@ -20,7 +20,7 @@ from tests.live.test_training import job_file, losses
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Sandbox]:
     why = namespaces.why_not()
     if why:
@@ -78,7 +78,6 @@ def test_a_node_is_lost_with_its_disk_and_the_run_goes_on_from_the_newest_copied
 def test_a_run_is_resumed_on_other_nodes_which_get_only_what_they_lack(
     tmp_path: Path, data: Path, three_nodes: cluster.Sandbox
 ) -> None:
-    three_nodes.heal("node1")
     shell = Shell(tmp_path, {**clean_environment(), "CLUSTERCTL_CLUSTER": str(three_nodes.cluster_file)})
     name = job_file(shell, data, steps=100_000)
     done = shell("launch", "--detach", name, "--nodes", "node[1-2]", "--set", "collect=[]")

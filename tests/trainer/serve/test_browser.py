@@ -1,16 +1,25 @@
 from __future__ import annotations
 
-import html
+import asyncio
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.trainer.serve.conftest import Server
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+OPTIONS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-port=0",
+)
 
 
 def test_the_page_loads_nothing_from_elsewhere(server: Server) -> None:
@@ -21,26 +30,50 @@ def test_the_page_loads_nothing_from_elsewhere(server: Server) -> None:
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_the_page_shows_a_text_in_a_browser(server: Server, tmp_path: Path) -> None:
     assert BROWSER is not None
-    expected = server.complete(prompt="one two", max_tokens=64, temperature=0.8, top_k=40, seed=1)
-    assert expected["usage"]["completion_tokens"]
-    done = subprocess.run(
-        [
-            BROWSER,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            f"--user-data-dir={tmp_path}",
-            # Time for the model; the page itself is ready at once.
-            "--virtual-time-budget=20000",
-            "--dump-dom",
-            f"http://127.0.0.1:{server.port}/?prompt=one+two",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
+    url = f"http://127.0.0.1:{server.port}/?prompt=one+two"
+    browser = subprocess.Popen(
+        [BROWSER, *OPTIONS, f"--user-data-dir={tmp_path}", url],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
-    state = re.search(r'id="state"[^>]*>([^<]*)<', done.stdout)
-    written = re.search(r'<pre id="text"[^>]*>(.*?)</pre>', done.stdout, re.DOTALL)
-    assert state and re.fullmatch(r"\d+ tokens", state[1]), done.stdout[-2000:] + done.stderr[-2000:]
-    assert written and (html.unescape(written[1]) or state[1] == "0 tokens")
+    try:
+        state, text = asyncio.run(shown(tmp_path / "DevToolsActivePort", url))
+    finally:
+        browser.kill()
+        browser.wait()
+    assert re.fullmatch(r"\d+ tokens", state), state
+    assert text or state == "0 tokens"
+
+
+async def shown(port_file: Path, url: str, patience: float = 60.0) -> tuple[str, str]:
+    """Return the page's state and text, when the state is no longer that of a text being written."""
+    import aiohttp
+
+    until = time.monotonic() + patience
+    while not (port_file.is_file() and port_file.read_text().strip()):
+        assert time.monotonic() < until, "the browser has not started"
+        await asyncio.sleep(0.1)
+    port = port_file.read_text().split()[0]
+    async with aiohttp.ClientSession() as session:
+        pages: list[dict[str, Any]] = []
+        while not pages:
+            assert time.monotonic() < until, "the browser has not opened the page"
+            async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                pages = [page for page in await answer.json() if page["url"] == url]
+            await asyncio.sleep(0.1)
+        async with session.ws_connect(pages[0]["webSocketDebuggerUrl"]) as socket:
+            while True:
+                state, text = [
+                    await value_of(socket, f'(document.getElementById("{name}") || {{}}).textContent || ""')
+                    for name in ("state", "text")
+                ]
+                if state not in ("", "...") or time.monotonic() > until:
+                    return state, text
+                await asyncio.sleep(0.1)
+
+
+async def value_of(socket: Any, expression: str) -> str:
+    """Return the value of a JavaScript expression in the page."""
+    await socket.send_json({"id": 1, "method": "Runtime.evaluate", "params": {"expression": expression}})
+    answer = await socket.receive_json(timeout=30)
+    return str(answer["result"]["result"].get("value", ""))
