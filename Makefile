@@ -58,7 +58,7 @@ bench: $(VENV)/.developing
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) '$(TORCH)'
-	$(PIP) -e '.[train]'
+	$(PIP) -e '.[train,serve]'
 	touch $@
 
 $(VENV)/.developing: $(VENV)/.installed
