@@ -26,8 +26,8 @@ from clusterctl.ssh.config import (
 from clusterctl.ssh.config_query import Configuration
 from clusterctl.ssh.gateways import Gateways, Login, LoginQueues, dial
 from clusterctl.ssh.host_keys import HostKey, SeenKey, key_file
+from clusterctl.ssh.known_hosts import KnownHosts
 from clusterctl.ssh.load_paramiko import load_paramiko
-from clusterctl.ssh.login import KnownHosts
 from clusterctl.ssh.proxy import ProxySocket
 from clusterctl.ssh.retry import HANDSHAKE_LIMIT, Dropped, retried
 from clusterctl.transport.connection import Connection, LinkConnection

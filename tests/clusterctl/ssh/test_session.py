@@ -21,7 +21,7 @@ from clusterctl.inventory.cluster import Node
 from clusterctl.ssh import config as ssh_config
 from clusterctl.ssh import session
 from clusterctl.ssh.fabric import fabric_connection
-from clusterctl.ssh.login import KnownHosts
+from clusterctl.ssh.known_hosts import KnownHosts
 from clusterctl.ssh.transport import SshTransport
 from clusterctl.transport.fanout import Stream, on_each
 from tests.clusterctl.ssh.test_ssh import SSHD, Server, read_all, record, start
