@@ -25,7 +25,7 @@ class Starter:
         self.has_started = False
 
     def started(self, value: Any, log: Path) -> None:
-        """Hand `value` to the terminal's process, which continues; standard error goes to `log` from now on."""
+        """Hand `value` to the terminal's process, which continues; standard error then goes to `log`."""
         with log.open("ab") as errors, open(os.devnull, "r+b") as nothing:
             for number, file in ((0, nothing), (1, nothing), (2, errors)):
                 os.dup2(file.fileno(), number)

@@ -16,7 +16,7 @@ M_ARENA_MAX = -8
 
 
 def use_one_arena() -> None:
-    """Let the threads that start from now on share one malloc arena."""
+    """Let all threads that start later share one malloc arena."""
     _call("mallopt", M_ARENA_MAX, 1)
 
 

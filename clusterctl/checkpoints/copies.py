@@ -1,4 +1,4 @@
-"""Keep copies of each checkpoint's files on other nodes, while the run goes on."""
+"""Keep copies of each checkpoint's files on other nodes while the run continues."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def bring_checkpoint(run: RunDir, made: Plan, connections: Connections) -> str:
     """Move the files that the nodes of an attempt lack to them; return which checkpoint it will continue from, or "".
 
     Spares are asked too: they may have been nodes of the run. Each rank's own file goes to the node of that rank;
-    whatever else its ranks read they fetch from each other when they load.
+    what else its ranks read, they fetch from each other when they load.
     """
     record = run.read_record()
     if record.job.train is None:

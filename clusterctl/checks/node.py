@@ -72,7 +72,7 @@ def room(reply: NodeAnswers) -> Iterator[Finding]:
         if entry.free < least:
             yield Finding(level, name, f"{size(entry.free)} free for {path}", move, "disk", f"df -h {path}")
         if entry.inodes > 0 and entry.inodes_free < MIN_INODES:
-            text = f"{entry.inodes_free} files can still be made in {path} (inodes), whatever space is free"
+            text = f"{entry.inodes_free} files can still be made in {path} (inodes), although there is free space"
             yield Finding(level, name, text, move, "inodes", f"df -i {path}")
     yield from _shared_memory(reply, disks.get("/dev/shm"))
     ranks = max(len(reply.node.devices), 1)

@@ -86,7 +86,7 @@ def doctor(
 
 
 class Report:
-    """Shows findings as they come: problems at once, and at the end what passed, folded."""
+    """Shows each problem when it is found, and at the end the checks that passed, folded."""
 
     def __init__(self, *, fix_hints: bool, verbose: bool, silent: bool) -> None:
         self.fix_hints, self.verbose, self.silent = fix_hints, verbose, silent

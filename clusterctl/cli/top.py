@@ -192,7 +192,7 @@ class LiveScreen:
 
 @contextmanager
 def _single_keys() -> Iterator[None]:
-    """Let the terminal pass on every key at once and without echo; restore it at the end."""
+    """Let the terminal pass on each key immediately and without echo; restore it at the end."""
     import termios
     import tty
 

@@ -63,7 +63,7 @@ class Waiting:
             self._begin(NEXT.get(phase, "the next phase"))
 
     def line(self, text: str, style: str = "", *, then: str = "") -> None:
-        """Write a line above the wait; `then` is what is waited for from now on."""
+        """Write a line above the wait; `then` names what is waited for next."""
         with self._lock:
             self._erase()
             screen.log(text, style)
@@ -71,7 +71,7 @@ class Waiting:
                 self._begin(then)
 
     def on(self, subject: str) -> None:
-        """Wait for something else from now on; the time goes on."""
+        """Name something else that is waited for; the time keeps counting."""
         with self._lock:
             self._subject = subject
 

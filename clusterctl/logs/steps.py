@@ -163,7 +163,7 @@ def pattern_format(pattern: str) -> Format:
 
 @dataclass
 class StepParser:
-    """Reads the streams of one rank; remembers the format that fits, and what earlier lines said."""
+    """Reads the streams of one rank; remembers the format that fits and the values of earlier lines."""
 
     formats: tuple[Format, ...] = FORMATS
     clock: Callable[[], float] = time.time
@@ -173,7 +173,7 @@ class StepParser:
     steps: int = 0
     """How many steps the training has in all; 0 if it is not known."""
     _carried: Values = field(default_factory=dict)
-    """What was said of a step next to its own line: rates, the position of a progress bar."""
+    """Values of a step from other lines than its own: rates, the position of a progress bar."""
     _time: float = 0.0
     _count: int = 0
 

@@ -12,7 +12,7 @@ from typing import Any
 from clusterctl.jobs.run_folder import RunDir, metric_of
 from clusterctl.typed_json import BadValue, parse
 
-# Bytes of metrics that are read at once.
+# Bytes of metrics per read.
 BLOCK = 8 << 20
 _NUMBER = rb"(-?[0-9.]+(?:e[-+]?[0-9]+)?|null)"
 # The form in which the embedded trainer writes a step. Any other line is read as JSON, which takes five times as long.

@@ -303,7 +303,7 @@ class Watch:
     def _copy(self) -> None:
         """Store what arrives from all nodes; one thread does it, because one disk takes it."""
         while (follow := self.arrived.get()) is not None:
-            # First: what arrives from now on queues it again.
+            # First: what arrives after this queues it again.
             follow.is_queued = False
             with self._reporting(follow.node):
                 self._take(follow)

@@ -125,6 +125,6 @@ class Between(Relay):
         return [{"node": self._source.name, "address": self._source.address, "port": self._port}]
 
     def linger(self, request: PendingRequest) -> None:
-        """End the target's part at once: nobody fetches from it."""
+        """End the target's part immediately: nobody fetches from it."""
         request.send(b"done\n")
         request.end()

@@ -14,7 +14,7 @@ from typing import Protocol
 
 # Seconds between two checks of every link for silence and for beats that are due.
 TICK = 0.5
-# Bytes of wake-ups that are read at once.
+# Bytes of wake-ups per read.
 WAKES = 4096
 
 

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 MARK = "harmed"
-"""A file that the payloads would create beside themselves."""
+"""A file that the payloads would create next to themselves."""
 GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 16}
 
 
@@ -111,7 +111,7 @@ def varint(value: int) -> bytes:
 
 
 def torch_files(mark: str) -> dict[str, bytes]:
-    """Return files of torch.save that try to run code, to allocate, or to read beside their numbers."""
+    """Return files of torch.save that try to run code, to allocate, or to read outside their numbers."""
     touch = f"touch {mark}"
     old = pickled(0x1950A86A20F9469CFC6C) + pickled(1001) + pickled({})
     return {

@@ -53,15 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     shown = []
     for name, data in tasks:
-        order = Order(
-            arguments.checkpoint,
-            name,
-            data,
-            arguments.tokenizer,
-            arguments.output,
-            options,
-            arguments.batch_tokens,
-        )
+        order = Order(name, data, arguments.output, options, arguments.batch_tokens)
         result = evaluate(subject, order, group, _Report(name, group.rank))
         shown.append(result.as_json())
         if group.rank == 0 and not arguments.json:

@@ -58,11 +58,9 @@ class Options:
 class Order:
     """What the user asks for."""
 
-    checkpoint: Path
     task: str
     data: Path | None
     """None for the corpus of the training."""
-    tokenizer: Path | None = None
     output: Path = Path("evaluations")
     options: Options = field(default_factory=Options)
     batch_tokens: int = BATCH_TOKENS

@@ -24,8 +24,8 @@ class Reader:
     def continuation(self, context: str, target: str) -> tuple[Request, bool]:
         """Return the request for a target that continues a context, and whether the context was cut.
 
-        As lm-eval does: spaces at the end of the context belong to the target, the whole text is encoded at once, and
-        an empty context becomes the end of a document.
+        As lm-eval does: spaces at the end of the context belong to the target, context and target are encoded together,
+        and an empty context becomes the end of a document.
         """
         stripped = context.rstrip()
         context, target = stripped, context[len(stripped) :] + target

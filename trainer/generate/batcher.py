@@ -136,7 +136,7 @@ class Batcher:
         for running, sequence in prompts:
             scores = running.request.score_prompt and sequence.computed < running.prompt_length
             left = len(sequence.ids) - sequence.computed
-            # All tokens of a source are computed at once, because each sees the others.
+            # All tokens of a source are computed together, because each sees the others.
             size = left if sequence.source else min(left, budget, SCORED_TOKENS if scores else left)
             if size < 1:
                 break

@@ -1,4 +1,4 @@
-"""What a command shows while it waits, and the findings of doctor as they come."""
+"""What a command shows while it waits, and the findings of doctor while it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands and webhooks that are told about a run."""
+"""Commands and webhooks that are called about a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation: scores equal a direct computation, whatever the batches, ranks and interruptions."""
+"""Evaluation: scores equal a direct computation for any batches, ranks and interruptions."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def run(checkpoint: Path, task: str, data: Path | None, output: Path, **options:
     """Evaluate on this process alone and return the result as JSON."""
     batch = options.pop("batch_tokens", 256)
     subject = subject_of(checkpoint)
-    order = Order(checkpoint, task, data, None, output, Options(**options), batch)
+    order = Order(task, data, output, Options(**options), batch)
     alone = Group(0, 1, open_device("cpu", 0, 1, None, deterministic=False))
     return evaluate(subject, order, alone, lambda *_: None).as_json()  # type: ignore[return-value]
 
