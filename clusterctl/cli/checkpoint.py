@@ -45,27 +45,27 @@ def found_at(where: str) -> Iterator[Found]:
 
 def list_(where: Where = "last", *, as_json: options.Json = False) -> None:
     """List the checkpoints of a run or folder, newest first, with their health and where they are."""
-    from clusterctl.cli import checkpoint_view
+    from clusterctl.cli.views import checkpoints
 
     with found_at(where) as found:
         if as_json:
-            return screen.show_json(checkpoint_view.list_json(found))
+            return screen.show_json(checkpoints.list_json(found))
         if not found.checkpoints:
             return screen.log(f"{found.source} has no checkpoints yet")
-        screen.show(checkpoint_view.list_table(found))
+        screen.show(checkpoints.list_table(found))
 
 
 def info(where: Where = "last", step: Step = None, *, as_json: options.Json = False) -> None:
     """Show the size, layout, step, loss, tokens, age and health of a checkpoint, and where each file is."""
-    from clusterctl.cli import checkpoint_view
+    from clusterctl.cli.views import checkpoints
 
     with found_at(where) as found:
         checkpoint = found.chosen(step)
         holding = next((holding for holding in checkpoint.holdings if holding.entry.digest), None)
         manifest = holding.holder.manifest(holding.entry.path) if holding else {}
         if as_json:
-            return screen.show_json(checkpoint_view.info_json(checkpoint, manifest, found.latest))
-        screen.show(*checkpoint_view.info(checkpoint, manifest, found.latest))
+            return screen.show_json(checkpoints.info_json(checkpoint, manifest, found.latest))
+        screen.show(*checkpoints.info(checkpoint, manifest, found.latest))
 
 
 def verify(
@@ -78,21 +78,21 @@ def verify(
     """Compare every file of a checkpoint with its hashes, on the nodes that hold it; damaged files and tensors are
     named, and the exit code is 1."""
     from clusterctl.checkpoints.verify import verify as verified
-    from clusterctl.cli import checkpoint_view
-    from clusterctl.cli.progress_bar import bar
+    from clusterctl.cli.views import checkpoints
+    from clusterctl.cli.views.progress_bar import bar
 
     with found_at(where) as found, bar("verify") as drawn:
         chosen = found.checkpoints if every else [found.chosen(step)]
         results = []
         for checkpoint in chosen:
-            results.append(verified(checkpoint, checkpoint_view.counters(drawn, checkpoint)))
+            results.append(verified(checkpoint, checkpoints.counters(drawn, checkpoint)))
     if as_json:
         screen.show_json(
             {"ok": all(result.ok for result in results), "checkpoints": [r.as_json() for r in results]}
         )
     else:
         for result in results:
-            screen.show(screen.safe(checkpoint_view.verified_text(result)))
+            screen.show(screen.safe(checkpoints.verified_text(result)))
     bad = [result for result in results if not result.ok]
     if bad:
         names = ", ".join(result.checkpoint.name for result in bad)
@@ -122,7 +122,7 @@ def pull(
     from clusterctl.checkpoints import find
     from clusterctl.checkpoints.pull import plan_pull
     from clusterctl.checkpoints.pull import pull as fetch
-    from clusterctl.cli.progress_bar import bar
+    from clusterctl.cli.views.progress_bar import bar
     from clusterctl.text import plural, size
 
     with found_at(where) as found:
@@ -178,7 +178,7 @@ def prune(
     so does one that is being read or copied."""
     from clusterctl.checkpoints.prune import Keep
     from clusterctl.checkpoints.prune import prune as remove
-    from clusterctl.cli import checkpoint_view
+    from clusterctl.cli.views import checkpoints
     from clusterctl.text import plural, size
 
     if last is None and not every and not best:
@@ -197,7 +197,7 @@ def prune(
     if as_json:
         return screen.show_json({"dry_run": dry_run, "checkpoints": [result.as_json() for result in results]})
     for result in results:
-        screen.write(escape_controls(checkpoint_view.pruned_line(result, dry_run=dry_run)) + "\n")
+        screen.write(escape_controls(checkpoints.pruned_line(result, dry_run=dry_run)) + "\n")
     gone = [result for result in results if not result.kept]
     verb = "would delete" if dry_run else "deleted"
     freed = size(sum(result.bytes for result in gone))
@@ -212,15 +212,15 @@ def diff(
 ) -> None:
     """Show which tensors of two checkpoints differ, and by how much. The nodes that have the files compare them; the
     exit code is 1 if any tensor differs."""
-    from clusterctl.cli import checkpoint_view
     from clusterctl.cli.checkpoint_diff import compared
+    from clusterctl.cli.views import checkpoints
 
     with side_at(first) as one_side, side_at(second) as other_side:
         result = compared(one_side, other_side)
     if as_json:
-        screen.show_json(checkpoint_view.diff_json(result))
+        screen.show_json(checkpoints.diff_json(result))
     else:
-        screen.show(*checkpoint_view.diff(result))
+        screen.show(*checkpoints.diff(result))
     if not result.equal:
         raise SomethingFound(f"{first} and {second} differ")
 

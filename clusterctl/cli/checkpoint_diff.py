@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.checkpoints import diff
 from clusterctl.checkpoints.pull import plan_pull, pull
 from clusterctl.cli import screen
-from clusterctl.cli.progress_bar import bar
+from clusterctl.cli.views.progress_bar import bar
 from clusterctl.text import size
 
 if TYPE_CHECKING:

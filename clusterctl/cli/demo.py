@@ -77,16 +77,16 @@ def _sandbox(directory: Path, mode: str, *, keep: bool, cleaning: ExitStack) -> 
 
 
 def _cluster(sandbox: Sandbox) -> Cluster:
-    from clusterctl.cli import views
+    from clusterctl.cli.views import tables
     from clusterctl.inventory import cluster as inventory_cluster
 
     cluster = inventory_cluster.load(sandbox.cluster_file)
-    screen.show(views.nodes_table(cluster))
+    screen.show(tables.nodes_table(cluster))
     return cluster
 
 
 def _rank_table(cluster: Cluster) -> None:
-    from clusterctl.cli import views
+    from clusterctl.cli.views import tables
     from clusterctl.files import replace_file
     from clusterctl.hostfile import formats
     from clusterctl.ranktable import from_nodes
@@ -97,7 +97,7 @@ def _rank_table(cluster: Cluster) -> None:
     replace_file(Path("rank_table.json"), table.render())
     text = formats.deepspeed(cluster)
     replace_file(Path("hostfile"), text)
-    screen.show(views.rank_table(table))
+    screen.show(tables.rank_table(table))
     screen.show(
         screen.safe(
             "hostfile (clusterctl hostfile build): "
@@ -141,16 +141,16 @@ def _train(cluster: Cluster, job_file: Path) -> tuple[RunDir, TrainProgress]:
 
 
 def _result(run: RunDir, progress: TrainProgress, entropy: float) -> None:
-    from clusterctl.cli import views
     from clusterctl.cli.trainer import checkpoint_of
+    from clusterctl.cli.views import tables
     from clusterctl.sandbox import demo as stages
 
     _heading(6, "Show the result")
     width = min(screen.out_console().width, 80)
-    screen.show(views.loss_curve(progress.losses, progress.evals, width=width - 1))
-    screen.show(views.demo_facts(progress, entropy))
+    screen.show(tables.loss_curve(progress.losses, progress.evals, width=width - 1))
+    screen.show(tables.demo_facts(progress, entropy))
     checkpoint = checkpoint_of(str(run.root))
-    screen.show(views.generated(PROMPT, stages.generate(checkpoint, PROMPT)))
+    screen.show(tables.generated(PROMPT, stages.generate(checkpoint, PROMPT)))
     if len(progress.evals) < 2 or progress.evals[-1][1] >= entropy:
         screen.log(
             "the validation loss is not below the unigram entropy: train for more steps",
@@ -159,12 +159,12 @@ def _result(run: RunDir, progress: TrainProgress, entropy: float) -> None:
 
 
 def _next(directory: Path, run: RunDir, *, keep: bool, seconds: float) -> None:
-    from clusterctl.cli import views
     from clusterctl.cli.trainer import checkpoint_of
+    from clusterctl.cli.views import tables
     from clusterctl.files import replace_file
     from clusterctl.report.page import page
 
     replace_file(run.root / "report.html", page(run))
     checkpoint = checkpoint_of(str(run.root)).relative_to(directory)
     root = run.root.relative_to(directory)
-    screen.show(views.demo_end(directory, root, checkpoint, keep=keep, seconds=seconds))
+    screen.show(tables.demo_end(directory, root, checkpoint, keep=keep, seconds=seconds))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.waiting import Waiting
+from clusterctl.cli.views.waiting import Waiting
 from clusterctl.errors import Found
 from clusterctl.finding import Finding
 from clusterctl.inventory import nodeset

@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from clusterctl.cli import screen
-from clusterctl.cli.log_printer import LogPrinter
-from clusterctl.cli.views import log_line, start_text, step_text
-from clusterctl.cli.waiting import Waiting
+from clusterctl.cli.views.log_printer import LogPrinter
+from clusterctl.cli.views.tables import log_line, start_text, step_text
+from clusterctl.cli.views.waiting import Waiting
 from clusterctl.logs.store import LogFilter
 from clusterctl.runs.overview import TrainProgress, read_progress
 from clusterctl.text import duration

@@ -225,7 +225,8 @@ def _kind(given: str | None) -> str:
 def _show_torchrun(source: Source, to: HostfileOutput) -> None:
     from dataclasses import asdict
 
-    from clusterctl.cli import screen, views
+    from clusterctl.cli import screen
+    from clusterctl.cli.views import tables
     from clusterctl.hostfile import convert as hostfile_convert
 
     port = to.master_port
@@ -237,6 +238,6 @@ def _show_torchrun(source: Source, to: HostfileOutput) -> None:
     columns = ["NODE", "NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER"]
     at = f"{rows[0].node}:{port}"
     cells = [[row.node, len(rows), row.nproc_per_node, row.node_rank, at] for row in rows]
-    screen.show(views.table(columns, cells, right=columns[1:4]))
+    screen.show(tables.table(columns, cells, right=columns[1:4]))
     width = max(len(row.node) for row in rows) + 1
     screen.write("\n" + "".join(f"{row.node + ':':<{width}} {row.command}\n" for row in rows))

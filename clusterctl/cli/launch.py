@@ -17,7 +17,7 @@ from clusterctl.errors import Found, RunFailed, UsageError
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
-    from clusterctl.cli.waiting import Waiting
+    from clusterctl.cli.views.waiting import Waiting
     from clusterctl.handover import Starter
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.job import Job
@@ -66,7 +66,7 @@ def show_plan(
     cluster: Cluster, job: Job, *, as_json: bool = False, argv: bool = False, rehearse: bool = False
 ) -> dict[str, object]:
     """Print the plan and return the trainer's summary (empty for a command)."""
-    from clusterctl.cli import plan_view, views
+    from clusterctl.cli.views import layout, tables
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs import plan as plans
     from clusterctl.jobs import what_if
@@ -82,14 +82,14 @@ def show_plan(
     if as_json:
         screen.show_json({**made.as_json(), "summary": summary})
     else:
-        nodes = [] if cluster.source == what_if.SOURCE else [views.plan_table(made)]
-        verdict = plan_view.verdict(summary)
+        nodes = [] if cluster.source == what_if.SOURCE else [tables.plan_table(made)]
+        verdict = layout.verdict(summary)
         if verdict:
             screen.show(verdict if summary["fits"] else f"[bold red]{verdict}[/]")
-        screen.show(views.plan_facts(made, summary), *plan_view.training(summary), *nodes)
+        screen.show(tables.plan_facts(made, summary), *layout.training(summary), *nodes)
         if argv:
-            screen.show(views.commands_table(made))
-        for note in plan_view.notes(summary):
+            screen.show(tables.commands_table(made))
+        for note in layout.notes(summary):
             screen.log(f"note: {note}", "yellow")
     return summary
 
@@ -241,7 +241,7 @@ def start(cluster: Cluster, job: Job, connections: Connections) -> RunDir:
 
 def phases() -> Waiting:
     """Return a function that logs each phase of a start with the seconds since now, and shows what is waited for."""
-    from clusterctl.cli.waiting import NEXT, Waiting
+    from clusterctl.cli.views.waiting import NEXT, Waiting
 
     return Waiting(NEXT[""])
 
@@ -418,7 +418,7 @@ def follow_to_the_end(
 
 def conclude(run: RunDir, state: Any, *, as_json: bool, quiet: bool = False) -> None:
     """Report what the run reached and how it ended; raise RunFailed unless it finished."""
-    from clusterctl.cli import views
+    from clusterctl.cli.views import tables
     from clusterctl.report.summary import summarise
     from clusterctl.runs import cause as runs_cause
 
@@ -435,14 +435,14 @@ def conclude(run: RunDir, state: Any, *, as_json: bool, quiet: bool = False) -> 
     if state.phase == "stopped" and not state.failure:
         raise RunFailed("the run was stopped before its end", f"clusterctl logs show {run.run_id}")
     cause = runs_cause.find_cause(run, state, run.read_record().attempt)
-    screen.error_console().print(views.cause_text(cause))
+    screen.error_console().print(tables.cause_text(cause))
     hint = cause.hint or f"clusterctl logs show {run.run_id} --errors"
     raise RunFailed(f"root cause: {cause.title}", "\n".join(filter(None, (hint, state.verdict))))
 
 
 def show_end(summary: RunSummary) -> None:
     """Write the summary of a run to stderr."""
-    from clusterctl.cli.end_view import end_block
+    from clusterctl.cli.views.run_end import end_block
 
     screen.log_block(end_block(summary, unicode=screen.has_unicode(screen.error_console())))
 

@@ -16,7 +16,7 @@ from clusterctl.errors import UsageError
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
-    from clusterctl.cli.log_printer import LogPrinter
+    from clusterctl.cli.views.log_printer import LogPrinter
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.logs.store import LogFilter
     from clusterctl.runs.kept_watch import KeptWatch
@@ -63,7 +63,7 @@ class LogOptions:
 
     def printer(self) -> LogPrinter:
         """Return the printer of the lines."""
-        from clusterctl.cli.log_printer import LogPrinter
+        from clusterctl.cli.views.log_printer import LogPrinter
 
         return LogPrinter(prefix=not self.no_prefix, as_json=self.as_json)
 

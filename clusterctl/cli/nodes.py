@@ -51,7 +51,7 @@ def list_nodes(
     as_json: options.Json = False,
 ) -> None:
     """List the nodes of the inventory, their addresses and devices."""
-    from clusterctl.cli import views
+    from clusterctl.cli.views import tables
 
     found = options.cluster_of(cluster, selection or nodes, exclude)
     if as_json:
@@ -64,7 +64,7 @@ def list_nodes(
             }
         )
     else:
-        screen.show(views.nodes_table(found, _ways(found) if wide else None))
+        screen.show(tables.nodes_table(found, _ways(found) if wide else None))
 
 
 def _ways(cluster: Cluster) -> dict[str, str]:
@@ -124,7 +124,7 @@ def _record(chosen: Cluster, transport: SshChoice, new: list[Outcome[SeenKey]], 
 def _show(outcomes: list[Outcome[SeenKey]], as_json: bool) -> None:
     from rich.text import Text
 
-    from clusterctl.cli import views
+    from clusterctl.cli.views import tables
 
     found = [outcome.value for outcome in outcomes if outcome.value is not None]
     if as_json:
@@ -134,7 +134,7 @@ def _show(outcomes: list[Outcome[SeenKey]], as_json: bool) -> None:
         for seen in found
     ]
     if rows:
-        screen.show(views.table(["NODE", "HOST", "TYPE", "FINGERPRINT", "STATE"], rows))
+        screen.show(tables.table(["NODE", "HOST", "TYPE", "FINGERPRINT", "STATE"], rows))
 
 
 Sets = Annotated[

@@ -61,7 +61,7 @@ def folder_of(where: str) -> Path:
 def _fetched(run: RunDir, found: Found) -> Path:
     from clusterctl.checkpoints.pull import plan_pull, pull
     from clusterctl.cli.checkpoint import manifest_of
-    from clusterctl.cli.progress_bar import bar
+    from clusterctl.cli.views.progress_bar import bar
 
     checkpoint = found.newest()
     target = (run.checkpoints / checkpoint.name).absolute()

@@ -16,7 +16,7 @@ from clusterctl.errors import UsageError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from clusterctl.cli.progress_bar import Bar
+    from clusterctl.cli.views.progress_bar import Bar
     from clusterctl.inventory.cluster import Node
     from clusterctl.transfer.push import PushEstimate, PushResult, Source
     from clusterctl.transfer.relay import Relay
@@ -64,7 +64,7 @@ def push(
 ) -> None:
     """Copy a file or folder to every node. Only differences are sent, files that are gone here are deleted there, and
     the result is verified by hash. An interrupted push is resumed by the next one."""
-    from clusterctl.cli.progress_bar import bar
+    from clusterctl.cli.views.progress_bar import bar
     from clusterctl.transfer.relay import relay_for
 
     chosen = selection.chosen()
@@ -90,7 +90,7 @@ class _Push:
     """One `push`: nodes are connected while the folder is read; the work on a node waits for the folder."""
 
     def __init__(self, how: PushOptions, connections: Connections, relay: Relay | None, drawn: Bar) -> None:
-        from clusterctl.cli.progress_bar import promised
+        from clusterctl.cli.views.progress_bar import promised
         from clusterctl.transfer.unchanged import UnchangedCheck
 
         self.how, self.connections, self.relay, self.drawn = how, connections, relay, drawn
@@ -122,7 +122,7 @@ class _Push:
         self, nodes: Sequence[Node], work: Callable[[Node], Any], read: Callable[[], tuple[Source, str]]
     ) -> tuple[Source, str, list[Outcome[Any]]]:
         """Run `work` on each node while `read` reads the source; return the source, its path there, the outcomes."""
-        from clusterctl.cli.progress_bar import begun
+        from clusterctl.cli.views.progress_bar import begun
         from clusterctl.transport.fanout import on_each
 
         fanout = self.how.fanout or self.connections.fanout
@@ -141,7 +141,7 @@ class _Push:
 
 def _load_tables() -> None:
     """Load the tables (30 ms) while the nodes work."""
-    from clusterctl.cli import views  # noqa: F401
+    from clusterctl.cli.views import tables  # noqa: F401
 
     screen.out_console()
 
@@ -174,7 +174,7 @@ def pull(
     """Copy a file or folder from every node into DST/<node>/, verified by hash. Nothing is written outside DST. An
     interrupted pull is resumed by the next one."""
     from clusterctl import text
-    from clusterctl.cli.progress_bar import bar
+    from clusterctl.cli.views.progress_bar import bar
     from clusterctl.transfer import pull as pulling
 
     chosen = selection.chosen()
@@ -252,7 +252,7 @@ def show_pushed(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
     from dataclasses import asdict
 
     from clusterctl import text
-    from clusterctl.cli import views
+    from clusterctl.cli.views import tables
     from clusterctl.transport.fanout import raise_failures
 
     done = [(outcome.node.name, outcome.value) for outcome in outcomes if outcome.value is not None]
@@ -276,5 +276,5 @@ def show_pushed(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
         ]
         heads = ["NODE", "PATH", "MOVED", "BYTES", *(["FROM NODES"] if relayed else []), "TIME"]
         if rows:
-            screen.show(views.table(heads, rows, right=["MOVED", "BYTES", "FROM NODES", "TIME"]))
+            screen.show(tables.table(heads, rows, right=["MOVED", "BYTES", "FROM NODES", "TIME"]))
     raise_failures(outcomes)

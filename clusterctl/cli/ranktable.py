@@ -254,7 +254,8 @@ def show(
     json: Json = False,
 ) -> None:
     """Show a table: one line for each rank, or for each server of a large table."""
-    from clusterctl.cli import screen, views
+    from clusterctl.cli import screen
+    from clusterctl.cli.views import tables
     from clusterctl.errors import UsageError
     from clusterctl.ranktable import api
 
@@ -270,7 +271,7 @@ def show(
     columns = list(rows[0])
     cells = [[str(row[name]) for name in columns] for row in rows]
     if screen.on_terminal() and len(rows) <= MOST_RANKS:
-        screen.show(views.table(columns, cells, right=("rank", "device")))
+        screen.show(tables.table(columns, cells, right=("rank", "device")))
     else:
         screen.write(_plain_table(columns, cells))
     hint = "; --by rank shows every rank" if by_server and by is None else ""

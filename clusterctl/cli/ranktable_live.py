@@ -116,14 +116,14 @@ def _show_dry_run(file: Path, table: LiveTable, path: str, names: Sequence[str],
 def _show_pushed(outcomes: Sequence[Outcome[Pushed]], table: LiveTable, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from clusterctl.cli import views
+    from clusterctl.cli.views import tables
 
     done = [outcome.value for outcome in outcomes if outcome.value is not None]
     if as_json:
         return screen.show_json([asdict(pushed) for pushed in done])
     rows = [[pushed.node, pushed.path, pushed.change, pushed.sha256[:12]] for pushed in done]
     if rows:
-        screen.show(views.table(["NODE", "PATH", "FILE", "SHA256"], rows))
+        screen.show(tables.table(["NODE", "PATH", "FILE", "SHA256"], rows))
 
 
 def _show_verified(outcomes: Sequence[Outcome[NodeReport]], drifts: Sequence[Drift]) -> None:

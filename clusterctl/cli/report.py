@@ -87,7 +87,7 @@ def compare(
     as_json: options.Json = False,
 ) -> None:
     """Compare runs: settings that differ, losses, speed, and the first step at which the losses differ."""
-    from clusterctl.cli import compare_view
+    from clusterctl.cli.views import compare
     from clusterctl.files import replace_file
     from clusterctl.report import compare as comparing
     from clusterctl.report.page import Subject
@@ -103,6 +103,6 @@ def compare(
     if as_json:
         screen.show_json(comparison.as_json())
     else:
-        screen.show(*compare_view.parts(comparison, screen.out_console()))
+        screen.show(*compare.parts(comparison, screen.out_console()))
         if html:
             screen.log(f"wrote {html}")

@@ -41,14 +41,14 @@ def runs(context: typer.Context, *, as_json: options.Json = False) -> None:
     """List the runs of this project, newest first."""
     if context.invoked_subcommand is not None:
         return
-    from clusterctl.cli import views
+    from clusterctl.cli.views import tables
     from clusterctl.jobs.run_folder import all_runs
 
     rows = [_row(run) for run in all_runs(options.runs_folder())]
     if as_json:
         screen.show_json(rows)
     elif rows:
-        screen.show(views.runs_table(rows), *[views.causes_text(rows)] * any(row["cause"] for row in rows))
+        screen.show(tables.runs_table(rows), *[tables.causes_text(rows)] * any(row["cause"] for row in rows))
     else:
         screen.log("no runs yet; start one with `clusterctl launch JOB`, or `clusterctl demo`")
 
@@ -128,7 +128,7 @@ def status(
     as_json: options.Json = False,
 ) -> None:
     """Show the live state of a run: phase, step, speed, last activity, ranks and events."""
-    from clusterctl.cli import status_view
+    from clusterctl.cli.views import run_status
 
     found = options.run_named(run)
     with options.connected_to(found) as connections:
@@ -142,9 +142,9 @@ def status(
     if as_json:
         screen.show_json({**_status_json(found, state, overview), "summary": summary.as_json()})
         return
-    screen.show(status_view.whole(overview, all_ranks=ranks))
+    screen.show(run_status.whole(overview, all_ranks=ranks))
     if state.is_final or summary.steps_done:
-        from clusterctl.cli.end_view import end_block
+        from clusterctl.cli.views.run_end import end_block
 
         unicode = screen.has_unicode(screen.out_console())
         screen.show("", end_block(summary, unicode=unicode, commands=state.is_final))
@@ -166,7 +166,7 @@ def _status_json(run: RunDir, state: RunState, overview: Overview) -> dict[str, 
 
 def _watch(run: RunDir, connections: Connections, every: float, *, ranks: bool, as_json: bool) -> None:
     """Show the state of a run until it has ended and will not be restarted."""
-    from clusterctl.cli import status_view
+    from clusterctl.cli.views import run_status
 
     on_screen = screen.out_console().is_terminal and not screen.out_console().is_dumb_terminal and not as_json
     with _drawn(on_screen=on_screen) as live:
@@ -175,13 +175,13 @@ def _watch(run: RunDir, connections: Connections, every: float, *, ranks: bool, 
             state, overview = _observe(run, connections)
             for name in state.unreachable:
                 connections.drop(run.read_record().cluster.node(name))
-            changed, before = status_view.changes(overview) != before, status_view.changes(overview)
+            changed, before = run_status.changes(overview) != before, run_status.changes(overview)
             if live is not None:
-                live.update(status_view.whole(overview, all_ranks=ranks), refresh=True)
+                live.update(run_status.whole(overview, all_ranks=ranks), refresh=True)
             elif as_json:
                 screen.show_json_line(_status_json(run, state, overview))
             elif changed:
-                screen.write(escape_controls(status_view.line(overview)) + "\n")
+                screen.write(escape_controls(run_status.line(overview)) + "\n")
             if state.is_final and state.controller is None:
                 return
             time.sleep(every)

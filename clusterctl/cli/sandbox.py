@@ -139,10 +139,10 @@ def _link(directory: Path, name: str, verb: str, *, dry_run: bool) -> None:
 
 
 def _table(states: list[NodeStatus]) -> Any:
-    from clusterctl.cli import views
+    from clusterctl.cli.views import tables
 
     rows = [[node.name, node.state, node.ssh, node.address, node.devices] for node in states]
-    return views.table(["NODE", "STATE", "SSH", "ADDRESS", "DEVICES"], rows)
+    return tables.table(["NODE", "STATE", "SSH", "ADDRESS", "DEVICES"], rows)
 
 
 def _as_json(found: Sandbox, states: list[NodeStatus]) -> dict[str, object]:

@@ -53,7 +53,7 @@ def top(
 
 def print_once(board: Board) -> None:
     """Print one screen."""
-    from clusterctl.cli.top_view import screenful
+    from clusterctl.cli.views.live_screen import screenful
 
     console = screen.out_console()
     board.refresh()
@@ -91,7 +91,7 @@ class LiveScreen:
                 self.closed.set()
 
     def _drawn(self) -> RenderableType:
-        from clusterctl.cli.top_view import screenful
+        from clusterctl.cli.views.live_screen import screenful
 
         console = screen.out_console()
         note = f"filter: {self.board.text}_" if self.typing else self.note
@@ -127,7 +127,7 @@ class LiveScreen:
             question = f"stop {self.board.run.run_id}? y/n"
             self.note = question if self.asks_stop else f"{self.board.run.run_id} has ended"
         elif key == "?":
-            from clusterctl.cli.top_view import HELP
+            from clusterctl.cli.views.live_screen import HELP
 
             self.note = "" if self.note else HELP
         else:

@@ -51,7 +51,7 @@ def build(
 
 def _build_on(chosen: Cluster, arguments: list[str], *, leave: bool) -> None:
     """Build on several nodes; the result at --output equals a build on one machine."""
-    from clusterctl.cli.progress_bar import bar
+    from clusterctl.cli.views.progress_bar import bar
     from clusterctl.runs.build_data import spread, value_of
 
     output = value_of(arguments, "--output")
@@ -83,8 +83,8 @@ def scatter(
     as_json: options.Json = False,
 ) -> None:
     """Distribute the shards of a corpus over nodes in turn: the first shard to the first node, and so on."""
-    from clusterctl.cli.progress_bar import bar
     from clusterctl.cli.push import show_pushed
+    from clusterctl.cli.views.progress_bar import bar
     from clusterctl.transfer import scatter as transfer_scatter
 
     chosen = selection.chosen()

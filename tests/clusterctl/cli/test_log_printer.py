@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from clusterctl.cli import screen
-from clusterctl.cli.log_printer import LogPrinter
+from clusterctl.cli.views.log_printer import LogPrinter
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.lines import LogChunk
 from clusterctl.logs.store import LogFilter

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from clusterctl.cli.top import LiveScreen
-from clusterctl.cli.top_view import screenful
+from clusterctl.cli.views.live_screen import screenful
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.report.board import Board

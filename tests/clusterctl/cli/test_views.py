@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.console import RenderableType as Renderable
 
 from clusterctl import text as clusterctl_text
-from clusterctl.cli import plan_view, views
+from clusterctl.cli.views import layout, tables
 from clusterctl.jobs.run_folder import metric_of
 from clusterctl.logs.store import LogLine
 from clusterctl.runs.overview import TrainProgress, read_progress
@@ -52,7 +52,7 @@ def test_figures_are_said_as_people_say_them(said: str, wanted: str) -> None:
 
 def test_the_loss_curve_falls_from_left_to_right_within_its_width() -> None:
     points = [(float(step), 7.0 * math.exp(-step / 40) + 2.0) for step in range(1, 201)]
-    text = drawn(views.loss_curve(points, [(0.0, 9.0), (200.0, 2.1)], width=70, height=10), width=80)
+    text = drawn(tables.loss_curve(points, [(0.0, 9.0), (200.0, 2.1)], width=70, height=10), width=80)
     lines = text.splitlines()
     assert len(lines) == 12
     assert max(map(len, lines)) <= 70
@@ -68,17 +68,17 @@ def test_the_loss_curve_falls_from_left_to_right_within_its_width() -> None:
 
 
 def test_a_curve_of_nothing_of_one_point_and_of_a_flat_line_is_drawn_too() -> None:
-    assert "no steps yet" in drawn(views.loss_curve([]))
+    assert "no steps yet" in drawn(tables.loss_curve([]))
     for points in ([(1.0, 2.0)], [(1.0, 2.0), (2.0, 2.0), (3.0, 2.0)]):
-        assert len(drawn(views.loss_curve(points)).splitlines()) == 14
+        assert len(drawn(tables.loss_curve(points)).splitlines()) == 14
 
 
 def test_remote_text_reaches_the_terminal_without_its_controls() -> None:
     hostile = LogLine("n", 1, "out", "\x1b]0;owned\x07\x1b[2J [/red] \u202etxt")
-    text = drawn(views.log_line(hostile))
+    text = drawn(tables.log_line(hostile))
     assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
     assert "[/red]" in text
-    table = drawn(views.table(["A"], [["\x1b[31mx[/bold]"]]))
+    table = drawn(tables.table(["A"], [["\x1b[31mx[/bold]"]]))
     assert "\x1b[31m" not in table and "[/bold]" in table
 
 
@@ -95,7 +95,7 @@ def test_a_progress_line_tells_step_loss_speed_and_what_is_left() -> None:
         }
         progress.feed({**metric, "tokens_per_second": 12_345.0})
     assert progress.last is not None and progress.left == pytest.approx(45.0)
-    said = views.step_text(progress.last, progress.left)
+    said = tables.step_text(progress.last, progress.left)
     assert said == "step 10/100  loss 3.5000  grad 1.00  12.3k tokens/s  45s left"
 
 
@@ -112,9 +112,9 @@ def test_metrics_of_any_program_are_shown_as_far_as_they_make_sense() -> None:
     assert [metric_of(line) for line in lines] == [None, None, None, None, None, {"event": ["step"]}, None]
     bare = metric_of({"event": "step", "step": 3, "steps": "?", "loss": None, "tokens_per_second": True})
     assert bare is not None
-    assert views.step_text(bare, None) == "step 3  loss not finite"
-    assert views.step_text({"step": 3}, None) == "step 3"
-    assert views.start_text({"event": "start", "native": [1, {}]}) == "begins\nops        None by None"
+    assert tables.step_text(bare, None) == "step 3  loss not finite"
+    assert tables.step_text({"step": 3}, None) == "step 3"
+    assert tables.start_text({"event": "start", "native": [1, {}]}) == "begins\nops        None by None"
     read = read_progress([bare, {"event": "step", "step": 4, "steps": 9, "loss": 1.5, "step_seconds": 2.0}])
     assert (read.losses, read.left) == ([(4, 1.5)], 10.0)
 
@@ -127,7 +127,7 @@ def test_steps_that_a_resume_repeats_are_drawn_once() -> None:
 def test_the_start_of_a_training_says_which_backend_serves_which_op() -> None:
     ops = [{"op": "a", "backend": "cpu"}, {"op": "b", "backend": "reference"}, {"op": "c", "backend": "cpu"}]
     start = {"parameters": 1e6, "engine": "torch", "zero": 0, "precision": "bf16", "step": 4, "native": ops}
-    assert views.start_text(start).splitlines() == [
+    assert tables.start_text(start).splitlines() == [
         "1M parameters, torch engine, zero 0, bf16, from step 4",
         "ops        a, c by cpu; b by reference",
     ]
@@ -144,7 +144,7 @@ def test_below_a_list_of_runs_stands_why_the_newest_failed() -> None:
     rows = [
         {"run": f"r{number}", "cause": f"cause {number}\x1b" if number % 2 else ""} for number in range(20)
     ]
-    said = views.causes_text(rows).plain.splitlines()
+    said = tables.causes_text(rows).plain.splitlines()
     assert said == ["", *[f"r{number}: cause {number}\\x1b" for number in (1, 3, 5, 7, 9)]]
 
 
@@ -157,9 +157,9 @@ def test_a_plan_tells_the_share_and_the_epochs_of_each_of_several_corpora() -> N
     corpus = {"prefix": "/data/wi\x1bki", "share": 0.75, "epochs": 1.25, "tokens": 104_000, "sequences": 9}
     summary = {"parameters": 5, "steps": 3, "tokens_total": 7, "tokens_per_step": 2, "epochs": 1.0}
     one, two = ({**summary, "corpora": [corpus] * number} for number in (1, 2))
-    assert "corpus" not in drawn(views.plan_facts(made, one))
+    assert "corpus" not in drawn(tables.plan_facts(made, one))
     assert (
-        drawn(views.plan_facts(made, two)).count("corpus   75.0% wi\\x1bki: 1.2 epochs of 104k tokens") == 2
+        drawn(tables.plan_facts(made, two)).count("corpus   75.0% wi\\x1bki: 1.2 epochs of 104k tokens") == 2
     )
 
 
@@ -173,11 +173,13 @@ def test_a_list_of_runs_in_80_columns_cuts_no_id_in_two() -> None:
         "started": "2026-11-21 17:42:03",
     }
     long = {"run": "a-name-of-thirty-letters-or-so-1121-174202-a439", **plain}
-    assert all(len(line) <= 80 for line in drawn(views.runs_table([long])).splitlines())
-    assert long["run"] in drawn(views.runs_table([long])) and "LOSS" not in drawn(views.runs_table([long]))
-    trained = drawn(views.runs_table([long, {**plain, "run": "b", "step": "7", "loss": "3.21"}]))
+    assert all(len(line) <= 80 for line in drawn(tables.runs_table([long])).splitlines())
+    assert long["run"] in drawn(tables.runs_table([long])) and "LOSS" not in drawn(tables.runs_table([long]))
+    trained = drawn(tables.runs_table([long, {**plain, "run": "b", "step": "7", "loss": "3.21"}]))
     assert long["run"] in trained
-    short = drawn(views.runs_table([{**plain, "run": "gpt-1121-174202-a439", "step": "7", "loss": "3.2100"}]))
+    short = drawn(
+        tables.runs_table([{**plain, "run": "gpt-1121-174202-a439", "step": "7", "loss": "3.2100"}])
+    )
     assert "LOSS" in short and "3.2100" in short and "11-21 17:42:03" in short
 
 
@@ -193,7 +195,7 @@ def test_a_rehearsal_is_compared_with_the_plan() -> None:
         "peak_bytes": 2e9,
         "planned_bytes": 1.9e9,
     }
-    assert list(plan_view._rehearsed(done)) == [
+    assert list(layout._rehearsed(done)) == [
         ("rehearsal", "one rank of 8, 2 layers, built and run for one step here in 1.5 s"),
         ("", "1k parameters (as planned)"),
         ("", "12 operations, 3 all_reduce, 1 broadcast"),

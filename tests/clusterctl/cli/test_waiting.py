@@ -14,13 +14,13 @@ import pytest
 from clusterctl.checks.doctor import OP_DETAIL
 from clusterctl.cli import screen
 from clusterctl.cli.doctor import Report
-from clusterctl.cli.waiting import Waiting
+from clusterctl.cli.views.waiting import Waiting
 from clusterctl.finding import Finding
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import time
-from clusterctl.cli.waiting import Waiting
+from clusterctl.cli.views.waiting import Waiting
 
 with Waiting("the nodes") as waiting:
     time.sleep(1.2)
@@ -55,7 +55,7 @@ def test_without_a_terminal_a_long_wait_is_a_line_and_a_short_one_is_silent(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     screen.error_console.cache_clear()
-    monkeypatch.setattr("clusterctl.cli.waiting.QUIET", 0.4)
+    monkeypatch.setattr("clusterctl.cli.views.waiting.QUIET", 0.4)
     with Waiting("the nodes"):
         time.sleep(1.0)
     assert capfd.readouterr().err.startswith("waiting    for the nodes  [")

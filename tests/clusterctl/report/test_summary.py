@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from clusterctl.cli.end_view import end_block
+from clusterctl.cli.views.run_end import end_block
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.report.advice import next_commands, resume_text

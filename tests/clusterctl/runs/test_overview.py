@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from clusterctl.cli import status_view
+from clusterctl.cli.views import run_status
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import Events
 from clusterctl.runs import overview
@@ -59,7 +59,7 @@ def seen(**more: Any) -> overview.Overview:
 
 def text_of(one: overview.Overview) -> str:
     console = Console(file=io.StringIO(), width=200)
-    console.print(status_view.whole(one))
+    console.print(run_status.whole(one))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -151,8 +151,8 @@ def test_a_rank_that_hung_is_told_so_though_it_was_ended_by_a_signal() -> None:
 def test_a_new_line_is_said_when_anything_but_an_age_differs() -> None:
     later = make_overview(RECORD, state_of({"a": "running"}), read_progress(METRICS), Events(EVENTS), 500.0)
     same = make_overview(RECORD, state_of({"a": "running"}), read_progress(METRICS), Events(EVENTS), 160.0)
-    assert status_view.changes(later) == status_view.changes(same) != status_view.changes(seen())
-    assert "demo-1  running  attempt 2  1 restart  step 9/100" in status_view.line(same)
+    assert run_status.changes(later) == run_status.changes(same) != run_status.changes(seen())
+    assert "demo-1  running  attempt 2  1 restart  step 9/100" in run_status.line(same)
 
 
 def test_a_rank_that_holds_up_the_others_is_shown_also_of_many() -> None:

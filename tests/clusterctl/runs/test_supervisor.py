@@ -21,7 +21,7 @@ from clusterctl.agent.device_locks import DeviceLocks
 from clusterctl.agent.processes import is_alive, state_letter
 from clusterctl.agent.records import AttemptFiles
 from clusterctl.cli.launch import warn_about_missing_variables
-from clusterctl.cli.views import plan_facts
+from clusterctl.cli.views.tables import plan_facts
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.plan import make_plan
 from clusterctl.jobs.restarts import Restart

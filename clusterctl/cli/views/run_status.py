@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from clusterctl.cli import views
+from clusterctl.cli.views import tables
 from clusterctl.runs.cause import how_it_ended
 from clusterctl.runs.overview import UNSEEN, state_of_rank
 from clusterctl.runs.state import RankPhase
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 # Up to this many ranks all are shown; of more, only failed and slow ones.
 ALL_RANKS = 16
-STYLE = {**views.PHASE_STYLE, "restarting": "yellow", "unknown": "yellow"}
+STYLE = {**tables.PHASE_STYLE, "restarting": "yellow", "unknown": "yellow"}
 
 
 def whole(overview: Overview, *, all_ranks: bool = False) -> Group:
     """Return the whole overview; of a large run only unusual ranks, unless `all_ranks` is set."""
-    parts: list[RenderableType] = [head(overview), views.table(*_nodes(overview), right=["STEP", "AGE"])]
+    parts: list[RenderableType] = [head(overview), tables.table(*_nodes(overview), right=["STEP", "AGE"])]
     few = all_ranks or len(overview.ranks) <= ALL_RANKS
     ranks = [rank for rank in overview.ranks if few or _is_odd(rank) or rank.rank in overview.slow]
     if ranks:
@@ -37,7 +37,7 @@ def whole(overview: Overview, *, all_ranks: bool = False) -> Group:
             _rank(rank, overview.slow.get(rank.rank)) for rank in sorted(ranks, key=lambda rank: rank.rank)
         ]
         parts.append(
-            views.table(["RANK", "NODE", "DEVICE", "PID", "STEP", "STATE"], rows, right=["RANK", "STEP"])
+            tables.table(["RANK", "NODE", "DEVICE", "PID", "STEP", "STATE"], rows, right=["RANK", "STEP"])
         )
     if overview.damaged_events:
         lines = plural(overview.damaged_events, "line")

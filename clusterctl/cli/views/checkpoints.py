@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from clusterctl.cli.views import facts, table
+from clusterctl.cli.views.tables import facts, table
 from clusterctl.inventory import nodeset
 from clusterctl.text import count, duration, escape_controls, plural, size
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from clusterctl.checkpoints.find import Checkpoint, Found
     from clusterctl.checkpoints.prune import Pruned
     from clusterctl.checkpoints.verify import Verified
-    from clusterctl.cli.progress_bar import Bar
+    from clusterctl.cli.views.progress_bar import Bar
 
 STYLE = {"complete": "green", "incomplete": "yellow", "damaged": "bold red"}
 # Files that `info` lists; --json lists all.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from clusterctl.cli import screen
-from clusterctl.cli.views import log_prefix, log_text
+from clusterctl.cli.views.tables import log_prefix, log_text
 from clusterctl.logs.fold import ranks_text
 from clusterctl.text import escape_controls
 

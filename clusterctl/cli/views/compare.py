@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from clusterctl.cli import screen, views
+from clusterctl.cli import screen
+from clusterctl.cli.views import tables
 from clusterctl.report.compare import losses, measure_rows
 from clusterctl.report.curve import Point, finite, thinned
 from clusterctl.text import escape_controls
@@ -29,14 +30,14 @@ def parts(comparison: Comparison, console: Console) -> list[RenderableType]:
     names = [
         f"{letter} {summary.run}" for letter, summary in zip(LETTERS, comparison.summaries, strict=False)
     ]
-    drawn: list[RenderableType] = [views.table(["", *names], measure_rows(comparison), right=names), ""]
+    drawn: list[RenderableType] = [tables.table(["", *names], measure_rows(comparison), right=names), ""]
     drawn += [Text(f"{escape_controls(row.run)}: {row.describe()}") for row in comparison.first]
     curves = [finite(losses(subject.history)) for subject in comparison.subjects]
     if sum(map(bool, curves)) > 1:
         drawn += ["", overlaid(curves, min(console.width, 100))]
     rows = [[row.key, *(_short(value) for value in row.values)] for row in comparison.config]
     if rows:
-        drawn += ["", views.table(["SETTING", *names], rows[:SETTINGS])]
+        drawn += ["", tables.table(["SETTING", *names], rows[:SETTINGS])]
     if len(rows) > SETTINGS:
         drawn.append(
             Text(f"{len(rows) - SETTINGS} more settings differ; --html FILE shows them", style="dim")

@@ -11,8 +11,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from clusterctl.cli.end_view import number, speed_text
-from clusterctl.cli.views import PHASE_STYLE
+from clusterctl.cli.views.run_end import number, speed_text
+from clusterctl.cli.views.tables import PHASE_STYLE
 from clusterctl.report.curve import sparkline
 from clusterctl.runs.overview import state_of_rank
 from clusterctl.text import count, duration, escape_controls, plural, size

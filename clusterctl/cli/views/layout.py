@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from clusterctl.cli.views import facts, table
+from clusterctl.cli.views.tables import facts, table
 from clusterctl.text import (
     count,
     duration,
