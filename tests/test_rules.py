@@ -42,13 +42,14 @@ MAY = {
         "jobs": "agent inventory hostfile",
         "logs": "inventory transport jobs",
         "sandbox": "jobs",
+        "platforms": "inventory transport hostfile jobs",
         "checkpoints": "agent inventory transport transfer jobs",
         "checks": "inventory transport ranktable jobs keeper",
         "runs": "agent inventory transport transfer ranktable jobs logs checkpoints",
         "report": "inventory jobs logs runs",
         "library": "inventory transport ssh exec transfer ranktable hostfile jobs logs checks runs",
         "cli": "agent inventory transport ssh exec transfer ranktable hostfile keeper jobs logs sandbox checks runs"
-        " report checkpoints",
+        " report checkpoints platforms",
     },
     "trainer": {
         "config": "",

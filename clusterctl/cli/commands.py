@@ -42,6 +42,7 @@ SECTIONS = {
     "Runs": (
         "plan",
         "launch",
+        "submit",
         "runs",
         "status",
         "top",
@@ -98,6 +99,8 @@ TABLE = {
     "plan": Verb("Show what a job would do, and all its errors", "launch:plan"),
     "schema": Verb("Print the JSON schema of job files", "schema:schema"),
     "launch": Verb("Start a job and follow it", "launch:launch", ssh=True),
+    "submit": Verb("Submit a job to Slurm and the like"),
+    "submit slurm": Verb("Submit a job to Slurm", "submit:slurm"),
     "attach": Verb("Follow a run that is active", "launch:attach", ssh=True),
     "resume": Verb("Start an ended run again", "launch:resume", ssh=True),
     "control": Verb("Control a run until its end", "launch:control", ssh=True, hidden=True),

@@ -196,6 +196,14 @@ EXAMPLES = {
         clusterctl launch job.yaml --set train.steps=100 --detach
         clusterctl launch -n node[1-2] -- python train.py --lr 1e-4
     """,
+    "submit": """
+        clusterctl submit slurm job.yaml
+    """,
+    "submit slurm": """
+        clusterctl submit slurm job.yaml
+        clusterctl submit slurm job.yaml --print
+        clusterctl submit slurm job.yaml --set slurm.nodes=4 --set slurm.time=60
+    """,
     "attach": """
         clusterctl attach
         clusterctl attach last --quiet

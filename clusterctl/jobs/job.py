@@ -27,6 +27,7 @@ from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.program_files import missing_script
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.saving import saving_faults, saving_of
+from clusterctl.jobs.slurm import SlurmOptions, read_slurm
 from clusterctl.jobs.step_pattern import compiled
 from clusterctl.settings import duration, environment
 
@@ -88,6 +89,8 @@ class Job:
     """For a program: a pattern that finds its steps in its output; "" for the known formats, "off" for none."""
     notify: str = ""
     """A command or a webhook that is called when the run ends, fails, restarts or stalls."""
+    slurm: SlurmOptions | None = None
+    """What `submit slurm` asks Slurm for."""
     source: str = ""
     document: Document | None = field(default=None, repr=False, compare=False)
 
@@ -151,6 +154,7 @@ def _read(top: Section, path: Path) -> Job:
         hang_after=_seconds(top, "hang_after", None),
         progress=_progress(top),
         notify=top.take_text("notify"),
+        slurm=read_slurm(top),
         source=str(path),
     )
 

@@ -75,6 +75,7 @@ def _own() -> Schema:
         ),
         "share_devices": ({"type": "boolean"}, "Allow devices that another run is using."),
         "restart": (_restart(), "Restart the run after a failure."),
+        "slurm": (_slurm(), "What `clusterctl submit slurm` asks Slurm for."),
         "notify": (
             TEXT,
             "Command or https:// address to call at the end, a failure, a restart, a stall or a NaN.",
@@ -112,3 +113,35 @@ def _restart() -> Schema:
             },
         },
     }
+
+
+def _slurm() -> Schema:
+    count: Schema = {"type": "integer", "minimum": 1}
+    lines: Schema = {"type": "array", "items": TEXT}
+    keys: dict[str, tuple[Schema, str]] = {
+        "nodes": (count, "How many nodes."),
+        "partition": (TEXT, "Partition. Default: the cluster's."),
+        "account": (TEXT, "Account that is charged."),
+        "qos": (TEXT, "Quality of service."),
+        "gres": (TEXT, "Devices of each node in Slurm's words: npu:8, gpu:4."),
+        "constraint": (TEXT, "Features that the nodes must have."),
+        "reservation": (TEXT, "Reservation to use."),
+        "exclude": (TEXT, "Nodes to leave out: node[3-4]."),
+        "cpus": (count, "Processor cores of each node."),
+        "time": (
+            {"type": ["string", "integer"]},
+            "Time limit: minutes, hours:minutes:seconds or days-hours.",
+        ),
+        "requeue": (
+            {"type": "boolean"},
+            "Save and wait for nodes again before the time limit or on preemption.",
+        ),
+        "signal": (
+            {"type": "integer", "minimum": 0},
+            "Seconds before the time limit at which the run saves.",
+        ),
+        "extra": (lines, "More options of sbatch: --mem=0, --exclusive."),
+        "setup": (lines, "Shell lines before the run starts: module load cann."),
+    }
+    properties = {key: {**schema, "description": text} for key, (schema, text) in keys.items()}
+    return {"type": "object", "additionalProperties": False, "properties": properties}

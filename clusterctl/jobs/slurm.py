@@ -1,0 +1,101 @@
+"""The `slurm` part of a job: what `clusterctl submit slurm` asks Slurm for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from clusterctl.document import Section
+
+# Slurm's own forms: minutes, minutes:seconds, hours:minutes:seconds, and days-hours with any of them.
+TIME = re.compile(
+    r"(?:[0-9]+|[0-9]+:[0-9]{1,2}|[0-9]+:[0-9]{1,2}:[0-9]{1,2}|[0-9]+-[0-9]+(?::[0-9]{1,2}){0,2})\Z"
+)
+# A word of an #SBATCH line: no space and no line break can begin another option.
+WORD = re.compile(r"[^\s#'\"\\]+\Z")
+WORDS = ("partition", "account", "qos", "gres", "constraint", "reservation", "exclude")
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What a job asks Slurm for; empty texts leave the cluster's default."""
+
+    nodes: int = 1
+    """How many nodes."""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    gres: str = ""
+    """Devices of each node in Slurm's words, such as npu:8 or gpu:4."""
+    constraint: str = ""
+    reservation: str = ""
+    exclude: str = ""
+    """Nodes to leave out, as Slurm writes them."""
+    cpus: int = 0
+    """Processor cores of each node; 0 leaves the cluster's default."""
+    time: str = ""
+    """Time limit: minutes, hours:minutes:seconds, or days-hours."""
+    requeue: bool = True
+    """Whether a run that is preempted, or near its time limit, saves and waits for nodes again."""
+    signal: int = 120
+    """Seconds before the time limit at which the run saves. Slurm may be up to a minute early."""
+    extra: tuple[str, ...] = ()
+    """More options of sbatch, such as --mem=0 or --exclusive."""
+    setup: tuple[str, ...] = ()
+    """Shell lines of the batch file before the run starts, such as `module load cann`."""
+
+
+def read_slurm(top: Section) -> SlurmOptions | None:
+    """Return the `slurm` part of a job, or None if it has none."""
+    inner = top.section("slurm")
+    if top.value.get("slurm") is None:
+        return None
+    words = {key: _word(inner, key) for key in WORDS}
+    found = SlurmOptions(
+        nodes=_count(inner, "nodes", 1, 1),
+        cpus=_count(inner, "cpus", 0, 1),
+        time=_time(inner),
+        requeue=inner.take("requeue", bool, True) is not False,
+        signal=_count(inner, "signal", SlurmOptions.signal, 0),
+        extra=_lines(inner, "extra"),
+        setup=_lines(inner, "setup"),
+        **words,
+    )
+    for option in found.extra:
+        if not option.startswith("-"):
+            inner.fault("extra", f"{option[:80]!r} is no option of sbatch", "as in --mem=0 or --exclusive")
+    inner.done()
+    return found
+
+
+def _word(section: Section, key: str) -> str:
+    text = section.take_text(key)
+    if text and not WORD.match(text):
+        section.fault(key, f"{text[:80]!r} is not one word", "leave out spaces and quotes")
+        return ""
+    return text
+
+
+def _count(section: Section, key: str, default: int, least: int) -> int:
+    value = section.take(key, int, default)
+    if value is None:
+        return default
+    if value < least and section.value.get(key) is not None:
+        section.fault(key, f"{value} is too small", f"{least} or more")
+    return value
+
+
+def _time(section: Section) -> str:
+    text = section.take_text("time")
+    if text and not TIME.match(text):
+        section.fault("time", f"{text[:80]!r} is not a time of Slurm", "as in 90 (minutes), 12:00:00 or 2-00")
+    return text
+
+
+def _lines(section: Section, key: str) -> tuple[str, ...]:
+    lines = section.take(key, list, []) or []
+    for line in lines:
+        if not isinstance(line, str) or "\n" in line:
+            section.fault(key, f"{line!r:.80} is not one line of text", "a list of lines")
+            return ()
+    return tuple(lines)

@@ -1,0 +1,43 @@
+"""The batch file of a job, and the job's `slurm` part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import InputFaults
+from clusterctl.jobs import job as jobs
+from clusterctl.jobs.slurm import SlurmOptions
+from clusterctl.platforms.batch import batch_file
+
+
+def written(tmp_path: Path, part: str) -> jobs.Job:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"command: [hostname]\nslurm: {part}\n")
+    return jobs.load(file)
+
+
+def test_the_options_of_a_job_become_lines_of_the_batch_file(tmp_path: Path) -> None:
+    part = "{nodes: 2, gres: 'npu:8', time: 90, extra: [--mem=0], setup: [module load cann]}"
+    options = written(tmp_path, part).slurm
+    assert options is not None
+    lines = batch_file("demo", options, "log-%j", ["python", "-m", "x", "a b"]).splitlines()
+    for line in ("--nodes=2", "--gres=npu:8", "--time=90", "--requeue", "--signal=B:USR1@120", "--mem=0"):
+        assert f"#SBATCH {line}" in lines
+    assert lines[-2:] == ["module load cann", "exec python -m x 'a b'"]
+
+
+def test_a_job_that_must_not_be_requeued_says_so() -> None:
+    lines = batch_file("demo", SlurmOptions(requeue=False, signal=0), "log", ["x"]).splitlines()
+    assert "#SBATCH --no-requeue" in lines
+    assert not any("--signal" in line for line in lines)
+
+
+def test_all_faults_of_the_part_are_reported_together(tmp_path: Path) -> None:
+    with pytest.raises(InputFaults) as caught:
+        written(tmp_path, "{nodes: 0, time: soon, partition: 'a b', extra: [mem], gress: x}")
+    problems = "\n".join(fault.problem for fault in caught.value.faults)
+    for text in ("0 is too small", "'soon' is not a time", "'a b' is not one word", "'mem'", "'gress'"):
+        assert text in problems
+    assert all(":" in fault.where for fault in caught.value.faults)
